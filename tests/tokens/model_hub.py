@@ -1,4 +1,4 @@
-"""A stand-in for the Hub on loopback: files of models, as its client asks for them."""
+"""Local server that serves files of models like the Hub."""
 
 import hashlib
 import threading
@@ -10,18 +10,18 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @contextmanager
 def serving_models(files):
-    """The address of a server that has ``files``, bytes by (repository, name)."""
+    """Serve ``files``, bytes by (repository, name), and yield the address of the server."""
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self, *, body):
-            parts = self.path.strip("/").split("/")
-            repo, name = "/".join(parts[:2]), parts[-1]
+            path_parts = self.path.strip("/").split("/")
+            repo, name = "/".join(path_parts[:2]), path_parts[-1]
             content = files.get((repo, name))
             if content is None:
-                known = any(repo == one for one, _ in files)
+                is_known = any(repo == repository for repository, _ in files)
                 self.send_response(404)
-                self.send_header("X-Error-Code", "EntryNotFound" if known else "RepoNotFound")
-                if known:
+                self.send_header("X-Error-Code", "EntryNotFound" if is_known else "RepoNotFound")
+                if is_known:
                     self.send_header("X-Repo-Commit", COMMIT)
                 self.send_header("Content-Length", "0")
                 self.end_headers()

