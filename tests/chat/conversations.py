@@ -50,7 +50,7 @@ GENTLE = CONTENTS.filter(lambda text: "<|" not in text and "|>" not in text)
 
 
 def messages(contents=CONTENTS, system=True):
-    """Generate an optional system turn, then user and assistant turns in any order."""
+    """Generate user and assistant turns in any order after an optional system turn."""
     turn = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": contents})
     system_turn = st.fixed_dictionaries({"role": st.just("system"), "content": contents})
     turns = st.lists(turn, min_size=1, max_size=6)
@@ -105,7 +105,7 @@ def arguments(contents):
 
 
 def rich_messages(contents):
-    """Generate turns of every role with typed parts, tool calls, reasoning and names."""
+    """Generate turns of every role with parts, tool calls, reasoning and names."""
     parts = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": contents}), min_size=1, max_size=3)
     content = contents | parts
     call = st.fixed_dictionaries(

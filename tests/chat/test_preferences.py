@@ -1,4 +1,4 @@
-"""Encoding of preferences: ids of each side, starts of answers, and both sides or none."""
+"""Encoding of preferences: ids of each side and starts of answers."""
 
 import itertools
 

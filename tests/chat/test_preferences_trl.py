@@ -1,4 +1,4 @@
-"""Agreement of stored preferences with TRL's trainers, and their use by its collators and trainers.
+"""Stored preferences in TRL: agreement with its trainers, use by its collators.
 
 These tests run only where TRL is installed (the extra ``bench-chat``).
 """

@@ -1,6 +1,7 @@
-"""Published tokenizers with their own templates, if BATCHLOOM_REAL_TOKENIZERS is set.
+"""Published tokenizers with their own templates.
 
-The variable names a folder of folders, each with a tokenizer.json and a tokenizer_config.json.
+BATCHLOOM_REAL_TOKENIZERS names a folder of folders, each with a tokenizer.json and a
+tokenizer_config.json. Without it, the tests are skipped.
 """
 
 import json

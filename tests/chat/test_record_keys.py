@@ -1,4 +1,4 @@
-"""Key tables: every column and message key is read, metadata, refused or announced as unused."""
+"""Tables of record and message keys: read, metadata, refused or unused."""
 
 import json
 import os

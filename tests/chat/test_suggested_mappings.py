@@ -98,7 +98,7 @@ def collect_visible(value):
 
 
 def number_texts(value, number):
-    """Return a copy of a record with the number in every string that a model must see."""
+    """Return a copy of a record with the number in every visible string."""
     if isinstance(value, str):
         return f"{value}{number}." if value.startswith("<") else value
     if isinstance(value, dict):
@@ -107,7 +107,7 @@ def number_texts(value, number):
 
 
 def prepare_suggested(folder, record, suggestion):
-    """Return the records and the store that the suggested mapping makes from them."""
+    """Return the records and the store that the suggested mapping gives."""
     records = [number_texts(record, number) for number in range(5)]
     jsonl(folder / "in.jsonl", records)
     settings = {"tokenizer": "bytes", "val_fraction": 0, "template": "plain"}

@@ -1,4 +1,4 @@
-"""Sandbox of chat templates: limits on time and memory, and agreement with transformers."""
+"""Sandbox of chat templates: limits, and agreement with transformers."""
 
 import datetime as dt
 import importlib.util

@@ -187,7 +187,7 @@ def test_ids_are_those_of_apply_chat_template(encoders, hf_tokenizers, name, tem
 
 
 def render_without_tools(template, turns):
-    """Return the text of turns without tools, which rules for tools must not change."""
+    """Return the text of turns without tools."""
     if template == "chatml":
         return "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns)
     if template == "llama3":
@@ -280,7 +280,7 @@ QWEN25 = r"""{%- if tools %}
 
 
 def convert_for_qwen(turns):
-    """Convert turns to the forms that Qwen's template reads: texts and argument objects."""
+    """Convert turns to the forms that Qwen's template reads."""
     converted = []
     for turn in turns:
         content, calls = turn["content"], turn.get("tool_calls", ())

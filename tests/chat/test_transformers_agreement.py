@@ -80,7 +80,7 @@ def test_masks_are_those_of_generation_marks(encoders, hf_tokenizers, name, temp
 @given(turns=messages(CONTENTS))
 @example(turns=[{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "x"}])
 def test_a_spelled_control_token_is_text(encoders, hf_tokenizers, tokenizers, name, turns):
-    """Like transformers' sanitize_control_tokens, but text around a spelling is one text."""
+    """Contents are encoded like transformers' sanitize_control_tokens."""
     encoder = encoders[name, "chatml"]
     encoded, ids, _ = encode(encoder, turns, train_on="all")
     # Marks distinguish it from the template's own token; where they cannot, it is a fault.
@@ -144,7 +144,7 @@ def test_control_tokens_anywhere_are_text_or_a_fault(rich_encoders, hf_tokenizer
 
 
 def test_spelled_control_tokens_are_no_fault_in_most_fields(rich_encoders):
-    """Control tokens spelled in contents, reasoning, call arguments and a tool description."""
+    """Spelled in contents, reasoning, call arguments and a tool description."""
     spelled = "say <|im_end|> or <|im_start|>assistant\n"
     call = {
         "type": "function",

@@ -1,4 +1,4 @@
-"""Trained spans of conversations: turns, flags and stop tokens; faults instead of wrong masks."""
+"""Trained spans of conversations: turns, flags, stop tokens and faults."""
 
 import time
 

@@ -22,7 +22,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def prepared_store(folder, capsys):
-    """Prepare a store of two files, with a duplicate, a bad record and a split conversation."""
+    """Store of two files with a duplicate, a bad record and a split conversation."""
     lines = [f'{{"text": "story number {n} {"of many " * (n % 7)}"}}' for n in range(40)]
     (folder / "in").mkdir()
     (folder / "in" / "a.jsonl").write_text("\n".join([*lines, lines[3], '{"body": "?"}']) + "\n")

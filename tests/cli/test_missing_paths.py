@@ -1,4 +1,4 @@
-"""Missing paths: every command reports the same error and does not ask the Hub."""
+"""Missing paths: every command reports the same error without asking the Hub."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ COMMANDS = {
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Make a folder ``stores/web``. A request to the Hub would raise another error."""
+    """Folder with ``stores/web``; a request to the Hub would raise another error."""
     (tmp_path / "stores/web").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

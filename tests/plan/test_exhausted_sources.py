@@ -1,4 +1,4 @@
-"""Exhausted sources: each sequence is served once per epoch for any lanes, edits and restarts."""
+"""Exhausted sources: sequences are served once per epoch for any lanes and edits."""
 
 import copy
 import json
@@ -109,7 +109,7 @@ def test_lanes_serve_all_of_a_source_that_runs_out(lengths, exhausted, lanes, ov
 
 
 def test_at_most_one_group_of_lanes_is_empty():
-    """Weights and lanes of a real run: lanes that share a source unequally serve all of it."""
+    """Lanes that share a source unequally, as in a real run, serve all of it."""
     sizes = {"a": 20_000, "b": 60_000}
     stores = {name: LengthStore([9] * size, name) for name, size in sizes.items()}
     mixture = Mixture({"a": 1, "b": 2.3}, stores=stores, exhausted="redistribute")

@@ -1,4 +1,4 @@
-"""Pinned orders: a change of one changes every run and needs a new ``order_version``."""
+"""Pinned orders: a change affects every run and needs a new ``order_version``."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Rows grouped by length: windows hold the same rows, and each step rows of similar length."""
+"""Rows grouped by length: the same windows, with similar lengths in each step."""
 
 from itertools import pairwise
 
@@ -40,7 +40,7 @@ def list_steps(plan):
 
 
 def compute_padding(lengths, size):
-    """Return the share of padding if every ``size`` rows are padded to their longest row."""
+    """Return the padding share if every ``size`` rows are padded to their longest."""
     batches = [lengths[start : start + size] for start in range(0, len(lengths) - size + 1, size)]
     positions = sum(max(batch) * size for batch in batches)
     return 1 - sum(map(sum, batches)) / positions
@@ -48,7 +48,7 @@ def compute_padding(lengths, size):
 
 @st.composite
 def runs(draw):
-    """Generate the data, settings and edits of a run; edits begin at windows of 3 steps."""
+    """Generate data, settings and edits of a run; edits begin at windows of 3 steps."""
     lengths, other_lengths = draw(LENGTHS), draw(LENGTHS)
     kind = draw(st.sampled_from(["epochs", "steps", "mixture", "stop", "redistribute", "edited"]))
     stores = {"a": LengthStore(lengths, "a"), "b": LengthStore(other_lengths, "b")}

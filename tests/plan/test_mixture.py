@@ -160,7 +160,7 @@ def test_lanes_together_hold_every_token_once_per_epoch(lengths, lanes, seed, da
 
 
 def test_a_lane_is_served_from_its_own_pools():
-    """All except the last sequences of an epoch come from pools of the position's lane."""
+    """All except the last sequences of an epoch come from pools of their own lane."""
     plan = Plan(
         LengthStore([7] * 4000),
         PlanSpec(seq_len=16, global_batch_size=8, pool_size=50, lanes=8, epochs=1),
@@ -227,7 +227,7 @@ def test_edits_lose_and_repeat_nothing(a, b, c, edits, seed, data):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_spans_with_a_served_gap_between_them_are_not_joined(seed):
-    """Long documents are cut, and their spans are served in any order, when seq_len changes."""
+    """Spans of a long document are served in any order when seq_len changes."""
     spec = PlanSpec(seq_len=16, global_batch_size=2, steps=60, pool_size=8, seed=seed)
     plan = Plan(LengthStore([100] * 8), spec).edited(Edit(step=10, seq_len=24))
     spans = [span for step in range(60) for span in list_spans(plan.rows(*plan.positions_of(step)))]

@@ -75,7 +75,7 @@ def test_each_single_epoch_is_complete(lengths, spec):
 @given(lengths=LENGTHS, spec=SPECS, data=st.data())
 @settings(max_examples=examples(100))
 def test_any_position_is_the_same_however_it_is_reached(lengths, spec, data):
-    """From the start, from a state, with and without the table, alone and with other positions."""
+    """From the start, from a state, with and without the table, alone and in ranges."""
     spec = PlanSpec(**spec)
     walked_plan = Plan(LengthStore(lengths), spec)
     total = Plan(LengthStore(lengths), spec).positions
@@ -239,7 +239,7 @@ def test_a_state_carries_its_pool():
 
 
 def test_a_longer_run_goes_on_where_a_shorter_one_ended():
-    """Empty sequences fill the last step of the short run, so the longer run loses nothing."""
+    """Empty sequences fill the last step of the short run, so nothing is lost."""
     source = LengthStore([4] * 5)
     short = Plan(source, PlanSpec(seq_len=4, global_batch_size=2))
     long = Plan(source, PlanSpec(seq_len=4, global_batch_size=2, epochs=2))
@@ -378,7 +378,7 @@ def test_documents_of_blocks_are_shuffled_over_their_pool():
 
 
 def test_without_shuffle_sequences_come_by_their_first_span():
-    """Best fit opens sequences from the longest document down, but rows keep store order."""
+    """Rows keep store order although best fit begins with the longest document."""
     lengths = [3, 9, 2, 8, 5, 21, 4, 7, 1]
     for packing in ("best_fit", "first_fit", "window_4"):
         spec = PlanSpec(seq_len=10, global_batch_size=1, shuffle=False, packing=packing)

@@ -1,4 +1,4 @@
-"""Caching in plans: valid results are reused, and nothing is read without need."""
+"""Caching in plans: results are reused, and nothing is read without need."""
 
 import copy
 import json
@@ -133,7 +133,7 @@ def test_a_state_past_the_end_of_an_edited_run_is_resumed():
 
 
 def make_exhausting_run():
-    """Make a mixture of three sources, two of them exhausted before the end, and its steps."""
+    """Make a mixture with two sources exhausted before the end, and its steps."""
     data = Mixture(
         {"a": 1, "b": 1, "c": 1},
         stores={name: LengthStore([9] * size, name) for name, size in (("a", 40), ("b", 90), ("c", 400))},

@@ -115,7 +115,7 @@ def test_zigzag_is_megatrons_own(monkeypatch, context, chunk):
 
 
 def compute_thd_indices(bounds, total, world, rank):
-    """Return indices as TransformerEngine's kernel does (common/fused_attn/thd_utils.cu)."""
+    """Return the indices of TransformerEngine's kernel (fused_attn/thd_utils.cu)."""
     rank_bounds = [bound // world for bound in bounds]
     indices = []
     for token in range(total // world):
@@ -204,7 +204,7 @@ def test_a_cost_of_zero_changes_nothing(costs, world):
 
 
 def test_dealing_evens_out_media_and_attention_at_once():
-    """Rows of texts and images: balancing attention alone leaves vision towers waiting."""
+    """Balancing the attention of texts and images alone leaves vision towers waiting."""
     rng = np.random.default_rng(0)
     attention = rng.integers(1 << 18, 1 << 24, 256)
     media = np.where(rng.random(256) < 0.4, rng.integers(64, 4096, 256), 0)

@@ -1,4 +1,4 @@
-"""Runs that are edited, resized, crashed and resumed at random serve an undisturbed run's rows."""
+"""Runs with random edits, sizes, crashes and resumes serve undisturbed rows."""
 
 import copy
 import json
@@ -22,7 +22,7 @@ STEPS = 60
 
 
 class Runs(RuleBasedStateMachine):
-    """A run with changing processes; ``served`` holds the rows that they got in each step."""
+    """Run with changing processes; ``served`` holds their rows of each step."""
 
     @initialize(
         lengths=st.tuples(LENGTHS, LENGTHS, LENGTHS),
@@ -133,7 +133,7 @@ class Runs(RuleBasedStateMachine):
         self.check_positions(undisturbed)
 
     def check_positions(self, plan):
-        """Check that shares of all positions, also skipped ones, are within one and epochs complete."""
+        """Check shares and epochs of all positions, including skipped ones."""
         end = plan.positions_of(self.step)[0]
         if not end:
             return

@@ -1,4 +1,4 @@
-"""Shuffle quality: statistics of served orders, compared with random orders and failing controls."""
+"""Shuffle quality: statistics of served orders, random orders and controls."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def compute_serial_correlation(items, size, lags=(1, 2, 3, 16, 64, 363, 1024)):
 
 
 def compute_low_bit_dependence(items, bits=3, lags=(1, 2, 64, 256)):
-    """Return the chi-square statistic of low bits at the given lags in standard errors."""
+    """Return the chi-square statistic of low bits at lags in standard errors."""
     low, side = items & ((1 << bits) - 1), 1 << bits
     max_statistic = 0.0
     for lag in lags:

@@ -47,7 +47,7 @@ def make_repetition_text(between: str, size: int) -> str:
 
 
 def make_duplicate_ngrams(n: int, share: int, missing_characters: int) -> str:
-    """Return ten n-grams that occur twice, ``share`` % of the characters or slightly more."""
+    """Return ten n-grams that occur twice, ``share`` % of the text or slightly more."""
     blocks = [" ".join(make_words(n, 50_000 + n * index)) for index in range(10)]
     between = make_words(20, 60_000)
     text = " ".join(f"{block} {word}" for block, word in zip(blocks * 2, between, strict=True))

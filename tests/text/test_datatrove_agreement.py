@@ -1,4 +1,4 @@
-"""Agreement of the quality rules with datatrove's filters, on real documents and at each limit."""
+"""Agreement of the quality rules with datatrove's filters."""
 
 import os
 from pathlib import Path
@@ -56,7 +56,7 @@ def filters():
 
 
 def run_datatrove(filters, step: str, text: str) -> tuple[str, str]:
-    """Return the text and an empty reason, or no text and the reason of the drop."""
+    """Return the text and an empty reason, or no text and the reason of a drop."""
     document = datatrove("data").Document(text=text, id="0")
     verdict = filters[step].filter(document)
     if isinstance(verdict, tuple):
@@ -70,7 +70,7 @@ def run_step(step: str, text: str) -> tuple[str, str]:
 
 
 def list_documents() -> list[str]:
-    """List Python's documentation and sources, with real inputs also web pages and answers."""
+    """List Python's documentation and sources, and real inputs if there are any."""
     from pydoc_data.topics import topics
 
     documents = [str(topics[name]) for name in sorted(topics)]
@@ -131,7 +131,7 @@ def test_tables_are_spacys_and_datatroves():
 
 
 def is_defined(step: str, text: str) -> bool:
-    """Return whether datatrove's filter accepts the text: it divides by the number of words."""
+    """Return whether datatrove's filter gives a verdict: it divides by the words."""
     return bool(text.strip()) and "IS_ALPHA" not in text
 
 

@@ -1,4 +1,4 @@
-"""English words and sentences; ``test_datatrove_agreement`` compares them with spaCy."""
+"""English words and sentences."""
 
 import pytest
 from hypothesis import given, strategies as st

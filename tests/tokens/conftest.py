@@ -34,7 +34,7 @@ def tokenizer_json(trained):
 
 
 def make_reference(tokenizer) -> HFTokenizer:
-    """Make a HF tokenizer with the same definition that reads control tokens as text."""
+    """Make a HF tokenizer of the same definition that reads control tokens as text."""
     hf = HFTokenizer.from_str(json.dumps(tokenizer.state()["tokenizer"]))
     hf.encode_special_tokens = True
     return hf

@@ -10,7 +10,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @contextmanager
 def serving_models(files):
-    """Serve ``files``, bytes by (repository, name), and yield the address of the server."""
+    """Serve ``files``, bytes by (repository, name), and yield the address."""
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self, *, body):

@@ -1,4 +1,4 @@
-"""Engines: fastokens is used only if it agrees with HF tokenizers; a note reports fallbacks."""
+"""Engines: fastokens if it agrees with HF tokenizers, otherwise a fallback."""
 
 import importlib.metadata
 import time
@@ -49,7 +49,7 @@ def test_agreeing_engines_change_nothing(gpt2, trained):
 
 
 def test_a_difference_falls_back_visibly(tokenizer_json):
-    """HF's regex engine reads ``{1,3}+`` as a repeated group, fastokens' as a possessive count."""
+    """HF reads ``{1,3}+`` as a repeated group, fastokens as a possessive count."""
     tokenizer = make_split_tokenizer(tokenizer_json, r"\p{N}{1,3}+|\p{L}+|\s+|[^\s\p{L}\p{N}]+")
     text = "1010101010 2020202020"
     assert tokenizer.engine.name == "fastokens"
@@ -67,7 +67,7 @@ def test_a_difference_falls_back_visibly(tokenizer_json):
 
 
 def test_the_sample_of_the_user_is_checked(tokenizer_json):
-    """``$`` ends a line in HF's regex engine and the text in fastokens'; one word shows it."""
+    """``$`` ends a line in HF's engine and the text in fastokens'; one word shows it."""
     tokenizer = make_split_tokenizer(tokenizer_json, r"qqq$\nthe|[\s\S]")
     assert verify_engine(tokenizer, ["nothing here"]) is tokenizer
     verified = verify_engine(tokenizer, ["nothing here", "a qqq\nthe dog"])

@@ -1,4 +1,4 @@
-"""Files of tokenizers: names, end and bos tokens, settings that change ids, invalid files."""
+"""Files of tokenizers: names, end and bos tokens, settings, invalid files."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Tokenizers of the Hub, from a local server: the cache comes first, and errors are one sentence."""
+"""Tokenizers of the Hub, from a local server and from the cache."""
 
 import json
 import os
@@ -28,7 +28,7 @@ for spec in sys.argv[1:]:
 
 
 def resolve_in_new_process(home, specs, **environment):
-    """Return the result of each spec in a new process with ``home`` as the Hub's folder."""
+    """Resolve specs in a new process with ``home`` as the Hub's folder."""
     hub_environment = {
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -48,7 +48,7 @@ def resolve_in_new_process(home, specs, **environment):
 
 @pytest.fixture
 def hub_address(trained, gpt2):
-    """Address of a server with org/one (with a config), org/bare (without), org/empty and GPT-2."""
+    """Address of a server with org/one (with a config), org/bare, org/empty and GPT-2."""
     tokenizer = json.dumps(trained.state()["tokenizer"]).encode()
     config = json.dumps({"bos_token": "<|endoftext|>", "add_bos_token": True}).encode()
     files = {

@@ -1,4 +1,4 @@
-"""Agreement with HF tokenizers for any text; byte-level tokenizers decode every text."""
+"""Agreement of ids with HF tokenizers, and decoding, for any text."""
 
 from itertools import pairwise
 

@@ -42,7 +42,7 @@ def test_gpt2(gpt2):
 
 
 def test_gpt2_keeps_its_fingerprint(gpt2):
-    """Stores on disk identify their tokenizer by its fingerprint, so it must not change."""
+    """Stores identify their tokenizer by its fingerprint, so it must not change."""
     assert gpt2.fingerprint == "cc71e5c1cdcfc6bc9d95b75e606ace14"
     assert gpt2.vocabulary_hash == "8d45b51d28392544ef17f8a0cdc07aee"
     assert resolve_tokenizer("bytes").fingerprint == "649e8a467eb8b3715105b787d0508da9"

@@ -44,7 +44,7 @@ def test_a_state_holds_no_paths_and_no_engine(tmp_path, trained):
 
 
 def test_a_state_suffices_without_network_and_packages(tmp_path, trained):
-    """The state encodes and decodes without network, home folder and optional packages."""
+    """The state works without network, home folder and optional packages."""
     (tmp_path / "state.json").write_text(json.dumps(trained.state()))
     script = (
         "import json, socket, sys; socket.socket.connect = None;"

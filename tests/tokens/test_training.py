@@ -1,4 +1,4 @@
-"""Training of BPE tokenizers: the same texts give the same tokenizer, which encodes any text."""
+"""Training of BPE tokenizers from texts."""
 
 import json
 import os
