@@ -1,4 +1,4 @@
-"""Small models of transformers with random weights, that take what the small processors make."""
+"""Small transformers models with random weights, for the small processors."""
 
 import torch
 
@@ -15,22 +15,22 @@ TEXT = {
 }
 
 
-def text(processor, **more):
+def make_text_config(processor, **overrides):
     vocabulary = len(processor.tokenizer)
-    return {**TEXT, "vocab_size": vocabulary, "pad_token_id": 0, **more}
+    return {**TEXT, "vocab_size": vocabulary, "pad_token_id": 0, **overrides}
 
 
-def vision(**more):
+def make_vision_config(**overrides):
     return {
         "hidden_size": 24,
         "intermediate_size": 32,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
-        **more,
+        **overrides,
     }
 
 
-def token(processor, name):
+def get_token_id(processor, name):
     return processor.tokenizer.convert_tokens_to_ids(name)
 
 
@@ -38,7 +38,7 @@ def qwen2_vl(processor):
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
     config = Qwen2VLConfig(
-        text_config=text(processor, rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2]}),
+        text_config=make_text_config(processor, rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2]}),
         vision_config={
             "depth": 2,
             "embed_dim": 32,
@@ -49,26 +49,26 @@ def qwen2_vl(processor):
             "spatial_merge_size": 2,
             "temporal_patch_size": 2,
         },
-        **qwen_tokens(processor),
+        **get_qwen_token_ids(processor),
     )
     return Qwen2VLForConditionalGeneration(config)
 
 
-def qwen_tokens(processor):
-    named = {
+def get_qwen_token_ids(processor):
+    token_names = {
         "image_token_id": "<|image_pad|>",
         "video_token_id": "<|video_pad|>",
         "vision_start_token_id": "<|vision_start|>",
         "vision_end_token_id": "<|vision_end|>",
     }
-    return {key: token(processor, name) for key, name in named.items()}
+    return {key: get_token_id(processor, name) for key, name in token_names.items()}
 
 
 def qwen2_5_vl(processor):
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     config = Qwen2_5_VLConfig(
-        text_config=text(processor, rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2]}),
+        text_config=make_text_config(processor, rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2]}),
         vision_config={
             "depth": 2,
             "hidden_size": 32,
@@ -78,7 +78,7 @@ def qwen2_5_vl(processor):
             "window_size": 56,
             "fullatt_block_indexes": [1],
         },
-        **qwen_tokens(processor),
+        **get_qwen_token_ids(processor),
     )
     return Qwen2_5_VLForConditionalGeneration(config)
 
@@ -87,7 +87,7 @@ def qwen3_vl(processor):
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     config = Qwen3VLConfig(
-        text_config=text(
+        text_config=make_text_config(
             processor,
             head_dim=8,
             rope_parameters={
@@ -105,7 +105,7 @@ def qwen3_vl(processor):
             "num_position_embeddings": 64,
             "deepstack_visual_indexes": [0],
         },
-        **qwen_tokens(processor),
+        **get_qwen_token_ids(processor),
     )
     return Qwen3VLForConditionalGeneration(config)
 
@@ -119,9 +119,9 @@ def llava(processor):
     )
 
     config = LlavaConfig(
-        vision_config=CLIPVisionConfig(**vision(image_size=28, patch_size=14)),
-        text_config=LlamaConfig(**text(processor)),
-        image_token_index=token(processor, "<image>"),
+        vision_config=CLIPVisionConfig(**make_vision_config(image_size=28, patch_size=14)),
+        text_config=LlamaConfig(**make_text_config(processor)),
+        image_token_index=get_token_id(processor, "<image>"),
         vision_feature_select_strategy="default",
         vision_feature_layer=-1,
     )
@@ -137,9 +137,9 @@ def llava_next(processor):
     )
 
     config = LlavaNextConfig(
-        vision_config=CLIPVisionConfig(**vision(image_size=28, patch_size=14)),
-        text_config=LlamaConfig(**text(processor)),
-        image_token_index=token(processor, "<image>"),
+        vision_config=CLIPVisionConfig(**make_vision_config(image_size=28, patch_size=14)),
+        text_config=LlamaConfig(**make_text_config(processor)),
+        image_token_index=get_token_id(processor, "<image>"),
         image_grid_pinpoints=processor.image_processor.image_grid_pinpoints,
         vision_feature_select_strategy="default",
         vision_feature_layer=-1,
@@ -151,9 +151,9 @@ def idefics3(processor):
     from transformers import Idefics3Config, Idefics3ForConditionalGeneration, LlamaConfig
 
     config = Idefics3Config(
-        vision_config=vision(image_size=56, patch_size=14),
-        text_config=LlamaConfig(**text(processor)),
-        image_token_id=token(processor, "<image>"),
+        vision_config=make_vision_config(image_size=56, patch_size=14),
+        text_config=LlamaConfig(**make_text_config(processor)),
+        image_token_id=get_token_id(processor, "<image>"),
         scale_factor=2,
         pad_token_id=0,
     )
@@ -164,9 +164,9 @@ def smolvlm(processor):
     from transformers import LlamaConfig, SmolVLMConfig, SmolVLMForConditionalGeneration
 
     config = SmolVLMConfig(
-        vision_config=vision(image_size=56, patch_size=14),
-        text_config=LlamaConfig(**text(processor)),
-        image_token_id=token(processor, "<image>"),
+        vision_config=make_vision_config(image_size=56, patch_size=14),
+        text_config=LlamaConfig(**make_text_config(processor)),
+        image_token_id=get_token_id(processor, "<image>"),
         scale_factor=2,
         pad_token_id=0,
     )
@@ -177,12 +177,12 @@ def gemma3(processor):
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig
 
     config = Gemma3Config(
-        text_config=Gemma3TextConfig(**text(processor, head_dim=8, sliding_window=TEXT_WINDOW)),
-        vision_config=vision(image_size=56, patch_size=14),
+        text_config=Gemma3TextConfig(**make_text_config(processor, head_dim=8, sliding_window=TEXT_WINDOW)),
+        vision_config=make_vision_config(image_size=56, patch_size=14),
         mm_tokens_per_image=4,
-        boi_token_index=token(processor, "<start_of_image>"),
-        eoi_token_index=token(processor, "<end_of_image>"),
-        image_token_index=token(processor, "<image_soft_token>"),
+        boi_token_index=get_token_id(processor, "<start_of_image>"),
+        eoi_token_index=get_token_id(processor, "<end_of_image>"),
+        image_token_index=get_token_id(processor, "<image_soft_token>"),
     )
     return Gemma3ForConditionalGeneration(config)
 
@@ -199,8 +199,8 @@ def qwen2_audio(processor):
             "num_mel_bins": 80,
             "max_source_positions": processor.feature_extractor.nb_max_frames // 2,
         },
-        text_config=Qwen2Config(**text(processor)),
-        audio_token_index=token(processor, "<|AUDIO|>"),
+        text_config=Qwen2Config(**make_text_config(processor)),
+        audio_token_index=get_token_id(processor, "<|AUDIO|>"),
     )
     return Qwen2AudioForConditionalGeneration(config)
 
@@ -222,14 +222,14 @@ def make(name, processor):
     torch.manual_seed(7)
     model = MODELS[name](processor)
     for weight in model.parameters():
-        # Some begin as zeros, through which nothing would be seen of an image.
+        # Weights that start as zeros would hide the image features.
         if not weight.any():
             torch.nn.init.normal_(weight, std=0.02)
     return model.eval()
 
 
 def inputs_of(name, batch):
-    """What a model is given of a packed batch: its arrays but the labels, with masks where its own are wrong."""
+    """Return a batch without labels, with image masks for Gemma 3."""
     if name == "gemma3":
         batch = add_image_masks(batch, TEXT_WINDOW)
     return {key: value for key, value in batch.items() if key != "labels"}

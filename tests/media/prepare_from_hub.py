@@ -1,4 +1,4 @@
-"""``batchloom`` with the settings of the Hub in the environment, from a warm interpreter.
+"""Run ``batchloom`` in a warm interpreter with the environment's Hub settings.
 
 ``python -m media.prepare_from_hub prepare WORDS...``
 """
@@ -11,6 +11,6 @@ import huggingface_hub.constants
 from batchloom.cli import run_command_line
 
 if __name__ == "__main__":
-    # They were read from the environment of the interpreter that this one was forked from.
+    # The constants were read in the parent interpreter, from its environment.
     importlib.reload(huggingface_hub.constants)
     sys.exit(run_command_line(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Small processors of transformers, whole and in folders as people have them, built without a hub."""
+"""Small transformers processors, in memory and in folders, built without the Hub."""
 
 import json
 
@@ -8,13 +8,13 @@ SIDE = 28
 TEXT = "hello world what is this image of a cat \n\n \n who are they?"
 
 
-def tokenizer(extra, named=None, **settings):
-    """A byte-level tokenizer with these control tokens."""
+def make_tokenizer(extra, named_tokens=None, **settings):
+    """Return a byte-level tokenizer with these control tokens."""
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
     control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *extra]
     trainer = trainers.BpeTrainer(
         vocab_size=300 + len(control),
@@ -22,18 +22,21 @@ def tokenizer(extra, named=None, **settings):
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         special_tokens=control,
     )
-    made.train_from_iterator([TEXT] * 3, trainer)
+    bpe.train_from_iterator([TEXT] * 3, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=bpe,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        extra_special_tokens=named or {},
+        extra_special_tokens=named_tokens or {},
         **settings,
     )
 
 
 def qwen2_vl(name="Qwen2VLProcessor", **settings):
-    """Qwen2-VL, or one of its heirs, without its part for video, which needs torchvision."""
+    """Return Qwen2-VL or a successor without video processing.
+
+    Video processing needs torchvision.
+    """
     import transformers
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -42,8 +45,8 @@ def qwen2_vl(name="Qwen2VLProcessor", **settings):
             return type(argument)
 
     control = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-    image = Qwen2VLImageProcessorPil(**{"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64, **settings})
-    return WithoutVideo(image_processor=image, tokenizer=tokenizer(control), video_processor=None)
+    image_processor = Qwen2VLImageProcessorPil(**{"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 64, **settings})
+    return WithoutVideo(image_processor=image_processor, tokenizer=make_tokenizer(control), video_processor=None)
 
 
 def qwen2_5_vl():
@@ -61,7 +64,7 @@ def llava():
     size = {"height": SIDE, "width": SIDE}
     return LlavaProcessor(
         image_processor=LlavaImageProcessorPil(size=size, crop_size=size),
-        tokenizer=tokenizer(["<image>"], {"image_token": "<image>"}),
+        tokenizer=make_tokenizer(["<image>"], {"image_token": "<image>"}),
         patch_size=14,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
@@ -74,14 +77,14 @@ def llava_next():
         LlavaNextImageProcessorPil,
     )
 
-    image = LlavaNextImageProcessorPil(
+    image_processor = LlavaNextImageProcessorPil(
         size={"shortest_edge": SIDE},
         crop_size={"height": SIDE, "width": SIDE},
         image_grid_pinpoints=[[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]],
     )
     return LlavaNextProcessor(
-        image_processor=image,
-        tokenizer=tokenizer(["<image>"], {"image_token": "<image>"}),
+        image_processor=image_processor,
+        tokenizer=make_tokenizer(["<image>"], {"image_token": "<image>"}),
         patch_size=14,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
@@ -92,11 +95,11 @@ def idefics3():
     from transformers import Idefics3Processor
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-    places = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    tile_tokens = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
     control = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
-    image = Idefics3ImageProcessorPil(size={"longest_edge": 3 * 56}, max_image_size={"longest_edge": 56})
-    own = tokenizer([*control, *places])
-    return Idefics3Processor(image_processor=image, tokenizer=own, image_seq_len=4)
+    image_processor = Idefics3ImageProcessorPil(size={"longest_edge": 3 * 56}, max_image_size={"longest_edge": 56})
+    tokenizer = make_tokenizer([*control, *tile_tokens])
+    return Idefics3Processor(image_processor=image_processor, tokenizer=tokenizer, image_seq_len=4)
 
 
 def smolvlm():
@@ -107,36 +110,36 @@ def smolvlm():
         def check_argument_for_proper_class(self, name, argument):
             return type(argument)
 
-    places = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    tile_tokens = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
     control = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
-    image = SmolVLMImageProcessorPil(size={"longest_edge": 3 * 56}, max_image_size={"longest_edge": 56})
-    own = tokenizer([*control, "<video>", *places])
-    return WithoutVideo(image_processor=image, tokenizer=own, video_processor=None, image_seq_len=4)
+    image_processor = SmolVLMImageProcessorPil(size={"longest_edge": 3 * 56}, max_image_size={"longest_edge": 56})
+    tokenizer = make_tokenizer([*control, "<video>", *tile_tokens])
+    return WithoutVideo(image_processor=image_processor, tokenizer=tokenizer, video_processor=None, image_seq_len=4)
 
 
 def aya_vision():
-    """One whose arithmetic is not known."""
+    """Return a processor whose token arithmetic batchloom does not know."""
     from transformers import AyaVisionProcessor
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
-    lines = ["<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>", "<|IMG_PATCH|>"]
-    own = tokenizer(["<image>", *lines, "TILE", "TILE_GLOBAL"])
-    image = GotOcr2ImageProcessorPil(size={"height": SIDE, "width": SIDE})
-    return AyaVisionProcessor(image_processor=image, tokenizer=own, patch_size=14, img_size=SIDE)
+    tokens = ["<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>", "<|IMG_PATCH|>"]
+    tokenizer = make_tokenizer(["<image>", *tokens, "TILE", "TILE_GLOBAL"])
+    image_processor = GotOcr2ImageProcessorPil(size={"height": SIDE, "width": SIDE})
+    return AyaVisionProcessor(image_processor=image_processor, tokenizer=tokenizer, patch_size=14, img_size=SIDE)
 
 
 def gemma3():
     from transformers import Gemma3Processor
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
-    named = {
+    named_tokens = {
         "boi_token": "<start_of_image>",
         "eoi_token": "<end_of_image>",
         "image_token": "<image_soft_token>",
     }
-    image = Gemma3ImageProcessorPil(size={"height": 56, "width": 56})
-    own = tokenizer(list(named.values()), named)
-    return Gemma3Processor(image_processor=image, tokenizer=own, image_seq_length=4)
+    image_processor = Gemma3ImageProcessorPil(size={"height": 56, "width": 56})
+    tokenizer = make_tokenizer(list(named_tokens.values()), named_tokens)
+    return Gemma3Processor(image_processor=image_processor, tokenizer=tokenizer, image_seq_length=4)
 
 
 def qwen2_audio(**settings):
@@ -145,7 +148,7 @@ def qwen2_audio(**settings):
     control = ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"]
     return Qwen2AudioProcessor(
         feature_extractor=WhisperFeatureExtractor(feature_size=80, **settings),
-        tokenizer=tokenizer(control),
+        tokenizer=make_tokenizer(control),
     )
 
 
@@ -163,17 +166,17 @@ MADE = {
 
 
 def save(processor, folder):
-    """A processor in a folder, as its ``save_pretrained`` writes it; gives the folder."""
+    """Write a processor as ``save_pretrained`` does; return the folder."""
     if getattr(processor, "video_processor", "none") is not None:
         processor.save_pretrained(folder)
         return folder
-    # What has no part for video cannot be saved whole: as the Hub has such folders.
+    # A processor without video processing cannot be saved in one call.
     processor.tokenizer.save_pretrained(folder)
     processor.image_processor.save_pretrained(folder)
-    named = {"processor_class": type(processor).__bases__[0].__name__}
+    class_entry = {"processor_class": type(processor).__bases__[0].__name__}
     path = folder / "preprocessor_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **named}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **class_entry}))
     if hasattr(processor, "image_seq_len"):
-        own = {**named, "image_seq_len": processor.image_seq_len}
-        (folder / "processor_config.json").write_text(json.dumps(own))
+        config = {**class_entry, "image_seq_len": processor.image_seq_len}
+        (folder / "processor_config.json").write_text(json.dumps(config))
     return folder

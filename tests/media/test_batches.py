@@ -1,4 +1,4 @@
-"""Packed batches of media: each document's loss is that of the document alone, through its processor and its model."""
+"""Packed batches of media: packing does not change a document's loss."""
 
 import json
 import shutil
@@ -23,16 +23,16 @@ from batchloom.media import (
     join_features,
 )
 from batchloom.testing import write_store
-from media.made import encoded, picture, talk, write_images, write_sounds
 from media.models import inputs_of, make
 from media.processors import MADE, save
-from media.test_tokens import LINES, PLACES
+from media.sample_media import encoded, picture, talk, write_images, write_sounds
+from media.test_tokens import PLACEHOLDERS, TEMPLATE
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SIZES = {"seq_len": 900, "global_batch_size": 2}
 
 
-# The loss of a document is compared for all families; the rest for some of each kind.
+# Losses are compared for all families, everything else for one of each kind.
 SOME_FAMILIES = pytest.mark.parametrize(
     "family",
     [
@@ -49,44 +49,47 @@ SOME_FAMILIES = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module", params=list(MADE))
 def family(request, tmp_path_factory):
-    """Name, processor, template, store and the file that it was made of."""
-    return made_of(request.param, tmp_path_factory.mktemp(request.param))
+    """Name, processor, template, store and the store's input file."""
+    return make_family(request.param, tmp_path_factory.mktemp(request.param))
 
 
-def made_of(name, folder):
+def make_family(name, folder):
     # All sounds are shorter than two seconds; 30 seconds make every forward pass slow.
     settings = {"chunk_length": 2} if name == "qwen2_audio" else {}
-    made, template, where = saved(name, folder / "processor", **settings)
-    kind = "audio" if name == "qwen2_audio" else "image"
-    file = write_sounds(folder / "in") if kind == "audio" else write_images(folder / "in")
-    return name, made, template, stored(file, folder / "store", where), file
+    processor, template, processor_folder = save_with_template(name, folder / "processor", **settings)
+    medium = "audio" if name == "qwen2_audio" else "image"
+    file = write_sounds(folder / "in") if medium == "audio" else write_images(folder / "in")
+    return name, processor, template, make_store(file, folder / "store", processor_folder), file
 
 
-def saved(name, folder, **settings):
-    """A processor, its template, and the folder of both."""
-    made = MADE[name](**settings)
-    kind = "audio" if name == "qwen2_audio" else "image"
-    template = LINES.replace("KIND", kind).replace("PLACE", PLACES.get(name, "<image>"))
-    where = save(made, folder)
-    (where / "chat_template.jinja").write_text(template)
-    return made, template, where
+def save_with_template(name, folder, **settings):
+    """Write a processor with a chat template; return both and their folder."""
+    processor = MADE[name](**settings)
+    medium = "audio" if name == "qwen2_audio" else "image"
+    template = TEMPLATE.replace("KIND", medium).replace("PLACE", PLACEHOLDERS.get(name, "<image>"))
+    processor_folder = save(processor, folder)
+    (processor_folder / "chat_template.jinja").write_text(template)
+    return processor, template, processor_folder
 
 
-def stored(file, out, processor, **media):
-    given = {"processor": str(processor), **media}
-    batchloom.prepare(file, out=out, tokenizer=str(processor), media=given, val_fraction=0, dedup="none")
+def make_store(file, out, processor, **media):
+    media_options = {"processor": str(processor), **media}
+    batchloom.prepare(file, out=out, tokenizer=str(processor), media=media_options, val_fraction=0, dedup="none")
     return batchloom.open_store(out)
 
 
-def alone(made, model, template, store, file):
-    """The summed loss of each document by itself: the processor's inputs, the store's labels."""
-    rows, found = json.loads(file.read_text()), {}
+def compute_single_losses(processor, model, template, store, file):
+    """Return the summed loss of each document in a row of its own.
+
+    Inputs come from the processor, labels from the store.
+    """
+    rows, losses = json.loads(file.read_text()), {}
     for number in range(len(store)):
         row = rows[store.provenance.of(number).record]
-        kind = "audio" if "audios" in row else "image"
-        messages = [{**one, "content": parts(one["content"], kind)} for one in row["messages"]]
-        text = made.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
-        inputs = made(text=[text], return_tensors="pt", **media_of(row, file.parent))
+        medium = "audio" if "audios" in row else "image"
+        messages = [{**message, "content": split_content(message["content"], medium)} for message in row["messages"]]
+        text = processor.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
+        inputs = processor(text=[text], return_tensors="pt", **load_media(row, file.parent))
         ids = inputs["input_ids"][0]
         assert store[number].ids.tolist() == ids.tolist()
         span = (np.array([number]), np.zeros(1, np.int64), np.array([len(ids)]))
@@ -94,11 +97,11 @@ def alone(made, model, template, store, file):
         with torch.no_grad():
             scores = model(**inputs).logits[0]
         loss = functional.cross_entropy(scores[:-1].float(), labels[1:], reduction="sum")
-        found[number] = loss.item()
-    return found
+        losses[number] = loss.item()
+    return losses
 
 
-def parts(content, kind):
+def split_content(content, kind):
     pieces = content.split(f"<{kind}>")
     if len(pieces) == 1:
         return content
@@ -106,104 +109,104 @@ def parts(content, kind):
     return sum(([{"type": kind}, *piece] for piece in texts[1:]), texts[0])
 
 
-def media_of(row, folder):
+def load_media(row, folder):
     if "audios" in row:
-        heard = []
+        waveforms = []
         for name in row["audios"]:
             content = BytesContent((folder / name).read_bytes())
-            heard.append(decode_audio(content, inspect_audio(content, MediaLimits()), 16_000))
-        return {"audio": heard, "sampling_rate": 16_000}
+            waveforms.append(decode_audio(content, inspect_audio(content, MediaLimits()), 16_000))
+        return {"audio": waveforms, "sampling_rate": 16_000}
     if "images" in row:
         return {"images": [Image.open(folder / name).convert("RGB") for name in row["images"]]}
     return {}
 
 
-def packed(name, model, loader):
-    """The summed loss of each document in packed batches."""
-    found = {}
+def compute_packed_losses(name, model, loader):
+    """Return the summed loss of each document in packed batches."""
+    losses = {}
     for batch in loader:
         labels = batch["labels"]
         with torch.no_grad():
             scores = model(**inputs_of(name, batch), use_cache=False).logits
-        losses = functional.cross_entropy(scores[:, :-1].float().transpose(1, 2), labels[:, 1:], reduction="none")
+        token_losses = functional.cross_entropy(scores[:, :-1].float().transpose(1, 2), labels[:, 1:], reduction="none")
         rows = loader.plan.rows(*loader.plan.positions_of(batch.step))
         for row in range(len(rows)):
             for span in range(rows.pointers[row], rows.pointers[row + 1]):
                 begin, length = int(rows.row_offsets[span]), int(rows.lengths[span])
-                loss = losses[row, begin : begin + length - 1].sum().item()
-                found[int(rows.documents[span])] = loss
-    return found
+                loss = token_losses[row, begin : begin + length - 1].sum().item()
+                losses[int(rows.documents[span])] = loss
+    return losses
 
 
 def test_packed_documents_have_the_loss_that_they_have_alone(family):
-    name, made, template, store, file = family
-    model = make(name, made)
-    expected = alone(made, model, template, store, file)
-    found = packed(name, model, batchloom.Loader(store, **SIZES))
-    assert set(found) == set(expected)
+    name, processor, template, store, file = family
+    model = make(name, processor)
+    expected = compute_single_losses(processor, model, template, store, file)
+    actual = compute_packed_losses(name, model, batchloom.Loader(store, **SIZES))
+    assert set(actual) == set(expected)
     for number, loss in expected.items():
-        assert found[number] == pytest.approx(loss, rel=1e-4)
+        assert actual[number] == pytest.approx(loss, rel=1e-4)
 
 
-def test_the_features_of_other_media_would_be_seen(family):
-    """The comparison can fail: with features of other media the losses are others."""
-    name, made, _, store, _ = family
-    model = make(name, made)
+def test_features_of_other_media_change_the_losses(family):
+    """Features of other media change the losses, so the comparison can fail."""
+    name, processor, _, store, _ = family
+    model = make(name, processor)
     batch = batchloom.Loader(store, **SIZES)[0]
     inputs = inputs_of(name, batch)
     features = "input_features" if "input_features" in batch else "pixel_values"
-    other = {**inputs, features: inputs[features].flip(-1) * 1.5}
+    changed_inputs = {**inputs, features: inputs[features].flip(-1) * 1.5}
     with torch.no_grad():
-        first, second = (model(**some, use_cache=False).logits for some in (inputs, other))
-    assert (first - second).abs().max() > 1e-4
+        scores, changed_scores = (model(**arrays, use_cache=False).logits for arrays in (inputs, changed_inputs))
+    assert (scores - changed_scores).abs().max() > 1e-4
 
 
 def test_real_conversations_have_the_loss_that_they_have_alone(real_data, tmp_path):
     for name in ("qwen2_vl", "qwen2_audio"):
-        made, template, where = saved(name, tmp_path / name)
-        kind = "audio" if name == "qwen2_audio" else "image"
-        file = real_data / "multimodal" / ("mllm_audio_demo.json" if kind == "audio" else "mllm_demo.json")
-        store = stored(file, tmp_path / f"{name}_store", where)
-        model = make(name, made)
-        expected = alone(made, model, template, store, file)
-        found = packed(name, model, batchloom.Loader(store, **SIZES))
-        assert found == {number: pytest.approx(loss, rel=1e-4) for number, loss in expected.items()}
+        processor, template, processor_folder = save_with_template(name, tmp_path / name)
+        medium = "audio" if name == "qwen2_audio" else "image"
+        file = real_data / "multimodal" / ("mllm_audio_demo.json" if medium == "audio" else "mllm_demo.json")
+        store = make_store(file, tmp_path / f"{name}_store", processor_folder)
+        model = make(name, processor)
+        expected = compute_single_losses(processor, model, template, store, file)
+        actual = compute_packed_losses(name, model, batchloom.Loader(store, **SIZES))
+        assert actual == {number: pytest.approx(loss, rel=1e-4) for number, loss in expected.items()}
 
 
 def as_numpy(batch):
     return {name: np.asarray(value) for name, value in batch.items()}
 
 
-def same(first, second):
+def assert_same_batch(first, second):
     assert set(first) == set(second)
     for name in first:
         assert np.array_equal(first[name], second[name]), name
 
 
-def alike(first, second):
-    """The same but for zeros behind the features of a row, of which there are as many as its batch needs."""
+def assert_same_but_padding(first, second):
+    """Require equal arrays, apart from the zeros that pad features."""
     assert set(first) == set(second)
-    for name, one in first.items():
-        other = second[name]
-        common = tuple(slice(0, min(pair)) for pair in zip(one.shape, other.shape, strict=True))
-        assert np.array_equal(one[common], other[common]), name
-        for array in (one, other):
+    for name, left in first.items():
+        right = second[name]
+        common = tuple(slice(0, min(pair)) for pair in zip(left.shape, right.shape, strict=True))
+        assert np.array_equal(left[common], right[common]), name
+        for array in (left, right):
             assert np.count_nonzero(array) == np.count_nonzero(array[common])
 
 
 @SOME_FAMILIES
-def test_any_step_is_given_on_its_own_on_any_rank(family):
+def test_any_step_can_be_read_alone_on_any_rank(family):
     _, _, _, store, _ = family
     loader = batchloom.Loader(store, **SIZES)
-    whole = list(loader)
-    again = batchloom.Loader(store, **SIZES, media=MediaOptions(workers=1, memory=1 << 20), prefetch=0)
-    for step, batch in enumerate(whole):
-        same(as_numpy(again[step]), as_numpy(batch))
+    batches = list(loader)
+    random_access = batchloom.Loader(store, **SIZES, media=MediaOptions(workers=1, memory=1 << 20), prefetch=0)
+    for step, batch in enumerate(batches):
+        assert_same_batch(as_numpy(random_access[step]), as_numpy(batch))
     for rank in (0, 1):
-        part = batchloom.Loader(store, **SIZES, rank=rank, world_size=2)[0]
-        row = whole[0].split(1)[rank]
+        rank_batch = batchloom.Loader(store, **SIZES, rank=rank, world_size=2)[0]
+        row = batches[0].split(1)[rank]
         for name in ("input_ids", "labels", "position_ids"):
-            assert torch.equal(part[name], row[name])
+            assert torch.equal(rank_batch[name], row[name])
 
 
 @SOME_FAMILIES
@@ -217,40 +220,40 @@ def test_a_run_goes_on_with_its_media_on_other_numbers_of_ranks(family):
         ranks = [batchloom.Loader(store, **sizes, rank=rank, world_size=world_size) for rank in range(world_size)]
         for rank in ranks:
             rank.load_state_dict(state)
-        seen = 0
+        rows_with_media = 0
         for number, batches in enumerate(zip(*ranks, strict=True), step):
-            given = [part for batch in batches for part in batch.split(1)]
-            wanted = {part["input_ids"].numpy().tobytes(): part for part in rows[number]}
-            assert {part["input_ids"].numpy().tobytes() for part in given} == set(wanted)
-            for part in given:
-                alike(as_numpy(part), as_numpy(wanted[part["input_ids"].numpy().tobytes()]))
-                seen += len(part) > len(PLAIN & set(part))
-        assert seen
+            actual = [row for batch in batches for row in batch.split(1)]
+            expected = {row["input_ids"].numpy().tobytes(): row for row in rows[number]}
+            assert {row["input_ids"].numpy().tobytes() for row in actual} == set(expected)
+            for row in actual:
+                assert_same_but_padding(as_numpy(row), as_numpy(expected[row["input_ids"].numpy().tobytes()]))
+                rows_with_media += len(row) > len(TEXT_ARRAYS & set(row))
+        assert rows_with_media
 
 
 @SOME_FAMILIES
 def test_parts_of_a_batch_hold_the_features_of_their_rows(family):
-    name, made, _, store, _ = family
-    model = make(name, made)
+    name, processor, _, store, _ = family
+    model = make(name, processor)
     for form in ("rows", "varlen"):
         loader = batchloom.Loader(store, seq_len=900, global_batch_size=4, form=form)
         batch = loader[0]
         split = batch.split(1)
         assert len(split) == 4
-        features = [key for key in batch if key not in PLAIN]
+        features = [key for key in batch if key not in TEXT_ARRAYS]
         for key in features:
-            there = [part[key] for part in split if key in part]
-            assert sum(one.shape[0] for one in there) >= 1
+            feature_parts = [part[key] for part in split if key in part]
+            assert sum(array.shape[0] for array in feature_parts) >= 1
         if form == "varlen":
             continue
         with torch.no_grad():
-            whole = model(**inputs_of(name, batch), use_cache=False).logits
+            batch_scores = model(**inputs_of(name, batch), use_cache=False).logits
             for row, part in enumerate(split):
-                one = model(**inputs_of(name, part), use_cache=False).logits
-                assert (one[0] - whole[row]).abs().max() < 1e-4
+                part_scores = model(**inputs_of(name, part), use_cache=False).logits
+                assert (part_scores[0] - batch_scores[row]).abs().max() < 1e-4
 
 
-PLAIN = {
+TEXT_ARRAYS = {
     *("input_ids", "labels", "position_ids", "seq_idx", "token_type_ids"),
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
 }
@@ -258,37 +261,37 @@ PLAIN = {
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory):
-    return made_of("qwen2_vl", tmp_path_factory.mktemp("qwen"))
+    return make_family("qwen2_vl", tmp_path_factory.mktemp("qwen"))
 
 
-def test_a_batch_that_was_rebuilt_is_not_cut_blindly(qwen):
+def test_a_rebuilt_batch_is_not_split(qwen):
     batch = batchloom.Loader(qwen[3], **SIZES)[0]
     with pytest.raises(PlanError, match="does not know which features its rows hold"):
         type(batch)(dict(batch)).split(1)
 
 
 def test_positions_are_those_of_the_model(qwen):
-    """M-RoPE: of each document what ``get_rope_index`` of transformers gives it alone."""
-    _, made, _, store, _ = qwen
-    model = make("qwen2_vl", made)
+    """M-RoPE positions are those of transformers' ``get_rope_index``."""
+    _, processor, _, store, _ = qwen
+    model = make("qwen2_vl", processor)
     pad = store.tokenizer.control["<|image_pad|>"]
     loader = batchloom.Loader(store, **SIZES)
     for batch in loader:
         rows = loader.plan.rows(*loader.plan.positions_of(batch.step))
-        grids, seen = batch["image_grid_thw"], 0
+        grids, used_grids = batch["image_grid_thw"], 0
         for row in range(len(rows)):
             for span in range(rows.pointers[row], rows.pointers[row + 1]):
                 begin, length = int(rows.row_offsets[span]), int(rows.lengths[span])
                 ids = batch["input_ids"][row, begin : begin + length][None]
                 types = (ids == pad).int()
                 images = int((types[:, 1:] > types[:, :-1]).sum())
-                own = grids[seen : seen + images]
-                seen += images
-                expected, _ = model.model.get_rope_index(ids, types, own if images else None)
-                found = batch["position_ids"][:, row, begin : begin + length]
-                assert torch.equal(found[1:], expected[:, 0])
-                assert torch.equal(found[0], torch.arange(length))
-        assert seen == len(grids)
+                document_grids = grids[used_grids : used_grids + images]
+                used_grids += images
+                expected, _ = model.model.get_rope_index(ids, types, document_grids if images else None)
+                actual = batch["position_ids"][:, row, begin : begin + length]
+                assert torch.equal(actual[1:], expected[:, 0])
+                assert torch.equal(actual[0], torch.arange(length))
+        assert used_grids == len(grids)
 
 
 def test_positions_of_aligned_documents_in_a_flattened_row(qwen):
@@ -300,15 +303,15 @@ def test_positions_of_aligned_documents_in_a_flattened_row(qwen):
         cuts = batch.layout
         owners = np.repeat(np.arange(2), np.diff(cuts.pointers))
         for span, length in enumerate(cuts.lengths.tolist()):
-            place = int(cuts.offsets[span])
-            expected = batch["position_ids"][:, owners[span], place : place + length]
-            found = flat["position_ids"][:, 0, bounds[span] : bounds[span] + length]
-            assert torch.equal(found, expected)
+            offset = int(cuts.offsets[span])
+            expected = batch["position_ids"][:, owners[span], offset : offset + length]
+            actual = flat["position_ids"][:, 0, bounds[span] : bounds[span] + length]
+            assert torch.equal(actual, expected)
 
 
 def test_positions_of_a_pinned_document():
-    found = compute_mrope_positions(9, [(2, 4, (1, 4, 4))], 2)
-    assert found.tolist() == [
+    positions = compute_mrope_positions(9, [(2, 4, (1, 4, 4))], 2)
+    assert positions.tolist() == [
         [0, 1, 2, 2, 2, 2, 4, 5, 6],
         [0, 1, 2, 2, 3, 3, 4, 5, 6],
         [0, 1, 2, 3, 2, 3, 4, 5, 6],
@@ -346,21 +349,23 @@ def test_documents_with_media_are_never_cut(qwen):
         batchloom.Loader(qwen[3], **SIZES, augment={"noise_prob": 0.1})
     lengths = [len(qwen[3][number].ids) for number in range(len(qwen[3]))]
     loader = batchloom.Loader(qwen[3], seq_len=max(lengths) - 1, global_batch_size=1)
-    held = {int(one) for step in range(len(loader)) for one in loader.plan.rows(step, step + 1).documents}
-    assert len(held) == len(lengths) - lengths.count(max(lengths))
+    served_documents = {
+        int(document) for step in range(len(loader)) for document in loader.plan.rows(step, step + 1).documents
+    }
+    assert len(served_documents) == len(lengths) - lengths.count(max(lengths))
 
 
 @pytest.fixture
-def moved(qwen, tmp_path):
-    """A store whose pictures can be changed; gives it and its file."""
+def store_copy(qwen, tmp_path):
+    """Store whose pictures a test may change, and its input file."""
     folder = tmp_path / "in"
     shutil.copytree(qwen[4].parent, folder)
-    store = stored(folder / "talks.json", tmp_path / "store", qwen[3].path.parent / "processor")
+    store = make_store(folder / "talks.json", tmp_path / "store", qwen[3].path.parent / "processor")
     return store, folder / "talks.json"
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda path: path.unlink(), "is missing"),
         (lambda path: path.write_bytes(b""), r"has 0 bytes, but had \d"),
@@ -371,15 +376,15 @@ def moved(qwen, tmp_path):
         (lambda path: path.write_bytes(path.read_bytes()[::-1]), "is not the file that its tokens were made from"),
     ],
 )
-def test_a_medium_that_is_gone_or_another_is_told_with_its_document(moved, change, said):
-    store, file = moved
+def test_a_missing_or_changed_medium_is_reported_with_its_document(store_copy, change, message):
+    store, file = store_copy
     change(file.parent / "pictures" / "3_0.jpg")
     number = next(n for n in range(len(store)) if store.provenance.of(n).record == 3)
-    with pytest.raises(MediumError, match=said) as told:
+    with pytest.raises(MediumError, match=message) as error:
         list(batchloom.Loader(store, **SIZES))
-    assert f"Document {number} of {store.path}" in str(told.value)
-    assert "talks.json" in str(told.value)
-    assert "pictures/3_0.jpg" in str(told.value)
+    assert f"Document {number} of {store.path}" in str(error.value)
+    assert "talks.json" in str(error.value)
+    assert "pictures/3_0.jpg" in str(error.value)
 
 
 def test_an_edit_that_would_cut_media_is_refused(qwen):
@@ -392,8 +397,8 @@ def test_an_edit_that_would_cut_media_is_refused(qwen):
     assert [batch["input_ids"].shape[1] for batch in loader] == [longest + 40, *[longest] * 5]
 
 
-def test_a_plan_that_cuts_media_is_told(qwen):
-    """Where nobody asked the loader: of a ready plan, or of a journal."""
+def test_a_plan_that_cuts_media_is_refused(qwen):
+    """A ready plan, or a journal, does not pass through the loader's checks."""
     longest = int(qwen[3].lengths.slice(0, len(qwen[3])).max())
     sizes = {"seq_len": longest, "global_batch_size": 1, "steps": 6}
     plan = batchloom.Loader(batchloom.Mixture({"a": 1}, stores={"a": qwen[3]}), **sizes).plan
@@ -402,20 +407,20 @@ def test_a_plan_that_cuts_media_is_told(qwen):
         list(loader)
 
 
-def test_an_image_that_another_decoder_turns_is_told(qwen, tmp_path, monkeypatch):
+def test_an_image_that_another_decoder_rotates_is_refused(qwen, tmp_path, monkeypatch):
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "a.png").write_bytes(encoded(picture(140, 60), "PNG"))
     row = {"messages": talk("<image>Who?", "A cat."), "images": ["a.png"]}
     (folder / "in.jsonl").write_text(json.dumps(row))
-    store = stored(folder / "in.jsonl", tmp_path / "store", qwen[3].path.parent / "processor")
+    store = make_store(folder / "in.jsonl", tmp_path / "store", qwen[3].path.parent / "processor")
 
-    def turned(image, *, in_place):
+    def rotate(image, *, in_place):
         assert in_place
         image.im = image.rotate(90, expand=True).im
         image._size = image.im.size
 
-    monkeypatch.setattr("PIL.ImageOps.exif_transpose", turned)
+    monkeypatch.setattr("PIL.ImageOps.exif_transpose", rotate)
     with pytest.raises(MediumError, match="is 60 x 140 pixels, but its header said 140 x 60"):
         list(batchloom.Loader(store, **SIZES, prefetch=0))
 
@@ -426,7 +431,7 @@ def test_a_child_goes_on_while_its_parent_decodes(qwen):
     loader = batchloom.Loader(qwen[3], **SIZES)
     iterator = iter(loader)
     next(iterator)
-    # As if threads of the parent held all of it when the child was forked.
+    # Simulate parent threads that hold the whole budget when the child is forked.
     with loader.media._budget.reserve(1 << 50):
         child = multiprocessing.get_context("fork").Process(target=loader.batch, args=(0,))
         child.start()
@@ -434,20 +439,20 @@ def test_a_child_goes_on_while_its_parent_decodes(qwen):
     assert child.exitcode == 0
 
 
-def test_media_may_have_moved_as_a_whole(moved):
-    store, file = moved
+def test_a_folder_of_media_may_move(store_copy):
+    store, file = store_copy
     before = [as_numpy(batch) for batch in batchloom.Loader(store, **SIZES)]
-    elsewhere = file.parent.with_name("elsewhere")
-    file.parent.rename(elsewhere)
+    moved_folder = file.parent.with_name("elsewhere")
+    file.parent.rename(moved_folder)
     with pytest.raises(MediumError, match="is missing"):
         list(batchloom.Loader(store, **SIZES))
-    found = batchloom.Loader(store, **SIZES, media=MediaOptions(folder=str(elsewhere)))
-    for first, second in zip(before, found, strict=True):
-        same(first, as_numpy(second))
+    loader = batchloom.Loader(store, **SIZES, media=MediaOptions(folder=str(moved_folder)))
+    for expected, actual in zip(before, loader, strict=True):
+        assert_same_batch(expected, as_numpy(actual))
 
 
-def test_a_damaged_report_is_told_where_it_is_needed(moved):
-    store, file = moved
+def test_a_damaged_report_is_an_error_only_where_it_is_needed(store_copy):
+    store, file = store_copy
     (store.path / "report.json").write_text("{")
     with pytest.raises(StoreError, match="it records the folders of relative image and audio paths"):
         list(batchloom.Loader(store, **SIZES))
@@ -457,49 +462,49 @@ def test_a_damaged_report_is_told_where_it_is_needed(moved):
         list(batchloom.Loader(store, **SIZES))
 
 
-def test_workers_of_a_dataloader_read_media_as_they_are_told(moved):
-    store, file = moved
+def test_workers_of_a_dataloader_use_the_media_options(store_copy):
+    store, file = store_copy
     before = [as_numpy(batch) for batch in batchloom.Loader(store, **SIZES)]
-    elsewhere = file.parent.with_name("elsewhere")
-    file.parent.rename(elsewhere)
-    loader = batchloom.Loader(store, **SIZES, media=MediaOptions(folder=str(elsewhere)))
-    given = torch.utils.data.DataLoader(
+    moved_folder = file.parent.with_name("elsewhere")
+    file.parent.rename(moved_folder)
+    loader = batchloom.Loader(store, **SIZES, media=MediaOptions(folder=str(moved_folder)))
+    dataloader = torch.utils.data.DataLoader(
         LoaderDataset(loader), batch_size=None, num_workers=1, multiprocessing_context="spawn"
     )
-    for first, second in zip(before, given, strict=True):
-        same(first, as_numpy(second))
+    for expected, actual in zip(before, dataloader, strict=True):
+        assert_same_batch(expected, as_numpy(actual))
 
 
-def test_what_is_banned_is_served_without_its_media(qwen):
+def test_banned_documents_are_served_without_their_media(qwen):
     mixture = batchloom.Mixture({"a": 1}, stores={"a": qwen[3]})
     loader = batchloom.Loader(mixture, **SIZES, steps=4, overlong="drop")
     before = batchloom.explain(loader, 0)
-    held = [span for sequence in before for span in sequence.spans]
-    banned = next(span.document for span in held if span.media)
-    gone = sum(len(span.media) for span in held if span.document == banned)
+    spans = [span for sequence in before for span in sequence.spans]
+    banned = next(span.document for span in spans if span.media)
+    banned_media = sum(len(span.media) for span in spans if span.document == banned)
     images = len(loader[0]["image_grid_thw"])
     loader.edit(batchloom.Edit(step=0, ban={"a": [banned]}))
     batch = as_numpy(loader[0])
-    told = [span for sequence in batchloom.explain(loader, 0) for span in sequence.spans]
-    assert all(span.media == () for span in told if span.document == banned)
-    assert len(batch["image_grid_thw"]) == images - gone
+    after = [span for sequence in batchloom.explain(loader, 0) for span in sequence.spans]
+    assert all(span.media == () for span in after if span.document == banned)
+    assert len(batch["image_grid_thw"]) == images - banned_media
     pad = qwen[3].tokenizer.control["<|image_pad|>"]
     patches = int(batch["image_grid_thw"].prod(axis=1).sum())
     assert int((batch["input_ids"] == pad).sum()) == patches // 4
 
 
-def test_what_a_step_holds_is_told_with_its_media(qwen):
+def test_explain_lists_the_media_of_a_step(qwen):
     loader = batchloom.Loader(qwen[3], **SIZES)
-    told = [
+    media_spans = [
         (span, medium)
         for step in range(len(loader))
         for sequence in batchloom.explain(loader, step)
         for span in sequence.spans
         for medium in span.media
     ]
-    assert told
+    assert media_spans
     pad = qwen[3].tokenizer.control["<|image_pad|>"]
-    for span, medium in told:
+    for span, medium in media_spans:
         assert medium.kind == "image"
         assert (qwen[4].parent / medium.path).is_file()
         ids = qwen[3][span.document].ids[medium.start : medium.stop]
@@ -507,38 +512,38 @@ def test_what_a_step_holds_is_told_with_its_media(qwen):
         assert span.trained < span.stop - span.start - (medium.stop - medium.start)
 
 
-def test_held_media_need_no_files(qwen, tmp_path):
+def test_embedded_media_need_no_files(qwen, tmp_path):
     folder = tmp_path / "in"
     shutil.copytree(qwen[4].parent, folder)
     processor = qwen[3].path.parent / "processor"
-    store = stored(folder / "talks.json", tmp_path / "store", processor, keep="embed")
+    store = make_store(folder / "talks.json", tmp_path / "store", processor, keep="embed")
     shutil.rmtree(folder)
-    expected = batchloom.Loader(qwen[3], **SIZES)
-    for first, second in zip(expected, batchloom.Loader(store, **SIZES), strict=True):
-        same(as_numpy(first), as_numpy(second))
+    reference = batchloom.Loader(qwen[3], **SIZES)
+    for expected, actual in zip(reference, batchloom.Loader(store, **SIZES), strict=True):
+        assert_same_batch(as_numpy(expected), as_numpy(actual))
 
 
 def test_stores_of_several_processors_are_refused(qwen, tmp_path):
-    other = save(MADE["qwen2_vl"](max_pixels=28 * 28 * 16), tmp_path / "processor")
-    store = stored(qwen[4], tmp_path / "store", other)
+    other_processor = save(MADE["qwen2_vl"](max_pixels=28 * 28 * 16), tmp_path / "processor")
+    store = make_store(qwen[4], tmp_path / "store", other_processor)
     mixture = batchloom.Mixture({"a": 1, "b": 1}, stores={"a": qwen[3], "b": store})
     with pytest.raises(PlanError, match="have several processors"):
         batchloom.Loader(mixture, **SIZES, overlong="drop", steps=2)
 
 
-def test_wrong_settings_are_told():
-    with pytest.raises(SettingsError) as told:
+def test_invalid_options_are_refused():
+    with pytest.raises(SettingsError) as error:
         MediaOptions(workers=-1, memory=3, folder=5)
-    assert len(told.value.problems) == 3
+    assert len(error.value.problems) == 3
 
 
 def test_features_of_other_shapes_are_filled_up():
-    found = join_features([{"x": np.ones((1, 2, 3))}, {"x": np.full((2, 3, 2), 2.0)}])
-    assert found["x"].shape == (3, 3, 3)
-    assert found["x"].sum() == 6 + 24
+    joined = join_features([{"x": np.ones((1, 2, 3))}, {"x": np.full((2, 3, 2), 2.0)}])
+    assert joined["x"].shape == (3, 3, 3)
+    assert joined["x"].sum() == 6 + 24
 
 
-def test_a_store_of_text_is_read_as_ever(tmp_path):
+def test_a_store_of_text_has_no_media_arrays(tmp_path):
     store = write_store(tmp_path / "store", [[1, 2, 3]] * 9)
     batch = batchloom.Loader(store, seq_len=8, global_batch_size=2)[0]
     assert set(batch) == {"input_ids", "labels", "position_ids"}

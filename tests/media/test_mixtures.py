@@ -1,4 +1,4 @@
-"""Texts and documents with media in one plan: what is cut, what each rank is dealt, and how it goes on."""
+"""Texts and documents with media in one plan: cuts, balance and resuming."""
 
 import json
 
@@ -10,8 +10,8 @@ from batchloom import Edit, Mixture, PlanError
 from batchloom.analysis.plan_questions import assign_step_ranks, sort_by_rank
 from batchloom.batches import BatchOptions
 from batchloom.plan import SourceSpec, compute_imbalance, deal_contiguous
-from media.made import encoded, picture, talk
 from media.processors import MADE, save
+from media.sample_media import encoded, picture, talk
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SIZES = {"seq_len": 512, "global_batch_size": 16, "output": "numpy"}
@@ -20,7 +20,7 @@ BALANCED = BatchOptions(balance=True)
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
-    """A store of texts, some of them long, and one of conversations of which most hold images."""
+    """Stores of texts, of conversations with images, and of both."""
     folder = tmp_path_factory.mktemp("mixed")
     processor = save(MADE["qwen2_vl"](), folder / "processor")
     (folder / "pictures").mkdir()
@@ -35,28 +35,28 @@ def stores(tmp_path_factory):
     (folder / "talks.json").write_text(json.dumps(rows))
     texts = [{"text": f"Line {n}. " * int(rng.integers(1, 220))} for n in range(120)]
     (folder / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
-    given = {"tokenizer": str(processor), "val_fraction": 0, "dedup": "none"}
+    settings = {"tokenizer": str(processor), "val_fraction": 0, "dedup": "none"}
     media = {"processor": str(processor)}
-    batchloom.prepare(folder / "talks.json", out=folder / "seen", media=media, **given)
-    batchloom.prepare(folder / "texts.jsonl", out=folder / "text", **given)
-    both = [str(folder / name) for name in ("talks.json", "texts.jsonl")]
-    batchloom.prepare(both, out=folder / "both", media=media, **given)
+    batchloom.prepare(folder / "talks.json", out=folder / "seen", media=media, **settings)
+    batchloom.prepare(folder / "texts.jsonl", out=folder / "text", **settings)
+    sources = [str(folder / name) for name in ("talks.json", "texts.jsonl")]
+    batchloom.prepare(sources, out=folder / "both", media=media, **settings)
     return {name: batchloom.open_store(folder / name) for name in ("seen", "text", "both")}
 
 
-def mixture_of(stores, **more):
-    named = {name: stores[name] for name in ("seen", "text")}
-    return Mixture({"seen": 0.6, "text": 0.4}, stores=named, **more)
+def make_mixture(stores, **options):
+    named_stores = {name: stores[name] for name in ("seen", "text")}
+    return Mixture({"seen": 0.6, "text": 0.4}, stores=named_stores, **options)
 
 
 def test_texts_are_cut_and_media_are_left_out(stores):
-    loader = batchloom.Loader(mixture_of(stores), **(SIZES | {"seq_len": 64}), steps=4)
+    loader = batchloom.Loader(make_mixture(stores), **(SIZES | {"seq_len": 64}), steps=4)
     rows = loader.plan.rows(0, 64)
     cut = (rows.starts > 0) & (rows.sources == list(loader.plan.stores).index("text"))
     assert cut.any()
-    seen = rows.sources == list(loader.plan.stores).index("seen")
-    whole = stores["seen"].lengths.take(rows.documents[seen])
-    assert np.array_equal(rows.lengths[seen], whole)
+    with_media = rows.sources == list(loader.plan.stores).index("seen")
+    full_lengths = stores["seen"].lengths.take(rows.documents[with_media])
+    assert np.array_equal(rows.lengths[with_media], full_lengths)
     assert any("pixel_values" in batch for batch in loader)
     assert loader.plan.left_out().documents
 
@@ -67,60 +67,61 @@ def test_a_store_of_both_cuts_nothing(stores, caplog):
     loader = batchloom.Loader(stores["both"], **sizes)
     assert loader.plan.spec.overlong == "drop"
     next(iter(loader))
-    (said,) = [r.getMessage() for r in caplog.records if "leaves" in r.getMessage()]
-    assert "a larger seq_len keeps them" in said
+    (warning,) = [r.getMessage() for r in caplog.records if "leaves" in r.getMessage()]
+    assert "a larger seq_len keeps them" in warning
     assert batchloom.inspect(stores["both"].path).overlong == "drop"
 
 
 @pytest.mark.parametrize("rule", ["split", "truncate"])
 def test_a_source_that_would_cut_media_is_refused_by_name(stores, rule):
-    mixture = mixture_of(stores, sources={"seen": SourceSpec(overlong=rule)})
+    mixture = make_mixture(stores, sources={"seen": SourceSpec(overlong=rule)})
     with pytest.raises(PlanError, match=f"overlong='{rule}' .* of source 'seen' is never cut"):
         batchloom.Loader(mixture, **SIZES, steps=2)
-    mixture = mixture_of(stores, sources={"text": SourceSpec(overlong=rule)})
+    mixture = make_mixture(stores, sources={"text": SourceSpec(overlong=rule)})
     assert batchloom.Loader(mixture, **SIZES, steps=2, overlong="drop")[0]
 
 
-def media_tokens(store, batch):
+def count_media_tokens(store, batch):
     return int((batch["input_ids"] == store.tokenizer.control["<|image_pad|>"]).sum())
 
 
-def ranks_of(data, world, **more):
+def open_rank_loaders(data, world, **options):
     return [
-        batchloom.Loader(data, **SIZES, steps=6, batch=BALANCED, rank=r, world_size=world, **more) for r in range(world)
+        batchloom.Loader(data, **SIZES, steps=6, batch=BALANCED, rank=r, world_size=world, **options)
+        for r in range(world)
     ]
 
 
-def row_set(batches):
+def sort_rows(batches):
     return sorted(row.tobytes() for batch in batches for row in batch["input_ids"])
 
 
 def test_ranks_have_about_the_same_media(stores):
-    mixture, store = mixture_of(stores), stores["seen"]
-    whole = batchloom.Loader(mixture, **SIZES, steps=6)
+    mixture, store = make_mixture(stores), stores["seen"]
+    unbalanced = batchloom.Loader(mixture, **SIZES, steps=6)
     plain = [batchloom.Loader(mixture, **SIZES, steps=6, rank=rank, world_size=4) for rank in range(4)]
-    loaders = ranks_of(mixture, 4)
+    loaders = open_rank_loaders(mixture, 4)
     dealt_most, plain_most = [], []
     for step in range(6):
         batches = [loader[step] for loader in loaders]
-        # The step holds what it held, and every rank as many rows.
-        assert row_set(batches) == row_set([whole[step]])
-        tokens = [media_tokens(store, batch) for batch in batches]
+        # Balancing changes neither the rows of a step nor their number per rank.
+        assert sort_rows(batches) == sort_rows([unbalanced[step]])
+        tokens = [count_media_tokens(store, batch) for batch in batches]
         for batch, count in zip(batches, tokens, strict=True):
             # Features go where their tokens go.
             grids = batch.get("image_grid_thw", np.zeros((0, 3), np.int64))
             assert int(grids.prod(axis=1).sum()) == 4 * count
         dealt_most.append(max(tokens) * 4 / sum(tokens))
-        tokens = [media_tokens(store, loader[step]) for loader in plain]
+        tokens = [count_media_tokens(store, loader[step]) for loader in plain]
         plain_most.append(max(tokens) * 4 / sum(tokens))
-        found = loaders[0].imbalance(step)
-        assert dealt_most[-1] <= found.actual + 1e-12 <= found.in_order + 1e-12
+        imbalance = loaders[0].imbalance(step)
+        assert dealt_most[-1] <= imbalance.actual + 1e-12 <= imbalance.in_order + 1e-12
     assert np.mean(dealt_most) < 1.2 < 1.35 < np.mean(plain_most)
 
 
-def test_attention_alone_would_leave_towers_waiting(stores):
-    """What the tokens of media add to the cost is what evens them out."""
-    loader = batchloom.Loader(mixture_of(stores), **SIZES, steps=6, batch=BALANCED)
+def test_costs_of_media_tokens_even_out_ranks(stores):
+    """Costs that count media tokens give ranks more even loads."""
+    loader = batchloom.Loader(make_mixture(stores), **SIZES, steps=6, batch=BALANCED)
     plan = loader.plan
     uneven, even = [], []
     for step in range(6):
@@ -131,43 +132,43 @@ def test_attention_alone_would_leave_towers_waiting(stores):
     assert np.mean(even) < np.mean(uneven)
 
 
-def test_a_store_without_media_is_dealt_as_ever(stores):
+def test_a_store_without_media_has_one_cost_per_row(stores):
     loader = batchloom.Loader(stores["text"], **SIZES, batch=BALANCED)
     rows = loader.plan.rows(0, 16)
     assert loader.costs.of(loader.plan, rows).shape == (16,)
 
 
-def test_questions_know_the_ranks(stores):
-    mixture = mixture_of(stores)
-    loaders = ranks_of(mixture, 4)
-    of = assign_step_ranks(loaders[0], 2, 4)
-    whole = batchloom.Loader(mixture, **SIZES, steps=6)[2]["input_ids"]
-    order = sort_by_rank(loaders[0], 2, of)
+def test_analysis_knows_the_ranks(stores):
+    mixture = make_mixture(stores)
+    loaders = open_rank_loaders(mixture, 4)
+    rank_of_row = assign_step_ranks(loaders[0], 2, 4)
+    rows = batchloom.Loader(mixture, **SIZES, steps=6)[2]["input_ids"]
+    order = sort_by_rank(loaders[0], 2, rank_of_row)
     for rank, loader in enumerate(loaders):
-        assert np.array_equal(loader[2]["input_ids"], whole[order[of[order] == rank]])
-    told = batchloom.explain(loaders[0], 2, rank=1, world_size=4)
-    assert [sequence.position - 32 for sequence in told] == order[of[order] == 1].tolist()
+        assert np.array_equal(loader[2]["input_ids"], rows[order[rank_of_row[order] == rank]])
+    sequences = batchloom.explain(loaders[0], 2, rank=1, world_size=4)
+    assert [sequence.position - 32 for sequence in sequences] == order[rank_of_row[order] == 1].tolist()
 
 
 def test_a_run_goes_on_on_other_ranks(stores):
-    mixture = mixture_of(stores)
-    two = ranks_of(mixture, 2)
-    for loader in two:
+    mixture = make_mixture(stores)
+    loaders = open_rank_loaders(mixture, 2)
+    for loader in loaders:
         iterator = iter(loader)
         for _ in range(3):
             next(iterator)
-    state = two[0].state_dict()
-    assert state == two[1].state_dict()
-    whole = batchloom.Loader(mixture, **SIZES, steps=6)
-    four = ranks_of(mixture, 4)
-    for loader in four:
+    state = loaders[0].state_dict()
+    assert state == loaders[1].state_dict()
+    reference = batchloom.Loader(mixture, **SIZES, steps=6)
+    resumed = open_rank_loaders(mixture, 4)
+    for loader in resumed:
         loader.load_state_dict(state)
-    for step, batches in zip(range(3, 6), zip(*four, strict=True), strict=True):
-        assert row_set(batches) == row_set([whole[step]])
+    for step, batches in zip(range(3, 6), zip(*resumed, strict=True), strict=True):
+        assert sort_rows(batches) == sort_rows([reference[step]])
 
 
-def test_what_is_banned_costs_no_media(stores):
-    loader = batchloom.Loader(mixture_of(stores), **SIZES, steps=6, batch=BALANCED)
+def test_banned_documents_cost_no_media(stores):
+    loader = batchloom.Loader(make_mixture(stores), **SIZES, steps=6, batch=BALANCED)
     plan = loader.plan
     before = loader.costs.media_tokens(plan, plan.rows(0, 16))
     everything = list(range(len(stores["seen"])))

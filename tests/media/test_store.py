@@ -1,4 +1,4 @@
-"""Conversations with media become a store: their tokens, their media beside them, and what is kept aside."""
+"""Stores of conversations with media: tokens, media files and quarantine."""
 
 import json
 import re
@@ -24,8 +24,8 @@ from batchloom.store import (
     remove_documents,
     verify_store,
 )
-from media.made import encoded, picture, sound, talk, write_images, write_sounds
 from media.processors import MADE, save
+from media.sample_media import encoded, make_sound, picture, talk, write_images, write_sounds
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -36,7 +36,7 @@ def processors(tmp_path_factory):
     return {name: str(save(MADE[name](), folder / name)) for name in ("qwen2_vl", "qwen2_audio", "gemma3")}
 
 
-def prepared(file, out, processor, **settings):
+def prepare_store(file, out, processor, **settings):
     media = {"processor": processor, **settings.pop("media", {})}
     batchloom.prepare(
         file,
@@ -50,34 +50,34 @@ def prepared(file, out, processor, **settings):
 
 
 @pytest.fixture(scope="module")
-def talks(tmp_path_factory):
+def talks_file(tmp_path_factory):
     return write_images(tmp_path_factory.mktemp("talks"))
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory, talks, processors):
-    return prepared(talks, tmp_path_factory.mktemp("made") / "store", processors["qwen2_vl"])
+def store(tmp_path_factory, talks_file, processors):
+    return prepare_store(talks_file, tmp_path_factory.mktemp("made") / "store", processors["qwen2_vl"])
 
 
-def test_every_document_names_its_media_and_their_tokens(store, talks, processors):
-    rows = json.loads(talks.read_text())
+def test_every_document_names_its_media_and_their_tokens(store, talks_file, processors):
+    rows = json.loads(talks_file.read_text())
     processor = open_processor(Path(processors["qwen2_vl"]))
     family, pad = processor.families["image"], store.tokenizer.control["<|image_pad|>"]
     media = StoreMedia(store)
     assert media.any
-    assert folders_of(store) == {str(talks.parent)}
+    assert list_media_folders(store) == {str(talks_file.parent)}
     for number in range(len(store)):
         row = rows[store.provenance.of(number).record]
-        (found,) = media.of(np.array([number]))
-        assert [one.location for one in found] == row.get("images", [])
+        (items,) = media.of(np.array([number]))
+        assert [item.location for item in items] == row.get("images", [])
         ids = store[number].ids
-        for one in found:
-            facts = one.facts
-            assert family.expand(facts).runs == (one.tokens,)
-            assert (ids[one.start : one.start + one.tokens] == pad).all()
-            assert one.size == (talks.parent / one.location).stat().st_size
-            assert one.blob is None
-        assert int((ids == pad).sum()) == sum(one.tokens for one in found)
+        for item in items:
+            facts = item.facts
+            assert family.expand(facts).runs == (item.tokens,)
+            assert (ids[item.start : item.start + item.tokens] == pad).all()
+            assert item.size == (talks_file.parent / item.location).stat().st_size
+            assert item.blob is None
+        assert int((ids == pad).sum()) == sum(item.tokens for item in items)
 
 
 def test_a_store_with_media_is_checked(store, tmp_path):
@@ -98,41 +98,44 @@ def test_a_store_with_media_is_checked(store, tmp_path):
 def test_the_same_job_gives_the_same_bytes_with_any_workers(tmp_path, store, processors):
     folder = tmp_path / "many"
     folder.mkdir()
-    whole = json.loads((talks_of(store)).read_text())
-    shutil.copytree(talks_of(store).parent / "pictures", folder / "pictures")
+    rows = json.loads((find_talks_file(store)).read_text())
+    shutil.copytree(find_talks_file(store).parent / "pictures", folder / "pictures")
     for number in range(3):
-        (folder / f"{number}.json").write_text(json.dumps(whole[number::3]))
-    made = [prepared(folder, tmp_path / f"out{workers}", processors["qwen2_vl"], workers=workers) for workers in (1, 2)]
+        (folder / f"{number}.json").write_text(json.dumps(rows[number::3]))
+    stores = [
+        prepare_store(folder, tmp_path / f"out{workers}", processors["qwen2_vl"], workers=workers) for workers in (1, 2)
+    ]
     first, second = (
-        {file.relative_to(one.path): file.read_bytes() for file in (one.path / "train").iterdir()} for one in made
+        {file.relative_to(built.path): file.read_bytes() for file in (built.path / "train").iterdir()}
+        for built in stores
     )
     assert first == second
     assert Path("train/shard_00000.media") in first
 
 
-def folders_of(store):
-    return {folder for some in StoreMedia(store).folders for folder in some.values()}
+def list_media_folders(store):
+    return {folder for shard_folders in StoreMedia(store).folders for folder in shard_folders.values()}
 
 
-def talks_of(store):
-    (folder,) = folders_of(store)
+def find_talks_file(store):
+    (folder,) = list_media_folders(store)
     return Path(folder) / "talks.json"
 
 
-def test_media_are_held_once_where_that_is_asked_for(tmp_path, processors):
+def test_embedded_media_are_stored_once(tmp_path, processors):
     file = write_images(tmp_path / "in", 3)
     rows = json.loads(file.read_text())
     file.write_text(json.dumps([*rows, {**rows[0], "messages": talk("<image>Again?", "It is.")}]))
-    store = prepared(file, tmp_path / "out", processors["qwen2_vl"], media={"keep": "embed"})
-    found = [one for some in StoreMedia(store).of(np.arange(len(store))) for one in some]
-    assert len(found) == 7
-    places = {one.location: one for one in found}
+    store = prepare_store(file, tmp_path / "out", processors["qwen2_vl"], media={"keep": "embed"})
+    media = [medium for document_media in StoreMedia(store).of(np.arange(len(store))) for medium in document_media]
+    assert len(media) == 7
+    by_location = {medium.location: medium for medium in media}
     blobs = store.path / "train" / "shard_00000.blobs"
-    assert blobs.stat().st_size == sum(one.size for one in places.values())
-    for one in found:
-        path, begin = one.blob
-        data = path.read_bytes()[begin : begin + one.size]
-        assert data == (file.parent / one.location).read_bytes()
+    assert blobs.stat().st_size == sum(medium.size for medium in by_location.values())
+    for medium in media:
+        path, begin = medium.blob
+        data = path.read_bytes()[begin : begin + medium.size]
+        assert data == (file.parent / medium.location).read_bytes()
     assert verify_store(store.path).faults == []
     data = bytearray(blobs.read_bytes())
     data[7] ^= 1
@@ -142,7 +145,7 @@ def test_media_are_held_once_where_that_is_asked_for(tmp_path, processors):
     assert any("its media end at" in fault for fault in verify_store(store.path).faults)
 
 
-def test_media_in_records_are_always_held(tmp_path, processors):
+def test_media_in_records_are_always_embedded(tmp_path, processors):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -152,19 +155,19 @@ def test_media_in_records_are_always_held(tmp_path, processors):
         "images": [[{"bytes": data, "path": "a.png"}]],
     }
     pq.write_table(pa.table(table), tmp_path / "in.parquet")
-    store = prepared(tmp_path / "in.parquet", tmp_path / "out", processors["qwen2_vl"])
-    ((one,),) = StoreMedia(store).of(np.array([0]))
-    assert one.location == ""
-    assert one.blob[0].read_bytes() == data
+    store = prepare_store(tmp_path / "in.parquet", tmp_path / "out", processors["qwen2_vl"])
+    ((medium,),) = StoreMedia(store).of(np.array([0]))
+    assert medium.location == ""
+    assert medium.blob[0].read_bytes() == data
 
 
 def test_sounds_are_stored_with_their_true_lengths(tmp_path, processors):
     file = write_sounds(tmp_path / "in")
-    store = prepared(file, tmp_path / "out", processors["qwen2_audio"])
+    store = prepare_store(file, tmp_path / "out", processors["qwen2_audio"])
     family = open_processor(Path(processors["qwen2_audio"])).families["audio"]
     token = store.tokenizer.control["<|AUDIO|>"]
-    for number, (one,) in enumerate(StoreMedia(store).of(np.arange(len(store)))):
-        assert (store[number].ids == token).sum() == one.tokens == family.expand(one.facts).runs[0]
+    for number, (medium,) in enumerate(StoreMedia(store).of(np.arange(len(store)))):
+        assert (store[number].ids == token).sum() == medium.tokens == family.expand(medium.facts).runs[0]
 
 
 BAD = {
@@ -202,7 +205,7 @@ BAD = {
 }
 
 
-def test_what_cannot_be_used_is_kept_aside_with_its_line(tmp_path, processors):
+def test_unusable_records_are_quarantined_with_their_line(tmp_path, processors):
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "good.png").write_bytes(encoded(picture(), "PNG"))
@@ -211,11 +214,11 @@ def test_what_cannot_be_used_is_kept_aside_with_its_line(tmp_path, processors):
     (folder / "drawing.png").write_text("<svg xmlns='http://www.w3.org/2000/svg'></svg>")
     (folder / "thin.png").write_bytes(encoded(picture(4000, 3), "PNG"))
     (folder / "large.png").write_bytes(encoded(picture(400, 300), "PNG"))
-    (folder / "a.wav").write_bytes(sound())
+    (folder / "a.wav").write_bytes(make_sound())
     good = {"messages": talk("<image>Who?", "A cat."), "images": ["good.png"]}
     lines = [row for bad, _ in BAD.values() for row in (bad, good)]
     (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    store = prepared(
+    store = prepare_store(
         folder / "in.jsonl",
         tmp_path / "out",
         processors["qwen2_vl"],
@@ -223,10 +226,10 @@ def test_what_cannot_be_used_is_kept_aside_with_its_line(tmp_path, processors):
         max_bad=50,
     )
     assert len(store) == len(BAD)
-    kept = [json.loads(line) for line in (store.path / "quarantine.jsonl").read_text().splitlines()]
-    assert [one["line"] for one in kept] == [1 + 2 * number for number in range(len(BAD))]
-    for one, (_, said) in zip(kept, BAD.values(), strict=True):
-        assert re.search(said, one["reason"]), one["reason"]
+    quarantined = [json.loads(line) for line in (store.path / "quarantine.jsonl").read_text().splitlines()]
+    assert [entry["line"] for entry in quarantined] == [1 + 2 * number for number in range(len(BAD))]
+    for entry, (_, message) in zip(quarantined, BAD.values(), strict=True):
+        assert re.search(message, entry["reason"]), entry["reason"]
 
 
 def test_equal_texts_about_other_images_are_no_duplicates(tmp_path, processors):
@@ -235,7 +238,7 @@ def test_equal_texts_about_other_images_are_no_duplicates(tmp_path, processors):
     (tmp_path / "same.png").write_bytes((tmp_path / "0.png").read_bytes())
     rows = [{"messages": talk("<image>Who?", "A cat."), "images": [f"{name}.png"]} for name in ("0", "1", "same")]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    store = prepared(tmp_path / "in.jsonl", tmp_path / "out", processors["qwen2_vl"], dedup="exact")
+    store = prepare_store(tmp_path / "in.jsonl", tmp_path / "out", processors["qwen2_vl"], dedup="exact")
     assert [store.provenance.of(number).record for number in range(len(store))] == [0, 1]
 
 
@@ -246,52 +249,52 @@ def test_near_duplicates_about_other_images_stay(tmp_path, processors):
     rows = [{"messages": talk("<image>Describe it.", text), "images": [f"{number % 4}.png"]} for number in range(4)]
     rows.append({"messages": talk("<image>Describe it!", text), "images": ["0.png"]})
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    store = prepared(tmp_path / "in.jsonl", tmp_path / "out", processors["qwen2_vl"], dedup="near")
+    store = prepare_store(tmp_path / "in.jsonl", tmp_path / "out", processors["qwen2_vl"], dedup="near")
     assert [store.provenance.of(number).record for number in range(len(store))] == [0, 1, 2, 3]
 
 
 def test_paths_begin_in_the_current_folder(tmp_path, processors, monkeypatch):
     write_images(tmp_path / "in", 2)
     monkeypatch.chdir(tmp_path / "in")
-    store = prepared("talks.json", tmp_path / "out", processors["qwen2_vl"])
+    store = prepare_store("talks.json", tmp_path / "out", processors["qwen2_vl"])
     assert len(store) == 3
-    again = prepared("talks.json", tmp_path / "again", processors["qwen2_vl"], media={"data_folder": "."})
-    assert len(again) == 3
+    explicit = prepare_store("talks.json", tmp_path / "again", processors["qwen2_vl"], media={"data_folder": "."})
+    assert len(explicit) == 3
 
 
 def test_images_side_by_side_whose_text_is_joined(tmp_path):
-    """Gemma 3 writes line ends around an image, and those of two images may be one token."""
+    """Gemma 3 puts line ends around an image; those of two images may be one token."""
     import tokenizers
 
-    made = MADE["gemma3"]()
-    folder = save(made, tmp_path / "processor")
+    processor = MADE["gemma3"]()
+    folder = save(processor, tmp_path / "processor")
     file = folder / "tokenizer.json"
-    whole = json.loads(file.read_text())
-    vocabulary, merges = whole["model"]["vocab"], whole["model"]["merges"]
-    added = [one["id"] for one in whole["added_tokens"]]
-    for piece in ("\u010a\u010a", "\u010a\u010a\u010a\u010a"):
-        if piece not in vocabulary:
-            vocabulary[piece] = max([*vocabulary.values(), *added]) + 1
-        half = piece[: len(piece) // 2]
+    definition = json.loads(file.read_text())
+    vocabulary, merges = definition["model"]["vocab"], definition["model"]["merges"]
+    added_ids = [entry["id"] for entry in definition["added_tokens"]]
+    for token in ("\u010a\u010a", "\u010a\u010a\u010a\u010a"):
+        if token not in vocabulary:
+            vocabulary[token] = max([*vocabulary.values(), *added_ids]) + 1
+        half = token[: len(token) // 2]
         if [half, half] not in merges:
             merges.append([half, half])
-    file.write_text(json.dumps(whole))
+    file.write_text(json.dumps(definition))
     ids = tokenizers.Tokenizer.from_file(str(file)).encode("\n\n\n\n<start_of_image>").ids
     assert len(ids) == 2
     (tmp_path / "a.png").write_bytes(encoded(picture(), "PNG"))
     row = {"messages": talk("<image><image>Who?", "Cats."), "images": ["a.png", "a.png"]}
     (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n")
-    store = prepared(tmp_path / "in.jsonl", tmp_path / "out", str(folder))
-    (found,) = StoreMedia(store).of(np.array([0]))
+    store = prepare_store(tmp_path / "in.jsonl", tmp_path / "out", str(folder))
+    (media,) = StoreMedia(store).of(np.array([0]))
     control = store.tokenizer.control
-    for one in found:
-        ids = store[0].ids[one.start : one.start + one.tokens]
+    for medium in media:
+        ids = store[0].ids[medium.start : medium.start + medium.tokens]
         assert (ids[0], ids[-1]) == (control["<start_of_image>"], control["<end_of_image>"])
 
 
 def test_appended_files_of_one_name_keep_their_own_folders(tmp_path, processors):
-    stores = [write_images(tmp_path / name, count) for name, count in (("one", 2), ("two", 3))]
-    for number, file in enumerate(stores):
+    files = [write_images(tmp_path / name, count) for name, count in (("one", 2), ("two", 3))]
+    for number, file in enumerate(files):
         if number:
             rows = json.loads(file.read_text())
             for row in rows:
@@ -307,41 +310,41 @@ def test_appended_files_of_one_name_keep_their_own_folders(tmp_path, processors)
             dedup="none",
         )
     store = batchloom.open_store(tmp_path / "out")
-    found = StoreMedia(store)
-    folders = [found.folder_of(number) for number in range(len(store))]
+    media = StoreMedia(store)
+    folders = [media.folder_of(number) for number in range(len(store))]
     assert sorted(set(folders)) == [str(tmp_path / "one"), str(tmp_path / "two")]
     assert list(batchloom.Loader(store, seq_len=900, global_batch_size=2))
 
 
-def test_what_is_appended_is_kept_as_what_is_there(tmp_path, processors):
+def test_appended_media_are_embedded_as_the_first_are(tmp_path, processors):
     file = write_images(tmp_path / "one", 2)
-    held = prepared(file, tmp_path / "out", processors["qwen2_vl"], media={"keep": "embed"})
-    assert held.manifest.recipe["reading"]["media"]["keep"] == "embed"
-    more = write_images(tmp_path / "two", 3).rename(tmp_path / "two" / "more.json")
-    batchloom.prepare(more, out=tmp_path / "out", append=True, media={"processor": processors["qwen2_vl"]})
+    embedded = prepare_store(file, tmp_path / "out", processors["qwen2_vl"], media={"keep": "embed"})
+    assert embedded.manifest.recipe["reading"]["media"]["keep"] == "embed"
+    added_file = write_images(tmp_path / "two", 3).rename(tmp_path / "two" / "more.json")
+    batchloom.prepare(added_file, out=tmp_path / "out", append=True, media={"processor": processors["qwen2_vl"]})
     grown = batchloom.open_store(tmp_path / "out")
-    found = [one for some in StoreMedia(grown).of(np.arange(len(grown))) for one in some]
-    assert all(one.blob is not None for one in found)
+    media = [medium for document_media in StoreMedia(grown).of(np.arange(len(grown))) for medium in document_media]
+    assert all(medium.blob is not None for medium in media)
 
 
-def test_an_absolute_data_folder_has_to_be_said_again(tmp_path, processors):
+def test_an_absolute_data_folder_is_given_again_to_append(tmp_path, processors):
     file = write_images(tmp_path / "in", 2)
     moved = file.rename(tmp_path / "talks.json")
     media = {"data_folder": str(tmp_path / "in")}
-    prepared(moved, tmp_path / "out", processors["qwen2_vl"], media=media)
-    more = tmp_path / "more.json"
-    more.write_text(moved.read_text().replace("number", "item"))
+    prepare_store(moved, tmp_path / "out", processors["qwen2_vl"], media=media)
+    added_file = tmp_path / "more.json"
+    added_file.write_text(moved.read_text().replace("number", "item"))
     with pytest.raises(SettingsError, match="was made of media below a folder 'in'"):
-        batchloom.prepare(more, out=tmp_path / "out", append=True, media={"processor": processors["qwen2_vl"]})
+        batchloom.prepare(added_file, out=tmp_path / "out", append=True, media={"processor": processors["qwen2_vl"]})
     batchloom.prepare(
-        more,
+        added_file,
         out=tmp_path / "out",
         append=True,
         media={"processor": processors["qwen2_vl"], **media},
     )
 
 
-def test_a_changed_processor_is_found_by_check_and_by_loaders(store, tmp_path):
+def test_check_and_loaders_find_a_changed_processor(store, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(store.path, copy)
     file = copy / "processor_state.json"
@@ -359,67 +362,71 @@ def test_a_data_folder_is_where_paths_begin(tmp_path, processors):
     moved = tmp_path / "elsewhere.json"
     file.rename(moved)
     with pytest.raises(InputError, match="is missing"):
-        prepared(moved, tmp_path / "out", processors["qwen2_vl"], max_bad=0)
+        prepare_store(moved, tmp_path / "out", processors["qwen2_vl"], max_bad=0)
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
-    store = prepared(moved, tmp_path / "out", processors["qwen2_vl"], media={"data_folder": str(tmp_path / "in")})
-    assert folders_of(store) == {str(tmp_path / "in")}
+    store = prepare_store(moved, tmp_path / "out", processors["qwen2_vl"], media={"data_folder": str(tmp_path / "in")})
+    assert list_media_folders(store) == {str(tmp_path / "in")}
 
 
 def test_removed_and_compacted_documents_take_their_media_along(tmp_path, processors):
     file = write_images(tmp_path / "in", 5)
-    store = prepared(file, tmp_path / "out", processors["qwen2_vl"], media={"keep": "embed"})
-    before = {store.provenance.of(n).record: some for n, some in enumerate(StoreMedia(store).of(np.arange(len(store))))}
-    gone = store.provenance.of(2)
-    (tmp_path / "gone.txt").write_text(f"{gone.hash}\n")
+    store = prepare_store(file, tmp_path / "out", processors["qwen2_vl"], media={"keep": "embed"})
+    before = {
+        store.provenance.of(n).record: media for n, media in enumerate(StoreMedia(store).of(np.arange(len(store))))
+    }
+    removed = store.provenance.of(2)
+    (tmp_path / "gone.txt").write_text(f"{removed.hash}\n")
     remove_documents(store.path, documents_file=tmp_path / "gone.txt")
     compact_store(store.path)
     assert verify_store(store.path).faults == []
     after = batchloom.open_store(store.path)
     assert len(after) == len(store) - 1
-    for number, some in enumerate(StoreMedia(after).of(np.arange(len(after)))):
+    for number, media in enumerate(StoreMedia(after).of(np.arange(len(after)))):
         record = after.provenance.of(number).record
-        assert record != gone.record
-        told = [(one.location, one.start, one.tokens, one.digest, one.size) for one in some]
-        assert told == [(one.location, one.start, one.tokens, one.digest, one.size) for one in before[record]]
-        for one in some:
-            path, begin = one.blob
-            assert path.read_bytes()[begin : begin + one.size] == (file.parent / one.location).read_bytes()
+        assert record != removed.record
+        fields = [(medium.location, medium.start, medium.tokens, medium.digest, medium.size) for medium in media]
+        assert fields == [
+            (medium.location, medium.start, medium.tokens, medium.digest, medium.size) for medium in before[record]
+        ]
+        for medium in media:
+            path, begin = medium.blob
+            assert path.read_bytes()[begin : begin + medium.size] == (file.parent / medium.location).read_bytes()
 
 
 def test_more_conversations_are_appended_with_the_same_processor(tmp_path, processors):
-    first = write_images(tmp_path / "one", 3)
-    store = prepared(first, tmp_path / "out", processors["qwen2_vl"])
-    second = write_images(tmp_path / "two", 4)
-    second = second.rename(second.with_name("more.json"))
-    batchloom.prepare(second, out=tmp_path / "out", append=True, media={"processor": processors["qwen2_vl"]})
+    first_file = write_images(tmp_path / "one", 3)
+    store = prepare_store(first_file, tmp_path / "out", processors["qwen2_vl"])
+    second_file = write_images(tmp_path / "two", 4)
+    second_file = second_file.rename(second_file.with_name("more.json"))
+    batchloom.prepare(second_file, out=tmp_path / "out", append=True, media={"processor": processors["qwen2_vl"]})
     grown = batchloom.open_store(tmp_path / "out")
     assert len(grown) > len(store)
     assert verify_store(grown.path).faults == []
-    found = StoreMedia(grown)
-    assert folders_of(grown) == {str(first.parent), str(second.parent)}
-    assert sum(map(len, found.of(np.arange(len(grown))))) > 6
-    third = write_images(tmp_path / "three", 1)
-    third = third.rename(third.with_name("other.json"))
-    for media in ({"processor": processors["gemma3"]}, {"processor": other(tmp_path / "other")}):
+    store_media = StoreMedia(grown)
+    assert list_media_folders(grown) == {str(first_file.parent), str(second_file.parent)}
+    assert sum(map(len, store_media.of(np.arange(len(grown))))) > 6
+    third_file = write_images(tmp_path / "three", 1)
+    third_file = third_file.rename(third_file.with_name("other.json"))
+    for media in ({"processor": processors["gemma3"]}, {"processor": write_other_processor(tmp_path / "other")}):
         with pytest.raises(StoreConflictError, match="has processor Qwen2VLProcessor"):
-            batchloom.prepare(third, out=tmp_path / "out", append=True, media=media)
+            batchloom.prepare(third_file, out=tmp_path / "out", append=True, media=media)
 
 
-def other(folder):
-    """A processor that makes other tokens of an image."""
+def write_other_processor(folder):
+    """Write a processor that makes other tokens of an image."""
     folder.mkdir()
     return str(save(MADE["qwen2_vl"](max_pixels=28 * 28 * 16), folder))
 
 
-def test_a_store_is_made_again_by_its_own_recipe(tmp_path, processors, monkeypatch):
+def test_a_recipe_rebuilds_its_store(tmp_path, processors, monkeypatch):
     file = write_images(tmp_path / "in", 2)
-    store = prepared(file, tmp_path / "out", processors["qwen2_vl"])
+    store = prepare_store(file, tmp_path / "out", processors["qwen2_vl"])
     with pytest.raises(InputMissingError, match="give the path of the original with --processor"):
         batchloom.prepare(recipe=store.path, out=tmp_path / "again")
     monkeypatch.chdir(Path(processors["qwen2_vl"]).parent)
     batchloom.prepare(recipe=store.path, out=tmp_path / "again")
-    first, second = ((tmp_path / name / "dataset_metadata.json").read_bytes() for name in ("out", "again"))
-    assert first == second
+    manifest, rebuilt_manifest = ((tmp_path / name / "dataset_metadata.json").read_bytes() for name in ("out", "again"))
+    assert manifest == rebuilt_manifest
 
 
 def test_the_commands_take_no_more_than_processor_tokenizer_and_out(tmp_path, processors, real_data, capsys):
@@ -429,7 +436,7 @@ def test_the_commands_take_no_more_than_processor_tokenizer_and_out(tmp_path, pr
     ):
         out, folder = tmp_path / name, processors[name]
         source = real_data / "multimodal" / file
-        given = [
+        prepare_command = [
             "prepare",
             str(source),
             "--processor",
@@ -440,19 +447,18 @@ def test_the_commands_take_no_more_than_processor_tokenizer_and_out(tmp_path, pr
             str(out),
         ]
         for command in (
-            given,
+            prepare_command,
             ["check", str(out)],
             ["inspect", str(out)],
             ["doctor", str(out)],
-            given,
+            prepare_command,
         ):
             code, printed = run_command_line(command), capsys.readouterr()
             assert code == 0, (command, printed)
             if command[0] == "inspect":
                 store = batchloom.open_store(out)
-                found = StoreMedia(store).of(np.arange(len(store)))
-                media = sum(len(some) for some in found)
-                assert f"{media} {file_kind}s in " in printed.out
+                count = sum(len(media) for media in StoreMedia(store).of(np.arange(len(store))))
+                assert f"{count} {file_kind}s in " in printed.out
             if command[0] == "doctor":
                 assert "FOLDER is the folder of a model for that processor" in " ".join(printed.out.split())
                 assert f"batchloom train --data {out} --init FOLDER" in printed.out
@@ -460,17 +466,17 @@ def test_the_commands_take_no_more_than_processor_tokenizer_and_out(tmp_path, pr
                 assert "--init FOLDER (of a model made for its processor) reads" in printed.out
 
 
-def test_wrong_settings_of_media_are_told_at_once(tmp_path):
-    with pytest.raises(SettingsError) as told:
+def test_invalid_media_settings_are_refused(tmp_path):
+    with pytest.raises(SettingsError) as error:
         batchloom.prepare(
             tmp_path,
             out=tmp_path / "out",
             media={"procesor": "x", "image_pixels": -1},
         )
-    said = "; ".join(told.value.problems)
-    assert "media.procesor: unknown setting; did you mean 'processor'?" in said
-    assert "media.processor: there is none" in said
-    assert "media.image_pixels: -1 is not a whole number" in said
+    problems = "; ".join(error.value.problems)
+    assert "media.procesor: unknown setting; did you mean 'processor'?" in problems
+    assert "media.processor: there is none" in problems
+    assert "media.image_pixels: -1 is not a whole number" in problems
     with pytest.raises(SettingsError, match="media.keep: 'embeded' is none of reference, embed; did you mean"):
         batchloom.prepare(tmp_path, out=tmp_path / "out", media={"processor": "x", "keep": "embeded"})
 
@@ -486,20 +492,20 @@ def test_golden_bytes_of_a_media_file(tmp_path):
     file.write_bytes(MediaRows(rows, b"abc").to_bytes())
     golden = Path(__file__).parent / "golden.media"
     assert file.read_bytes() == golden.read_bytes()
-    found = map_media(file, 4)
-    assert [found.read_location(number) for number in (0, 1)] == ["a", "bc"]
-    assert found.locate_rows(3) == (1, 2)
-    assert found.locate_rows(1) == (1, 1)
-    taken = found.take(np.array([1, 3]))
-    assert taken.rows["document"].tolist() == [1]
-    assert taken.read_location(0) == "bc"
-    packed, stretches = ShardMedia(found, file).pack()
-    assert stretches == [(0, 10)]
+    mapped = map_media(file, 4)
+    assert [mapped.read_location(number) for number in (0, 1)] == ["a", "bc"]
+    assert mapped.locate_rows(3) == (1, 2)
+    assert mapped.locate_rows(1) == (1, 1)
+    selected = mapped.take(np.array([1, 3]))
+    assert selected.rows["document"].tolist() == [1]
+    assert selected.read_location(0) == "bc"
+    packed, byte_ranges = ShardMedia(mapped, file).pack()
+    assert byte_ranges == [(0, 10)]
     assert packed.rows["blob"].tolist() == [0, NOT_STORED]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda rows: rows.__setitem__("document", (3, 0)), "not in the order of its 4 documents"),
         (lambda rows: rows.__setitem__("document", (0, 9)), "not in the order of its 4 documents"),
@@ -511,11 +517,11 @@ def test_golden_bytes_of_a_media_file(tmp_path):
         ),
     ],
 )
-def test_hostile_files_of_media_are_refused(tmp_path, change, said):
+def test_hostile_files_of_media_are_refused(tmp_path, change, message):
     golden = (Path(__file__).parent / "golden.media").read_bytes()
     rows = np.frombuffer(golden, MEDIA_ROW_DTYPE, 2, 32).copy()
     change(rows)
     file = tmp_path / "shard_00000.media"
     file.write_bytes(golden[:32] + rows.tobytes() + golden[-3:])
-    with pytest.raises(StoreError, match=said):
+    with pytest.raises(StoreError, match=message):
         map_media(file, 4)

@@ -1,4 +1,4 @@
-"""WebDataset tars: samples in order, media by their place in the tar, and whatever is wrong with one."""
+"""WebDataset tars: order of samples, byte ranges of media, damaged tars."""
 
 import gzip
 import io
@@ -17,50 +17,50 @@ from batchloom.core.errors import InputMissingError, MediumError, StoreConflictE
 from batchloom.media import FileContent
 from batchloom.sources import PartReader, ReadLimits, ReadRules, SourcePart, list_sources
 from batchloom.store import StoreMedia, verify_store
-from media.made import encoded, picture, sound, talk
 from media.processors import MADE, save
+from media.sample_media import encoded, make_sound, picture, talk
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
-def made():
+def hf_processor():
     return MADE["qwen2_vl"]()
 
 
 @pytest.fixture(scope="module")
-def processor(made, tmp_path_factory):
-    return str(save(made, tmp_path_factory.mktemp("processor")))
+def processor(hf_processor, tmp_path_factory):
+    return str(save(hf_processor, tmp_path_factory.mktemp("processor")))
 
 
-def jpeg(seed=0, width=60, height=80):
+def make_jpeg(seed=0, width=60, height=80):
     return encoded(picture(width, height, seed=seed))
 
 
-def packed(file, files, mode="w"):
-    """A tar of these files, in order: (name, bytes)."""
+def write_tar(file, files, mode="w"):
+    """Write a tar of these files, in order: (name, bytes)."""
     with tarfile.open(file, mode) as tar:
         for name, data in files:
             entry = tarfile.TarInfo(name)
-            held = data.encode() if isinstance(data, str) else data
-            entry.size = len(held)
-            tar.addfile(entry, io.BytesIO(held))
+            content = data.encode() if isinstance(data, str) else data
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
     return file
 
 
-def pairs(count=5, first=0):
+def make_pairs(count=5, first=0):
     return [
-        one
+        member
         for n in range(first, first + count)
-        for one in (
-            (f"{n:04}.jpg", jpeg(n, 40 + 17 * n)),
+        for member in (
+            (f"{n:04}.jpg", make_jpeg(n, 40 + 17 * n)),
             (f"{n:04}.txt", f"Cat {n}.\n"),
             (f"{n:04}.cls", "3"),
         )
     ]
 
 
-def prepared(source, out, processor, **settings):
+def prepare_store(source, out, processor, **settings):
     media = {"processor": processor, **settings.pop("media", {})}
     result = batchloom.prepare(
         source,
@@ -73,78 +73,78 @@ def prepared(source, out, processor, **settings):
     return batchloom.open_store(result.path), result.notes
 
 
-def media_of(store):
+def list_media(store):
     return StoreMedia(store).of(np.arange(len(store)))
 
 
-def rows_of(file, **limits):
+def read_rows(file, **limits):
     (source,) = list_sources([str(file)], media=True).sources
     assert source.kind == "webdataset"
     rules = ReadRules(None, limits=ReadLimits(**limits))
     rows, bad = [], []
     with PartReader(SourcePart(source, 0, source.size), rules) as reader:
-        for found in reader:
-            rows += found.values
-            bad += found.bad
+        for records in reader:
+            rows += records.values
+            bad += records.bad
         reader.finish()
     return rows, bad
 
 
-def test_tars_of_captions_are_documents_and_batches(made, processor, tmp_path):
+def test_tars_of_captions_are_documents_and_batches(hf_processor, processor, tmp_path):
     folder = tmp_path / "shards"
     folder.mkdir()
     for number in range(3):
-        packed(folder / f"shards-{number:04}.tar", pairs(4, 4 * number))
-    store, notes = prepared(folder, tmp_path / "out", processor)
+        write_tar(folder / f"shards-{number:04}.tar", make_pairs(4, 4 * number))
+    store, notes = prepare_store(folder, tmp_path / "out", processor)
     assert len(store) == 12
     assert any("with these suffixes are not read: .cls" in note for note in notes)
     assert not any("Left out" in note for note in notes)
-    store_bytes = sum(one.stat().st_size for one in (store.path / "train").iterdir())
-    assert store_bytes < sum(one.stat().st_size for one in folder.iterdir()) / 2
-    for number, some in enumerate(media_of(store)):
-        (one,) = some
-        assert one.blob is None
-        data = jpeg(number, 40 + 17 * number)
-        stretch = tuple(map(int, one.location.rpartition("#")[2].split("+")))
-        with FileContent(folder / one.location.partition("#")[0], stretch) as file:
+    store_bytes = sum(path.stat().st_size for path in (store.path / "train").iterdir())
+    assert store_bytes < sum(path.stat().st_size for path in folder.iterdir()) / 2
+    for number, document_media in enumerate(list_media(store)):
+        (medium,) = document_media
+        assert medium.blob is None
+        data = make_jpeg(number, 40 + 17 * number)
+        byte_range = tuple(map(int, medium.location.rpartition("#")[2].split("+")))
+        with FileContent(folder / medium.location.partition("#")[0], byte_range) as file:
             assert file.read(0, file.size) == data
         text = f"<|vision_start|><|image_pad|><|vision_end|>Cat {number}."
-        ids = made(text=[text], images=[Image.open(io.BytesIO(data))])["input_ids"][0]
+        ids = hf_processor(text=[text], images=[Image.open(io.BytesIO(data))])["input_ids"][0]
         assert store[number].ids.tolist() == [*ids, store.tokenizer.end_id]
     assert store.provenance.of(5).source == "shards/shards-0001.tar"
     assert store.provenance.of(5).record == 1
-    again, _ = prepared(folder, tmp_path / "again", processor, workers=2)
+    parallel, _ = prepare_store(folder, tmp_path / "again", processor, workers=2)
     for file in (store.path / "train").iterdir():
-        assert file.read_bytes() == (again.path / "train" / file.name).read_bytes()
+        assert file.read_bytes() == (parallel.path / "train" / file.name).read_bytes()
     batches = list(batchloom.Loader(store, seq_len=200, global_batch_size=2))
     assert sum(len(batch["image_grid_thw"]) for batch in batches if "image_grid_thw" in batch) == 12
 
 
-def test_held_media_of_tars_are_their_bytes(processor, tmp_path):
-    packed(tmp_path / "a.tar", pairs())
+def test_embedded_media_of_tars_are_their_bytes(processor, tmp_path):
+    write_tar(tmp_path / "a.tar", make_pairs())
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress((tmp_path / "a.tar").read_bytes()))
-    named, _ = prepared(tmp_path / "a.tar", tmp_path / "named", processor)
-    held, _ = prepared(tmp_path / "a.tar", tmp_path / "held", processor, media={"keep": "embed"})
-    gz, _ = prepared(tmp_path / "a.tar.gz", tmp_path / "gz", processor)
+    referenced, _ = prepare_store(tmp_path / "a.tar", tmp_path / "named", processor)
+    embedded, _ = prepare_store(tmp_path / "a.tar", tmp_path / "held", processor, media={"keep": "embed"})
+    compressed, _ = prepare_store(tmp_path / "a.tar.gz", tmp_path / "gz", processor)
     (tmp_path / "a.tar").unlink()
-    for store in (held, gz):
-        for number, some in enumerate(media_of(store)):
-            path, begin = some[0].blob
-            data = jpeg(number, 40 + 17 * number)
+    for store in (embedded, compressed):
+        for number, document_media in enumerate(list_media(store)):
+            path, begin = document_media[0].blob
+            data = make_jpeg(number, 40 + 17 * number)
             assert path.read_bytes()[begin : begin + len(data)] == data
-        assert [store[n].ids.tolist() for n in range(5)] == [named[n].ids.tolist() for n in range(5)]
+        assert [store[n].ids.tolist() for n in range(5)] == [referenced[n].ids.tolist() for n in range(5)]
         assert list(batchloom.Loader(store, seq_len=200, global_batch_size=2))
     with pytest.raises(MediumError, match=r"a\.tar#.* is missing"):
-        list(batchloom.Loader(named, seq_len=200, global_batch_size=2))
+        list(batchloom.Loader(referenced, seq_len=200, global_batch_size=2))
 
 
-def test_a_tar_that_was_packed_anew_is_told_at_load_time(processor, tmp_path):
-    packed(tmp_path / "a.tar", pairs())
-    store, _ = prepared(tmp_path / "a.tar", tmp_path / "out", processor)
-    packed(tmp_path / "a.tar", pairs()[3:])
+def test_a_repacked_tar_is_refused_at_load_time(processor, tmp_path):
+    write_tar(tmp_path / "a.tar", make_pairs())
+    store, _ = prepare_store(tmp_path / "a.tar", tmp_path / "out", processor)
+    write_tar(tmp_path / "a.tar", make_pairs()[3:])
     with pytest.raises(MediumError, match=r"a\.tar#"):
         list(batchloom.Loader(store, seq_len=200, global_batch_size=2))
-    packed(tmp_path / "a.tar", pairs(1))
+    write_tar(tmp_path / "a.tar", make_pairs(1))
     with pytest.raises(MediumError, match="has become shorter"):
         list(batchloom.Loader(store, seq_len=200, global_batch_size=2))
 
@@ -152,44 +152,44 @@ def test_a_tar_that_was_packed_anew_is_told_at_load_time(processor, tmp_path):
 def test_records_name_their_media_in_their_own_order(processor, tmp_path):
     record = {"messages": talk("<image> or <image>?", "The first."), "images": ["b.jpg", "x.a.jpg"]}
     files = [
-        ("some/x.a.jpg", jpeg(1)),
-        ("some/x.b.jpg", jpeg(2)),
+        ("some/x.a.jpg", make_jpeg(1)),
+        ("some/x.b.jpg", make_jpeg(2)),
         ("some/x.json", json.dumps(record)),
-        ("some/y.0.jpg", jpeg(3)),
+        ("some/y.0.jpg", make_jpeg(3)),
         ("some/y.1.PNG", encoded(picture(), "PNG")),
         ("some/y.json", json.dumps({"messages": talk("<image><image>?", "Both.")})),
-        ("some/z.jpg", jpeg(4)),
+        ("some/z.jpg", make_jpeg(4)),
         ("some/z.json", json.dumps({"image": "elsewhere/9.jpg", "caption": "One."})),
     ]
-    rows, bad = rows_of(packed(tmp_path / "a.tar", files))
+    rows, bad = read_rows(write_tar(tmp_path / "a.tar", files))
     assert bad == []
     data = (tmp_path / "a.tar").read_bytes()
-    found = []
+    images = []
     for row in rows:
-        stretches = [tuple(map(int, one.rpartition("#")[2].split("+"))) for one in row["images"]]
-        found.append([data[start : start + size] for start, size in stretches])
-    assert found == [[jpeg(2), jpeg(1)], [jpeg(3), encoded(picture(), "PNG")], [jpeg(4)]]
+        byte_ranges = [tuple(map(int, location.rpartition("#")[2].split("+"))) for location in row["images"]]
+        images.append([data[start : start + size] for start, size in byte_ranges])
+    assert images == [[make_jpeg(2), make_jpeg(1)], [make_jpeg(3), encoded(picture(), "PNG")], [make_jpeg(4)]]
     assert [row["__key__"] for row in rows] == ["some/x", "some/y", "some/z"]
     assert "image" not in rows[2]
-    chats = packed(tmp_path / "chats.tar", files[:6])
-    store, notes = prepared(chats, tmp_path / "out", processor)
+    chats = write_tar(tmp_path / "chats.tar", files[:6])
+    store, notes = prepare_store(chats, tmp_path / "out", processor)
     assert any("messages -> all turns, with images" in note for note in notes)
-    assert [len(some) for some in media_of(store)] == [2, 2]
+    assert [len(media) for media in list_media(store)] == [2, 2]
 
 
-def test_samples_are_told_apart_by_the_first_dot_of_their_names(tmp_path):
+def test_keys_of_samples_end_at_the_first_dot(tmp_path):
     files = [
-        ("a.b/0.1.x.jpg", jpeg()),
+        ("a.b/0.1.x.jpg", make_jpeg()),
         ("a.b/0.txt", "Zero."),
-        ("./c/1.jpg", jpeg(1)),
+        ("./c/1.jpg", make_jpeg(1)),
         ("./c/1.caption", "One."),
         ("./c/._1.jpg", b"resource fork"),
         ("README", "none of them"),
-        ("2.JPG", jpeg(2)),
+        ("2.JPG", make_jpeg(2)),
         ("2.Txt", "Two."),
     ]
-    packed(tmp_path / "a.tar", files)
-    rows, bad = rows_of(tmp_path / "a.tar")
+    write_tar(tmp_path / "a.tar", files)
+    rows, bad = read_rows(tmp_path / "a.tar")
     assert bad == []
     assert [row["__key__"] for row in rows] == ["a.b/0", "./c/1", "2"]
     assert [row["text"] for row in rows] == ["Zero.", "One.", "Two."]
@@ -201,15 +201,15 @@ def test_sounds_of_tars(tmp_path):
     files = [
         (f"{n}.{ending}", data)
         for n in range(2)
-        for ending, data in (("flac", sound(20_000, form="FLAC", seed=n)), ("txt", f"Sound {n}."))
+        for ending, data in (("flac", make_sound(20_000, form="FLAC", seed=n)), ("txt", f"Sound {n}."))
     ]
-    store, _ = prepared(packed(tmp_path / "a.tar", files), tmp_path / "out", processor)
+    store, _ = prepare_store(write_tar(tmp_path / "a.tar", files), tmp_path / "out", processor)
     batch = batchloom.Loader(store, seq_len=400, global_batch_size=1)[0]
     assert batch["input_features"].shape == (2, 80, 3000)
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ([("b.jpg", b"x"), ("b.jpg", b"y"), ("b.txt", "B.")], "'b' holds 'b.jpg' twice"),
         ([("b.jpg", b"x")], "has b.jpg, but no .txt, .caption or .json"),
@@ -226,44 +226,44 @@ def test_sounds_of_tars(tmp_path):
         ([("b.0.jpg", b"x"), ("b.1.jpg", b"y"), ("b.json", '{"images": ["0.jpg"]}')], "names 1 of 2 in column 'images'"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_sample_keeps_it_aside(files, said, tmp_path):
-    good = [("a.jpg", jpeg()), ("a.txt", "A.")]
-    last = [("c.jpg", jpeg()), ("c.txt", "C.")]
-    file = packed(tmp_path / "a.tar", [*good, *files, *last])
-    rows, (bad,) = rows_of(file, record_bytes=1000)
+def test_invalid_samples_are_quarantined(files, message, tmp_path):
+    before = [("a.jpg", make_jpeg()), ("a.txt", "A.")]
+    after = [("c.jpg", make_jpeg()), ("c.txt", "C.")]
+    file = write_tar(tmp_path / "a.tar", [*before, *files, *after])
+    rows, (bad,) = read_rows(file, record_bytes=1000)
     assert [row["__key__"] for row in rows] == ["a", "c"]
-    assert said in bad.reason
+    assert message in bad.reason
     assert "sample 'b'" in bad.reason
     assert bad.record == 1
     with tarfile.open(file) as tar:
         assert bad.offset == tar.getmembers()[2].offset
 
 
-def test_links_and_large_held_media_keep_their_sample_aside(tmp_path):
-    file = packed(tmp_path / "a.tar", [("a.jpg", jpeg()), ("a.txt", "A.")])
+def test_samples_of_links_and_large_media_are_quarantined(tmp_path):
+    file = write_tar(tmp_path / "a.tar", [("a.jpg", make_jpeg()), ("a.txt", "A.")])
     with tarfile.open(file, "a") as tar:
         for name, target in (("b.jpg", "a.jpg"), ("b.txt", "a.txt")):
             link = tarfile.TarInfo(name)
             link.type, link.linkname = tarfile.SYMTYPE, target
             tar.addfile(link)
-    rows, (bad,) = rows_of(file)
+    rows, (bad,) = read_rows(file)
     assert len(rows) == 1
     assert "link or special file 'b.jpg': pack it with tar --dereference" in bad.reason
-    large = packed(tmp_path / "b.tar.gz", [("a.jpg", bytes(5000)), ("a.txt", "A.")], "w:gz")
-    rows, (bad,) = rows_of(large, medium_bytes=4000)
+    large = write_tar(tmp_path / "b.tar.gz", [("a.jpg", bytes(5000)), ("a.txt", "A.")], "w:gz")
+    rows, (bad,) = read_rows(large, medium_bytes=4000)
     assert rows == []
     assert "has more than 4,000 bytes of media up to 'a.jpg'" in bad.reason
 
 
-def test_bad_samples_are_told_with_their_number(processor, tmp_path):
-    files = pairs(4)
+def test_bad_samples_are_quarantined_with_their_number(processor, tmp_path):
+    files = make_pairs(4)
     files[3] = (files[3][0], files[3][1][:-200])
     del files[7]
-    store, _ = prepared(packed(tmp_path / "a.tar", files), tmp_path / "out", processor, max_bad=2)
+    store, _ = prepare_store(write_tar(tmp_path / "a.tar", files), tmp_path / "out", processor, max_bad=2)
     assert len(store) == 2
-    lines = [json.loads(one) for one in (store.path / "quarantine.jsonl").read_text().splitlines()]
-    assert sorted((one["source"], one["row"]) for one in lines) == [("a.tar", 2), ("a.tar", 3)]
-    by_row = {one["row"]: one for one in lines}
+    entries = [json.loads(line) for line in (store.path / "quarantine.jsonl").read_text().splitlines()]
+    assert sorted((entry["source"], entry["row"]) for entry in entries) == [("a.tar", 2), ("a.tar", 3)]
+    by_row = {entry["row"]: entry for entry in entries}
     assert "cut short" in by_row[2]["reason"]
     assert "image 1 (a.tar#" in by_row[2]["reason"]
     assert '"__key__":"0001"' in by_row[2]["snippet"]
@@ -271,7 +271,7 @@ def test_bad_samples_are_told_with_their_number(processor, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda data: data[:9000], r"a.tar is damaged after byte 7,680 \(it is cut short\)"),
         (lambda data: data[:7680 + 100], r"damaged after byte 6,656 \(it is cut short\)"),
@@ -280,59 +280,59 @@ def test_bad_samples_are_told_with_their_number(processor, tmp_path):
         (lambda data: data + data, "a.tar has data after its end: it seems to be several tars"),
     ],
 )  # fmt: skip
-def test_broken_tars_are_refused(change, said, processor, tmp_path):
+def test_broken_tars_are_refused(change, message, processor, tmp_path):
     files = [(f"{n}.{end}", data) for n in range(9) for end, data in (("jpg", b"j" * 900), ("txt", "A."))]  # fmt: skip
-    data = packed(tmp_path / "whole.tar", files).read_bytes()
+    data = write_tar(tmp_path / "whole.tar", files).read_bytes()
     (tmp_path / "a.tar").write_bytes(change(data))
-    with pytest.raises(InputError, match=said):
-        rows_of(tmp_path / "a.tar")
+    with pytest.raises(InputError, match=message):
+        read_rows(tmp_path / "a.tar")
 
 
-def test_what_is_no_tar_or_holds_nothing(processor, tmp_path):
+def test_invalid_and_empty_tars_are_refused(processor, tmp_path):
     (tmp_path / "a.tar").write_bytes(b"no tar " * 200)
     with pytest.raises(InputError, match="is not a valid tar archive"):
-        prepared(tmp_path / "a.tar", tmp_path / "out", processor)
-    packed(tmp_path / "b.tar", [])
+        prepare_store(tmp_path / "a.tar", tmp_path / "out", processor)
+    write_tar(tmp_path / "b.tar", [])
     with pytest.raises(InputMissingError, match="holds no"):
-        prepared(tmp_path / "b.tar", tmp_path / "out", processor)
+        prepare_store(tmp_path / "b.tar", tmp_path / "out", processor)
     (tmp_path / "c.tar").write_bytes(b"")
     with pytest.raises(InputMissingError, match="is empty"):
-        prepared(tmp_path / "c.tar", tmp_path / "out", processor)
+        prepare_store(tmp_path / "c.tar", tmp_path / "out", processor)
 
 
-def test_tars_of_records_and_jobs_without_media_are_read_as_before(processor, tmp_path):
-    file = packed(tmp_path / "a.tar", pairs(2))
-    assert {one.kind for one in list_sources([str(file)]).sources} == {"text"}
+def test_tars_of_records_and_runs_without_media_are_read_as_text(processor, tmp_path):
+    file = write_tar(tmp_path / "a.tar", make_pairs(2))
+    assert {source.kind for source in list_sources([str(file)]).sources} == {"text"}
     lines = "".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(3))
-    packed(tmp_path / "b.tar", [("in.jsonl", lines)])
-    store, _ = prepared(tmp_path / "b.tar", tmp_path / "out", processor)
+    write_tar(tmp_path / "b.tar", [("in.jsonl", lines)])
+    store, _ = prepare_store(tmp_path / "b.tar", tmp_path / "out", processor)
     assert len(store) == 3
 
 
 def test_tars_through_a_pipe_are_refused(processor, tmp_path):
-    file = packed(tmp_path / "a.tar", pairs(2))
+    file = write_tar(tmp_path / "a.tar", make_pairs(2))
     command = [sys.executable, "-m", "batchloom", "prepare", "-", "--processor", processor]
     command += ["--tokenizer", processor, "--out", str(tmp_path / "out")]
-    with file.open("rb") as given:
-        done = subprocess.run(command, stdin=given, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "can be read only once" in done.stderr
+    with file.open("rb") as stdin:
+        result = subprocess.run(command, stdin=stdin, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "can be read only once" in result.stderr
 
 
-def test_media_of_tars_elsewhere_are_held(processor, tmp_path):
+def test_media_of_remote_tars_are_embedded(processor, tmp_path):
     fsspec = pytest.importorskip("fsspec")
-    data = packed(tmp_path / "a.tar", pairs(3)).read_bytes()
+    data = write_tar(tmp_path / "a.tar", make_pairs(3)).read_bytes()
     fsspec.filesystem("memory").pipe("/tars/a.tar", data)
-    store, _ = prepared("memory://tars/a.tar", tmp_path / "out", processor)
-    assert all(one.blob is not None for some in media_of(store) for one in some)
+    store, _ = prepare_store("memory://tars/a.tar", tmp_path / "out", processor)
+    assert all(medium.blob is not None for media in list_media(store) for medium in media)
     fsspec.filesystem("memory").rm("/tars", recursive=True)
     batches = list(batchloom.Loader(store, seq_len=200, global_batch_size=2))
     assert sum(len(batch["image_grid_thw"]) for batch in batches if "image_grid_thw" in batch) == 3
 
 
 def test_a_finished_store_of_tars_is_recognised(processor, tmp_path):
-    file = packed(tmp_path / "a.tar", pairs(3))
-    for done in (False, True):
+    file = write_tar(tmp_path / "a.tar", make_pairs(3))
+    for finished in (False, True):
         result = batchloom.prepare(
             file,
             out=tmp_path / "out",
@@ -340,8 +340,8 @@ def test_a_finished_store_of_tars_is_recognised(processor, tmp_path):
             media={"processor": processor},
             val_fraction=0,
         )
-        assert result.already_done is done
-    packed(file, pairs(4))
+        assert result.already_done is finished
+    write_tar(file, make_pairs(4))
     with pytest.raises(StoreConflictError, match="a.tar"):
         batchloom.prepare(
             file,
@@ -355,7 +355,7 @@ def test_a_finished_store_of_tars_is_recognised(processor, tmp_path):
 def test_appended_tars_keep_their_own_folders(processor, tmp_path):
     for name, first in (("one", 0), ("two", 5)):
         (tmp_path / name).mkdir()
-        packed(tmp_path / name / "a.tar", pairs(3, first))
+        write_tar(tmp_path / name / "a.tar", make_pairs(3, first))
         batchloom.prepare(
             tmp_path / name / "a.tar",
             out=tmp_path / "out",

@@ -1,4 +1,4 @@
-"""Texts with media become documents whose ids are the processor's; captions, pages and what is kept aside."""
+"""Texts and captions with media: token ids, schemas and quarantine."""
 
 import json
 from contextlib import closing
@@ -13,12 +13,12 @@ import batchloom
 from batchloom.chat import detect_schema, make_record_reader
 from batchloom.core.errors import SchemaError, UnusableRecordError
 from batchloom.store import StoreMedia, verify_store
-from media.made import encoded, picture, sound, talk, write_images
 from media.processors import MADE, save
+from media.sample_media import encoded, make_sound, picture, talk, write_images
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
-ALONE = {
+PLACEHOLDERS = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<|vision_start|><|image_pad|><|vision_end|>"),
     "gemma3": "<start_of_image>",
     "qwen2_audio": "<|audio_bos|><|AUDIO|><|audio_eos|>\n",
@@ -26,22 +26,22 @@ ALONE = {
 
 
 @pytest.fixture(scope="module")
-def made():
-    return {name: make() for name, make in MADE.items()}
+def hf_processors():
+    return {name: make_processor() for name, make_processor in MADE.items()}
 
 
 @pytest.fixture(scope="module")
-def processors(made, tmp_path_factory):
+def processors(hf_processors, tmp_path_factory):
     folder = tmp_path_factory.mktemp("processors")
-    return {name: str(save(one, folder / name)) for name, one in made.items()}
+    return {name: str(save(processor, folder / name)) for name, processor in hf_processors.items()}
 
 
-def written(file, rows):
+def write_rows(file, rows):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
 
 
-def prepared(source, out, processor, *, media=None, **settings):
+def prepare_store(source, out, processor, *, media=None, **settings):
     result = batchloom.prepare(
         source,
         out=out,
@@ -53,16 +53,16 @@ def prepared(source, out, processor, *, media=None, **settings):
     return batchloom.open_store(result.path)
 
 
-def aside(store):
+def read_quarantine(store):
     lines = (store.path / "quarantine.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
-def media_of(store):
+def list_media(store):
     return StoreMedia(store).of(np.arange(len(store)))
 
 
-def picture_files(folder, count=3):
+def write_pictures(folder, count=3):
     sizes = [(120, 80), (50, 120), (100, 100)]
     for number in range(count):
         data = encoded(picture(*sizes[number % 3], seed=number), quality=90)
@@ -70,23 +70,23 @@ def picture_files(folder, count=3):
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if name != "qwen2_audio"])
-def test_ids_are_those_of_the_processor_and_an_end(name, made, processors, tmp_path):
-    picture_files(tmp_path)
+def test_ids_are_those_of_the_processor_and_an_end(name, hf_processors, processors, tmp_path):
+    write_pictures(tmp_path)
     rows = [
         {"images": ["0.jpg"], "text": "Two cats."},
         {"images": ["1.jpg", "2.jpg"], "text": "Once <image> and \n<image>\n\nthe end <b> \n"},
         {"images": [], "text": "No cat, but <image"},
     ]
-    store = prepared(written(tmp_path / "in.jsonl", rows), tmp_path / "out", processors[name])
-    alone = ALONE.get(name, "<image>")
-    texts = [f"{alone}Two cats.", rows[1]["text"].replace("<image>", alone), rows[2]["text"]]
+    store = prepare_store(write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out", processors[name])
+    placeholder = PLACEHOLDERS.get(name, "<image>")
+    texts = [f"{placeholder}Two cats.", rows[1]["text"].replace("<image>", placeholder), rows[2]["text"]]
     end = store.tokenizer.end_id
     for number, (row, text) in enumerate(zip(rows, texts, strict=True)):
-        images = [Image.open(tmp_path / one) for one in row["images"]] or None
-        ids = made[name](text=[text], images=images)["input_ids"][0]
+        images = [Image.open(tmp_path / file) for file in row["images"]] or None
+        ids = hf_processors[name](text=[text], images=images)["input_ids"][0]
         assert store[number].ids.tolist() == [*ids, end]
-        for one in images or []:
-            one.close()
+        for image in images or []:
+            image.close()
     documents = np.arange(3)
     lengths = store.lengths.take(documents).astype(np.int64)
     masks = store.mask(documents, np.zeros(3, np.int64), lengths)
@@ -94,28 +94,28 @@ def test_ids_are_those_of_the_processor_and_an_end(name, made, processors, tmp_p
     assert decoded[0] == "Two cats.<|endoftext|>" or name == "gemma3"
     assert decoded[0].endswith("Two cats.<|endoftext|>")
     assert masks[2].all()
-    for placed, mask in zip(media_of(store), masks, strict=True):
-        assert all(not mask[one.start : one.start + one.tokens].any() for one in placed)
+    for media, mask in zip(list_media(store), masks, strict=True):
+        assert all(not mask[medium.start : medium.start + medium.tokens].any() for medium in media)
 
 
-def test_sounds_with_what_is_said(made, processors, tmp_path):
-    (tmp_path / "a.wav").write_bytes(sound(20_000))
+def test_sounds_with_transcriptions(hf_processors, processors, tmp_path):
+    (tmp_path / "a.wav").write_bytes(make_sound(20_000))
     rows = [{"audio": "a.wav", "transcription": "Hello world."}]
     folder = processors["qwen2_audio"]
-    store = prepared(written(tmp_path / "in.jsonl", rows), tmp_path / "out", folder)
-    text = ALONE["qwen2_audio"] + "Hello world."
-    heard = made["qwen2_audio"](text=[text], audio=[np.zeros(20_000, np.float32)], sampling_rate=16_000)
-    assert store[0].ids.tolist() == [*heard["input_ids"][0], store.tokenizer.end_id]
+    store = prepare_store(write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out", folder)
+    text = PLACEHOLDERS["qwen2_audio"] + "Hello world."
+    inputs = hf_processors["qwen2_audio"](text=[text], audio=[np.zeros(20_000, np.float32)], sampling_rate=16_000)
+    assert store[0].ids.tolist() == [*inputs["input_ids"][0], store.tokenizer.end_id]
     batch = batchloom.Loader(store, seq_len=400, global_batch_size=1)[0]
     assert batch["input_features"].shape == (1, 80, 3000)
 
 
-def test_real_images_with_captions_in_batches(made, processors, tmp_path, real_data):
-    """What a batch holds of a packed row is what the processor makes of each document alone."""
+def test_real_images_with_captions_in_batches(hf_processors, processors, tmp_path, real_data):
+    """Features of a packed row are the processor's for each document alone."""
     folder = real_data / "multimodal" / "mllm_demo_data"
     rows = [{"image": f"{n}.jpg", "text": f"This is number {n}."} for n in (1, 2, 3)]
-    store = prepared(
-        written(tmp_path / "in.jsonl", rows),
+    store = prepare_store(
+        write_rows(tmp_path / "in.jsonl", rows),
         tmp_path / "out",
         processors["qwen2_vl"],
         media={"data_folder": str(folder)},
@@ -125,12 +125,12 @@ def test_real_images_with_captions_in_batches(made, processors, tmp_path, real_d
     grids, pixels = [], []
     for n in (1, 2, 3):
         with closing(Image.open(folder / f"{n}.jpg")) as image:
-            one = made["qwen2_vl"](text=[ALONE["qwen2_vl"] + f"This is number {n}."], images=[image])
-        assert store[n - 1].ids.tolist()[:-1] == list(one["input_ids"][0])
-        grids.append(one["image_grid_thw"])
-        pixels.append(one["pixel_values"])
+            inputs = hf_processors["qwen2_vl"](text=[PLACEHOLDERS["qwen2_vl"] + f"This is number {n}."], images=[image])
+        assert store[n - 1].ids.tolist()[:-1] == list(inputs["input_ids"][0])
+        grids.append(inputs["image_grid_thw"])
+        pixels.append(inputs["pixel_values"])
     assert sorted(batch["image_grid_thw"].tolist()) == sorted(np.concatenate(grids).tolist())
-    total = sum(float(np.abs(one).sum()) for one in pixels)
+    total = sum(float(np.abs(array).sum()) for array in pixels)
     assert abs(float(batch["pixel_values"].abs().sum()) - total) < total * 1e-5
     trained = batch["input_ids"][0][batch["labels"][0] != -100].tolist()
     pad = store.tokenizer.control["<|image_pad|>"]
@@ -139,7 +139,7 @@ def test_real_images_with_captions_in_batches(made, processors, tmp_path, real_d
 
 
 def test_typed_parts_and_lists_side_by_side(processors, tmp_path):
-    picture_files(tmp_path)
+    write_pictures(tmp_path)
     parts = [
         {"type": "text", "text": "First "},
         {"type": "image", "path": "0.jpg"},
@@ -147,29 +147,29 @@ def test_typed_parts_and_lists_side_by_side(processors, tmp_path):
         {"type": "image_url", "image_url": {"url": "1.jpg"}},
         {"type": "text", "text": "."},
     ]
-    typed = prepared(written(tmp_path / "a.jsonl", [{"content": parts}]), tmp_path / "a", processors["gemma3"])
-    beside = {"images": [None, "0.jpg", None, "1.jpg", None], "texts": ["First ", None] * 2 + ["."]}
-    beside["texts"][2] = " and "
-    lists = prepared(written(tmp_path / "b.jsonl", [beside]), tmp_path / "b", processors["gemma3"])
-    placed = {"text": "First <image> and <image>.", "images": ["0.jpg", "1.jpg"]}
-    marked = prepared(written(tmp_path / "c.jsonl", [placed]), tmp_path / "c", processors["gemma3"])
+    typed = prepare_store(write_rows(tmp_path / "a.jsonl", [{"content": parts}]), tmp_path / "a", processors["gemma3"])
+    row_of_lists = {"images": [None, "0.jpg", None, "1.jpg", None], "texts": ["First ", None] * 2 + ["."]}
+    row_of_lists["texts"][2] = " and "
+    lists = prepare_store(write_rows(tmp_path / "b.jsonl", [row_of_lists]), tmp_path / "b", processors["gemma3"])
+    row_of_markers = {"text": "First <image> and <image>.", "images": ["0.jpg", "1.jpg"]}
+    marked = prepare_store(write_rows(tmp_path / "c.jsonl", [row_of_markers]), tmp_path / "c", processors["gemma3"])
     assert typed[0].ids.tolist() == lists[0].ids.tolist() == marked[0].ids.tolist()
-    assert [one.location for one in media_of(lists)[0]] == ["0.jpg", "1.jpg"]
+    assert [medium.location for medium in list_media(lists)[0]] == ["0.jpg", "1.jpg"]
 
 
-def read(rows, **mapping):
+def read_records(rows, **mapping):
     schema = detect_schema(rows, mapping, media=True)
     return [make_record_reader(schema)(row) for row in rows]
 
 
 def test_texts_that_follow_one_another_are_paragraphs():
-    (found,) = read([{"texts": ["a", "b", None, "", "c"], "images": [None, None, "x", None, None]}])
-    assert found.texts == ["a\n\nb", "c"]
-    assert [one.location for one in found.media] == ["x"]
+    (document,) = read_records([{"texts": ["a", "b", None, "", "c"], "images": [None, None, "x", None, None]}])
+    assert document.texts == ["a\n\nb", "c"]
+    assert [medium.location for medium in document.media] == ["x"]
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"text": "<image>a<image>", "images": ["x"]}, "a placeholder <image> without its image"),
         ({"text": "<image>a", "images": ["x", "y"]}, r"images\[1\] has none"),
@@ -184,52 +184,52 @@ def test_texts_that_follow_one_another_are_paragraphs():
         ({"text": [{"type": "frames"}], "images": []}, "a part of type 'frames'"),
     ],
 )  # fmt: skip
-def test_bad_records_say_what_is_wrong_with_them(row, said):
+def test_bad_records_are_refused_with_a_reason(row, message):
     schema = detect_schema([{"text": "<image>", "images": ["x"]}], media=True)
-    with pytest.raises(UnusableRecordError, match=said):
+    with pytest.raises(UnusableRecordError, match=message):
         make_record_reader(schema)(row)
 
 
-def test_what_is_no_text_with_media_is_read_as_before():
+def test_other_records_keep_their_schema():
     plain = [{"text": "a <image> in words"}]
     assert detect_schema(plain, media=True).form == "text"
     assert detect_schema([{"text": "a", "images": ["x"]}]).form == "text"
     rows = [{"messages": talk("<image>?", "A cat."), "image": "x", "text": "rendered"}]
     assert detect_schema(rows, media=True).form == "messages"
     assert detect_schema(rows, {"text": "text"}, media=True).form == "interleaved"
-    assert read([{"body": "b", "pic": "x"}], text="body", images="pic")[0].media[0].location == "x"
+    assert read_records([{"body": "b", "pic": "x"}], text="body", images="pic")[0].media[0].location == "x"
     with pytest.raises(SchemaError, match="no schema fits"):
         detect_schema([{"caption": "a"}], media=True)
 
 
-def test_media_that_come_late_are_kept_aside(processors, tmp_path):
-    picture_files(tmp_path)
+def test_media_after_the_first_records_are_quarantined(processors, tmp_path):
+    write_pictures(tmp_path)
     rows = [{"text": f"number {n}"} for n in range(150)]
     rows.append({"text": "<image>", "images": ["0.jpg"]})
-    store = prepared(written(tmp_path / "in.jsonl", rows), tmp_path / "out", processors["qwen2_vl"], max_bad=1)
+    store = prepare_store(write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out", processors["qwen2_vl"], max_bad=1)
     assert len(store) == 150
-    (bad,) = aside(store)
+    (bad,) = read_quarantine(store)
     assert bad["line"] == 151
     assert "the first records of the file have no media" in bad["reason"]
 
 
 @pytest.mark.parametrize("form", ["pair", "label"])
 def test_preferences_do_not_lose_their_images(form, processors, tmp_path):
-    picture_files(tmp_path)
+    write_pictures(tmp_path)
     rows = [{"prompt": f"Who is {n}?", "chosen": "A cat.", "rejected": "No."} for n in range(2)]
     if form == "label":
         rows = [{"prompt": f"Who is {n}?", "completion": "A cat.", "label": True} for n in range(2)]
     rows[1]["images"] = ["0.jpg"]
-    file = written(tmp_path / "in.jsonl", rows)
-    store = prepared(file, tmp_path / "out", processors["qwen2_vl"], max_bad=1)
+    file = write_rows(tmp_path / "in.jsonl", rows)
+    store = prepare_store(file, tmp_path / "out", processors["qwen2_vl"], max_bad=1)
     assert store.contents.preferences == ("labels" if form == "label" else "pairs")
-    (bad,) = aside(store)
+    (bad,) = read_quarantine(store)
     assert bad["line"] == 2
     assert "images and audio in preferences are not supported yet" in bad["reason"]
 
 
-def test_a_broken_image_of_a_text_is_kept_aside(processors, tmp_path):
-    picture_files(tmp_path)
+def test_a_text_with_a_broken_image_is_quarantined(processors, tmp_path):
+    write_pictures(tmp_path)
     (tmp_path / "cut.jpg").write_bytes((tmp_path / "0.jpg").read_bytes()[:-300])
     rows = [
         {"image": "0.jpg", "text": "A cat."},
@@ -237,59 +237,59 @@ def test_a_broken_image_of_a_text_is_kept_aside(processors, tmp_path):
         {"image": "../0.jpg", "text": "A cat elsewhere."},
         {"image": "1.jpg", "text": " \n"},
     ]
-    store = prepared(written(tmp_path / "in.jsonl", rows), tmp_path / "out", processors["qwen2_vl"], max_bad=2)
+    store = prepare_store(write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out", processors["qwen2_vl"], max_bad=2)
     assert len(store) == 1
-    bad = aside(store)
-    assert [one["line"] for one in bad] == [2, 3]
-    assert "cut short" in bad[0]["reason"]
-    assert "is outside" in bad[1]["reason"]
+    quarantined = read_quarantine(store)
+    assert [entry["line"] for entry in quarantined] == [2, 3]
+    assert "cut short" in quarantined[0]["reason"]
+    assert "is outside" in quarantined[1]["reason"]
 
 
-def rows_with(folder, form):
+def make_table(folder, form):
     data = [(folder / f"{n}.jpg").read_bytes() for n in range(3)]
     captions = [f"This is cat {n}." for n in range(3)]
-    held = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    structs = [{"bytes": one, "path": None} for one in data]
+    image_type = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    structs = [{"bytes": image, "path": None} for image in data]
     if form == "lists":
-        pairs = pa.array([[one, one] for one in structs], pa.list_(held, 2))
+        pairs = pa.array([[image, image] for image in structs], pa.list_(image_type, 2))
         return pa.table({"images": pairs, "caption": captions})
     if form == "binary":
         return pa.table({"image": pa.array(data, pa.binary()), "text": captions})
-    return pa.table({"image": pa.array(structs, held), "text": captions, "label": [0, 1, 2]})
+    return pa.table({"image": pa.array(structs, image_type), "text": captions, "label": [0, 1, 2]})
 
 
 @pytest.mark.parametrize("form", ["struct", "binary", "lists"])
-def test_columns_of_images_beside_captions(form, processors, tmp_path):
-    picture_files(tmp_path)
-    pq.write_table(rows_with(tmp_path, form), tmp_path / "in.parquet")
-    store = prepared(tmp_path / "in.parquet", tmp_path / "out", processors["qwen2_vl"])
-    found = media_of(store)
-    assert [len(some) for some in found] == [2 if form == "lists" else 1] * 3
-    for number, some in enumerate(found):
-        for one in some:
-            path, begin = one.blob
-            data = path.read_bytes()[begin : begin + one.size]
+def test_columns_of_images_and_captions(form, processors, tmp_path):
+    write_pictures(tmp_path)
+    pq.write_table(make_table(tmp_path, form), tmp_path / "in.parquet")
+    store = prepare_store(tmp_path / "in.parquet", tmp_path / "out", processors["qwen2_vl"])
+    media = list_media(store)
+    assert [len(document_media) for document_media in media] == [2 if form == "lists" else 1] * 3
+    for number, document_media in enumerate(media):
+        for medium in document_media:
+            path, begin = medium.blob
+            data = path.read_bytes()[begin : begin + medium.size]
             assert data == (tmp_path / f"{number}.jpg").read_bytes()
     assert list(batchloom.Loader(store, seq_len=300, global_batch_size=2))
 
 
-def test_columns_of_sounds_beside_what_is_said(processors, tmp_path):
-    data = [sound(8_000 + 999 * n, seed=n, form="FLAC") for n in range(3)]
-    held = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    sounds = pa.array([{"bytes": one, "path": f"{n}.flac"} for n, one in enumerate(data)], held)
+def test_columns_of_sounds_and_transcriptions(processors, tmp_path):
+    data = [make_sound(8_000 + 999 * n, seed=n, form="FLAC") for n in range(3)]
+    audio_type = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    sounds = pa.array([{"bytes": content, "path": f"{n}.flac"} for n, content in enumerate(data)], audio_type)
     table = pa.table({"audio": sounds, "text": [f"Sound {n}." for n in range(3)]})
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=2)
-    store = prepared(tmp_path / "in.parquet", tmp_path / "out", processors["qwen2_audio"])
-    for one, some in zip(data, media_of(store), strict=True):
-        path, begin = some[0].blob
-        assert path.read_bytes()[begin : begin + some[0].size] == one
+    store = prepare_store(tmp_path / "in.parquet", tmp_path / "out", processors["qwen2_audio"])
+    for content, media in zip(data, list_media(store), strict=True):
+        path, begin = media[0].blob
+        assert path.read_bytes()[begin : begin + media[0].size] == content
     batch = batchloom.Loader(store, seq_len=100, global_batch_size=3)[0]
     assert batch["input_features"].shape == (3, 80, 3000)
 
 
 def test_columns_that_datasets_writes(processors, tmp_path):
     datasets = pytest.importorskip("datasets")
-    picture_files(tmp_path)
+    write_pictures(tmp_path)
     features = datasets.Features(
         {"image": datasets.Image(), "text": datasets.Value("string"), "tags": datasets.List(datasets.Value("int8"), length=2)}
     )  # fmt: skip
@@ -298,36 +298,38 @@ def test_columns_that_datasets_writes(processors, tmp_path):
         "text": [f"This is cat {n}." for n in range(3)],
         "tags": [[1, 2]] * 3,
     }
-    made = datasets.Dataset.from_dict(rows, features=features)
-    made.to_parquet(tmp_path / "in.parquet")
-    store = prepared(tmp_path / "in.parquet", tmp_path / "out", processors["qwen2_vl"])
-    assert [len(some) for some in media_of(store)] == [1, 1, 1]
-    made.save_to_disk(tmp_path / "saved")
+    dataset = datasets.Dataset.from_dict(rows, features=features)
+    dataset.to_parquet(tmp_path / "in.parquet")
+    store = prepare_store(tmp_path / "in.parquet", tmp_path / "out", processors["qwen2_vl"])
+    assert [len(document_media) for document_media in list_media(store)] == [1, 1, 1]
+    dataset.save_to_disk(tmp_path / "saved")
     media = {"data_folder": "/"}
-    saved = prepared(tmp_path / "saved", tmp_path / "again", processors["qwen2_vl"], media=media)
+    saved = prepare_store(tmp_path / "saved", tmp_path / "again", processors["qwen2_vl"], media=media)
     assert [saved[n].ids.tolist() for n in range(3)] == [store[n].ids.tolist() for n in range(3)]
 
 
 def test_texts_and_conversations_in_one_store_and_its_order(processors, tmp_path):
-    """The store is the same with any number of workers; appended captions are documents as the first are."""
+    """The store does not depend on the number of workers, and can be appended to."""
     talks = write_images(tmp_path / "in", 4)
-    picture_files(tmp_path / "in")
+    write_pictures(tmp_path / "in")
     rows = [{"image": f"{n % 3}.jpg", "text": f"This is cat {n}."} for n in range(40)]
-    captions = written(tmp_path / "in" / "captions.jsonl", rows)
+    captions = write_rows(tmp_path / "in" / "captions.jsonl", rows)
     (tmp_path / "in" / "plain.txt").write_text("A text of its own.\n")
     folder = processors["qwen2_vl"]
-    given = [talks, captions, tmp_path / "in" / "plain.txt"]
-    stores = [prepared(given, tmp_path / f"out{workers}", folder, workers=workers, dedup="exact") for workers in (1, 2)]
-    files = sorted(one for one in stores[0].path.rglob("*") if one.is_file())
+    inputs = [talks, captions, tmp_path / "in" / "plain.txt"]
+    stores = [
+        prepare_store(inputs, tmp_path / f"out{workers}", folder, workers=workers, dedup="exact") for workers in (1, 2)
+    ]
+    files = sorted(path for path in stores[0].path.rglob("*") if path.is_file())
     assert len(files) > 6
     for file in files:
-        other = stores[1].path / file.relative_to(stores[0].path)
+        parallel_file = stores[1].path / file.relative_to(stores[0].path)
         assert file.name == "report.json" or "report" in file.name or (
-            file.read_bytes() == other.read_bytes()
+            file.read_bytes() == parallel_file.read_bytes()
         )  # fmt: skip
     assert len(stores[0]) == 5 + 40 + 1
-    more = written(tmp_path / "in" / "more.jsonl", [{"image": "0.jpg", "caption": "Another cat."}])
-    batchloom.prepare(more, out=stores[0].path, append=True, media={"processor": folder})
+    added_file = write_rows(tmp_path / "in" / "more.jsonl", [{"image": "0.jpg", "caption": "Another cat."}])
+    batchloom.prepare(added_file, out=stores[0].path, append=True, media={"processor": folder})
     grown = batchloom.open_store(stores[0].path)
     assert len(grown) == 47
     assert grown.tokenizer.decode(grown[46].ids).endswith("Another cat.<|endoftext|>")
@@ -337,8 +339,10 @@ def test_texts_and_conversations_in_one_store_and_its_order(processors, tmp_path
 
 
 def test_captions_of_equal_words_about_other_images_are_no_duplicates(processors, tmp_path):
-    picture_files(tmp_path)
+    write_pictures(tmp_path)
     rows = [{"image": f"{n % 3}.jpg", "text": "A photo."} for n in range(5)]
     rows += [{"text": "A photo."}, {"text": "A photo."}]
-    store = prepared(written(tmp_path / "in.jsonl", rows), tmp_path / "out", processors["gemma3"], dedup="exact")
+    store = prepare_store(
+        write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out", processors["gemma3"], dedup="exact"
+    )
     assert [store.provenance.of(number).record for number in range(len(store))] == [0, 1, 2, 5]

@@ -1,4 +1,4 @@
-"""Stored tokens of conversations with media are those that the processor makes of template and media."""
+"""Stored tokens of conversations with media equal the processor's."""
 
 import numpy as np
 import pytest
@@ -13,25 +13,25 @@ from media.processors import MADE, save
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
-LINES = (
+TEMPLATE = (
     "{%- for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{%- if message['content'] is string %}{{ message['content'] }}{% else %}"
     "{%- for part in message['content'] %}{% if part['type'] == 'KIND' %}PLACE"
     "{%- else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Templates that take contents as lists alone, as Idefics3's own.
-LISTS = (
+# A template that takes contents only as lists, as that of Idefics3 does.
+LIST_TEMPLATE = (
     "{%- for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{%- for part in message['content'] %}{% if part['type'] == 'KIND' %}PLACE"
     "{%- else %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-STRINGS = (
+STRING_TEMPLATE = (
     "{%- for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
     "<|im_end|>\n{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-PLACES = {
+PLACEHOLDERS = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), "<|vision_start|><|image_pad|><|vision_end|>"),
     "gemma3": "<start_of_image>",
     "qwen2_audio": "Audio: <|audio_bos|><|AUDIO|><|audio_eos|>\n",
@@ -41,18 +41,21 @@ SIZES = [(336, 224), (50, 120), (100, 100)]
 
 @pytest.fixture(scope="module", params=list(MADE))
 def family(request, tmp_path_factory):
-    made = MADE[request.param]()
-    folder = save(made, tmp_path_factory.mktemp(request.param))
-    return request.param, made, folder, open_processor(folder)
+    hf_processor = MADE[request.param]()
+    folder = save(hf_processor, tmp_path_factory.mktemp(request.param))
+    return request.param, hf_processor, folder, open_processor(folder)
 
 
-def medium(kind, number):
+def make_medium(kind, number):
     facts = AudioFacts(16_000 + 777 * number, 16_000) if kind == "audio" else ImageFacts(*SIZES[number % len(SIZES)])
     return Medium(kind, f"{number}.file", None, MediumInfo(facts, bytes(16), 1))
 
 
-def conversation(kind, media=2):
-    """Two questions with media and two answers, the second medium behind its text."""
+def make_conversation(kind, media=2):
+    """Return two questions with media and two answers.
+
+    The second medium follows its text.
+    """
     messages = [
         {"role": "system", "content": "You see."},
         {"role": "user", "content": [{"type": kind}, {"type": "text", "text": "Who are they?"}]},
@@ -60,113 +63,115 @@ def conversation(kind, media=2):
         {"role": "user", "content": [{"type": "text", "text": "\n\nAnd this?\n"}, {"type": kind}]},
         {"role": "assistant", "content": "One <b>dog</b>.\n"},
     ]
-    return Conversation(messages, media=[medium(kind, number) for number in range(media)])
+    return Conversation(messages, media=[make_medium(kind, number) for number in range(media)])
 
 
-def oracle(made, template, conversation, kind):
-    """What the processor makes of a conversation with blank media."""
+def compute_expected_ids(hf_processor, template, conversation, kind):
+    """Return the processor's ids of a conversation with blank media."""
     if kind == "audio":
-        given = {
-            "audio": [np.zeros(one.info.facts.samples, np.float32) for one in conversation.media],
+        inputs = {
+            "audio": [np.zeros(medium.info.facts.samples, np.float32) for medium in conversation.media],
             "sampling_rate": 16_000,
         }
     else:
         from PIL import Image
 
-        sizes = [(one.info.facts.width, one.info.facts.height) for one in conversation.media]
-        given = {"images": [Image.new("RGB", size) for size in sizes]}
-    return np.asarray(made(text=[template], **given)["input_ids"][0])
+        sizes = [(medium.info.facts.width, medium.info.facts.height) for medium in conversation.media]
+        inputs = {"images": [Image.new("RGB", size) for size in sizes]}
+    return np.asarray(hf_processor(text=[template], **inputs)["input_ids"][0])
 
 
-def rendered(made, template, conversation, *, lists=False):
+def render(hf_processor, template, conversation, *, lists=False):
     messages = conversation.messages
     if lists:
         messages = [
-            {**one, "content": [{"type": "text", "text": one["content"]}]} if isinstance(one["content"], str) else one
-            for one in messages
+            {**message, "content": [{"type": "text", "text": message["content"]}]}
+            if isinstance(message["content"], str)
+            else message
+            for message in messages
         ]
-    return made.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
+    return hf_processor.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
 
 
-@pytest.mark.parametrize("form", [LINES, LISTS])
+@pytest.mark.parametrize("form", [TEMPLATE, LIST_TEMPLATE])
 def test_ids_are_the_processors(family, form, tmp_path):
-    name, made, folder, processor = family
+    name, hf_processor, folder, processor = family
     (kind,) = processor.families
-    template = form.replace("KIND", kind).replace("PLACE", PLACES.get(name, "<image>"))
+    template = form.replace("KIND", kind).replace("PLACE", PLACEHOLDERS.get(name, "<image>"))
     (tmp_path / "t.jinja").write_text(template)
     encoder = ChatEncoder(resolve_tokenizer(str(folder)), str(tmp_path / "t.jinja"), families=processor.families)
-    one = conversation(kind)
-    found = encode_conversations([one], encoder, ChatRules(prove=True))
-    assert found.faults == []
-    text = rendered(made, template, one, lists=form is LISTS)
-    expected = oracle(made, text, one, kind)
-    assert found.ids.tolist() == expected.tolist()
-    check_places(found, made, processor.families[kind])
+    conversation = make_conversation(kind)
+    result = encode_conversations([conversation], encoder, ChatRules(prove=True))
+    assert result.faults == []
+    text = render(hf_processor, template, conversation, lists=form is LIST_TEMPLATE)
+    expected = compute_expected_ids(hf_processor, text, conversation, kind)
+    assert result.ids.tolist() == expected.tolist()
+    check_spans(result, hf_processor, processor.families[kind])
 
 
-def check_places(found, made, family):
-    """Media stand where their tokens are, and what is trained is the answers alone."""
-    token = made.tokenizer.convert_tokens_to_ids(family.token)
-    (placed,) = found.media
-    flags = np.zeros(found.ids.size, bool)
-    for one in placed:
-        assert (found.ids[one.start : one.start + one.tokens] == token).any()
-        flags[one.start : one.start + one.tokens] = True
-    assert flags[found.ids == token].all()
-    assert not found.mask[flags].any()
-    trained = made.tokenizer.decode(found.ids[found.mask])
+def check_spans(result, hf_processor, family):
+    """Require media at their tokens, and training on the answers only."""
+    token = hf_processor.tokenizer.convert_tokens_to_ids(family.token)
+    (media,) = result.media
+    flags = np.zeros(result.ids.size, bool)
+    for medium in media:
+        assert (result.ids[medium.start : medium.start + medium.tokens] == token).any()
+        flags[medium.start : medium.start + medium.tokens] = True
+    assert flags[result.ids == token].all()
+    assert not result.mask[flags].any()
+    trained = hf_processor.tokenizer.decode(result.ids[result.mask])
     assert trained == "Two cats.<|im_end|>One <b>dog</b>.\n<|im_end|>"
 
 
-def test_where_a_template_knows_no_media_they_stand_in_the_text(family, tmp_path):
-    _, made, folder, processor = family
+def test_placeholders_are_in_the_text_if_a_template_has_no_media(family, tmp_path):
+    _, hf_processor, folder, processor = family
     (kind,) = processor.families
-    (tmp_path / "t.jinja").write_text(STRINGS)
+    (tmp_path / "t.jinja").write_text(STRING_TEMPLATE)
     encoder = ChatEncoder(resolve_tokenizer(str(folder)), str(tmp_path / "t.jinja"), families=processor.families)
-    alone = processor.families[kind].fallback_text
+    fallback_text = processor.families[kind].fallback_text
     assert any(f"has no {kind} placeholder" in note for note in encoder.renderer.notes)
-    one = conversation(kind)
-    found = encode_conversations([one], encoder, ChatRules(prove=True))
-    assert found.faults == []
-    joined = [
+    conversation = make_conversation(kind)
+    result = encode_conversations([conversation], encoder, ChatRules(prove=True))
+    assert result.faults == []
+    messages = [
         {
             **message,
             "content": message["content"]
             if isinstance(message["content"], str)
-            else "".join(part.get("text", alone) for part in message["content"]),
+            else "".join(part.get("text", fallback_text) for part in message["content"]),
         }
-        for message in one.messages
+        for message in conversation.messages
     ]
-    text = made.tokenizer.apply_chat_template(joined, chat_template=STRINGS, tokenize=False)
-    assert found.ids.tolist() == oracle(made, text, one, kind).tolist()
-    check_places(found, made, processor.families[kind])
+    text = hf_processor.tokenizer.apply_chat_template(messages, chat_template=STRING_TEMPLATE, tokenize=False)
+    assert result.ids.tolist() == compute_expected_ids(hf_processor, text, conversation, kind).tolist()
+    check_spans(result, hf_processor, processor.families[kind])
 
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory):
-    made = MADE["qwen2_vl"]()
-    folder = save(made, tmp_path_factory.mktemp("qwen"))
-    template = LINES.replace("KIND", "image").replace("PLACE", PLACES["qwen2_vl"])
+    hf_processor = MADE["qwen2_vl"]()
+    folder = save(hf_processor, tmp_path_factory.mktemp("qwen"))
+    template = TEMPLATE.replace("KIND", "image").replace("PLACE", PLACEHOLDERS["qwen2_vl"])
     (folder / "chat_template.jinja").write_text(template)
     processor = open_processor(folder)
-    return made, ChatEncoder(resolve_tokenizer(str(folder)), families=processor.families)
+    return hf_processor, ChatEncoder(resolve_tokenizer(str(folder)), families=processor.families)
 
 
 def test_a_turn_of_an_image_alone_is_a_turn(qwen):
-    made, encoder = qwen
+    hf_processor, encoder = qwen
     messages = [
         {"role": "user", "content": [{"type": "image"}]},
         {"role": "assistant", "content": "A cat."},
     ]
-    one = Conversation(messages, media=[medium("image", 0)])
-    found = encode_conversations([one], encoder, ChatRules(prove=True))
-    assert found.faults == []
-    assert not found.altered
-    assert made.tokenizer.decode(found.ids[found.mask]) == "A cat.<|im_end|>"
+    conversation = Conversation(messages, media=[make_medium("image", 0)])
+    result = encode_conversations([conversation], encoder, ChatRules(prove=True))
+    assert result.faults == []
+    assert not result.altered
+    assert hf_processor.tokenizer.decode(result.ids[result.mask]) == "A cat.<|im_end|>"
 
 
-def test_what_spells_a_placeholder_is_text(qwen):
-    made, encoder = qwen
+def test_text_that_spells_a_placeholder_is_text(qwen):
+    hf_processor, encoder = qwen
     messages = [
         {
             "role": "user",
@@ -174,61 +179,61 @@ def test_what_spells_a_placeholder_is_text(qwen):
         },
         {"role": "assistant", "content": "A <|vision_start|> cat."},
     ]
-    one = Conversation(messages, media=[medium("image", 0)])
-    found = encode_conversations([one], encoder, ChatRules(prove=True))
-    assert found.faults == []
-    pad = made.tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    (placed,) = found.media[0]
-    assert int((found.ids == pad).sum()) == placed.tokens == placed.grid[1] * placed.grid[2] // 4
+    conversation = Conversation(messages, media=[make_medium("image", 0)])
+    result = encode_conversations([conversation], encoder, ChatRules(prove=True))
+    assert result.faults == []
+    pad = hf_processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    (medium,) = result.media[0]
+    assert int((result.ids == pad).sum()) == medium.tokens == medium.grid[1] * medium.grid[2] // 4
 
 
 def test_train_on_all_trains_no_medium(qwen):
-    made, encoder = qwen
-    found = encode_conversations([conversation("image")], encoder, ChatRules("all", prove=True))
-    assert found.faults == []
-    pad = made.tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    assert (found.mask == (found.ids != pad)).all()
+    hf_processor, encoder = qwen
+    result = encode_conversations([make_conversation("image")], encoder, ChatRules("all", prove=True))
+    assert result.faults == []
+    pad = hf_processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    assert (result.mask == (result.ids != pad)).all()
 
 
 def test_an_image_of_an_assistant_is_not_trained(qwen):
-    made, encoder = qwen
+    hf_processor, encoder = qwen
     messages = [
         {"role": "user", "content": "Draw a cat."},
         {"role": "assistant", "content": [{"type": "text", "text": "Here:"}, {"type": "image"}]},
     ]
-    one = Conversation(messages, media=[medium("image", 0)])
-    found = encode_conversations([one], encoder, ChatRules(prove=True))
-    assert found.faults == []
-    said = "Here:<|vision_start|><|vision_end|><|im_end|>"
-    assert made.tokenizer.decode(found.ids[found.mask]) == said
+    conversation = Conversation(messages, media=[make_medium("image", 0)])
+    result = encode_conversations([conversation], encoder, ChatRules(prove=True))
+    assert result.faults == []
+    trained_text = "Here:<|vision_start|><|vision_end|><|im_end|>"
+    assert hf_processor.tokenizer.decode(result.ids[result.mask]) == trained_text
 
 
-@pytest.mark.parametrize(("overlong", "kept"), [("drop", 0), ("truncate-turns", 1), ("split", 0)])
-def test_what_is_too_long_is_never_cut_through_a_medium(qwen, overlong, kept):
+@pytest.mark.parametrize(("overlong", "count"), [("drop", 0), ("truncate-turns", 1), ("split", 0)])
+def test_an_overlong_conversation_is_never_cut_through_a_medium(qwen, overlong, count):
     _, encoder = qwen
-    one = conversation("image")
-    whole = encode_conversations([one], encoder, ChatRules())
-    first, second = whole.media[0]
-    limit = second.start + 3
+    conversation = make_conversation("image")
+    uncut = encode_conversations([conversation], encoder, ChatRules())
+    first_medium, second_medium = uncut.media[0]
+    limit = second_medium.start + 3
     rules = ChatRules(max_tokens=limit, overlong=overlong)
-    found = encode_conversations([one], encoder, rules)
-    assert len(found.lengths) == kept
-    if kept:
-        assert found.media == [[first]]
-        assert int(found.lengths[0]) <= second.start
+    result = encode_conversations([conversation], encoder, rules)
+    assert len(result.lengths) == count
+    if count:
+        assert result.media == [[first_medium]]
+        assert int(result.lengths[0]) <= second_medium.start
     else:
-        assert "overlong" in found.dropped[0].reason
+        assert "overlong" in result.dropped[0].reason
 
 
 def test_a_medium_that_the_processor_refuses_is_a_fault_of_its_conversation(qwen):
     _, encoder = qwen
-    one = conversation("image")
-    one.media[1] = Medium("image", "thin.png", None, MediumInfo(ImageFacts(4000, 3), bytes(16), 1))
-    found = encode_conversations([one, conversation("image")], encoder, ChatRules())
-    (fault,) = found.faults
+    conversation = make_conversation("image")
+    conversation.media[1] = Medium("image", "thin.png", None, MediumInfo(ImageFacts(4000, 3), bytes(16), 1))
+    result = encode_conversations([conversation, make_conversation("image")], encoder, ChatRules())
+    (fault,) = result.faults
     assert fault.number == 0
     assert "image 2 (thin.png) has 4,000 x 3 pixels" in fault.reason
-    assert len(found.lengths) == 1
+    assert len(result.lengths) == 1
 
 
 def test_a_tokenizer_without_the_processors_tokens_is_refused(qwen):
@@ -237,10 +242,10 @@ def test_a_tokenizer_without_the_processors_tokens_is_refused(qwen):
         ChatEncoder(resolve_tokenizer("bytes"), families=encoder.families)
 
 
-def test_a_template_that_loses_media_is_told(qwen, tmp_path):
+def test_a_template_that_drops_media_is_a_fault(qwen, tmp_path):
     _, encoder = qwen
-    place = "{% if message == messages[0] %}" + PLACES["qwen2_vl"] + "{% endif %}"
-    (tmp_path / "t.jinja").write_text(LINES.replace("KIND", "image").replace("PLACE", place))
-    other = ChatEncoder(encoder.tokenizer, str(tmp_path / "t.jinja"), families=encoder.families)
-    found = encode_conversations([conversation("image")], other, ChatRules())
-    assert "the template writes 0 placeholders for its 2 media" in found.faults[0].reason
+    first_turn_only = "{% if message == messages[0] %}" + PLACEHOLDERS["qwen2_vl"] + "{% endif %}"
+    (tmp_path / "t.jinja").write_text(TEMPLATE.replace("KIND", "image").replace("PLACE", first_turn_only))
+    lossy_encoder = ChatEncoder(encoder.tokenizer, str(tmp_path / "t.jinja"), families=encoder.families)
+    result = encode_conversations([make_conversation("image")], lossy_encoder, ChatRules())
+    assert "the template writes 0 placeholders for its 2 media" in result.faults[0].reason

@@ -1,7 +1,7 @@
-"""What torchrun and Ray start in the tests of workers: notes which rows every optimizer step was made of.
+"""Worker script for torchrun and Ray that records the rows of every optimizer step.
 
-Heard at the model and at the optimizer themselves. A line a step: the step by the optimizer's own count, which the
-checkpoint restores, the rank, the number of workers, and the documents of the rows.
+Hooks of the model and of the optimizer record them. Each line holds a step, as the optimizer counts it (the checkpoint
+restores that count), the rank, the number of workers, and the documents of the rows.
 """
 
 import json
@@ -21,51 +21,51 @@ BASE = 200
 
 
 def write_numbered(folder, count):
-    """A store of documents that fill a sequence each, and begin with their number."""
-    digits = [[number // BASE**place % BASE for place in (2, 1, 0)] for number in range(count)]
-    return write_store(folder, [[*one, *range(SEQ_LEN - 4), 256] for one in digits])
+    """Write a store of documents that fill a sequence and begin with their number."""
+    prefixes = [[number // BASE**power % BASE for power in (2, 1, 0)] for number in range(count)]
+    return write_store(folder, [[*prefix, *range(SEQ_LEN - 4), 256] for prefix in prefixes])
 
 
-def numbers(input_ids):
+def decode_numbers(input_ids):
     return [int(a) * BASE**2 + int(b) * BASE + int(c) for a, b, c, *_ in input_ids.tolist()]
 
 
 def listen(folder):
-    """Note what the model is given in each step."""
+    """Record the rows that the model receives in each step."""
     rows = []
     path = Path(folder) / f"{time.time_ns()}-{os.getpid()}.jsonl"
 
-    def hear(module, given):
+    def record_rows(module, inputs):
         if isinstance(module, torch.nn.Embedding) and torch.is_grad_enabled():
-            rows.extend(numbers(given[0]))
+            rows.extend(decode_numbers(inputs[0]))
 
-    def made(optimizer, *_):
+    def record_step(optimizer, *_):
         step = int(next(iter(optimizer.state.values()))["step"])
-        told = {"step": step, "rank": int(os.environ.get("RANK", "0")), "pid": os.getpid()}
+        step_line = {"step": step, "rank": int(os.environ.get("RANK", "0")), "pid": os.getpid()}
         world = int(os.environ.get("WORLD_SIZE", "1"))
         with path.open("a") as file:
-            file.write(json.dumps({**told, "world": world, "rows": list(rows)}) + "\n")
+            file.write(json.dumps({**step_line, "world": world, "rows": list(rows)}) + "\n")
         rows.clear()
 
-    return register_module_forward_pre_hook(hear), register_optimizer_step_post_hook(made)
+    return register_module_forward_pre_hook(record_rows), register_optimizer_step_post_hook(record_step)
 
 
-def heard(folder):
-    """The lines of all processes, in the order they were started."""
-    return [json.loads(line) for file in sorted(Path(folder).iterdir()) for line in whole_lines(file)]
+def read_step_lines(folder):
+    """Return the lines of all processes, in the order they were started."""
+    return [json.loads(line) for file in sorted(Path(folder).iterdir()) for line in read_complete_lines(file)]
 
 
-def whole_lines(file):
+def read_complete_lines(file):
     return file.read_text().split("\n")[:-1]
 
 
-def surviving(folder):
-    """Of each step the rows of the weights that went on: those of the last processes that made it."""
+def select_surviving_lines(folder):
+    """Return per step the lines of the last processes that made it, by rank."""
     history = {}
-    for line in heard(folder):
+    for line in read_step_lines(folder):
         if line["rank"] == 0:
             history[line["step"]] = {0: line}
-    for line in heard(folder):
+    for line in read_step_lines(folder):
         step = history[line["step"]]
         if line["world"] == step[0]["world"]:
             step[line["rank"]] = line

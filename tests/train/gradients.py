@@ -1,4 +1,4 @@
-"""The gradient of one step, as the optimizer sees it; under torchrun, that of every rank."""
+"""Gradient of one step, as the optimizer receives it; runs under torchrun too."""
 
 import sys
 from pathlib import Path
@@ -17,17 +17,17 @@ from batchloom.train import (
 from train.runs import PLAIN
 
 
-def gradient_of_first_step(data, changes):
-    """Loss, trained tokens and gradients by name of the first step, without clipping."""
-    plain = {**PLAIN, "optim": {"clip": 1e9}, **changes}
+def compute_first_gradient(data, changes):
+    """Return loss, trained tokens and unclipped gradients by name of the first step."""
+    settings = {**PLAIN, "optim": {"clip": 1e9}, **changes}
     with join_ranks("cpu") as ranks:
-        run = set_up_run(Path(data), make_settings(plain, {}), RunFolder(Path()), ranks, RunLog(None, print))
-        seen = {}
+        run = set_up_run(Path(data), make_settings(settings, {}), RunFolder(Path()), ranks, RunLog(None, print))
+        gradients = {}
         run.optimizer.register_step_pre_hook(
-            lambda *_: seen.update({n: w.grad.clone() for n, w in run.model.named_parameters()})
+            lambda *_: gradients.update({n: w.grad.clone() for n, w in run.model.named_parameters()})
         )
         loss, _, trained = run_optimizer_step(run, run.loader[0], lr=0.0)
-    return loss, trained, seen
+    return loss, trained, gradients
 
 
 if __name__ == "__main__":
@@ -36,5 +36,5 @@ if __name__ == "__main__":
     changes = {"global_batch_size": int(size), "batch_size": 1}
     if init:
         changes["model"] = {"init": init}
-    loss, trained, gradients = gradient_of_first_step(data, changes)
+    loss, trained, gradients = compute_first_gradient(data, changes)
     save_file({**gradients, "loss": torch.tensor(loss), "trained": torch.tensor(trained)}, out)

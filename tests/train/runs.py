@@ -1,4 +1,4 @@
-"""Small stores and settings for the trainer's tests, and what a run's log says."""
+"""Small stores and settings for tests of the trainer, and access to a run's log."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from batchloom.train import (
     train,
 )
 
-# Trains on a rank, and keeps its batches.
+# Script that trains on a rank and saves its batches.
 WORKER = Path(__file__).with_name("worker.py")
 PLAIN = {
     "model": {"layers": 2, "heads": 2, "width": 32},
@@ -34,7 +34,7 @@ PLAIN = {
 
 
 def counting_documents(count, seed, longest=40):
-    """Documents that count in steps of three, so that there is something to learn."""
+    """Return documents that count in steps of three, which a model can learn."""
     rng = np.random.default_rng(seed)
     starts, lengths = rng.integers(0, 256, count), rng.integers(1, longest, count)
     return [
@@ -51,24 +51,24 @@ def small_store(folder, longest=40):
 
 
 def long_conversations(folder, count=20, letters=160):
-    """A store of conversations alone, of more tokens each than a turn has letters."""
+    """Prepare a store of conversations with more than ``letters`` tokens each."""
     rng = np.random.default_rng(0)
-    said = ["".join(rng.choice([*"abcdefgh "], letters)) for _ in range(count)]
-    rows = [json.dumps({"question": one, "answer": one[::-1]}) + "\n" for one in said]
+    questions = ["".join(rng.choice([*"abcdefgh "], letters)) for _ in range(count)]
+    rows = [json.dumps({"question": question, "answer": question[::-1]}) + "\n" for question in questions]
     (folder / "conversations.jsonl").write_text("".join(rows))
-    made = batchloom.prepare(
+    result = batchloom.prepare(
         folder / "conversations.jsonl",
         out=folder / "conversations",
         tokenizer="bytes",
         workers=1,
         val_fraction=0,
     )
-    return batchloom.open_store(made.path)
+    return batchloom.open_store(result.path)
 
 
 def run_training(store, out, changes=None, *, resume=False, stop_at=None):
-    """Train in this process; returns the outcome and the lines said."""
-    said = []
+    """Train in this process; return the outcome and the printed lines."""
+    lines = []
     folder = RunFolder(out)
     with join_ranks("cpu") as ranks:
         run = set_up_run(
@@ -76,13 +76,13 @@ def run_training(store, out, changes=None, *, resume=False, stop_at=None):
             make_settings(PLAIN, changes or {}),
             folder,
             ranks,
-            RunLog(folder.log, said.append),
+            RunLog(folder.log, lines.append),
         )
-        return train(run, resume=resume, stop_at=stop_at), said
+        return train(run, resume=resume, stop_at=stop_at), lines
 
 
 def steps_of(out):
-    """(step, loss, gradient norm, tokens) of every step in a run's log."""
+    """Return (step, loss, gradient norm, tokens) of every step in a run's log."""
     return [
         (entry["step"], entry["loss"], entry["norm"], entry["tokens"])
         for entry in read_log(out / "log.jsonl")
@@ -91,11 +91,11 @@ def steps_of(out):
 
 
 def wait_for_step(running, out, step):
-    """Wait until the log of a run in a process has a step; return the last it has."""
+    """Wait until the log of a running process has a step; return its last step."""
     while running.process.is_alive():
-        logged = (out / "log.jsonl").read_bytes() if (out / "log.jsonl").exists() else b""
-        done = [int(number) for number in re.findall(rb'"kind": "step", "step": (\d+)', logged)]
-        if done and done[-1] >= step:
-            return done[-1]
+        log = (out / "log.jsonl").read_bytes() if (out / "log.jsonl").exists() else b""
+        steps = [int(number) for number in re.findall(rb'"kind": "step", "step": (\d+)', log)]
+        if steps and steps[-1] >= step:
+            return steps[-1]
         time.sleep(0.02)
     pytest.fail(f"the run ended before step {step}: {running.err.read_text()[-2000:]}")

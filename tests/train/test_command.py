@@ -1,4 +1,4 @@
-"""``batchloom train`` as people use it."""
+"""The command ``batchloom train``."""
 
 import json
 import os
@@ -27,15 +27,15 @@ def config(tmp_path_factory):
     return path
 
 
-def train(*words):
-    return run_command_line(["train", "--device", "cpu", *map(str, words)])
+def train(*args):
+    return run_command_line(["train", "--device", "cpu", *map(str, args)])
 
 
 def test_options_go_over_the_configuration(store, config, tmp_path, capsys):
     out = tmp_path / "run"
-    words = ["--data", store.path, "--config-file", config, "--out", out]
+    args = ["--data", store.path, "--config-file", config, "--out", out]
     sizes = ["--seq-len", 64, "--global_batch_size", 8, "--batch-size", 2, "--packing", "wrap"]
-    assert train(*words, *sizes, "--lr", 0.5, "--seed", 3, "--eval-batches", 1) == 0
+    assert train(*args, *sizes, "--lr", 0.5, "--seed", 3, "--eval-batches", 1) == 0
     settings = json.loads((out / "run.json").read_text())
     assert (settings["seq_len"], settings["global_batch_size"]) == (64, 8)
     assert (settings["batch_size"], settings["order"]["packing"], settings["seed"]) == (
@@ -48,12 +48,12 @@ def test_options_go_over_the_configuration(store, config, tmp_path, capsys):
     assert "1 rank x 4 passes x 2 rows" in capsys.readouterr().out
 
 
-def test_noise_is_of_the_run_and_not_of_what_is_looked_at(store, config, tmp_path, capsys):
+def test_noise_applies_to_training_and_not_to_validation(store, config, tmp_path, capsys):
     def losses(out, kind):
         return [line["loss"] for line in read_log(out / "log.jsonl") if line["kind"] == kind]
 
-    plain, noisy, whole = tmp_path / "plain", tmp_path / "noisy", tmp_path / "whole"
-    words = [
+    plain, noisy, reference = tmp_path / "plain", tmp_path / "noisy", tmp_path / "whole"
+    args = [
         "--data",
         store.path,
         "--config-file",
@@ -63,46 +63,46 @@ def test_noise_is_of_the_run_and_not_of_what_is_looked_at(store, config, tmp_pat
         "--eval-interval",
         1,
     ]
-    assert train(*words, "--out", plain, "--stop-at", 1, "--lr", 1e-9) == 0
-    assert train(*words, "--out", noisy, "--stop-at", 1, "--lr", 1e-9, "--noise-prob", 0.5) == 0
+    assert train(*args, "--out", plain, "--stop-at", 1, "--lr", 1e-9) == 0
+    assert train(*args, "--out", noisy, "--stop-at", 1, "--lr", 1e-9, "--noise-prob", 0.5) == 0
     assert "50.0% of the trained input tokens are replaced" in capsys.readouterr().out
     assert losses(plain, "step")[0] != losses(noisy, "step")[0]
     assert losses(plain, "val")[0] == pytest.approx(losses(noisy, "val")[0], abs=1e-6)
     assert train("--data", store.path, "--out", noisy, "--resume") == 0
-    assert train(*words, "--out", whole, "--lr", 1e-9, "--noise-prob", 0.5) == 0
-    assert steps_of(noisy) == steps_of(whole)
+    assert train(*args, "--out", reference, "--lr", 1e-9, "--noise-prob", 0.5) == 0
+    assert steps_of(noisy) == steps_of(reference)
     assert train("--data", store.path, "--out", noisy, "--resume", "--noise-prob", 0.1) == 1
     assert "order.noise_prob was 0.5 and is 0.1" in capsys.readouterr().err
 
 
 def test_resuming_takes_the_runs_own_settings(store, config, tmp_path, capsys):
     out = tmp_path / "run"
-    words = ["--data", store.path, "--config-file", config, "--out", out]
-    assert train(*words, "--stop-at", 3) == 0
+    args = ["--data", store.path, "--config-file", config, "--out", out]
+    assert train(*args, "--stop-at", 3) == 0
     assert train("--data", store.path, "--out", out, "--resume") == 0
     assert [step for step, *_ in steps_of(out)] == [1, 2, 3, 4, 5, 6]
     assert train("--data", store.path, "--out", out, "--resume", "--seq-len", 16) == 1
     assert "seq_len was 32 and is 16" in capsys.readouterr().err
 
 
-def test_a_run_of_the_first_windows_goes_on_with_them(store, config, tmp_path, capsys):
-    out, whole = tmp_path / "run", tmp_path / "whole"
-    words = ["--data", store.path, "--config-file", config, "--packing", "window_8@1", "--out"]
-    assert train(*words, whole) == 0
-    assert train(*words, out, "--stop-at", 3) == 0
-    # As it was written when there was one version.
+def test_a_run_of_the_first_windows_is_resumed_with_them(store, config, tmp_path, capsys):
+    out, reference = tmp_path / "run", tmp_path / "whole"
+    args = ["--data", store.path, "--config-file", config, "--packing", "window_8@1", "--out"]
+    assert train(*args, reference) == 0
+    assert train(*args, out, "--stop-at", 3) == 0
+    # Runs of the first version name the packing without its version.
     settings = out / "run.json"
     settings.write_text(settings.read_text().replace("window_8@1", "window_8"))
     assert train("--data", store.path, "--out", out, "--resume") == 1
     assert "give packing='window_8@1' to continue it" in capsys.readouterr().err
     assert train("--data", store.path, "--out", out, "--resume", "--packing", "window_8@1") == 0
-    assert steps_of(out) == steps_of(whole)
+    assert steps_of(out) == steps_of(reference)
     assert train("--data", store.path, "--out", out, "--resume", "--packing", "window_4@1") == 1
     assert "order.packing was 'window_8@1' and is 'window_4@1'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"steps": "6"}, "steps: '6' is not int"),
         ({"steps": 0}, "steps: 0 is below 1"),
@@ -110,35 +110,35 @@ def test_a_run_of_the_first_windows_goes_on_with_them(store, config, tmp_path, c
         ({"stepz": 1}, "stepz: unknown setting; did you mean 'steps'?"),
     ],
 )
-def test_resuming_by_settings_that_are_none(store, config, tmp_path, capsys, change, said):
+def test_resuming_with_invalid_settings_is_refused(store, config, tmp_path, capsys, change, message):
     out = tmp_path / "run"
-    words = ["--data", store.path, "--out", out]
-    assert train(*words, "--config-file", config, "--max-iters", 1) == 0
+    args = ["--data", store.path, "--out", out]
+    assert train(*args, "--config-file", config, "--max-iters", 1) == 0
     settings = json.loads((out / "run.json").read_text())
     (out / "run.json").write_text(json.dumps({**settings, **change}))
-    assert train(*words, "--resume") == 1
-    shown = capsys.readouterr().err
-    assert f"{out}/run.json does not hold the settings of a run ({said})" in shown
-    assert "from the last line of kind start in log.jsonl" in shown
+    assert train(*args, "--resume") == 1
+    error = capsys.readouterr().err
+    assert f"{out}/run.json does not hold the settings of a run ({message})" in error
+    assert "from the last line of kind start in log.jsonl" in error
 
 
 def test_a_file_is_prepared_in_memory_and_leaves_nothing(config, tmp_path, capsys):
     text = tmp_path / "words.txt"
     text.write_text("\n\n".join(f"{n} times {n} is {n * n}." for n in range(400)))
-    words = ["--input-file", text, "--tokenizer", "bytes", "--config-file", config]
-    assert train(*words, "--out", tmp_path / "whole") == 0
-    made = Path(capsys.readouterr().out.split(" is prepared in ")[1].split(",")[0])
-    assert made.name == "words"
-    assert not made.parent.exists()
-    assert train(*words, "--out", tmp_path / "cut", "--stop-at", 3) == 0
-    assert train(*words, "--out", tmp_path / "cut", "--resume") == 0
+    args = ["--input-file", text, "--tokenizer", "bytes", "--config-file", config]
+    assert train(*args, "--out", tmp_path / "whole") == 0
+    store_path = Path(capsys.readouterr().out.split(" is prepared in ")[1].split(",")[0])
+    assert store_path.name == "words"
+    assert not store_path.parent.exists()
+    assert train(*args, "--out", tmp_path / "cut", "--stop-at", 3) == 0
+    assert train(*args, "--out", tmp_path / "cut", "--resume") == 0
     assert steps_of(tmp_path / "cut") == steps_of(tmp_path / "whole")
     entry = read_log(tmp_path / "cut" / "log.jsonl")[1]
     assert entry["origin"].startswith("source=real words/train ")
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("args", "code", "message"),
     [
         (["--data", "s", "--input-file", "f"], 2, "--data and --input-file exclude each other"),
         ([], 2, "--data: missing"),
@@ -174,35 +174,35 @@ def test_a_file_is_prepared_in_memory_and_leaves_nothing(config, tmp_path, capsy
         (["--data", "s", "--out", "n" * 300], 1, "cannot be written: File name too long"),
         (["--data", "s", "--out", "/proc/run"], 1, "/proc/run cannot be written"),
         (["--data", "s", "--out", os.fsdecode(b"\xff")], 2, "is not UTF-8"),
-        # Found before the input is prepared, which could take hours and here would fail.
+        # Refused before the input is prepared, which here would fail.
         (["--input-file", "wide", "--out", "."], 1, ". is not an empty folder"),
     ],
 )
-def test_refusals_are_one_sentence(store, tmp_path, monkeypatch, capsys, words, code, said):
+def test_refusals_are_one_sentence(store, tmp_path, monkeypatch, capsys, args, code, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s").symlink_to(store.path)
     (tmp_path / "wide").write_text('{"model": {"layers": 8, "heads": 2, "width": 1000000}}')
-    assert run_command_line(["train", *words]) == code
-    shown = capsys.readouterr()
-    assert said in shown.err
-    assert "Traceback" not in shown.err
+    assert run_command_line(["train", *args]) == code
+    output = capsys.readouterr()
+    assert message in output.err
+    assert "Traceback" not in output.err
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_store_whose_name_no_font_and_no_terminal_shows(store, config, tmp_path):
-    """Bytes that are no text, letters the font lacks, and what matplotlib takes for mathematics."""
+def test_a_store_with_an_unprintable_name(store, config, tmp_path):
+    """Invalid UTF-8, letters that the font lacks, and matplotlib's math markup."""
     odd = tmp_path / os.fsdecode("$a^$ \u4e2d ".encode() + b"\xff")
     odd.symlink_to(store.path)
-    words = ["--data", os.fsencode(odd), "--config-file", config, "--out", tmp_path / "run"]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "batchloom", "train", "--device", "cpu", *words],
+    args = ["--data", os.fsencode(odd), "--config-file", config, "--out", tmp_path / "run"]
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "batchloom", "train", "--device", "cpu", *args],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    assert "\\udcff/train" in done.stdout
+    assert result.returncode == 0, result.stderr
+    assert "\\udcff/train" in result.stdout
     assert (tmp_path / "run" / "loss.png").is_file()
 
 
@@ -223,38 +223,38 @@ main()
     ["batchloom.train.start", "torch.nn", pytest.param("torch.optim", marks=pytest.mark.slow)],
 )
 def test_ctrl_c_while_torch_is_being_loaded_is_one_sentence(store, config, tmp_path, module):
-    words = ["train", "--data", store.path, "--config-file", config, "--out", tmp_path / "run"]
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNAL_AT_IMPORT.format(module=module), *map(str, words)],
+    args = ["train", "--data", store.path, "--config-file", config, "--out", tmp_path / "run"]
+    result = subprocess.run(
+        [sys.executable, "-c", SIGNAL_AT_IMPORT.format(module=module), *map(str, args)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 130
-    assert done.stderr.strip() == "Stopped before the run began; nothing was left behind."
+    assert result.returncode == 130
+    assert result.stderr.strip() == "Stopped before the run began; nothing was left behind."
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("interval", "left"),
+    ("interval", "checkpoint_note"),
     [
         ("5", "its newest checkpoint is of step "),
         ("0", "it has no checkpoint yet, so its steps are lost"),
     ],
 )
-def test_ctrl_c_is_one_sentence_and_resuming_goes_on(store, config, tmp_path, interval, left):
+def test_ctrl_c_is_one_sentence_and_resuming_goes_on(store, config, tmp_path, interval, checkpoint_note):
     out = tmp_path / "run"
-    words = ["train", "--data", store.path, "--config-file", config, "--out", out]
-    asked = [*words, "--max-iters", 100_000, "--save-interval", interval]
-    with start_processes("-m", "batchloom", *asked) as (process,):
+    args = ["train", "--data", store.path, "--config-file", config, "--out", out]
+    run_args = [*args, "--max-iters", 100_000, "--save-interval", interval]
+    with start_processes("-m", "batchloom", *run_args) as (process,):
         wait_for_step(process, out, 20)
         process.send_signal(signal.SIGINT)
-        done = process.wait()
-    assert done.returncode == 130
-    assert done.stderr.strip().startswith(f"Stopped the run in {out}; {left}")
-    assert len(done.stderr.strip().splitlines()) == 1
+        result = process.wait()
+    assert result.returncode == 130
+    assert result.stderr.strip().startswith(f"Stopped the run in {out}; {checkpoint_note}")
+    assert len(result.stderr.strip().splitlines()) == 1
     assert not list(out.rglob("*.partial"))
-    done = len(steps_of(out))
-    assert train("--data", store.path, "--out", out, "--resume", "--max-iters", done + 5) == 0
-    assert [step for step, *_ in steps_of(out)] == list(range(1, done + 6))
+    steps = len(steps_of(out))
+    assert train("--data", store.path, "--out", out, "--resume", "--max-iters", steps + 5) == 0
+    assert [step for step, *_ in steps_of(out)] == list(range(1, steps + 6))

@@ -1,4 +1,4 @@
-"""The demo, with few steps."""
+"""The command ``batchloom demo``, with few steps."""
 
 import io
 from contextlib import redirect_stderr, redirect_stdout
@@ -9,19 +9,19 @@ from batchloom import open_store
 from batchloom.cli import run_command_line
 from batchloom.train import load_named_config
 
-# Enough to come below the unigram entropy; the real one takes six times as many.
-FEW = 40
+# Enough steps to get below the unigram entropy; the default is six times as many.
+FEW_STEPS = 40
 
 
 def run_demo(folder, steps):
-    """Run the command; returns its exit code, and what it printed and complained of."""
-    with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()) as complaints:
+    """Run the command; return its exit code, stdout and stderr."""
+    with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()) as errors:
         code = run_command_line(["demo", "--out", str(folder), "--steps", str(steps)])
-    return code, printed.getvalue(), complaints.getvalue()
+    return code, printed.getvalue(), errors.getvalue()
 
 
 def check_stages(folder, steps, printed):
-    """Require that every stage was shown, and left what it makes."""
+    """Require that every stage was printed and wrote its files."""
     for stage in (
         f"$ batchloom prepare {folder}/text --out {folder}/store --tokenizer train:4096",
         f"$ batchloom check {folder}/store",
@@ -37,17 +37,17 @@ def check_stages(folder, steps, printed):
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """The folder of a demo of one step, and what ``run_demo`` returned."""
+    """Folder of a demo of one step, and the result of ``run_demo``."""
     folder = tmp_path_factory.mktemp("demo") / "demo"
     return folder, run_demo(folder, 1)
 
 
 def test_it_shows_every_stage_and_is_too_short_to_learn(demo):
-    folder, (code, printed, complaints) = demo
+    folder, (code, printed, errors) = demo
     assert code == 1
     check_stages(folder, 1, printed)
-    assert "is not below the unigram entropy" in complaints
-    assert "Traceback" not in complaints
+    assert "is not below the unigram entropy" in errors
+    assert "Traceback" not in errors
     store = open_store(folder / "store")
     topics = sum(store[n].provenance.source.endswith(".txt") for n in range(len(store)))
     modules = sum(store[n].provenance.source.endswith(".py") for n in range(len(store)))
@@ -65,13 +65,13 @@ def test_again_in_its_own_folder(demo):
 
 @pytest.mark.slow
 def test_it_learns_real_text(tmp_path):
-    assert load_named_config("tiny")["steps"] > FEW
-    code, printed, _ = run_demo(tmp_path / "demo", FEW)
+    assert load_named_config("tiny")["steps"] > FEW_STEPS
+    code, printed, _ = run_demo(tmp_path / "demo", FEW_STEPS)
     assert code == 0
-    check_stages(tmp_path / "demo", FEW, printed)
+    check_stages(tmp_path / "demo", FEW_STEPS, printed)
 
 
-def test_a_folder_of_somebody_else_stays_as_it_is(tmp_path, capsys):
+def test_a_folder_of_another_run_is_left_unchanged(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
     assert run_command_line(["demo", "--out", str(tmp_path)]) == 1

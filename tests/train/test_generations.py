@@ -1,4 +1,4 @@
-"""Runs on stores that grow, and lose documents, meanwhile."""
+"""Runs on stores whose generations change between start and resume."""
 
 import json
 from pathlib import Path
@@ -17,63 +17,63 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def words(store, tmp_path):
+def args(store, tmp_path):
     (tmp_path / "small.json").write_text(json.dumps({**PLAIN, "steps": 6}))
     return ["--data", store, "--config-file", tmp_path / "small.json"]
 
 
-def train(*words):
-    return run_command_line(["train", "--device", "cpu", *map(str, words)])
+def train(*args):
+    return run_command_line(["train", "--device", "cpu", *map(str, args)])
 
 
 def grow(store):
     append_documents(store, {"train": counting_documents(60, 7), "val": counting_documents(9, 8)})
 
 
-def test_a_run_goes_on_with_the_generation_it_was_begun_on(store, words, tmp_path, capsys):
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
-    assert train(*words, "--out", whole) == 0
-    assert train(*words, "--out", halves, "--stop-at", 3) == 0
+def test_a_run_goes_on_with_the_generation_it_was_begun_on(store, args, tmp_path, capsys):
+    reference, resumed = tmp_path / "whole", tmp_path / "halves"
+    assert train(*args, "--out", reference) == 0
+    assert train(*args, "--out", resumed, "--stop-at", 3) == 0
     grow(store)
     remove_documents(store, sources=["given"])
     capsys.readouterr()
-    assert train("--data", store, "--out", halves, "--resume") == 0
-    told = capsys.readouterr().out
-    assert f"The run was started on generation 1 of {store} and continues with it; the newest is 3." in told
-    assert "150 documents" in told
-    assert steps_of(halves) == steps_of(whole)
+    assert train("--data", store, "--out", resumed, "--resume") == 0
+    output = capsys.readouterr().out
+    assert f"The run was started on generation 1 of {store} and continues with it; the newest is 3." in output
+    assert "150 documents" in output
+    assert steps_of(resumed) == steps_of(reference)
 
 
-def test_a_run_on_a_generation_that_was_compacted_away_is_refused(store, words, tmp_path, capsys):
+def test_a_run_on_a_generation_that_was_compacted_away_is_refused(store, args, tmp_path, capsys):
     out = tmp_path / "run"
-    assert train(*words, "--out", out, "--stop-at", 3) == 0
+    assert train(*args, "--out", out, "--stop-at", 3) == 0
     grow(store)
     compact_store(store)
     assert train("--data", store, "--out", out, "--resume") == 1
-    said = capsys.readouterr().err
-    assert "Generation 1 of" in said
-    assert "was compacted away when generation 3 was made" in said
+    error = capsys.readouterr().err
+    assert "Generation 1 of" in error
+    assert "was compacted away when generation 3 was made" in error
 
 
-def test_a_generation_can_be_asked_for(store, words, tmp_path, capsys):
+def test_a_generation_can_be_asked_for(store, args, tmp_path, capsys):
     grow(store)
-    assert train(*words, "--out", tmp_path / "new", "--stop-at", 2) == 0
+    assert train(*args, "--out", tmp_path / "new", "--stop-at", 2) == 0
     assert "210 documents" in capsys.readouterr().out
     assert json.loads((tmp_path / "new/run.json").read_text())["data"]["generation"] == 2
-    assert train(*words, "--out", tmp_path / "old", "--stop-at", 2, "--generation", 1) == 0
+    assert train(*args, "--out", tmp_path / "old", "--stop-at", 2, "--generation", 1) == 0
     assert "150 documents" in capsys.readouterr().out
-    assert train(*words, "--out", tmp_path / "old", "--resume") == 0
-    # The right one is found alone, and another one is refused.
-    assert train(*words, "--out", tmp_path / "old", "--resume", "--generation", 2) == 1
+    assert train(*args, "--out", tmp_path / "old", "--resume") == 0
+    # Resuming finds its generation, and refuses another one.
+    assert train(*args, "--out", tmp_path / "old", "--resume", "--generation", 2) == 1
     assert "data.fingerprint was" in capsys.readouterr().err
-    assert train(*words, "--out", tmp_path / "other", "--generation", 7) == 1
+    assert train(*args, "--out", tmp_path / "other", "--generation", 7) == 1
     assert "has no generation 7; it has: 1, 2" in capsys.readouterr().err
 
 
-def test_where_train_did_not_change_the_run_still_looks_at_its_own_val(store, words, tmp_path, capsys):
-    assert train(*words, "--out", tmp_path / "one", "--stop-at", 3) == 0
+def test_a_run_keeps_its_val_subset_when_only_val_changed(store, args, tmp_path, capsys):
+    assert train(*args, "--out", tmp_path / "one", "--stop-at", 3) == 0
     append_documents(store, {"val": counting_documents(9, 8)})
-    assert train(*words, "--out", tmp_path / "two", "--stop-at", 3) == 0
+    assert train(*args, "--out", tmp_path / "two", "--stop-at", 3) == 0
     capsys.readouterr()
     assert train("--data", store, "--out", tmp_path / "one", "--resume") == 0
     assert "was started on generation 1" in capsys.readouterr().out
@@ -81,7 +81,7 @@ def test_where_train_did_not_change_the_run_still_looks_at_its_own_val(store, wo
     assert "was started on" not in capsys.readouterr().out
 
 
-def test_generations_are_of_stores(words, tmp_path, capsys):
+def test_generations_are_of_stores(args, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("text")
     assert train("--input-file", tmp_path / "a.txt", "--generation", 1) == 2
     assert "--generation: 1 requires --data" in capsys.readouterr().err

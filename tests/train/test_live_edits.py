@@ -1,4 +1,4 @@
-"""A run that trains is the only one in its folder, and is handed edits."""
+"""Locks of run folders, and edits of runs that are training."""
 
 import errno
 import json
@@ -23,8 +23,8 @@ from batchloom.train.edit_requests import EditInbox
 from processes import rank_environments, run_ranks, start_processes
 from train.runs import PLAIN, WORKER, run_training, small_store, steps_of, wait_for_step
 
-# Holds a run as a trainer does, for so many seconds, and answers nobody.
-HOLDS = """
+# Script that locks a run for some seconds, as a trainer does, and answers no request.
+LOCK_SCRIPT = """
 import sys, time
 from pathlib import Path
 from batchloom.train.run_folder import RunFolder
@@ -40,9 +40,9 @@ def store(tmp_path):
 
 
 @contextmanager
-def holding(out, seconds):
+def lock_run(out, seconds):
     script = out.with_name("holds.py")
-    script.write_text(HOLDS)
+    script.write_text(LOCK_SCRIPT)
     with start_processes(script, out, seconds) as (process,):
         while process.process.is_alive() and not process.out.read_text():
             time.sleep(0.01)
@@ -50,31 +50,31 @@ def holding(out, seconds):
         yield process
 
 
-def leave_request(out, edit):
-    """Ask a run that gives no answer; returns the file of the request."""
+def submit_unanswered(out, edit):
+    """Submit an edit to a run that does not answer; return the request's file."""
     with pytest.raises(TrainError, match="gave no answer within 0 s"):
         submit_edit(out / "edits", edit, 0, lambda: False)
     return max((out / "edits").glob("*.json"))
 
 
-def tokens_by_plan(store, steps, *edits):
+def count_plan_tokens(store, steps, *edits):
     loader = Loader(store, seq_len=32, global_batch_size=4, steps=steps, rank=0, world_size=1)
     for edit in edits:
         loader.edit(edit)
-    found = []
+    counts = []
     for step in range(steps):
         rows = loader.plan.rows(*loader.plan.positions_of(step))
-        # What is banned is padding.
-        kept = rows.lengths if rows.banned is None else rows.lengths[~rows.banned]
-        found.append(int(kept.sum()))
-    return found
+        # Banned documents are padding.
+        lengths = rows.lengths if rows.banned is None else rows.lengths[~rows.banned]
+        counts.append(int(lengths.sum()))
+    return counts
 
 
-def tokens_of(out):
+def read_token_counts(out):
     return [tokens for *_, tokens in steps_of(out)]
 
 
-def journal_of(out):
+def read_journal(out):
     newest = RunFolder(out).find_newest_checkpoint()
     return json.loads((newest / "state.json").read_text())["loader"]["edits"]
 
@@ -82,64 +82,64 @@ def journal_of(out):
 def test_two_ranks_take_an_edit_at_one_step_and_a_kill_loses_nothing(tmp_path, store, capfd):
     out, config = tmp_path / "run", tmp_path / "small.json"
     config.write_text(json.dumps({**PLAIN, "steps": 10**6}))
-    words = ["train", "--data", store.path, "--config-file", config, "--device", "cpu"]
-    words = [*map(str, words), "--out", str(out)]
-    with start_processes("-m", "batchloom", *words, environments=rank_environments()) as (
+    args = ["train", "--data", store.path, "--config-file", config, "--device", "cpu"]
+    args = [*map(str, args), "--out", str(out)]
+    with start_processes("-m", "batchloom", *args, environments=rank_environments()) as (
         process,
         _,
     ):
         try:
             edit = Edit(step=wait_for_step(process, out, 10) + 150, global_batch_size=2, note="n")
-            found = edit_run(out, store.path, edit)
-            assert (found.checkpoint, found.number) == (None, 1)
+            result = edit_run(out, store.path, edit)
+            assert (result.checkpoint, result.number) == (None, 1)
             with pytest.raises(PlanError, match=r"refused the edit.* Step 5 was delivered.* can change"):
                 edit_run(out, store.path, Edit(step=5, skip=1))
-            other = max(edit.step + 5, wait_for_step(process, out, 10) + 150)
-            asked = ["--data", str(store.path), "--at-step", str(other)]
-            assert command(["edit", str(out), *asked, "--global-batch-size", "3"]) == 1
+            ban_step = max(edit.step + 5, wait_for_step(process, out, 10) + 150)
+            edit_args = ["--data", str(store.path), "--at-step", str(ban_step)]
+            assert command(["edit", str(out), *edit_args, "--global-batch-size", "3"]) == 1
             assert "2 ranks" in capfd.readouterr().err
-            assert command(["edit", str(out), *asked, "--ban", "0,1,2,3,4,5,6,7"]) == 0
+            assert command(["edit", str(out), *edit_args, "--ban", "0,1,2,3,4,5,6,7"]) == 0
             assert re.search(r"in use by process \d+ on .* sent", capfd.readouterr().out)
-            assert command([*words, "--resume"]) == 1
+            assert command([*args, "--resume"]) == 1
             assert re.search(r"in use by process \d+ on .* stop it", capfd.readouterr().err)
-            last = wait_for_step(process, out, other + 30)
+            last = wait_for_step(process, out, ban_step + 30)
         finally:
             os.kill(int(RunFolder(out).read_holder().split()[1]), signal.SIGKILL)
             process.wait()
-    killed = tokens_of(out)[:last]
+    actual = read_token_counts(out)[:last]
     assert RunFolder(out).find_newest_checkpoint() is None
-    expected = tokens_by_plan(store, last, edit, Edit(step=other, ban={"data": range(8)}))
-    assert killed == expected
-    # No checkpoint had the edits: they are taken up again, once.
+    expected = count_plan_tokens(store, last, edit, Edit(step=ban_step, ban={"data": range(8)}))
+    assert actual == expected
+    # No checkpoint had the edits, so they are applied again, once.
     run_training(store, out, {"steps": last}, resume=True)
-    assert tokens_of(out) == expected
-    assert [entry["step"] for entry in journal_of(out)] == [edit.step, other]
+    assert read_token_counts(out) == expected
+    assert [entry["step"] for entry in read_journal(out)] == [edit.step, ban_step]
 
 
 def test_a_request_without_an_answer_is_taken_up_once(tmp_path, store):
     out, edit = tmp_path / "run", Edit(step=6, skip=3)
     run_training(store, out, {"steps": 12}, stop_at=4)
-    late = leave_request(out, Edit(step=2, skip=1))
-    path = leave_request(out, edit)
+    late = submit_unanswered(out, Edit(step=2, skip=1))
+    path = submit_unanswered(out, edit)
     with pytest.raises(StateError, match="The same edit is already pending"):
         submit_edit(out / "edits", edit, 0, lambda: False)
     with pytest.raises(StateError, match=r"received the edit in .*000001.*That edit must be applied first"):
         edit_run(out, store.path, Edit(step=8, skip=1))
-    _, said = run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
-    assert f"edit   {path.name} is accepted, and applies after 6 steps" in said
-    assert any(f"{late.name} is refused: Step 2 was delivered" in line for line in said)
+    _, lines = run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
+    assert f"edit   {path.name} is accepted, and applies after 6 steps" in lines
+    assert any(f"{late.name} is refused: Step 2 was delivered" in line for line in lines)
     assert "Step 2 was delivered" in json.loads(late.read_text())["refused"]
-    assert [one["edit"]["step"] for one in read_log(out / "log.jsonl") if one["kind"] == "edit"] == [6]
-    # As if the run had died before any checkpoint that has it; then after one.
+    assert [entry["edit"]["step"] for entry in read_log(out / "log.jsonl") if entry["kind"] == "edit"] == [6]
+    # Simulate a crash before a checkpoint has the edit, then after one.
     shutil.rmtree(RunFolder(out).find_newest_checkpoint())
     for stop in (7, 9, 12):
         run_training(store, out, {"steps": 12}, resume=True, stop_at=stop)
-        assert journal_of(out) == [json.loads(path.read_text())["taken"]]
-    assert tokens_of(out) == tokens_by_plan(store, 12, edit)
+        assert read_journal(out) == [json.loads(path.read_text())["taken"]]
+    assert read_token_counts(out) == count_plan_tokens(store, 12, edit)
 
 
 @pytest.mark.parametrize(
-    ("edit", "why"),
+    ("edit", "message"),
     [
         ({}, "missing 1 required"),
         ({"step": 8, "skpi": 1}, "skpi"),
@@ -150,22 +150,22 @@ def test_a_request_without_an_answer_is_taken_up_once(tmp_path, store):
         ({"step": 4, "seq_len": 1 << 24, "global_batch_size": 1 << 24}, "lower global_batch_size"),
     ],
 )
-def test_what_is_no_edit_is_refused_by_name_and_the_run_goes_on(tmp_path, store, edit, why):
+def test_an_invalid_edit_is_refused_and_the_run_continues(tmp_path, store, edit, message):
     out = tmp_path / "run"
     run_training(store, out, {"steps": 4}, stop_at=2)
-    path = leave_request(out, Edit(step=8, skip=1))
+    path = submit_unanswered(out, Edit(step=8, skip=1))
     path.write_text(json.dumps({"edit": edit}))
-    outcome, said = run_training(store, out, {"steps": 4}, resume=True)
+    outcome, lines = run_training(store, out, {"steps": 4}, resume=True)
     assert outcome.step == 4
-    assert journal_of(out) == []
-    assert why in json.loads(path.read_text())["refused"]
-    assert any(f"{path.name} is refused: " in line for line in said)
+    assert read_journal(out) == []
+    assert message in json.loads(path.read_text())["refused"]
+    assert any(f"{path.name} is refused: " in line for line in lines)
 
 
-def test_an_edit_that_was_taken_is_taken_again_or_nothing_is_trained(tmp_path, store):
+def test_an_applied_edit_is_applied_again_on_resume(tmp_path, store):
     out = tmp_path / "run"
     run_training(store, out, {"steps": 12}, stop_at=4)
-    path = leave_request(out, Edit(step=6, global_batch_size=6))
+    path = submit_unanswered(out, Edit(step=6, global_batch_size=6))
     run_training(store, out, {"steps": 12}, resume=True, stop_at=5)
     shutil.rmtree(RunFolder(out).find_newest_checkpoint())
     with pytest.raises(TrainError, match=rf"applied the edit in .*{path.name} before .*batch_size"):
@@ -175,59 +175,59 @@ def test_an_edit_that_was_taken_is_taken_again_or_nothing_is_trained(tmp_path, s
         run_training(store, out, {"steps": 12}, resume=True)
     path.unlink()
     run_training(store, out, {"steps": 12}, resume=True)
-    assert tokens_of(out) == tokens_by_plan(store, 12)
+    assert read_token_counts(out) == count_plan_tokens(store, 12)
 
 
-def test_a_run_is_held_until_its_process_dies(tmp_path, store):
+def test_a_run_is_locked_until_its_process_dies(tmp_path, store):
     out = tmp_path / "run"
     run_training(store, out, {"steps": 12}, stop_at=4)
-    with holding(out, 600) as holder:
-        number = holder.process.pid
-        with pytest.raises(StoreConflictError, match=rf"in use by process {number} on .*--out"):
+    with lock_run(out, 600) as holder:
+        pid = holder.process.pid
+        with pytest.raises(StoreConflictError, match=rf"in use by process {pid} on .*--out"):
             run_training(store, out, {"steps": 12}, resume=True)
         edit = Edit(step=6, skip=1)
         with pytest.raises(TrainError, match=r"no answer within 0\.3 s.* stays in .*Delete that file"):
             edit_run(out, store.path, edit, patience=0.3)
         with pytest.raises(TrainError, match="Give the folder of the run"):
             edit_run(RunFolder(out).find_newest_checkpoint(), store.path, edit)
-        said = []
-        assert edit_run(out, store.path, edit, dry_run=True, print_line=said.append).checkpoint
-        assert "in use: changes since its newest checkpoint are not included" in said[0]
+        lines = []
+        assert edit_run(out, store.path, edit, dry_run=True, print_line=lines.append).checkpoint
+        assert "in use: changes since its newest checkpoint are not included" in lines[0]
     run_training(store, out, {"steps": 12}, resume=True)
-    assert len(journal_of(out)) == 1
+    assert len(read_journal(out)) == 1
 
 
-def test_a_run_that_ends_meanwhile_is_edited_as_one_that_stands_still(tmp_path, store):
-    out, said = tmp_path / "run", []
+def test_a_run_that_ends_meanwhile_is_edited_as_a_stopped_one(tmp_path, store):
+    out, lines = tmp_path / "run", []
     run_training(store, out, {"steps": 12}, stop_at=4)
-    with holding(out, 1.5):
-        found = edit_run(out, store.path, Edit(step=4, skip=1), print_line=said.append)
-    assert found.checkpoint == RunFolder(out).find_newest_checkpoint()
-    assert said[1:] == ["The run ended in the meantime."]
+    with lock_run(out, 1.5):
+        result = edit_run(out, store.path, Edit(step=4, skip=1), print_line=lines.append)
+    assert result.checkpoint == RunFolder(out).find_newest_checkpoint()
+    assert lines[1:] == ["The run ended in the meantime."]
     assert not list((out / "edits").iterdir())
-    assert len(journal_of(out)) == 1
+    assert len(read_journal(out)) == 1
 
 
-def test_a_ban_of_very_many_documents_is_kept_and_read_again(tmp_path, capfd):
+def test_a_ban_of_many_documents_is_saved_and_read_again(tmp_path, capfd):
     store = write_store(tmp_path / "many", {"train": [[1 + n % 200, 2, 3] for n in range(61_000)]})
     out, ban = tmp_path / "run", Edit(step=6, ban={"data": range(60_000)})
     run_training(store, out, {"steps": 12}, stop_at=4)
-    words = ["edit", str(out), "--data", str(store.path), "--at-step", "6", "--dry-run"]
-    assert command([*words, "--ban", ",".join(map(str, range(9_000)))]) == 0
+    args = ["edit", str(out), "--data", str(store.path), "--at-step", "6", "--dry-run"]
+    assert command([*args, "--ban", ",".join(map(str, range(9_000)))]) == 0
     assert '{"data": "9,000 documents from 0 to 8999"}' in capfd.readouterr().out
     edit_run(out, store.path, ban)
-    path = leave_request(out, Edit(step=7, ban={"data": range(60_500)}))
+    path = submit_unanswered(out, Edit(step=7, ban={"data": range(60_500)}))
     run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
     assert path.stat().st_size > 1 << 19
-    # Its answer is all that is left of it.
+    # Without the checkpoint only the answer remains.
     shutil.rmtree(RunFolder(out).find_newest_checkpoint())
     run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
-    assert [len(entry["ban"]["data"]) for entry in journal_of(out)] == [60_000, 60_500]
+    assert [len(entry["ban"]["data"]) for entry in read_journal(out)] == [60_000, 60_500]
     assert edit_run(out, store.path, Edit(step=9, skip=1)).number == 3
 
 
 @pytest.mark.slow
-def test_a_journal_that_no_checkpoint_could_keep_is_refused_before_anything_changes(tmp_path, store):
+def test_a_journal_too_large_for_a_checkpoint_is_refused(tmp_path, store):
     out, edit = tmp_path / "run", Edit(step=6, skip=1, note="x" * (1 << 27))
     run_training(store, out, {"steps": 12}, stop_at=4)
     with pytest.raises(PlanError, match=r"would have 134,\d+,\d+ bytes, .* up to 134,217,728: "):
@@ -235,60 +235,60 @@ def test_a_journal_that_no_checkpoint_could_keep_is_refused_before_anything_chan
     with pytest.raises(PlanError, match="up to 134,217,728"):
         submit_edit(out / "edits", edit, 0, lambda: False)
     assert not (out / "edits").exists()
-    path = leave_request(out, Edit(step=6, skip=1))
+    path = submit_unanswered(out, Edit(step=6, skip=1))
     path.write_text(json.dumps({"edit": {"step": 6, "skip": 1, "note": edit.note}}))
-    _, said = run_training(store, out, {"steps": 12}, resume=True)
-    assert any(f"{path.name} is refused: The journal of edits would have" in one for one in said)
-    assert journal_of(out) == []
+    _, lines = run_training(store, out, {"steps": 12}, resume=True)
+    assert any(f"{path.name} is refused: The journal of edits would have" in line for line in lines)
+    assert read_journal(out) == []
 
 
-def test_what_is_deleted_while_ranks_try_it_is_withdrawn(tmp_path, store, monkeypatch):
-    out, told = tmp_path / "run", []
+def test_a_request_deleted_while_ranks_try_it_is_withdrawn(tmp_path, store, monkeypatch):
+    out, errors = tmp_path / "run", []
     run_training(store, out, {"steps": 12}, stop_at=4)
-    look = EditInbox.take
+    take = EditInbox.take
 
-    def deleted_after_the_look(inbox, run):
-        found = look(inbox, run)
-        for path, _ in found:
+    def take_and_delete(inbox, run):
+        requests = take(inbox, run)
+        for path, _ in requests:
             path.unlink()
-        return found
+        return requests
 
-    def ask():
+    def submit():
         with pytest.raises(StateError) as refused:
             submit_edit(out / "edits", Edit(step=6, skip=1), 60, lambda: False)
-        told.append(str(refused.value))
+        errors.append(str(refused.value))
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    thread = threading.Thread(target=submit)
+    thread.start()
     while not list((out / "edits").glob("*.json")):
         time.sleep(0.01)
-    monkeypatch.setattr(EditInbox, "take", deleted_after_the_look)
-    _, said = run_training(store, out, {"steps": 12}, resume=True)
-    asking.join(60)
-    assert "the edit is withdrawn" in told[0]
-    assert any(line.endswith("was deleted, so the edit is withdrawn") for line in said)
-    assert journal_of(out) == []
+    monkeypatch.setattr(EditInbox, "take", take_and_delete)
+    _, lines = run_training(store, out, {"steps": 12}, resume=True)
+    thread.join(60)
+    assert "the edit is withdrawn" in errors[0]
+    assert any(line.endswith("was deleted, so the edit is withdrawn") for line in lines)
+    assert read_journal(out) == []
     assert not list((out / "edits").iterdir())
-    assert tokens_of(out) == tokens_by_plan(store, 12)
+    assert read_token_counts(out) == count_plan_tokens(store, 12)
 
 
-def test_a_request_whose_answer_a_kill_cut_short_is_found_again(tmp_path, store):
+def test_a_request_with_an_interrupted_answer_is_found_again(tmp_path, store):
     out, edit = tmp_path / "run", Edit(step=6, skip=1)
     run_training(store, out, {"steps": 12}, stop_at=4)
-    path = leave_request(out, edit)
+    path = submit_unanswered(out, edit)
     path.rename(f"{path}.claimed")
     with pytest.raises(StateError, match=rf"received the edit in .*{path.name} while"):
         edit_run(out, store.path, Edit(step=8, skip=1))
     path.rename(f"{path}.claimed")
     run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
-    assert [one.name for one in (out / "edits").iterdir()] == [path.name]
-    assert journal_of(out) == [json.loads(path.read_text())["taken"]]
+    assert [file.name for file in (out / "edits").iterdir()] == [path.name]
+    assert read_journal(out) == [json.loads(path.read_text())["taken"]]
     path.rename(f"{path}.claimed")
     run_training(store, out, {"steps": 12}, resume=True)
-    assert tokens_of(out) == tokens_by_plan(store, 12, edit)
+    assert read_token_counts(out) == count_plan_tokens(store, 12, edit)
 
 
-def test_a_request_that_is_gone_when_it_is_read_is_none(tmp_path, store):
+def test_a_request_that_is_missing_when_read_is_ignored(tmp_path, store):
     out = tmp_path / "run"
     run_training(store, out, {"steps": 4}, stop_at=2)
     (out / "edits").mkdir()
@@ -300,13 +300,13 @@ def test_a_request_that_is_gone_when_it_is_read_is_none(tmp_path, store):
 def test_an_edit_that_no_step_follows_is_in_the_newest_checkpoint(tmp_path, store):
     out = tmp_path / "run"
     run_training(store, out, {"steps": 4})
-    path = leave_request(out, Edit(step=4, skip=1))
+    path = submit_unanswered(out, Edit(step=4, skip=1))
     run_training(store, out, {"steps": 4}, resume=True)
-    assert journal_of(out) == [json.loads(path.read_text())["taken"]]
+    assert read_journal(out) == [json.loads(path.read_text())["taken"]]
     assert edit_run(out, store.path, Edit(step=6, skip=1)).number == 2
     run_training(store, out, {"steps": 8}, resume=True)
     edits = [Edit(step=4, skip=1), Edit(step=6, skip=1)]
-    assert tokens_of(out) == tokens_by_plan(store, 8, *edits)
+    assert read_token_counts(out) == count_plan_tokens(store, 8, *edits)
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
@@ -314,36 +314,36 @@ def test_an_older_checkpoint_is_edited_unless_the_newest_lacks_an_edit(tmp_path,
     out, edit = tmp_path / "run", Edit(step=10, skip=1)
     run_training(store, out, {"steps": 12}, stop_at=4)
     older = RunFolder(out).find_newest_checkpoint()
-    leave_request(out, Edit(step=9, skip=1))
-    for place in (out, older):
+    submit_unanswered(out, Edit(step=9, skip=1))
+    for target in (out, older):
         with pytest.raises(StateError, match="That edit must be applied first"):
-            edit_run(place, store.path, edit, dry_run=dry_run)
+            edit_run(target, store.path, edit, dry_run=dry_run)
     run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
-    for place, number in ((older, 1), (out, 2)):
-        assert edit_run(place, store.path, edit, dry_run=dry_run).number == number
+    for target, number in ((older, 1), (out, 2)):
+        assert edit_run(target, store.path, edit, dry_run=dry_run).number == number
 
 
 def test_an_answer_is_on_the_disk_before_the_next_step(tmp_path, store, monkeypatch):
     out, synced, sync = tmp_path / "run", [], os.fsync
     run_training(store, out, {"steps": 12}, stop_at=4)
-    path = leave_request(out, Edit(step=6, skip=1))
+    path = submit_unanswered(out, Edit(step=6, skip=1))
 
-    def noting(descriptor):
-        place = Path(f"/proc/self/fd/{descriptor}").readlink()
-        synced.append((place, "taken" in path.read_text() if path.exists() else False))
+    def record_sync(descriptor):
+        file = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append((file, "taken" in path.read_text() if path.exists() else False))
         sync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", noting)
+    monkeypatch.setattr(os, "fsync", record_sync)
     run_training(store, out, {"steps": 12}, resume=True, stop_at=5)
     assert (path.parent, True) in synced
 
 
-def test_where_nothing_can_be_locked_the_warning_says_what_becomes_of_an_edit(tmp_path, store, monkeypatch, caplog):
-    def none(*_):
+def test_edits_without_file_locks_give_a_warning(tmp_path, store, monkeypatch, caplog):
+    def refuse_lock(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
     run_training(store, tmp_path / "run", {"steps": 2})
-    monkeypatch.setattr(locks.fcntl, "flock", none)
+    monkeypatch.setattr(locks.fcntl, "flock", refuse_lock)
     edit_run(tmp_path / "run", store.path, Edit(step=6, skip=1))
     assert re.search(r"No locks .*never reads again, and is lost .*: stop a run", caplog.text)
 
@@ -353,9 +353,9 @@ def test_ranks_on_different_data_are_stopped_by_name(tmp_path, store):
     small_store(tmp_path / "r1", longest=20)
     config = tmp_path / "small.json"
     config.write_text(json.dumps(PLAIN))
-    words = ["train", "--data", tmp_path / "rRANK", "--config-file", config, "--device", "cpu"]
-    words += ["--out", tmp_path / "run", "--max-iters", 2]
-    done = run_ranks(WORKER, tmp_path, store.path, *words)
-    assert any(one.returncode for one in done)
-    different = r"different orders: rank 0 has [0-9a-f]{32}, rank 1 has [0-9a-f]{32}\."
-    assert any(re.search(different, one.stderr) for one in done)
+    args = ["train", "--data", tmp_path / "rRANK", "--config-file", config, "--device", "cpu"]
+    args += ["--out", tmp_path / "run", "--max-iters", 2]
+    results = run_ranks(WORKER, tmp_path, store.path, *args)
+    assert any(result.returncode for result in results)
+    message = r"different orders: rank 0 has [0-9a-f]{32}, rank 1 has [0-9a-f]{32}\."
+    assert any(re.search(message, result.stderr) for result in results)

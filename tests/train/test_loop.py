@@ -1,4 +1,4 @@
-"""The loop: resuming is exact, the gradient is that of the global batch, files are plain."""
+"""Training loop: exact resuming, gradient of the global batch, plain files."""
 
 import json
 import math
@@ -31,15 +31,15 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(store, tmp_path_factory):
-    """An undisturbed run of 80 steps."""
+def full_run(store, tmp_path_factory):
+    """Uninterrupted run of 80 steps."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    outcome, said = run_training(store, out)
-    return out, outcome, said
+    outcome, lines = run_training(store, out)
+    return out, outcome, lines
 
 
-def test_it_learns_and_says_where_the_data_came_from(store, whole):
-    out, outcome, said = whole
+def test_it_learns_and_logs_the_origin_of_the_data(store, full_run):
+    out, outcome, lines = full_run
     losses = [loss for _, loss, _, _ in steps_of(out)]
     assert len(losses) == outcome.step == 80
     assert losses[-1] < losses[0] - 2
@@ -49,16 +49,16 @@ def test_it_learns_and_says_where_the_data_came_from(store, whole):
         f"source=real s/train {store.fingerprint[:12]}"
     }
     assert [entry["loss"] for entry in entries if entry["kind"] == "val"] == [outcome.val_loss]
-    assert "source=real s/train" in said[0]
+    assert "source=real s/train" in lines[0]
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_stopping_at_40_and_resuming_is_the_same_to_the_last_bit(store, whole, tmp_path):
-    reference, outcome, _ = whole
-    _, said = run_training(store, tmp_path / "run", stop_at=40)
+def test_stopping_at_40_and_resuming_is_the_same_to_the_last_bit(store, full_run, tmp_path):
+    reference, outcome, _ = full_run
+    _, lines = run_training(store, tmp_path / "run", stop_at=40)
     assert len(steps_of(tmp_path / "run")) == 40
-    resumed, said = run_training(store, tmp_path / "run", resume=True)
-    assert "resume from the checkpoint of step 40" in said
+    resumed, lines = run_training(store, tmp_path / "run", resume=True)
+    assert "resume from the checkpoint of step 40" in lines
     assert steps_of(tmp_path / "run") == steps_of(reference)
     assert resumed.val_loss == outcome.val_loss
     newest = [RunFolder(folder).find_newest_checkpoint() for folder in (reference, tmp_path / "run")]
@@ -66,17 +66,17 @@ def test_stopping_at_40_and_resuming_is_the_same_to_the_last_bit(store, whole, t
         assert (newest[0] / name).read_bytes() == (newest[1] / name).read_bytes()
 
 
-def test_killed_between_checkpoints_the_steps_after_the_last_are_done_again(store, whole, tmp_path):
-    reference, _, _ = whole
+def test_a_killed_run_repeats_the_steps_after_its_last_checkpoint(store, full_run, tmp_path):
+    reference, _, _ = full_run
     out = tmp_path / "run"
     run_training(store, out, {"save_interval": 10}, stop_at=35)
     shutil.rmtree(out / "checkpoints" / "step_00000035")
     (out / "checkpoints" / "step_00000040.partial").mkdir()
     with (out / "log.jsonl").open("a") as file:
         file.write('{"kind": "step", "st')
-    _, said = run_training(store, out, {"save_interval": 30}, resume=True)
-    assert "resume from the checkpoint of step 30" in said
-    assert "changed   save_interval was 10 and is 30, after 30 steps" in said
+    _, lines = run_training(store, out, {"save_interval": 30}, resume=True)
+    assert "resume from the checkpoint of step 30" in lines
+    assert "changed   save_interval was 10 and is 30, after 30 steps" in lines
     assert steps_of(out) == steps_of(reference)
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == [
         "step_00000060",
@@ -84,41 +84,41 @@ def test_killed_between_checkpoints_the_steps_after_the_last_are_done_again(stor
     ]
 
 
-def test_a_finished_run_has_nothing_left_to_do(store, whole):
-    out, _, _ = whole
+def test_a_finished_run_trains_no_more(store, full_run):
+    out, _, _ = full_run
     before = steps_of(out)
-    outcome, said = run_training(store, out, resume=True)
+    outcome, lines = run_training(store, out, resume=True)
     assert outcome.step == 80
-    assert any("Step 80 of 80 is done already" in line for line in said)
+    assert any("Step 80 of 80 is done already" in line for line in lines)
     assert steps_of(out) == before
 
 
 def test_a_run_can_be_made_longer(store, tmp_path):
     run_training(store, tmp_path / "run", {"steps": 4})
-    outcome, said = run_training(store, tmp_path / "run", {"steps": 6}, resume=True)
+    outcome, lines = run_training(store, tmp_path / "run", {"steps": 6}, resume=True)
     assert outcome.step == 6
-    assert "changed   steps was 4 and is 6, after 4 steps" in said
+    assert "changed   steps was 4 and is 6, after 4 steps" in lines
     assert [step for step, *_ in steps_of(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_resuming_something_else_names_the_fields(store, whole, tmp_path):
-    out, _, _ = whole
-    changes = {"seq_len": 64, "global_batch_size": 8, "order": {"packing": "wrap"}, "seed": 1}
+def test_resuming_something_else_names_the_fields(store, full_run, tmp_path):
+    out, _, _ = full_run
+    changes = {"seq_len": 64, "global_batch_size": 8, "packing": "wrap", "seed": 1}
     with pytest.raises(StateError) as caught:
         run_training(store, out, changes, resume=True)
     for sentence in ("seq_len was 32 and is 64", "global_batch_size was 4 and is 8"):
         assert sentence in str(caught.value)
     assert "packing was 'best_fit' and is 'wrap'; seed was 0 and is 1" in str(caught.value)
-    other = small_store(tmp_path / "other", longest=30)
+    other_store = small_store(tmp_path / "other", longest=30)
     with pytest.raises(StateError, match="data.fingerprint was"):
-        run_training(other, out, resume=True)
-    bigger = make_settings({**PLAIN, "model": {"layers": 3, "heads": 2, "width": 32}}, {})
+        run_training(other_store, out, resume=True)
+    larger_settings = make_settings({**PLAIN, "model": {"layers": 3, "heads": 2, "width": 32}}, {})
     with pytest.raises(StateError, match="model.layers was 2 and is 3"):
-        run_training(store, out, {"model": bigger.model}, resume=True)
+        run_training(store, out, {"model": larger_settings.model}, resume=True)
 
 
-def test_a_folder_with_something_in_it_is_refused(store, whole, tmp_path):
-    out, _, _ = whole
+def test_a_folder_with_something_in_it_is_refused(store, full_run, tmp_path):
+    out, _, _ = full_run
     with pytest.raises(TrainError, match=r"holds a run already \(up to step 80\).*--resume"):
         run_training(store, out)
     (tmp_path / "mine").mkdir()
@@ -130,8 +130,8 @@ def test_a_folder_with_something_in_it_is_refused(store, whole, tmp_path):
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
-def test_no_file_of_a_run_is_a_pickle(whole):
-    out, _, _ = whole
+def test_no_file_of_a_run_is_a_pickle(full_run):
+    out, _, _ = full_run
     files = [path for path in out.rglob("*") if path.is_file()]
     assert len(files) > 5
     for path in files:
@@ -152,7 +152,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
 
 
 def test_weights_that_are_not_finite_are_not_saved(store, tmp_path):
-    """A rate so high that the first step, itself finite, overflows the weights."""
+    """The learning rate is so high that the first step overflows the weights."""
     with pytest.raises(TrainError, match=r"not finite after step 1 .*lower --lr"):
         run_training(store, tmp_path / "run", {"optim": {"lr": 1e39}, "save_interval": 1})
     assert RunFolder(tmp_path / "run").find_newest_checkpoint() is None
@@ -168,25 +168,25 @@ def test_a_val_loss_that_is_not_finite_stops_the_run(store, tmp_path):
         evaluate_val_loss(run, 7)
 
 
-ONES = [[1], [2], [3], [4], [5]]
+SINGLE_TOKENS = [[1], [2], [3], [4], [5]]
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "wrap", "none"])
 def test_data_with_nothing_to_predict_is_refused(tmp_path, packing):
-    ones = write_store(tmp_path / "s", ONES)
+    ones = write_store(tmp_path / "s", SINGLE_TOKENS)
     with pytest.raises(TrainError, match="None of the 80 steps .* anything to predict.*longer"):
         run_training(ones, tmp_path / "run", {"order": {"packing": packing}})
     assert not (tmp_path / "run").exists()
 
 
 def test_documents_that_are_cut_to_single_tokens(tmp_path):
-    """Every sequence boundary of ``wrap`` falls inside the one pair of tokens."""
+    """With some seeds ``wrap`` cuts the only pair of tokens."""
     pair = write_store(tmp_path / "s", [[1], [2, 3], [4]])
-    cut = [seed for seed in range(20) if not _trains(pair, tmp_path / str(seed), seed)]
-    assert 0 < len(cut) < 20
+    seeds_without_training = [seed for seed in range(20) if not _has_loss(pair, tmp_path / str(seed), seed)]
+    assert 0 < len(seeds_without_training) < 20
 
 
-def _trains(store, out, seed):
+def _has_loss(store, out, seed):
     try:
         run_training(store, out, {"order": {"packing": "wrap"}, "seq_len": 2, "steps": 2, "seed": seed})
     except TrainError:
@@ -195,17 +195,17 @@ def _trains(store, out, seed):
 
 
 def test_a_step_with_nothing_to_predict_is_legal(tmp_path):
-    mixed = write_store(tmp_path / "s", [*ONES, [6, 7, 8], [9]])
-    sizes = {"seq_len": 4, "global_batch_size": 1, "order": {"packing": "none"}, "steps": 7}
+    mixed = write_store(tmp_path / "s", [*SINGLE_TOKENS, [6, 7, 8], [9]])
+    sizes = {"seq_len": 4, "global_batch_size": 1, "packing": "none", "steps": 7}
     run_training(mixed, tmp_path / "run", sizes)
     assert sorted(loss > 0 for _, loss, *_ in steps_of(tmp_path / "run")) == [False] * 6 + [True]
 
 
 def test_a_val_subset_with_nothing_to_predict_is_none(tmp_path):
-    store = write_store(tmp_path / "s", {"train": counting_documents(50, 0), "val": ONES})
-    outcome, said = run_training(store, tmp_path / "run", {"steps": 2})
+    store = write_store(tmp_path / "s", {"train": counting_documents(50, 0), "val": SINGLE_TOKENS})
+    outcome, lines = run_training(store, tmp_path / "run", {"steps": 2})
     assert outcome.val_loss is None
-    assert any("val    none" in line and "nothing to predict" in line for line in said)
+    assert any("val    none" in line and "nothing to predict" in line for line in lines)
     assert {entry["kind"] for entry in read_log(tmp_path / "run" / "log.jsonl")} == {
         "start",
         "step",
@@ -213,12 +213,12 @@ def test_a_val_subset_with_nothing_to_predict_is_none(tmp_path):
 
 
 def test_a_val_subset_of_documents_that_are_all_too_long_is_none(tmp_path):
-    long = [[*range(40), 99]]
-    store = write_store(tmp_path / "s", {"train": counting_documents(50, 0), "val": long})
-    sizes = {"seq_len": 16, "order": {"overlong": "drop"}, "steps": 2}
-    outcome, said = run_training(store, tmp_path / "run", sizes)
+    long_documents = [[*range(40), 99]]
+    store = write_store(tmp_path / "s", {"train": counting_documents(50, 0), "val": long_documents})
+    sizes = {"seq_len": 16, "overlong": "drop", "steps": 2}
+    outcome, lines = run_training(store, tmp_path / "run", sizes)
     assert outcome.val_loss is None
-    assert any("val    none: No sequence can be made of 1 document" in line for line in said)
+    assert any("val    none: No sequence can be made of 1 document" in line for line in lines)
 
 
 @pytest.mark.parametrize("subset", ["train", "val"])
@@ -226,8 +226,8 @@ def test_an_id_beyond_the_vocabulary_is_damage_of_the_store(tmp_path, subset):
     store = small_store(tmp_path / "s")
     tokens = store.path / subset / "shard_00000.bin"
     tokens.write_bytes(b"\xff\xff" * (tokens.stat().st_size // 2))
-    words = r"shard_00000.bin holds token id 65535 in document \d+, .*batchloom check"
-    with pytest.raises(StoreError, match=words):
+    message = r"shard_00000.bin holds token id 65535 in document \d+, .*batchloom check"
+    with pytest.raises(StoreError, match=message):
         run_training(store, tmp_path / "run", {"steps": 1})
 
 
@@ -239,49 +239,49 @@ def test_a_folder_that_cannot_be_written(store, tmp_path):
 
 def test_running_out_of_memory_names_what_to_lower():
     settings = make_settings(PLAIN, {"batch_size": 4})
-    sentence = "passes of 4 rows of 32 tokens: lower --batch-size .* --seq-len.* model.width"
-    with pytest.raises(TrainError, match=sentence), explain_memory_errors(settings, 64):
+    message = "passes of 4 rows of 32 tokens: lower --batch-size .* --seq-len.* model.width"
+    with pytest.raises(TrainError, match=message), explain_memory_errors(settings, 64):
         torch.empty(1 << 50, dtype=torch.uint8)
-    with pytest.raises(TrainError, match=sentence), explain_memory_errors(settings, 64):
+    with pytest.raises(TrainError, match=message), explain_memory_errors(settings, 64):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
     with pytest.raises(RuntimeError, match="shapes"), explain_memory_errors(settings, 64):
         raise RuntimeError("shapes cannot be multiplied")
 
 
-def one_step(store, out, batch_size, uneven="refuse"):
-    """Loss and weights after one step cut into passes of so many rows."""
-    sizes = {"global_batch_size": 8, "batch_size": batch_size, "order": {"uneven": uneven}}
+def run_one_step(store, out, batch_size, uneven="refuse"):
+    """Return loss, norm and gradients of a step in passes of ``batch_size`` rows."""
+    sizes = {"global_batch_size": 8, "batch_size": batch_size, "uneven": uneven}
     settings = make_settings(PLAIN, sizes)
     with join_ranks("cpu") as ranks:
         run = set_up_run(store.path, settings, RunFolder(out), ranks, RunLog(None, print))
     gradients = {}
     for name, weight in run.model.named_parameters():
         weight.register_post_accumulate_grad_hook(lambda w, name=name: gradients.update({name: w.grad.clone()}))
-    # Rows of a short subset: some have far fewer trained tokens than others.
+    # The documents are short, so rows differ in their numbers of trained tokens.
     loss, norm, _ = run_optimizer_step(run, run.loader[0], lr=0.0)
     return loss, norm, gradients
 
 
 def test_passes_do_not_change_the_gradient(tmp_path):
     store = small_store(tmp_path / "s", longest=20)
-    loss, norm, gradients = one_step(store, tmp_path, 8)
+    loss, norm, gradients = run_one_step(store, tmp_path, 8)
     for rows, uneven in ((4, "refuse"), (2, "refuse"), (1, "refuse"), (3, "pad"), (9, "pad")):
-        again, norm_again, parts = one_step(store, tmp_path, rows, uneven)
-        assert again == pytest.approx(loss, rel=1e-6)
-        assert norm_again == pytest.approx(norm, rel=1e-5)
+        pass_loss, pass_norm, pass_gradients = run_one_step(store, tmp_path, rows, uneven)
+        assert pass_loss == pytest.approx(loss, rel=1e-6)
+        assert pass_norm == pytest.approx(norm, rel=1e-5)
         for name, gradient in gradients.items():
-            torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(pass_gradients[name], gradient, rtol=1e-4, atol=1e-6)
 
 
 def test_the_loss_is_per_trained_token(store, tmp_path):
-    loss, _, _ = one_step(store, tmp_path, 2)
+    loss, _, _ = run_one_step(store, tmp_path, 2)
     settings = make_settings(PLAIN, {"global_batch_size": 8})
     with join_ranks("cpu") as ranks:
         run = set_up_run(store.path, settings, RunFolder(tmp_path), ranks, RunLog(None, print))
     batch = Loader(store, seq_len=32, global_batch_size=8, steps=80, rank=0, world_size=1)[0]
     with torch.no_grad():
-        wanted = float(run.model(**batch)) / int((batch["labels"] != -100).sum())
-    assert loss == pytest.approx(wanted, rel=1e-6)
+        expected = float(run.model(**batch)) / int((batch["labels"] != -100).sum())
+    assert loss == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_learning_rate_warms_up_and_falls():
@@ -292,11 +292,11 @@ def test_the_learning_rate_warms_up_and_falls():
     assert rates[-1] == pytest.approx(0.1)
 
 
-def test_a_store_without_val_says_so(tmp_path):
+def test_a_store_without_val_has_no_val_loss(tmp_path):
     store = write_store(tmp_path / "s", counting_documents(50, 0))
-    outcome, said = run_training(store, tmp_path / "run", {"steps": 2})
+    outcome, lines = run_training(store, tmp_path / "run", {"steps": 2})
     assert outcome.val_loss is None
-    assert any(line.startswith("val    none") for line in said)
+    assert any(line.startswith("val    none") for line in lines)
 
 
 def test_a_bare_prefix_needs_its_vocabulary_stated(store, tmp_path):

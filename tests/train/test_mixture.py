@@ -1,4 +1,4 @@
-"""Training on a mixture, and edits of a run that stands still."""
+"""Training on a mixture, and edits of stopped runs."""
 
 import json
 
@@ -37,37 +37,39 @@ def mixture(tmp_path):
 
 
 def run_mixture(mixture, out, changes=None, *, resume=False, stop_at=None):
-    said, folder = [], RunFolder(out)
+    lines, folder = [], RunFolder(out)
     with join_ranks("cpu") as ranks:
         data = open_mixture_generations(mixture, folder, ranks) if resume else mixture
         settings = make_settings(PLAIN, {"steps": 12, "save_interval": 3, **(changes or {})})
-        run = set_up_run(data, settings, folder, ranks, RunLog(folder.log, said.append))
-        return train(run, resume=resume, stop_at=stop_at), "\n".join(said)
+        run = set_up_run(data, settings, folder, ranks, RunLog(folder.log, lines.append))
+        return train(run, resume=resume, stop_at=stop_at), "\n".join(lines)
 
 
-def test_a_run_on_a_mixture_tells_its_shares_and_a_val_loss_of_each_source(mixture, tmp_path):
-    outcome, said = run_mixture(mixture, tmp_path / "run", {"eval_interval": 6})
+def test_a_run_on_a_mixture_logs_shares_and_val_losses_by_source(mixture, tmp_path):
+    outcome, output = run_mixture(mixture, tmp_path / "run", {"eval_interval": 6})
     assert outcome.step == 12
-    assert "mix    web 69." in said
-    assert "of the sequences" in said
-    assert "val    none of math: the data has no val subset" in said
+    assert "mix    web 69." in output
+    assert "of the sequences" in output
+    assert "val    none of math: the data has no val subset" in output
     log = read_log(tmp_path / "run" / "log.jsonl")
     steps = [entry for entry in log if entry["kind"] == "step"]
     for entry in steps:
-        assert sum(one["tokens"] for one in entry["sources"].values()) == entry["tokens"]
+        assert sum(source["tokens"] for source in entry["sources"].values()) == entry["tokens"]
     epochs = [entry["sources"]["web"]["epoch"] for entry in steps]
     assert epochs == sorted(epochs)
     assert epochs[-1] > 0
-    looks = [entry for entry in log if entry["kind"] == "val"]
-    assert [(entry["step"], sorted(entry["sources"])) for entry in looks] == [
+    val_entries = [entry for entry in log if entry["kind"] == "val"]
+    assert [(entry["step"], sorted(entry["sources"])) for entry in val_entries] == [
         (6, ["code", "web"]),
         (12, ["code", "web"]),
     ]
-    assert outcome.val_loss == looks[-1]["loss"]
-    assert min(looks[-1]["sources"].values()) <= looks[-1]["loss"] <= max(looks[-1]["sources"].values())
+    assert outcome.val_loss == val_entries[-1]["loss"]
+    assert (
+        min(val_entries[-1]["sources"].values()) <= val_entries[-1]["loss"] <= max(val_entries[-1]["sources"].values())
+    )
 
 
-def test_a_run_goes_on_exactly_and_on_the_generations_it_was_begun_on(mixture, tmp_path):
+def test_a_run_resumes_exactly_on_the_generations_it_began_with(mixture, tmp_path):
     run_mixture(mixture, tmp_path / "whole")
     run_mixture(mixture, tmp_path / "run", stop_at=5)
     append_documents(tmp_path / "web", counting_documents(9, 9))
@@ -78,58 +80,58 @@ def test_a_run_goes_on_exactly_and_on_the_generations_it_was_begun_on(mixture, t
 
 def test_other_weights_are_refused_by_name_and_an_edit_is_not(mixture, tmp_path):
     run_mixture(mixture, tmp_path / "run", stop_at=6)
-    other = Mixture({"web": 1, "code": 1}, stores=mixture.stores)
+    changed_mixture = Mixture({"web": 1, "code": 1}, stores=mixture.stores)
     with pytest.raises(StateError, match=r"data\.mixture\.weights\.code was 0\.3 and is 1\.0"):
-        run_mixture(other, tmp_path / "run", resume=True)
-    found = edit_run(tmp_path / "run", mixture, Edit(step=8, weights={"math": 1}, note="maths"), dry_run=True)
+        run_mixture(changed_mixture, tmp_path / "run", resume=True)
+    preview = edit_run(tmp_path / "run", mixture, Edit(step=8, weights={"math": 1}, note="maths"), dry_run=True)
     newest = RunFolder(tmp_path / "run").find_newest_checkpoint()
     assert json.loads((newest / "state.json").read_text())["loader"]["edits"] == []
-    assert "mix    math 100.00% of the sequences, after 8 steps" in found.after
+    assert "mix    math 100.00% of the sequences, after 8 steps" in preview.after
     edit_run(tmp_path / "run", mixture, Edit(step=8, weights={"math": 1}, note="maths"))
     edit_run(newest, mixture, Edit(step=10, global_batch_size=2, seq_len=16))
-    outcome, said = run_mixture(mixture, tmp_path / "run", resume=True)
+    outcome, output = run_mixture(mixture, tmp_path / "run", resume=True)
     assert outcome.step == 12
-    assert "2 edits in the journal, the last applies after 10 steps" in said
+    assert "2 edits in the journal, the last applies after 10 steps" in output
     entries = [e for e in read_log(tmp_path / "run" / "log.jsonl") if e["kind"] == "step"]
     assert [e["tokens"] for e in entries if e["step"] > 10] < [40] * 2
-    kept = json.loads((RunFolder(tmp_path / "run").find_newest_checkpoint() / "state.json").read_text())
-    assert [entry["step"] for entry in kept["loader"]["edits"]] == [8, 10]
-    assert kept["loader"]["edits"][0]["note"] == "maths"
+    state = json.loads((RunFolder(tmp_path / "run").find_newest_checkpoint() / "state.json").read_text())
+    assert [entry["step"] for entry in state["loader"]["edits"]] == [8, 10]
+    assert state["loader"]["edits"][0]["note"] == "maths"
 
 
-def test_new_weights_that_a_run_was_asked_for(mixture, tmp_path):
+def test_requested_weights_are_applied_or_refused(mixture, tmp_path):
     out = tmp_path / "run"
     run_mixture(mixture, out, stop_at=6)
     for weights in ({"math": 1}, {"wbe": 1}):
         with pytest.raises(TrainError, match="no answer within 0 s"):
             submit_edit(out / "edits", Edit(step=8, weights=weights), 0, lambda: False)
-    _, said = run_mixture(mixture, out, resume=True)
-    assert "mix    math 100.00% of the sequences, after 8 steps" in said
-    assert "is refused: weights.wbe: unknown source; the sources are code, math, web" in said
-    taken, refused = (json.loads(p.read_text()) for p in sorted((out / "edits").iterdir()))
-    assert taken["taken"]["added"].keys() == {"math"}
+    _, output = run_mixture(mixture, out, resume=True)
+    assert "mix    math 100.00% of the sequences, after 8 steps" in output
+    assert "is refused: weights.wbe: unknown source; the sources are code, math, web" in output
+    accepted, refused = (json.loads(p.read_text()) for p in sorted((out / "edits").iterdir()))
+    assert accepted["taken"]["added"].keys() == {"math"}
     assert "refused" in refused
-    kept = json.loads((RunFolder(out).find_newest_checkpoint() / "state.json").read_text())
-    assert kept["loader"]["edits"] == [taken["taken"]]
+    state = json.loads((RunFolder(out).find_newest_checkpoint() / "state.json").read_text())
+    assert state["loader"]["edits"] == [accepted["taken"]]
 
 
-def test_edits_that_cannot_be_change_nothing(mixture, tmp_path):
+def test_invalid_edits_change_nothing(mixture, tmp_path):
     out = tmp_path / "run"
-    with_none = {"steps": 3, "save_interval": 0}
-    run_mixture(mixture, out, with_none, stop_at=3)
+    changes = {"steps": 3, "save_interval": 0}
+    run_mixture(mixture, out, changes, stop_at=3)
     state = RunFolder(out).find_newest_checkpoint() / "state.json"
     before = state.read_bytes()
-    for edit, error, words in (
+    for edit, error, message in (
         (Edit(step=2, weights={"web": 1}), PlanError, "Step 2 was done already"),
         (Edit(step=4, weights={"wbe": 1}), SettingsError, "weights.wbe: unknown source"),
         (Edit(step=4, ban={"web": [150]}), SettingsError, "document 150 does not exist"),
     ):
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=message):
             edit_run(out, mixture, edit)
-    without = Mixture({"web": 0.7, "code": 0.3}, stores={n: mixture.stores[n] for n in ("web", "code")})
+    without_math = Mixture({"web": 0.7, "code": 0.3}, stores={n: mixture.stores[n] for n in ("web", "code")})
     edit_run(out, mixture, Edit(step=5, weights={"math": 1}))
     with pytest.raises(StateError, match="adds source 'math' at step 5: add its store to"):
-        edit_run(out, without, Edit(step=7, skip=1))
+        edit_run(out, without_math, Edit(step=7, skip=1))
     edited = state.read_bytes()
     state.write_bytes(edited.replace(b'"step": 5', b'"step": 6', 1))
     with pytest.raises(
@@ -141,15 +143,15 @@ def test_edits_that_cannot_be_change_nothing(mixture, tmp_path):
         edit_run(out, mixture, Edit(step=5, skip=1))
 
 
-def test_a_run_whose_source_runs_out_stops_and_says_so_before(mixture, tmp_path):
-    stop = Mixture({"math": 1}, stores=mixture.stores, exhausted="stop", sources={"math": SourceSpec(epochs=2)})
-    outcome, said = run_mixture(stop, tmp_path / "run", {"steps": 50, "save_interval": 0})
+def test_a_run_stops_when_its_source_is_exhausted(mixture, tmp_path):
+    math_only = Mixture({"math": 1}, stores=mixture.stores, exhausted="stop", sources={"math": SourceSpec(epochs=2)})
+    outcome, output = run_mixture(math_only, tmp_path / "run", {"steps": 50, "save_interval": 0})
     assert 3 < outcome.step < 50
-    assert f"mix    math is exhausted after {outcome.step} steps: the run ends" in said
-    assert f"The sources are exhausted after step {outcome.step} of 50; the run ends." in said
+    assert f"mix    math is exhausted after {outcome.step} steps: the run ends" in output
+    assert f"The sources are exhausted after step {outcome.step} of 50; the run ends." in output
     assert RunFolder(tmp_path / "run").find_newest_checkpoint().name == f"step_{outcome.step:08d}"
-    again, _ = run_mixture(stop, tmp_path / "run", {"steps": 50, "save_interval": 0}, resume=True)
-    assert again.step == outcome.step
+    resumed, _ = run_mixture(math_only, tmp_path / "run", {"steps": 50, "save_interval": 0}, resume=True)
+    assert resumed.step == outcome.step
 
 
 def test_the_commands(mixture, tmp_path, monkeypatch, capsys):
@@ -161,15 +163,15 @@ def test_the_commands(mixture, tmp_path, monkeypatch, capsys):
     assert command(["edit", "run", *options, "--at-step", "3", *edits]) == 0
     assert "edit 1 of its journal" in capsys.readouterr().out
     assert command(["train", *options, *sizes, "--max-iters", "5", "--resume"]) == 0
-    for words, told in (
+    for args, message in (
         (["train", "--data", "web", *options], "--data and --mixture exclude each other"),
         (["edit", "run", "--at-step", "9", "--skip", "1"], "give either --data or --mixture"),
         (["edit", "run", *options, "--at-step", "9", "--ban", "web:x"], "is no SOURCE:NUMBER"),
         (["edit", "run", *options, "--at-step", "9", "--weights", "web"], "is no NAME=WEIGHT"),
         (["edit", "run", *options, "--at-step", "9"], "the edit changes nothing"),
     ):
-        assert command(words) != 0
-        assert told in capsys.readouterr().err
+        assert command(args) != 0
+        assert message in capsys.readouterr().err
 
 
 def test_a_run_on_one_store_is_edited_too(tmp_path, mixture):

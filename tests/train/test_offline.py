@@ -1,4 +1,4 @@
-"""Local data without a network: nothing is looked up, whatever the environment says."""
+"""Local data needs no network: no connection is attempted."""
 
 import json
 import os
@@ -10,10 +10,10 @@ import pytest
 from chat.conftest import byte_level
 from chat.conversations import CHATML
 from preparation.stores import jsonl
-from train.folders import write_model
+from train.model_folders import write_model
 
-# Every attempt is refused and written down: one that is made and forgiven is an attempt, too.
-BLOCKED = """
+# Every attempt is refused and recorded, also one whose error the caller ignores.
+BLOCK_SCRIPT = """
 import os, socket
 
 def refuse(*call):
@@ -22,7 +22,7 @@ def refuse(*call):
     raise OSError("there is no network")
 
 class Blocked(socket.socket):
-    # Bound to this machine a socket reaches nobody: urllib3 looks so whether there is IPv6.
+    # A socket bound to this machine is allowed: urllib3 checks for IPv6 that way.
     def connect(self, address):
         self.refuse_far("connect", address)
         super().connect(address)
@@ -42,26 +42,26 @@ class Blocked(socket.socket):
 socket.socket = Blocked
 socket.create_connection = socket.getaddrinfo = socket.gethostbyname = refuse
 """
-TRAIN = ["--device", "cpu", "--seq-len", "64", "--batch-size", "2", "--max-iters", "3"]
-ASKED = [{"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}."} for n in range(300)]
+TRAIN_OPTIONS = ["--device", "cpu", "--seq-len", "64", "--batch-size", "2", "--max-iters", "3"]
+QUESTIONS = [{"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}."} for n in range(300)]
 
 
 @pytest.fixture(scope="module")
-def blocked(tmp_path_factory):
-    """An environment in which no connection can be opened."""
+def no_network(tmp_path_factory):
+    """Environment variables under which no connection can be opened."""
     folder = tmp_path_factory.mktemp("blocked")
-    (folder / "sitecustomize.py").write_text(BLOCKED)
-    given = {
+    (folder / "sitecustomize.py").write_text(BLOCK_SCRIPT)
+    variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("HF_", "TRANSFORMERS_", "HUGGINGFACE_"))
     }
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # The cache of the Hub is empty, too.
-    return given | {"PYTHONPATH": path, "HF_HOME": str(folder / "cache")}
+    # The Hub's cache is empty.
+    return variables | {"PYTHONPATH": path, "HF_HOME": str(folder / "cache")}
 
 
-RUN = """
+RUN_SCRIPT = """
 import json, sys
 from batchloom.cli import run_command_line
 
@@ -72,18 +72,18 @@ for words in json.loads(sys.argv[1]):
 
 
 @pytest.fixture
-def batchloom(blocked, tmp_path):
-    """Runs command lines there, and sees to it that no connection was asked for."""
+def run_commands(no_network, tmp_path):
+    """Function that runs commands without a network and requires no attempt."""
     attempts = tmp_path / "attempts"
-    environment = {**blocked, "ATTEMPTS": str(attempts)}
+    environment = {**no_network, "ATTEMPTS": str(attempts)}
 
-    def run(*lines):
-        words = json.dumps([list(map(str, line)) for line in lines])
-        command = [sys.executable, "-W", "ignore", "-c", RUN, words]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-        assert done.returncode == 0, done.stderr
+    def run(*commands):
+        args = json.dumps([list(map(str, line)) for line in commands])
+        command = [sys.executable, "-W", "ignore", "-c", RUN_SCRIPT, args]
+        result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        assert result.returncode == 0, result.stderr
         assert not attempts.exists(), attempts.read_text()
-        return done.stdout + done.stderr
+        return result.stdout + result.stderr
 
     return run
 
@@ -99,39 +99,39 @@ def batchloom(blocked, tmp_path):
         "import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b'', ('127.0.0.1', 9))",
     ],
 )
-def test_the_block_blocks(tmp_path, blocked, code):
-    environment = {**blocked, "ATTEMPTS": str(tmp_path / "attempts")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
-    assert b"there is no network" in done.stderr
+def test_connections_are_blocked(tmp_path, no_network, code):
+    environment = {**no_network, "ATTEMPTS": str(tmp_path / "attempts")}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert b"there is no network" in result.stderr
     assert (tmp_path / "attempts").read_text()
 
 
 @pytest.mark.parametrize("tokenizer", ["gpt2", pytest.param("train:300", marks=pytest.mark.slow)])
-def test_texts_prepare_check_and_train(tmp_path, batchloom, tokenizer):
+def test_texts_prepare_check_and_train(tmp_path, run_commands, tokenizer):
     jsonl(tmp_path / "in.jsonl", [{"text": f"{n} times {n} is {n * n}."} for n in range(400)])
     store = tmp_path / "store"
-    words = ["--out", store, "--tokenizer", tokenizer, "--val-fraction", 0.1]
-    said = batchloom(
-        ["prepare", tmp_path / "in.jsonl", *words],
+    options = ["--out", store, "--tokenizer", tokenizer, "--val-fraction", 0.1]
+    output = run_commands(
+        ["prepare", tmp_path / "in.jsonl", *options],
         ["check", store],
-        ["train", "--data", store, "--out", tmp_path / "run", *TRAIN],
+        ["train", "--data", store, "--out", tmp_path / "run", *TRAIN_OPTIONS],
     )
-    assert "sound" in said
+    assert "sound" in output
 
 
-def test_conversations_prepare_check_and_finetune_from_folders(tmp_path, batchloom):
+def test_conversations_prepare_check_and_finetune_from_folders(tmp_path, run_commands):
     folder = byte_level(tmp_path / "tokenizer")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": CHATML}))
-    jsonl(tmp_path / "in.jsonl", ASKED)
+    jsonl(tmp_path / "in.jsonl", QUESTIONS)
     write_model(tmp_path / "model", vocab_size=600)
     store = tmp_path / "store"
-    words = ["--out", store, "--tokenizer", folder, "--val-fraction", 0.1]
-    finetuning = ["--data", store, "--init", tmp_path / "model", "--out", tmp_path / "run"]
-    said = batchloom(
-        ["prepare", tmp_path / "in.jsonl", *words],
+    options = ["--out", store, "--tokenizer", folder, "--val-fraction", 0.1]
+    train_options = ["--data", store, "--init", tmp_path / "model", "--out", tmp_path / "run"]
+    output = run_commands(
+        ["prepare", tmp_path / "in.jsonl", *options],
         ["check", store],
-        ["train", *finetuning, *TRAIN],
+        ["train", *train_options, *TRAIN_OPTIONS],
     )
-    assert "plain is used" not in said
-    assert "sound" in said
+    assert "plain is used" not in output
+    assert "sound" in output

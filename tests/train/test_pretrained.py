@@ -1,4 +1,4 @@
-"""Finetuning a Hugging Face model: the loop's own promises, kept for a model of others."""
+"""Finetuning of Hugging Face models."""
 
 import json
 import shutil
@@ -23,8 +23,8 @@ from batchloom.train import (
 from batchloom.train.model import build_meta_model, load_pretrained, pretrained
 from batchloom.train.model.pretrained import compute_summed_loss
 from processes import run_two_ranks
-from train.folders import CONFIGS, chat_store, write_model
-from train.gradients import gradient_of_first_step
+from train.gradients import compute_first_gradient
+from train.model_folders import CONFIGS, write_chat_store, write_model
 from train.runs import run_training, steps_of
 
 SIZES = {"steps": 20, "seq_len": 32, "global_batch_size": 4, "batch_size": 2, "eval_interval": 10}
@@ -32,7 +32,7 @@ SIZES = {"steps": 20, "seq_len": 32, "global_batch_size": 4, "batch_size": 2, "e
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return chat_store(tmp_path_factory.mktemp("store") / "chat")
+    return write_chat_store(tmp_path_factory.mktemp("store") / "chat")
 
 
 @pytest.fixture(scope="module")
@@ -42,49 +42,49 @@ def llama(tmp_path_factory):
     return folder
 
 
-def finetune(store, init, out, changes=None, **course):
-    asked = {"model": PretrainedSettings(str(init)), **SIZES, "optim": {"lr": 0.01}, **(changes or {})}
-    return run_training(store, out, asked, **course)
+def finetune(store, init, out, changes=None, **run_options):
+    settings = {"model": PretrainedSettings(str(init)), **SIZES, "lr": 0.01, **(changes or {})}
+    return run_training(store, out, settings, **run_options)
 
 
 @pytest.fixture(scope="module")
-def whole(store, llama, tmp_path_factory):
-    """An undisturbed run of 20 steps."""
+def full_run(store, llama, tmp_path_factory):
+    """Uninterrupted run of 20 steps."""
     out = tmp_path_factory.mktemp("whole") / "run"
     return out, *finetune(store, llama, out)
 
 
-def loaded(folder):
+def load_model(folder):
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
 
 
-def test_it_learns_and_transformers_loads_what_it_learned(store, whole):
-    out, outcome, said = whole
+def test_it_learns_and_transformers_loads_the_result(store, full_run):
+    out, outcome, lines = full_run
     losses = [loss for _, loss, *_ in steps_of(out)]
     assert len(losses) == 20
     assert losses[-1] < losses[0] - 1
-    assert any("LlamaForCausalLM of" in line for line in said)
-    assert any("packed documents do not see each other" in line for line in said)
+    assert any("LlamaForCausalLM of" in line for line in lines)
+    assert any("packed documents do not see each other" in line for line in lines)
     trained = store.contents.trained_tokens / store.tokens
-    assert any(f"{trained:.1%} of them trained" in line for line in said)
+    assert any(f"{trained:.1%} of them trained" in line for line in lines)
 
-    model = loaded(out / "model")
+    model = load_model(out / "model")
     for name, weight in model.named_parameters():
         assert torch.equal(weight, outcome.model.model.get_parameter(name)), name
     total = count = 0
-    for document, mask in trained_documents(open_store(store.path, "val")):
+    for document, mask in read_documents(open_store(store.path, "val")):
         with torch.no_grad():
             scores = model(document[None]).logits[0, :-1]
-        kept = mask[1:]
-        total += float(functional.cross_entropy(scores[kept], document[1:][kept], reduction="sum"))
-        count += int(kept.sum())
+        trained_mask = mask[1:]
+        total += float(functional.cross_entropy(scores[trained_mask], document[1:][trained_mask], reduction="sum"))
+        count += int(trained_mask.sum())
     assert outcome.val_loss == pytest.approx(total / count, rel=1e-5)
 
 
-def trained_documents(store):
-    """Ids and mask of every document, as its shards hold them."""
+def read_documents(store):
+    """Yield the ids and the loss mask of every document, from its shards."""
     import numpy as np
 
     numbers = np.arange(len(store))
@@ -94,50 +94,52 @@ def trained_documents(store):
         yield torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(mask.copy())
 
 
-def test_resuming_is_the_same_to_the_last_bit(store, llama, whole, tmp_path):
-    reference, outcome, _ = whole
-    # Where the folder lies does not matter, what is in it does.
+def test_resuming_is_the_same_to_the_last_bit(store, llama, full_run, tmp_path):
+    reference, outcome, _ = full_run
+    # The run depends on the content of the model folder, not on its path.
     moved = shutil.copytree(llama, tmp_path / "moved")
     finetune(store, llama, tmp_path / "run", stop_at=10)
-    resumed, said = finetune(store, moved, tmp_path / "run", resume=True)
-    assert "resume from the checkpoint of step 10" in said
+    resumed, lines = finetune(store, moved, tmp_path / "run", resume=True)
+    assert "resume from the checkpoint of step 10" in lines
     assert steps_of(tmp_path / "run") == steps_of(reference)
     assert resumed.val_loss == outcome.val_loss
     newest = [RunFolder(folder).find_newest_checkpoint() for folder in (reference, tmp_path / "run")]
-    names = [folder / "model.safetensors" for folder in newest]
-    names += [folder / "model" / "model.safetensors" for folder in (reference, tmp_path / "run")]
-    assert len({file.read_bytes()[-4096:] for file in names[:2]}) == 1
-    assert names[0].read_bytes() == names[1].read_bytes()
-    assert names[2].read_bytes() == names[3].read_bytes()
+    files = [folder / "model.safetensors" for folder in newest]
+    files += [folder / "model" / "model.safetensors" for folder in (reference, tmp_path / "run")]
+    assert len({file.read_bytes()[-4096:] for file in files[:2]}) == 1
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert files[2].read_bytes() == files[3].read_bytes()
 
 
-def test_resuming_from_another_model_is_refused(store, llama, whole, tmp_path):
-    reference, _, _ = whole
+def test_resuming_from_another_model_is_refused(store, llama, full_run, tmp_path):
+    reference, _, _ = full_run
     out = shutil.copytree(reference, tmp_path / "run")
     with pytest.raises(StateError, match=r"init.fingerprint was"):
         finetune(store, reference / "model", out, resume=True)
 
 
-def test_a_lost_model_folder_is_written_again(store, llama, whole, tmp_path):
-    reference, _, _ = whole
+def test_a_missing_model_folder_is_written_again(store, llama, full_run, tmp_path):
+    reference, _, _ = full_run
     out = shutil.copytree(reference, tmp_path / "run")
     shutil.rmtree(out / "model")
     finetune(store, llama, out, resume=True)
-    written, before = (folder / "model" / "model.safetensors" for folder in (out, reference))
-    assert written.read_bytes() == before.read_bytes()
+    rewritten, original = (folder / "model" / "model.safetensors" for folder in (out, reference))
+    assert rewritten.read_bytes() == original.read_bytes()
     assert not list(out.glob("*.partial"))
 
 
-APART = ["llama", "tied", "qwen2", "qwen2-window", "qwen3", "mistral-window", "gemma", "gemma2"]
-APART += ["gemma3", "gpt2", "neox"]
+ISOLATING_MODELS = ["llama", "tied", "qwen2", "qwen2-window", "qwen3", "mistral-window", "gemma", "gemma2"]
+ISOLATING_MODELS += ["gemma3", "gpt2", "neox"]
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_models_that_mix_packed_documents_are_refused(store, tmp_path, kind):
     write_model(tmp_path / "m", kind)
-    if kind in APART:
+    if kind in ISOLATING_MODELS:
         outcome, _ = finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 1})
-        assert packed_loss(outcome.model, store) == pytest.approx(single_loss(outcome.model, store), rel=1e-5)
+        assert compute_packed_loss(outcome.model, store) == pytest.approx(
+            compute_single_loss(outcome.model, store), rel=1e-5
+        )
         return
     with pytest.raises(TrainError, match=r"ForCausalLM with .* see each other.*--packing none"):
         finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 1})
@@ -145,30 +147,30 @@ def test_models_that_mix_packed_documents_are_refused(store, tmp_path, kind):
     finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 1, "order": {"packing": "none"}})
 
 
-def packed_loss(model, store):
+def compute_packed_loss(model, store):
     with torch.no_grad():
         return sum(float(model(**part)) for part in Loader(store, seq_len=32, global_batch_size=4))
 
 
-def single_loss(model, store):
+def compute_single_loss(model, store):
     total = 0.0
-    for ids, mask in trained_documents(store):
+    for ids, mask in read_documents(store):
         labels = ids.where(mask, torch.tensor(-100))
         with torch.no_grad():
             total += float(model(ids[None], labels[None], torch.arange(len(ids))[None]))
     return total
 
 
-def sequences(store, packing):
+def count_sequences(store, packing):
     return len(Loader(store, seq_len=32, global_batch_size=1, packing=packing))
 
 
 @pytest.mark.parametrize("model", ["gpt", "llama"])
 def test_layout_does_not_change_the_gradient(store, llama, tmp_path, model):
-    """All documents once in one step: in one pass, in many, on two ranks, one document a row."""
+    """One step over all documents: one pass, many, two ranks, unpacked rows."""
     init = str(llama) if model == "llama" else ""
     shape = {"model": {"init": init}} if init else {}
-    packed, single = sequences(store, "best_fit"), sequences(store, "none")
+    packed, single = count_sequences(store, "best_fit"), count_sequences(store, "none")
     assert packed < single == len(store)
     assert packed % 2 == 0, "two ranks share the rows"
     layouts = [
@@ -176,19 +178,19 @@ def test_layout_does_not_change_the_gradient(store, llama, tmp_path, model):
         {"global_batch_size": packed, "batch_size": 1},
         {"global_batch_size": single, "batch_size": 15, "order": {"packing": "none"}},
     ]
-    loss, trained, wanted = gradient_of_first_step(store.path, {**shape, **layouts[0]})
-    found = [gradient_of_first_step(store.path, {**shape, **layout}) for layout in layouts[1:]]
+    loss, trained, expected = compute_first_gradient(store.path, {**shape, **layouts[0]})
+    results = [compute_first_gradient(store.path, {**shape, **layout}) for layout in layouts[1:]]
     file = tmp_path / "ranks.safetensors"
-    words = ["-m", "train.gradients", store.path, init, packed, file]
-    run_two_ranks(*words)
+    command = ["-m", "train.gradients", store.path, init, packed, file]
+    run_two_ranks(*command)
     ranks = load_file(file)
-    found.append((float(ranks.pop("loss")), int(ranks.pop("trained")), ranks))
-    size = max(float(gradient.abs().max()) for gradient in wanted.values())
-    for loss_again, trained_again, gradients in found:
-        assert trained_again == trained
-        assert loss_again == pytest.approx(loss, rel=1e-5)
-        for name, gradient in wanted.items():
-            assert float((gradients[name] - gradient).abs().max()) < 1e-5 * size, name
+    results.append((float(ranks.pop("loss")), int(ranks.pop("trained")), ranks))
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    for layout_loss, layout_trained, gradients in results:
+        assert layout_trained == trained
+        assert layout_loss == pytest.approx(loss, rel=1e-5)
+        for name, gradient in expected.items():
+            assert float((gradients[name] - gradient).abs().max()) < 1e-5 * scale, name
 
 
 def test_a_loss_in_parts_is_the_loss(monkeypatch):
@@ -196,20 +198,22 @@ def test_a_loss_in_parts_is_the_loss(monkeypatch):
     head = torch.nn.Linear(8, 50)
     hidden = torch.randn(33, 8, requires_grad=True)
     targets = torch.randint(0, 50, (33,))
-    whole = compute_summed_loss(head, hidden, targets)
-    wanted = torch.autograd.grad(whole, (hidden, head.weight, head.bias))
+    loss = compute_summed_loss(head, hidden, targets)
+    expected = torch.autograd.grad(loss, (hidden, head.weight, head.bias))
     monkeypatch.setattr(pretrained, "_MAX_SCORES", 50 * 7)
-    parts = compute_summed_loss(head, hidden, targets)
-    assert parts.detach().item() == pytest.approx(whole.detach().item(), rel=1e-6)
-    for found, gradient in zip(torch.autograd.grad(parts, (hidden, head.weight, head.bias)), wanted, strict=True):
-        torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-6)
+    parts_loss = compute_summed_loss(head, hidden, targets)
+    assert parts_loss.detach().item() == pytest.approx(loss.detach().item(), rel=1e-6)
+    for actual, gradient in zip(
+        torch.autograd.grad(parts_loss, (hidden, head.weight, head.bias)), expected, strict=True
+    ):
+        torch.testing.assert_close(actual, gradient, rtol=1e-5, atol=1e-6)
     nothing = compute_summed_loss(head, hidden[:0], targets[:0])
     assert nothing.detach().item() == 0
     assert not torch.autograd.grad(nothing, hidden)[0].any()
 
 
 def test_scores_that_are_more_than_a_matrix_are_taken_whole(store, tmp_path):
-    """Gemma 2 bends its scores: a head without that would learn another loss."""
+    """Gemma 2 caps its logits, so a plain linear head would give another loss."""
     write_model(tmp_path / "m", "gemma2", final_logit_softcapping=0.5)
     settings = PretrainedSettings(str(tmp_path / "m"))
     model = load_pretrained(settings, build_meta_model(settings))
@@ -220,72 +224,72 @@ def test_scores_that_are_more_than_a_matrix_are_taken_whole(store, tmp_path):
         assert float(model(**batch)) == pytest.approx(before, rel=1e-6)
 
 
-def test_weights_come_back_in_the_dtype_they_came_in(store, tmp_path):
+def test_weights_are_saved_in_the_dtype_of_the_model(store, tmp_path):
     write_model(tmp_path / "m", "tied", torch.bfloat16)
     finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 2})
-    model = loaded(tmp_path / "run" / "model")
+    model = load_model(tmp_path / "run" / "model")
     assert model.dtype == torch.bfloat16
     assert model.lm_head.weight is model.model.embed_tokens.weight
     weights = load_file(tmp_path / "run" / "model" / "model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     assert "lm_head.weight" not in weights
-    # The steps themselves were taken in float32.
-    kept = load_file(RunFolder(tmp_path / "run").find_newest_checkpoint() / "model.safetensors")
-    assert {weight.dtype for weight in kept.values()} == {torch.float32}
+    # Training itself uses float32.
+    checkpoint = load_file(RunFolder(tmp_path / "run").find_newest_checkpoint() / "model.safetensors")
+    assert {weight.dtype for weight in checkpoint.values()} == {torch.float32}
 
 
-def without(folder, name):
+def delete_file(folder, name):
     (folder / name).unlink()
 
 
-def stating(folder, name, **entries):
+def change_json(folder, name, **entries):
     file = folder / name
     file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("change", "message"),
     [
         (shutil.rmtree, "is not a folder.* hf download"),
-        (lambda f: without(f, "config.json"), "config.json does not exist"),
-        (lambda f: without(f, "model.safetensors"), "has no model.safetensors"),
+        (lambda f: delete_file(f, "config.json"), "config.json does not exist"),
+        (lambda f: delete_file(f, "model.safetensors"), "has no model.safetensors"),
         (
             lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
             "A pickle can run code .*save_pretrained",
         ),
         (
-            lambda f: stating(f, "config.json", auto_map={"AutoModelForCausalLM": "x.Y"}),
+            lambda f: change_json(f, "config.json", auto_map={"AutoModelForCausalLM": "x.Y"}),
             "auto_map: it needs code",
         ),
         (
-            lambda f: stating(f, "config.json", attn_implementation="org/kernel"),
+            lambda f: change_json(f, "config.json", attn_implementation="org/kernel"),
             "'org/kernel': it needs code",
         ),
-        (lambda f: stating(f, "config.json", quantization_config={}), "are quantized"),
-        (lambda f: stating(f, "config.json", model_type="lama"), "cannot load .*lama"),
+        (lambda f: change_json(f, "config.json", quantization_config={}), "are quantized"),
+        (lambda f: change_json(f, "config.json", model_type="lama"), "cannot load .*lama"),
         (
-            lambda f: stating(f, "config.json", architectures=["BertForMaskedLM"]),
+            lambda f: change_json(f, "config.json", architectures=["BertForMaskedLM"]),
             "holds BertForMaskedLM, which is not a causal",
         ),
-        (lambda f: stating(f, "config.json", num_hidden_layers=3), "lack 9 of those"),
-        (lambda f: stating(f, "config.json", hidden_size=64), "cannot load|lack"),
-        (lambda f: stating(f, "config.json", hidden_size="wide"), "cannot load"),
+        (lambda f: change_json(f, "config.json", num_hidden_layers=3), "lack 9 of those"),
+        (lambda f: change_json(f, "config.json", hidden_size=64), "cannot load|lack"),
+        (lambda f: change_json(f, "config.json", hidden_size="wide"), "cannot load"),
         (
             lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 100),
             "cannot load .*(header|Header)",
         ),
     ],
 )
-def test_folders_that_cannot_be_finetuned(store, llama, tmp_path, spoil, said):
+def test_folders_that_cannot_be_finetuned(store, llama, tmp_path, change, message):
     folder = shutil.copytree(llama, tmp_path / "m")
-    spoil(folder)
-    with pytest.raises(InputError, match=said):
+    change(folder)
+    with pytest.raises(InputError, match=message):
         finetune(store, folder, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_weights_in_several_files(store, llama, tmp_path):
-    loaded(llama).save_pretrained(tmp_path / "m", max_shard_size="20KB")
+    load_model(llama).save_pretrained(tmp_path / "m", max_shard_size="20KB")
     index = tmp_path / "m" / "model.safetensors.index.json"
     finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 1})
     names = json.loads(index.read_text())["weight_map"]
@@ -310,14 +314,14 @@ def test_nothing_trained_is_refused(llama, tmp_path):
             finetune(store, llama, tmp_path / "run")
 
 
-WORDS = {"a": 0, "b": 1, "c": 2, "d": 3, "<|endoftext|>": 4}
+VOCABULARY = {"a": 0, "b": 1, "c": 2, "d": 3, "<|endoftext|>": 4}
 
 
-def word_tokenizer(folder, words):
-    """A tokenizer.json of these words, as a model's folder has one."""
-    end = {"id": words["<|endoftext|>"], "content": "<|endoftext|>", "special": True}
+def write_word_tokenizer(folder, vocabulary):
+    """Write the tokenizer.json of a vocabulary of words; return the folder."""
+    end = {"id": vocabulary["<|endoftext|>"], "content": "<|endoftext|>", "special": True}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    model = {"type": "WordLevel", "vocab": words, "unk_token": "a"}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "a"}
     definition = {"version": "1.0", "truncation": None, "padding": None, "normalizer": None}
     definition |= {"added_tokens": [{**end, **flags}], "post_processor": None, "decoder": None}
     definition |= {"pre_tokenizer": {"type": "Whitespace"}, "model": model}
@@ -326,28 +330,28 @@ def word_tokenizer(folder, words):
     return folder
 
 
-def test_another_tokenizer_is_refused_and_a_richer_one_told(llama, tmp_path):
-    own = word_tokenizer(tmp_path / "own", WORDS)
-    store = write_store(tmp_path / "s", [[0, 1, 2, 3, 4]] * 8, tokenizer=str(own))
-    same, other = (shutil.copytree(llama, tmp_path / name) for name in ("same", "other"))
-    word_tokenizer(same, WORDS)
-    _, said = finetune(store, same, tmp_path / "run", {"steps": 1})
-    assert not any(line.startswith("note") for line in said)
+def test_another_tokenizer_is_refused_and_missing_words_are_reported(llama, tmp_path):
+    store_tokenizer = write_word_tokenizer(tmp_path / "own", VOCABULARY)
+    store = write_store(tmp_path / "s", [[0, 1, 2, 3, 4]] * 8, tokenizer=str(store_tokenizer))
+    same_model, other_model = (shutil.copytree(llama, tmp_path / name) for name in ("same", "other"))
+    write_word_tokenizer(same_model, VOCABULARY)
+    _, lines = finetune(store, same_model, tmp_path / "run", {"steps": 1})
+    assert not any(line.startswith("note") for line in lines)
     assert (tmp_path / "run" / "model" / "tokenizer.json").is_file()
 
-    word_tokenizer(same, {word: n for word, n in WORDS.items() if word != "d"})
-    _, said = finetune(store, same, tmp_path / "run2", {"steps": 1})
-    assert any("1 are not in it" in line for line in said)
+    write_word_tokenizer(same_model, {word: n for word, n in VOCABULARY.items() if word != "d"})
+    _, lines = finetune(store, same_model, tmp_path / "run2", {"steps": 1})
+    assert any("1 are not in it" in line for line in lines)
 
-    word_tokenizer(other, {**WORDS, "a": 3, "d": 0})
+    write_word_tokenizer(other_model, {**VOCABULARY, "a": 3, "d": 0})
     with pytest.raises(TrainError, match=r"2 of 5 ids .*id 0 is 'a' in the store and 'd'.*Prepare"):
-        finetune(store, other, tmp_path / "run3", {"steps": 1})
+        finetune(store, other_model, tmp_path / "run3", {"steps": 1})
 
-    # A folder without one gets that of the store.
-    _, said = finetune(store, llama, tmp_path / "run4", {"steps": 1})
-    assert any("no tokenizer.json that can be compared" in line for line in said)
-    written = json.loads((tmp_path / "run4" / "model" / "tokenizer.json").read_text())
-    assert written["model"]["vocab"] == WORDS
+    # A folder without a tokenizer gets that of the store.
+    _, lines = finetune(store, llama, tmp_path / "run4", {"steps": 1})
+    assert any("no tokenizer.json that can be compared" in line for line in lines)
+    definition = json.loads((tmp_path / "run4" / "model" / "tokenizer.json").read_text())
+    assert definition["model"]["vocab"] == VOCABULARY
 
 
 def test_the_command_line(store, llama, tmp_path, capsys, monkeypatch):
@@ -356,21 +360,21 @@ def test_the_command_line(store, llama, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     out = tmp_path / "run"
-    words = ["train", "--data", store.path, "--device", "cpu", "--out", out]
-    begin = [*words, "--init", llama, "--max-iters", 4, "--global-batch-size", 4]
-    assert run_command_line(list(map(str, [*begin, "--stop-at", 2]))) == 0
+    args = ["train", "--data", store.path, "--device", "cpu", "--out", out]
+    start_args = [*args, "--init", llama, "--max-iters", 4, "--global-batch-size", 4]
+    assert run_command_line(list(map(str, [*start_args, "--stop-at", 2]))) == 0
     settings = json.loads((out / "run.json").read_text())
     assert settings["optim"]["lr"] == 1e-5
     assert (settings["seq_len"], settings["steps"]) == (64, 4)
     assert settings["model"] == {"init": str(llama), "attn_implementation": None}
     assert "  trained 5" in capsys.readouterr().out
-    # The run knows its model.
-    assert run_command_line(list(map(str, [*words, "--resume"]))) == 0
+    # The run records its model.
+    assert run_command_line(list(map(str, [*args, "--resume"]))) == 0
     assert [step for step, *_ in steps_of(out)] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("args", "message"),
     [
         (["--init", "x", "--model-name", "tiny"], "--model-name and --init exclude each other"),
         (["--init", "Qwen/Qwen3-0.6B"], "Qwen/Qwen3-0.6B is not a folder"),
@@ -379,12 +383,12 @@ def test_the_command_line(store, llama, tmp_path, capsys, monkeypatch):
         (["--attn-implementation", "sdpa"], "--attn-implementation: requires --init"),
     ],
 )
-def test_options_that_contradict(store, llama, tmp_path, monkeypatch, capsys, words, said):
+def test_options_that_contradict(store, llama, tmp_path, monkeypatch, capsys, args, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shape.json").write_text('{"model": {"layers": 1, "heads": 1, "width": 8}}')
-    words = [str(llama) if word == "LLAMA" else word for word in words]
-    assert run_command_line(["train", "--data", str(store.path), "--device", "cpu", *words]) != 0
-    assert said in " ".join(capsys.readouterr().err.split())
+    args = [str(llama) if word == "LLAMA" else word for word in args]
+    assert run_command_line(["train", "--data", str(store.path), "--device", "cpu", *args]) != 0
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_defaults_of_finetuning_go_under_a_configuration():

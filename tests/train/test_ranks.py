@@ -1,4 +1,4 @@
-"""Several ranks do what one does."""
+"""Several ranks train like one."""
 
 import json
 import os
@@ -31,44 +31,44 @@ def config(tmp_path_factory):
 
 def test_two_ranks_train_as_one(tmp_path, config):
     store = small_store(tmp_path / "s")
-    out, alone = tmp_path / "two", tmp_path / "one"
-    words = ["train", "--data", store.path, "--config-file", config, "--device", "cpu"]
-    words += ["--out", out, "--batch-size", 1, "--stop-at", 6]
-    printed = run_two_ranks(WORKER, tmp_path, store.path, *words)
+    out, single = tmp_path / "two", tmp_path / "one"
+    args = ["train", "--data", store.path, "--config-file", config, "--device", "cpu"]
+    args += ["--out", out, "--batch-size", 1, "--stop-at", 6]
+    printed = run_two_ranks(WORKER, tmp_path, store.path, *args)
     assert printed.count("step  1/12") == 1
     assert "2 ranks x 2 passes x 1 row" in printed
 
-    run_training(store, alone, {"steps": 12})
+    run_training(store, single, {"steps": 12})
     # The two ranks stopped at step 6; one rank goes on from their checkpoint.
     run_training(store, out, {"steps": 12}, resume=True)
-    both, reference = steps_of(out), steps_of(alone)
-    assert [tokens for *_, tokens in both] == [tokens for *_, tokens in reference]
-    assert [loss for _, loss, *_ in both] == pytest.approx([loss for _, loss, *_ in reference], abs=1e-4)
+    actual, reference = steps_of(out), steps_of(single)
+    assert [tokens for *_, tokens in actual] == [tokens for *_, tokens in reference]
+    assert [loss for _, loss, *_ in actual] == pytest.approx([loss for _, loss, *_ in reference], abs=1e-4)
 
     ranks = [np.load(tmp_path / f"rank{rank}.npy") for rank in (0, 1)]
-    whole = Loader(store, seq_len=32, global_batch_size=4, steps=12, output="numpy")
-    for step, batch in enumerate(whole):
-        together = np.concatenate([ranks[0][step], ranks[1][step]])
-        rows = sorted(map(tuple, together.tolist()))
+    loader = Loader(store, seq_len=32, global_batch_size=4, steps=12, output="numpy")
+    for step, batch in enumerate(loader):
+        step_rows = np.concatenate([ranks[0][step], ranks[1][step]])
+        rows = sorted(map(tuple, step_rows.tolist()))
         assert len(set(rows)) == 4
         assert rows == sorted(map(tuple, batch["input_ids"].tolist()))
 
 
 def test_two_ranks_share_an_odd_batch_and_balance_it(tmp_path, config):
     store = small_store(tmp_path / "s")
-    out, alone = tmp_path / "two", tmp_path / "one"
+    out, single = tmp_path / "two", tmp_path / "one"
     sizes = ["--global-batch-size", 5, "--batch-size", 2, "--uneven", "pad", "--balance"]
-    words = ["train", "--data", store.path, "--config-file", config, "--device", "cpu", *sizes]
-    printed = run_two_ranks(WORKER, tmp_path, store.path, *words, "--out", out, "--stop-at", 6)
+    args = ["train", "--data", store.path, "--config-file", config, "--device", "cpu", *sizes]
+    printed = run_two_ranks(WORKER, tmp_path, store.path, *args, "--out", out, "--stop-at", 6)
     assert "2 ranks x 2 passes x 2 rows" in printed
     assert re.search(r"step  1/12 .* imbalance 1\.", printed)
 
-    run_training(store, alone, {"steps": 12, "global_batch_size": 5})
-    # One rank alone, that neither fills up nor balances, goes on with what the two began.
+    run_training(store, single, {"steps": 12, "global_batch_size": 5})
+    # One rank resumes their run without padding and balancing.
     run_training(store, out, {"steps": 12, "global_batch_size": 5}, resume=True)
-    both, reference = steps_of(out), steps_of(alone)
-    assert [tokens for *_, tokens in both] == [tokens for *_, tokens in reference]
-    assert [loss for _, loss, *_ in both] == pytest.approx([loss for _, loss, *_ in reference], abs=1e-4)
+    actual, reference = steps_of(out), steps_of(single)
+    assert [tokens for *_, tokens in actual] == [tokens for *_, tokens in reference]
+    assert [loss for _, loss, *_ in actual] == pytest.approx([loss for _, loss, *_ in reference], abs=1e-4)
     logged = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     measured = [entry for entry in logged if "imbalance" in entry]
     assert len(measured) == 6
@@ -78,45 +78,45 @@ def test_two_ranks_share_an_odd_batch_and_balance_it(tmp_path, config):
 def test_two_ranks_share_one_temporary_store(tmp_path, config):
     text = tmp_path / "words.txt"
     text.write_text("\n\n".join(f"{n} times {n} is {n * n}." for n in range(400)))
-    words = ["train", "--input-file", text, "--tokenizer", "bytes", "--config-file", config]
+    args = ["train", "--input-file", text, "--tokenizer", "bytes", "--config-file", config]
     store = small_store(tmp_path / "s")
-    words += ["--out", tmp_path / "run", "--max-iters", 2]
-    printed = run_two_ranks(WORKER, tmp_path, store.path, *words)
+    args += ["--out", tmp_path / "run", "--max-iters", 2]
+    printed = run_two_ranks(WORKER, tmp_path, store.path, *args)
     assert len(steps_of(tmp_path / "run")) == 2
-    said = [line for line in printed.splitlines() if line.startswith("input")]
-    assert len(said) == 1
-    made = Path(said[0].split(" is prepared in ")[1].split(",")[0])
-    assert not made.parent.exists()
+    lines = [line for line in printed.splitlines() if line.startswith("input")]
+    assert len(lines) == 1
+    store_path = Path(lines[0].split(" is prepared in ")[1].split(",")[0])
+    assert not store_path.parent.exists()
 
 
 def test_one_of_two_ranks_prepares_the_data_sets_of_a_file(tmp_path, config):
     text = tmp_path / "words.txt"
     text.write_text("\n\n".join(f"{n} times {n} is {n * n}." for n in range(400)))
-    listed = tmp_path / "all.yaml"
-    listed.write_text("datasets: [{path: words.txt, data_type: jsonl}]")
-    words = ["train", "--dataset-config", listed, "--tokenizer", "bytes", "--config-file", config]
-    words += ["--out", tmp_path / "run", "--max-iters", 2]
+    manifest = tmp_path / "all.yaml"
+    manifest.write_text("datasets: [{path: words.txt, data_type: jsonl}]")
+    args = ["train", "--dataset-config", manifest, "--tokenizer", "bytes", "--config-file", config]
+    args += ["--out", tmp_path / "run", "--max-iters", 2]
     store = small_store(tmp_path / "s")
-    done = run_ranks(WORKER, tmp_path, store.path, *words)
-    assert any(one.returncode for one in done)
-    assert any("holds plain text, and data_type says jsonl" in one.stderr for one in done)
-    listed.write_text("datasets: [{path: words.txt}]")
-    printed = run_two_ranks(WORKER, tmp_path, store.path, *words)
+    results = run_ranks(WORKER, tmp_path, store.path, *args)
+    assert any(result.returncode for result in results)
+    assert any("holds plain text, and data_type says jsonl" in result.stderr for result in results)
+    manifest.write_text("datasets: [{path: words.txt}]")
+    printed = run_two_ranks(WORKER, tmp_path, store.path, *args)
     assert len(steps_of(tmp_path / "run")) == 2
     assert printed.count("all.yaml was prepared in") == 1
 
 
 @pytest.fixture
-def endless(tmp_path, config):
+def endless_command(tmp_path, config):
     store = small_store(tmp_path / "s")
-    words = ["--data", store.path, "--config-file", config, "--out", tmp_path / "run"]
-    course = ["--device", "cpu", "--max-iters", 10**6, "--save-interval", 5]
-    return ["-m", "batchloom", "train", *map(str, words), *map(str, course)]
+    args = ["--data", store.path, "--config-file", config, "--out", tmp_path / "run"]
+    run_options = ["--device", "cpu", "--max-iters", 10**6, "--save-interval", 5]
+    return ["-m", "batchloom", "train", *map(str, args), *map(str, run_options)]
 
 
-def test_ctrl_c_under_torchrun_is_one_sentence_of_one_rank(tmp_path, endless):
+def test_ctrl_c_under_torchrun_prints_one_message(tmp_path, endless_command):
     with subprocess.Popen(
-        [*TORCHRUN, *endless],
+        [*TORCHRUN, *endless_command],
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -125,31 +125,31 @@ def test_ctrl_c_under_torchrun_is_one_sentence_of_one_rank(tmp_path, endless):
     ) as process:
         assert any(line.split("/")[0].split() == ["step", "12"] for line in process.stdout)
         os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode != 0
-    assert said.count("Stopped the run in") == 1
-    # torchrun shows where it was itself, as it does for every script.
-    assert said.count("Traceback") == said.count("SignalException: ") == 1
+    assert errors.count("Stopped the run in") == 1
+    # torchrun prints its own traceback, as for every script.
+    assert errors.count("Traceback") == errors.count("SignalException: ") == 1
     assert not list(tmp_path.rglob("*.partial"))
-    kept = sorted((tmp_path / "run" / "checkpoints").iterdir())
-    assert len(kept) == 2
-    assert all(len(list(folder.iterdir())) == 3 for folder in kept)
+    checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    assert len(checkpoints) == 2
+    assert all(len(list(folder.iterdir())) == 3 for folder in checkpoints)
 
 
-def test_a_rank_that_is_gone_ends_the_others_in_a_sentence(tmp_path, endless):
-    with start_processes(*endless, environments=rank_environments()) as (first, second):
+def test_the_loss_of_a_rank_ends_the_others_with_a_message(tmp_path, endless_command):
+    with start_processes(*endless_command, environments=rank_environments()) as (first, second):
         wait_for_step(first, tmp_path / "run", 3)
         second.send_signal(signal.SIGKILL)
-        done = first.wait()
-    assert done.returncode == 1
-    assert "batchloom: Rank 0 lost contact with the other ranks" in done.stderr
-    assert "Traceback" not in done.stderr
+        result = first.wait()
+    assert result.returncode == 1
+    assert "batchloom: Rank 0 lost contact with the other ranks" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
     ("rank", "size", "local"), [("x", "2", "0"), ("2", "2", "0"), ("0", "2", "1"), ("-1", "2", "0")]
 )
-def test_variables_that_are_no_rank(monkeypatch, rank, size, local):
+def test_invalid_rank_variables_are_refused(monkeypatch, rank, size, local):
     values = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local}
     for name, value in {**values, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -157,7 +157,7 @@ def test_variables_that_are_no_rank(monkeypatch, rank, size, local):
         pass
 
 
-def test_a_device_that_is_not_there():
+def test_a_missing_device_is_refused():
     with pytest.raises(InputError, match="none of auto, cpu"):
         choose_device("tpu", 0)
     count = torch.cuda.device_count()
@@ -182,18 +182,18 @@ print("went on")
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(3, "went on"), (0, "TrainError: Rank 1 lost contact with the other ranks")]
+    ("seconds", "message"), [(3, "went on"), (0, "TrainError: Rank 1 lost contact with the other ranks")]
 )
-def test_others_wait_for_the_first_rank_as_long_as_it_works(tmp_path, seconds, said):
+def test_others_wait_for_the_first_rank_as_long_as_it_works(tmp_path, seconds, message):
     script = tmp_path / "slow_first.py"
     script.write_text(SLOW_FIRST)
     with start_processes(script, tmp_path / "meet", seconds, environments=rank_environments()) as processes:
-        first, other = (one.wait() for one in processes)
-    assert said in other.stdout + other.stderr
+        first, other = (process.wait() for process in processes)
+    assert message in other.stdout + other.stderr
     assert first.returncode == (0 if seconds else 7)
 
 
-def test_half_of_torchruns_variables(monkeypatch):
+def test_missing_rendezvous_variables_are_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("MASTER_ADDR", raising=False)

@@ -1,4 +1,4 @@
-"""Settings: what ships loads, what is wrong is told at once, sizes divide."""
+"""Settings of training: shipped configurations, validation, batch sizes."""
 
 import math
 import os
@@ -25,7 +25,7 @@ def test_shipped_configurations_load():
         assert compute_accumulation_steps(settings, 1) * (settings.batch_size or settings.global_batch_size)
 
 
-def test_every_problem_is_told_with_its_path():
+def test_every_problem_is_reported_with_its_path():
     plain = {"model": {"layers": 2, "head": 2, "width": 32}, "step": 5, "seq_len": "long"}
     with pytest.raises(SettingsError) as caught:
         make_settings(plain, {}, "c.json")
@@ -36,7 +36,7 @@ def test_every_problem_is_told_with_its_path():
     assert "c.json.seq_len: 'long' is not int" in text
 
 
-def test_impossible_values_are_told_at_once():
+def test_impossible_values_are_refused():
     plain = {"model": {"layers": 0, "heads": 3, "width": 32}, "optim": {"lr": -1.0, "beta2": 1.0}}
     with pytest.raises(SettingsError) as caught:
         make_settings(plain, {})
@@ -49,18 +49,18 @@ def test_impossible_values_are_told_at_once():
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -1.0])
-def test_numbers_that_are_not_finite_are_told_at_once(value):
+def test_numbers_that_are_not_finite_are_refused(value):
     names = ["lr", "clip", "beta1", "beta2", "final_lr_share", "weight_decay"]
     plain = {**PLAIN, "optim": {**dict.fromkeys(names, value), "lr": 1.0}}
     plain["model"] = {**PLAIN["model"], "rotary_base": value}
     with pytest.raises(SettingsError) as caught:
-        make_settings(plain, {"optim": {"lr": value}})
-    told = {problem.split(":")[0] for problem in caught.value.problems}
-    assert told == {f"optim.{name}" for name in names} | {"model.rotary_base"}
+        make_settings(plain, {"lr": value})
+    problem_paths = {problem.split(":")[0] for problem in caught.value.problems}
+    assert problem_paths == {f"optim.{name}" for name in names} | {"model.rotary_base"}
 
 
 @pytest.mark.parametrize(
-    ("name", "most"),
+    ("name", "maximum"),
     [
         ("steps", 2**48),
         ("seq_len", 2**24),
@@ -72,10 +72,10 @@ def test_numbers_that_are_not_finite_are_told_at_once(value):
         ("save_interval", 2**48),
     ],
 )
-def test_absurd_sizes_are_refused_by_their_bound(name, most):
-    assert getattr(make_settings(PLAIN, {name: most}), name) == most
-    with pytest.raises(SettingsError, match=f"{name}: {most + 1} is above {most}, the maximum"):
-        make_settings(PLAIN, {name: most + 1})
+def test_absurd_sizes_are_refused_by_their_bound(name, maximum):
+    assert getattr(make_settings(PLAIN, {name: maximum}), name) == maximum
+    with pytest.raises(SettingsError, match=f"{name}: {maximum + 1} is above {maximum}, the maximum"):
+        make_settings(PLAIN, {name: maximum + 1})
     with pytest.raises(SettingsError, match=f"{name}: a number of about 4000 digits is above"):
         make_settings(PLAIN, {name: 10**4000})
 
@@ -90,23 +90,23 @@ def test_absurd_shapes_are_refused_by_their_bound():
     assert [problem.split(":")[0] for problem in caught.value.problems] == [f"model.{name}" for name in shape]
 
 
-def test_what_is_asked_for_mends_the_configuration():
+def test_options_replace_invalid_values_of_the_configuration():
     broken = {**PLAIN, "steps": 0, "optim": {"lr": -1.0}}
     settings = make_settings(broken, {"steps": 3, "optim": {"lr": 0.5}})
     assert (settings.steps, settings.optim.lr) == (3, 0.5)
 
 
-def test_what_is_asked_for_goes_over_the_configuration():
-    settings = make_settings(PLAIN, {"optim": {"lr": 0.5}, "steps": 7})
+def test_options_override_the_configuration():
+    settings = make_settings(PLAIN, {"lr": 0.5, "steps": 7, "seed": None})
     assert (settings.optim.lr, settings.steps, settings.seed) == (0.5, 7, 0)
     assert settings.optim.warmup_steps == 5
 
 
-def test_passes_make_the_step():
+def test_passes_per_step():
     settings = make_settings(PLAIN, {"global_batch_size": 24, "batch_size": 3})
     assert [compute_accumulation_steps(settings, n) for n in (1, 2, 4, 8)] == [8, 4, 2, 1]
-    whole = make_settings(PLAIN, {"global_batch_size": 24})
-    assert compute_accumulation_steps(whole, 3) == 1
+    without_passes = make_settings(PLAIN, {"global_batch_size": 24})
+    assert compute_accumulation_steps(without_passes, 3) == 1
 
 
 def test_sizes_that_do_not_divide_name_those_that_do():
@@ -115,8 +115,8 @@ def test_sizes_that_do_not_divide_name_those_that_do():
         compute_accumulation_steps(settings, 2)
     with pytest.raises(SettingsError, match="7 ranks; 21 or 28 can .* --uneven pad"):
         compute_accumulation_steps(settings, 7)
-    filled = make_settings(PLAIN, {"global_batch_size": 24, "batch_size": 5, "order": {"uneven": "pad"}})
-    assert [compute_accumulation_steps(filled, n) for n in (1, 2, 7, 48)] == [5, 3, 1, 1]
+    padded = make_settings(PLAIN, {"global_batch_size": 24, "batch_size": 5, "uneven": "pad"})
+    assert [compute_accumulation_steps(padded, n) for n in (1, 2, 7, 48)] == [5, 3, 1, 1]
 
 
 def test_a_configuration_that_is_no_json_object(tmp_path):

@@ -1,4 +1,4 @@
-"""Training on raw inputs that nobody prepared."""
+"""Training on raw inputs without a prepared store."""
 
 import json
 import shlex
@@ -21,90 +21,91 @@ from batchloom.train import (
     train,
 )
 from processes import run_two_ranks
-from train.folders import write_model
+from train.model_folders import write_model
 from train.runs import PLAIN, steps_of
 
 
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory):
+def input_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("inputs") / "sums.jsonl"
     rows = [{"text": f"{n} and {n} are {2 * n}."} for n in range(600)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def run_stream(lines, out, changes=None, *, resume=False, stop_at=None, **request):
-    said = []
+def run_stream(input_file, out, changes=None, *, resume=False, stop_at=None, **request):
+    printed = []
     options = StreamOptions(**{"workers": 0, **request.pop("options", {})})
-    asked = StreamRequest(inputs=(str(lines),), options=options, **{"tokenizer": "bytes", **request})
+    stream_request = StreamRequest(inputs=(str(input_file),), options=options, **{"tokenizer": "bytes", **request})
     folder = RunFolder(out)
     with join_ranks("cpu") as ranks:
         settings = make_settings(PLAIN, {"steps": 20, **(changes or {})})
-        run = set_up_run(asked, settings, folder, ranks, RunLog(folder.log, said.append))
-        return train(run, resume=resume, stop_at=stop_at), said
+        run = set_up_run(stream_request, settings, folder, ranks, RunLog(folder.log, printed.append))
+        return train(run, resume=resume, stop_at=stop_at), printed
 
 
-def test_a_run_on_a_stream_learns_and_goes_on_exactly(tmp_path, lines):
-    run_stream(lines, tmp_path / "whole")
-    run_stream(lines, tmp_path / "two", stop_at=9)
-    _, said = run_stream(lines, tmp_path / "two", resume=True)
+def test_a_run_on_a_stream_learns_and_resumes_exactly(tmp_path, input_file):
+    run_stream(input_file, tmp_path / "whole")
+    run_stream(input_file, tmp_path / "two", stop_at=9)
+    _, printed = run_stream(input_file, tmp_path / "two", resume=True)
     assert steps_of(tmp_path / "two") == steps_of(tmp_path / "whole")
     losses = [loss for _, loss, *_ in steps_of(tmp_path / "whole")]
     assert losses[-1] < losses[0] - 1
-    assert any("stream of sums.jsonl" in line for line in said)
+    assert any("stream of sums.jsonl" in line for line in printed)
     with pytest.raises(StateError, match="seed was 0 and is 5"):
-        run_stream(lines, tmp_path / "two", {"seed": 5}, resume=True)
+        run_stream(input_file, tmp_path / "two", {"seed": 5}, resume=True)
 
 
-def test_a_run_keeps_the_store_of_what_it_read(tmp_path, lines):
-    _, said = run_stream(lines, tmp_path / "long", {"steps": 150}, options={"keep": tmp_path / "kept"})
-    assert any("is the store of the inputs" in line for line in said)
-    batchloom.prepare(lines, out=tmp_path / "made", tokenizer="bytes", dedup="none", balance_subsets=False)
+def test_a_run_writes_the_store_of_its_inputs(tmp_path, input_file):
+    _, printed = run_stream(input_file, tmp_path / "long", {"steps": 150}, options={"keep": tmp_path / "kept"})
+    assert any("is the store of the inputs" in line for line in printed)
+    batchloom.prepare(input_file, out=tmp_path / "made", tokenizer="bytes", dedup="none", balance_subsets=False)
     manifests = [tmp_path / name / "dataset_metadata.json" for name in ("kept", "made")]
     assert manifests[0].read_bytes() == manifests[1].read_bytes()
-    more = tmp_path / "more.jsonl"
-    more.write_text(lines.read_text() * 10)
-    _, said = run_stream(more, tmp_path / "short", {"steps": 4}, options={"keep": tmp_path / "part"})
-    assert any("0 of 1 units of the input are in" in line for line in said)
+    longer_input = tmp_path / "more.jsonl"
+    longer_input.write_text(input_file.read_text() * 10)
+    _, printed = run_stream(longer_input, tmp_path / "short", {"steps": 4}, options={"keep": tmp_path / "part"})
+    assert any("0 of 1 units of the input are in" in line for line in printed)
 
 
-def test_a_run_that_stops_keeping_says_what_ends_the_store(tmp_path, lines):
-    kept, out = tmp_path / "k", tmp_path / "run"
-    run_stream(lines, out, stop_at=5, options={"keep": kept})
-    _, said = run_stream(lines, out, resume=True, stop_at=9)
-    assert not any("is unfinished" in line for line in said)
-    _, said = run_stream(lines, out, resume=True)
-    command = f"batchloom prepare {lines} --tokenizer bytes --dedup none --no-balance-subsets --out {kept}"
+def test_a_run_reports_the_command_that_finishes_its_store(tmp_path, input_file):
+    store, out = tmp_path / "k", tmp_path / "run"
+    run_stream(input_file, out, stop_at=5, options={"keep": store})
+    _, printed = run_stream(input_file, out, resume=True, stop_at=9)
+    assert not any("is unfinished" in line for line in printed)
+    _, printed = run_stream(input_file, out, resume=True)
+    command = f"batchloom prepare {input_file} --tokenizer bytes --dedup none --no-balance-subsets --out {store}"
     assert (
-        f"keep   {kept} is unfinished, and nothing was written to it since --resume; finish it with: {command}" in said
+        f"keep   {store} is unfinished, and nothing was written to it since --resume; finish it with: {command}"
+        in printed
     )
     assert run_command_line(shlex.split(command)[1:]) == 0
-    _, said = run_stream(lines, out, {"steps": 22}, resume=True)
-    assert not any("is unfinished" in line for line in said)
+    _, printed = run_stream(input_file, out, {"steps": 22}, resume=True)
+    assert not any("is unfinished" in line for line in printed)
 
 
-def test_the_checkpoint_of_a_run_on_another_stream_is_refused_by_what_differs(tmp_path, lines):
-    run_stream(lines, tmp_path / "run", stop_at=5)
+def test_a_checkpoint_of_another_stream_is_refused(tmp_path, input_file):
+    run_stream(input_file, tmp_path / "run", stop_at=5)
     with pytest.raises(StateError, match="tokenizer: 'bytes' -> 'gpt2'"):
-        run_stream(lines, tmp_path / "run", resume=True, tokenizer="gpt2")
+        run_stream(input_file, tmp_path / "run", resume=True, tokenizer="gpt2")
 
 
-def test_a_model_is_finetuned_on_a_stream(tmp_path, lines):
+def test_a_model_is_finetuned_on_a_stream(tmp_path, input_file):
     write_model(tmp_path / "model")
     changes = {"model": {"init": str(tmp_path / "model")}, "steps": 2}
-    plain = {key: value for key, value in PLAIN.items() if key != "model"}
-    asked = StreamRequest(inputs=(str(lines),), tokenizer="bytes")
-    folder, said = RunFolder(tmp_path / "run"), []
+    settings = {key: value for key, value in PLAIN.items() if key != "model"}
+    stream_request = StreamRequest(inputs=(str(input_file),), tokenizer="bytes")
+    folder, printed = RunFolder(tmp_path / "run"), []
     with join_ranks("cpu") as ranks:
         run = set_up_run(
-            asked,
-            make_settings({**plain, **changes}, {}),
+            stream_request,
+            make_settings({**settings, **changes}, {}),
             folder,
             ranks,
-            RunLog(folder.log, said.append),
+            RunLog(folder.log, printed.append),
         )
         assert train(run).step == 2
-    assert any("do not see each other" in line for line in said)
+    assert any("do not see each other" in line for line in printed)
 
 
 @pytest.mark.parametrize(
@@ -124,23 +125,23 @@ def test_a_model_is_finetuned_on_a_stream(tmp_path, lines):
         ({"stream": ("b",), "missing_media_lists": ("c",)}, "--missing-media: requires --data or --mixture"),
     ],
 )
-def test_options_that_do_not_go_together(options, problem):
-    assert any(problem in one for one in DataRequest(**options).problems())
+def test_contradicting_options_are_refused(options, problem):
+    assert any(problem in message for message in DataRequest(**options).problems())
 
 
-def test_no_lanes_for_so_many_ranks(tmp_path, lines):
+def test_no_lanes_for_so_many_ranks(tmp_path, input_file):
     with pytest.raises(SettingsError, match="lanes"):
-        run_stream(lines, tmp_path / "run", options={"lanes": 0})
+        run_stream(input_file, tmp_path / "run", options={"lanes": 0})
 
 
-def test_two_ranks_gather_their_state(tmp_path, lines):
+def test_two_ranks_gather_their_state(tmp_path, input_file):
     config = tmp_path / "small.json"
     config.write_text(json.dumps({**PLAIN, "steps": 10}))
-    words = ["--stream", lines, "--tokenizer", "bytes", "--config-file", config, "--device", "cpu"]
-    words += ["--stream-workers", "1", "--out", tmp_path / "two", "--stop-at", "5"]
-    run_two_ranks("-m", "batchloom", "train", *words)
-    run_stream(lines, tmp_path / "two", {"steps": 10}, resume=True)
-    run_stream(lines, tmp_path / "one", {"steps": 10})
-    both, alone = (steps_of(tmp_path / name) for name in ("two", "one"))
-    assert [tokens for *_, tokens in both] == [tokens for *_, tokens in alone]
-    assert [loss for _, loss, *_ in both] == pytest.approx([loss for _, loss, *_ in alone], abs=1e-4)
+    args = ["--stream", input_file, "--tokenizer", "bytes", "--config-file", config, "--device", "cpu"]
+    args += ["--stream-workers", "1", "--out", tmp_path / "two", "--stop-at", "5"]
+    run_two_ranks("-m", "batchloom", "train", *args)
+    run_stream(input_file, tmp_path / "two", {"steps": 10}, resume=True)
+    run_stream(input_file, tmp_path / "one", {"steps": 10})
+    actual, expected = (steps_of(tmp_path / name) for name in ("two", "one"))
+    assert [tokens for *_, tokens in actual] == [tokens for *_, tokens in expected]
+    assert [loss for _, loss, *_ in actual] == pytest.approx([loss for _, loss, *_ in expected], abs=1e-4)

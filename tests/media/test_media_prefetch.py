@@ -1,4 +1,4 @@
-"""Media of coming steps are decoded while those of a step are: threads never wait for a step's last medium."""
+"""Media of the next steps are decoded while a step waits for its own."""
 
 import json
 import threading
@@ -12,22 +12,22 @@ from batchloom.batches import MediaOptions
 from batchloom.batches.media import BatchMedia
 from batchloom.batches.media.batch_media import _MemoryBudget
 from batchloom.core.errors import MediumError
-from media.made import encoded, picture, talk
-from media.test_batches import saved
+from media.sample_media import encoded, picture, talk
+from media.test_batches import save_with_template
 
 SIZES = {"seq_len": 200, "global_batch_size": 1, "output": "numpy"}
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """Twelve documents of one image each, one to a row."""
+    """Store of twelve documents with one image each, one document per row."""
     folder = tmp_path_factory.mktemp("ahead")
-    processor = saved("qwen2_vl", folder / "processor")[2]
+    processor = save_with_template("qwen2_vl", folder / "processor")[2]
     rows = []
     for number in range(12):
         (folder / f"{number}.png").write_bytes(encoded(picture(140 + number, 60), "PNG"))
-        asked = "<image>" + f"Who is number {number}? " * 8
-        rows.append({"messages": talk(asked, "A cat."), "images": [f"{number}.png"]})
+        question = "<image>" + f"Who is number {number}? " * 8
+        rows.append({"messages": talk(question, "A cat."), "images": [f"{number}.png"]})
     (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     batchloom.prepare(
         folder / "in.jsonl",
@@ -40,16 +40,16 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture
-def seen(monkeypatch):
-    """The documents whose media threads took up, in order, as they take them up."""
-    taken, one = [], BatchMedia._extract_features
+def processed_documents(monkeypatch):
+    """Documents whose media the threads have started to process, in order."""
+    documents, extract = [], BatchMedia._extract_features
 
-    def noted(media, found):
-        taken.append(found[0].medium.document)
-        return one(media, found)
+    def record_document(media, located):
+        documents.append(located[0].medium.document)
+        return extract(media, located)
 
-    monkeypatch.setattr(BatchMedia, "_extract_features", noted)
-    return taken
+    monkeypatch.setattr(BatchMedia, "_extract_features", record_document)
+    return documents
 
 
 def test_a_row_has_one_image(store):
@@ -60,24 +60,24 @@ def test_a_row_has_one_image(store):
 
 def test_a_slow_medium_does_not_keep_those_of_coming_steps_waiting(store, monkeypatch):
     loader = batchloom.Loader(store, **SIZES, prefetch=4, media=MediaOptions(workers=2))
-    first = int(loader.plan.rows(0, 1).documents[0])
-    others, one = threading.Semaphore(0), BatchMedia._extract_features
+    slow_document = int(loader.plan.rows(0, 1).documents[0])
+    started_others, extract = threading.Semaphore(0), BatchMedia._extract_features
 
-    def slow(media, found):
-        if found[0].medium.document == first:
-            # Until the other thread has taken up those of the three steps behind it.
+    def extract_slowly(media, located):
+        if located[0].medium.document == slow_document:
+            # Wait until the other thread has started on the next three steps.
             for _ in range(3):
-                assert others.acquire(timeout=60)
+                assert started_others.acquire(timeout=60)
         else:
-            others.release()
-        return one(media, found)
+            started_others.release()
+        return extract(media, located)
 
-    monkeypatch.setattr(BatchMedia, "_extract_features", slow)
+    monkeypatch.setattr(BatchMedia, "_extract_features", extract_slowly)
     batches = {batch.step: dict(batch) for batch in loader}
     monkeypatch.undo()
     assert len(batches) == 12
-    plain = batchloom.Loader(store, **SIZES, prefetch=0, media=MediaOptions(workers=1))
-    for batch in plain:
+    serial = batchloom.Loader(store, **SIZES, prefetch=0, media=MediaOptions(workers=1))
+    for batch in serial:
         assert batches[batch.step].keys() == batch.keys()
         for name, value in batch.items():
             np.testing.assert_array_equal(batches[batch.step][name], value)
@@ -88,20 +88,20 @@ def test_batches_are_those_that_are_asked_for_one_by_one(store, form):
     sizes = {**SIZES, "global_batch_size": 3}
     loader = batchloom.Loader(store, **sizes, prefetch=3, form=form)
     for batch in loader:
-        again = loader.batch(batch.step)
-        assert again.keys() == batch.keys()
+        indexed = loader.batch(batch.step)
+        assert indexed.keys() == batch.keys()
         for name, value in batch.items():
-            np.testing.assert_array_equal(again[name], value)
+            np.testing.assert_array_equal(indexed[name], value)
 
 
-def test_nothing_is_read_ahead_where_that_is_not_wanted(store, seen):
+def test_nothing_is_read_ahead_without_prefetch(store, processed_documents):
     batches = iter(batchloom.Loader(store, **SIZES, prefetch=0))
-    for given in range(1, 4):
+    for count in range(1, 4):
         next(batches)
-        assert len(seen) == given
+        assert len(processed_documents) == count
 
 
-def test_who_leaves_has_no_more_media_read(store, seen):
+def test_closing_an_iterator_stops_reading_media(store, processed_documents):
     loader = batchloom.Loader(store, **SIZES, prefetch=8, media=MediaOptions(workers=1))
     batches = iter(loader)
     next(batches)
@@ -110,25 +110,25 @@ def test_who_leaves_has_no_more_media_read(store, seen):
     while any(t.name == "batchloom-producer" for t in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    read = len(seen)
+    count = len(processed_documents)
     time.sleep(0.3)
-    # What was being read then is read.
-    assert len(seen) <= read + 1
+    # One medium was being read when the iterator closed.
+    assert len(processed_documents) <= count + 1
 
 
-def test_a_medium_that_is_gone_is_told_behind_the_steps_before_it(store):
+def test_a_missing_medium_is_reported_after_the_steps_before_it(store):
     loader = batchloom.Loader(store, **SIZES, prefetch=6)
     document = int(loader.plan.rows(3, 4).documents[0])
     path = store.path.parent / f"{document}.png"
     aside = path.rename(path.with_suffix(".aside"))
-    given, before = [], loader.state_at(3)
+    steps, before = [], loader.state_at(3)
     try:
         with pytest.raises(MediumError, match=rf"Document {document} of .*, line {document + 1}\)"):
             for batch in loader:
-                given += [batch.step]
+                steps += [batch.step]
     finally:
         aside.rename(path)
-    assert given == [0, 1, 2]
+    assert steps == [0, 1, 2]
     assert loader.state_dict() == before
 
 

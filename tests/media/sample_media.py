@@ -1,4 +1,4 @@
-"""Images and sounds made here, and conversations about them."""
+"""Generated images and sounds, and conversations about them."""
 
 import io
 import json
@@ -18,15 +18,15 @@ def encoded(image, form="JPEG", **settings):
     return buffer.getvalue()
 
 
-def noise(samples=16_000, channels=1, seed=0):
+def make_noise(samples=16_000, channels=1, seed=0):
     return np.random.default_rng(seed).normal(0, 0.1, (samples, channels)).astype(np.float32)
 
 
-def sound(samples=16_000, rate=16_000, channels=1, form="WAV", subtype=None, seed=0):
+def make_sound(samples=16_000, rate=16_000, channels=1, form="WAV", subtype=None, seed=0):
     import soundfile
 
     buffer = io.BytesIO()
-    data = noise(samples, channels, seed)
+    data = make_noise(samples, channels, seed)
     soundfile.write(buffer, data, rate, format=form, subtype=subtype)
     return buffer.getvalue()
 
@@ -36,7 +36,7 @@ def talk(question, answer):
 
 
 def write_images(folder, count=8):
-    """Conversations with images beside them, of many forms and sizes; gives the file."""
+    """Write conversations and their images, of several sizes; return the file."""
     (folder / "pictures").mkdir(parents=True)
     rows = []
     for number in range(count):
@@ -53,9 +53,9 @@ def write_images(folder, count=8):
 
 
 def write_sounds(folder, count=5):
-    """Conversations with sounds beside them, of several kinds and rates; gives the file."""
+    """Write conversations and their sounds, of several formats; return the file."""
     (folder / "sounds").mkdir(parents=True)
-    kinds = [
+    formats = [
         ("WAV", None, "wav"),
         ("FLAC", None, "flac"),
         ("OGG", "VORBIS", "ogg"),
@@ -63,10 +63,10 @@ def write_sounds(folder, count=5):
     ]
     rows = []
     for number in range(count):
-        form, subtype, ending = kinds[number % len(kinds)]
+        form, subtype, ending = formats[number % len(formats)]
         rate = (16_000, 44_100, 8_000, 22_050)[number % 4]
         name = f"sounds/{number}.{ending}"
-        data = sound(4_000 + 3_001 * number, rate, 1 + number % 2, form, subtype, seed=number)
+        data = make_sound(4_000 + 3_001 * number, rate, 1 + number % 2, form, subtype, seed=number)
         (folder / name).write_bytes(data)
         rows.append({"messages": talk("<audio>What is it?", f"It is sound {number}."), "audios": [name]})
     file = folder / "talks.json"

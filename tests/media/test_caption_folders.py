@@ -1,4 +1,4 @@
-"""Folders of images and sounds with captions: tables that name files, and texts named as the media are."""
+"""Folders of media with captions in a table or in text files of the same name."""
 
 import csv
 import json
@@ -10,8 +10,8 @@ import pytest
 import batchloom
 from batchloom.core.errors import InputMissingError
 from batchloom.store import StoreMedia, verify_store
-from media.made import encoded, picture, sound, talk
 from media.processors import MADE, save
+from media.sample_media import encoded, make_sound, picture, talk
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -23,16 +23,16 @@ def processor(tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Images in a folder and in one below it."""
-    made = tmp_path / "cats"
-    (made / "more").mkdir(parents=True)
+    """Folder with images, one of them in a subfolder."""
+    cats = tmp_path / "cats"
+    (cats / "more").mkdir(parents=True)
     for number in range(4):
-        place = made / ("more" if number == 3 else ".") / f"{number}.v1.jpg"
-        place.write_bytes(encoded(picture(60 + 20 * number, 80, seed=number)))
-    return made
+        path = cats / ("more" if number == 3 else ".") / f"{number}.v1.jpg"
+        path.write_bytes(encoded(picture(60 + 20 * number, 80, seed=number)))
+    return cats
 
 
-def prepared(source, out, processor, **settings):
+def prepare_store(source, out, processor, **settings):
     media = {"processor": processor, **settings.pop("media", {})}
     result = batchloom.prepare(
         source,
@@ -45,19 +45,19 @@ def prepared(source, out, processor, **settings):
     return batchloom.open_store(result.path), result.notes
 
 
-def told(store):
-    """The places of the media of each document, and its last words."""
-    found = StoreMedia(store).of(np.arange(len(store)))
+def read_captions(store):
+    """Return per document the locations of its media, and its last words."""
+    media = StoreMedia(store).of(np.arange(len(store)))
     texts = [store.tokenizer.decode(store[n].ids).rpartition("|>")[0] for n in range(len(store))]
-    said = [text.rpartition("|>")[2].removesuffix("<|endoftext") for text in texts]
-    return [([one.location for one in some], text) for some, text in zip(found, said, strict=True)]
+    captions = [text.rpartition("|>")[2].removesuffix("<|endoftext") for text in texts]
+    return [([medium.location for medium in row], text) for row, text in zip(media, captions, strict=True)]
 
 
 NAMES = ["0.v1.jpg", "1.v1.jpg", "2.v1.jpg", "more/3.v1.jpg"]
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv"])
-def test_a_table_names_the_images_beside_it(form, folder, processor, tmp_path):
+def test_a_table_names_the_images_next_to_it(form, folder, processor, tmp_path):
     rows = [{"file_name": name, "text": f"Cat {n}."} for n, name in enumerate(NAMES)]
     if form == "jsonl":
         (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -66,8 +66,8 @@ def test_a_table_names_the_images_beside_it(form, folder, processor, tmp_path):
             writer = csv.DictWriter(file, ["file_name", "text"])
             writer.writeheader()
             writer.writerows(rows)
-    store, notes = prepared(folder, tmp_path / "out", processor)
-    assert told(store) == [([name], f"Cat {n}.") for n, name in enumerate(NAMES)]
+    store, notes = prepare_store(folder, tmp_path / "out", processor)
+    assert read_captions(store) == [([name], f"Cat {n}.") for n, name in enumerate(NAMES)]
     assert not any("Left out" in note for note in notes)
     batches = list(batchloom.Loader(store, seq_len=300, global_batch_size=2))
     assert sum(len(batch["image_grid_thw"]) for batch in batches) == 4
@@ -79,12 +79,12 @@ def test_a_table_of_conversations_and_of_several_images(folder, processor, tmp_p
         {"file_names": NAMES[1:3], "messages": talk("<image> and <image>?", "Two cats.")},
     ]
     (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    store, _ = prepared(folder, tmp_path / "out", processor)
-    found = StoreMedia(store).of(np.arange(2))
-    assert [[one.location for one in some] for some in found] == [[NAMES[0]], NAMES[1:3]]
+    store, _ = prepare_store(folder, tmp_path / "out", processor)
+    media = StoreMedia(store).of(np.arange(2))
+    assert [[medium.location for medium in row] for row in media] == [[NAMES[0]], NAMES[1:3]]
 
 
-def test_rows_that_name_no_media_are_kept_aside(folder, processor, tmp_path):
+def test_rows_that_name_no_media_are_quarantined(folder, processor, tmp_path):
     rows = [
         {"file_name": NAMES[0], "text": "A cat."},
         {"file_name": "cat.zip", "text": "No cat."},
@@ -94,12 +94,12 @@ def test_rows_that_name_no_media_are_kept_aside(folder, processor, tmp_path):
         {"file_name": NAMES[1], "images": [NAMES[2]], "text": "Which cat?"},
     ]
     (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "a.wav").write_bytes(sound())
-    store, _ = prepared(folder, tmp_path / "out", processor, max_bad=5)
-    assert told(store) == [([NAMES[0]], "A cat.")]
+    (folder / "a.wav").write_bytes(make_sound())
+    store, _ = prepare_store(folder, tmp_path / "out", processor, max_bad=5)
+    assert read_captions(store) == [([NAMES[0]], "A cat.")]
     lines = (store.path / "quarantine.jsonl").read_text().splitlines()
     reasons = [json.loads(line)["reason"] for line in lines]
-    for reason, said in zip(
+    for reason, message in zip(
         reasons,
         (
             "names 'cat.zip', which has no image, audio or video extension",
@@ -110,7 +110,7 @@ def test_rows_that_name_no_media_are_kept_aside(folder, processor, tmp_path):
         ),
         strict=True,
     ):
-        assert said in reason
+        assert message in reason
 
 
 def test_texts_named_as_images_are_their_captions(folder, processor, tmp_path):
@@ -120,13 +120,13 @@ def test_texts_named_as_images_are_their_captions(folder, processor, tmp_path):
     (folder / "alone.jpg").write_bytes(encoded(picture()))
     (folder / "plain.txt").write_text("Line one.\nLine two.\n")
     settings = {"media": {"data_folder": str(tmp_path)}, "split_on": "line"}
-    store, notes = prepared(folder, tmp_path / "out", processor, **settings)
-    own = [name.rpartition("/")[2] for name in NAMES]
-    assert told(store) == [
-        ([own[0]], "Cat 0,\n\nfat."),
-        ([own[1], "1.v1.png"], "Cat 1,\n\nfat."),
-        ([own[2]], "Cat 2,\n\nfat."),
-        ([own[3]], "Cat 3,\n\nfat."),
+    store, notes = prepare_store(folder, tmp_path / "out", processor, **settings)
+    file_names = [name.rpartition("/")[2] for name in NAMES]
+    assert read_captions(store) == [
+        ([file_names[0]], "Cat 0,\n\nfat."),
+        ([file_names[1], "1.v1.png"], "Cat 1,\n\nfat."),
+        ([file_names[2]], "Cat 2,\n\nfat."),
+        ([file_names[3]], "Cat 3,\n\nfat."),
         ([], "Line one."),
         ([], "Line two."),
     ]
@@ -134,37 +134,37 @@ def test_texts_named_as_images_are_their_captions(folder, processor, tmp_path):
     assert any("texts next to media of the same name" in note for note in notes)
     folders = {StoreMedia(store).folder_of(n) for n in range(4)}
     assert folders == {str(folder), str(folder / "more")}
-    again = tmp_path / "again"
-    prepared(folder, again, processor, workers=2, **settings)
+    parallel_out = tmp_path / "again"
+    prepare_store(folder, parallel_out, processor, workers=2, **settings)
     for file in (store.path / "train").iterdir():
-        assert file.read_bytes() == (again / "train" / file.name).read_bytes()
+        assert file.read_bytes() == (parallel_out / "train" / file.name).read_bytes()
     batches = list(batchloom.Loader(store, seq_len=300, global_batch_size=2))
     assert sum(len(batch.get("image_grid_thw", ())) for batch in batches) == 5
 
 
-def test_what_was_put_there_since_is_seen_by_the_next_job(folder, processor, tmp_path):
+def test_new_images_are_seen_by_the_next_run(folder, processor, tmp_path):
     (folder / "0.v1.txt").write_text("Cat.")
     image = folder / "0.v1.jpg"
     image.rename(tmp_path / "away.jpg")
-    assert told(prepared(folder, tmp_path / "out", processor)[0]) == [([], "Cat.")]
+    assert read_captions(prepare_store(folder, tmp_path / "out", processor)[0]) == [([], "Cat.")]
     (tmp_path / "away.jpg").rename(image)
-    assert told(prepared(folder, tmp_path / "again", processor)[0]) == [([image.name], "Cat.")]
+    assert read_captions(prepare_store(folder, tmp_path / "again", processor)[0]) == [([image.name], "Cat.")]
 
 
-def test_a_caption_without_its_image_any_more_is_a_text(folder, processor, tmp_path):
+def test_a_caption_without_its_image_is_a_text(folder, processor, tmp_path):
     (folder / "0.v1.txt").write_text("Cat.")
     (folder / "0.v1.jpg").unlink()
-    store, _ = prepared(folder, tmp_path / "out", processor)
-    assert told(store) == [([], "Cat.")]
+    store, _ = prepare_store(folder, tmp_path / "out", processor)
+    assert read_captions(store) == [([], "Cat.")]
 
 
-def test_a_cut_image_with_a_caption_is_kept_aside(folder, processor, tmp_path):
+def test_a_cut_image_with_a_caption_is_quarantined(folder, processor, tmp_path):
     for name in NAMES[:3]:
         (folder / name).with_suffix(".txt").write_text("Cat.")
-    whole = (folder / NAMES[1]).read_bytes()
-    (folder / NAMES[1]).write_bytes(whole[:-200])
-    store, _ = prepared(folder, tmp_path / "out", processor, max_bad=1)
-    assert [places for places, _ in told(store)] == [[NAMES[0]], [NAMES[2]]]
+    data = (folder / NAMES[1]).read_bytes()
+    (folder / NAMES[1]).write_bytes(data[:-200])
+    store, _ = prepare_store(folder, tmp_path / "out", processor, max_bad=1)
+    assert [locations for locations, _ in read_captions(store)] == [[NAMES[0]], [NAMES[2]]]
     (bad,) = map(json.loads, (store.path / "quarantine.jsonl").read_text().splitlines())
     assert bad["source"].endswith("1.v1.txt")
     assert "image 1 (1.v1.jpg)" in bad["reason"]
@@ -174,7 +174,7 @@ def test_a_cut_image_with_a_caption_is_kept_aside(folder, processor, tmp_path):
 def test_images_alone_are_no_input(folder, processor, tmp_path):
     shutil.rmtree(folder / "more")
     with pytest.raises(InputMissingError, match="3 images and sounds without a text file of the same name"):
-        prepared(folder, tmp_path / "out", processor)
+        prepare_store(folder, tmp_path / "out", processor)
 
 
 @pytest.mark.parametrize("keep", ["reference", "embed"])
@@ -183,24 +183,24 @@ def test_images_behind_a_link_that_leaves_the_folder_are_read_only_where_links_a
 ):
     outside = tmp_path / "outside"
     outside.mkdir()
-    for place, target in ((NAMES[0], outside / "cat.jpg"), (NAMES[3], outside / "deep.jpg")):
-        shutil.move(folder / place, target)
-        (folder / place).symlink_to(target)
+    for link, target in ((NAMES[0], outside / "cat.jpg"), (NAMES[3], outside / "deep.jpg")):
+        shutil.move(folder / link, target)
+        (folder / link).symlink_to(target)
     (folder / "again.jpg").symlink_to(NAMES[1])
     names = (*NAMES, "again.jpg")
     rows = [{"file_name": name, "text": f"Cat {n}."} for n, name in enumerate(names)]
     (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    some = {"media": {"keep": keep}, "max_bad": 5}
-    store, _ = prepared(folder, tmp_path / "some", processor, **some)
+    settings = {"media": {"keep": keep}, "max_bad": 5}
+    store, _ = prepare_store(folder, tmp_path / "some", processor, **settings)
     inside = [NAMES[1], NAMES[2], "again.jpg"]
     assert len(store) == len(inside)
     lines = (store.path / "quarantine.jsonl").read_text().splitlines()
     reasons = [json.loads(line)["reason"] for line in lines]
     assert len(reasons) == 2
-    assert all("through a symbolic link to " in one for one in reasons)
-    assert all("--follow-links" in one for one in reasons)
-    store, _ = prepared(folder, tmp_path / "all", processor, follow_links=True, **some)
+    assert all("through a symbolic link to " in reason for reason in reasons)
+    assert all("--follow-links" in reason for reason in reasons)
+    store, _ = prepare_store(folder, tmp_path / "all", processor, follow_links=True, **settings)
     assert len(store) == len(names)
-    # They are what they were, so that batches follow the links that were followed.
+    # Batches follow the links that prepare followed.
     batches = list(batchloom.Loader(store, seq_len=300, global_batch_size=1))
     assert sum(len(batch["image_grid_thw"]) for batch in batches) == len(names)

@@ -1,4 +1,4 @@
-"""``batchloom train --dataset-config``: data sets prepared, packed and trained as a YAML file says."""
+"""``batchloom train --dataset-config``: data, packing and training from YAML."""
 
 import json
 
@@ -6,11 +6,11 @@ import pytest
 
 from batchloom import open_store
 from batchloom.cli import run_command_line
-from train.folders import write_model
+from train.model_folders import write_model
 from train.runs import PLAIN, steps_of
 
-# What a file of data sets says nothing of.
-UNSAID = {"noise_prob": None, "uneven": "refuse", "balance": False}
+# Settings that a manifest does not have.
+UNSET = {"noise_prob": None, "uneven": "refuse", "balance": False}
 
 
 @pytest.fixture
@@ -31,61 +31,61 @@ def home(tmp_path):
     return tmp_path
 
 
-def train(home, *words):
-    return run_command_line(["train", "--device", "cpu", "--config-file", str(home / "small.json"), *map(str, words)])
+def train(home, *args):
+    return run_command_line(["train", "--device", "cpu", "--config-file", str(home / "small.json"), *map(str, args)])
 
 
-def said_by(capsys, name):
+def read_lines(capsys, name):
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith(name)]
 
 
 def test_from_a_file_to_a_trained_model(home, capsys):
-    words = ["--dataset-config", home / "sft.yaml", "--out", home / "run"]
-    assert train(home, *words, "--stop-at", 2) == 0
+    args = ["--dataset-config", home / "sft.yaml", "--out", home / "run"]
+    assert train(home, *args, "--stop-at", 2) == 0
     out = capsys.readouterr().out
     assert "order  packing first_fit of 256 tokens, longer documents are left out, shuffled, as " in out
     assert "of them trained" in out
     settings = json.loads((home / "run/run.json").read_text())
     assert settings["seq_len"] == 256
     order = {"packing": "first_fit", "overlong": "drop", "shuffle": True}
-    assert settings["order"] == {**UNSAID, **order}
+    assert settings["order"] == {**UNSET, **order}
     store = open_store(home / "run/data")
     assert store.tokenizer.name == "bytes"
     assert store.masked
     assert settings["data"]["fingerprint"] == store.fingerprint
-    assert run_command_line(["train", "--device", "cpu", *map(str, words), "--resume"]) == 0
+    assert run_command_line(["train", "--device", "cpu", *map(str, args), "--resume"]) == 0
     out = capsys.readouterr().out
     assert "is prepared already" in out
     assert "as the run was started\n" in out
     assert len(steps_of(home / "run")) == 3
 
 
-def test_a_run_that_goes_on_tells_where_its_file_says_otherwise_now(home, capsys):
-    words = ["--dataset-config", home / "sft.yaml", "--out", home / "run"]
-    assert train(home, *words, "--stop-at", 1) == 0
+def test_resuming_reports_a_changed_manifest(home, capsys):
+    args = ["--dataset-config", home / "sft.yaml", "--out", home / "run"]
+    assert train(home, *args, "--stop-at", 1) == 0
     capsys.readouterr()
     with (home / "sft.yaml").open("a") as file:
         file.write("  packing_strategy: wrap\n")
-    assert run_command_line(["train", "--device", "cpu", *map(str, words), "--resume"]) == 0
-    (line,) = said_by(capsys, "order")
+    assert run_command_line(["train", "--device", "cpu", *map(str, args), "--resume"]) == 0
+    (line,) = read_lines(capsys, "order")
     assert "packing first_fit of 256 tokens" in line
     assert line.endswith(f"as the run was started; {home / 'sft.yaml'} now says packing wrap")
 
 
-def test_options_win_over_the_file_and_that_is_said(home, capsys):
-    words = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
-    assert train(home, *words, "--seq-len", 64, "--packing", "wrap", "--tokenizer", "train:300") == 0
-    (line,) = said_by(capsys, "order")
+def test_options_override_the_manifest_and_are_reported(home, capsys):
+    args = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
+    assert train(home, *args, "--seq-len", 64, "--packing", "wrap", "--tokenizer", "train:300") == 0
+    (line,) = read_lines(capsys, "order")
     assert line.endswith("; --seq-len 64 overrides packing_length 256; --packing wrap overrides packing first_fit")
     settings = json.loads((home / "run/run.json").read_text())
     assert (settings["seq_len"], settings["order"]["packing"]) == (64, "wrap")
     assert open_store(home / "run/data").tokenizer.name == "train:300"
 
 
-def test_what_is_too_long_can_be_kept_from_the_command_line(home, capsys):
-    words = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
-    assert train(home, *words, "--overlong", "split") == 0
-    (line,) = said_by(capsys, "order")
+def test_overlong_can_be_set_on_the_command_line(home, capsys):
+    args = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
+    assert train(home, *args, "--overlong", "split") == 0
+    (line,) = read_lines(capsys, "order")
     assert line.endswith("--overlong split overrides filter_overlong, which says drop")
     assert json.loads((home / "run/run.json").read_text())["order"]["overlong"] == "split"
 
@@ -97,7 +97,7 @@ def test_unpacked_unshuffled_and_cut(home):
     assert train(home, "--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1) == 0
     settings = json.loads((home / "run/run.json").read_text())
     assert settings["order"] == {
-        **UNSAID,
+        **UNSET,
         "packing": "none",
         "overlong": "split",
         "shuffle": False,
@@ -109,7 +109,7 @@ def test_a_list_and_a_trainers_file_leave_the_order_to_the_configuration(home, c
     (home / "list.yaml").write_text("datasets: [{path: train.jsonl, weight: 0.5, name: sums}]")
     (home / "trainer.yaml").write_text("modules: {trainer: {overrides: {sft_dataset_name: train.jsonl}}}")
     for name in ("list", "trainer"):
-        words = [
+        args = [
             "--dataset-config",
             home / f"{name}.yaml",
             "--tokenizer",
@@ -117,13 +117,13 @@ def test_a_list_and_a_trainers_file_leave_the_order_to_the_configuration(home, c
             "--max-iters",
             1,
         ]
-        assert train(home, *words, "--seq-len", 128, "--out", home / name) == 0
+        assert train(home, *args, "--seq-len", 128, "--out", home / name) == 0
         out = capsys.readouterr().out
         assert f"{name}.yaml sets none of these" in out
         assert ("the weights recorded in the store (sums 0.5) are not applied" in out) is (name == "list")
     settings = json.loads((home / "list/run.json").read_text())
     assert settings["order"] == {
-        **UNSAID,
+        **UNSET,
         "packing": "best_fit",
         "overlong": None,
         "shuffle": True,
@@ -132,32 +132,32 @@ def test_a_list_and_a_trainers_file_leave_the_order_to_the_configuration(home, c
 
 def test_with_a_model_to_finetune(home, capsys):
     write_model(home / "llama", "llama")
-    words = ["--init", home / "llama", "--dataset-config", home / "sft.yaml", "--out", home / "run"]
+    args = ["--init", home / "llama", "--dataset-config", home / "sft.yaml", "--out", home / "run"]
     text = (home / "sft.yaml").read_text().replace("  packing_length: 256\n", "")
     (home / "sft.yaml").write_text(text.replace("packing: true", "packing: true\n  filter_overlong: false"))
     sizes = ["--global-batch-size", "2", "--max-iters", "2", "--device", "cpu"]
-    assert run_command_line(["train", *map(str, words), *sizes]) == 0
-    # A length nobody wrote is at most what the model takes.
+    assert run_command_line(["train", *map(str, args), *sizes]) == 0
+    # The default length is at most the positions of the model.
     assert "order  packing first_fit of 64 tokens" in capsys.readouterr().out
     assert (home / "run/model/config.json").exists()
 
 
 def test_an_unfinished_preparation_goes_on(home, capsys):
-    """What lies below OUT before the run begins is its data, and nothing else may."""
-    words = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
+    """OUT may hold the prepared data before the run begins, and nothing else."""
+    args = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
     (home / "run").mkdir()
     assert run_command_line(["prepare", str(home / "sft.yaml"), "--out", str(home / "run/data")]) == 0
     capsys.readouterr()
-    assert train(home, *words) == 0
+    assert train(home, *args) == 0
     assert "is prepared already" in capsys.readouterr().out
     (home / "other").mkdir()
     (home / "other/mine.txt").write_text("x")
-    assert train(home, *words[:3], home / "other") == 1
+    assert train(home, *args[:3], home / "other") == 1
     assert "is not an empty folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("args", "message"),
     [
         (
             ["--data", "s", "--dataset-config", "d"],
@@ -178,6 +178,6 @@ def test_an_unfinished_preparation_goes_on(home, capsys):
         ),
     ],
 )
-def test_what_does_not_go(home, words, said, capsys):
-    assert run_command_line(["train", "--out", str(home / "run"), *(word.format(home=home) for word in words)]) != 0
-    assert said in capsys.readouterr().err
+def test_contradicting_options_are_refused(home, args, message, capsys):
+    assert run_command_line(["train", "--out", str(home / "run"), *(word.format(home=home) for word in args)]) != 0
+    assert message in capsys.readouterr().err

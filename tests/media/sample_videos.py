@@ -1,4 +1,4 @@
-"""Videos made here, each frame of its own colours."""
+"""Generated videos whose frames differ in colour."""
 
 import io
 from fractions import Fraction
@@ -6,15 +6,18 @@ from fractions import Fraction
 import numpy as np
 
 
-def pictures(frames, width, height):
-    """So many frames, uint8 [frames, height, width, 3]: smooth, so that codecs keep them, and told apart by their grey."""
+def make_frames(frames, width, height):
+    """Return smooth frames of different grey, uint8 [frames, height, width, 3].
+
+    Codecs keep smooth pictures, so that frames can be distinguished after decoding.
+    """
     across = np.linspace(0, 90, width)[None, :] + np.linspace(0, 60, height)[:, None]
     shades = (np.arange(frames) * 97 // max(frames, 1))[:, None, None] + across[None]
     return np.repeat(shades.astype(np.uint8)[..., None], 3, axis=3)
 
 
-def film(frames=50, rate=25, size=(64, 48), form="mp4", codec="mpeg4", times=None, gop=12, options=None):
-    """A video as bytes; ``times`` says when its frames are shown, in thousandths of a second."""
+def make_video(frames=50, rate=25, size=(64, 48), form="mp4", codec="mpeg4", times=None, gop=12, options=None):
+    """Return a video as bytes; ``times`` are the frames' times in milliseconds."""
     import av
 
     buffer = io.BytesIO()
@@ -25,8 +28,8 @@ def film(frames=50, rate=25, size=(64, 48), form="mp4", codec="mpeg4", times=Non
         stream.codec_context.gop_size = gop
         if times is not None:
             stream.codec_context.time_base = Fraction(1, 1000)
-        for number, one in enumerate(pictures(frames, *size)):
-            frame = av.VideoFrame.from_ndarray(one, format="rgb24")
+        for number, pixels in enumerate(make_frames(frames, *size)):
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
             if times is not None:
                 frame.pts, frame.time_base = times[number], Fraction(1, 1000)
             out.mux(stream.encode(frame))
@@ -34,8 +37,8 @@ def film(frames=50, rate=25, size=(64, 48), form="mp4", codec="mpeg4", times=Non
     return buffer.getvalue()
 
 
-def heard(seconds=1):
-    """A file of sound alone, in the same container."""
+def make_audio_only_file(seconds=1):
+    """Return an MP4 file that holds only audio."""
     import av
 
     buffer = io.BytesIO()
@@ -49,8 +52,8 @@ def heard(seconds=1):
     return buffer.getvalue()
 
 
-def decoded(data):
-    """Every frame of a video, one after the other, as PyAV gives them."""
+def decode_all_frames(data):
+    """Return all frames of a video, as PyAV decodes them."""
     import av
 
     with av.open(io.BytesIO(data)) as container:

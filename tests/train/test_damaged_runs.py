@@ -1,4 +1,4 @@
-"""--resume on a run whose files were changed: a StateError names the file, the fault, the way on."""
+"""--resume on a run with changed files: errors name the file, fault and remedy."""
 
 import json
 import os
@@ -32,12 +32,12 @@ def finished(store, tmp_path_factory):
 
 @pytest.fixture
 def run(finished, tmp_path):
-    """A copy of a finished run, with checkpoints of steps 2 and 4."""
+    """Copy of a finished run, with checkpoints of steps 2 and 4."""
     return shutil.copytree(finished, tmp_path / "run")
 
 
-def refusal(store, run):
-    """What resuming says; nothing in the folder may change."""
+def resume_with_error(store, run):
+    """Return the error of resuming, which may change no file."""
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     with pytest.raises(StateError) as caught:
         run_training(store, run, SHORT, resume=True)
@@ -45,8 +45,8 @@ def refusal(store, run):
     return str(caught.value)
 
 
-def sealed(folder, changes=None):
-    """Make the checksums fit again, as somebody would who means it."""
+def reseal(folder, changes=None):
+    """Update the checksums of a checkpoint, and its state."""
     state = json.loads((folder / "state.json").read_text())
     for name in (MODEL, OPTIMIZER):
         state["checksums"][name] = xxhash.xxh3_128_hexdigest((folder / name).read_bytes())
@@ -55,7 +55,7 @@ def sealed(folder, changes=None):
     (folder / "state.json").write_text(json.dumps({**state, "check": fingerprint(state)}))
 
 
-def flip(path):
+def flip_bit(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -65,7 +65,7 @@ def change_tensors(folder, name, change):
     tensors = load_file(folder / name)
     change(tensors)
     save_file(tensors, folder / name)
-    sealed(folder)
+    reseal(folder)
 
 
 CHECKPOINT_DAMAGE = {
@@ -80,14 +80,14 @@ CHECKPOINT_DAMAGE = {
         lambda c: ((c / "state.json").unlink(), (c / "state.json").mkdir()),
         "state.json is a folder, a pipe or a device",
     ),
-    "another step": (lambda c: sealed(c, {"step": 3}), "says step 3 and is in the folder"),
-    "a step as text": (lambda c: sealed(c, {"step": "4"}), "says step '4' and is in the folder"),
-    "a loader as list": (lambda c: sealed(c, {"loader": []}), "its check does not match"),
+    "another step": (lambda c: reseal(c, {"step": 3}), "says step 3 and is in the folder"),
+    "a step as text": (lambda c: reseal(c, {"step": "4"}), "says step '4' and is in the folder"),
+    "a loader as list": (lambda c: reseal(c, {"loader": []}), "its check does not match"),
     "no weights": (lambda c: (c / MODEL).unlink(), f"{MODEL} cannot be read: No such file"),
-    "a flipped bit": (lambda c: flip(c / MODEL), f"{MODEL} has the checksum"),
-    "a flipped bit of a moment": (lambda c: flip(c / OPTIMIZER), f"{OPTIMIZER} has the checksum"),
+    "a flipped bit": (lambda c: flip_bit(c / MODEL), f"{MODEL} has the checksum"),
+    "a flipped bit of a moment": (lambda c: flip_bit(c / OPTIMIZER), f"{OPTIMIZER} has the checksum"),
     "cut weights": (
-        lambda c: ((c / MODEL).write_bytes((c / MODEL).read_bytes()[:-9]), sealed(c)),
+        lambda c: ((c / MODEL).write_bytes((c / MODEL).read_bytes()[:-9]), reseal(c)),
         f"{MODEL} is not a safetensors file",
     ),
     "another shape": (
@@ -118,14 +118,14 @@ CHECKPOINT_DAMAGE = {
 
 
 @pytest.mark.parametrize("name", CHECKPOINT_DAMAGE)
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_goes_on(store, run, name):
-    damage, said = CHECKPOINT_DAMAGE[name]
+def test_a_damaged_checkpoint_is_refused_until_it_is_deleted(store, run, name):
+    damage, message = CHECKPOINT_DAMAGE[name]
     newest = RunFolder(run).find_newest_checkpoint()
     damage(newest)
-    refused = refusal(store, run)
-    assert f"{newest}/" in refused
-    assert said in refused
-    assert f"Delete the folder {newest}; --resume then continues" in refused
+    error = resume_with_error(store, run)
+    assert f"{newest}/" in error
+    assert message in error
+    assert f"Delete the folder {newest}; --resume then continues" in error
     shutil.rmtree(newest)
     _, lines = run_training(store, run, SHORT, resume=True)
     assert "resume from the checkpoint of step 2" in lines
@@ -135,7 +135,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_goes_on(store, run, 
 def test_a_checkpoint_under_another_name(store, run):
     newest = RunFolder(run).find_newest_checkpoint()
     newest.rename(newest.with_name("step_00000009"))
-    assert "says step 4 and is in the folder step_00000009" in refusal(store, run)
+    assert "says step 4 and is in the folder step_00000009" in resume_with_error(store, run)
 
 
 def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path):
@@ -144,7 +144,7 @@ def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path):
     assert RunFolder(tmp_path).find_newest_checkpoint().name == "step_100000000"
 
 
-def test_without_checkpoints_a_run_begins_again_and_says_so(store, run, finished):
+def test_a_run_without_checkpoints_starts_again(store, run, finished):
     shutil.rmtree(run / "checkpoints")
     _, lines = run_training(store, run, SHORT, resume=True)
     assert any(line.startswith("resume from the start") for line in lines)
@@ -152,7 +152,7 @@ def test_without_checkpoints_a_run_begins_again_and_says_so(store, run, finished
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (b"{", "line 2 is not JSON"),
         (b"\xff", "line 2 is not UTF-8"),
@@ -166,20 +166,20 @@ def test_without_checkpoints_a_run_begins_again_and_says_so(store, run, finished
         (b'{"kind": "val", "step": 1, "loss": "2"}', "line 2 has '2' for loss"),
     ],
 )
-def test_a_damaged_log_is_refused_and_can_be_deleted(store, run, line, said):
+def test_a_damaged_log_is_refused_and_can_be_deleted(store, run, line, message):
     log = run / "log.jsonl"
     lines = log.read_bytes().split(b"\n")
     log.write_bytes(b"\n".join([lines[0], line, *lines[2:]]))
-    refused = refusal(store, run)
-    assert f"{log}, {said}" in refused
-    assert "Delete that line, or the whole log" in refused
+    error = resume_with_error(store, run)
+    assert f"{log}, {message}" in error
+    assert "Delete that line, or the whole log" in error
     log.unlink()
     shutil.rmtree(RunFolder(run).find_newest_checkpoint())
     run_training(store, run, SHORT, resume=True)
     assert [step for step, *_ in steps_of(run)] == [3, 4]
 
 
-def test_a_log_that_lacks_entries_stops_no_run(store, run):
+def test_a_log_that_lacks_entries_can_be_resumed(store, run):
     log = run / "log.jsonl"
     lines = log.read_bytes().split(b"\n")
     log.write_bytes(b"\n".join(lines[2:]))
@@ -188,24 +188,24 @@ def test_a_log_that_lacks_entries_stops_no_run(store, run):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "is not JSON"),
         (b"\xff", "is not UTF-8"),
         (b"[]", "holds list, not a JSON object"),
     ],
 )
-def test_a_damaged_description_of_the_run(store, run, content, said):
+def test_a_damaged_description_of_the_run(store, run, content, message):
     (run / "run.json").write_bytes(content)
-    refused = refusal(store, run)
-    assert f"{run}/run.json {said}" in refused
-    assert "from the last line of kind start in log.jsonl" in refused
+    error = resume_with_error(store, run)
+    assert f"{run}/run.json {message}" in error
+    assert "from the last line of kind start in log.jsonl" in error
 
 
-def test_a_run_described_again_from_its_log(store, run):
+def test_a_run_is_described_by_its_log(store, run):
     (run / "run.json").write_text("null")
     starts = [e for e in read_log(run / "log.jsonl") if e["kind"] == "start"]
-    assert "holds NoneType" in refusal(store, run)
+    assert "holds NoneType" in resume_with_error(store, run)
     (run / "run.json").write_text(json.dumps(starts[-1]["run"]))
     outcome, _ = run_training(store, run, SHORT, resume=True)
     assert outcome.step == 4

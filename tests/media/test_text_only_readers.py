@@ -1,4 +1,4 @@
-"""What reads tokens alone refuses a store with media by name: a model would train on what stands for them."""
+"""Readers of text refuse a store with media instead of training on placeholders."""
 
 import pytest
 
@@ -8,11 +8,11 @@ from batchloom.batches import add_dense_mask, add_image_masks, check_text_only, 
 from batchloom.cli import run_command_line
 from batchloom.compat import GPTDataLoader, PretrainingDataset
 from batchloom.store import export_store
-from media.made import write_images
 from media.processors import MADE, save
+from media.sample_media import write_images
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-SAID = "holds images or audio"
+MESSAGE = "holds images or audio"
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +31,11 @@ def store(tmp_path_factory):
 
 def test_readers_of_tokens_refuse_it(store, tmp_path):
     for to in ("megatron", "flat", "parquet"):
-        with pytest.raises(InputError, match=SAID):
+        with pytest.raises(InputError, match=MESSAGE):
             export_store(store.path, to=to, out=tmp_path / to)
-    with pytest.raises(InputError, match=SAID):
+    with pytest.raises(InputError, match=MESSAGE):
         PretrainingDataset(store.path, seq_length=64, tokenizer=str(store.path))
-    with pytest.raises(InputError, match=SAID):
+    with pytest.raises(InputError, match=MESSAGE):
         GPTDataLoader({"block_size": 64, "batch_size": 2}, dataset_dir=store.path)
     with pytest.raises(InputError, match="is a shard of a store of documents with images or audio"):
         batchloom.open_store(store.path / "train" / "shard_00000")
@@ -51,10 +51,10 @@ def test_forms_of_tokens_refuse_it(store):
     assert add_dense_mask(batch)["attention_mask"].shape == (2, 1, 600, 600)
 
 
-def test_trainers_that_hand_on_tokens_refuse_it(store, tmp_path, capsys):
+def test_text_trainers_refuse_it(store, tmp_path, capsys):
     loader = batchloom.Loader(store, seq_len=600, global_batch_size=2)
     assert loader.holds_media
-    with pytest.raises(InputError, match=f"{SAID}, which a trainer does not pass on yet"):
+    with pytest.raises(InputError, match=f"{MESSAGE}, which a trainer does not pass on yet"):
         check_text_only(loader, "a trainer")
     commands = (
         ["train", "--data", str(store.path), "--out", str(tmp_path / "run"), "--seq-len", "600"],
@@ -62,4 +62,4 @@ def test_trainers_that_hand_on_tokens_refuse_it(store, tmp_path, capsys):
     )
     for command in commands:
         assert run_command_line(command) == 1, command
-        assert SAID in capsys.readouterr().err
+        assert MESSAGE in capsys.readouterr().err

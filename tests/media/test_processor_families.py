@@ -1,4 +1,4 @@
-"""The number of tokens a medium becomes is the processor's own, from the size alone, for every size."""
+"""Token counts of media, computed from the size, equal the processor's own."""
 
 import numpy as np
 import pytest
@@ -36,38 +36,38 @@ SIDES = st.one_of(st.integers(1, 60), st.integers(1, 700))
 
 
 @pytest.fixture(scope="module", params=list(MADE))
-def opened(request, tmp_path_factory):
-    """A whole processor, and what is opened of its folder."""
-    made = MADE[request.param]()
-    folder = save(made, tmp_path_factory.mktemp(request.param))
-    return request.param, made, open_processor(folder)
+def processors(request, tmp_path_factory):
+    """Name, transformers processor, and batchloom's processor of its folder."""
+    hf_processor = MADE[request.param]()
+    folder = save(hf_processor, tmp_path_factory.mktemp(request.param))
+    return request.param, hf_processor, open_processor(folder)
 
 
-def test_the_arithmetic_of_a_folder_is_known(opened):
-    name, _, processor = opened
+def test_the_arithmetic_of_a_folder_is_known(processors):
+    name, _, processor = processors
     (family,) = processor.families.values()
     assert isinstance(family, FAMILIES[name])
     assert processor.notes == ()
 
 
-def test_every_size_becomes_the_tokens_that_the_processor_writes(opened):
-    _, made, processor = opened
+def test_every_size_becomes_the_tokens_of_the_processor(processors):
+    _, hf_processor, processor = processors
     (family,) = processor.families.values()
 
     def check(facts):
         try:
-            expected = render_medium(made, family.kind, facts)
+            expected = render_medium(hf_processor, family.kind, facts)
         except UnusableRecordError:
             with pytest.raises(UnusableRecordError):
                 family.expand(facts)
             return
         try:
-            found = family.expand(facts)
+            expansion = family.expand(facts)
         except UnusableRecordError:
-            # Of what is refused the processor makes nothing, or drops a part.
+            # The processor makes nothing of refused audio, or drops a part.
             assert isinstance(family, WhisperFamily)
             return
-        assert make_full_text(family, found) == expected
+        assert make_full_text(family, expansion) == expected
 
     if family.kind == "audio":
         sounds = st.builds(AudioFacts, st.integers(1, 500_000), st.just(16_000))
@@ -77,12 +77,12 @@ def test_every_size_becomes_the_tokens_that_the_processor_writes(opened):
 
 
 def test_a_grid_is_the_image_processors():
-    made = qwen2_vl()
-    size = made.image_processor.size
+    hf_processor = qwen2_vl()
+    size = hf_processor.image_processor.size
     family = PatchGridFamily("<|image_pad|>", "<|image_pad|>", 14, 2, size["shortest_edge"], size["longest_edge"])
     for width, height in ((336, 224), (20, 300), (1000, 1000), (28, 28)):
         picture = np.zeros((height, width, 3), np.uint8)
-        grid = made.image_processor(images=[picture])["image_grid_thw"][0]
+        grid = hf_processor.image_processor(images=[picture])["image_grid_thw"][0]
         assert family.expand(ImageFacts(width, height)).grid == tuple(np.asarray(grid).tolist())
 
 
@@ -101,21 +101,23 @@ def test_a_sound_that_would_be_cut_is_refused():
 
 
 def test_a_processor_of_unknown_arithmetic_is_run_once_for_each_size(tmp_path):
-    made = aya_vision()
-    processor = open_processor(save(made, tmp_path))
+    hf_processor = aya_vision()
+    processor = open_processor(save(hf_processor, tmp_path))
     family = processor.families["image"]
     assert isinstance(family, ProbedProcessor)
     for width, height in ((100, 60), (14, 14), (400, 30)):
-        written = render_medium(made, "image", ImageFacts(width, height))
-        assert written.count("<|IMG_PATCH|>") > 0
-        assert make_full_text(family, family.expand(ImageFacts(width, height))) == written
+        expected = render_medium(hf_processor, "image", ImageFacts(width, height))
+        assert expected.count("<|IMG_PATCH|>") > 0
+        assert make_full_text(family, family.expand(ImageFacts(width, height))) == expected
     assert len(family.expand(ImageFacts(400, 30)).runs) > 1
 
 
-def test_what_contradicts_the_installed_processor_is_not_trusted():
-    made = llava()
+def test_a_family_that_contradicts_the_processor_is_found():
+    hf_processor = llava()
     wrong = FixedSizeFamily("<image>", "<image>", 5)
-    assert "is written with 4 tokens, not 5" in find_processor_disagreement(wrong, made, made.image_processor)
+    assert "is written with 4 tokens, not 5" in find_processor_disagreement(
+        wrong, hf_processor, hf_processor.image_processor
+    )
     grid = PatchGridFamily("<|image_pad|>", "<|image_pad|>", 14, 2, 28 * 28, 28 * 28 * 9)
     assert "becomes a grid of" in find_processor_disagreement(grid, None, qwen2_vl().image_processor)
 
@@ -130,15 +132,15 @@ def test_files_of_a_processor_come_back(tmp_path):
     files = read_processor_files(save(qwen2_audio(), tmp_path / "one"))
     (tmp_path / "two").mkdir()
     files.write(tmp_path / "two")
-    again = read_processor_files(tmp_path / "two")
-    assert again == files
-    assert again.fingerprint == files.fingerprint
-    other = ProcessorFiles(files.name, {"processor_config.json": '{"a": 1}'})
-    assert other.fingerprint != files.fingerprint
+    read_again = read_processor_files(tmp_path / "two")
+    assert read_again == files
+    assert read_again.fingerprint == files.fingerprint
+    changed = ProcessorFiles(files.name, {"processor_config.json": '{"a": 1}'})
+    assert changed.fingerprint != files.fingerprint
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (None, "holds no processor"),
         ("{", "it is not JSON"),
@@ -147,13 +149,13 @@ def test_files_of_a_processor_come_back(tmp_path):
         ('{"processor_class": "NoSuchProcessor"}', "does not report"),
     ],
 )
-def test_a_folder_without_a_processor_is_named(tmp_path, content, said):
+def test_a_folder_without_a_processor_is_refused(tmp_path, content, message):
     if content is not None:
         (tmp_path / "processor_config.json").write_text(content)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         open_processor(tmp_path)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(InputMissingError, match="There is no folder"):
         open_processor(tmp_path / "none")

@@ -1,4 +1,4 @@
-"""Tiny random Hugging Face models in folders, and chat-like stores for them."""
+"""Folders of tiny random Hugging Face models, and chat-like stores for them."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ import torch
 from batchloom.testing import write_store
 from train.runs import counting_documents
 
-# Of every family: small, with rows for the ids of the ``bytes`` tokenizer, and room to position.
+# Sizes for every family, with embeddings for the ids of the ``bytes`` tokenizer.
 LLAMA = {
     "vocab_size": 264,
     "hidden_size": 32,
@@ -56,7 +56,7 @@ CONFIGS = {
 
 
 def write_model(folder, kind="llama", dtype=torch.float32, **changes):
-    """A random model of a family, saved as people find it; returns it."""
+    """Save a random model of a family as on the Hub; return it."""
     import transformers
 
     name, sizes = CONFIGS[kind]
@@ -68,14 +68,14 @@ def write_model(folder, kind="llama", dtype=torch.float32, **changes):
     return model
 
 
-def chat_store(folder, longest=20):
-    """Documents of which the second half is trained, as an answer after its question."""
+def write_chat_store(folder, longest=20):
+    """Write a store that trains on the second half of each document."""
     documents = {
         "train": counting_documents(60, 0, longest),
         "val": counting_documents(10, 1, longest),
     }
     trained = {
-        name: [(np.arange(len(d)) >= len(d) // 2).astype(int).tolist() for d in listed]
-        for name, listed in documents.items()
+        name: [(np.arange(len(d)) >= len(d) // 2).astype(int).tolist() for d in subset_documents]
+        for name, subset_documents in documents.items()
     }
     return write_store(folder, documents, trained=trained)

@@ -1,4 +1,4 @@
-"""Servers of files on loopback, and one that never answers."""
+"""Loopback servers: one serves files, one never answers."""
 
 import socket
 import threading
@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextmanager
-def serving(files):
-    class Answers(BaseHTTPRequestHandler):
+def serve_files(files):
+    class FileHandler(BaseHTTPRequestHandler):
         def do_GET(self):
             data = files.get(self.path)
             self.send_response(404 if data is None else 200)
@@ -19,7 +19,7 @@ def serving(files):
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FileHandler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -31,6 +31,6 @@ def serving(files):
 
 
 @contextmanager
-def hanging():
+def open_silent_server():
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
