@@ -210,7 +210,7 @@ def test_any_step_can_be_read_alone_on_any_rank(family):
 
 
 @SOME_FAMILIES
-def test_a_run_goes_on_with_its_media_on_other_numbers_of_ranks(family):
+def test_a_run_resumes_with_its_media_on_other_numbers_of_ranks(family):
     _, _, _, store, _ = family
     sizes = {"seq_len": 500, "global_batch_size": 4, "steps": 6}
     run = batchloom.Loader(store, **sizes)

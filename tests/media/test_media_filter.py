@@ -146,7 +146,7 @@ def test_units_count_only_filtered_documents(store_folder, unit):
     assert amounts[0] / amounts[1] == pytest.approx(1, abs=0.06)
 
 
-def test_a_run_goes_on_and_knows_its_generation(tmp_path):
+def test_a_run_on_a_filtered_store_resumes_on_its_generation(tmp_path):
     save(MADE["qwen2_vl"](), tmp_path / "processor")
     add_records(tmp_path, "first", 6)
     loader = batchloom.Loader(open_filtered(tmp_path, "image"), **(SIZES | {"global_batch_size": 2}))

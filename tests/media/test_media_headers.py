@@ -33,7 +33,7 @@ FORMS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_size_of_an_image_is_what_decoding_gives(form):
+def test_the_size_of_an_image_is_that_of_decoding(form):
     data = encoded(picture(), form)
     assert inspect_image(BytesContent(data), LIMITS) == ImageFacts(30, 20)
     assert decode_image(BytesContent(data)).size == (30, 20)
@@ -219,7 +219,7 @@ def test_other_files_are_no_images(data, message):
         ("AIFF", None),
     ],
 )
-def test_the_length_of_a_sound_is_what_decoding_gives(form, subtype, rate):
+def test_the_length_of_a_sound_is_that_of_decoding(form, subtype, rate):
     for samples, channels in ((1, 1), (777, 2), (20_001, 1)):
         data = make_sound(samples, rate, channels, form, subtype)
         facts = inspect_audio(BytesContent(data), LIMITS)

@@ -166,7 +166,7 @@ def test_ranks_serve_the_same_and_count_alike(damaged):
     assert "edits is" in find_disagreement([_describe_rank(ranks[0]), _describe_rank(unlisted)])
 
 
-def test_a_run_goes_on_with_a_list_and_its_state_keeps_it(damaged, intact):
+def test_a_run_resumes_with_a_list_and_its_state_keeps_it(damaged, intact):
     store, list_file, missing, _ = damaged
     media = MediaOptions(replace=str(list_file))
     settings = {**SIZES, "epochs": 2}

@@ -150,7 +150,7 @@ def test_analysis_knows_the_ranks(stores):
     assert [sequence.position - 32 for sequence in sequences] == order[rank_of_row[order] == 1].tolist()
 
 
-def test_a_run_goes_on_on_other_ranks(stores):
+def test_a_run_resumes_on_other_ranks(stores):
     mixture = make_mixture(stores)
     loaders = open_rank_loaders(mixture, 2)
     for loader in loaders:

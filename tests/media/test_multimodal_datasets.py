@@ -1,4 +1,4 @@
-"""``MultiModalDataset`` and ``MultiModalIterableDataset`` give a ``Loader``'s rows."""
+"""``MultiModalDataset`` and ``MultiModalIterableDataset`` give a loader's rows."""
 
 import json
 

@@ -357,7 +357,7 @@ def test_check_and_loaders_find_a_changed_processor(store, tmp_path):
     assert "processor_state.json cannot be read" in verify_store(copy).faults[0]
 
 
-def test_a_data_folder_is_where_paths_begin(tmp_path, processors):
+def test_paths_begin_in_the_data_folder(tmp_path, processors):
     file = write_images(tmp_path / "in", 2)
     moved = tmp_path / "elsewhere.json"
     file.rename(moved)

@@ -232,7 +232,7 @@ def test_workers_change_nothing(repeatable_stream, prefetch):
     ],
     indirect=["repeatable_stream"],
 )
-def test_a_stream_goes_on_from_any_step(repeatable_stream, step):
+def test_a_stream_resumes_from_any_step(repeatable_stream, step):
     make_stream, expected = repeatable_stream
     loader = Loader(make_stream(), rank=0, world_size=1, output="numpy", prefetch=0)
     iterator = iter(loader)

@@ -277,7 +277,9 @@ def test_a_video_becomes_its_frames(name, tmp_path):
         if number == 6:
             videos = [file.parent / "films/1.mp4"]
         runs = [decode_sampled_frames(film, **sampling) for film in videos]
-        images = [[image] for image in map(open_image, [file.parent / file_name for file_name in row.get("images", [])])]
+        images = [
+            [image] for image in map(open_image, [file.parent / file_name for file_name in row.get("images", [])])
+        ]
         kinds = ["video", "image", "video"] if images else ["video"] * len(runs)
         parts = [runs.pop(0) if kind == "video" else images.pop(0) for kind in kinds]
         content = [{"type": "image"} for images_of_part in parts for _ in images_of_part]

@@ -1,4 +1,4 @@
-"""Worker script for torchrun and Ray that records the rows of every optimizer step.
+"""Worker script for torchrun and Ray that records the rows of each step.
 
 Hooks of the model and of the optimizer record them. Each line holds a step, as the optimizer counts it (the checkpoint
 restores that count), the rank, the number of workers, and the documents of the rows.

@@ -243,7 +243,7 @@ def test_ctrl_c_while_torch_is_being_loaded_is_one_sentence(store, config, tmp_p
         ("0", "it has no checkpoint yet, so its steps are lost"),
     ],
 )
-def test_ctrl_c_is_one_sentence_and_resuming_goes_on(store, config, tmp_path, interval, checkpoint_note):
+def test_ctrl_c_prints_one_message_and_the_run_resumes(store, config, tmp_path, interval, checkpoint_note):
     out = tmp_path / "run"
     args = ["train", "--data", store.path, "--config-file", config, "--out", out]
     run_args = [*args, "--max-iters", 100_000, "--save-interval", interval]

@@ -142,7 +142,7 @@ def test_with_a_model_to_finetune(home, capsys):
     assert (home / "run/model/config.json").exists()
 
 
-def test_an_unfinished_preparation_goes_on(home, capsys):
+def test_an_unfinished_preparation_is_continued(home, capsys):
     """OUT may hold the prepared data before the run begins, and nothing else."""
     args = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
     (home / "run").mkdir()

@@ -30,7 +30,7 @@ def grow(store):
     append_documents(store, {"train": counting_documents(60, 7), "val": counting_documents(9, 8)})
 
 
-def test_a_run_goes_on_with_the_generation_it_was_begun_on(store, args, tmp_path, capsys):
+def test_a_run_resumes_with_the_generation_it_was_begun_on(store, args, tmp_path, capsys):
     reference, resumed = tmp_path / "whole", tmp_path / "halves"
     assert train(*args, "--out", reference) == 0
     assert train(*args, "--out", resumed, "--stop-at", 3) == 0

@@ -212,7 +212,7 @@ def test_a_loss_in_parts_is_the_loss(monkeypatch):
     assert not torch.autograd.grad(nothing, hidden)[0].any()
 
 
-def test_scores_that_are_more_than_a_matrix_are_taken_whole(store, tmp_path):
+def test_capped_logits_are_not_computed_in_parts(store, tmp_path):
     """Gemma 2 caps its logits, so a plain linear head would give another loss."""
     write_model(tmp_path / "m", "gemma2", final_logit_softcapping=0.5)
     settings = PretrainedSettings(str(tmp_path / "m"))

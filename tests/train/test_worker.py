@@ -131,7 +131,7 @@ def list_world_sizes(history):
     return [a for a, b in zip(worlds, [0, *worlds], strict=False) if a != b]
 
 
-def test_a_run_goes_on_with_other_workers_and_after_a_kill(tmp_path):
+def test_a_run_resumes_with_other_workers_and_after_a_kill(tmp_path):
     (tmp_path / "heard").mkdir()
     store = write_numbered(tmp_path / "s", 5000)
     (result,) = run_ranks(*make_worker_args(store, tmp_path, 6, "--save-interval", 4), ranks=1)
@@ -256,7 +256,7 @@ def test_problems_name_the_options(capsys):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_worker_whose_peers_never_come_is_ended(tmp_path, number):
+def test_a_worker_without_its_peers_can_be_stopped(tmp_path, number):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
