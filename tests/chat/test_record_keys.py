@@ -398,7 +398,7 @@ def test_an_ignored_key_is_part_of_the_recipe(tmp_path):
     report = prepare(tmp_path / "in.jsonl", ignore=["loss_scale"], restart=True)
     assert report.counts.documents == 20
     repeated = batchloom.prepare(recipe=report.path, out=tmp_path / "again")
-    assert f"{tmp_path / 'again'} is the same as {report.path}, to the byte." in repeated.notes
+    assert f"{tmp_path / 'again'} is identical to {report.path}, byte for byte." in repeated.notes
     manifest = tmp_path / "sets.yaml"
     manifest.write_text("datasets:\n- path: in.jsonl\n  ignore: [loss_scale]\n")
     assert batchloom.prepare(manifest, out=tmp_path / "sets", tokenizer="bytes").counts.documents == 20

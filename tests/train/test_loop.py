@@ -103,7 +103,7 @@ def test_a_run_can_be_made_longer(store, tmp_path):
 
 def test_resuming_something_else_names_the_fields(store, full_run, tmp_path):
     out, _, _ = full_run
-    changes = {"seq_len": 64, "global_batch_size": 8, "packing": "wrap", "seed": 1}
+    changes = {"seq_len": 64, "global_batch_size": 8, "order": {"packing": "wrap"}, "seed": 1}
     with pytest.raises(StateError) as caught:
         run_training(store, out, changes, resume=True)
     for sentence in ("seq_len was 32 and is 64", "global_batch_size was 4 and is 8"):
@@ -196,7 +196,7 @@ def _has_loss(store, out, seed):
 
 def test_a_step_with_nothing_to_predict_is_legal(tmp_path):
     mixed = write_store(tmp_path / "s", [*SINGLE_TOKENS, [6, 7, 8], [9]])
-    sizes = {"seq_len": 4, "global_batch_size": 1, "packing": "none", "steps": 7}
+    sizes = {"seq_len": 4, "global_batch_size": 1, "order": {"packing": "none"}, "steps": 7}
     run_training(mixed, tmp_path / "run", sizes)
     assert sorted(loss > 0 for _, loss, *_ in steps_of(tmp_path / "run")) == [False] * 6 + [True]
 
@@ -215,7 +215,7 @@ def test_a_val_subset_with_nothing_to_predict_is_none(tmp_path):
 def test_a_val_subset_of_documents_that_are_all_too_long_is_none(tmp_path):
     long_documents = [[*range(40), 99]]
     store = write_store(tmp_path / "s", {"train": counting_documents(50, 0), "val": long_documents})
-    sizes = {"seq_len": 16, "overlong": "drop", "steps": 2}
+    sizes = {"seq_len": 16, "order": {"overlong": "drop"}, "steps": 2}
     outcome, lines = run_training(store, tmp_path / "run", sizes)
     assert outcome.val_loss is None
     assert any("val    none: No sequence can be made of 1 document" in line for line in lines)
@@ -250,7 +250,7 @@ def test_running_out_of_memory_names_what_to_lower():
 
 def run_one_step(store, out, batch_size, uneven="refuse"):
     """Return loss, norm and gradients of a step in passes of ``batch_size`` rows."""
-    sizes = {"global_batch_size": 8, "batch_size": batch_size, "uneven": uneven}
+    sizes = {"global_batch_size": 8, "batch_size": batch_size, "order": {"uneven": uneven}}
     settings = make_settings(PLAIN, sizes)
     with join_ranks("cpu") as ranks:
         run = set_up_run(store.path, settings, RunFolder(out), ranks, RunLog(None, print))

@@ -43,7 +43,7 @@ def llama(tmp_path_factory):
 
 
 def finetune(store, init, out, changes=None, **run_options):
-    settings = {"model": PretrainedSettings(str(init)), **SIZES, "lr": 0.01, **(changes or {})}
+    settings = {"model": PretrainedSettings(str(init)), **SIZES, "optim": {"lr": 0.01}, **(changes or {})}
     return run_training(store, out, settings, **run_options)
 
 

@@ -54,7 +54,7 @@ def test_numbers_that_are_not_finite_are_refused(value):
     plain = {**PLAIN, "optim": {**dict.fromkeys(names, value), "lr": 1.0}}
     plain["model"] = {**PLAIN["model"], "rotary_base": value}
     with pytest.raises(SettingsError) as caught:
-        make_settings(plain, {"lr": value})
+        make_settings(plain, {"optim": {"lr": value}})
     problem_paths = {problem.split(":")[0] for problem in caught.value.problems}
     assert problem_paths == {f"optim.{name}" for name in names} | {"model.rotary_base"}
 
@@ -97,7 +97,7 @@ def test_options_replace_invalid_values_of_the_configuration():
 
 
 def test_options_override_the_configuration():
-    settings = make_settings(PLAIN, {"lr": 0.5, "steps": 7, "seed": None})
+    settings = make_settings(PLAIN, {"optim": {"lr": 0.5}, "steps": 7})
     assert (settings.optim.lr, settings.steps, settings.seed) == (0.5, 7, 0)
     assert settings.optim.warmup_steps == 5
 
@@ -115,7 +115,7 @@ def test_sizes_that_do_not_divide_name_those_that_do():
         compute_accumulation_steps(settings, 2)
     with pytest.raises(SettingsError, match="7 ranks; 21 or 28 can .* --uneven pad"):
         compute_accumulation_steps(settings, 7)
-    padded = make_settings(PLAIN, {"global_batch_size": 24, "batch_size": 5, "uneven": "pad"})
+    padded = make_settings(PLAIN, {"global_batch_size": 24, "batch_size": 5, "order": {"uneven": "pad"}})
     assert [compute_accumulation_steps(padded, n) for n in (1, 2, 7, 48)] == [5, 3, 1, 1]
 
 

@@ -248,7 +248,7 @@ def test_problems_name_the_options(capsys):
     args = ["worker", "--dataset-name", "wiki=1", "--num-steps", "0"]
     assert command([*args, "--dataset-type", "dummy", "--tokenizer", "gpt2"]) == 2
     error = capsys.readouterr().err
-    assert "--tokenizer: 'gpt2' goes with huggingface only" in error
+    assert "--tokenizer: 'gpt2' requires huggingface" in error
     assert "--num-steps: 0 is not" in error
     assert "For real data give --dataset-type huggingface or store" in error
     assert command(args) == 2
