@@ -11,7 +11,7 @@ from batchloom.core.errors import InputError
 from batchloom.core.medium import MediumKind
 from batchloom.core.settings import as_int, quote_value, raise_problems
 from batchloom.plan import Plan, PlanSpec
-from batchloom.plan.packing import ExcludedDocuments, OverlongMode
+from batchloom.plan.packing import CUTTING_STRATEGIES, ExcludedDocuments, OverlongMode
 from batchloom.store import Store, StoreMedia, decode_beginning, open_store
 from batchloom.store.format import SIDE_NAMES, mask_removed
 from batchloom.store.read import MediaCount, has_media
@@ -122,7 +122,11 @@ def inspect(
     lengths = store.lengths.slice(0, len(store))
     spec = replace(spec, overlong=default_overlong(store))
     # Documents with media are never cut, so wrap does not apply to them.
-    packings = [packing_name for packing_name in INSPECTED_PACKINGS if packing_name != "wrap" or not has_media(store)]
+    packings = [
+        packing_name
+        for packing_name in INSPECTED_PACKINGS
+        if packing_name not in CUTTING_STRATEGIES or not has_media(store)
+    ]
     texts = []
     if store.manifest:
         texts = [_decode_beginning(store, number) for number in range(min(first, len(store)))]

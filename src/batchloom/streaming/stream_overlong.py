@@ -5,7 +5,7 @@ from itertools import islice
 
 from batchloom.core.errors import PlanError
 from batchloom.plan import PlanSpec
-from batchloom.plan.packing import OverlongMode
+from batchloom.plan.packing import CUTTING_STRATEGIES, OverlongMode
 from batchloom.preparation.documents import RecordParsers
 from batchloom.sources.files import Source
 
@@ -28,8 +28,9 @@ def check_no_cuts(packing: str, overlong: OverlongMode | None) -> None:
     Raises:
         PlanError: names valid settings.
     """
-    setting = "packing='wrap'" if packing == "wrap" else f"overlong={overlong!r}"
-    if packing == "wrap" or overlong in ("split", "truncate"):
+    cuts = packing in CUTTING_STRATEGIES
+    setting = f"packing={packing!r}" if cuts else f"overlong={overlong!r}"
+    if cuts or overlong in ("split", "truncate"):
         raise PlanError(
             f"{setting} cuts documents, and documents with images or audio are never cut: give packing='best_fit' "
             "and overlong='drop' or 'error'."

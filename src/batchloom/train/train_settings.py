@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,9 +14,10 @@ from batchloom.core.wording import format_count
 from batchloom.train.json_files import parse_json_object, read_json_object
 
 # Limits of a plan; a run's other counts of steps and rows follow them.
-_PLAN_LIMITS = {field.name: int(field.setting.maximum or 0) for field in list_settings(PlanSpec)}
-MAX_STEPS, MAX_TOKENS = _PLAN_LIMITS["steps"], _PLAN_LIMITS["seq_len"]
-MAX_ROWS = _PLAN_LIMITS["global_batch_size"]
+_PLAN_SETTINGS = {field.name: field.setting for field in list_settings(PlanSpec)}
+MAX_STEPS, MAX_TOKENS, MAX_ROWS = (
+    int(_PLAN_SETTINGS[name].maximum or 0) for name in ("steps", "seq_len", "global_batch_size")
+)
 # Far beyond the memory of any machine; the memory estimate multiplies these numbers.
 _MAX_WIDTH = 1 << 24
 _MAX_LAYERS = 4096
@@ -157,16 +158,10 @@ class OrderSettings:
         balance: whether rows are assigned to ranks by their attention cost.
     """
 
-    packing: Annotated[
-        str, Setting(help="Packing strategy: best_fit, wrap, first_fit, window_N or none.", panel=DATA_PANEL)
-    ] = "best_fit"
+    packing: Annotated[str, replace(_PLAN_SETTINGS["packing"], panel=DATA_PANEL)] = "best_fit"
     overlong: Annotated[
         Overlong | None,
-        Setting(
-            help="Policy for documents longer than a sequence: split, drop, truncate or error.",
-            shown_default="split; drop for conversations and media",
-            panel=DATA_PANEL,
-        ),
+        replace(_PLAN_SETTINGS["overlong"], panel=DATA_PANEL),
     ] = None
     shuffle: bool = True
     noise_prob: Annotated[

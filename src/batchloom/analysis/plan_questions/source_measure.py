@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from batchloom.plan import compute_min_sequences, count_sequences
 from batchloom.plan.order import SourceOrder
-from batchloom.plan.packing import Rows, align_lengths
+from batchloom.plan.packing import CUTTING_STRATEGIES, Rows, align_lengths
 
 Ints = NDArray[np.int64]
 
@@ -126,7 +126,7 @@ def _adopt_sequence_counts(order: SourceOrder, sampled_pools: Ints, sequences: I
 
 def _count_cut_documents(lengths: Ints, seq_len: int, packing: str) -> int:
     """Count the documents with tokens in several sequences."""
-    if packing != "wrap":
+    if packing not in CUTTING_STRATEGIES:
         return int((lengths > seq_len).sum())
     ends = np.cumsum(lengths)
     return int(((ends - lengths) // seq_len < (ends - 1) // seq_len)[lengths > 0].sum())

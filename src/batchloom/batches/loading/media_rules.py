@@ -13,7 +13,7 @@ from batchloom.batches.media.batch_media import BatchMedia, BatchMedium, MediaSo
 from batchloom.batches.media.media_stores import make_media_of_stores
 from batchloom.core.errors import InputError, PlanError
 from batchloom.plan import Mixture, Plan
-from batchloom.plan.packing import Rows
+from batchloom.plan.packing import CUTTING_STRATEGIES, Rows
 from batchloom.store import Store, StoreMedia
 from batchloom.store.format import StoredMedium
 from batchloom.store.read import has_media
@@ -147,8 +147,8 @@ def _check_media_plan(plan: Plan, spec: BatchSpec, *, augmented: bool) -> None:
         if not (isinstance(store, Store) and has_media(store)):
             continue
         source_suffix = f" of source {name!r}" if mixed else ""
-        if plan.spec.packing == "wrap":
-            raise _cut_media_error("packing='wrap'", source_suffix, "packing='best_fit'")
+        if plan.spec.packing in CUTTING_STRATEGIES:
+            raise _cut_media_error(f"packing={plan.spec.packing!r}", source_suffix, "packing='best_fit'")
         if rules[name] in ("split", "truncate"):
             remedy = f"sources: {{{name}: {{overlong: drop}}}}" if mixed else "overlong='drop'"
             raise _cut_media_error(f"overlong={rules[name]!r}", source_suffix, f"{remedy}, or 'error'")

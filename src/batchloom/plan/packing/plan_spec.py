@@ -127,9 +127,7 @@ class PlanSpec(PackingOptions):
     global_batch_size: Annotated[
         int, Setting(help="Number of sequences of a step over all ranks.", minimum=1, maximum=_MAX_SIZE, panel=PANEL)
     ]
-    packing: Annotated[
-        str, Setting(help="Packing strategy: best_fit, wrap, first_fit, window_N or none.", panel=PANEL)
-    ] = "best_fit"
+    packing: Annotated[str, Setting(help=f"Packing strategy: {', '.join(STRATEGIES)}.", panel=PANEL)] = "best_fit"
     overlong: Annotated[
         OverlongMode,
         Setting(

@@ -7,7 +7,7 @@ from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import HashKey, hash_indices, shuffle_range
 from batchloom.plan.packing.plan_spec import PlanSpec
 from batchloom.plan.packing.rows import Rows, align_lengths, reorder_rows
-from batchloom.plan.packing.strategies import PackingResult, pack
+from batchloom.plan.packing.strategies import CUTTING_STRATEGIES, PackingResult, pack
 
 Ints = NDArray[np.int64]
 
@@ -95,7 +95,7 @@ def _order_spans(packed: PackingResult, sequence_order: Ints, spec: PlanSpec, ke
     # numpy's stable sort of 16-bit integers is a radix sort, and it is also fast on nearly sorted input.
     row_bits = int(rows.max(initial=0)).bit_length()
     spans_by_row = np.argsort(rows.astype(np.uint16) if row_bits <= 16 else rows, kind="stable")
-    if spec.packing == "wrap":
+    if spec.packing in CUTTING_STRATEGIES:
         return spans_by_row
     # Sorting (row, hash, index) as a single integer is several times faster than a lexsort. Two spans of one
     # document never share a row, so the item's hash alone orders them.

@@ -296,6 +296,8 @@ def _pack_wrap(lengths: ItemLengths, seq_len: int) -> PackingResult:
 _WINDOW_PATTERN = re.compile(r"window_([1-9][0-9]{0,6})(@1)?")
 # Strategies whose number of sequences does not depend on the order of the lengths.
 ORDER_FREE_STRATEGIES = frozenset({"best_fit", "wrap", "none"})
+# Strategies that cut a document where a sequence ends.
+CUTTING_STRATEGIES = frozenset({"wrap"})
 STRATEGIES = ("best_fit", "wrap", "first_fit", "window_N", "none")
 
 
@@ -304,7 +306,7 @@ def is_strategy(name: str) -> bool:
 
     ``window_N`` accepts any N from 1 to 9,999,999.
     """
-    return name in ("best_fit", "wrap", "first_fit", "none") or bool(_WINDOW_PATTERN.fullmatch(name))
+    return (name in STRATEGIES and name != "window_N") or bool(_WINDOW_PATTERN.fullmatch(name))
 
 
 def strategy_to_identity(strategy: str) -> str:
