@@ -1,4 +1,4 @@
-"""Jobs as plain values, here or in a process that can be killed, and workers that die of a document."""
+"""Jobs as plain values, run in this process or in one that can be killed, and crashing workers."""
 
 import json
 import os
@@ -13,116 +13,116 @@ import pytest
 
 from batchloom import BatchloomError
 from batchloom.preparation import ExecutionSettings, Note, RunSettings, run_recipe
-from batchloom.preparation.phases import WorkerSetup, phase_runner as making
+from batchloom.preparation.phases import WorkerSetup, phase_runner
 from batchloom.preparation.phases.worker_setup import make_task_function
-from preparation.stores import SMALL, recipe_of
+from preparation.stores import SMALL_LIMITS, make_recipe
 
 REFUSED = 7
 
 
 @dataclass(frozen=True)
-class Mortal:
-    """A setup whose workers die of documents that hold a mark.
+class CrashingSetup:
+    """Setup whose workers kill themselves at documents that contain a mark.
 
     Attributes:
-        worker_setup: makes what would be done.
-        mark: the text they die of; empty for any.
-        step: where: ``clean``, ``encode``, ``begin`` (before a document is read) or ``make`` (at their first order).
-        once: a file that is made by the first who dies, and spares all others; empty for none.
+        worker_setup: setup of the actual work.
+        mark: text that kills a worker; empty for every text.
+        step: ``clean``, ``encode``, ``begin`` (before a document is read) or ``make`` (at the first task).
+        once_file: file that the first crash creates, and that prevents all others; empty for none.
     """
 
     worker_setup: WorkerSetup
     mark: str
     step: str
-    once: str
+    once_file: str
 
     def __call__(self):
         task = self.worker_setup.load_context()
         if self.step == "make":
-            return make_task_function(lambda: self.look(["any"]) or task)
+            return make_task_function(lambda: self.crash_if_marked(["any"]) or task)
         if self.step == "begin":
-            return make_task_function(lambda: replace(task, bounds=_Bounds(self)))
+            return make_task_function(lambda: replace(task, bounds=_CrashingBounds(self)))
         if self.step == "clean":
-            return make_task_function(lambda: replace(task, cleaner=_Steps(task.cleaner, self)))
-        return make_task_function(lambda: replace(task, tokenizer=_Words(task.tokenizer, self)))
+            return make_task_function(lambda: replace(task, cleaner=_CrashingCleaner(task.cleaner, self)))
+        return make_task_function(lambda: replace(task, tokenizer=_CrashingTokenizer(task.tokenizer, self)))
 
     def make_context(self, *parts):
         return self.worker_setup.make_context(*parts)
 
-    def look(self, texts):
+    def crash_if_marked(self, texts):
         if not any(self.mark in text for text in texts):
             return
-        if self.once:
+        if self.once_file:
             try:
-                Path(self.once).touch(exist_ok=False)
+                Path(self.once_file).touch(exist_ok=False)
             except FileExistsError:
                 return
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-class _Bounds:
-    def __init__(self, mortal):
-        self._mortal = mortal
+class _CrashingBounds:
+    def __init__(self, setup):
+        self._setup = setup
 
     def tell(self, cuts):
-        self._mortal.look(["any"])
+        self._setup.crash_if_marked(["any"])
 
 
-class _Words:
-    def __init__(self, inner, mortal):
-        self._inner, self._mortal = inner, mortal
+class _CrashingTokenizer:
+    def __init__(self, inner, setup):
+        self._inner, self._setup = inner, setup
 
     def __getattr__(self, name):
         return getattr(self._inner, name)
 
     def encode_batch(self, texts, *, control=False):
-        self._mortal.look(texts)
+        self._setup.crash_if_marked(texts)
         return self._inner.encode_batch(texts, control=control)
 
 
-class _Steps:
-    def __init__(self, inner, mortal):
-        self._inner, self._mortal, self.steps = inner, mortal, inner.steps
+class _CrashingCleaner:
+    def __init__(self, inner, setup):
+        self._inner, self._setup, self.steps = inner, setup, inner.steps
 
     def clean(self, texts):
-        self._mortal.look(texts)
+        self._setup.crash_if_marked(texts)
         return self._inner.clean(texts)
 
 
-def job(inputs, out, *, execution=None, how=None, unit_bytes=6000, limits=None, mortal=None, **settings):
-    """What ``main`` takes: a job as plain values."""
+def make_job(inputs, out, *, execution=None, run_settings=None, unit_bytes=6000, limits=None, crash=None, **settings):
+    """Make a job of plain values, as ``main`` reads it."""
     return {
         "inputs": [str(path) for path in inputs],
         "out": str(out),
         "execution": execution or {},
-        "how": how or {},
+        "run_settings": run_settings or {},
         "unit_bytes": unit_bytes,
         "limits": limits,
-        "mortal": mortal,
+        "crash": crash,
         "settings": {"tokenizer": "bytes", **settings},
     }
 
 
-def run_job(told):
-    """Carry out a job in this process: what came of it, as ``end`` returns it."""
+def run_job(job):
+    """Run a job in this process and return its report, as ``wait_for_job`` does."""
     notes = []
     with pytest.MonkeyPatch.context() as patch:
-        if told["mortal"]:
+        if job["crash"]:
             patch.setattr(
-                making,
+                phase_runner,
                 "WorkerSetup",
-                lambda *args, **settings: Mortal(WorkerSetup(*args, **settings), **told["mortal"]),
+                lambda *args, **settings: CrashingSetup(WorkerSetup(*args, **settings), **job["crash"]),
             )
         try:
             result = run_recipe(
-                recipe_of(inputs=tuple(told["inputs"]), **told["settings"]),
-                Path(told["out"]),
+                make_recipe(inputs=tuple(job["inputs"]), **job["settings"]),
+                Path(job["out"]),
                 lambda event: notes.append(event.text) if isinstance(event, Note) else None,
                 settings=RunSettings(
-                    limits=SMALL,
-                    unit_bytes=told["unit_bytes"],
-                    execution=ExecutionSettings(**told["execution"]),
-                    **told["how"],
+                    limits=SMALL_LIMITS,
+                    unit_bytes=job["unit_bytes"],
+                    execution=ExecutionSettings(**job["execution"]),
+                    **job["run_settings"],
                 ),
             )
         except BatchloomError as error:
@@ -131,69 +131,69 @@ def run_job(told):
 
 
 def main():
-    """Carry out the job on standard input; says ``begun``, then what came of it."""
-    told = json.load(sys.stdin)
-    if told["limits"]:
+    """Run the job on standard input; print ``begun``, then its report."""
+    job = json.load(sys.stdin)
+    if job["limits"]:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_FSIZE, (told["limits"], resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (job["limits"], resource.RLIM_INFINITY))
     print("begun", flush=True)
     try:
-        done = run_job(told)
+        report = run_job(job)
     except KeyboardInterrupt:
         sys.exit(130)
-    print(json.dumps(done))
-    sys.exit(REFUSED if "error" in done else 0)
+    print(json.dumps(report))
+    sys.exit(REFUSED if "error" in report else 0)
 
 
-def start(told, before=()):
-    """A process that carries out a job; it has begun. ``before``: what runs it."""
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *(one for one in sys.path if one)])
+def start_job(job, prefix=()):
+    """Start a process that runs a job, with ``prefix`` before its command, and wait until it begins."""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *(entry for entry in sys.path if entry)])
     process = subprocess.Popen(
-        [*before, sys.executable, "-c", "from preparation.jobs import main; main()"],
+        [*prefix, sys.executable, "-c", "from preparation.jobs import main; main()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # Else what is read ahead of a line would be lost to whoever reads the rest.
+        # With a buffer, bytes read ahead of the first line would be missing from the later output.
         bufsize=0,
         env={**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"},
         start_new_session=True,
     )
-    process.stdin.write(json.dumps(told).encode())
+    process.stdin.write(json.dumps(job).encode())
     process.stdin.close()
     process.stdin = None
     assert process.stdout.readline() == b"begun\n", process.stderr.read()
     return process
 
 
-def end(process, seconds=300):
-    """What a job said at its end; None where it was killed."""
+def wait_for_job(process, seconds=300):
+    """Wait for a job and return its report; None if it was killed."""
     out, err = process.communicate(timeout=seconds)
     if process.returncode < 0:
         return None
     assert process.returncode in (0, REFUSED), err.decode()
-    # Ray, too, has its say on standard output.
+    # Ray also writes to standard output.
     return json.loads(out.splitlines()[-1])
 
 
-def killed_at(events, count, work):
-    """Do something in a forked process that is killed at the count-th of these audit events; whether it was."""
+def run_until_killed(events, count, function):
+    """Run a function in a fork that is killed at the count-th of these audit events; return whether it was."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside sleeping threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork while other threads sleep
         child = os.fork()
     if not child:
-        seen = 0
+        count_seen = 0
 
         def hook(name, _):
-            nonlocal seen
+            nonlocal count_seen
             if name in events:
-                seen += 1
-                if seen == count:
+                count_seen += 1
+                if count_seen == count:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(hook)
         try:
-            work()
+            function()
         finally:
             os._exit(0)
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])

@@ -1,4 +1,4 @@
-"""A relay before an S3 server on loopback: slow, breaking connections, answering for it, changing bytes."""
+"""Relay in front of an S3 server on loopback that delays, breaks, answers or alters requests."""
 
 import http.client
 import threading
@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Fault:
-    """What happens to requests of ``method`` whose address holds ``part``.
+    """Fault of requests of ``method`` whose address contains ``part``.
 
-    ``times`` of them, after the first ``spare``; ``does`` is ``answer`` (with ``status`` and ``code``),
-    ``cut body`` (hang up in the middle of the request), ``cut answer`` (the server does it, and nobody
-    hears), ``half answer`` (hang up in the middle of the answer), ``hang`` (no word for three seconds),
-    ``flip`` (another byte arrives) or ``flip answer`` (another byte comes back).
+    It affects ``times`` requests after the first ``spare``. ``does`` is ``answer`` (reply with ``status`` and
+    ``code``), ``cut body`` (hang up in the middle of the request), ``cut answer`` (run the request on the server
+    and drop the reply), ``half answer`` (hang up in the middle of the reply), ``hang`` (wait three seconds),
+    ``flip`` (alter a byte of the request) or ``flip answer`` (alter a byte of the reply).
     """
 
     does: str
@@ -40,17 +40,17 @@ class Relay:
     def fault(self, method, path):
         with self.lock:
             self.asked.append((method, path))
-            for one in self.faults:
-                if one.method == method and one.part in path and one.times:
-                    if one.spare:
-                        one.spare -= 1
+            for fault in self.faults:
+                if fault.method == method and fault.part in path and fault.times:
+                    if fault.spare:
+                        fault.spare -= 1
                         continue
-                    one.times -= 1
-                    return one
+                    fault.times -= 1
+                    return fault
         return None
 
     def puts(self):
-        """The names of what was put, without the object that names the job."""
+        """Return the names of uploaded objects, without the object that names the job."""
         names = [path.partition("?")[0] for method, path in self.asked if method == "PUT"]
         return [name for name in names if "/.work/" not in name]
 
@@ -78,10 +78,10 @@ class Handler(BaseHTTPRequestHandler):
             data = f"<Error><Code>{fault.code}</Code><Message>k3yphrase</Message></Error>".encode()
             self.answer(fault.status, {"Content-Type": "application/xml"}, data)
             return
-        kept = {name: value for name, value in self.headers.items() if name != "Expect"}
-        # Also where the server is gone already: a socket left open is told of in another test.
+        request_headers = {name: value for name, value in self.headers.items() if name != "Expect"}
+        # Close the socket even if the server has stopped: an open one causes a warning in a later test.
         with closing(http.client.HTTPConnection(*relay.behind, timeout=30)) as connection:
-            connection.request(self.command, self.path, body, kept)
+            connection.request(self.command, self.path, body, request_headers)
             answer = connection.getresponse()
             data = answer.read()
         if does == "flip answer" and data:
@@ -89,15 +89,15 @@ class Handler(BaseHTTPRequestHandler):
         if does == "cut answer":
             self.close_connection = True
             return
-        leave = ("content-length", "connection", "date", "server", "transfer-encoding")
-        headers = {name: value for name, value in answer.getheaders() if name.lower() not in leave}
+        dropped_headers = ("content-length", "connection", "date", "server", "transfer-encoding")
+        headers = {name: value for name, value in answer.getheaders() if name.lower() not in dropped_headers}
         if self.command == "HEAD" and "Content-Length" in answer.headers:
             headers["Content-Length"] = answer.headers["Content-Length"]
-        self.answer(answer.status, headers, data, half=does == "half answer")
+        self.answer(answer.status, headers, data, truncated=does == "half answer")
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on  # noqa: N815
 
-    def answer(self, status, headers, data, *, half=False):
+    def answer(self, status, headers, data, *, truncated=False):
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -106,10 +106,10 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(data[: len(data) // 2] if half else data)
+                self.wfile.write(data[: len(data) // 2] if truncated else data)
         except OSError:
-            half = True
-        if half:
+            truncated = True
+        if truncated:
             self.close_connection = True
 
     def log_message(self, *_args):
@@ -118,14 +118,14 @@ class Handler(BaseHTTPRequestHandler):
 
 class Server(ThreadingHTTPServer):
     def handle_error(self, request, client_address):
-        """Connections break here on purpose."""
+        """Ignore errors: connections break on purpose."""
 
 
 @contextmanager
 def relaying(address):
-    """A running relay before the server at ``address`` (``http://host:port``)."""
-    place = urlsplit(address)
-    relay = Relay((place.hostname, place.port))
+    """Run a relay in front of the server at ``address`` (``http://host:port``)."""
+    server_url = urlsplit(address)
+    relay = Relay((server_url.hostname, server_url.port))
     server = Server(("127.0.0.1", 0), type("Bound", (Handler,), {"relay": relay}))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

@@ -1,4 +1,4 @@
-"""Reading whole stores back, to compare them with what went in."""
+"""Preparing stores, and reading them back to compare them with their inputs."""
 
 import hashlib
 import json
@@ -16,22 +16,22 @@ from batchloom.preparation import (
 from batchloom.sources import ReadLimits
 from batchloom.store import read_manifest
 
-SMALL = ReadLimits(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=128)
+SMALL_LIMITS = ReadLimits(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=128)
 
-READING = ("text_field", "mapping", "split_on", "normalize", "clean")
-CHAT = ("template", "train_on", "max_tokens", "overlong", "prove")
+READ_SETTINGS = ("text_field", "mapping", "split_on", "normalize", "clean")
+CHAT_SETTINGS = ("template", "train_on", "max_tokens", "overlong", "prove")
 
 
-def recipe_of(**settings):
-    """A recipe whose settings of reading are named as ``prepare`` names them."""
-    reading = {name: settings.pop(name) for name in READING if name in settings}
-    chat = {name: settings.pop(name) for name in CHAT if name in settings}
-    settings.setdefault("chat", ChatRecipe(**chat))
-    if "clean" in reading:
-        reading["clean"] = parse_clean_steps(reading["clean"])
+def make_recipe(**settings):
+    """Make a recipe from settings named as ``prepare`` names them."""
+    read_settings = {name: settings.pop(name) for name in READ_SETTINGS if name in settings}
+    chat_settings = {name: settings.pop(name) for name in CHAT_SETTINGS if name in settings}
+    settings.setdefault("chat", ChatRecipe(**chat_settings))
+    if "clean" in read_settings:
+        read_settings["clean"] = parse_clean_steps(read_settings["clean"])
     if "dedup" in settings:
         settings["dedup"] = parse_dedup(settings["dedup"])
-    return Recipe(reading=ReadRecipe(**reading), **settings)
+    return Recipe(reading=ReadRecipe(**read_settings), **settings)
 
 
 def make(inputs, out, *, limits=None, unit_bytes=1 << 40, listener=None, **settings):
@@ -39,18 +39,18 @@ def make(inputs, out, *, limits=None, unit_bytes=1 << 40, listener=None, **setti
     settings.setdefault("tokenizer", "bytes")
     inputs = [inputs] if isinstance(inputs, (str, Path)) else inputs
     return run_recipe(
-        recipe_of(inputs=tuple(map(str, inputs)), **settings),
+        make_recipe(inputs=tuple(map(str, inputs)), **settings),
         Path(out),
         listener or (lambda event: None),
         settings=RunSettings(limits=limits or ReadLimits(), unit_bytes=unit_bytes),
     )
 
 
-def documents(out):
-    """(source, line or record, text, subset) of every document of a store of bytes, in input order."""
+def read_documents(out):
+    """Return (provenance, text, subset) of every document of a store of bytes, in input order."""
     manifest = read_manifest(Path(out))
-    order = [source.name for source in manifest.sources]
-    found = []
+    source_names = [source.name for source in manifest.sources]
+    rows = []
     for split in manifest.subsets:
         store = open_store(out, split)
         for number in range(len(store)):
@@ -58,18 +58,18 @@ def documents(out):
             assert ids[-1] == store.end_id
             origin = store.provenance.of(number)
             text = bytes(ids[:-1].tolist()).decode()
-            found.append((order.index(origin.source), origin.record, origin, text, split))
-    found.sort(key=lambda row: row[:2])
-    return [(origin, text, split) for _, _, origin, text, split in found]
+            rows.append((source_names.index(origin.source), origin.record, origin, text, split))
+    rows.sort(key=lambda row: row[:2])
+    return [(origin, text, split) for _, _, origin, text, split in rows]
 
 
 def texts(out):
-    """The text of every document of a store of bytes, in input order."""
-    return [text for _, text, _ in documents(out)]
+    """Return the text of every document of a store of bytes, in input order."""
+    return [text for _, text, _ in read_documents(out)]
 
 
 def tree(out):
-    """Name and content hash of every file of a store but the report."""
+    """Return the name and content hash of every file of a store but the report."""
     return {
         str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(Path(out).rglob("*"))

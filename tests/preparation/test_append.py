@@ -1,4 +1,4 @@
-"""``prepare --append``: a store grows by the inputs that are new to it, and nothing that was there changes."""
+"""``prepare --append``: new inputs extend a store, and its existing files stay."""
 
 import json
 import os
@@ -27,13 +27,14 @@ from batchloom.store import (
     remove_documents,
 )
 from batchloom.testing import write_store
-from preparation.stores import SMALL, jsonl, make, recipe_of, tree
-from preparation.test_resume import RENAMES, run_killed
+from preparation.jobs import run_until_killed
+from preparation.stores import SMALL_LIMITS, jsonl, make, make_recipe, tree
+from preparation.test_resume import RENAMES
 from train.runs import PLAIN, steps_of
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def work_in_tmp_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -42,8 +43,8 @@ def write(name, numbers, text="document number {}"):
 
 
 def append(inputs, out="s", **settings):
-    """Append as ``make`` prepares: with the tokenizer ``bytes`` and units of any size."""
-    how = {
+    """Append with the defaults of ``make``: tokenizer ``bytes``, units of any size."""
+    run_settings = {
         name: settings.pop(name)
         for name in ("limits", "unit_bytes", "dry_run", "execution", "hash_inputs")
         if name in settings
@@ -52,52 +53,57 @@ def append(inputs, out="s", **settings):
     settings.setdefault("tokenizer", "bytes")
     inputs = [inputs] if isinstance(inputs, (str, Path)) else inputs
     return run_recipe(
-        recipe_of(inputs=tuple(map(str, inputs)), **settings),
+        make_recipe(inputs=tuple(map(str, inputs)), **settings),
         Path(out),
         listener or (lambda event: None),
-        settings=RunSettings(append=True, **how),
+        settings=RunSettings(append=True, **run_settings),
     )
 
 
-def ids(folder, generation=None):
-    """Every document by subset, in the order of numbers."""
+def read_ids(folder, generation=None):
+    """Return the token ids of every document by subset, in order of numbers."""
     subsets = read_manifest(Path(folder), generation).subsets
     stores = {name: open_store(folder, name, generation=generation) for name in subsets}
-    return {name: [one.ids.tolist() for one in store] for name, store in stores.items()}
+    return {name: [document.ids.tolist() for document in store] for name, store in stores.items()}
 
 
-def texts_of(folder):
-    return sorted(bytes(one[:-1]).decode() for some in ids(folder).values() for one in some)
+def read_sorted_texts(folder):
+    return sorted(
+        bytes(document[:-1]).decode() for subset_documents in read_ids(folder).values() for document in subset_documents
+    )
 
 
-def test_what_is_new_comes_behind_and_all_else_stays(tmp_path):
+def test_new_documents_are_appended_and_existing_ones_stay(tmp_path):
     write("a.jsonl", range(100))
     write("b.jsonl", range(90, 150))
-    by_hash = {"val_fraction": 0.1, "balance_subsets": False}
-    make("a.jsonl", "s", **by_hash)
-    before, files, print_ = ids("s"), tree("s"), open_store("s").fingerprint
-    result = append(["a.jsonl", "b.jsonl"], **by_hash)
+    settings = {"val_fraction": 0.1, "balance_subsets": False}
+    make("a.jsonl", "s", **settings)
+    before, files, fingerprint = read_ids("s"), tree("s"), open_store("s").fingerprint
+    result = append(["a.jsonl", "b.jsonl"], **settings)
     assert (result.generation, result.counts.documents, result.counts.records) == (2, 50, 60)
     assert result.counts.dropped == {"exact duplicate": 10}
-    assert result.in_all == (150, sum(len(one) for some in ids("s").values() for one in some))
+    assert result.in_all == (
+        150,
+        sum(len(document) for subset_documents in read_ids("s").values() for document in subset_documents),
+    )
     assert result.input_files == 1
     assert sum(subset.documents for subset in result.subsets.values()) == 50
-    for name, documents in ids("s").items():
+    for name, documents in read_ids("s").items():
         assert documents[: len(before[name])] == before[name]
-    assert texts_of("s") == sorted(f"document number {n}" for n in range(150))
-    # Files that were there are as they were, and the older generation is the same store.
+    assert read_sorted_texts("s") == sorted(f"document number {n}" for n in range(150))
+    # Existing files are unchanged, and the older generation is the same store.
     after = tree("s")
     assert {name: after[name] for name in files if name != "dataset_metadata.json"} == {
         name: data for name, data in files.items() if name != "dataset_metadata.json"
     }
-    assert ids("s", 1) == before
-    assert open_store("s", generation=1).fingerprint == print_
+    assert read_ids("s", 1) == before
+    assert open_store("s", generation=1).fingerprint == fingerprint
     assert check("s").sound, check("s").faults
     assert check("s", generation=1).sound
-    # In which subset a document stands is a matter of its hash alone.
-    make(["a.jsonl", "b.jsonl"], "once", **by_hash)
-    assert {name: sorted(some) for name, some in ids("s").items()} == {
-        name: sorted(some) for name, some in ids("once").items()
+    # The hash alone decides the subset of a document.
+    make(["a.jsonl", "b.jsonl"], "once", **settings)
+    assert {name: sorted(subset_documents) for name, subset_documents in read_ids("s").items()} == {
+        name: sorted(subset_documents) for name, subset_documents in read_ids("once").items()
     }
     assert [entry.made for entry in read_manifest(Path("s")).all_history] == [
         "prepared",
@@ -107,55 +113,55 @@ def test_what_is_new_comes_behind_and_all_else_stays(tmp_path):
     assert origin.source == "b.jsonl"
 
 
-def test_to_nothing_it_makes_the_store_and_of_nothing_new_it_says_so(capsys):
+def test_append_creates_a_missing_store_and_reports_that_nothing_is_new(capsys):
     write("a.jsonl", range(30))
-    words = ["prepare", "a.jsonl", "--out", "s", "--tokenizer", "bytes", "--append"]
-    assert run_command_line(words) == 0
-    told = capsys.readouterr()
-    assert "There is no store at s yet: it is made, with the tokenizer " in told.err
-    assert "documents kept" in told.out
+    command = ["prepare", "a.jsonl", "--out", "s", "--tokenizer", "bytes", "--append"]
+    assert run_command_line(command) == 0
+    captured = capsys.readouterr()
+    assert "There is no store at s yet: it is made, with the tokenizer " in captured.err
+    assert "documents kept" in captured.out
     before = tree("s")
-    assert run_command_line(words) == 0
-    told = capsys.readouterr()
-    assert "1 input of 1 is in s already." in told.err
-    assert "s holds all of this already; nothing to append." in told.out
-    assert "generation 1, with 30 documents" in told.out
+    assert run_command_line(command) == 0
+    captured = capsys.readouterr()
+    assert "1 input of 1 is in s already." in captured.err
+    assert "s holds all of this already; nothing to append." in captured.out
+    assert "generation 1, with 30 documents" in captured.out
     assert tree("s") == before
     write("b.jsonl", range(30, 40))
     assert run_command_line(["prepare", "b.jsonl", "--out", "s", "--append", "--profile"]) == 0
-    told = capsys.readouterr()
-    assert re.search("documents added +10\n", told.out)
-    assert "s is generation 2, with 40 documents and " in told.out
+    captured = capsys.readouterr()
+    assert re.search("documents added +10\n", captured.out)
+    assert "s is generation 2, with 40 documents and " in captured.out
     assert run_command_line(["prepare", "--out", "s", "--append", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["generation"], told["already_done"], told["in_all"][0]) == (2, True, 40)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["generation"], report["already_done"], report["in_all"][0]) == (2, True, 40)
 
 
-def test_inputs_are_known_by_place_or_by_content(tmp_path):
+def test_inputs_are_recognized_by_path_or_by_content(tmp_path):
     write("a.jsonl", range(100, 120))
     make("a.jsonl", "s")
     os.utime("a.jsonl", (1, 1))
     assert append("a.jsonl").already_done
-    other = tmp_path / "d" / "a.jsonl"
-    other.parent.mkdir()
-    Path("a.jsonl").rename(other)
-    assert append(other).already_done
+    moved = tmp_path / "d" / "a.jsonl"
+    moved.parent.mkdir()
+    Path("a.jsonl").rename(moved)
+    assert append(moved).already_done
     Path("s/report.json").unlink()
-    assert append(other).already_done
-    # Of two sources of one name and size in two generations both are known.
-    first = other.read_bytes()
-    write(other, range(110, 130))
-    assert append(other).counts.documents == 10
+    assert append(moved).already_done
+    # Two sources of the same name and size in two generations are both recognized.
+    first = moved.read_bytes()
+    write(moved, range(110, 130))
+    assert append(moved).counts.documents == 10
     for path in Path("s").glob("report*"):
         path.unlink()
-    assert append(other).already_done
-    other.write_bytes(first)
-    assert append(other).already_done
+    assert append(moved).already_done
+    moved.write_bytes(first)
+    assert append(moved).already_done
     assert [source.name for source in read_manifest(Path("s")).sources] == ["a.jsonl", "a.jsonl"]
     assert check("s").sound
 
 
-def test_inputs_are_known_by_their_contents_alone_where_that_is_asked_for(monkeypatch):
+def test_inputs_are_recognized_by_content_alone_with_hash_inputs(monkeypatch):
     write("a.jsonl", range(100, 120))
     write("b.jsonl", range(200, 220))
     make(["a.jsonl", "b.jsonl"], "s")
@@ -170,7 +176,7 @@ def test_inputs_are_known_by_their_contents_alone_where_that_is_asked_for(monkey
     assert any("1 input of 2 is in s already" in note for note in notes)
     assert any("a.jsonl changed since it was read for s" in note for note in notes)
     assert append(["a.jsonl", "b.jsonl"], hash_inputs=True).already_done
-    # Under another name, and at another time, it is the same file in its place.
+    # With another relative path and time it is still the same file.
     Path("d").mkdir()
     monkeypatch.chdir("d")
     os.utime("../b.jsonl", (1, 1))
@@ -178,7 +184,7 @@ def test_inputs_are_known_by_their_contents_alone_where_that_is_asked_for(monkey
     assert check("../s").sound
 
 
-def test_a_file_that_grew_is_looked_at_as_a_whole():
+def test_a_file_that_grew_is_read_completely():
     write("a.jsonl", range(20))
     make("a.jsonl", "s")
     write("a.jsonl", range(25))
@@ -188,15 +194,15 @@ def test_a_file_that_grew_is_looked_at_as_a_whole():
 
 
 @pytest.mark.parametrize(("dedup", "documents"), [("none", 4), ("exact", 2), ("lines", 2), ("near", 2)])
-def test_duplicates_of_what_is_there_go_as_the_recipe_says(dedup, documents):
+def test_duplicates_of_stored_documents_are_removed_as_the_recipe_says(dedup, documents):
     jsonl("a.jsonl", [{"text": "menu\nfirst"}, {"text": "menu\nsecond"}])
-    jsonl("b.jsonl", [{"text": t} for t in ("menu\nfirst", "third\nline", "fourth", "fourth")])
+    jsonl("b.jsonl", [{"text": text} for text in ("menu\nfirst", "third\nline", "fourth", "fourth")])
     make("a.jsonl", "s", dedup="exact", val_fraction=0)
     result = append("b.jsonl", dedup=dedup, val_fraction=0)
     assert result.counts.documents == documents
-    # Lines are compared with those of the same job alone.
-    left = [bytes(one[:-1]).decode() for one in ids("s")["train"]]
-    assert left[:2] == ["menu\nfirst", "menu\nsecond"]
+    # Lines are compared only with lines of the same job.
+    texts = [bytes(document[:-1]).decode() for document in read_ids("s")["train"]]
+    assert texts[:2] == ["menu\nfirst", "menu\nsecond"]
 
 
 def test_a_run_goes_on_with_its_generation_exactly(tmp_path, capsys):
@@ -204,9 +210,9 @@ def test_a_run_goes_on_with_its_generation_exactly(tmp_path, capsys):
     write("b.jsonl", range(500, 600))
     make("a.jsonl", "s", val_fraction=0.05)
     Path("small.json").write_text(json.dumps({**PLAIN, "steps": 6}))
-    words = ["--data", "s", "--config-file", "small.json", "--device", "cpu"]
-    assert run_command_line(["train", *words, "--out", "whole"]) == 0
-    assert run_command_line(["train", *words, "--out", "halves", "--stop-at", "3"]) == 0
+    options = ["--data", "s", "--config-file", "small.json", "--device", "cpu"]
+    assert run_command_line(["train", *options, "--out", "whole"]) == 0
+    assert run_command_line(["train", *options, "--out", "halves", "--stop-at", "3"]) == 0
     append("b.jsonl", val_fraction=0.05)
     capsys.readouterr()
     assert run_command_line(["train", "--data", "s", "--out", "halves", "--resume", "--device", "cpu"]) == 0
@@ -214,27 +220,27 @@ def test_a_run_goes_on_with_its_generation_exactly(tmp_path, capsys):
     assert steps_of(tmp_path / "halves") == steps_of(tmp_path / "whole")
 
 
-def test_a_subset_that_was_empty_is_filled_and_settled_ones_stay():
+def test_an_empty_subset_is_filled_and_assigned_documents_stay():
     jsonl("a.jsonl", [{"text": "alone"}])
     jsonl("b.jsonl", [{"text": "alone"}, {"text": "two"}, {"text": "three"}])
     make("a.jsonl", "s", dedup="none")
-    assert list(ids("s")) == ["train"]
+    assert list(read_ids("s")) == ["train"]
     append("b.jsonl", dedup="none")
-    both = ids("s")
-    assert {name: len(some) for name, some in both.items()} == {"train": 3, "val": 1}
-    # Equal documents are on one side, also where the hash was the smallest of the new ones.
-    assert not [one for one in both["val"] if one in both["train"]]
+    documents = read_ids("s")
+    assert {name: len(ids_of_subset) for name, ids_of_subset in documents.items()} == {"train": 3, "val": 1}
+    # Equal documents are in one subset, even if their hash is the smallest of the new ones.
+    assert not [document for document in documents["val"] if document in documents["train"]]
     assert check("s").sound
 
 
-def test_what_was_moved_to_a_subset_once_goes_there_ever_after():
+def test_documents_moved_to_a_subset_stay_in_it():
     jsonl("a.jsonl", [{"text": "one"}, {"text": "two"}])
     make("a.jsonl", "s", dedup="none")
-    moved = ids("s")["val"]
+    moved = read_ids("s")["val"]
     assert len(moved) == 1
-    jsonl("b.jsonl", [{"text": t} for t in ("one", "two", "one", "two", "three")])
-    append("b.jsonl", dedup="none", limits=SMALL)
-    assert ids("s")["val"] == moved * 3
+    jsonl("b.jsonl", [{"text": text} for text in ("one", "two", "one", "two", "three")])
+    append("b.jsonl", dedup="none", limits=SMALL_LIMITS)
+    assert read_ids("s")["val"] == moved * 3
     assert check("s").sound
 
 
@@ -250,12 +256,12 @@ def test_conversations_and_preferences(records):
     jsonl("a.jsonl", records[:30])
     jsonl("b.jsonl", records[20:])
     make("a.jsonl", "s", val_fraction=0.1)
-    before = ids("s")
+    before = read_ids("s")
     result = append("b.jsonl", val_fraction=0.1)
     per_record = 2 if records is PAIRS else 1
     assert result.counts.documents == 10 * per_record
     assert result.counts.dropped == {"exact duplicate": 10 * per_record}
-    assert ids("s", 1) == before
+    assert read_ids("s", 1) == before
     store = open_store("s")
     assert store.masked
     assert check("s").sound, check("s").faults
@@ -268,7 +274,7 @@ def test_conversations_and_preferences(records):
 
 def test_another_label_of_an_answer_that_is_there_is_no_duplicate():
     jsonl("a.jsonl", LABELS[:2])
-    jsonl("b.jsonl", [one | {"label": not one["label"]} for one in LABELS[:2]] + LABELS[:2])
+    jsonl("b.jsonl", [record | {"label": not record["label"]} for record in LABELS[:2]] + LABELS[:2])
     make("a.jsonl", "s", val_fraction=0)
     assert append("b.jsonl", val_fraction=0).counts.documents == 2
     store = open_store("s")
@@ -278,7 +284,7 @@ def test_another_label_of_an_answer_that_is_there_is_no_duplicate():
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         (
             {"val_fraction": 0.5},
@@ -289,12 +295,12 @@ def test_another_label_of_an_answer_that_is_there_is_no_duplicate():
         ({"tokenizer": "train:300"}, "s has tokenizer bytes, but train:300 is requested"),
     ],
 )
-def test_what_does_not_fit_the_store_is_refused_at_once(setting, said):
+def test_settings_that_do_not_fit_the_store_are_refused_at_once(setting, message):
     write("a.jsonl", range(20))
     write("b.jsonl", range(20, 30))
     make("a.jsonl", "s")
     before = tree("s")
-    with pytest.raises(StoreConflictError, match=said):
+    with pytest.raises(StoreConflictError, match=message):
         batchloom.prepare("b.jsonl", out="s", append=True, **setting)
     assert tree("s") == before
     with pytest.raises(SettingsError, match="only a store of this machine is appended to"):
@@ -322,7 +328,7 @@ def test_a_learned_tokenizer_stays():
     batchloom.prepare("a.jsonl", out="s", tokenizer="train:300", val_fraction=0)
     state = Path("s/tokenizer_state.json").read_bytes()
     Path("bad.jsonl").write_text('{"text": "words"}\n' + "no JSON\n" * 20)
-    # The store's tokenizer is not learned again, so a job that ends before a unit is done keeps nothing.
+    # The store's tokenizer is not trained again, so a job that ends before its first unit keeps nothing.
     with pytest.raises(InputError, match="bad"):
         batchloom.prepare("bad.jsonl", out="s", append=True)
     assert not Path("s/.work").exists()
@@ -331,7 +337,7 @@ def test_a_learned_tokenizer_stays():
     assert open_store("s")[50].text.startswith("others, quite unlike them 0")
 
 
-def test_what_is_said_of_an_input_alone_is_said_of_it_again_and_of_no_other():
+def test_settings_of_one_input_apply_to_it_again_and_to_no_other():
     Path("d").mkdir()
     jsonl("d/a.jsonl", [{"body": f"a{n}"} for n in range(9)])
     jsonl("b.jsonl", [{"content": f"b{n}"} for n in range(9)])
@@ -345,8 +351,8 @@ def test_what_is_said_of_an_input_alone_is_said_of_it_again_and_of_no_other():
     batchloom.prepare("m.yaml", out="s", append=True)
     jsonl("d/f.jsonl", [{"body": f"f{n}", "text": "not this"} for n in range(9)])
     batchloom.prepare("d", out="s", append=True)
-    assert texts_of("s") == sorted(f"{x}{n}" for x in "abcef" for n in range(9))
-    assert [one.dataset for one in read_manifest(Path("s")).sources] == [
+    assert read_sorted_texts("s") == sorted(f"{letter}{n}" for letter in "abcef" for n in range(9))
+    assert [source.dataset for source in read_manifest(Path("s")).sources] == [
         "dee",
         "",
         "",
@@ -360,7 +366,7 @@ def test_after_removal_and_after_compaction():
         write(f"{name}.jsonl", numbers)
     make(["a.jsonl", "b.jsonl"], "s", val_fraction=0.1)
     remove_documents("s", sources=["a.jsonl"])
-    # What was removed is not there; another source that has it brings it back.
+    # Removed documents do not count as present; another source that contains them adds them again.
     assert append("c.jsonl", val_fraction=0.1).counts.documents == 20
     assert append("a.jsonl", val_fraction=0.1).already_done
     assert check("s").sound, check("s").faults
@@ -368,9 +374,11 @@ def test_after_removal_and_after_compaction():
     write("d.jsonl", range(60))
     result = append(["a.jsonl", "d.jsonl"], val_fraction=0.1)
     assert (result.counts.documents, result.generation) == (20, 5)
-    assert texts_of("s") == sorted(f"document number {n}" for n in range(60))
+    assert read_sorted_texts("s") == sorted(f"document number {n}" for n in range(60))
     assert check("s").sound, check("s").faults
-    assert [one.made for one in read_log(Path("s"))] == [*("prepared", "removed", "appended", "compacted", "appended")]
+    assert [entry.made for entry in read_log(Path("s"))] == [
+        *("prepared", "removed", "appended", "compacted", "appended")
+    ]
 
 
 def test_the_commands_read_what_was_appended(capsys):
@@ -384,15 +392,15 @@ def test_the_commands_read_what_was_appended(capsys):
         path.name for path in Path("s").iterdir()
     }
     report = json.loads(Path("s/report.00002.json").read_text())
-    assert [one["name"] for one in report["sources"]] == ["b.jsonl"]
-    for words in (
+    assert [source["name"] for source in report["sources"]] == ["b.jsonl"]
+    for command in (
         ["check", "s"],
         ["log", "s"],
         ["inspect", "s"],
         ["doctor", "s"],
         ["export", "s", "--to", "flat", "--out", "flat"],
     ):
-        assert run_command_line(words) == 0, words
+        assert run_command_line(command) == 0, command
     assert "59 documents of subset train" in capsys.readouterr().out
 
 
@@ -403,9 +411,9 @@ def test_a_dry_run_writes_nothing_and_the_next_goes_on():
     before = tree("s")
     result = append("b.jsonl", dry_run=True)
     assert result.counts.documents == 20
-    work = {name for name in tree("s") if name.startswith(".work/")}
-    assert {name: data for name, data in tree("s").items() if name not in work} == before
-    # What is unfinished is in nobody's way, and only who appends it may go on.
+    work_files = {name for name in tree("s") if name.startswith(".work/")}
+    assert {name: data for name, data in tree("s").items() if name not in work_files} == before
+    # Unfinished work does not affect readers, and only the same append resumes it.
     assert check("s").sound
     assert len(open_store("s")) + len(open_store("s", "val")) == 40
     assert make("a.jsonl", "s").already_done
@@ -424,86 +432,80 @@ def test_a_pool_appends_the_same_bytes():
     assert tree("pool") == tree("one")
 
 
-FEW = {"limits": SMALL, "unit_bytes": 3000, "val_fraction": 0.2, "tokens_per_shard": 3000}
+SMALL_JOB = {"limits": SMALL_LIMITS, "unit_bytes": 3000, "val_fraction": 0.2, "tokens_per_shard": 3000}
 
 
 @pytest.fixture
-def two():
-    """A store of one generation, one of two, and the input that makes the second."""
+def grown_files():
+    """Make a store, a copy with a second generation, and the input that was appended."""
     write("a.jsonl", range(100))
     write("b.jsonl", range(60, 220), "document number {}")
     with Path("b.jsonl").open("a") as file:
         file.write("broken\n")
-    make("a.jsonl", "first", dedup="near", **FEW)
+    make("a.jsonl", "first", dedup="near", **SMALL_JOB)
     shutil.copytree("first", "whole")
-    append("b.jsonl", "whole", dedup="near", **FEW)
+    append("b.jsonl", "whole", dedup="near", **SMALL_JOB)
     return tree("whole")
 
 
-def kill(count, events=RENAMES):
-    """Append in a process that is killed at the count-th of these events; whether it was."""
-    import preparation.test_resume as module
-
-    real, module.make = module.make, append
-    try:
-        return run_killed(events, count, "b.jsonl", "s", dedup="near", **FEW)
-    finally:
-        module.make = real
+def append_killed(count, events=RENAMES):
+    """Append in a process that is killed at the count-th event; return whether it was."""
+    return run_until_killed(events, count, lambda: append("b.jsonl", "s", dedup="near", **SMALL_JOB))
 
 
-# A shard is three renames, and no stride is a multiple of three: each of them has its turn.
+# Writing a shard takes three renames. No stride is a multiple of three, so each of them is reached.
 @pytest.mark.parametrize("stride", [13, pytest.param(2, marks=pytest.mark.slow)])
-def test_killed_at_any_rename_the_store_is_the_old_one_or_the_new_one(two, stride):
-    expected = {n: ids("whole", n) for n in (1, 2)}
+def test_killed_at_any_rename_the_store_is_the_old_one_or_the_new_one(grown_files, stride):
+    expected = {n: read_ids("whole", n) for n in (1, 2)}
     count, killed = 4 - stride, True
     while killed:
         count += stride
         shutil.copytree("first", "s")
-        killed = kill(count)
+        killed = append_killed(count)
         number = read_manifest(Path("s")).generation
-        assert ids("s") == expected[number]
-        append("b.jsonl", "s", dedup="near", **FEW)
-        assert tree("s") == two
+        assert read_ids("s") == expected[number]
+        append("b.jsonl", "s", dedup="near", **SMALL_JOB)
+        assert tree("s") == grown_files
         assert not Path("s/.work").exists()
         shutil.rmtree("s")
     assert count > 40
 
 
-def test_killed_behind_the_new_manifest_other_inputs_follow(two, monkeypatch):
-    """What a finished job left behind is no unfinished one."""
+def test_killed_behind_the_new_manifest_other_inputs_follow(grown_files, monkeypatch):
+    """Leftovers of a finished job do not count as an unfinished job."""
     shutil.copytree("first", "s")
     from batchloom.preparation import WorkFolder
 
     with monkeypatch.context() as patch:
         patch.setattr(WorkFolder, "remove", lambda self: (_ for _ in ()).throw(InterruptedError))
         with pytest.raises(InterruptedError):
-            append("b.jsonl", "s", dedup="near", **FEW)
+            append("b.jsonl", "s", dedup="near", **SMALL_JOB)
     assert read_manifest(Path("s")).generation == 2
     assert Path("s/.work/job.json").exists()
     write("c.jsonl", range(500, 510), "quite another text of number {}")
-    assert append(["b.jsonl", "c.jsonl"], "s", dedup="near", **FEW).generation == 3
+    assert append(["b.jsonl", "c.jsonl"], "s", dedup="near", **SMALL_JOB).generation == 3
     assert check("s").sound
 
 
-def test_changed_inputs_and_a_second_run_are_told(two):
+def test_changed_inputs_and_a_second_run_are_reported(grown_files):
     shutil.copytree("first", "s")
-    assert kill(30)
+    assert append_killed(30)
     write("c.jsonl", range(500, 510))
     with pytest.raises(StoreConflictError, match=r"inputs: c.jsonl is new.*give --restart"):
-        append(["b.jsonl", "c.jsonl"], "s", dedup="near", **FEW)
+        append(["b.jsonl", "c.jsonl"], "s", dedup="near", **SMALL_JOB)
     with pytest.raises(StoreConflictError, match="holds an unfinished job"):
         remove_documents("s", sources=["a.jsonl"])
 
-    def again(event):
+    def run_again(event):
         if isinstance(event, Progress):
             with pytest.raises(StoreConflictError, match="Another run is preparing into s"):
-                append("b.jsonl", "s", dedup="near", **FEW)
+                append("b.jsonl", "s", dedup="near", **SMALL_JOB)
 
-    append("b.jsonl", "s", dedup="near", listener=again, **FEW)
-    assert tree("s") == two
+    append("b.jsonl", "s", dedup="near", listener=run_again, **SMALL_JOB)
+    assert tree("s") == grown_files
 
 
-def test_the_command_that_made_a_store_says_so_when_it_has_grown():
+def test_the_first_command_still_recognizes_a_store_that_has_grown():
     write("a.jsonl", range(20))
     write("b.jsonl", range(20, 30))
     make("a.jsonl", "s")
@@ -524,7 +526,7 @@ def test_a_store_of_several_jobs_is_made_again_one_after_the_other(tmp_path, cap
         batchloom.prepare(recipe="s", out="again")
     assert "s was made by 3 jobs, and its recipe is only that of the last one: run all jobs again" in str(error.value)
     assert not Path("again").exists()
-    steps = [word.strip(" .,") for word in str(error.value).split("with ")[1].replace("then", "and").split("and ")]
+    steps = [text.strip(" .,") for text in str(error.value).split("with ")[1].replace("then", "and").split("and ")]
     assert steps == [
         "--recipe s/generations/00001.json",
         "--append --recipe s/generations/00002.json",
@@ -534,51 +536,53 @@ def test_a_store_of_several_jobs_is_made_again_one_after_the_other(tmp_path, cap
         assert run_command_line(["prepare", *step.split(), "--out", "again"]) == 0
     assert "again is identical to s, byte for byte." in capsys.readouterr().err
     assert tree("again") == tree("s")
-    # With inputs in place of its own, or as a value, it is a recipe like any other.
+    # With other inputs, or as a value, the recipe of the store is usable.
     assert batchloom.prepare("b.jsonl", recipe="s", out="other").counts.documents == 15
     assert read_recipe("s").inputs == (str(tmp_path / "c.jsonl"),)
     compact_store("s")
     with pytest.raises(InputError, match="compaction removed the others. Give the inputs of all jobs as arguments"):
         batchloom.prepare(recipe="s", out="again2")
-    # What is appended by no recipe of its own is read by the newest.
-    assert texts_of("s").count("document number 16") == 3
+    # Without a recipe of its own, an append uses the newest one.
+    assert read_sorted_texts("s").count("document number 16") == 3
 
 
-def alike(number, changed=""):
-    """A long text; with another word at its end it is like itself and nothing else."""
-    return {"text": "".join(random.Random(number).choices(ascii_letters, k=600)) + changed}
+def make_long_text(number, suffix=""):
+    """Make a long text; variants with another suffix are near duplicates of it alone."""
+    return {"text": "".join(random.Random(number).choices(ascii_letters, k=600)) + suffix}
 
 
-def near(inputs, out="s", **settings):
+def append_near(inputs, out="s", **settings):
     return append(inputs, out, dedup=settings.pop("dedup", "near"), val_fraction=0.1, **settings)
 
 
-def test_near_duplicates_of_older_generations_go_by_the_signatures_that_are_kept():
-    jsonl("a.jsonl", [alike(n) for n in range(20)])
-    jsonl("b.jsonl", [alike(n, "changed") for n in range(15, 30)] + [alike(29, "again")])
-    jsonl("c.jsonl", [alike(n, "anew") for n in range(10, 40)])
-    make("a.jsonl", "s", dedup="near", val_fraction=0.1, limits=SMALL, unit_bytes=4000)
+def test_near_duplicates_of_older_generations_are_found_by_stored_signatures():
+    jsonl("a.jsonl", [make_long_text(n) for n in range(20)])
+    jsonl("b.jsonl", [make_long_text(n, "changed") for n in range(15, 30)] + [make_long_text(29, "again")])
+    jsonl("c.jsonl", [make_long_text(n, "anew") for n in range(10, 40)])
+    make("a.jsonl", "s", dedup="near", val_fraction=0.1, limits=SMALL_LIMITS, unit_bytes=4000)
     manifest = read_manifest(Path("s"))
-    shards = [f"{name}/{one.name}.bands" for name, two in manifest.subsets.items() for one in two.shards]
-    assert len(shards) > 2
-    assert {name for name in tree("s") if name.endswith(".bands")} == set(shards)
-    assert near("b.jsonl").counts.dropped == {"near duplicate": 6}
-    result = near("c.jsonl")
+    signature_files = [
+        f"{name}/{shard.name}.bands" for name, subset in manifest.subsets.items() for shard in subset.shards
+    ]
+    assert len(signature_files) > 2
+    assert {name for name in tree("s") if name.endswith(".bands")} == set(signature_files)
+    assert append_near("b.jsonl").counts.dropped == {"near duplicate": 6}
+    result = append_near("c.jsonl")
     assert (result.counts.documents, result.notes) == (10, ())
     assert check("s").sound, check("s").faults
     assert check("s", generation=2).sound
-    # What was removed has no copies, and shards that are written anew keep what they know.
+    # Removed documents have no duplicates, and rewritten shards keep their signatures.
     remove_documents("s", sources=["c.jsonl"])
-    assert near(jsonl("d.jsonl", [alike(35, "one"), alike(5, "two")])).counts.documents == 1
+    assert append_near(jsonl("d.jsonl", [make_long_text(35, "one"), make_long_text(5, "two")])).counts.documents == 1
     compact_store("s")
     assert check("s").sound, check("s").faults
-    assert near(jsonl("e.jsonl", [alike(n, "three") for n in (1, 20, 35, 36)])).counts.documents == 1
+    assert append_near(jsonl("e.jsonl", [make_long_text(n, "three") for n in (1, 20, 35, 36)])).counts.documents == 1
     assert check("s").sound, check("s").faults
 
 
-def test_where_the_store_keeps_none_new_ones_are_compared_among_themselves():
-    jsonl("a.jsonl", [alike(n) for n in range(20)])
-    jsonl("b.jsonl", [alike(n, "b") for n in range(10, 25)] + [alike(24, "c")])
+def test_without_stored_signatures_new_documents_are_compared_among_themselves():
+    jsonl("a.jsonl", [make_long_text(n) for n in range(20)])
+    jsonl("b.jsonl", [make_long_text(n, "b") for n in range(10, 25)] + [make_long_text(24, "c")])
     for out, dedup in (
         ("exact", "exact"),
         ("other", {"mode": "near", "bands": 10, "rows": 8}),
@@ -586,52 +590,52 @@ def test_where_the_store_keeps_none_new_ones_are_compared_among_themselves():
     ):
         make("a.jsonl", out, dedup=dedup, val_fraction=0.1)
         assert any(name.endswith(".bands") for name in tree(out)) == (out == "other")
-        result = near("b.jsonl", out)
+        result = append_near("b.jsonl", out)
         assert result.counts.dropped == {"near duplicate": 1}
         assert any("holds signatures of this kind for 0 of its 2 shards" in note for note in result.notes)
-        # Now it keeps some.
-        result = near(jsonl("c.jsonl", [alike(3, "d"), alike(24, "d")]), out)
+        # The store has signatures of the appended documents now.
+        result = append_near(jsonl("c.jsonl", [make_long_text(3, "d"), make_long_text(24, "d")]), out)
         assert result.counts.dropped == {"near duplicate": 1}
         assert check(out).sound, check(out).faults
 
 
 @pytest.mark.parametrize("dropped", [False, True])
-def test_bands_stand_beside_their_documents_however_a_shard_is_written(dropped):
-    """Linked as it is, or copied without what was left out, into shards of any size."""
-    records = [alike(n) for n in range(40)] + ([alike(3), alike(7, "x")] if dropped else [])
+def test_signatures_match_their_documents_however_a_shard_is_written(dropped):
+    """Check shards that are linked, copied without dropped documents, or cut smaller."""
+    records = [make_long_text(n) for n in range(40)] + ([make_long_text(3), make_long_text(7, "x")] if dropped else [])
     jsonl("a.jsonl", records)
     make("a.jsonl", "whole", dedup="near", val_fraction=0.1)
     make("a.jsonl", "cut", dedup="near", val_fraction=0.1, tokens_per_shard=2000)
-    found = {}
+    keys_by_store = {}
     for out in ("whole", "cut"):
         for name, subset in read_manifest(Path(out)).subsets.items():
             for shard in subset.shards:
-                bands = map_signature_file(Path(out, name, f"{shard.name}.bands"), shard.documents)
-                origins = map_provenance(Path(out, name, f"{shard.name}.docs"))
-                pairs = zip(map(tuple, origins.hashes.tolist()), bands.keys.tolist(), strict=True)
-                found.setdefault(out, {}).update(pairs)
-    assert found["whole"] == found["cut"]
-    assert len(found["cut"]) == 40
+                signatures = map_signature_file(Path(out, name, f"{shard.name}.bands"), shard.documents)
+                provenance = map_provenance(Path(out, name, f"{shard.name}.docs"))
+                pairs = zip(map(tuple, provenance.hashes.tolist()), signatures.keys.tolist(), strict=True)
+                keys_by_store.setdefault(out, {}).update(pairs)
+    assert keys_by_store["whole"] == keys_by_store["cut"]
+    assert len(keys_by_store["cut"]) == 40
 
 
-def test_bands_that_are_damaged_are_found():
-    jsonl("a.jsonl", [alike(n) for n in range(4)])
+def test_damaged_signature_files_are_found():
+    jsonl("a.jsonl", [make_long_text(n) for n in range(4)])
     make("a.jsonl", "s", dedup="near", val_fraction=0)
     path = Path("s/train/shard_00000.bands")
     data = path.read_bytes()
     assert data[:24] == b"BLMBAND\x00" + np.array([1, 4], "<u8").tobytes()
     assert np.frombuffer(data, "<u2", 4, 24).tolist() == [5, 8, 14, 1]
     assert len(data) == 32 + 4 * 14 * 8
-    for harm, said in (
+    for damaged, message in (
         (data[:-1] + bytes([data[-1] ^ 1]), "checksum differs"),
         (data[:-8], "declares 4 documents with 14 bands in 472 bytes"),
         (b"X" + data[1:], "is not a .bands file of version 1"),
         (None, "missing|No such file"),
     ):
         path.unlink()
-        if harm is not None:
-            path.write_bytes(harm)
-        assert re.search(said, " ".join(check("s").faults)), check("s").faults
+        if damaged is not None:
+            path.write_bytes(damaged)
+        assert re.search(message, " ".join(check("s").faults)), check("s").faults
         path.write_bytes(data)
     assert check("s").sound
     make("a.jsonl", "t", val_fraction=0)

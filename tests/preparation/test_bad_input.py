@@ -1,4 +1,4 @@
-"""Bad input: one clear sentence with the remedy, and nothing that looks whole."""
+"""Bad input: one sentence with the remedy, and no output that looks complete."""
 
 import bz2
 import gzip
@@ -18,32 +18,32 @@ from batchloom import InputError, Recipe, SettingsError, TokenizerError, open_st
 from batchloom.core.errors import InputMissingError, RecordError, TooManyBadRecordsError
 from batchloom.preparation.settings import count_allowed_bad
 from batchloom.preparation.units import unit_files
-from preparation.stores import jsonl, make, recipe_of, texts
+from preparation.stores import jsonl, make, make_recipe, texts
 
 
-def one_sentence(error):
+def check_single_sentence(error):
     text = str(error.value)
     assert "\n" not in text
     assert "Traceback" not in text
     return text
 
 
-def test_bad_records_go_aside_and_the_rest_goes_on(tmp_path):
+def test_bad_records_are_quarantined_and_others_are_kept(tmp_path):
     lines = [json.dumps({"text": f"t{i}"}) for i in range(100)]
     lines[3], lines[50] = '{"txt":"x"}', '{"text":'
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     (tmp_path / "b.txt").write_bytes(b"caf\xe9 au lait")
     result = make([tmp_path / "a.jsonl", tmp_path / "b.txt"], tmp_path / "out")
     assert (result.counts.quarantined, result.counts.documents) == (3, 98)
-    aside = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
-    assert [(one["source"], one["line"], one["column"]) for one in aside] == [
+    quarantined = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
+    assert [(record["source"], record["line"], record["column"]) for record in quarantined] == [
         ("a.jsonl", 4, None),
         ("a.jsonl", 51, 9),
         ("b.txt", 1, 4),
     ]
-    assert set(aside[0]) == {"source", "line", "row", "column", "offset", "reason", "snippet"}
-    assert aside[0]["offset"] == sum(len(line) + 1 for line in lines[:3])
-    assert "did you mean --text-field 'txt'?" in aside[0]["reason"]
+    assert set(quarantined[0]) == {"source", "line", "row", "column", "offset", "reason", "snippet"}
+    assert quarantined[0]["offset"] == sum(len(line) + 1 for line in lines[:3])
+    assert "did you mean --text-field 'txt'?" in quarantined[0]["reason"]
 
 
 LINE = '{"text": "' + "before " * 20 + "%s" + " behind" * 20 + '"}\n'
@@ -54,29 +54,29 @@ LINE = '{"text": "' + "before " * 20 + "%s" + " behind" * 20 + '"}\n'
     [("a.jsonl", LINE), ("a.csv", LINE[10:-3] + ",1\n"), ("a.json", LINE), ("a.txt", LINE)],
 )
 @pytest.mark.parametrize(
-    ("odd", "seen", "words"),
+    ("bad_bytes", "escaped", "reason"),
     [(b"\xe9", r"\xe9", "iconv -f LATIN1 -t UTF-8"), (b"\0", r"\x00", "NUL|escapes")],
 )
-def test_bytes_that_are_no_text_are_shown_where_they_stand(tmp_path, name, line, odd, seen, words):
+def test_invalid_text_bytes_are_shown_at_their_position(tmp_path, name, line, bad_bytes, escaped, reason):
     lines = [(line % n).encode() for n in range(30)]
-    lines[7] = lines[7].replace(b"before 7", b"\xc3\xbcbefore " + odd)
-    head = b"text,n\n" if name == "a.csv" else b""
-    data = head + b"".join(lines)
+    lines[7] = lines[7].replace(b"before 7", b"\xc3\xbcbefore " + bad_bytes)
+    header = b"text,n\n" if name == "a.csv" else b""
+    data = header + b"".join(lines)
     if name == "a.json":
         data = b"[" + b",".join(lines) + b"]"
     (tmp_path / name).write_bytes(data)
     (tmp_path / "good.txt").write_text("good")
     result = make([tmp_path / name, tmp_path / "good.txt"], tmp_path / "out")
     assert result.counts.quarantined == 1
-    bad = json.loads((tmp_path / "out" / "quarantine.jsonl").read_text())
-    assert bad["line"] == 8 + bool(head)
-    at = lines[7].decode("latin1").index(odd.decode("latin1"))
-    # What is two bytes there is one character; JSON readers tell of the character before or behind.
-    assert abs(bad["column"] - at) <= ("json" in name)
-    assert re.search(words, bad["reason"])
-    assert f"\u00fcbefore {seen} behind" in bad["snippet"]
-    assert bad["snippet"].startswith("...")
-    assert bad["snippet"].isprintable()
+    record = json.loads((tmp_path / "out" / "quarantine.jsonl").read_text())
+    assert record["line"] == 8 + bool(header)
+    position = lines[7].decode("latin1").index(bad_bytes.decode("latin1"))
+    # A character of two bytes counts as one; JSON readers may report the character before or after.
+    assert abs(record["column"] - position) <= ("json" in name)
+    assert re.search(reason, record["reason"])
+    assert f"\u00fcbefore {escaped} behind" in record["snippet"]
+    assert record["snippet"].startswith("...")
+    assert record["snippet"].isprintable()
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt"])
@@ -88,25 +88,25 @@ def test_wide_text_is_no_text_and_comes_with_its_remedy(tmp_path, name, encoding
         make(tmp_path / name, tmp_path / "out")
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
-def test_packed_records_need_no_ending_that_says_so(tmp_path, pack):
-    (tmp_path / "a.jsonl").write_bytes(pack(b'{"text": "hello"}\n' * 9))
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_packed_records_need_no_ending_that_says_so(tmp_path, compress):
+    (tmp_path / "a.jsonl").write_bytes(compress(b'{"text": "hello"}\n' * 9))
     assert texts(make(tmp_path / "a.jsonl", tmp_path / "out", dedup="none").path) == ["hello"] * 9
 
 
 def test_white_space_of_any_length_between_records_costs_no_memory_and_little_time(tmp_path):
     blank = b" \n" * (16 << 20)
     (tmp_path / "a.json").write_bytes(b"[" + blank + b'{"text": "a"},' + blank + b'{"text": "b"}' + blank + b"]")
-    began = time.process_time()
+    start = time.process_time()
     tracemalloc.start()
     try:
         assert texts(make(tmp_path / "a.json", tmp_path / "out").path) == ["a", "b"]
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
         tracemalloc.stop()
-    assert time.process_time() - began < 10
-    for odd in (b"[ ,%s" % blank, b'[{"text": "a"},%s,' % blank, b'[{"text": "a"},%s]' % blank):
-        (tmp_path / "a.json").write_bytes(odd + b'{"text": "b"}]')
+    assert time.process_time() - start < 10
+    for prefix in (b"[ ,%s" % blank, b'[{"text": "a"},%s,' % blank, b'[{"text": "a"},%s]' % blank):
+        (tmp_path / "a.json").write_bytes(prefix + b'{"text": "b"}]')
         with pytest.raises(InputError, match="comma|value"):
             make(tmp_path / "a.json", tmp_path / "odd")
 
@@ -120,12 +120,12 @@ def test_the_budget_of_bad_records(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join([good[0], "bad", *good, *["bad"] * 10, *good]))
     with pytest.raises(TooManyBadRecordsError) as error:
         make(tmp_path / "a.jsonl", tmp_path / "out", unit_bytes=1000)
-    text = one_sentence(error)
+    text = check_single_sentence(error)
     assert text.startswith("11 bad records in the first ")
     assert "more than --max-bad 0.1% allows. The first: Invalid JSON on line 2 in a.jsonl, column 1: " in text
     assert "raise the budget, for example --max-bad 5%" in text
     assert not (tmp_path / "out" / "dataset_metadata.json").exists()
-    # Raising the budget goes on with what was done.
+    # A higher budget resumes the finished units.
     result = make(tmp_path / "a.jsonl", tmp_path / "out", unit_bytes=1000, max_bad="5%")
     assert result.resumed_units > 2
     assert result.counts.quarantined == 11
@@ -152,12 +152,12 @@ def test_first_records_without_the_field_stop_before_any_work(tmp_path):
     jsonl(tmp_path / "a.jsonl", [{"question": "q", "answer": "a"}] * 200)
     with pytest.raises(RecordError) as error:
         make(tmp_path / "a.jsonl", tmp_path / "out", text_field="anser")
-    assert one_sentence(error) == (
+    assert check_single_sentence(error) == (
         "a.jsonl, line 1: no field 'anser': the record has 'question', 'answer'; did you mean --text-field 'answer'?"
     )
     assert not (tmp_path / "out").exists()
-    made = make(tmp_path / "a.jsonl", tmp_path / "out", text_field="answer", dedup="none")
-    assert texts(made.path) == ["a"] * 200
+    result = make(tmp_path / "a.jsonl", tmp_path / "out", text_field="answer", dedup="none")
+    assert texts(result.path) == ["a"] * 200
 
 
 def test_a_missing_an_empty_and_a_useless_input(tmp_path):
@@ -166,7 +166,7 @@ def test_a_missing_an_empty_and_a_useless_input(tmp_path):
     for name in ("missing.txt", "empty.txt", "folder"):
         with pytest.raises(InputMissingError) as error:
             make(tmp_path / name, tmp_path / "out")
-        assert str(tmp_path / name) in one_sentence(error)
+        assert str(tmp_path / name) in check_single_sentence(error)
     assert not (tmp_path / "out").exists()
 
 
@@ -187,7 +187,7 @@ def test_a_broken_gzip_stops_the_job_and_finished_units_stay(tmp_path):
     with pytest.raises(InputError) as error:
         make([tmp_path / "a.jsonl", tmp_path / "b.txt.gz"], tmp_path / "out", unit_bytes=10_000)
     sentence = "b.txt.gz is cut short: its gzip data ends or fails at byte 1,400,000 of 1,400,000;"
-    assert one_sentence(error).startswith(sentence)
+    assert check_single_sentence(error).startswith(sentence)
     assert list((tmp_path / "out" / ".work" / "units").glob("*/unit.json"))
     assert not (tmp_path / "out" / "dataset_metadata.json").exists()
 
@@ -208,7 +208,7 @@ def test_a_file_that_goes_while_it_is_prepared(tmp_path):
         )
 
 
-def test_what_is_left_out_is_told_before_the_work(tmp_path):
+def test_skipped_inputs_are_reported_before_the_work(tmp_path):
     (tmp_path / "in").mkdir()
     for name in ("a.txt", "b.pdf", "c.pdf", ".hidden"):
         (tmp_path / "in" / name).write_text("text")
@@ -232,13 +232,13 @@ def test_wrong_tokenizers(tmp_path):
     for spec in ("train:x", "gtp2", str(tmp_path / "no.json")):
         with pytest.raises(TokenizerError) as error:
             make(tmp_path / "a.txt", tmp_path / "out", tokenizer=spec)
-        one_sentence(error)
+        check_single_sentence(error)
         assert not (tmp_path / "out").exists()
 
 
 def test_settings_are_judged_all_at_once():
     with pytest.raises(SettingsError) as error:
-        recipe_of(
+        make_recipe(
             inputs=(),
             split_on="lines",
             val_fraction=0.6,
@@ -267,7 +267,7 @@ def test_settings_are_judged_all_at_once():
 
 
 def test_a_share_of_bad_records_is_exact():
-    """29 % of 100 is 29, which floating point makes 28.999..."""
+    """29 % of 100 is exactly 29, where floating point gives 28.999..."""
     from batchloom.preparation.settings import count_allowed_bad
 
     assert [count_allowed_bad(f"{share}%", 100) for share in (29, 57, 58)] == [29, 57, 58]
@@ -289,10 +289,10 @@ def test_a_share_of_bad_records_is_exact():
     ],
     ids=map(str, range(9)),
 )
-def test_absurd_numbers_are_told_their_bound(name, value, bound):
+def test_absurd_numbers_are_refused_with_their_bound(name, value, bound):
     with pytest.raises(SettingsError, match=bound) as error:
-        recipe_of(inputs=("a",), **{name: value})
-    assert len(one_sentence(error)) < 400
+        make_recipe(inputs=("a",), **{name: value})
+    assert len(check_single_sentence(error)) < 400
 
 
 def test_a_tokenizer_that_lacks_a_character_is_named(tmp_path):
@@ -310,7 +310,7 @@ def test_a_tokenizer_that_lacks_a_character_is_named(tmp_path):
             tokenizer=str(tmp_path / "tokenizer.json"),
             end_token="<eos>",
         )
-    text = one_sentence(error)
+    text = check_single_sentence(error)
     assert text.startswith("tokenizer 'tokenizer.json' cannot encode 'k")
     assert "choose another --tokenizer" in text
     assert not (tmp_path / "out").exists()
@@ -325,8 +325,8 @@ def test_a_column_of_bytes_is_no_text_and_comes_with_its_remedy(tmp_path, kind, 
     table = pq.read_table(tmp_path / "a.parquet")
     table = table.set_column(0, "text", table["text"].cast("string"))
     pq.write_table(table, tmp_path / "a.parquet")
-    made = make(tmp_path / "a.parquet", tmp_path / "out", dedup="none", **settings)
-    assert texts(made.path) == ["a text"] * 20
+    result = make(tmp_path / "a.parquet", tmp_path / "out", dedup="none", **settings)
+    assert texts(result.path) == ["a text"] * 20
 
 
 def test_a_text_of_a_table_that_is_no_utf8_is_shown(tmp_path):
@@ -335,9 +335,9 @@ def test_a_text_of_a_table_that_is_no_utf8_is_shown(tmp_path):
     table = pa.table({"question": text, "answer": ["yes"] * 31})
     pq.write_table(table, tmp_path / "a.parquet")
     make(tmp_path / "a.parquet", tmp_path / "out")
-    bad = json.loads((tmp_path / "out" / "quarantine.jsonl").read_text())
-    assert (bad["row"], bad["snippet"]) == (31, r"caf\xe9 au lait")
-    assert bad["reason"].startswith("column 'question': byte 0xe9 of a text is not valid UTF-8;")
+    record = json.loads((tmp_path / "out" / "quarantine.jsonl").read_text())
+    assert (record["row"], record["snippet"]) == (31, r"caf\xe9 au lait")
+    assert record["reason"].startswith("column 'question': byte 0xe9 of a text is not valid UTF-8;")
 
 
 def test_more_documents_of_a_unit_than_can_be_numbered_are_refused(tmp_path, monkeypatch):
@@ -350,7 +350,7 @@ def test_more_documents_of_a_unit_than_can_be_numbered_are_refused(tmp_path, mon
         make(tmp_path / "b.jsonl", tmp_path / "ten")
 
 
-def calls_of(number):
+def make_conversation(number):
     turns = [{"role": "user", "content": f"q{number}"}, {"role": "assistant", "content": "a"}]
     if number % 2:
         call = {"function": {"name": "f", "arguments": {"n": number}}}
@@ -361,48 +361,48 @@ def calls_of(number):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_budget_is_proposed_for_half_of_the_records(tmp_path, workers):
     source = tmp_path / "a.jsonl"
-    jsonl(source, [calls_of(number) for number in range(300)])
+    jsonl(source, [make_conversation(number) for number in range(300)])
     with source.open("a") as file:
         file.write("bad\n" * 2)
     (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
     template = str(tmp_path / "t.jinja")
     with pytest.raises(TooManyBadRecordsError) as error:
         prepare(source, out=tmp_path / "out", tokenizer="bytes", template=template, workers=workers)
-    text = one_sentence(error)
+    text = check_single_sentence(error)
     assert "The first: " in text
     assert "--max-bad 5%" not in text
     assert text.endswith("which 150 of them have; a budget is for single records.") or (
         "Fix the most common fault, which 150 of them have (template t.jinja leaves out tool calls of turn 2: choose "
         "one that writes them, such as --template plain)" in text
     )
-    # The remedy that is named works.
+    # The suggested remedy works.
     out, settings = tmp_path / "out", {"tokenizer": "bytes", "max_bad": "5%", "restart": True}
-    made = prepare(source, out=out, template="plain", workers=workers, **settings)
-    assert made.counts.documents == 300
-    assert made.counts.quarantined == 2
+    result = prepare(source, out=out, template="plain", workers=workers, **settings)
+    assert result.counts.documents == 300
+    assert result.counts.quarantined == 2
 
 
 def test_a_few_bad_records_of_some_kinds_name_the_commonest(tmp_path):
     empty = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": ""}]}
-    good = calls_of(0)
+    good = make_conversation(0)
     source = tmp_path / "a.jsonl"
     lines = ["{bad" if n == 0 else json.dumps(empty if n % 3 else {**good, "id": n}) for n in range(90)]
     source.write_text("\n".join(lines))
     with pytest.raises(TooManyBadRecordsError) as error:
         make(source, tmp_path / "out")
-    text = one_sentence(error)
+    text = check_single_sentence(error)
     assert "The first: Invalid JSON on line 1" in text
     assert re.search(r"Fix the most common fault, which 5\d of them have \(messages\[1\]\.content", text)
 
 
 def test_a_tokenizer_that_found_no_text_says_nothing_of_pairs(tmp_path):
-    """All records are bad, which ends the job: more text would not help."""
+    """No note about missing pairs if all records are bad: more text would not help."""
     (tmp_path / "a.jsonl").write_text('{"text": 1\n' * 3)
     notes = []
-    asked = {"tokenizer": "train:300", "max_bad": 100, "progress": notes.append}
+    settings = {"tokenizer": "train:300", "max_bad": 100, "progress": notes.append}
     with pytest.raises(InputMissingError, match="No documents were made from 3 records: 3 bad"):
-        batchloom.prepare(tmp_path / "a.jsonl", out=tmp_path / "s", **asked)
+        batchloom.prepare(tmp_path / "a.jsonl", out=tmp_path / "s", **settings)
     assert not any("pairs" in getattr(note, "text", "") for note in notes)
     (tmp_path / "b.jsonl").write_text('{"text": "few words"}\n')
-    batchloom.prepare(tmp_path / "b.jsonl", out=tmp_path / "t", **asked)
+    batchloom.prepare(tmp_path / "b.jsonl", out=tmp_path / "t", **settings)
     assert any("the input has no more pairs" in getattr(note, "text", "") for note in notes)

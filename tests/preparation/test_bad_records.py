@@ -1,4 +1,4 @@
-"""Bad records lie in the order of the input, and memory does not grow with their number."""
+"""Bad records are sorted in input order, in bounded memory."""
 
 import random
 import tracemalloc
@@ -9,31 +9,31 @@ from hypothesis import given, strategies as st
 
 from batchloom.core.document import BadRecord
 from batchloom.preparation import DedupRecipe
-from batchloom.preparation.units import UnitFiles, bad_records as bad_order
+from batchloom.preparation.units import UnitFiles, bad_records
 from batchloom.preparation.units.bad_records import sort_bad_records
 from batchloom.preparation.units.unit_files import BAD_NAME
 
 
-def line(part, record, reason=""):
+def encode_line(part, record, reason=""):
     return msgspec.json.encode((part, BadRecord(record, 0, None, reason, "x" * 40))) + b"\n"
 
 
 @given(
-    places=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=60),
+    positions=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=60),
     run=st.integers(1, 2000),
     block=st.integers(1, 400),
 )
-def test_any_runs_give_the_same_order(tmp_path_factory, places, run, block):
+def test_any_runs_give_the_same_order(tmp_path_factory, positions, run, block):
     path = tmp_path_factory.mktemp("bad") / "bad.jsonl"
-    lines = [line(*place, f"number {n}") for n, place in enumerate(places)]
+    lines = [encode_line(*position, f"number {n}") for n, position in enumerate(positions)]
     path.write_bytes(b"".join(lines))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bad_order, "_RUN_BYTES", run)
-        patch.setattr(bad_order, "_BLOCK_BYTES", block)
+        patch.setattr(bad_records, "_RUN_BYTES", run)
+        patch.setattr(bad_records, "_BLOCK_BYTES", block)
         sort_bad_records(path)
-    expected = sorted(zip(places, lines, strict=True), key=lambda one: one[0])
+    expected = sorted(zip(positions, lines, strict=True), key=lambda pair: pair[0])
     assert path.read_bytes() == b"".join(text for _, text in expected)
-    assert [one.name for one in path.parent.iterdir()] == ["bad.jsonl"]
+    assert [file.name for file in path.parent.iterdir()] == ["bad.jsonl"]
 
 
 def test_a_unit_of_bad_records_alone_takes_no_more_memory(tmp_path):
@@ -51,4 +51,4 @@ def test_a_unit_of_bad_records_alone_takes_no_more_memory(tmp_path):
     assert (tmp_path / BAD_NAME).stat().st_size > 24 << 20
     assert peak < 24 << 20
     with (tmp_path / BAD_NAME).open("rb") as file:
-        assert [bad_order._record_position(text) for text in file] == [(0, n) for n in range(50_000)]
+        assert [bad_records._record_position(text) for text in file] == [(0, n) for n in range(50_000)]

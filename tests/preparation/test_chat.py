@@ -1,4 +1,4 @@
-"""Conversations and token rows through ``prepare``: schemas told, masks stored, batches masked."""
+"""Conversations and token rows through ``prepare``: schemas, masks and batches."""
 
 import json
 
@@ -13,7 +13,7 @@ from batchloom.preparation import convert
 from preparation.stores import jsonl
 from sources.test_tables import pa, write
 
-ASKED = [{"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}.", "id": n} for n in range(60)]
+QUESTIONS = [{"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}.", "id": n} for n in range(60)]
 
 
 def make(tmp_path, rows, **settings):
@@ -23,18 +23,18 @@ def make(tmp_path, rows, **settings):
 
 
 def trained_text(store, number):
-    """What of a document is trained, decoded."""
+    """Return the decoded text of the trained tokens of a document."""
     document = store[number]
     mask = store.mask(np.array([number]), np.array([0]), np.array([len(document.ids)]))[0]
     return store.tokenizer.decode(document.ids[mask])
 
 
 def test_questions_become_conversations_of_which_the_answers_are_trained(tmp_path):
-    result = make(tmp_path, ASKED)
+    result = make(tmp_path, QUESTIONS)
     assert "Detected question/answer -> 2 turns in in.jsonl." in result.notes
     store = batchloom.open_store(result.path)
     assert len(store) == 60
-    for number, row in enumerate(ASKED):
+    for number, row in enumerate(QUESTIONS):
         assert store[number].text.startswith(f"User:\n{row['question']}")
         assert trained_text(store, number) == row["answer"] + "<|endoftext|>"
         assert store.provenance.of(number).line == number + 1
@@ -44,36 +44,36 @@ def test_questions_become_conversations_of_which_the_answers_are_trained(tmp_pat
 
 
 def test_batches_train_the_answers_and_nothing_else(tmp_path):
-    store = batchloom.open_store(make(tmp_path, ASKED).path)
+    store = batchloom.open_store(make(tmp_path, QUESTIONS).path)
     loader = batchloom.Loader(store, seq_len=128, global_batch_size=4, output="numpy")
-    got = sorted(
-        piece
+    trained = sorted(
+        answer
         for batch in loader
         for row in batch["labels"]
-        for piece in bytes((row[row != IGNORE_INDEX] % 256).tolist()).decode().split("\x00")
-        if piece
+        for answer in bytes((row[row != IGNORE_INDEX] % 256).tolist()).decode().split("\x00")
+        if answer
     )
-    assert got == sorted(row["answer"] for row in ASKED)
+    assert trained == sorted(row["answer"] for row in QUESTIONS)
 
 
 def test_the_same_whatever_the_units_and_after_a_stop(tmp_path):
     from batchloom import Recipe
     from batchloom.preparation import RunSettings, run_recipe
 
-    jsonl(tmp_path / "in.jsonl", ASKED)
+    jsonl(tmp_path / "in.jsonl", QUESTIONS)
     recipe = Recipe(inputs=(str(tmp_path / "in.jsonl"),), tokenizer="bytes", val_fraction=0.2)
-    whole = batchloom.open_store(run_recipe(recipe, tmp_path / "a", lambda _: None).path)
-    cut = batchloom.open_store(
+    whole_store = batchloom.open_store(run_recipe(recipe, tmp_path / "a", lambda _: None).path)
+    cut_store = batchloom.open_store(
         run_recipe(recipe, tmp_path / "b", lambda _: None, settings=RunSettings(unit_bytes=700)).path
     )
-    assert len(cut.shards) > len(whole.shards)
-    for number in range(len(whole)):
-        assert whole[number].text == cut[number].text
-        assert trained_text(whole, number) == trained_text(cut, number)
+    assert len(cut_store.shards) > len(whole_store.shards)
+    for number in range(len(whole_store)):
+        assert whole_store[number].text == cut_store[number].text
+        assert trained_text(whole_store, number) == trained_text(cut_store, number)
 
 
 def test_a_loader_leaves_out_conversations_it_would_have_to_cut_and_says_so(tmp_path, caplog):
-    rows = [*ASKED, {"question": "long", "answer": "z" * 500}]
+    rows = [*QUESTIONS, {"question": "long", "answer": "z" * 500}]
     store = batchloom.open_store(make(tmp_path, rows).path)
     caplog.clear()
     settings = {"seq_len": 128, "global_batch_size": 2, "output": "numpy"}
@@ -88,7 +88,7 @@ def test_a_loader_leaves_out_conversations_it_would_have_to_cut_and_says_so(tmp_
 def test_text_and_conversations_in_one_store(tmp_path, caplog):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.txt").write_text("plain prose")
-    jsonl(tmp_path / "in/b.jsonl", ASKED[:3])
+    jsonl(tmp_path / "in/b.jsonl", QUESTIONS[:3])
     jsonl(tmp_path / "in/c.jsonl", [{"text": "more prose"}])
     store = batchloom.open_store(
         batchloom.prepare(tmp_path / "in", out=tmp_path / "out", tokenizer="bytes", val_fraction=0).path
@@ -96,7 +96,7 @@ def test_text_and_conversations_in_one_store(tmp_path, caplog):
     assert store[0].text == trained_text(store, 0) == "plain prose<|endoftext|>"
     assert trained_text(store, 1) == "It is 0.<|endoftext|>"
     assert store[4].text == trained_text(store, 4) == "more prose<|endoftext|>"
-    # Texts may be cut, and a loader cannot tell the two apart.
+    # Text may be cut, and a loader cannot distinguish text from conversations.
     loader = batchloom.Loader(store, seq_len=8, global_batch_size=1, output="numpy")
     assert loader.plan.spec.overlong == "split"
     caplog.clear()
@@ -134,7 +134,7 @@ def test_what_is_trained_can_be_chosen(tmp_path):
 
 def test_bad_records_and_those_left_out_are_counted_with_their_reasons(tmp_path):
     rows = [
-        *ASKED[:20],
+        *QUESTIONS[:20],
         {"question": "", "answer": "x"},
         {"question": "y", "answer": 5},
         {"question": "long", "answer": "z" * 500},
@@ -144,7 +144,7 @@ def test_bad_records_and_those_left_out_are_counted_with_their_reasons(tmp_path)
     assert result.counts.quarantined == 2
     assert result.counts.dropped == {"overlong": 1}
     bad = [json.loads(line) for line in (result.path / "quarantine.jsonl").read_text().splitlines()]
-    assert [one["line"] for one in bad] == [21, 22]
+    assert [record["line"] for record in bad] == [21, 22]
     assert "'answer'" in bad[1]["reason"]
     assert batchloom.check(result.path).sound
     with pytest.raises(
@@ -161,40 +161,40 @@ def test_bad_records_and_those_left_out_are_counted_with_their_reasons(tmp_path)
 
 
 def test_a_split_conversation_stays_together(tmp_path):
-    # A long question, so that pieces without an answer come first.
+    # Questions are long, so that the first parts contain no answer.
     rows = [{"question": f"{n:02}" * 45, "answer": f"{n:02}" * 75} for n in range(40)]
     result = make(tmp_path, rows, max_tokens=64, overlong="split", val_fraction=0.3)
     (tmp_path / "whole").mkdir()
-    whole = batchloom.open_store(make(tmp_path / "whole", rows).path)
-    found = {}
+    whole_store = batchloom.open_store(make(tmp_path / "whole", rows).path)
+    parts_by_line = {}
     for name in result.subsets:
         store = batchloom.open_store(result.path, name)
         for number in range(len(store)):
             document = store[number]
             assert len(document.ids) <= 64
-            subset, pieces = found.setdefault(document.provenance.line, (name, []))
+            subset, parts = parts_by_line.setdefault(document.provenance.line, (name, []))
             assert subset == name
-            pieces.append(document.ids.tolist())
+            parts.append(document.ids.tolist())
             assert trained_text(store, number)
-    assert sorted(found) == list(range(1, 41))
-    assert len({name for name, _ in found.values()}) == 2
+    assert sorted(parts_by_line) == list(range(1, 41))
+    assert len({name for name, _ in parts_by_line.values()}) == 2
     counts = result.counts
     assert counts.dropped == {"nothing to train": 40}
-    assert counts.documents == sum(len(pieces) for _, pieces in found.values())
+    assert counts.documents == sum(len(parts) for _, parts in parts_by_line.values())
     assert counts.further == counts.documents
-    for line, (_, pieces) in found.items():
-        ids = whole[line - 1].ids.tolist()
-        assert [ids[at : at + 64] for at in range(64, len(ids), 64)] == pieces
+    for line, (_, parts) in parts_by_line.items():
+        ids = whole_store[line - 1].ids.tolist()
+        assert [ids[start : start + 64] for start in range(64, len(ids), 64)] == parts
     assert batchloom.check(result.path).sound
 
 
 def test_a_large_source_of_which_nothing_can_be_read_is_not_read_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("batchloom.preparation.documents.record_parsers._MAX_SAMPLE_BYTES", 1 << 18)
     (tmp_path / "in.jsonl").write_text(("not json " * 40 + "\n") * 50_000)
-    seen = []
+    events = []
     with pytest.raises(TooManyBadRecordsError, match="line 1"):
-        batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", tokenizer="bytes", progress=seen.append)
-    assert not any(getattr(event, "bytes_done", 0) > 1 << 22 for event in seen)
+        batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", tokenizer="bytes", progress=events.append)
+    assert not any(getattr(event, "bytes_done", 0) > 1 << 22 for event in events)
 
 
 def test_rows_of_ids_are_taken_as_they_are(tmp_path):
@@ -214,15 +214,15 @@ def test_rows_of_ids_are_taken_as_they_are(tmp_path):
 def test_the_content_of_a_template_file_is_part_of_the_recipe(tmp_path):
     template = tmp_path / "mine.jinja"
     template.write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}")
-    result = make(tmp_path, ASKED, template=str(template))
+    result = make(tmp_path, QUESTIONS, template=str(template))
     store = batchloom.open_store(result.path)
     assert store[0].text.startswith("[user]How much")
     assert trained_text(store, 0) == "It is 0.<|endoftext|>"
     assert store.manifest.recipe["chat"]["template"] == "mine.jinja"
-    assert make(tmp_path, ASKED, template=str(template)).already_done
+    assert make(tmp_path, QUESTIONS, template=str(template)).already_done
     template.write_text(template.read_text().replace("[", "("))
     with pytest.raises(FileExistsError, match="template_hash"):
-        make(tmp_path, ASKED, template=str(template))
+        make(tmp_path, QUESTIONS, template=str(template))
 
 
 @pytest.mark.parametrize(
@@ -241,14 +241,14 @@ def test_the_content_of_a_template_file_is_part_of_the_recipe(tmp_path):
 )
 def test_settings_that_are_none(tmp_path, settings, sentence):
     with pytest.raises(SettingsError, match=sentence):
-        make(tmp_path, ASKED, **settings)
+        make(tmp_path, QUESTIONS, **settings)
 
 
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [("chatml2", "did you mean 'chatml'"), ("no/a.jinja", "no template file")],
 )
-def test_a_template_that_is_none_is_told_without_conversations(tmp_path, template, sentence):
+def test_an_unknown_template_is_refused_without_conversations(tmp_path, template, sentence):
     with pytest.raises(InputError, match=sentence):
         make(tmp_path, [{"text": "a"}], template=template)
     assert not (tmp_path / "out").exists()
@@ -260,10 +260,10 @@ def test_an_input_without_the_mapped_columns_is_named_with_its_own(tmp_path):
     jsonl(tmp_path / "in/b.jsonl", [{"question": "what", "answer": "this"}] * 3)
     (tmp_path / "in/c.txt").write_text("no columns")
     mapping = {"prompt": "q", "response": "a"}
-    said = r"^in/b.jsonl: .*have 'question', 'answer'"
-    with pytest.raises(SchemaError, match=said):
+    message = r"^in/b.jsonl: .*have 'question', 'answer'"
+    with pytest.raises(SchemaError, match=message):
         batchloom.prepare(tmp_path / "in", out=tmp_path / "out", tokenizer="bytes", mapping=mapping)
-    with pytest.raises(SchemaError, match=said):
+    with pytest.raises(SchemaError, match=message):
         convert(tmp_path / "in", out=tmp_path / "out.jsonl", mapping=mapping)
     assert not (tmp_path / "out.jsonl").exists()
     (tmp_path / "in/b.jsonl").unlink()
@@ -280,11 +280,11 @@ def test_a_table_without_rows_needs_no_column_of_text(tmp_path, name):
         (tmp_path / "in" / name).write_text("question,answer\n")
     else:
         write(tmp_path / "in" / name, TABLE, 30)
-    given = {"out": tmp_path / "out", "tokenizer": "bytes", "val_fraction": 0}
+    settings = {"out": tmp_path / "out", "tokenizer": "bytes", "val_fraction": 0}
     with pytest.raises(InputError, match="No documents were made from 0 records"):
-        batchloom.prepare(tmp_path / "in", **given)
-    jsonl(tmp_path / "in/b.jsonl", ASKED)
-    assert len(batchloom.open_store(batchloom.prepare(tmp_path / "in", **given).path)) == 60
+        batchloom.prepare(tmp_path / "in", **settings)
+    jsonl(tmp_path / "in/b.jsonl", QUESTIONS)
+    assert len(batchloom.open_store(batchloom.prepare(tmp_path / "in", **settings).path)) == 60
 
 
 def test_a_tokenizer_is_learned_from_typed_parts_too(tmp_path):
@@ -295,14 +295,14 @@ def test_a_tokenizer_is_learned_from_typed_parts_too(tmp_path):
     assert len(batchloom.open_store(result.path)[0].ids) < 200
 
 
-def test_a_tokenizer_learned_here_has_not_made_the_ids_there(tmp_path):
+def test_a_learned_tokenizer_does_not_fit_given_token_ids(tmp_path):
     with pytest.raises(InputError, match=r"in.jsonl holds token ids.*--tokenizer"):
         make(tmp_path, [{"input_ids": [1, 2]}], tokenizer="train:300")
 
 
 def test_a_job_that_leaves_all_out_says_by_which_rule(tmp_path):
     with pytest.raises(InputError, match=r"from 60 records: 60 overlong\. .*--max-tokens"):
-        make(tmp_path, ASKED, max_tokens=5)
+        make(tmp_path, QUESTIONS, max_tokens=5)
 
 
 @pytest.mark.parametrize("key", ["tool_calls", "extra", "tools", "beside"])
@@ -313,11 +313,11 @@ def test_a_deeply_nested_record_is_a_bad_record(tmp_path, key, depth):
         deep = {"a": deep}
     call = {"function": {"name": "f", "arguments": deep}}
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    said = {"tool_calls": [call]} if key == "tool_calls" else {key: deep}
-    beside = {"tools": [deep]} if key == "tools" else {"beside": deep, "messages": []}
-    rows = [{"messages": [turns[0], {**turns[1], **said}]}, {"messages": turns}]
+    fields = {"tool_calls": [call]} if key == "tool_calls" else {key: deep}
+    columns = {"tools": [deep]} if key == "tools" else {"beside": deep, "messages": []}
+    rows = [{"messages": [turns[0], {**turns[1], **fields}]}, {"messages": turns}]
     if key in ("tools", "beside"):
-        rows[0] = {"messages": turns, **beside}
+        rows[0] = {"messages": turns, **columns}
     assert make(tmp_path, rows).counts.quarantined == 1
 
 
@@ -328,7 +328,7 @@ def test_a_template_nobody_needs_leaves_no_path_in_the_store(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("order", "shown", "said"),
+    ("messages", "content", "message"),
     [
         ("messages", "m.content | upper", "changes contents or leaves out parts of them"),
         ("messages", "m.content | trim", "strips white space around contents"),
@@ -337,23 +337,25 @@ def test_a_template_nobody_needs_leaves_no_path_in_the_store(tmp_path):
     ],
 )
 @pytest.mark.parametrize("preferred", [False, True], ids=["chat", "pairs"])
-def test_what_a_template_does_to_turns_is_told_once(tmp_path, caplog, order, shown, said, preferred):
-    (tmp_path / "odd.jinja").write_text(f"{{% for m in {order} %}}{{{{ m.role ~ ':' ~ {shown} ~ ';' }}}}{{% endfor %}}")
+def test_template_changes_to_turns_are_reported_once(tmp_path, caplog, messages, content, message, preferred):
+    (tmp_path / "odd.jinja").write_text(
+        f"{{% for m in {messages} %}}{{{{ m.role ~ ':' ~ {content} ~ ';' }}}}{{% endfor %}}"
+    )
     prompt = {"system": "Short!", "prompt": " How much is 1 + 1?"}
     answers = {"chosen": "two", "rejected": "three"} if preferred else {"response": "two"}
     template = str(tmp_path / "odd.jinja")
     make(tmp_path, [prompt | answers] * 2, template=template, max_bad=2)
-    (told,) = [note for note in caplog.messages if said in note]
-    assert told.startswith(f"Template odd.jinja {said}, first in in.jsonl: ")
+    (note,) = [note for note in caplog.messages if message in note]
+    assert note.startswith(f"Template odd.jinja {message}, first in in.jsonl: ")
 
 
-def test_cleaning_that_is_not_for_conversations_is_told(tmp_path, caplog):
+def test_cleaning_that_skips_conversations_is_reported(tmp_path, caplog):
     make(tmp_path, [{"prompt": "Who?", "response": "jane@doe.net"}], clean=["pii"])
     assert "Cleaning applies only to texts and does not change in.jsonl." in caplog.messages
     jsonl(tmp_path / "chat.jsonl", [{"prompt": "Who?", "response": "Jane."}] * 2)
     batchloom.prepare(tmp_path / "chat.jsonl", out=tmp_path / "lines", tokenizer="bytes", dedup="lines")
-    assert any("From chat.jsonl only equal documents" in one for one in caplog.messages)
-    # Where no document is left, it may be the cleaning that is to be changed.
+    assert any("of what is in chat.jsonl equal documents alone" in message for message in caplog.messages)
+    # If no document remains, the error suggests to relax the cleaning.
     jsonl(tmp_path / "text.jsonl", [{"text": "too short"}])
     with pytest.raises(InputError, match=r"1 length: too few words\. Relax the rules \(--clean, "):
         batchloom.prepare(str(tmp_path / "text.jsonl"), out=tmp_path / "o", tokenizer="bytes", clean=["length"])
@@ -383,7 +385,7 @@ def openai_calls(number):
 @pytest.mark.parametrize("tools", [None, [{"name": "add"}], '[{"name": "add"}]'])
 @pytest.mark.parametrize(("column", "turns"), [("conversations", sharegpt_calls), ("messages", openai_calls)])
 def test_tool_calls_need_no_template(tmp_path, column, turns, tools):
-    """The default, ``plain``: as many records with calls as without, and nothing is kept aside."""
+    """Template ``plain`` keeps all records with tool calls, and quarantines none."""
     rows = [{column: turns(number), "tools": tools} for number in range(40)]
     rows += [{column: turns(number)[::3], "tools": tools} for number in range(40)]
     result = make(tmp_path, rows, max_bad=0, prove=True)

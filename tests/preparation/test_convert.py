@@ -1,4 +1,4 @@
-"""Any input becomes one file of rows, and the rows are those of the input."""
+"""``convert`` writes any input to one file of equal rows."""
 
 import json
 import math
@@ -21,46 +21,46 @@ from batchloom.core.errors import (
 )
 from batchloom.preparation import convert
 from batchloom.sources import PartReader, ReadRules, SourcePart, list_sources
-from preparation.test_formats import MAKE, RECORDS
+from preparation.test_formats import RECORDS, WRITERS
 from sources.test_tables import write
 from tiers import examples
 
 OUTPUTS = ["a.jsonl", "a.jsonl.zst", "a.jsonl.gz", "a.json", "a.json.gz", "a.parquet"]
 
 
-def rows(path):
-    """What the readers find in a file, as whole rows."""
-    found = []
+def read_rows(path):
+    """Return the rows that the readers find in a file, with all columns."""
+    values = []
     for source in list_sources([str(path)]).sources:
         with PartReader(SourcePart(source, 0, source.size), ReadRules(text_field=None)) as reader:
             for records in reader:
                 assert records.bad == []
-                found += records.values
+                values += records.values
             reader.finish()
-    return found
+    return values
 
 
-def lines(path, *records):
-    path.write_text("".join(json.dumps(one) + "\n" for one in records))
+def write_rows(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("out", OUTPUTS)
 def test_every_format_becomes_every_other_and_comes_back(tmp_path, name, out):
     (tmp_path / "in").mkdir()
-    MAKE[name](tmp_path / "in" / name)
-    done = convert(tmp_path / "in" / name, out=tmp_path / out)
+    WRITERS[name](tmp_path / "in" / name)
+    result = convert(tmp_path / "in" / name, out=tmp_path / out)
     expected = [
-        # A cell of CSV is text.
+        # CSV cells are read as text.
         {"n": str(row["n"]), "text": row["text"]} if name == "a.csv" else row
         for row in RECORDS
     ]
-    assert rows(tmp_path / out) == expected
-    assert (done.rows, done.quarantined, done.notes) == (400, 0, ())
-    assert done.bytes == (tmp_path / out).stat().st_size
-    back = convert(tmp_path / out, out=tmp_path / "back.jsonl")
-    assert rows(back.path) == expected
+    assert read_rows(tmp_path / out) == expected
+    assert (result.rows, result.quarantined, result.notes) == (400, 0, ())
+    assert result.bytes == (tmp_path / out).stat().st_size
+    converted_back = convert(tmp_path / out, out=tmp_path / "back.jsonl")
+    assert read_rows(converted_back.path) == expected
     assert sorted(os.listdir(tmp_path)) == sorted([out, "back.jsonl", "in"])
 
 
@@ -68,11 +68,11 @@ def test_texts_become_rows_of_text(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     convert(tmp_path / "a.txt", out=tmp_path / "whole.jsonl")
     convert(tmp_path / "a.txt", out=tmp_path / "lines.parquet", split_on="line")
-    assert rows(tmp_path / "whole.jsonl") == [{"text": "one\ntwo\n"}]
-    assert rows(tmp_path / "lines.parquet") == [{"text": "one"}, {"text": "two"}]
+    assert read_rows(tmp_path / "whole.jsonl") == [{"text": "one\ntwo\n"}]
+    assert read_rows(tmp_path / "lines.parquet") == [{"text": "one"}, {"text": "two"}]
 
 
-values = st.recursive(
+VALUES = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-(10**30), 10**30)
@@ -81,38 +81,38 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab"), inner, max_size=3),
     max_leaves=8,
 )
-row = st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=3), values, max_size=4)
+ROWS = st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=3), VALUES, max_size=4)
 
 
-def exact(value):
-    """Text that tells 1 from 1.0 and from true."""
+def encode_exactly(value):
+    """Return JSON text, which distinguishes 1, 1.0 and true."""
     return json.dumps(value)
 
 
 @pytest.mark.parametrize("out", ["b.jsonl", "b.jsonl.zst", "b.json"])
 @settings(max_examples=examples(60))
-@given(records=st.lists(row, min_size=1, max_size=5))
+@given(records=st.lists(ROWS, min_size=1, max_size=5))
 def test_rows_of_any_types_pass_through_json_untouched(tmp_path_factory, out, records):
     folder = tmp_path_factory.mktemp("rows")
-    convert(lines(folder / "a.jsonl", *records), out=folder / out)
-    assert [exact(one) for one in rows(folder / out)] == [exact(one) for one in records]
+    convert(write_rows(folder / "a.jsonl", *records), out=folder / out)
+    assert [encode_exactly(row) for row in read_rows(folder / out)] == [encode_exactly(row) for row in records]
 
 
 @settings(max_examples=examples(100))
-@given(records=st.lists(st.dictionaries(st.sampled_from(["a", "b"]), values, max_size=2), min_size=1, max_size=5))
+@given(records=st.lists(st.dictionaries(st.sampled_from(["a", "b"]), VALUES, max_size=2), min_size=1, max_size=5))
 def test_parquet_holds_equal_rows_or_is_refused_by_column(tmp_path_factory, records):
     folder = tmp_path_factory.mktemp("rows")
-    lines(folder / "a.jsonl", *records)
+    write_rows(folder / "a.jsonl", *records)
     try:
-        done = convert(folder / "a.jsonl", out=folder / "b.parquet")
+        result = convert(folder / "a.jsonl", out=folder / "b.parquet")
     except InputError:
         with pytest.raises(InputError, match=r"use \.jsonl"):
             convert(folder / "a.jsonl", out=folder / "b.parquet")
         assert not (folder / "b.parquet").exists()
         return
-    if not any("Null is written" in note for note in done.notes):
-        columns = {name for one in records for name in one}
-        assert [{n: one[n] for n in columns} for one in rows(folder / "b.parquet")] == records
+    if not any("Null is written" in note for note in result.notes):
+        columns = {name for row in records for name in row}
+        assert [{n: row[n] for n in columns} for row in read_rows(folder / "b.parquet")] == records
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_parquet_holds_equal_rows_or_is_refused_by_column(tmp_path_factory, reco
     ],
 )
 def test_a_column_of_mixed_types_is_refused_by_name_and_line(tmp_path, first, second, message):
-    path = lines(tmp_path / "a.jsonl", {"v": first}, {"v": None}, {"v": second})
+    path = write_rows(tmp_path / "a.jsonl", {"v": first}, {"v": None}, {"v": second})
     with pytest.raises(InputError) as caught:
         convert(path, out=tmp_path / "b.parquet")
     assert message in str(caught.value)
@@ -137,48 +137,48 @@ def test_a_column_of_mixed_types_is_refused_by_name_and_line(tmp_path, first, se
         assert isinstance(first, float)
     assert not list(tmp_path.glob("b.parquet*"))
     convert(path, out=tmp_path / "b.jsonl")
-    assert [one["v"] for one in rows(tmp_path / "b.jsonl")] == [first, None, second]
+    assert [row["v"] for row in read_rows(tmp_path / "b.jsonl")] == [first, None, second]
 
 
-def test_what_a_table_changes_is_told(tmp_path):
-    path = lines(tmp_path / "a.jsonl", {"n": 1, "call": {"x": 1}}, {"n": 0.5, "call": {"y": 2}})
-    done = convert(path, out=tmp_path / "b.parquet")
-    assert done.notes == (
+def test_changes_by_a_table_are_reported(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", {"n": 1, "call": {"x": 1}}, {"n": 0.5, "call": {"y": 2}})
+    result = convert(path, out=tmp_path / "b.parquet")
+    assert result.notes == (
         "Whole numbers are written as fractions of equal value in 'n'.",
         "Null is written where rows lack 'call.x', 'call.y'; .jsonl keeps rows as they are.",
     )
-    assert rows(tmp_path / "b.parquet")[0] == {"n": 1, "call": {"x": 1, "y": None}}
+    assert read_rows(tmp_path / "b.parquet")[0] == {"n": 1, "call": {"x": 1, "y": None}}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, b"\xff"])
-def test_what_json_cannot_hold_goes_to_quarantine(tmp_path, value):
+def test_values_that_json_cannot_hold_are_quarantined(tmp_path, value):
     table = pa.Table.from_pylist([{"n": None, "v": None}, {"n": 1, "v": value}])
     write(tmp_path / "a.parquet", table, 10)
-    done = convert(tmp_path / "a.parquet", out=tmp_path / "b.jsonl")
-    (told,) = map(json.loads, done.quarantine.read_text().splitlines())
-    assert (done.rows, done.quarantined, told["row"]) == (1, 1, 2)
-    assert "column 'v' holds" in told["reason"]
+    result = convert(tmp_path / "a.parquet", out=tmp_path / "b.jsonl")
+    (quarantined,) = map(json.loads, result.quarantine.read_text().splitlines())
+    assert (result.rows, result.quarantined, quarantined["row"]) == (1, 1, 2)
+    assert "column 'v' holds" in quarantined["reason"]
     convert(tmp_path / "a.parquet", out=tmp_path / "c.parquet")
-    assert len(rows(tmp_path / "c.parquet")) == 2
+    assert len(read_rows(tmp_path / "c.parquet")) == 2
 
 
 @pytest.mark.parametrize("out", ["b.jsonl", "b.parquet"])
-def test_bad_records_go_aside_within_the_budget(tmp_path, out):
+def test_bad_records_are_quarantined_within_the_budget(tmp_path, out):
     (tmp_path / "a.jsonl").write_text('{"v": 1}\n{"v": \n[]\n{"v": 2}\n')
-    done = convert(tmp_path / "a.jsonl", out=tmp_path / out)
-    assert rows(tmp_path / out) == [{"v": 1}, {"v": 2}]
-    told = [json.loads(line)["line"] for line in done.quarantine.read_text().splitlines()]
-    assert (told, done.quarantined) == ([2, 3], 2)
+    result = convert(tmp_path / "a.jsonl", out=tmp_path / out)
+    assert read_rows(tmp_path / out) == [{"v": 1}, {"v": 2}]
+    quarantined_lines = [json.loads(line)["line"] for line in result.quarantine.read_text().splitlines()]
+    assert (quarantined_lines, result.quarantined) == ([2, 3], 2)
     with pytest.raises(TooManyBadRecordsError, match="The first: Invalid JSON on line 2 in"):
         convert(tmp_path / "a.jsonl", out=tmp_path / out, max_bad=1, force=True)
-    assert rows(tmp_path / out) == [{"v": 1}, {"v": 2}]
-    lines(tmp_path / "good.jsonl", {"v": 3})
+    assert read_rows(tmp_path / out) == [{"v": 1}, {"v": 2}]
+    write_rows(tmp_path / "good.jsonl", {"v": 3})
     convert(tmp_path / "good.jsonl", out=tmp_path / out, force=True)
     assert sorted(os.listdir(tmp_path)) == sorted(["a.jsonl", "good.jsonl", out])
 
 
 def test_columns_are_renamed_chosen_and_ordered(tmp_path):
-    path = lines(
+    path = write_rows(
         tmp_path / "a.jsonl",
         {"id": 1, "q": "Q", "answers": {"text": ["A"]}},
         {"id": 2, "q": "R"},
@@ -187,16 +187,16 @@ def test_columns_are_renamed_chosen_and_ordered(tmp_path):
     convert(path, out=tmp_path / "b.jsonl", mapping=mapping, columns=["response", "prompt"])
     assert (tmp_path / "b.jsonl").read_text() == '{"response":"A","prompt":"Q"}\n{"prompt":"R"}\n'
     convert(path, out=tmp_path / "c.jsonl", mapping=mapping)
-    assert list(rows(tmp_path / "c.jsonl")[0]) == ["id", "prompt", "answers", "response"]
+    assert list(read_rows(tmp_path / "c.jsonl")[0]) == ["id", "prompt", "answers", "response"]
     convert(path, out=tmp_path / "d.jsonl", text_field="q")
-    assert rows(tmp_path / "d.jsonl") == [{"text": "Q"}, {"text": "R"}]
+    assert read_rows(tmp_path / "d.jsonl") == [{"text": "Q"}, {"text": "R"}]
 
 
 def test_a_role_never_hides_a_column(tmp_path):
-    path = lines(tmp_path / "a.jsonl", {"q": "Q", "a": "A"}, {"q": "Q", "prompt": "P", "a": "A"})
-    done = convert(path, out=tmp_path / "b.jsonl", mapping={"prompt": "q", "response": "a"})
-    assert rows(tmp_path / "b.jsonl") == [{"prompt": "Q", "response": "A"}]
-    assert "a column 'prompt' already exists" in done.quarantine.read_text()
+    path = write_rows(tmp_path / "a.jsonl", {"q": "Q", "a": "A"}, {"q": "Q", "prompt": "P", "a": "A"})
+    result = convert(path, out=tmp_path / "b.jsonl", mapping={"prompt": "q", "response": "a"})
+    assert read_rows(tmp_path / "b.jsonl") == [{"prompt": "Q", "response": "A"}]
+    assert "a column 'prompt' already exists" in result.quarantine.read_text()
 
 
 @pytest.mark.parametrize(
@@ -206,8 +206,8 @@ def test_a_role_never_hides_a_column(tmp_path):
         ({"mapping": {"text": "txet"}}, "no column 'txet' .*; did you mean 'text'?"),
     ],
 )
-def test_an_unknown_column_is_told_before_any_work(tmp_path, options, message):
-    path = lines(tmp_path / "a.jsonl", {"text": "x", "n": 1})
+def test_an_unknown_column_is_reported_before_any_work(tmp_path, options, message):
+    path = write_rows(tmp_path / "a.jsonl", {"text": "x", "n": 1})
     with pytest.raises(SchemaError, match=message):
         convert(path, out=tmp_path / "b.jsonl", **options)
     assert os.listdir(tmp_path) == ["a.jsonl"]
@@ -227,20 +227,20 @@ def test_an_unknown_column_is_told_before_any_work(tmp_path, options, message):
     ],
 )
 def test_options_that_contradict_each_other(tmp_path, options, message):
-    path = lines(tmp_path / "a.jsonl", {"q": 1})
+    path = write_rows(tmp_path / "a.jsonl", {"q": 1})
     with pytest.raises(SettingsError, match=message):
         convert(path, **{"out": tmp_path / "b.jsonl", **options})
 
 
 def test_an_output_that_exists_is_kept_and_never_read(tmp_path):
-    lines(tmp_path / "a.jsonl", {"n": 1})
-    lines(tmp_path / "all.jsonl", {"n": 2})
-    lines(tmp_path / "all.jsonl.partial", {"n": 3})
+    write_rows(tmp_path / "a.jsonl", {"n": 1})
+    write_rows(tmp_path / "all.jsonl", {"n": 2})
+    write_rows(tmp_path / "all.jsonl.partial", {"n": 3})
     with pytest.raises(StoreConflictError, match="all.jsonl already exists; .* --force"):
         convert(tmp_path, out=tmp_path / "all.jsonl")
-    assert rows(tmp_path / "all.jsonl") == [{"n": 2}]
+    assert read_rows(tmp_path / "all.jsonl") == [{"n": 2}]
     convert(tmp_path, out=tmp_path / "all.jsonl", force=True)
-    assert rows(tmp_path / "all.jsonl") == [{"n": 1}]
+    assert read_rows(tmp_path / "all.jsonl") == [{"n": 1}]
     with pytest.raises(InputMissingError, match="the output and the only input"):
         convert(tmp_path / "all.jsonl", out=tmp_path / "all.jsonl", force=True)
 
@@ -254,13 +254,13 @@ def test_no_record_is_no_file(tmp_path):
 
 
 def test_the_command_writes_files_and_standard_output(tmp_path, capsysbinary):
-    path = lines(tmp_path / "a.jsonl", {"q": "Q", "a": 1}, {"q": "R", "a": "x"})
+    path = write_rows(tmp_path / "a.jsonl", {"q": "Q", "a": 1}, {"q": "R", "a": "x"})
     path.write_text(path.read_text() + "broken\n")
     assert run_command_line(["convert", str(path), "--out", "-", "--columns", "a"]) == 0
-    out, told = capsysbinary.readouterr()
+    out, messages = capsysbinary.readouterr()
     assert out == b'{"a":1}\n{"a":"x"}\n'
-    assert b"Left out: Invalid JSON on line 3" in told
-    assert b"standard output: 2 rows; 1 bad record left out." in told
+    assert b"Left out: Invalid JSON on line 3" in messages
+    assert b"standard output: 2 rows; 1 bad record left out." in messages
     target = str(tmp_path / "b.parquet")
     assert run_command_line(["convert", str(path), "--out", target]) == 1
     assert b"line 2: column 'a' holds whole numbers and text" in capsysbinary.readouterr().err
@@ -269,27 +269,27 @@ def test_the_command_writes_files_and_standard_output(tmp_path, capsysbinary):
     assert (facts["rows"], facts["quarantined"], facts["form"]) == (2, 1, "parquet")
 
 
-@pytest.mark.parametrize("end", [".parquet", pytest.param(".json", marks=pytest.mark.slow)])
-def test_memory_stays_bounded(tmp_path, end):
-    """250 MB of lines become a JSON array or a table in under 400 MiB."""
+@pytest.mark.parametrize("suffix", [".parquet", pytest.param(".json", marks=pytest.mark.slow)])
+def test_memory_stays_bounded(tmp_path, suffix):
+    """Converting 250 MB of lines to a JSON array or a table takes under 400 MiB."""
     with (tmp_path / "a.csv").open("w", newline="") as file:
         file.write("id,text\n")
         file.writelines(f"{number},{number}{' some text' * 1_000}\n" for number in range(25_000))
     code = (
         "import sys; from batchloom.preparation import convert; convert(sys.argv[1], out=sys.argv[2]);"
-        # Not getrusage: its figure begins with what the forking process held.
+        # Not getrusage: its value begins with the memory of the forking process.
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "a.csv"), str(tmp_path / f"b{end}")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 400 << 10
+    command = [sys.executable, "-c", code, str(tmp_path / "a.csv"), str(tmp_path / f"b{suffix}")]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(process.stdout) < 400 << 10
 
 
 def test_real_rows_come_back(real_data, tmp_path):
     for name in ("c4_demo.jsonl", "gsm8k_train.jsonl", "HumanEval.jsonl.gz", "alpaca_en_demo.json"):
         for out in ("b.jsonl.zst", "b.json", "b.parquet"):
             convert(real_data / name, out=tmp_path / out, force=True)
-            assert rows(tmp_path / out) == rows(real_data / name)
+            assert read_rows(tmp_path / out) == read_rows(real_data / name)
     convert(real_data / "tinyshakespeare.txt", out=tmp_path / "t.jsonl")
-    texts = [one["text"] for one in rows(tmp_path / "t.jsonl")]
+    texts = [row["text"] for row in read_rows(tmp_path / "t.jsonl")]
     assert "".join(texts) == (real_data / "tinyshakespeare.txt").read_text()

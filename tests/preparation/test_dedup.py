@@ -1,4 +1,4 @@
-"""Deduplication end to end: what goes, what stays, and that nothing else has a say in it."""
+"""Deduplication end to end: dropped documents depend on nothing but the input."""
 
 import json
 import random
@@ -9,7 +9,7 @@ import pytest
 
 import batchloom
 from batchloom import SettingsError
-from batchloom.cli import run_command_line as main
+from batchloom.cli import run_command_line
 from batchloom.preparation import (
     ChatRecipe,
     DedupRecipe,
@@ -21,71 +21,71 @@ from batchloom.preparation import (
 )
 from batchloom.preparation.dedup import match_probability
 from batchloom.sources import ReadLimits
-from preparation.stores import documents, jsonl, make, recipe_of, texts, tree
+from preparation.stores import jsonl, make, make_recipe, read_documents, texts, tree
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def words(rng, count):
+def make_words(rng, count):
     return ["".join(rng.choices(_LETTERS, k=rng.randint(3, 9))) for _ in range(count)]
 
 
-def nearly(rng, text, share):
-    """The text with so large a share of its words replaced by others, in one stretch."""
-    every = text.split(" ")
-    count = round(share * len(every))
-    first = rng.randrange(len(every) - count)
-    return " ".join([*every[:first], *words(rng, count), *every[first + count :]])
+def rewrite_words(rng, text, share):
+    """Replace a share of consecutive words of a text by random ones."""
+    parts = text.split(" ")
+    count = round(share * len(parts))
+    start = rng.randrange(len(parts) - count)
+    return " ".join([*parts[:start], *make_words(rng, count), *parts[start + count :]])
 
 
-def jaccard(one, other, shingle=5):
-    """The similarity of two texts of bytes, by the definition."""
-    sets = [{text[at : at + shingle] for at in range(len(text) - shingle + 1)} for text in (one, other)]
+def jaccard(first, second, shingle=5):
+    """Return the Jaccard similarity of two texts, by the definition."""
+    sets = [{text[start : start + shingle] for start in range(len(text) - shingle + 1)} for text in (first, second)]
     return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
 
 
-def run(inputs, out, *, workers=1, unit_bytes=1 << 40, dry_run=False, **settings):
-    recipe = recipe_of(inputs=tuple(map(str, inputs)), **{"tokenizer": "bytes", **settings})
-    how = RunSettings(
+def prepare_units(inputs, out, *, workers=1, unit_bytes=1 << 40, dry_run=False, **settings):
+    recipe = make_recipe(inputs=tuple(map(str, inputs)), **{"tokenizer": "bytes", **settings})
+    run_settings = RunSettings(
         execution=ExecutionSettings(workers=workers),
         unit_bytes=unit_bytes,
         dry_run=dry_run,
         limits=ReadLimits(),
     )
-    return run_recipe(recipe, out, lambda _: None, settings=how)
+    return run_recipe(recipe, out, lambda _: None, settings=run_settings)
 
 
 class Corpus:
-    """Texts over files of several formats, with copies planted everywhere; knows what is a copy of what."""
+    """Texts in files of several formats, with planted copies and their originals."""
 
     def __init__(self, folder, seed=1):
         rng = random.Random(seed)
-        self.plain = [" ".join(words(rng, 120)) for _ in range(120)]
+        self.plain = [" ".join(make_words(rng, 120)) for _ in range(120)]
         rows = [("plain", number, text) for number, text in enumerate(self.plain)]
         rows += [("exact", number, self.plain[number]) for number in range(40)]
-        rows += [("near", number, nearly(rng, self.plain[number], 0.02)) for number in range(40, 70)]
-        rows += [("far", number, nearly(rng, self.plain[number], 0.5)) for number in range(70, 100)]
+        rows += [("near", number, rewrite_words(rng, self.plain[number], 0.02)) for number in range(40, 70)]
+        rows += [("far", number, rewrite_words(rng, self.plain[number], 0.5)) for number in range(70, 100)]
         rng.shuffle(rows)
         self.rows = rows
-        cut = len(rows) // 4
-        pieces = [rows[at * cut : (at + 1) * cut if at < 3 else None] for at in range(4)]
-        jsonl(folder / "a.jsonl", [{"text": text} for *_, text in pieces[0]])
-        (folder / "b.json").write_text(json.dumps([{"text": text} for *_, text in pieces[1]]))
-        (folder / "c.csv").write_text("text\n" + "".join(f"{text}\n" for *_, text in pieces[2]))
+        size = len(rows) // 4
+        parts = [rows[number * size : (number + 1) * size if number < 3 else None] for number in range(4)]
+        jsonl(folder / "a.jsonl", [{"text": text} for *_, text in parts[0]])
+        (folder / "b.json").write_text(json.dumps([{"text": text} for *_, text in parts[1]]))
+        (folder / "c.csv").write_text("text\n" + "".join(f"{text}\n" for *_, text in parts[2]))
         (folder / "d").mkdir()
-        for number, (*_, text) in enumerate(pieces[3]):
+        for number, (*_, text) in enumerate(parts[3]):
             (folder / "d" / f"{number:03d}.txt").write_text(text)
         self.inputs = [folder / "a.jsonl", folder / "b.json", folder / "c.csv", folder / "d"]
 
     def firsts(self, *kinds):
-        """The texts that are to be left where these kinds are one with the plain ones they come of."""
-        seen, left = set(), []
+        """Return the texts that remain if these kinds count as copies of their originals."""
+        names, expected = set(), []
         for kind, number, text in self.rows:
             name = number if kind in ("plain", *kinds) else (kind, number)
-            if name not in seen:
-                left.append(text)
-            seen.add(name)
-        return left
+            if name not in names:
+                expected.append(text)
+            names.add(name)
+        return expected
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +107,12 @@ def test_exact_finds_all_and_nothing_else(corpus, tmp_path):
 
 
 def test_near_finds_what_its_banding_promises(corpus, tmp_path):
-    alike = [jaccard(corpus.plain[number], text) for kind, number, text in corpus.rows if kind == "near"]
-    promised = sum(match_probability(one, 14, 8) for one in alike)
-    assert min(alike) > 0.9
-    assert promised > 29.9
-    unlike = [jaccard(corpus.plain[number], text) for kind, number, text in corpus.rows if kind == "far"]
-    assert sum(match_probability(one, 14, 8) for one in unlike) < 0.3
+    similarities = [jaccard(corpus.plain[number], text) for kind, number, text in corpus.rows if kind == "near"]
+    expected_count = sum(match_probability(similarity, 14, 8) for similarity in similarities)
+    assert min(similarities) > 0.9
+    assert expected_count > 29.9
+    other_similarities = [jaccard(corpus.plain[number], text) for kind, number, text in corpus.rows if kind == "far"]
+    assert sum(match_probability(similarity, 14, 8) for similarity in other_similarities) < 0.3
     result = make(corpus.inputs, tmp_path / "out", dedup="near")
     # Recall and precision are 1.
     assert texts(tmp_path / "out") == corpus.firsts("exact", "near")
@@ -122,42 +122,42 @@ def test_near_finds_what_its_banding_promises(corpus, tmp_path):
 
 def test_recall_is_that_of_the_formula(tmp_path):
     rng = random.Random(5)
-    plain = [" ".join(words(rng, 100)) for _ in range(150)]
-    alike = [nearly(rng, text, 0.12) for text in plain]
-    promised = [match_probability(jaccard(*pair), 14, 8) for pair in zip(plain, alike, strict=True)]
-    expected, spread = sum(promised), sum(p * (1 - p) for p in promised) ** 0.5
+    plain = [" ".join(make_words(rng, 100)) for _ in range(150)]
+    rewritten = [rewrite_words(rng, text, 0.12) for text in plain]
+    probabilities = [match_probability(jaccard(*make_pair), 14, 8) for make_pair in zip(plain, rewritten, strict=True)]
+    expected, spread = sum(probabilities), sum(p * (1 - p) for p in probabilities) ** 0.5
     assert 75 < expected < 140
-    path = jsonl(tmp_path / "in.jsonl", [{"text": text} for text in plain + alike])
-    found = make(path, tmp_path / "out", dedup="near").counts.dropped["near duplicate"]
-    assert abs(found - expected) < 4 * spread
+    path = jsonl(tmp_path / "in.jsonl", [{"text": text} for text in plain + rewritten])
+    dropped = make(path, tmp_path / "out", dedup="near").counts.dropped["near duplicate"]
+    assert abs(dropped - expected) < 4 * spread
 
 
-def test_a_similarity_is_found_by_the_bands_it_comes_to(tmp_path):
+def test_a_similarity_chooses_its_banding(tmp_path):
     rng = random.Random(6)
-    plain = [" ".join(words(rng, 100)) for _ in range(100)]
+    plain = [" ".join(make_words(rng, 100)) for _ in range(100)]
     path = jsonl(
         tmp_path / "in.jsonl",
-        [{"text": text} for text in plain + [nearly(rng, text, 0.06) for text in plain]],
+        [{"text": text} for text in plain + [rewrite_words(rng, text, 0.06) for text in plain]],
     )
-    left = {}
-    for said in (
+    dropped = {}
+    for settings in (
         {"similarity": 0.8},
         {"similarity": 0.6},
         {"similarity": 0.99},
         {"bands": 8, "rows": 13},
     ):
-        result = make(path, tmp_path / str(said), dedup={"mode": "near", **said})
-        left[*said.values()] = result.counts.dropped.get("near duplicate", 0)
-    assert left[0.8,] >= 85
-    assert left[0.6,] == 100
-    assert left[0.99,] < 40
+        result = make(path, tmp_path / str(settings), dedup={"mode": "near", **settings})
+        dropped[*settings.values()] = result.counts.dropped.get("near duplicate", 0)
+    assert dropped[0.8,] >= 85
+    assert dropped[0.6,] == 100
+    assert dropped[0.99,] < 40
     similar = make(path, tmp_path / "0.9", dedup={"mode": "near", "similarity": 0.9})
-    assert similar.counts.dropped["near duplicate"] == left[8, 13]
+    assert similar.counts.dropped["near duplicate"] == dropped[8, 13]
     assert texts(tmp_path / "0.9") == texts(tmp_path / str({"bands": 8, "rows": 13}))
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("settings", "problem"),
     [
         ({"mode": "exact", "similarity": 0.8}, "belongs to mode near"),
         ({"mode": "near", "similarity": 0.8, "bands": 7}, "bands is given"),
@@ -170,51 +170,51 @@ def test_a_similarity_is_found_by_the_bands_it_comes_to(tmp_path):
         ({"mode": "near", "similarity": 0.001}, "set a higher"),
     ],
 )
-def test_a_wrong_similarity_is_told_by_its_path(said, problem):
+def test_a_wrong_similarity_is_reported_by_its_path(settings, problem):
     with pytest.raises(SettingsError) as error:
-        recipe_of(inputs=("in.jsonl",), dedup=said)
-    (told,) = error.value.problems
-    assert told.startswith("dedup.similarity: ")
-    assert problem in told
+        make_recipe(inputs=("in.jsonl",), dedup=settings)
+    (message,) = error.value.problems
+    assert message.startswith("dedup.similarity: ")
+    assert problem in message
 
 
 MODES = ["exact", "near", "lines", "paragraphs"]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_units_have_no_say_in_what_stays(corpus, tmp_path, mode):
-    found = []
+def test_units_do_not_affect_deduplication(corpus, tmp_path, mode):
+    results = []
     for unit_bytes in (30_000, 7_000, 1 << 40):
         out = tmp_path / f"{unit_bytes}"
-        run(corpus.inputs, out, unit_bytes=unit_bytes, dedup=mode)
-        found.append([(text, split) for _, text, split in documents(out)])
+        prepare_units(corpus.inputs, out, unit_bytes=unit_bytes, dedup=mode)
+        results.append([(text, split) for _, text, split in read_documents(out)])
         assert batchloom.check(out).sound
-    assert found[0] == found[1] == found[2]
-    assert len(found[0]) < len(corpus.rows)
+    assert results[0] == results[1] == results[2]
+    assert len(results[0]) < len(corpus.rows)
 
 
 @pytest.mark.parametrize(
     ("mode", "workers", "unit_bytes"),
     [
         ("near", 2, 30_000),
-        *(pytest.param(mode, *how, marks=pytest.mark.slow) for mode in MODES for how in [(2, 7_000), (5, 30_000)]),
+        *(pytest.param(mode, *sizes, marks=pytest.mark.slow) for mode in MODES for sizes in [(2, 7_000), (5, 30_000)]),
     ],
 )
 def test_workers_decide_no_byte(corpus, tmp_path, mode, workers, unit_bytes):
-    run(corpus.inputs, tmp_path / "one", workers=1, unit_bytes=unit_bytes, dedup=mode)
-    run(corpus.inputs, tmp_path / "pool", workers=workers, unit_bytes=unit_bytes, dedup=mode)
+    prepare_units(corpus.inputs, tmp_path / "one", workers=1, unit_bytes=unit_bytes, dedup=mode)
+    prepare_units(corpus.inputs, tmp_path / "pool", workers=workers, unit_bytes=unit_bytes, dedup=mode)
     assert tree(tmp_path / "pool") == tree(tmp_path / "one")
 
 
-MENU = "Home | News | About us"
+MENU_LINE = "Home | News | About us"
 
 
 @pytest.fixture
 def pages(tmp_path):
-    """Files of pages with a menu and a notice that repeat, one page that is nothing else."""
+    """Write pages with a repeated menu and notice, and one page of these alone."""
     (tmp_path / "in").mkdir()
-    rows = [f"{MENU}\nPage {n} says {n * n}.\n\nAll rights\nreserved." for n in range(30)]
-    rows.insert(7, f"  {MENU}\n\nAll rights\nreserved.\n")
+    rows = [f"{MENU_LINE}\nPage {n} says {n * n}.\n\nAll rights\nreserved." for n in range(30)]
+    rows.insert(7, f"  {MENU_LINE}\n\nAll rights\nreserved.\n")
     jsonl(tmp_path / "in" / "a.jsonl", [{"text": text} for text in rows[:11]])
     jsonl(tmp_path / "in" / "b.jsonl", [{"text": text} for text in rows[11:]])
     return tmp_path / "in"
@@ -222,20 +222,20 @@ def pages(tmp_path):
 
 def test_repeated_lines_go(pages, tmp_path):
     result = make(pages, tmp_path / "out", dedup="lines", unit_bytes=300, val_fraction=0)
-    left = texts(tmp_path / "out")
-    assert left[0] == f"{MENU}\nPage 0 says 0.\n\nAll rights\nreserved."
-    assert left[1:] == [f"Page {n} says {n * n}.\n" for n in range(1, 30)]
+    remaining = texts(tmp_path / "out")
+    assert remaining[0] == f"{MENU_LINE}\nPage 0 says 0.\n\nAll rights\nreserved."
+    assert remaining[1:] == [f"Page {n} says {n * n}.\n" for n in range(1, 30)]
     assert result.counts.dropped == {"only repeated lines": 1}
     assert batchloom.check(tmp_path / "out").sound
 
 
 def test_repeated_paragraphs_go(pages, tmp_path):
     result = make(pages, tmp_path / "out", dedup="paragraphs", unit_bytes=300, val_fraction=0)
-    left = texts(tmp_path / "out")
-    first = [f"{MENU}\nPage {n} says {n * n}." for n in range(30)]
-    # The page of the menu alone has a paragraph of its own, which is not another's.
-    assert left[0] == f"{first[0]}\n\nAll rights\nreserved."
-    assert [text.strip() for text in left[1:]] == [*first[1:7], MENU, *first[7:]]
+    remaining = texts(tmp_path / "out")
+    beginnings = [f"{MENU_LINE}\nPage {n} says {n * n}." for n in range(30)]
+    # The paragraph of the page that is only the menu occurs once.
+    assert remaining[0] == f"{beginnings[0]}\n\nAll rights\nreserved."
+    assert [text.strip() for text in remaining[1:]] == [*beginnings[1:7], MENU_LINE, *beginnings[7:]]
     assert not result.counts.dropped
 
 
@@ -244,24 +244,24 @@ def test_a_duplicate_is_never_on_both_sides(tmp_path):
     path = jsonl(tmp_path / "in.jsonl", rows)
     make(path, tmp_path / "all", dedup="none", val_fraction=0.2, test_fraction=0.2)
     make(path, tmp_path / "out", val_fraction=0.2, test_fraction=0.2, unit_bytes=1000)
-    side = {}
-    for _, text, split in documents(tmp_path / "all"):
-        assert side.setdefault(text, split) == split
-    left = documents(tmp_path / "out")
-    assert {text: split for _, text, split in left} == side
-    assert Counter(text for _, text, _ in left) == Counter(side.keys())
+    subset_by_text = {}
+    for _, text, split in read_documents(tmp_path / "all"):
+        assert subset_by_text.setdefault(text, split) == split
+    remaining = read_documents(tmp_path / "out")
+    assert {text: split for _, text, split in remaining} == subset_by_text
+    assert Counter(text for _, text, _ in remaining) == Counter(subset_by_text.keys())
 
 
 def test_a_subset_is_filled_from_what_stays(tmp_path):
     path = jsonl(tmp_path / "in.jsonl", [{"text": f"text {n % 3}"} for n in range(30)])
     result = make(path, tmp_path / "out", val_fraction=1e-9)
-    assert {name: one.documents for name, one in result.subsets.items()} == {"train": 2, "val": 1}
-    one = make(jsonl(tmp_path / "one.jsonl", [{"text": "x"}] * 9), tmp_path / "one", val_fraction=0.5)
-    assert {name: some.documents for name, some in one.subsets.items()} == {"train": 1}
-    assert any("too few distinct documents" in note for note in one.notes)
+    assert {name: subset.documents for name, subset in result.subsets.items()} == {"train": 2, "val": 1}
+    equal_texts = make(jsonl(tmp_path / "one.jsonl", [{"text": "x"}] * 9), tmp_path / "one", val_fraction=0.5)
+    assert {name: subset.documents for name, subset in equal_texts.subsets.items()} == {"train": 1}
+    assert any("too few distinct documents" in note for note in equal_texts.notes)
 
 
-def conversation(number, answer="a"):
+def make_conversation(number, answer="a"):
     return {
         "messages": [
             {"role": "user", "content": f"question {number}"},
@@ -271,39 +271,39 @@ def conversation(number, answer="a"):
 
 
 def test_conversations(tmp_path):
-    rows = [conversation(n) for n in range(20)] + [
-        conversation(3),
-        conversation(3, "b"),
-        conversation(9),
+    rows = [make_conversation(n) for n in range(20)] + [
+        make_conversation(3),
+        make_conversation(3, "b"),
+        make_conversation(9),
     ]
     result = make(jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out", unit_bytes=500)
     assert result.counts.dropped == {"exact duplicate": 2}
     assert result.counts.documents == 21
 
 
-def test_pieces_of_a_split_conversation_are_no_duplicates(tmp_path):
-    long = {"messages": conversation(0)["messages"] * 8}
+def test_parts_of_a_split_conversation_are_no_duplicates(tmp_path):
+    long = {"messages": make_conversation(0)["messages"] * 8}
     result = make(
-        jsonl(tmp_path / "in.jsonl", [long, conversation(1), long, conversation(2)]),
+        jsonl(tmp_path / "in.jsonl", [long, make_conversation(1), long, make_conversation(2)]),
         tmp_path / "out",
         chat=ChatRecipe(max_tokens=90, overlong="split"),
         dedup="near",
     )
     counts = result.counts
-    pieces = counts.documents - 2
-    assert pieces > 2
-    assert counts.dropped == {"exact duplicate": pieces, "nothing to train": 2}
-    assert counts.records == counts.documents + pieces + 2 - counts.further
+    parts = counts.documents - 2
+    assert parts > 2
+    assert counts.dropped == {"exact duplicate": parts, "nothing to train": 2}
+    assert counts.records == counts.documents + parts + 2 - counts.further
     assert batchloom.check(tmp_path / "out").sound
 
 
-def pair(number, rejected="no"):
+def make_pair(number, rejected="no"):
     return {"prompt": f"{number}?", "chosen": f"yes {number}", "rejected": f"{rejected} {number}"}
 
 
 @pytest.mark.parametrize("mode", ["exact", "near"])
 def test_both_sides_of_a_pair_go_together(tmp_path, mode):
-    rows = [pair(n) for n in range(40)] + [pair(5), pair(6, "quite another answer, not at all")]
+    rows = [make_pair(n) for n in range(40)] + [make_pair(5), make_pair(6, "quite another answer, not at all")]
     out = tmp_path / "out"
     result = make(jsonl(tmp_path / "in.jsonl", rows), out, unit_bytes=400, dedup=mode)
     assert result.counts.dropped["exact duplicate"] == 2
@@ -322,61 +322,61 @@ def test_one_answer_with_two_labels_is_no_duplicate(tmp_path, mode):
     assert result.counts.dropped == {"exact duplicate": 3}
 
 
-def test_what_is_added_to_a_text_makes_nothing_alike(tmp_path):
-    # Documents of one token each: with the end token they would share half of their tokens.
+def test_end_tokens_do_not_make_texts_similar(tmp_path):
+    # Documents have one token each: with end tokens they would share half of their tokens.
     rows = [{"text": letter} for letter in _LETTERS]
     recipe = {"mode": "near", "shingle": 1, "bands": 64, "rows": 1}
     result = make(jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out", dedup=recipe)
     assert not result.counts.dropped
 
 
-def test_a_dry_run_shows_what_would_go_and_the_run_goes_on_from_it(corpus, tmp_path):
+def test_a_dry_run_reports_drops_and_the_run_resumes_it(corpus, tmp_path):
     out = tmp_path / "out"
-    dry = run(corpus.inputs, out, dry_run=True, dedup="near", unit_bytes=50_000)
+    dry = prepare_units(corpus.inputs, out, dry_run=True, dedup="near", unit_bytes=50_000)
     assert dry.counts.dropped == {"exact duplicate": 40, "near duplicate": 30}
     assert not dry.subsets
     assert not (out / "dataset_metadata.json").exists()
-    work = next(path for path in out.iterdir())
-    pairs = read_report(work).content.duplicates
-    assert sum(one.count for one in pairs) == 70
-    real = run(corpus.inputs, out, dedup="near", unit_bytes=50_000)
-    assert real.counts == dry.counts
-    assert real.resumed_units > 1
-    run(corpus.inputs, tmp_path / "undisturbed", dedup="near", unit_bytes=50_000)
+    work_folder = next(path for path in out.iterdir())
+    pairs = read_report(work_folder).content.duplicates
+    assert sum(pair.count for pair in pairs) == 70
+    result = prepare_units(corpus.inputs, out, dedup="near", unit_bytes=50_000)
+    assert result.counts == dry.counts
+    assert result.resumed_units > 1
+    prepare_units(corpus.inputs, tmp_path / "undisturbed", dedup="near", unit_bytes=50_000)
     assert tree(out) == tree(tmp_path / "undisturbed")
 
 
-def test_a_dry_run_says_what_would_go_and_not_that_it_is_done(tmp_path, capsys):
+def test_the_dry_run_command_reports_drops_and_no_store(tmp_path, capsys):
     path = jsonl(tmp_path / "in.jsonl", [{"text": "one"}, {"text": "one"}, {"text": "two"}])
-    words = ["prepare", str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes"]
-    assert main([*words, "--dry-run", "--profile"]) == 0
-    told = capsys.readouterr()
-    assert "encode" in told.out
-    assert re.search(r"dropped: exact duplicate +1\n", told.out)
-    assert "done in" not in told.out
-    assert "no store was written" in told.err
-    assert main([*words, "--similarity", "0.9"]) == 1
+    command = ["prepare", str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes"]
+    assert run_command_line([*command, "--dry-run", "--profile"]) == 0
+    captured = capsys.readouterr()
+    assert "encode" in captured.out
+    assert re.search(r"dropped: exact duplicate +1\n", captured.out)
+    assert "done in" not in captured.out
+    assert "no store was written" in captured.err
+    assert run_command_line([*command, "--similarity", "0.9"]) == 1
     assert "--restart" in capsys.readouterr().err
 
 
 def test_a_store_made_again_is_the_same(corpus, tmp_path):
-    said = {"mode": "near", "similarity": 0.85}
-    first = batchloom.prepare(corpus.inputs, out=tmp_path / "a", tokenizer="bytes", dedup=said)
-    again = batchloom.prepare(recipe=tmp_path / "a", out=tmp_path / "b")
-    assert tree(first.path) == tree(again.path)
-    assert any("is identical to" in note for note in again.notes)
+    dedup = {"mode": "near", "similarity": 0.85}
+    first = batchloom.prepare(corpus.inputs, out=tmp_path / "a", tokenizer="bytes", dedup=dedup)
+    rerun = batchloom.prepare(recipe=tmp_path / "a", out=tmp_path / "b")
+    assert tree(first.path) == tree(rerun.path)
+    assert any("is identical to" in note for note in rerun.notes)
     recipe = read_recipe(tmp_path / "a")
     assert recipe.dedup == DedupRecipe(mode="near", similarity=0.85)
 
 
-USUAL = "Removing exact duplicates, "
+DEFAULT_NOTE = "Exact duplicates are left out: "
 
 
 @pytest.mark.parametrize(
-    ("settings", "mode", "told"),
+    ("settings", "mode", "expected"),
     [
-        ({}, "exact", USUAL),
-        ({"split_on": "file"}, "exact", USUAL),
+        ({}, "exact", DEFAULT_NOTE),
+        ({"split_on": "file"}, "exact", DEFAULT_NOTE),
         ({"split_on": "line"}, "none", "Keeping duplicates, because lines of verse"),
         ({"split_on": "paragraph"}, "none", "Keeping duplicates, because paragraphs of verse"),
         ({"split_on": "\n"}, "none", "Keeping duplicates, because lines of verse"),
@@ -385,22 +385,22 @@ USUAL = "Removing exact duplicates, "
         ({"dedup": "exact"}, "exact", ""),
     ],
 )
-def test_the_default_is_announced_once_before_work_begins(tmp_path, settings, mode, told):
+def test_the_default_is_announced_once_before_work_begins(tmp_path, settings, mode, expected):
     (tmp_path / "in.txt").write_text("one\n\none\n\ntwo\n\nthree")
-    heard = []
+    events = []
     for _ in range(2):
         result = batchloom.prepare(
             tmp_path / "in.txt",
             out=tmp_path / "out",
             tokenizer="bytes",
-            progress=heard.append,
+            progress=events.append,
             **settings,
         )
     assert result.already_done
-    notes = [(at, one.text) for at, one in enumerate(heard) if hasattr(one, "text")]
-    about = [(at, text) for at, text in notes if "uplicates" in text]
-    assert [text[: len(told)] for _, text in about] == ([told] if told else [])
-    assert all(at == 0 for at, _ in about)
+    notes = [(index, event.text) for index, event in enumerate(events) if hasattr(event, "text")]
+    duplicate_notes = [(index, text) for index, text in notes if "uplicates" in text]
+    assert [text[: len(expected)] for _, text in duplicate_notes] == ([expected] if expected else [])
+    assert all(index == 0 for index, _ in duplicate_notes)
     assert read_recipe(tmp_path / "out").dedup.mode == mode
 
 
@@ -413,24 +413,24 @@ def test_made_up_data_has_no_duplicates_to_speak_of(tmp_path):
     "rows",
     [
         [{"text": f"text {n % 7}"} for n in range(20)],
-        [conversation(n % 7) for n in range(20)],
-        [pair(n % 7) for n in range(20)],
+        [make_conversation(n % 7) for n in range(20)],
+        [make_pair(n % 7) for n in range(20)],
         [{"prompt": "q", "completion": f"a {n % 5}", "label": n % 2 == 0} for n in range(20)],
     ],
     ids=["texts", "conversations", "pairs", "labels"],
 )
 def test_doctor_and_check_count_what_goes(tmp_path, rows):
     path = jsonl(tmp_path / "in.jsonl", rows)
-    found = batchloom.doctor(path, tokenizer="bytes")
+    diagnosis = batchloom.doctor(path, tokenizer="bytes")
     result = batchloom.prepare(path, out=tmp_path / "out", tokenizer="bytes")
-    gone = result.counts.dropped["exact duplicate"]
-    assert (found.duplicates.repeated, found.duplicates.left_out) == (gone, True)
-    assert found.documents == result.counts.documents + gone
-    verdict = batchloom.check(path)
-    assert "--no-dedup keeps them" in verdict.facts["duplicates"]
+    repeated = result.counts.dropped["exact duplicate"]
+    assert (diagnosis.duplicates.repeated, diagnosis.duplicates.left_out) == (repeated, True)
+    assert diagnosis.documents == result.counts.documents + repeated
+    report = batchloom.check(path)
+    assert "--no-dedup keeps them" in report.facts["duplicates"]
 
 
 def test_doctor_says_that_lines_stay(tmp_path):
     (tmp_path / "in.txt").write_text("one\none\ntwo\n")
-    found = batchloom.doctor(tmp_path / "in.txt", tokenizer="bytes", split_on="line")
-    assert (found.duplicates.repeated, found.duplicates.left_out) == (1, False)
+    diagnosis = batchloom.doctor(tmp_path / "in.txt", tokenizer="bytes", split_on="line")
+    assert (diagnosis.duplicates.repeated, diagnosis.duplicates.left_out) == (1, False)

@@ -28,7 +28,7 @@ from batchloom.preparation.documents.fill_in_the_middle import FimCutter, apply_
 from batchloom.preparation.documents.token_encoder import hash_documents
 from batchloom.preparation.settings import fim_to_plain, parse_fim
 from batchloom.tokens import train_tokenizer
-from preparation.stores import SMALL, tree
+from preparation.stores import SMALL_LIMITS, tree
 
 STARCODER = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
 DEEPSEEK = ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>")  # noqa: RUF001
@@ -36,65 +36,65 @@ LETTERS = "abc def\n\tghi (x) é日本 🙂 "
 DOCUMENTS = 1200
 
 
-def with_tokens(path, names, *, special=True):
-    """A tokenizer that has these tokens, as a file."""
-    whole = train_tokenizer(["abc def ghi abc def ghi"] * 3, 270).state()["tokenizer"]
-    first = whole["added_tokens"][0]
+def write_tokenizer(path, names, *, special=True):
+    """Write a tokenizer file that has these tokens."""
+    definition = train_tokenizer(["abc def ghi abc def ghi"] * 3, 270).state()["tokenizer"]
+    end_token = definition["added_tokens"][0]
     for number, name in enumerate(names, 1):
-        own = {"id": first["id"] + number, "content": name, "special": special}
-        whole["added_tokens"].append({**first, **own})
-    path.write_text(json.dumps(whole))
+        token = {"id": end_token["id"] + number, "content": name, "special": special}
+        definition["added_tokens"].append({**end_token, **token})
+    path.write_text(json.dumps(definition))
     return str(path)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fim")
-    drawn = random.Random(0)
-    texts = ["".join(drawn.choices(LETTERS, k=drawn.randrange(1, 120))) for _ in range(DOCUMENTS)]
+    rng = random.Random(0)
+    texts = ["".join(rng.choices(LETTERS, k=rng.randrange(1, 120))) for _ in range(DOCUMENTS)]
     texts = [text for text in dict.fromkeys(texts) if not text.isspace()]
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
     (folder / "in.jsonl").write_text("\n".join(lines) + "\n")
-    with_tokens(folder / "tokenizer.json", STARCODER)
+    write_tokenizer(folder / "tokenizer.json", STARCODER)
     return folder
 
 
 def make(folder, out, *, recipe=None, **options):
-    usual = {"tokenizer": str(folder / "tokenizer.json"), "val_fraction": 0.1, "normalize": False}
-    batchloom.prepare([folder / "in.jsonl"], out=out, recipe=recipe, **{**usual, **options})
+    defaults = {"tokenizer": str(folder / "tokenizer.json"), "val_fraction": 0.1, "normalize": False}
+    batchloom.prepare([folder / "in.jsonl"], out=out, recipe=recipe, **{**defaults, **options})
     return out
 
 
-def documents(store, subset="train"):
-    opened = batchloom.open_store(store, subset)
-    return opened, [opened[number].ids.astype(np.int64).tolist() for number in range(len(opened))]
+def read_documents(store, subset="train"):
+    opened_store = batchloom.open_store(store, subset)
+    return opened_store, [opened_store[number].ids.astype(np.int64).tolist() for number in range(len(opened_store))]
 
 
-def parts_of(ids, tokenizer):
-    """(order, text) of a document, put together again with an eye on nothing but its tokens."""
-    prefix, suffix, middle = (tokenizer.control[one] for one in STARCODER)
+def reassemble_text(ids, tokenizer):
+    """Return (order, text) of a document, reassembled from its tokens alone."""
+    prefix, suffix, middle = (tokenizer.control[name] for name in STARCODER)
     assert ids[-1] == tokenizer.end_id
     ids = ids[:-1]
     if prefix not in ids:
         assert not {suffix, middle} & set(ids)
         return "", tokenizer.decode(ids)
-    assert [ids.count(one) for one in (prefix, suffix, middle)] == [1, 1, 1]
+    assert [ids.count(name) for name in (prefix, suffix, middle)] == [1, 1, 1]
     assert ids[0] == prefix
-    hole, last = ids.index(suffix), ids.index(middle)
-    assert hole < last
-    behind = tokenizer.decode(ids[hole + 1 : last])
-    if hole == 1:
-        # The prefix may be empty in either order; then both are the same but for where it would stand.
-        return "spm", tokenizer.decode(ids[last + 1 :]) + behind
-    return "psm", tokenizer.decode(ids[1:hole]) + tokenizer.decode(ids[last + 1 :]) + behind
+    suffix_position, middle_position = ids.index(suffix), ids.index(middle)
+    assert suffix_position < middle_position
+    suffix_text = tokenizer.decode(ids[suffix_position + 1 : middle_position])
+    if suffix_position == 1:
+        # With an empty prefix, both orders differ only in the place of its token.
+        return "spm", tokenizer.decode(ids[middle_position + 1 :]) + suffix_text
+    return "psm", tokenizer.decode(ids[1:suffix_position]) + tokenizer.decode(ids[middle_position + 1 :]) + suffix_text
 
 
-def within(count, of, share):
-    return abs(count - of * share) <= 6 * math.sqrt(of * share * (1 - share)) + 1e-9
+def is_near_share(count, total, share):
+    return abs(count - total * share) <= 6 * math.sqrt(total * share * (1 - share)) + 1e-9
 
 
-def files_of(store):
-    """The bytes of a store; where the time went is told in its reports."""
+def read_store_files(store):
+    """Return the bytes of the files of a store, except reports, which contain times."""
     return {
         path.relative_to(store): path.read_bytes()
         for path in Path(store).rglob("*")
@@ -105,35 +105,35 @@ def files_of(store):
 @pytest.mark.parametrize("rate", [0.5, 1.0])
 def test_the_parts_are_the_text_again(folder, tmp_path, rate):
     plain = make(folder, tmp_path / "plain")
-    moved = make(folder, tmp_path / "moved", fim=rate)
+    cut = make(folder, tmp_path / "moved", fim=rate)
     orders = []
     for subset in ("train", "val"):
-        before, old = documents(plain, subset)
-        after, new = documents(moved, subset)
-        assert len(old) == len(new)
-        for number, (one, two) in enumerate(zip(old, new, strict=True)):
+        before, ids_before = read_documents(plain, subset)
+        after, ids_after = read_documents(cut, subset)
+        assert len(ids_before) == len(ids_after)
+        for number, (before_ids, after_ids) in enumerate(zip(ids_before, ids_after, strict=True)):
             assert before[number].provenance == after[number].provenance
-            order, text = parts_of(two, after.tokenizer)
-            assert text == before.tokenizer.decode(one[:-1])
+            order, text = reassemble_text(after_ids, after.tokenizer)
+            assert text == before.tokenizer.decode(before_ids[:-1])
             orders.append(order)
             if not order:
-                assert one == two
+                assert before_ids == after_ids
     count = len(orders) - orders.count("")
-    assert within(count, len(orders), rate)
-    # Empty prefixes of short texts count as the other order: one of every len + 1.
-    assert within(orders.count("psm"), count, 0.5 * 0.93)
-    flows = {flow.step: flow for flow in read_report(moved).content.flows}
+    assert is_near_share(count, len(orders), rate)
+    # Texts with an empty prefix, one of len + 1, count as the other order.
+    assert is_near_share(orders.count("psm"), count, 0.5 * 0.93)
+    flows = {flow.step: flow for flow in read_report(cut).content.flows}
     assert flows["tokenize"].altered == count
 
 
 def test_the_cuts_are_pinned():
-    """Which texts are cut, and where, is part of a store: in plain integers, as docs/augmentation.md says it."""
+    """Cut texts and positions are part of a store; docs/augmentation.md defines them."""
     texts = [f"the text {n} of some" for n in range(200)]
-    how = FimCutter(0.5, 0.5, derive_key("fim", 7), 1, 2, 3)
-    cut = apply_fim(texts, hash_documents(texts), how)
-    found = [cut.parts[a:b] for a, b in itertools.pairwise(cut.bounds.tolist())]
-    assert found == [expected(text, 7) for text in texts]
-    assert found[:4] == PINNED
+    cutter = FimCutter(0.5, 0.5, derive_key("fim", 7), 1, 2, 3)
+    cut = apply_fim(texts, hash_documents(texts), cutter)
+    parts = [cut.parts[start:stop] for start, stop in itertools.pairwise(cut.bounds.tolist())]
+    assert parts == [cut_in_plain_python(text, 7) for text in texts]
+    assert parts[:4] == PINNED
 
 
 PINNED = [
@@ -144,11 +144,11 @@ PINNED = [
 ]
 
 
-def expected(text, seed):
-    key, whole = derive_key("fim", seed), xxhash.xxh3_128_intdigest(text.encode())
-    low, high = whole % 2**64, whole >> 64
-    own = mix_int(mix_int(mix_int((low + key[0]) % 2**64) ^ key[1]) ^ high)
-    words = [mix_int((own + number * GOLDEN) % 2**64) for number in range(5)]
+def cut_in_plain_python(text, seed):
+    key, digest = derive_key("fim", seed), xxhash.xxh3_128_intdigest(text.encode())
+    low, high = digest % 2**64, digest >> 64
+    seed_value = mix_int(mix_int(mix_int((low + key[0]) % 2**64) ^ key[1]) ^ high)
+    words = [mix_int((seed_value + number * GOLDEN) % 2**64) for number in range(5)]
     if (words[1] >> 11) * 2.0**-53 >= 0.5:
         return [text]
     start, stop = sorted((word >> 32) * (len(text) + 1) >> 32 for word in words[3:])
@@ -160,32 +160,35 @@ def expected(text, seed):
 @pytest.mark.parametrize(("spm_rate", "order"), [(0.0, "psm"), (1.0, "spm")])
 def test_one_order_alone(folder, tmp_path, spm_rate, order):
     store = make(folder, tmp_path / "s", fim={"rate": 1.0, "spm_rate": spm_rate})
-    opened, ids = documents(store)
-    found = [parts_of(one, opened.tokenizer)[0] for one in ids]
-    assert found.count(order) / len(found) > (0.8 if order == "psm" else 0.99)
+    opened, ids = read_documents(store)
+    orders = [reassemble_text(document_ids, opened.tokenizer)[0] for document_ids in ids]
+    assert orders.count(order) / len(orders) > (0.8 if order == "psm" else 0.99)
 
 
 def test_cuts_are_anywhere(folder, tmp_path):
     store = make(folder, tmp_path / "s", fim={"rate": 1.0, "spm_rate": 0.0})
-    opened, ids = documents(store)
+    opened, ids = read_documents(store)
     control = opened.tokenizer.control
     shares = []
-    for one in ids:
-        first, second = one.index(control["<fim_suffix>"]), one.index(control["<fim_middle>"])
-        sizes = [first - 1, second - first - 1, len(one) - 2 - second]
-        if len(one) > 60:
+    for document_ids in ids:
+        suffix_position, middle_position = (
+            document_ids.index(control["<fim_suffix>"]),
+            document_ids.index(control["<fim_middle>"]),
+        )
+        sizes = [suffix_position - 1, middle_position - suffix_position - 1, len(document_ids) - 2 - middle_position]
+        if len(document_ids) > 60:
             shares.append([size / sum(sizes) for size in sizes])
-    # Two uniform cuts make three parts of a third each, on average.
+    # Two uniform cuts make parts of a third each on average.
     assert np.allclose(np.mean(shares, axis=0), 1 / 3, atol=0.04)
 
 
-def test_off_is_as_if_it_were_not_there(folder, tmp_path):
-    plain = files_of(make(folder, tmp_path / "plain"))
-    assert files_of(make(folder, tmp_path / "none", fim=0)) == plain
+def test_a_rate_of_zero_changes_nothing(folder, tmp_path):
+    plain = read_store_files(make(folder, tmp_path / "plain"))
+    assert read_store_files(make(folder, tmp_path / "none", fim=0)) == plain
     assert b"fim" not in plain[Path("dataset_metadata.json")].replace(b"<fim_", b"")
     recipe = Recipe(inputs=("a",))
     assert "fim" not in recipe_to_plain(recipe)["reading"]
-    # Pinned: stores that are there are found finished by the same command.
+    # Pinned: the same command must recognize existing stores as finished.
     assert compute_recipe_fingerprint(recipe) == FINGERPRINT
 
 
@@ -193,14 +196,14 @@ FINGERPRINT = "530f7466bcb781bd2d57537830ad6b0c"
 
 
 def test_units_workers_and_order_decide_nothing(folder, tmp_path):
-    whole = make(folder, tmp_path / "whole", fim=0.5)
-    assert files_of(make(folder, tmp_path / "two", fim=0.5, workers=2)) == files_of(whole)
+    one_unit_store = make(folder, tmp_path / "whole", fim=0.5)
+    assert read_store_files(make(folder, tmp_path / "two", fim=0.5, workers=2)) == read_store_files(one_unit_store)
     lines = (folder / "in.jsonl").read_text().splitlines()
     (tmp_path / "in.jsonl").write_text("\n".join(reversed(lines)) + "\n")
-    turned = make(tmp_path, tmp_path / "turned", fim=0.5, tokenizer=str(folder / "tokenizer.json"))
-    assert sorted(documents(turned)[1]) == sorted(documents(whole)[1])
-    other = make(folder, tmp_path / "other", fim={"rate": 0.5, "seed": 1})
-    assert documents(other)[1] != documents(whole)[1]
+    reversed_store = make(tmp_path, tmp_path / "turned", fim=0.5, tokenizer=str(folder / "tokenizer.json"))
+    assert sorted(read_documents(reversed_store)[1]) == sorted(read_documents(one_unit_store)[1])
+    other_seed = make(folder, tmp_path / "other", fim={"rate": 0.5, "seed": 1})
+    assert read_documents(other_seed)[1] != read_documents(one_unit_store)[1]
 
 
 class StopError(Exception):
@@ -217,7 +220,7 @@ def test_stopped_in_small_units_it_goes_on_to_the_same_bytes(folder, tmp_path, w
 
     def run(out, listener=lambda event: None, workers=1):
         execution = ExecutionSettings(workers=workers)
-        settings = RunSettings(limits=SMALL, unit_bytes=8000, execution=execution)
+        settings = RunSettings(limits=SMALL_LIMITS, unit_bytes=8000, execution=execution)
         run_recipe(recipe, out, listener, settings=settings)
         return tree(out)
 
@@ -225,21 +228,21 @@ def test_stopped_in_small_units_it_goes_on_to_the_same_bytes(folder, tmp_path, w
         if isinstance(event, Progress) and event.phase == "tokenize" and event.documents > 400:
             raise StopError
 
-    whole = run(tmp_path / "whole")
+    expected = run(tmp_path / "whole")
     with pytest.raises(StopError):
         run(tmp_path / "stopped", stop, workers)
-    assert run(tmp_path / "stopped", workers=workers) == whole
-    one = make(folder, tmp_path / "one", fim=0.5, val_fraction=0.01)
-    assert sorted(documents(one)[1]) == sorted(documents(tmp_path / "whole")[1])
+    assert run(tmp_path / "stopped", workers=workers) == expected
+    one_unit = make(folder, tmp_path / "one", fim=0.5, val_fraction=0.01)
+    assert sorted(read_documents(one_unit)[1]) == sorted(read_documents(tmp_path / "whole")[1])
 
 
 def test_a_store_is_made_again_from_its_recipe(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     for number, fim in enumerate((0.25, {"rate": 0.5, "spm_rate": 1.0, "seed": 3})):
-        first, again = tmp_path / f"first{number}", tmp_path / f"again{number}"
+        first, rerun = tmp_path / f"first{number}", tmp_path / f"again{number}"
         make(folder, first, fim=fim)
-        batchloom.prepare(recipe=first, out=again)
-        assert files_of(again) == files_of(first)
+        batchloom.prepare(recipe=first, out=rerun)
+        assert read_store_files(rerun) == read_store_files(first)
         assert read_recipe(first).reading.fim == parse_fim(fim)
 
 
@@ -247,18 +250,18 @@ def test_a_store_is_made_again_from_its_recipe(folder, tmp_path, monkeypatch):
 def test_duplicates_are_found_as_without(folder, tmp_path, dedup):
     lines = (folder / "in.jsonl").read_text().splitlines()[:100]
     long = [json.loads(line)["text"] + " ".join(map(str, range(n, n + 400))) for n, line in enumerate(lines[:5])]
-    alike = [text + " the end" for text in long]
-    lines += [json.dumps({"text": text}) for text in (*long, *alike)] + lines[:50]
+    near_texts = [text + " the end" for text in long]
+    lines += [json.dumps({"text": text}) for text in (*long, *near_texts)] + lines[:50]
     (tmp_path / "in.jsonl").write_text("\n".join(lines) + "\n")
-    # Texts with their middle last have other lengths, by which documents would move between subsets.
+    # Cut texts have other lengths, so that balancing would move other documents between subsets.
     options = {
         "tokenizer": str(folder / "tokenizer.json"),
         "dedup": dedup,
         "balance_subsets": False,
     }
-    plain, moved = (documents(make(tmp_path, tmp_path / f"s{fim}", fim=fim, **options))[0] for fim in (0, 1))
-    origins = [[store[n].provenance for n in range(len(store))] for store in (plain, moved)]
-    assert origins[0] == origins[1]
+    plain, cut = (read_documents(make(tmp_path, tmp_path / f"s{fim}", fim=fim, **options))[0] for fim in (0, 1))
+    provenance = [[store[n].provenance for n in range(len(store))] for store in (plain, cut)]
+    assert provenance[0] == provenance[1]
     assert len(plain) < (107 if dedup == "near" else 111)
 
 
@@ -268,49 +271,49 @@ def test_conversations_and_ids_stay_as_they_are(folder, tmp_path):
     (tmp_path / "ids").mkdir()
     ids = [{"input_ids": [n, n + 1, 7]} for n in range(40)]
     (tmp_path / "ids" / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ids))
-    for place in (tmp_path, tmp_path / "ids"):
+    for source in (tmp_path, tmp_path / "ids"):
         options = {"tokenizer": str(folder / "tokenizer.json")}
-        plain = documents(make(place, place / "plain", **options))[1]
-        assert documents(make(place, place / "moved", fim=1.0, **options))[1] == plain
+        plain = read_documents(make(source, source / "plain", **options))[1]
+        assert read_documents(make(source, source / "moved", fim=1.0, **options))[1] == plain
 
 
 @pytest.mark.parametrize("special", [True, False])
 def test_other_models_tokens_are_known(folder, tmp_path, special):
-    tokenizer = with_tokens(tmp_path / "tokenizer.json", DEEPSEEK, special=special)
-    opened, ids = documents(make(folder, tmp_path / "s", fim=1.0, tokenizer=tokenizer))
-    words = {**opened.tokenizer.control, **opened.tokenizer.added}
-    tokens = [words[name] for name in DEEPSEEK]
-    assert all([number for number in one if number in tokens] == tokens for one in ids)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json", DEEPSEEK, special=special)
+    opened, ids = read_documents(make(folder, tmp_path / "s", fim=1.0, tokenizer=tokenizer))
+    ids_by_token = {**opened.tokenizer.control, **opened.tokenizer.added}
+    tokens = [ids_by_token[name] for name in DEEPSEEK]
+    assert all([number for number in document_ids if number in tokens] == tokens for document_ids in ids)
 
 
 def test_named_tokens_are_used(folder, tmp_path):
-    tokenizer = with_tokens(tmp_path / "tokenizer.json", ("<a>", "<b>", "<c>"))
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json", ("<a>", "<b>", "<c>"))
     fim = {"rate": 1.0, "prefix": "<a>", "suffix": "<b>", "middle": "<c>"}
-    opened, ids = documents(make(folder, tmp_path / "s", fim=fim, tokenizer=tokenizer))
-    assert all(one[0] == opened.tokenizer.control["<a>"] for one in ids)
+    opened, ids = read_documents(make(folder, tmp_path / "s", fim=fim, tokenizer=tokenizer))
+    assert all(document_ids[0] == opened.tokenizer.control["<a>"] for document_ids in ids)
 
 
 def test_a_tokenizer_without_such_tokens_is_refused_with_what_to_do(folder, tmp_path):
     with pytest.raises(TokenizerError, match="none of the known fill-in-the-middle tokens .* name those it has"):
         make(folder, tmp_path / "s", tokenizer="bytes", fim=0.5)
-    named = {"prefix": "<fim_prefx>", "suffix": "<fim_suffix>", "middle": "<fim_middle>"}
+    token_names = {"prefix": "<fim_prefx>", "suffix": "<fim_suffix>", "middle": "<fim_middle>"}
     with pytest.raises(TokenizerError, match="no token '<fim_prefx>'; did you mean '<fim_prefix>'"):
-        make(folder, tmp_path / "s", fim={"rate": 0.5, **named})
-    # Nothing is left behind that another command would trip over.
+        make(folder, tmp_path / "s", fim={"rate": 0.5, **token_names})
+    # A failed job leaves no files that block another command.
     make(folder, tmp_path / "s")
 
 
 def test_a_tokenizer_that_puts_spaces_before_parts_is_refused(folder, tmp_path):
     path = tmp_path / "tokenizer.json"
-    whole = json.loads(Path(with_tokens(path, STARCODER)).read_text())
-    whole["pre_tokenizer"]["add_prefix_space"] = True
-    path.write_text(json.dumps(whole))
+    definition = json.loads(Path(write_tokenizer(path, STARCODER)).read_text())
+    definition["pre_tokenizer"]["add_prefix_space"] = True
+    path.write_text(json.dumps(definition))
     with pytest.raises(TokenizerError, match="adds text at the beginning of a text"):
         make(folder, tmp_path / "s", tokenizer=str(path), fim=0.5)
 
 
 @pytest.mark.parametrize(
-    ("fim", "said"),
+    ("fim", "message"),
     [
         (1.5, "fim.rate: 1.5 is not a number from 0 to 1"),
         (math.nan, "fim.rate: nan is not a number from 0 to 1"),
@@ -323,13 +326,13 @@ def test_a_tokenizer_that_puts_spaces_before_parts_is_refused(folder, tmp_path):
         ({"prefix": "<a>", "suffix": "<a>", "middle": "<b>"}, "three different tokens"),
     ],
 )
-def test_wrong_settings_are_refused(tmp_path, fim, said):
-    with pytest.raises(SettingsError, match=said):
+def test_wrong_settings_are_refused(tmp_path, fim, message):
+    with pytest.raises(SettingsError, match=message):
         batchloom.prepare(["nowhere.txt"], out=tmp_path / "s", fim=fim)
 
 
 @pytest.mark.parametrize("fim", [0.5, 1, {"rate": 0.5, "seed": 2}, {"rate": 0.1, "spm_rate": 0}])
-def test_the_short_form_is_read_again(fim):
+def test_the_short_form_round_trips(fim):
     value = parse_fim(fim)
     assert parse_fim(fim_to_plain(value)) == value == parse_fim(value)
     assert fim_to_plain(parse_fim(1)) == fim_to_plain(FimRecipe(rate=1.0)) == 1.0

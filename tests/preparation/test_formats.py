@@ -1,4 +1,4 @@
-"""The same records in any format make the same documents, with origins, quarantine and resuming."""
+"""Equal records in any format give equal documents, provenance and quarantine."""
 
 import bz2
 import csv
@@ -10,7 +10,7 @@ import pytest
 from batchloom import check
 from batchloom.core.errors import RecordError, TooManyBadRecordsError
 from batchloom.store import read_manifest
-from preparation.stores import documents, make, texts, tree
+from preparation.stores import make, read_documents, texts, tree
 from sources.test_archives import make as make_archive
 from sources.test_tables import pa, write
 
@@ -18,7 +18,7 @@ RECORDS = [{"text": f'Record {i} says "é" {"and more " * (i % 7)}', "n": i} for
 EXPECTED = [record["text"] for record in RECORDS]
 
 
-def as_csv(path):
+def write_csv(path):
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, ["n", "text"])
         writer.writeheader()
@@ -26,11 +26,11 @@ def as_csv(path):
 
 
 LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
-MAKE = {
+WRITERS = {
     "a.jsonl": lambda path: path.write_bytes(LINES),
     "a.json": lambda path: path.write_text(json.dumps(RECORDS, indent=2)),
     "data.json": lambda path: path.write_text(json.dumps({"data": RECORDS})),
-    "a.csv": as_csv,
+    "a.csv": write_csv,
     "a.parquet": lambda path: write(path, pa.Table.from_pylist(RECORDS), 30),
     "a.arrow": lambda path: write(path, pa.Table.from_pylist(RECORDS), 30),
     "a.stream.arrow": lambda path: write(path, pa.Table.from_pylist(RECORDS), 30),
@@ -42,19 +42,19 @@ MAKE = {
 
 
 @pytest.mark.parametrize("unit", [1 << 40, 3000])
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", WRITERS)
 def test_documents_are_those_of_the_records(tmp_path, name, unit):
     path = tmp_path / name
-    MAKE[name](path)
+    WRITERS[name](path)
     make(path, tmp_path / "out", unit_bytes=unit, normalize=False, val_fraction=0.1)
-    found = documents(tmp_path / "out")
-    assert [text for _, text, _ in found] == EXPECTED
-    assert [origin.record for origin, _, _ in found] == list(range(400))
+    rows = read_documents(tmp_path / "out")
+    assert [text for _, text, _ in rows] == EXPECTED
+    assert [origin.record for origin, _, _ in rows] == list(range(400))
     assert check(tmp_path / "out").faults == []
     before = tree(tmp_path / "out")
     assert make(path, tmp_path / "out", unit_bytes=unit, normalize=False, val_fraction=0.1).already_done
     assert tree(tmp_path / "out") == before
-    # A copy with another time is told by its bytes.
+    # A file with another time is recognized by its content.
     path.touch()
     assert make(path, tmp_path / "out", unit_bytes=unit, normalize=False, val_fraction=0.1).already_done
 
@@ -70,15 +70,15 @@ def test_a_table_is_cut_at_its_groups_and_learned_from(tmp_path):
 
 
 @pytest.mark.parametrize("unit", [1 << 40, 500])
-def test_bad_records_of_every_format_go_aside_by_line_or_row(tmp_path, unit):
+def test_bad_records_of_every_format_are_quarantined_by_line_or_row(tmp_path, unit):
     (tmp_path / "a.json").write_text('[{"text": "good"},\n {"text": NaN},\n {"text": 5}]')
     (tmp_path / "b.csv").write_text('text,n\n"two\nlines",1\nragged\ngood,2\n')
     rows = [{"text": f"good {i}" if i != 37 else None} for i in range(60)]
     write(tmp_path / "c.parquet", pa.Table.from_pylist(rows), 20)
     inputs = [tmp_path / name for name in ("a.json", "b.csv", "c.parquet")]
     make(inputs, tmp_path / "out", unit_bytes=unit, max_bad=4, dedup="none")
-    aside = map(json.loads, (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines())
-    assert [(one["source"], one["line"], one["row"], one["column"]) for one in aside] == [
+    quarantined = map(json.loads, (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines())
+    assert [(record["source"], record["line"], record["row"], record["column"]) for record in quarantined] == [
         ("a.json", 2, 2, 11),
         ("a.json", 3, 3, None),
         ("b.csv", 4, 2, None),
@@ -91,7 +91,7 @@ def test_bad_records_of_every_format_go_aside_by_line_or_row(tmp_path, unit):
 
 @pytest.mark.parametrize("name", ["a.json", "a.csv", "a.parquet", "a.zip"])
 def test_a_wrong_field_stops_before_any_work(tmp_path, name):
-    MAKE[name](tmp_path / name)
+    WRITERS[name](tmp_path / name)
     with pytest.raises(RecordError, match="no field 'txt': .* did you mean --text-field 'text'"):
         make(tmp_path / name, tmp_path / "out", text_field="txt")
     assert not (tmp_path / "out").exists()

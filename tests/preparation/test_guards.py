@@ -1,4 +1,4 @@
-"""What stands between two jobs, or between a job and what is not its own."""
+"""Guards between jobs, and between a job and files of others."""
 
 import importlib.metadata
 import io
@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from batchloom.core.errors import StoreConflictError, TooManyBadRecordsError
-from batchloom.preparation import Progress, RunSettings, WorkFolder, prepare_job as job, run_recipe
+from batchloom.preparation import Progress, RunSettings, WorkFolder, prepare_job, run_recipe
 from batchloom.preparation.workers import versions
 from batchloom.store import read_manifest, remove_documents
-from preparation.jobs import killed_at
-from preparation.stores import jsonl, make, recipe_of, tree
+from preparation.jobs import run_until_killed
+from preparation.stores import jsonl, make, make_recipe, tree
 
 SETTINGS = {"unit_bytes": 900, "tokens_per_shard": 500, "val_fraction": 0.2}
 DELETIONS = ("shutil.rmtree", "os.remove", "os.rmdir", "os.rename")
@@ -24,10 +24,10 @@ DELETIONS = ("shutil.rmtree", "os.remove", "os.rmdir", "os.rename")
 
 @pytest.fixture
 def inputs(tmp_path):
-    """Forty documents, each twice or nearly."""
+    """Write forty documents twice, in two files."""
     words = [f"word{number}" for number in range(400)]
-    drawn = np.random.default_rng(3)
-    texts = [" ".join(drawn.choice(words, 12)) for _ in range(40)]
+    rng = np.random.default_rng(3)
+    texts = [" ".join(rng.choice(words, 12)) for _ in range(40)]
     jsonl(tmp_path / "a.jsonl", [{"text": text} for text in texts])
     jsonl(tmp_path / "b.jsonl", [{"text": text} for text in texts])
     return [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
@@ -52,75 +52,75 @@ def test_a_folder_of_somebody_else_is_refused_before_standard_input_is_read(tmp_
 
 
 def test_a_store_that_another_run_has_just_finished_is_not_overwritten(tmp_path, inputs, monkeypatch):
-    out, first = tmp_path / "out", []
+    out, folders = tmp_path / "out", []
 
-    def folder(place):
-        if not first:
-            first.append(place)
-            make(inputs[:1], place, **SETTINGS)
-        return WorkFolder(place)
+    def make_work_folder(path):
+        if not folders:
+            folders.append(path)
+            make(inputs[:1], path, **SETTINGS)
+        return WorkFolder(path)
 
-    monkeypatch.setattr(job, "WorkFolder", folder)
+    monkeypatch.setattr(prepare_job, "WorkFolder", make_work_folder)
     with pytest.raises(StoreConflictError, match="holds a finished store of another job"):
         make(inputs, out, **SETTINGS | {"tokens_per_shard": 300})
     make(inputs[:1], tmp_path / "whole", **SETTINGS)
     assert tree(out) == tree(tmp_path / "whole")
-    first.clear()
+    folders.clear()
     assert make(inputs[:1], tmp_path / "twice", **SETTINGS).already_done
     assert not (tmp_path / "twice" / ".work").exists()
 
 
-def test_a_store_that_has_changed_since_it_was_looked_at_is_not_appended_to(tmp_path, inputs, monkeypatch):
-    out, first = tmp_path / "out", []
+def test_a_store_that_changed_after_it_was_read_is_not_appended_to(tmp_path, inputs, monkeypatch):
+    out, folders = tmp_path / "out", []
     make(inputs[:1], out, **SETTINGS)
     jsonl(tmp_path / "c.jsonl", [{"text": "something that is new"}])
-    how = RunSettings(append=True)
+    append_settings = RunSettings(append=True)
 
-    def folder(place):
-        if not first:
-            first.append(place)
+    def make_work_folder(path):
+        if not folders:
+            folders.append(path)
             run(
-                recipe_of(
+                make_recipe(
                     inputs=(f"{tmp_path / 'c.jsonl'}",),
                     tokenizer="bytes",
                     val_fraction=0.2,
                     tokens_per_shard=500,
                 ),
-                how,
+                append_settings,
             )
-        return WorkFolder(place)
+        return WorkFolder(path)
 
     def run(recipe, settings):
         return run_recipe(recipe, out, lambda event: None, settings=settings)
 
-    monkeypatch.setattr(job, "WorkFolder", folder)
-    monkeypatch.setattr(job, "lock_store", lambda place: warnings.catch_warnings())
-    recipe = recipe_of(inputs=(f"{inputs[1]}",), tokenizer="bytes", val_fraction=0.2, tokens_per_shard=500)
+    monkeypatch.setattr(prepare_job, "WorkFolder", make_work_folder)
+    monkeypatch.setattr(prepare_job, "lock_store", lambda path: warnings.catch_warnings())
+    recipe = make_recipe(inputs=(f"{inputs[1]}",), tokenizer="bytes", val_fraction=0.2, tokens_per_shard=500)
     with pytest.raises(StoreConflictError, match="has become generation 2 since this run looked"):
-        run(recipe, how)
+        run(recipe, append_settings)
     assert read_manifest(out).generation == 2
 
 
 @pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_while_a_restart_deletes_the_first_command_still_makes_its_store(tmp_path, inputs, stride):
-    near = SETTINGS | {"dedup": "near"}
-    make(inputs, tmp_path / "whole", **near)
+    near_settings = SETTINGS | {"dedup": "near"}
+    make(inputs, tmp_path / "whole", **near_settings)
     with pytest.raises(KeyboardInterrupt):
-        make(inputs, tmp_path / "stopped", listener=stop_at("write", 20), **near)
-    other = recipe_of(inputs=tuple(map(str, inputs)), tokenizer="bytes", tokens_per_shard=450)
-    settings = RunSettings(restart=True, unit_bytes=900)
+        make(inputs, tmp_path / "stopped", listener=stop_at("write", 20), **near_settings)
+    other_recipe = make_recipe(inputs=tuple(map(str, inputs)), tokenizer="bytes", tokens_per_shard=450)
+    restart_settings = RunSettings(restart=True, unit_bytes=900)
     count, runs, killed = 1, 0, True
     while killed:
         out = tmp_path / f"out{count}"
         shutil.copytree(tmp_path / "stopped", out)
-        restart = partial(run_recipe, other, out, stop_at("tokenize"), settings=settings)
-        killed = killed_at(DELETIONS, count, restart)
+        restart = partial(run_recipe, other_recipe, out, stop_at("tokenize"), settings=restart_settings)
+        killed = run_until_killed(DELETIONS, count, restart)
         count, runs = count + stride, runs + 1
         if killed:
             try:
-                make(inputs, out, **near)
+                make(inputs, out, **near_settings)
             except StoreConflictError as error:
-                # So far had the other job come that it is the one that is unfinished.
+                # The other job may have progressed so far that it is the unfinished one.
                 if "holds unfinished work of another job" not in str(error):
                     raise
                 continue
@@ -131,12 +131,12 @@ def test_killed_while_a_restart_deletes_the_first_command_still_makes_its_store(
 
 def test_going_back_to_the_versions_of_a_stopped_job_goes_on(tmp_path, inputs, monkeypatch):
     make(inputs, tmp_path / "whole", **SETTINGS)
-    out, installed = tmp_path / "out", importlib.metadata.version
+    out, get_version = tmp_path / "out", importlib.metadata.version
     with pytest.raises(KeyboardInterrupt):
         make(inputs, out, listener=stop_at("write", 20), **SETTINGS)
     versions._get_installed_version.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(importlib.metadata, "version", lambda name: f"{installed(name)}.99")
+        patch.setattr(importlib.metadata, "version", lambda name: f"{get_version(name)}.99")
         with pytest.raises(KeyboardInterrupt):
             make(inputs, out, listener=stop_at("tokenize", 20), **SETTINGS)
     versions._get_installed_version.cache_clear()
@@ -145,7 +145,7 @@ def test_going_back_to_the_versions_of_a_stopped_job_goes_on(tmp_path, inputs, m
 
 
 def test_another_version_of_batchloom_makes_all_units_again(tmp_path, inputs, monkeypatch):
-    out, installed = tmp_path / "out", importlib.metadata.version
+    out, get_version = tmp_path / "out", importlib.metadata.version
     with pytest.raises(KeyboardInterrupt):
         make(inputs, out, listener=stop_at("write"), **SETTINGS)
     versions._get_installed_version.cache_clear()
@@ -153,7 +153,7 @@ def test_another_version_of_batchloom_makes_all_units_again(tmp_path, inputs, mo
         patch.setattr(
             importlib.metadata,
             "version",
-            lambda name: "99.0" if name == "batchloom" else installed(name),
+            lambda name: "99.0" if name == "batchloom" else get_version(name),
         )
         assert make(inputs, out, **SETTINGS).resumed_units == 0
     versions._get_installed_version.cache_clear()
@@ -163,7 +163,7 @@ def test_shards_of_a_job_that_was_given_up_do_not_stay_in_the_store(tmp_path, in
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         make(inputs, out, listener=stop_at("write"), **SETTINGS)
-    # As a job leaves them that is killed while it moves its shards to their place.
+    # A job that is killed while it moves its shards leaves such files.
     (out / "train").mkdir()
     (out / "train" / "shard_00099.bin").write_bytes(b"text that nobody knows")
     make(inputs, out, **SETTINGS)
@@ -184,14 +184,14 @@ def test_a_smaller_budget_for_bad_records_is_asked_of_a_finished_store_too(tmp_p
 
 
 def test_tokens_that_are_not_those_that_were_written_are_not_copied(tmp_path, inputs):
-    # Of the second file half stays, so that it is copied and not linked.
+    # Half of the second file remains, so that it is copied and not linked.
     lines = inputs[0].read_text().splitlines(keepends=True)
     inputs[1].write_text("".join([*lines[:20], *(line.replace("word", "other") for line in lines[20:])]))
     settings = {"unit_bytes": inputs[0].stat().st_size, "val_fraction": 0.0}
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         make(inputs, out, listener=stop_at("write"), **settings)
-    path = max(out.glob(".work/units/*/tokens.train.bin"), key=lambda one: one.stat().st_size)
+    path = max(out.glob(".work/units/*/tokens.train.bin"), key=lambda file: file.stat().st_size)
     data = path.read_bytes()
     path.write_bytes(data[:-4] + bytes(4))
     with pytest.raises(StoreConflictError, match="holds other bytes than were written; delete"):

@@ -1,4 +1,4 @@
-"""A store around ids that are there already."""
+"""Import of existing token files as stores."""
 
 import json
 import os
@@ -18,22 +18,22 @@ from oracles import megatron_documents, megatron_prefix
 from preparation.stores import tree
 from tiers import examples
 
-WORDS = [[*f"number {n} of the lot".encode(), 256] for n in range(120)]
+DOCUMENTS = [[*f"number {n} of the lot".encode(), 256] for n in range(120)]
 
 
-def read(folder, split="train"):
+def read_documents(folder, split="train"):
     store = batchloom.open_store(folder, split)
     return [store[n].ids.tolist() for n in range(len(store))]
 
 
-def flat(path, documents, dtype="<u2"):
+def write_flat_file(path, documents, dtype="<u2"):
     np.concatenate([np.array(ids, np.int64) for ids in documents]).astype(dtype).tofile(path)
     return path
 
 
 @pytest.fixture
 def prefix(tmp_path):
-    return megatron_prefix(tmp_path / "their.data_text", [[ids] for ids in WORDS])
+    return megatron_prefix(tmp_path / "their.data_text", [[ids] for ids in DOCUMENTS])
 
 
 def test_a_prefix_becomes_a_store_that_shares_its_bytes(tmp_path, prefix):
@@ -41,24 +41,24 @@ def test_a_prefix_becomes_a_store_that_shares_its_bytes(tmp_path, prefix):
     assert (result.counts.documents, result.tokenizer, result.notes) == (120, "bytes", ())
     assert os.path.samefile(tmp_path / "s/train/shard_00000.bin", f"{prefix}.bin")
     assert batchloom.check(tmp_path / "s").faults == []
-    assert read(tmp_path / "s") == WORDS == megatron_documents(tmp_path / "s/train/shard_00000")
+    assert read_documents(tmp_path / "s") == DOCUMENTS == megatron_documents(tmp_path / "s/train/shard_00000")
     store = batchloom.open_store(tmp_path / "s")
-    origin = store.provenance.of(7)
-    assert (origin.source, origin.record, origin.line) == (str(prefix)[1:].rsplit("/")[-1], 7, None)
-    assert origin.offset == 2 * sum(map(len, WORDS[:7]))
+    provenance = store.provenance.of(7)
+    assert (provenance.source, provenance.record, provenance.line) == (str(prefix)[1:].rsplit("/")[-1], 7, None)
+    assert provenance.offset == 2 * sum(map(len, DOCUMENTS[:7]))
     assert store[7].text == "number 7 of the lot<|endoftext|>"
     assert store.manifest.sources[0].end == "present"
     assert store.manifest.tokenizer.engine == result.engine == "imported"
     assert str(tmp_path) not in (tmp_path / "s/dataset_metadata.json").read_text()
-    left = {path.name for path in (tmp_path / "s").iterdir()}
-    assert left == {"dataset_metadata.json", "report.json", "tokenizer_state.json", "train"}
+    names = {path.name for path in (tmp_path / "s").iterdir()}
+    assert names == {"dataset_metadata.json", "report.json", "tokenizer_state.json", "train"}
 
 
 def test_the_same_command_again(tmp_path, prefix):
     import_tokens(prefix, out=tmp_path / "s", tokenizer="bytes")
     before = tree(tmp_path / "s")
-    again = import_tokens(f"{prefix}.idx", out=tmp_path / "t", tokenizer="bytes")
-    assert not again.already_done
+    result = import_tokens(f"{prefix}.idx", out=tmp_path / "t", tokenizer="bytes")
+    assert not result.already_done
     assert import_tokens(prefix, out=tmp_path / "s", tokenizer="bytes").already_done
     with pytest.raises(StoreConflictError, match="vocab_size: None -> 300"):
         import_tokens(prefix, out=tmp_path / "s", vocab_size=300)
@@ -82,7 +82,7 @@ def test_without_a_tokenizer_ids_are_shown_as_numbers(tmp_path, prefix):
     assert (batch["labels"] != -100).any()
 
 
-def test_no_common_end_is_said(tmp_path):
+def test_a_missing_common_end_token_is_reported(tmp_path):
     prefix = megatron_prefix(tmp_path / "p", [[[1, 2]], [[3]]])
     result = import_tokens(prefix, out=tmp_path / "s", vocab_size=9)
     assert "id 0 is recorded as the end token" in result.notes[0]
@@ -97,7 +97,7 @@ def test_documents_of_several_sequences_get_an_index_of_their_own(tmp_path):
     documents = [[[1, 2], [3, 9]], [[4, 9]], [], [[5], [6], [9]]]
     prefix = megatron_prefix(tmp_path / "p", documents, np.int32, modes=[0, 1, 0, 0, 0, 0])
     import_tokens(prefix, out=tmp_path / "s", vocab_size=10)
-    assert read(tmp_path / "s") == [[1, 2, 3, 9], [4, 9], [], [5, 6, 9]]
+    assert read_documents(tmp_path / "s") == [[1, 2, 3, 9], [4, 9], [], [5, 6, 9]]
     assert batchloom.check(tmp_path / "s").faults == []
 
 
@@ -105,10 +105,10 @@ def test_documents_of_several_sequences_get_an_index_of_their_own(tmp_path):
     ("dtype", "on_disk"), [("<u2", "uint16"), ("<i2", "uint16"), ("<u4", "int32"), ("<i4", "int32")]
 )
 def test_a_flat_file_is_linked(tmp_path, dtype, on_disk):
-    path = flat(tmp_path / "train.bin", WORDS, dtype)
+    path = write_flat_file(tmp_path / "train.bin", DOCUMENTS, dtype)
     import_tokens(path, out=tmp_path / "s", dtype=np.dtype(dtype).name, tokenizer="bytes", val=())
     assert os.path.samefile(tmp_path / "s/train/shard_00000.bin", path)
-    assert read(tmp_path / "s") == WORDS
+    assert read_documents(tmp_path / "s") == DOCUMENTS
     assert batchloom.open_store(tmp_path / "s").dtype.name == on_disk
     assert batchloom.check(tmp_path / "s").faults == []
 
@@ -121,26 +121,26 @@ def test_a_npy_file_is_copied(tmp_path, dtype):
         import_tokens(tmp_path / "ids.npy", out=tmp_path / "s", vocab_size=99, eod=1)
     assert not (tmp_path / "s").exists()
     import_tokens(tmp_path / "ids.npy", out=tmp_path / "s", vocab_size=99, eod=1, how="copy")
-    assert read(tmp_path / "s") == documents
+    assert read_documents(tmp_path / "s") == documents
     store = batchloom.open_store(tmp_path / "s")
     assert store.dtype == np.uint16
     header = (tmp_path / "ids.npy").stat().st_size - 6 * np.dtype(dtype).itemsize
     assert store.provenance.of(1).offset == header + 4 * np.dtype(dtype).itemsize
 
 
-def test_rows_of_a_npy_and_pieces_of_a_flat_file_are_documents(tmp_path):
+def test_rows_of_a_npy_and_ranges_of_a_flat_file_are_documents(tmp_path):
     np.save(tmp_path / "rows.npy", np.arange(12, dtype=np.uint16).reshape(3, 4))
     import_tokens(tmp_path / "rows.npy", out=tmp_path / "s", vocab_size=99, how="copy")
-    assert read(tmp_path / "s") == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert read_documents(tmp_path / "s") == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     np.arange(7, dtype="<i4").tofile(tmp_path / "flat")
     import_tokens(tmp_path / "flat", out=tmp_path / "t", vocab_size=99, dtype="int32", document_tokens=3)
-    assert read(tmp_path / "t") == [[0, 1, 2], [3, 4, 5], [6]]
+    assert read_documents(tmp_path / "t") == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 def test_val_by_name_and_by_hash(tmp_path, prefix):
-    other = megatron_prefix(tmp_path / "other", [[[1, 256]]])
-    import_tokens(prefix, out=tmp_path / "s", val=other, tokenizer="bytes")
-    assert (read(tmp_path / "s"), read(tmp_path / "s", "val")) == (WORDS, [[1, 256]])
+    val_prefix = megatron_prefix(tmp_path / "other", [[[1, 256]]])
+    import_tokens(prefix, out=tmp_path / "s", val=val_prefix, tokenizer="bytes")
+    assert (read_documents(tmp_path / "s"), read_documents(tmp_path / "s", "val")) == (DOCUMENTS, [[1, 256]])
     assert batchloom.open_store(tmp_path / "s", "val").provenance.of(0).source == "other"
     import_tokens(
         prefix,
@@ -150,25 +150,25 @@ def test_val_by_name_and_by_hash(tmp_path, prefix):
         val_fraction=0.2,
         tokens_per_shard=500,
     )
-    train, val = read(tmp_path / "t"), read(tmp_path / "t", "val")
-    assert sorted(train + val) == sorted(WORDS)
+    train, val = read_documents(tmp_path / "t"), read_documents(tmp_path / "t", "val")
+    assert sorted(train + val) == sorted(DOCUMENTS)
     assert 5 < len(val) < 50
     assert len(batchloom.open_store(tmp_path / "t").shards) > 3
     assert batchloom.check(tmp_path / "t").faults == []
-    two = megatron_prefix(tmp_path / "two", [[[1, 256]], [[2, 256]]])
-    import_tokens(two, out=tmp_path / "u", tokenizer="bytes", how="copy", val_fraction=0.001)
-    assert len(read(tmp_path / "u")) == len(read(tmp_path / "u", "val")) == 1
+    two_documents = megatron_prefix(tmp_path / "two", [[[1, 256]], [[2, 256]]])
+    import_tokens(two_documents, out=tmp_path / "u", tokenizer="bytes", how="copy", val_fraction=0.001)
+    assert len(read_documents(tmp_path / "u")) == len(read_documents(tmp_path / "u", "val")) == 1
 
 
 def test_hashes_know_nothing_of_dtypes(tmp_path):
-    names = []
+    hashes = []
     for dtype in (np.uint16, np.int64, np.uint8):
         prefix = megatron_prefix(tmp_path / dtype.__name__, [[[1, 2, 3]], [[4]]], dtype)
         import_tokens(prefix, out=tmp_path / f"{prefix.name}.s", vocab_size=200, how="copy")
         store = batchloom.open_store(tmp_path / f"{prefix.name}.s")
-        names.append([store.provenance.of(0).hash, store.provenance.of(1).hash])
-    assert names[0] == names[1] == names[2]
-    assert names[0][0] != names[0][1]
+        hashes.append([store.provenance.of(0).hash, store.provenance.of(1).hash])
+    assert hashes[0] == hashes[1] == hashes[2]
+    assert hashes[0][0] != hashes[0][1]
 
 
 @pytest.mark.parametrize("how", ["link", "copy"])
@@ -179,8 +179,10 @@ def test_masks_come_along(tmp_path, how):
     import_tokens(tmp_path / "a/train/shard_00000", out=tmp_path / "s", vocab_size=99, eod=1, how=how)
     store = batchloom.open_store(tmp_path / "s")
     numbers = np.arange(3)
-    got = store.mask(numbers, numbers * 0, np.array([3, 2, 1]))
-    assert [one.tolist() for one in got] == [list(map(bool, one)) for one in flags]
+    masks = store.mask(numbers, numbers * 0, np.array([3, 2, 1]))
+    assert [flags_of_document.tolist() for flags_of_document in masks] == [
+        list(map(bool, flags_of_document)) for flags_of_document in flags
+    ]
     assert (store.contents.trained_tokens, batchloom.check(tmp_path / "s").faults) == (4, [])
 
 
@@ -193,7 +195,7 @@ def test_documents_out_of_order_are_copied_in_the_order_of_the_index(tmp_path):
     with pytest.raises(InputError, match="another order than its index lists them. Give --copy"):
         import_tokens(prefix, out=tmp_path / "s", vocab_size=10)
     import_tokens(prefix, out=tmp_path / "s", vocab_size=10, how="copy")
-    assert read(tmp_path / "s") == [[3, 9], [1, 2, 9]]
+    assert read_documents(tmp_path / "s") == [[3, 9], [1, 2, 9]]
     assert batchloom.open_store(tmp_path / "s").provenance.of(0).offset == 6
 
 
@@ -270,15 +272,15 @@ def test_inputs_that_are_none(tmp_path, prefix):
     (tmp_path / "empty").touch()
     (tmp_path / "folder").mkdir()
     write_store(tmp_path / "store", [[1]])
-    for inputs, kind, sentence in cases:
-        with pytest.raises(kind, match=sentence):
+    for inputs, error_type, sentence in cases:
+        with pytest.raises(error_type, match=sentence):
             import_tokens(inputs, out=tmp_path / "s", vocab_size=300)
 
 
 def test_several_files_and_a_folder_are_shards(tmp_path):
     (tmp_path / "d").mkdir()
     for n in range(3):
-        megatron_prefix(tmp_path / "d" / f"part_{n}", [[ids] for ids in WORDS[n::3]])
+        megatron_prefix(tmp_path / "d" / f"part_{n}", [[ids] for ids in DOCUMENTS[n::3]])
     import_tokens(tmp_path / "d", out=tmp_path / "s", tokenizer="bytes")
     store = batchloom.open_store(tmp_path / "s")
     assert (
@@ -294,10 +296,10 @@ def test_several_files_and_a_folder_are_shards(tmp_path):
     with pytest.raises(InputError, match="a store has one dtype: import them separately, or give --copy"):
         import_tokens(tmp_path / "d", out=tmp_path / "t", tokenizer="bytes")
     import_tokens(tmp_path / "d", out=tmp_path / "t", tokenizer="bytes", how="copy")
-    assert len(read(tmp_path / "t")) == 121
+    assert len(read_documents(tmp_path / "t")) == 121
 
 
-def test_settings_that_contradict_each_other_are_told_at_once(tmp_path, prefix):
+def test_contradicting_settings_are_reported_together(tmp_path, prefix):
     with pytest.raises(SettingsError) as error:
         import_tokens(prefix, out=tmp_path / "s", eod=5, document_tokens=3, val_fraction=0.1, dtype="uint17")
     sentences = " ".join(error.value.problems)
@@ -314,11 +316,11 @@ def test_another_file_system(tmp_path, prefix, monkeypatch):
         import_tokens(prefix, out=tmp_path / "s", tokenizer="bytes")
     import_tokens(prefix, out=tmp_path / "s", tokenizer="bytes", how="symlink")
     assert (tmp_path / "s/train/shard_00000.bin").is_symlink()
-    assert read(tmp_path / "s") == WORDS
+    assert read_documents(tmp_path / "s") == DOCUMENTS
     assert batchloom.check(tmp_path / "s").sound
 
 
-def test_many_stretches_give_what_one_gives(tmp_path, prefix, monkeypatch):
+def test_many_batches_give_the_same_store_as_one(tmp_path, prefix, monkeypatch):
     import_tokens(prefix, out=tmp_path / "a", tokenizer="bytes")
     monkeypatch.setattr("batchloom.preparation.imports.token_pass._MAX_BATCH_TOKENS", 30)
     monkeypatch.setattr("batchloom.preparation.imports.token_pass._MAX_BATCH_DOCUMENTS", 3)
@@ -327,9 +329,9 @@ def test_many_stretches_give_what_one_gives(tmp_path, prefix, monkeypatch):
     monkeypatch.setattr("batchloom.store.format.megatron_index._CHUNK_DOCUMENTS", 5)
     import_tokens(prefix, out=tmp_path / "b", tokenizer="bytes")
     assert tree(tmp_path / "a") == tree(tmp_path / "b")
-    path = flat(tmp_path / "f.bin", WORDS)
+    path = write_flat_file(tmp_path / "f.bin", DOCUMENTS)
     import_tokens(path, out=tmp_path / "c", tokenizer="bytes", dtype="uint16")
-    assert read(tmp_path / "c") == WORDS
+    assert read_documents(tmp_path / "c") == DOCUMENTS
 
 
 def test_an_import_that_was_stopped_begins_anew(tmp_path, prefix):
@@ -342,7 +344,7 @@ def test_an_import_that_was_stopped_begins_anew(tmp_path, prefix):
     (tmp_path / "s/.work/store/train").mkdir(parents=True)
     (tmp_path / "s/.work/store/train/shard_00000.bin").write_bytes(b"half")
     import_tokens(prefix, out=tmp_path / "s", tokenizer="bytes")
-    assert read(tmp_path / "s") == WORDS
+    assert read_documents(tmp_path / "s") == DOCUMENTS
 
 
 def test_the_command(tmp_path, prefix, capsys):
@@ -367,8 +369,8 @@ def test_damaged_files_end_in_a_sound_store_or_a_named_error(tmp_path_factory, n
     megatron_prefix(folder / "p", [[[1, 2, 3], [4]], [], [[5, 6]], [[7, 7]]])
     np.save(folder / "a.npy", np.arange(20, dtype=np.int32).reshape(4, 5))
     data = bytearray((folder / name).read_bytes())
-    for place, new in edits:
-        data[place : place + len(new)] = new
+    for position, replacement in edits:
+        data[position : position + len(replacement)] = replacement
     (folder / name).write_bytes(data if cut is None else data[:cut])
     source, how = (folder / "a.npy", "copy") if name == "a.npy" else (folder / "p", how)
     try:

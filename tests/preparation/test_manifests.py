@@ -1,4 +1,4 @@
-"""YAML manifests and DatasetConfig: the second door to prepare."""
+"""YAML manifests and DatasetConfig as inputs of prepare."""
 
 import csv
 import json
@@ -16,15 +16,15 @@ from batchloom.store import read_manifest
 from preparation.stores import jsonl, texts, tree
 from sources.test_saved import ROWS as SAVED, save
 
-SUMS = [{"q": f"What is {n} + 1?", "a": str(n + 1)} for n in range(40)]
+ARITHMETIC = [{"q": f"What is {n} + 1?", "a": str(n + 1)} for n in range(40)]
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Data sets in several formats, and nothing that lists them."""
+    """Write data sets in several formats, without a manifest."""
     data = tmp_path / "data"
     data.mkdir()
-    jsonl(data / "sums.jsonl", SUMS)
+    jsonl(data / "sums.jsonl", ARITHMETIC)
     with (data / "notes.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["id", "body"], *([n, f"note {n}"] for n in range(30))])
     table = pa.table({"question": [f"q{n}" for n in range(20)], "best": [f"a{n}" for n in range(20)]})
@@ -61,29 +61,29 @@ def prepare(inputs, out, **settings):
     return batchloom.prepare(inputs, out=out, val_fraction=0, **settings)
 
 
-def placed(manifest):
-    """(input, what is said of it) of each data set."""
+def list_inputs(manifest):
+    """Return (input, its settings) of each data set of a manifest."""
     recipe = make_request([str(manifest)], {}, None).recipe
     return list(zip(recipe.inputs, recipe.sources, strict=True))
 
 
-def test_four_formats_with_four_readings_in_one_store(folder):
+def test_four_formats_with_four_settings_in_one_store(folder):
     result = prepare(write(folder / "all.yaml", MANIFEST), folder / "out")
     assert result.counts.documents == 100
     manifest = read_manifest(result.path)
-    assert [(one.kind, one.detected, one.documents) for one in manifest.sources] == [
+    assert [(source.kind, source.detected, source.documents) for source in manifest.sources] == [
         ("jsonl", "q/a -> 2 turns", 40),
         ("csv", "body -> plain text", 30),
         ("parquet", "question/best -> 2 turns", 20),
         ("jsonl", "text -> plain text", 10),
     ]
-    assert [(one.dataset, one.weight) for one in manifest.sources] == [
+    assert [(source.dataset, source.weight) for source in manifest.sources] == [
         ("sums", 0.7),
         ("", 2.0),
         ("", None),
         ("", None),
     ]
-    assert [bool(said) for said in manifest.recipe["sources"]] == [True, True, True, False]
+    assert [bool(settings) for settings in manifest.recipe["sources"]] == [True, True, True, False]
     assert "Weights of 2 inputs are recorded and not applied" in "".join(result.notes)
     store = batchloom.open_store(result.path)
     assert store.contents.weights[0] == ("sums", 0.7)
@@ -91,14 +91,14 @@ def test_four_formats_with_four_readings_in_one_store(folder):
     assert prepare(folder / "all.yaml", folder / "out").already_done
 
 
-def test_the_same_said_by_options_is_the_same_to_the_byte(folder, monkeypatch):
+def test_options_and_a_manifest_give_the_same_bytes(folder, monkeypatch):
     monkeypatch.chdir(folder)
     mapping = "mapping: {prompt: q, response: a}"
     write(folder / "l.yaml", f"datasets: [{{path: data/sums.jsonl, data_type: jsonl, {mapping}}}]")
     block = "dataset_path: data/plain.jsonl, dataset_format: jsonl, processor_config: {processor_name: bytes}"
     write(folder / "b.yaml", f"dataset: {{{block}}}")
-    options = prepare("data/sums.jsonl", "one", mapping={"prompt": "q", "response": "a"})
-    assert tree(prepare("l.yaml", "two").path) == tree(options.path)
+    by_options = prepare("data/sums.jsonl", "one", mapping={"prompt": "q", "response": "a"})
+    assert tree(prepare("l.yaml", "two").path) == tree(by_options.path)
     detected = prepare("data/plain.jsonl", "three")
     assert tree(batchloom.prepare("b.yaml", out="four", val_fraction=0).path) == tree(detected.path)
     config = DatasetConfig(dataset_path="data/plain.jsonl")
@@ -106,8 +106,8 @@ def test_the_same_said_by_options_is_the_same_to_the_byte(folder, monkeypatch):
 
 
 def test_a_manifest_goes_with_other_inputs_and_options_fill_in(folder):
-    listed = write(folder / "l.yaml", "datasets: [{path: data/lines.txt, data_type: jsonl, text_field: text}]")
-    result = prepare([folder / "data/notes.csv", listed], folder / "out", text_field="body")
+    manifest = write(folder / "l.yaml", "datasets: [{path: data/lines.txt, data_type: jsonl, text_field: text}]")
+    result = prepare([folder / "data/notes.csv", manifest], folder / "out", text_field="body")
     assert sorted(texts(result.path))[::39] == ["line 0", "note 9"]
 
 
@@ -138,7 +138,7 @@ def test_every_default():
 
 
 @pytest.mark.parametrize(
-    ("said", "settings"),
+    ("options", "expected"),
     [
         ({}, ("none", 32_000, "drop", True)),
         ({"packing": True}, ("first_fit", 32_000, "drop", True)),
@@ -150,17 +150,17 @@ def test_every_default():
         ({"filter_overlong": False, "shuffle": False}, ("none", 32_000, "split", False)),
     ],
 )
-def test_what_it_says_of_a_plan(said, settings):
-    found = DatasetConfig(dataset_path="x", **said).plan_settings()
-    assert tuple(found[name] for name in ("packing", "seq_len", "overlong", "shuffle")) == settings
-    PlanSpec(global_batch_size=1, **found)
-    assert DatasetConfig(dataset_path="x", **said).plan_settings(longest=512)["seq_len"] == min(
-        512 if "packing_length" not in said else 64, settings[1]
+def test_plan_settings(options, expected):
+    plan_settings = DatasetConfig(dataset_path="x", **options).plan_settings()
+    assert tuple(plan_settings[name] for name in ("packing", "seq_len", "overlong", "shuffle")) == expected
+    PlanSpec(global_batch_size=1, **plan_settings)
+    assert DatasetConfig(dataset_path="x", **options).plan_settings(longest=512)["seq_len"] == min(
+        512 if "packing_length" not in options else 64, expected[1]
     )
 
 
 def test_everything_that_is_wrong_at_once(tmp_path):
-    wrong = """
+    text = """
 dataset:
   dataset_type: vison
   dataset_format: jsonll
@@ -178,11 +178,11 @@ dataset:
     - five
     - {weight: true, mapping: {prompt: q}, text_field: t}
 """
-    path = write(tmp_path / "w.yaml", wrong)
+    path = write(tmp_path / "w.yaml", text)
     with pytest.raises(SettingsError) as error:
         DatasetConfig.load(path)
-    found = [problem.removeprefix(f"{path}: dataset.") for problem in error.value.problems]
-    assert sorted(problem.split(":")[0] for problem in found) == sorted(
+    problems = [problem.removeprefix(f"{path}: dataset.") for problem in error.value.problems]
+    assert sorted(problem.split(":")[0] for problem in problems) == sorted(
         [
             "dataset_type",
             "dataset_format",
@@ -208,7 +208,7 @@ dataset:
             "datasets[3].text_field",
         ]
     )
-    said = "\n".join(found)
+    message = "\n".join(problems)
     for hint in (
         "'vision'",
         "'jsonl'",
@@ -218,12 +218,12 @@ dataset:
         "'weight'",
         "'prompt'",
     ):
-        assert f"did you mean {hint}?" in said
-    assert "no file" not in said
+        assert f"did you mean {hint}?" in message
+    assert "no file" not in message
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("settings", "problem"),
     [
         ({}, "dataset_path: missing"),
         ({"datasets": []}, "datasets: there are none"),
@@ -245,9 +245,9 @@ dataset:
         ),
     ],
 )
-def test_what_cannot_be(said, problem):
+def test_invalid_configurations_are_refused(settings, problem):
     with pytest.raises(SettingsError, match=problem):
-        DatasetConfig(**said)
+        DatasetConfig(**settings)
 
 
 def test_a_null_is_a_default(folder):
@@ -303,7 +303,7 @@ def test_a_trainers_file(folder, name):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("- a\n- b", "holds a list and names no data sets"),
         ("5", "holds a number and names no data sets"),
@@ -320,15 +320,15 @@ def test_a_trainers_file(folder, name):
         ("datasets: 5", "datasets: 5 is not a list"),
     ],
 )
-def test_files_that_name_nothing(tmp_path, text, said):
+def test_files_that_name_nothing(tmp_path, text, message):
     path = write(tmp_path / "f.yaml", text)
     with pytest.raises((InputError, SettingsError), match="^" + str(path)) as error:
         prepare(path, tmp_path / "out")
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "message"),
     [
         (
             "{path: ../data/sums.jsonl}",
@@ -349,33 +349,33 @@ def test_files_that_name_nothing(tmp_path, text, said):
         ("{path: '-'}", "standard input"),
     ],
 )
-def test_paths_that_leave_are_refused(folder, entry, said):
+def test_paths_that_leave_are_refused(folder, entry, message):
     home = folder / "home"
     (home / "in").mkdir(parents=True)
     (home / "link.jsonl").symlink_to(folder / "data/sums.jsonl")
     (home / "linked").symlink_to(folder / "data")
     path = write(home / "m.yaml", f"datasets:\n  - path: in\n  - {entry}\n")
     with pytest.raises(InputError) as error:
-        placed(path)
+        list_inputs(path)
     assert str(error.value).startswith(f"{path}, datasets[1]: ")
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert "secret" not in str(error.value)
 
 
 def test_paths_written_in_full_may_lie_anywhere(folder):
-    full = folder / "data/sums.jsonl"
+    path = folder / "data/sums.jsonl"
     text = f"""
 datasets:
-  - path: {full}
-  - {{path: {full}, data_folder: {folder}}}
+  - path: {path}
+  - {{path: {path}, data_folder: {folder}}}
   - {{path: notes.csv, data_folder: {folder}/data}}
   - path: https://example.com/x.jsonl
   - {{path: x.jsonl, data_folder: 's3://bucket/data/'}}
   - {{path: 's3://bucket/data/y.jsonl', data_folder: 's3://bucket/data'}}
 """
-    assert [place for place, _ in placed(write(folder / "far" / "m.yaml", text))] == [
-        str(full),
-        str(full),
+    assert [location for location, _ in list_inputs(write(folder / "far" / "m.yaml", text))] == [
+        str(path),
+        str(path),
         str(folder / "data/notes.csv"),
         "https://example.com/x.jsonl",
         "s3://bucket/data/x.jsonl",
@@ -394,10 +394,10 @@ def test_a_file_url_is_a_path_written_in_full(folder):
 
 def test_a_link_that_stays_is_followed(folder):
     (folder / "again.jsonl").symlink_to(folder / "data/sums.jsonl")
-    assert len(placed(write(folder / "m.yaml", "datasets: [{path: again.jsonl}]"))) == 1
+    assert len(list_inputs(write(folder / "m.yaml", "datasets: [{path: again.jsonl}]"))) == 1
 
 
-def test_what_is_missing_is_named_with_its_place(folder, monkeypatch):
+def test_missing_inputs_are_named_with_their_entry(folder, monkeypatch):
     text = "datasets: [{path: data/sum.jsonl}, {path: data/notes.csv}, {path: x.json}]"
     path = write(folder / "m.yaml", text)
     with pytest.raises(InputMissingError) as error:
@@ -406,9 +406,9 @@ def test_what_is_missing_is_named_with_its_place(folder, monkeypatch):
         f"{path}, datasets[0]: JSONL file not found: {folder}/data/sum.jsonl: name files, folders or quoted globs that "
         f"exist; did you mean 'sums.jsonl'?; also missing: {folder}/x.json ({path}, datasets[2])."
     )
-    one = write(folder / "one.yaml", "datasets: [{path: data/sum.jsonl}]")
+    single = write(folder / "one.yaml", "datasets: [{path: data/sum.jsonl}]")
     with pytest.raises(InputMissingError, match=r"did you mean 'sums.jsonl'\?$"):
-        prepare(one, folder / "out")
+        prepare(single, folder / "out")
     monkeypatch.chdir(folder)
     with pytest.raises(InputMissingError, match="Relative paths start from the folder of the file"):
         prepare(write(folder / "conf" / "m.yaml", "datasets: [{path: data/sums.jsonl}]"), "out")
@@ -417,7 +417,7 @@ def test_what_is_missing_is_named_with_its_place(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("entry", "place"),
+    ("entry", "location"),
     [
         ("{path: org/name}", "org/name"),
         ("{path: org/name, data_type: hf_dataset, split: test}", "org/name/test"),
@@ -428,42 +428,42 @@ def test_what_is_missing_is_named_with_its_place(folder, monkeypatch):
         ("{path: 'hf://datasets/org/name'}", "hf://datasets/org/name"),
     ],
 )
-def test_names_of_the_hub(tmp_path, entry, place):
-    assert placed(write(tmp_path / "m.yaml", f"datasets: [{entry}]"))[0][0] == place
+def test_names_of_the_hub(tmp_path, entry, location):
+    assert list_inputs(write(tmp_path / "m.yaml", f"datasets: [{entry}]"))[0][0] == location
 
 
-def test_a_folder_beside_the_job_is_not_what_a_manifest_names(tmp_path, monkeypatch):
+def test_a_folder_in_the_working_folder_is_not_what_a_manifest_names(tmp_path, monkeypatch):
     (tmp_path / "org/name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     path = write(tmp_path / "conf" / "m.yaml", "datasets: [{path: org/name}]")
-    assert placed(path)[0][0] == "hf://datasets/org/name"
+    assert list_inputs(path)[0][0] == "hf://datasets/org/name"
 
 
 @pytest.mark.parametrize("entry", ["{path: a/b.jsonl}", "{path: a/b.json}", "{path: a/b, data_type: jsonl}"])
-def test_what_is_a_file_is_not_looked_up_on_the_hub(tmp_path, entry):
+def test_files_are_not_looked_up_on_the_hub(tmp_path, entry):
     with pytest.raises(InputMissingError, match="datasets"):
-        placed(write(tmp_path / "m.yaml", f"datasets: [{entry}]"))
+        list_inputs(write(tmp_path / "m.yaml", f"datasets: [{entry}]"))
 
 
 def test_a_name_of_the_hub_with_another_type_is_a_file_that_is_missing(tmp_path):
     path = write(tmp_path / "m.yaml", "datasets: [{path: org/name, data_type: parquet}]")
     with pytest.raises(InputMissingError, match="A data set of the Hub needs data_type: hf_dataset"):
-        placed(path)
+        list_inputs(path)
 
 
 def test_a_file_with_the_name_of_a_data_set_is_that_file(folder):
     jsonl(folder / "org", [{"text": "x"}])
-    assert placed(write(folder / "m.yaml", "datasets: [{path: org}]"))[0][0] == str(folder / "org")
+    assert list_inputs(write(folder / "m.yaml", "datasets: [{path: org}]"))[0][0] == str(folder / "org")
 
 
-def test_what_belongs_to_the_hub_alone(folder):
-    for word in ("split", "config", "revision"):
-        path = write(folder / "m.yaml", f"datasets: [{{path: data/sums.jsonl, {word}: x}}]")
-        with pytest.raises(SettingsError, match=rf"{word}: applies only to Hub data sets"):
-            placed(path)
+def test_settings_of_hub_data_sets_only(folder):
+    for key in ("split", "config", "revision"):
+        path = write(folder / "m.yaml", f"datasets: [{{path: data/sums.jsonl, {key}: x}}]")
+        with pytest.raises(SettingsError, match=rf"{key}: belongs to a data set of the Hub"):
+            list_inputs(path)
     path = write(folder / "m.yaml", "datasets: [{path: 'org/name/train', split: test}]")
     with pytest.raises(SettingsError, match=r"split: 'test' and path 'org/name/train' contradict"):
-        placed(path)
+        list_inputs(path)
 
 
 def test_fineweb_edu_is_a_preset_or_a_column_called_text(folder):
@@ -488,7 +488,7 @@ def test_fineweb_edu_is_a_preset_or_a_column_called_text(folder):
         ("jsonl", "plain.txt.gz", "jsonl"),
     ],
 )
-def test_what_is_said_of_a_file_decides_where_its_content_agrees(folder, form, name, kind):
+def test_a_declared_type_is_used_where_the_content_agrees(folder, form, name, kind):
     import gzip
 
     data = folder / "data"
@@ -497,8 +497,8 @@ def test_what_is_said_of_a_file_decides_where_its_content_agrees(folder, form, n
     (data / "table.txt").write_text((data / "notes.csv").read_text())
     (data / "best.txt").write_bytes((data / "best.parquet").read_bytes())
     (data / "plain.txt.gz").write_bytes(gzip.compress((data / "plain.jsonl").read_bytes()))
-    reading = ", text_field: body" if form == "csv" else ", mapping: {prompt: question, response: best}"
-    mapping = reading if form in ("csv", "parquet") else ""
+    columns = ", text_field: body" if form == "csv" else ", mapping: {prompt: question, response: best}"
+    mapping = columns if form in ("csv", "parquet") else ""
     path = write(folder / "m.yaml", f"datasets: [{{path: data/{name}, data_type: {form}{mapping}}}]")
     result = prepare(path, folder / "out")
     (source,) = read_manifest(result.path).sources
@@ -506,17 +506,17 @@ def test_what_is_said_of_a_file_decides_where_its_content_agrees(folder, form, n
     assert result.counts.quarantined == 0
 
 
-def test_a_file_asked_for_as_something_else_is_another_job(folder):
-    listed = "datasets: [{path: data/lines.txt, data_type: jsonl}]"
-    path = write(folder / "m.yaml", listed)
+def test_a_file_with_another_declared_type_is_another_job(folder):
+    text = "datasets: [{path: data/lines.txt, data_type: jsonl}]"
+    path = write(folder / "m.yaml", text)
     prepare(path, folder / "out")
-    write(path, listed.replace(", data_type: jsonl", ""))
+    write(path, text.replace(", data_type: jsonl", ""))
     with pytest.raises(StoreConflictError, match="lines.txt was read as jsonl and would be read as text"):
         prepare(path, folder / "out")
 
 
 @pytest.mark.parametrize(
-    ("form", "name", "said"),
+    ("form", "name", "message"),
     [
         ("csv", "sums.jsonl", "holds JSON Lines (jsonl), and data_type says csv"),
         ("jsonl", "notes.csv", "holds CSV (csv), and data_type says jsonl"),
@@ -528,21 +528,21 @@ def test_a_file_asked_for_as_something_else_is_another_job(folder):
         ("csv", "lines.txt", "holds plain text, and data_type says csv"),
     ],
 )
-def test_what_is_said_of_a_file_and_is_not_so(folder, form, name, said):
+def test_a_declared_type_that_contradicts_the_content_is_refused(folder, form, name, message):
     (folder / "data/words.txt").write_text("just words\n")
-    (folder / "data/list.json").write_text(json.dumps(SUMS))
+    (folder / "data/list.json").write_text(json.dumps(ARITHMETIC))
     path = write(folder / "m.yaml", f"datasets: [{{path: data/{name}, data_type: {form}}}]")
     with pytest.raises(InputError, match=r"m.yaml, datasets\[0\]: ") as error:
         prepare(path, folder / "out")
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
-def test_of_a_folder_what_is_something_else_is_left_out_and_counted(folder):
+def test_files_of_other_types_in_a_folder_are_skipped_and_counted(folder):
     path = write(folder / "m.yaml", "datasets: [{path: data, data_type: csv}]")
     (folder / "data/lines.txt").unlink()
     result = prepare(path, folder / "out", text_field="body")
     assert any(note.endswith("data: 3 not csv.") for note in result.notes)
-    assert [one.kind for one in read_manifest(result.path).sources] == ["csv"]
+    assert [source.kind for source in read_manifest(result.path).sources] == ["csv"]
 
 
 def test_a_saved_data_set_and_its_split(folder):
@@ -556,29 +556,29 @@ def test_a_saved_data_set_and_its_split(folder):
 
 
 def test_a_file_named_twice_with_other_settings_is_refused(folder):
-    twice = "datasets:\n  - {path: data/sums.jsonl}\n  - {path: data/sums.jsonl, text_field: q}\n"
-    path = write(folder / "m.yaml", twice)
+    text = "datasets:\n  - {path: data/sums.jsonl}\n  - {path: data/sums.jsonl, text_field: q}\n"
+    path = write(folder / "m.yaml", text)
     with pytest.raises(
         InputError,
         match=r"listed by .*, datasets\[0\] and by .*, datasets\[1\] with different settings",
     ):
         prepare(path, folder / "out")
-    write(path, twice.replace("}", ", text_field: q}", 1))
+    write(path, text.replace("}", ", text_field: q}", 1))
     assert any(note.startswith("Named more than once") for note in prepare(path, folder / "out").notes)
 
 
 def test_check_reads_what_prepare_would(folder):
     path = write(folder / "m.yaml", MANIFEST)
-    verdict = batchloom.check(path)
+    report = batchloom.check(path)
     records = prepare(path, folder / "out").counts.records
-    assert verdict.sound
-    assert verdict.facts["records"].startswith(f"{records:,} (")
+    assert report.sound
+    assert report.facts["records"].startswith(f"{records:,} (")
     write(path, "datasets: [{path: data/nowhere.jsonl}]")
     with pytest.raises(InputMissingError, match=r"m.yaml, datasets\[0\]"):
         batchloom.check(path)
 
 
-def test_other_readings_and_weights_are_another_job(folder):
+def test_other_source_settings_and_weights_are_another_job(folder):
     path = write(folder / "m.yaml", MANIFEST)
     first = read_manifest(prepare(path, folder / "out").path).recipe_fingerprint
     write(path, MANIFEST.replace("weight: 2", "weight: 3"))
@@ -597,7 +597,7 @@ def test_two_tokenizers_are_one_too_many(folder):
         batchloom.prepare([folder / "bytes.yaml", folder / "gpt2.yaml"], out=folder / "out")
 
 
-def test_a_tokenizer_beside_the_file_is_found_there(folder):
+def test_a_tokenizer_next_to_the_file_is_found(folder):
     (folder / "tok").mkdir()
     text = "dataset: {dataset_path: data/sums.jsonl, processor_config: {processor_name: tok}}"
     assert DatasetConfig.load(write(folder / "m.yaml", text)).tokenizer == str(folder / "tok")
@@ -610,10 +610,10 @@ def test_a_tokenizer_that_leaves_the_folder_is_refused(folder, name):
     (folder / "home/linked").symlink_to(folder / "tok")
     text = f"dataset: {{dataset_path: x, processor_config: {{processor_name: {name}}}}}"
     with pytest.raises(InputError, match=r"m.yaml: dataset\.processor_config.processor_name: .* outside"):
-        placed(write(folder / "home/m.yaml", text))
+        list_inputs(write(folder / "home/m.yaml", text))
 
 
-def test_columns_that_are_not_told_name_the_entry(folder):
+def test_unmapped_columns_name_the_entry(folder):
     path = write(folder / "m.yaml", "datasets: [{path: data/sums.jsonl}]")
     with pytest.raises(InputError, match=r"m.yaml, datasets\[0\]: .*sums.jsonl: no schema fits") as error:
         prepare(path, folder / "out")
@@ -623,18 +623,18 @@ def test_columns_that_are_not_told_name_the_entry(folder):
 def test_a_list_in_a_list_is_refused(folder):
     write(folder / "all.yaml", MANIFEST)
     with pytest.raises(InputError, match="manifests cannot be nested"):
-        placed(write(folder / "m.yaml", "datasets: [{path: all.yaml}]"))
+        list_inputs(write(folder / "m.yaml", "datasets: [{path: all.yaml}]"))
 
 
 def test_a_list_in_a_block_is_a_list_alone(folder):
     write(folder / "inner.yaml", "dataset: {dataset_path: data/sums.jsonl}")
     path = write(folder / "m.yaml", "dataset: {dataset_format: yaml, dataset_path: inner.yaml}")
     with pytest.raises(InputError, match="holds more than a list of data sets"):
-        placed(path)
+        list_inputs(path)
     inline = "dataset: {dataset_format: yaml, datasets: [{path: data/sums.jsonl}]}"
-    assert len(placed(write(folder / "m.yaml", inline))) == 1
+    assert len(list_inputs(write(folder / "m.yaml", inline))) == 1
     formed = "dataset: {dataset_format: jsonl, datasets: [{path: data/sums.jsonl}]}"
-    assert placed(write(folder / "m.yaml", formed))[0][1].form == "jsonl"
+    assert list_inputs(write(folder / "m.yaml", formed))[0][1].form == "jsonl"
 
 
 def test_yaml_in_a_folder_is_text(folder):
@@ -654,7 +654,7 @@ def test_very_many_data_sets(tmp_path, count):
         jsonl(tmp_path / f"d/{n}.jsonl", [{"text": "x"}])
     lines = [f"- {{path: d/{n % 10}.jsonl, data_type: jsonl, weight: 0.5}}" for n in range(count)]
     path = write(tmp_path / "m.yaml", "datasets:\n" + "\n".join(lines))
-    began = time.process_time()
-    found = placed(path)
-    assert (len(found), found[-1][1].weight) == (count, 0.5)
-    assert time.process_time() - began < count * 3e-4
+    start = time.process_time()
+    inputs = list_inputs(path)
+    assert (len(inputs), inputs[-1][1].weight) == (count, 0.5)
+    assert time.process_time() - start < count * 3e-4

@@ -1,4 +1,4 @@
-"""What very many files cost: nothing is looked at twice that is known, and the answers stay the same."""
+"""Costs of very many files: known files are not read again, with equal results."""
 
 import json
 import os
@@ -18,26 +18,28 @@ PLAIN = ["", "a text", " [1]", "[]", "true", " 0 ", "1.0", None, True, False, 0,
 ROWS = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(PLAIN), max_size=5)
 
 
-def schema_of(rows):
+def find_schema(rows):
     try:
-        found = detect_schema(rows)
+        schema = detect_schema(rows)
     except SchemaError:
         return None
-    return found
+    return schema
 
 
 @settings(max_examples=examples(400))
 @given(ROWS, st.data())
 def test_records_of_one_shape_have_one_schema(row, data):
-    # The same columns, each with another value of which as much is told.
+    # The same columns, each with another value of the same kind.
     shape = compute_record_shape([row])
     assert shape is not None
-    other = {
-        name: data.draw(st.sampled_from([v for v in PLAIN if compute_record_shape([{name: v}]) == ((name, t),)]))
-        for name, t in shape
+    other_row = {
+        name: data.draw(
+            st.sampled_from([value for value in PLAIN if compute_record_shape([{name: value}]) == ((name, kind),)])
+        )
+        for name, kind in shape
     }
-    assert compute_record_shape([row, other]) == shape
-    assert schema_of([other] * 3) == schema_of([row])
+    assert compute_record_shape([row, other_row]) == shape
+    assert find_schema([other_row] * 3) == find_schema([row])
 
 
 @pytest.mark.parametrize(
@@ -50,11 +52,11 @@ def test_records_of_one_shape_have_one_schema(row, data):
         [{"answers": {"text": ["a"]}}],
     ],
 )
-def test_other_records_are_looked_at(rows):
+def test_other_records_are_read(rows):
     assert compute_record_shape(rows) is None
 
 
-def write(folder, names):
+def write_files(folder, names):
     folder.mkdir(exist_ok=True)
     for name in names:
         lines = [json.dumps({"text": f"document {name} {n}"}) + "\n" for n in range(2)]
@@ -62,11 +64,11 @@ def write(folder, names):
 
 
 def test_files_of_a_finished_store_are_not_opened_again(tmp_path):
-    write(tmp_path / "in", "abc")
+    write_files(tmp_path / "in", "abc")
     make(tmp_path / "in", tmp_path / "out")
     path = tmp_path / "in" / "b.jsonl"
     before = path.stat()
-    # As good as not looked at: a file that cannot be what it was, under its old size and time.
+    # A file of invalid content with its old size and time shows that nobody reads it.
     path.write_bytes(b"[" + b" " * (before.st_size - 1))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert make(tmp_path / "in", tmp_path / "out").already_done
@@ -75,14 +77,14 @@ def test_files_of_a_finished_store_are_not_opened_again(tmp_path):
         make(tmp_path / "in", tmp_path / "out")
 
 
-def test_files_are_looked_at_where_somebody_says_what_they_are_or_the_recipe_is_another(tmp_path):
-    write(tmp_path / "in", "ab")
+def test_files_are_read_if_the_recipe_differs_or_the_report_is_unusable(tmp_path):
+    write_files(tmp_path / "in", "ab")
     make(tmp_path / "in", tmp_path / "out")
     with pytest.raises(StoreConflictError, match="normalize"):
         make(tmp_path / "in", tmp_path / "out", normalize=False)
     report = json.loads((tmp_path / "out" / "report.json").read_bytes())
-    assert [(one["kind"], one["compression"]) for one in report["sources"]] == [("jsonl", "")] * 2
-    # A report that names kinds nobody knows is none.
+    assert [(source["kind"], source["compression"]) for source in report["sources"]] == [("jsonl", "")] * 2
+    # A report with an unknown kind counts as no report.
     report["sources"][0]["kind"] = "poem"
     (tmp_path / "out" / "report.json").write_text(json.dumps(report))
     assert make(tmp_path / "in", tmp_path / "out").already_done

@@ -1,4 +1,4 @@
-"""Megatron's reader over what ``prepare`` writes: every subset, every shard."""
+"""Megatron's reader reads every subset and shard that ``prepare`` writes."""
 
 import batchloom
 from oracles import megatron

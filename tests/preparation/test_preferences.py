@@ -1,4 +1,4 @@
-"""Preferences through ``prepare``: pairs kept whole in their place, read as preference trainers take them."""
+"""Preferences through ``prepare``: pairs stay together and reach trainers."""
 
 import json
 
@@ -9,13 +9,13 @@ import batchloom
 from batchloom import InputError, SettingsError
 from batchloom.store import CHOSEN, REJECTED, LabelledAnswers, PreferencePairs, export_store
 from preparation.stores import jsonl, make, tree
-from preparation.test_resume import run_killed
+from preparation.test_resume import prepare_until_killed
 
 ROWS = [
     {"prompt": f"{n} + {n}?", "chosen": f"{2 * n}" * (1 + n % 5), "rejected": f"no {n}", "score_chosen": 1.0}
     for n in range(200)
 ]  # fmt: skip
-LABELLED = [{"prompt": f"q{n}", "completion": f"a{n}", "label": n % 3 == 0} for n in range(40)]
+LABELLED_ROWS = [{"prompt": f"q{n}", "completion": f"a{n}", "label": n % 3 == 0} for n in range(40)]
 
 
 def prepare(tmp_path, rows, **settings):
@@ -24,21 +24,21 @@ def prepare(tmp_path, rows, **settings):
     return batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", **settings)
 
 
-def text(ids):
+def decode_text(ids):
     return bytes(n for n in ids if n < 256).decode()
 
 
-def pairs(out):
-    """(record, prompt, chosen, rejected, subset) of every pair of a store of bytes, by id."""
-    found = []
+def read_pairs(out):
+    """Return (id, record, prompt, chosen, rejected, subset) of every pair, by id."""
+    rows = []
     for split in batchloom.open_store(out).subsets:
         stored = PreferencePairs(batchloom.open_store(out, split))
         for n, number in enumerate(stored.ids.tolist()):
-            one = stored[n]
+            pair = stored[n]
             record = stored.store.provenance.of(int(stored.chosen[n])).record
             assert record == stored.store.provenance.of(int(stored.rejected[n])).record
-            found.append((number, record, *map(text, one.values()), split))
-    return sorted(found)
+            rows.append((number, record, *map(decode_text, pair.values()), split))
+    return sorted(rows)
 
 
 @pytest.mark.parametrize("val_fraction", [0, 0.3])
@@ -46,17 +46,17 @@ def test_every_pair_is_two_documents_of_one_subset(tmp_path, val_fraction):
     result = prepare(tmp_path, ROWS, val_fraction=val_fraction, test_fraction=val_fraction / 3)
     assert "Detected prompt/chosen/rejected -> preference pairs in in.jsonl." in result.notes
     assert result.counts.documents == 400
-    found = pairs(result.path)
-    assert [one[1] for one in found] == list(range(200))
-    for _, record, prompt, chosen, rejected, _ in found:
+    stored_pairs = read_pairs(result.path)
+    assert [pair[1] for pair in stored_pairs] == list(range(200))
+    for _, record, prompt, chosen, rejected, _ in stored_pairs:
         row = ROWS[record]
         assert prompt == f"User:\n{row['prompt']}\n\nAssistant:\n"
         assert (chosen, rejected) == (row["chosen"] + "\n", row["rejected"] + "\n")
-    assert len({one[-1] for one in found}) == (3 if val_fraction else 1)
-    assert len({one[0] for one in found}) == 200
-    verdict = batchloom.check(result.path)
-    assert verdict.sound
-    assert "the chosen answer and the rejected one" in verdict.facts["preferences"]
+    assert len({pair[-1] for pair in stored_pairs}) == (3 if val_fraction else 1)
+    assert len({pair[0] for pair in stored_pairs}) == 200
+    report = batchloom.check(result.path)
+    assert report.sound
+    assert "the chosen answer and the rejected one" in report.facts["preferences"]
     (source,) = batchloom.open_store(result.path).manifest.sources
     assert (source.preferences, source.documents) == ("pairs", 400)
 
@@ -69,9 +69,9 @@ def test_no_shard_cuts_a_pair(tmp_path, monkeypatch):
     monkeypatch.setattr("batchloom.preparation.phases.unit_shards._CHUNK_TOKENS", 100)
     monkeypatch.setattr("batchloom.preparation.phases.tokenize_unit._BATCH_DOCUMENTS", 9)
     jsonl(tmp_path / "in.jsonl", ROWS)
-    for name, most, count in (("tiny", 1, 200), ("odd", 500, 20), ("one", 10**6, 4)):
+    for name, tokens_per_shard, count in (("tiny", 1, 200), ("odd", 500, 20), ("one", 10**6, 4)):
         out = tmp_path / name
-        make(tmp_path / "in.jsonl", out, **SETTINGS | {"tokens_per_shard": most})
+        make(tmp_path / "in.jsonl", out, **SETTINGS | {"tokens_per_shard": tokens_per_shard})
         shards = 0
         for split in ("train", "val"):
             store = batchloom.open_store(out, split)
@@ -79,11 +79,11 @@ def test_no_shard_cuts_a_pair(tmp_path, monkeypatch):
                 sides = store.shards.sides(shard).sides.tolist()
                 assert sides == [CHOSEN, REJECTED] * (len(sides) // 2)
                 sizes = store.lengths.slice(*store.shards.bounds[shard : shard + 2])
-                assert len(sizes) == 2 or sizes.sum() <= most
+                assert len(sizes) == 2 or sizes.sum() <= tokens_per_shard
             shards += len(store.shards)
         assert shards >= count / 10
         assert batchloom.check(out).sound
-        assert [one[1] for one in pairs(out)] == list(range(200))
+        assert [pair[1] for pair in read_pairs(out)] == list(range(200))
 
 
 def test_the_same_whatever_the_units_and_after_any_kill(tmp_path):
@@ -91,17 +91,17 @@ def test_the_same_whatever_the_units_and_after_any_kill(tmp_path):
     inputs = [tmp_path / "in.jsonl"]
     make(inputs, tmp_path / "whole", **SETTINGS)
     make(inputs, tmp_path / "one", val_fraction=0.2)
-    assert [one[1:] for one in pairs(tmp_path / "one")] == [one[1:] for one in pairs(tmp_path / "whole")]
+    assert [pair[1:] for pair in read_pairs(tmp_path / "one")] == [pair[1:] for pair in read_pairs(tmp_path / "whole")]
     expected, out, runs = tree(tmp_path / "whole"), tmp_path / "out", 0
     assert any(name.endswith(".pairs") for name in expected)
-    while run_killed({"open"}, 200, inputs, out, **SETTINGS):
+    while prepare_until_killed({"open"}, 200, inputs, out, **SETTINGS):
         runs += 1
         assert runs < 40
     assert runs > 2
     assert tree(out) == expected
 
 
-BAD = {
+BAD_PAIRS = {
     "prompt lacking": ({"chosen": "a", "rejected": "b"}, "no column 'prompt'"),
     "chosen lacking": ({"prompt": "q", "rejected": "b"}, "no column 'chosen'"),
     "rejected null": ({"prompt": "q", "chosen": "a", "rejected": None}, "'rejected' holds null"),
@@ -113,17 +113,17 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_side_takes_the_pair_aside_with_its_place(tmp_path, name):
-    row, reason = BAD[name]
+@pytest.mark.parametrize("name", BAD_PAIRS)
+def test_a_bad_side_quarantines_the_pair_with_its_line(tmp_path, name):
+    row, reason = BAD_PAIRS[name]
     result = prepare(tmp_path, [*ROWS[:20], row, *ROWS[20:30]])
     assert (result.counts.documents, result.counts.quarantined) == (60, 1)
     (line,) = (result.path / "quarantine.jsonl").read_text().splitlines()
-    told = json.loads(line)
-    assert told["line"] == 21
-    assert reason in told["reason"]
+    quarantined = json.loads(line)
+    assert quarantined["line"] == 21
+    assert reason in quarantined["reason"]
     assert batchloom.check(result.path).sound
-    assert [one[1] for one in pairs(result.path)] == [*range(20), *range(21, 31)]
+    assert [pair[1] for pair in read_pairs(result.path)] == [*range(20), *range(21, 31)]
 
 
 def test_a_pair_too_long_is_dropped_once(tmp_path):
@@ -132,46 +132,48 @@ def test_a_pair_too_long_is_dropped_once(tmp_path):
     assert (result.counts.documents, result.counts.dropped) == (40, {"overlong": 1})
     assert batchloom.check(result.path).sound
     with pytest.raises(InputError, match=r"in.jsonl, line 21: on its rejected side has \d+ tokens"):
-        make(tmp_path / "in.jsonl", tmp_path / "e", chat=chat(max_tokens=200, overlong="error"))
+        make(tmp_path / "in.jsonl", tmp_path / "e", chat=make_chat_recipe(max_tokens=200, overlong="error"))
 
 
-def chat(**settings):
+def make_chat_recipe(**settings):
     from batchloom.preparation import ChatRecipe
 
     return ChatRecipe(**settings)
 
 
-TALK = [{"role": "user", "content": "q"}]
-GOOD, WRONG = {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}
-FORMS = {
-    "messages": ({"prompt": TALK, "chosen": [GOOD], "rejected": [WRONG]}, {}),
-    "implicit": ({"chosen": [*TALK, GOOD], "rejected": [*TALK, WRONG]}, {}),
+PROMPT_TURNS = [{"role": "user", "content": "q"}]
+GOOD_TURN, BAD_TURN = {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}
+PAIR_FORMS = {
+    "messages": ({"prompt": PROMPT_TURNS, "chosen": [GOOD_TURN], "rejected": [BAD_TURN]}, {}),
+    "implicit": ({"chosen": [*PROMPT_TURNS, GOOD_TURN], "rejected": [*PROMPT_TURNS, BAD_TURN]}, {}),
     "mapped": ({"q": "q", "yes": "good", "no": "bad"}, {"chosen": "yes", "rejected": "no", "prompt": "q"}),
-    "mapped messages": ({"yes": [*TALK, GOOD], "no": [*TALK, WRONG]}, {"chosen": "yes", "rejected": "no"}),
-    "beside messages": ({"prompt": "q", "messages": [*TALK, GOOD], "chosen": [*TALK, GOOD], "rejected": [*TALK, WRONG]}, {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}),
+    "mapped messages": ({"yes": [*PROMPT_TURNS, GOOD_TURN], "no": [*PROMPT_TURNS, BAD_TURN]}, {"chosen": "yes", "rejected": "no"}),
+    "beside messages": ({"prompt": "q", "messages": [*PROMPT_TURNS, GOOD_TURN], "chosen": [*PROMPT_TURNS, GOOD_TURN], "rejected": [*PROMPT_TURNS, BAD_TURN]}, {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", PAIR_FORMS)
 def test_forms(tmp_path, name):
-    row, mapping = FORMS[name]
+    row, mapping = PAIR_FORMS[name]
     result = prepare(tmp_path, [row] * 3, mapping=mapping, dedup="none")
-    assert [one[2:5] for one in pairs(result.path)] == [("User:\nq\n\nAssistant:\n", "good\n", "bad\n")] * 3
+    assert [pair[2:5] for pair in read_pairs(result.path)] == [("User:\nq\n\nAssistant:\n", "good\n", "bad\n")] * 3
 
 
 def test_two_texts_keep_the_text_they_begin_with_as_prompt(tmp_path):
-    asked = "\n\nHuman: e\u0301?\r\n\nAssistant: "
-    rows = [{"chosen": f"{asked}yes {n}", "rejected": f"{asked}no {n}"} for n in range(9)]
-    rows.append({"chosen": [*TALK, GOOD], "rejected": [*TALK, WRONG]})
+    prompt = "\n\nHuman: e\u0301?\r\n\nAssistant: "
+    rows = [{"chosen": f"{prompt}yes {n}", "rejected": f"{prompt}no {n}"} for n in range(9)]
+    rows.append({"chosen": [*PROMPT_TURNS, GOOD_TURN], "rejected": [*PROMPT_TURNS, BAD_TURN]})
     rows.append({"chosen": "other", "rejected": "text"})
     result = prepare(tmp_path, rows)
     assert "Detected chosen/rejected -> preference pairs, the prompt in both in in.jsonl." in (result.notes)
     assert not any("template" in note for note in result.notes)
-    found = pairs(result.path)
-    assert [one[2:5] for one in found] == [("\n\nHuman: é?\n\nAssistant:", f" yes {n}", f" no {n}") for n in range(9)]
-    bad = [json.loads(line) for line in (result.path / "quarantine.jsonl").read_text().splitlines()]
-    assert "its answers are messages where those of the first records are texts" in bad[0]["reason"]
-    assert "--map prompt=" in bad[1]["reason"]
+    stored_pairs = read_pairs(result.path)
+    assert [pair[2:5] for pair in stored_pairs] == [
+        ("\n\nHuman: é?\n\nAssistant:", f" yes {n}", f" no {n}") for n in range(9)
+    ]
+    quarantined = [json.loads(line) for line in (result.path / "quarantine.jsonl").read_text().splitlines()]
+    assert "its answers are messages where those of the first records are texts" in quarantined[0]["reason"]
+    assert "--map prompt=" in quarantined[1]["reason"]
     store = batchloom.open_store(result.path)
     assert store[0].ids[-1] == store.end_id
     (source,) = store.manifest.sources
@@ -180,43 +182,43 @@ def test_two_texts_keep_the_text_they_begin_with_as_prompt(tmp_path):
 
 
 def test_labels(tmp_path):
-    rows = [*LABELLED, {"prompt": "q", "completion": "a", "label": "maybe"}]
+    rows = [*LABELLED_ROWS, {"prompt": "q", "completion": "a", "label": "maybe"}]
     rows[1] = {"prompt": "q1", "completion": "a1", "label": 0}
     result = prepare(tmp_path, rows, val_fraction=0.3)
     assert (result.counts.documents, result.counts.quarantined) == (40, 1)
     assert "not true (good) or false (bad)" in (result.path / "quarantine.jsonl").read_text()
-    found = {}
+    labels_by_record = {}
     for split in ("train", "val"):
         store = batchloom.open_store(result.path, split)
         labels = LabelledAnswers(store)
         assert len(labels) == len(store) == len(labels.good)
         for n in range(len(labels)):
-            one = labels[n]
-            found[store.provenance.of(n).record] = one["label"]
-            assert text(one["completion_ids"]) == f"a{store.provenance.of(n).record}\n"
-            assert text(one["prompt_ids"]).startswith("User:\nq")
-    assert found == {n: n % 3 == 0 for n in range(40)}
+            answer = labels[n]
+            labels_by_record[store.provenance.of(n).record] = answer["label"]
+            assert decode_text(answer["completion_ids"]) == f"a{store.provenance.of(n).record}\n"
+            assert decode_text(answer["prompt_ids"]).startswith("User:\nq")
+    assert labels_by_record == {n: n % 3 == 0 for n in range(40)}
     assert batchloom.check(result.path).sound
     with pytest.raises(InputError, match="holds no preference pairs"):
         PreferencePairs(store)
 
 
 def test_no_labelled_answer_is_kept_without_its_prompt(tmp_path):
-    rows = [{"prompt": "long " * 30, "completion": "yes", "label": True}, *LABELLED]
+    rows = [{"prompt": "long " * 30, "completion": "yes", "label": True}, *LABELLED_ROWS]
     result = prepare(tmp_path, rows, max_tokens=100, overlong="split")
     assert result.counts.dropped == {"overlong": 1}
-    assert result.counts.documents == len(LABELLED)
+    assert result.counts.documents == len(LABELLED_ROWS)
     assert batchloom.check(result.path).sound
 
 
 def test_a_labelled_conversation_is_judged_by_its_last_turn(tmp_path):
-    turns = [*TALK, GOOD, *TALK, WRONG]
+    turns = [*PROMPT_TURNS, GOOD_TURN, *PROMPT_TURNS, BAD_TURN]
     rows = [{"messages": turns, "label": n % 2 == 0} for n in range(6)]
     rows.append({"messages": turns[:3], "label": True})
     result = prepare(tmp_path, rows)
-    one = LabelledAnswers(batchloom.open_store(result.path))[0]
-    assert text(one["completion_ids"]) == "bad\n"
-    assert text(one["prompt_ids"]).count("Assistant:") == 2
+    answer = LabelledAnswers(batchloom.open_store(result.path))[0]
+    assert decode_text(answer["completion_ids"]) == "bad\n"
+    assert decode_text(answer["prompt_ids"]).count("Assistant:") == 2
     reason = json.loads((result.path / "quarantine.jsonl").read_text())["reason"]
     assert "ends with a user turn" in reason
 
@@ -246,27 +248,27 @@ def test_pairs_are_a_dataset(tmp_path):
 def test_a_loader_does_not_train_rejected_answers(tmp_path):
     for rows, sentence in (
         (ROWS[:5], "--map prompt=prompt,completion=chosen"),
-        (LABELLED, "--map label="),
+        (LABELLED_ROWS, "--map label="),
     ):
         out = tmp_path / str(len(rows))
         out.mkdir()
         store = batchloom.open_store(prepare(out, rows).path)
         with pytest.raises(InputError, match=f"would also train the rejected answers.*{sentence}"):  # fmt: skip
             batchloom.Loader(store, seq_len=64, global_batch_size=1, output="numpy")
-    # What the sentence says leads to a store that a loader takes.
+    # The mapping of the message leads to a store that a loader accepts.
     mapping = {"prompt": "prompt", "completion": "chosen"}
     store = batchloom.open_store(make(tmp_path / "5/in.jsonl", tmp_path / "c", mapping=mapping).path)  # fmt: skip
     batch = batchloom.Loader(store, seq_len=64, global_batch_size=1, output="numpy")[0]
     assert (batch["labels"] != -100).any()
 
 
-def test_preferences_stand_alone(tmp_path):
+def test_preferences_are_not_mixed_with_other_documents(tmp_path):
     (tmp_path / "in").mkdir()
     jsonl(tmp_path / "in/a.jsonl", ROWS[:3])
     jsonl(tmp_path / "in/empty.jsonl", [])
     make(tmp_path / "in", tmp_path / "fine")
     for name, rows, sentence in (
-        ("b.jsonl", LABELLED, "labelled answers"),
+        ("b.jsonl", LABELLED_ROWS, "labelled answers"),
         ("b.jsonl", [{"text": "x"}], "documents that are not preferences"),
         ("b.txt", [{"text": "x"}], "documents that are not preferences"),
     ):
@@ -285,26 +287,26 @@ def test_the_answer_is_trained_and_nothing_else_can_be_asked_for(tmp_path):
         prepare(tmp_path, ROWS, mapping={"chosen": "chosen", "response": "rejected"})
 
 
-@pytest.mark.parametrize("rows", [ROWS[:20], LABELLED], ids=["pairs", "labels"])
+@pytest.mark.parametrize("rows", [ROWS[:20], LABELLED_ROWS], ids=["pairs", "labels"])
 def test_export_carries_pair_and_side(tmp_path, rows):
     import pyarrow.ipc as ipc
     import pyarrow.parquet as pq
 
     path = prepare(tmp_path, rows).path
     store = batchloom.open_store(path)
-    done = export_store(path, to="parquet", out=tmp_path / "parquet")
+    result = export_store(path, to="parquet", out=tmp_path / "parquet")
     table = pq.read_table(tmp_path / "parquet").to_pylist()
     export_store(path, to="hf", out=tmp_path / "hf")
     with (tmp_path / "hf/data-00000-of-00001.arrow").open("rb") as file:
         assert ipc.open_stream(file).read_all().to_pylist() == table
-    assert not done.notes
+    assert not result.notes
     sides = store.shards.sides(0)
     assert [row["pair"] for row in table] == sides.pairs.tolist()
     names = {1: "chosen", 2: "rejected", 3: "good", 4: "bad"}
     assert [row["side"] for row in table] == [names[side] for side in sides.sides.tolist()]
     assert [row["input_ids"] for row in table] == [store[n].ids.tolist() for n in range(len(store))]
-    for to in ("megatron", "flat"):
-        notes = export_store(path, to=to, out=tmp_path / to).notes
+    for target in ("megatron", "flat"):
+        notes = export_store(path, to=target, out=tmp_path / target).notes
         assert any("--to parquet, hf or mds keeps pair and side" in note for note in notes)
 
 
@@ -315,9 +317,9 @@ def test_mds_carries_pair_and_side(tmp_path):
     entry = json.loads((tmp_path / "m/index.json").read_text())["shards"][0]
     assert entry["column_names"][-3:] == ["side", "record", "pair"]
     starts = np.frombuffer(data, "<u4", 5, 4)
-    last = data[starts[3] : starts[4]]
-    assert np.frombuffer(last, "<u4", 4)[3] == len("rejected")
-    assert last.endswith(b"rejected" + np.array([1, 1], "<i8").tobytes())
+    last_row = data[starts[3] : starts[4]]
+    assert np.frombuffer(last_row, "<u4", 4)[3] == len("rejected")
+    assert last_row.endswith(b"rejected" + np.array([1, 1], "<i8").tobytes())
 
 
 def test_inspect_and_the_command_line_show_what_they_are(tmp_path, capsys):
@@ -329,8 +331,8 @@ def test_inspect_and_the_command_line_show_what_they_are(tmp_path, capsys):
     assert run_command_line(["prepare", str(tmp_path / "in.jsonl"), *settings]) == 0
     assert run_command_line(["check", out]) == 0
     assert run_command_line(["inspect", out, "--seq-len", "64"]) == 0
-    shown = capsys.readouterr().out
-    assert "preferences (pairs): 200 chosen, 200 rejected" in " ".join(shown.split())
+    output = capsys.readouterr().out
+    assert "preferences (pairs): 200 chosen, 200 rejected" in " ".join(output.split())
     assert batchloom.inspect(out, seq_len=64).sides == {"chosen": 200, "rejected": 200}
 
 
@@ -339,14 +341,14 @@ def test_csv_and_parquet(tmp_path):
     import pyarrow.parquet as pq
 
     (tmp_path / "a.csv").write_text("prompt,completion,label\nq,a,True\nq,b,0\nq,c,yes\n")
-    assert LabelledAnswers(open_made(tmp_path / "a.csv", tmp_path / "c", max_bad=1)).good.tolist() == [
+    assert LabelledAnswers(open_new_store(tmp_path / "a.csv", tmp_path / "c", max_bad=1)).good.tolist() == [
         True,
         False,
     ]
-    rows = [{"chosen": [*TALK, GOOD], "rejected": [*TALK, WRONG]}] * 3
+    rows = [{"chosen": [*PROMPT_TURNS, GOOD_TURN], "rejected": [*PROMPT_TURNS, BAD_TURN]}] * 3
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    assert len(PreferencePairs(open_made(tmp_path / "a.parquet", tmp_path / "p", dedup="none"))) == 3
+    assert len(PreferencePairs(open_new_store(tmp_path / "a.parquet", tmp_path / "p", dedup="none"))) == 3
 
 
-def open_made(source, out, **settings):
+def open_new_store(source, out, **settings):
     return batchloom.open_store(make(source, out, val_fraction=0, **settings).path)

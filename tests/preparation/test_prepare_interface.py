@@ -1,4 +1,4 @@
-"""The doors: ``batchloom.prepare`` and the command line."""
+"""The public interface: ``batchloom.prepare`` and the command line."""
 
 import json
 import subprocess
@@ -19,37 +19,39 @@ APP = typer.Typer(pretty_exceptions_enable=False)
 APP.command()(prepare)
 
 
-def run(*arguments):
+def run_prepare_command(*arguments):
     return RUNNER.invoke(APP, list(map(str, arguments)), catch_exceptions=False)
 
 
 @pytest.fixture
-def text(tmp_path):
+def input_file(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", [{"text": f"document {i}"} for i in range(200)])
     with path.open("a") as file:
         file.write('{"text":" "}\nbad\n')
     return path
 
 
-def test_python(tmp_path, text):
+def test_python(tmp_path, input_file):
     events = []
-    result = batchloom.prepare(text, out=tmp_path / "out", tokenizer="bytes", val_fraction=0.1, progress=events.append)
+    result = batchloom.prepare(
+        input_file, out=tmp_path / "out", tokenizer="bytes", val_fraction=0.1, progress=events.append
+    )
     assert (result.path, result.already_done, result.dtype) == (tmp_path / "out", False, "uint16")
     assert (result.counts.records, result.counts.documents) == (202, 200)
     assert (result.counts.quarantined, result.counts.dropped) == (1, {"empty": 1})
     assert sum(subset.documents for subset in result.subsets.values()) == 200
     assert sum(subset.tokens for subset in result.subsets.values()) == result.counts.tokens
     last = [event for event in events if isinstance(event, Progress) and event.phase == "tokenize"][-1]
-    assert (last.bytes_done, last.bytes_total) == (text.stat().st_size, text.stat().st_size)
+    assert (last.bytes_done, last.bytes_total) == (input_file.stat().st_size, input_file.stat().st_size)
     assert (last.documents, last.tokens, last.quarantined) == (200, result.counts.tokens, 1)
 
 
-def test_python_stays_a_function_after_its_modules_are_loaded(tmp_path, text):
+def test_python_stays_a_function_after_its_modules_are_loaded(tmp_path, input_file):
     code = (
         "import batchloom, batchloom.preparation.settings.recipe\n"
         "from batchloom import Recipe\n"
-        f"batchloom.prepare({str(text)!r}, out={str(tmp_path / 'out')!r}, tokenizer='bytes')\n"
-        f"assert batchloom.prepare([{str(text)!r}], out={str(tmp_path / 'out')!r}, tokenizer='bytes').already_done\n"
+        f"batchloom.prepare({str(input_file)!r}, out={str(tmp_path / 'out')!r}, tokenizer='bytes')\n"
+        f"assert batchloom.prepare([{str(input_file)!r}], out={str(tmp_path / 'out')!r}, tokenizer='bytes').already_done\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=300)
 
@@ -59,26 +61,26 @@ def test_python_without_a_listener_logs_what_is_left_out(tmp_path, caplog):
     for name in ("a.txt", "b.pdf"):
         (tmp_path / "in" / name).write_text("text")
     batchloom.prepare(tmp_path / "in", out=tmp_path / "out", tokenizer="bytes", val_fraction=0)
-    usual, left_out = caplog.messages
-    assert usual.startswith("Removing exact duplicates, ")
+    default_note, left_out = caplog.messages
+    assert default_note.startswith("Removing exact duplicates, ")
     assert left_out == "Left out of in: 1 .pdf."
 
 
 @pytest.mark.parametrize(("model", "lossy"), [({}, True), ({"unk_token": "a"}, False)])
-def test_a_tokenizer_that_loses_characters_says_so(tmp_path, text, model, lossy):
-    whole = {"type": "BPE", "vocab": {"a": 0, "<eos>": 1}, "merges": [], **model}
+def test_a_tokenizer_that_loses_characters_says_so(tmp_path, input_file, model, lossy):
+    definition = {"type": "BPE", "vocab": {"a": 0, "<eos>": 1}, "merges": [], **model}
     control = {"id": 1, "content": "<eos>", "special": True}
-    file = tmp_path / "tokenizer.json"
-    file.write_text(json.dumps({"model": whole, "added_tokens": [control]}))
-    result = batchloom.prepare(text, out=tmp_path / "out", tokenizer=str(file))
-    told = [note for note in result.notes if "not counted" in note]
-    assert bool(told) is lossy
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"model": definition, "added_tokens": [control]}))
+    result = batchloom.prepare(input_file, out=tmp_path / "out", tokenizer=str(path))
+    notes = [note for note in result.notes if "not counted" in note]
+    assert bool(notes) is lossy
 
 
-def test_the_command_tells_what_went_in_and_came_out(tmp_path, text):
+def test_the_command_reports_inputs_and_outputs(tmp_path, input_file):
     out = tmp_path / "out"
-    done = run(
-        text,
+    first = run_prepare_command(
+        input_file,
         "--out",
         out,
         "--tokenizer",
@@ -88,15 +90,15 @@ def test_the_command_tells_what_went_in_and_came_out(tmp_path, text):
         "--tokens-per-shard",
         "1K",
     )
-    assert done.exit_code == 0
-    table = " ".join(done.stdout.split())
+    assert first.exit_code == 0
+    table = " ".join(first.stdout.split())
     assert "records read 202" in table
     assert "dropped: empty 1" in table
     assert "quarantined (see" in table
     assert "documents kept 200" in table
     assert "subset documents tokens shards train" in table
-    again = run(
-        text,
+    second = run_prepare_command(
+        input_file,
         "--out",
         out,
         "--tokenizer",
@@ -106,16 +108,16 @@ def test_the_command_tells_what_went_in_and_came_out(tmp_path, text):
         "--tokens-per-shard",
         "1_000",
     )
-    assert again.exit_code == 0
-    assert "is finished already; nothing to do" in again.stdout
-    batchloom.prepare(text, out=tmp_path / "same", tokenizer="bytes", val_fraction=0.1, tokens_per_shard=1000)
+    assert second.exit_code == 0
+    assert "is finished already; nothing to do" in second.stdout
+    batchloom.prepare(input_file, out=tmp_path / "same", tokenizer="bytes", val_fraction=0.1, tokens_per_shard=1000)
     assert tree(out) == tree(tmp_path / "same")
 
 
-def test_json_is_one_object_on_standard_output(tmp_path, text):
+def test_json_is_one_object_on_standard_output(tmp_path, input_file):
     (tmp_path / "b.pdf").write_text("x")
-    done = run(tmp_path, "--out", tmp_path / "out", "--tokenizer", "bytes", "--json")
-    facts = json.loads(done.stdout)
+    result = run_prepare_command(tmp_path, "--out", tmp_path / "out", "--tokenizer", "bytes", "--json")
+    facts = json.loads(result.stdout)
     assert facts["counts"] == {
         "records": 202,
         "documents": 200,
@@ -126,18 +128,21 @@ def test_json_is_one_object_on_standard_output(tmp_path, text):
     assert facts["notes"][1:] == [f"Left out of {tmp_path.name}: 1 .pdf."]
     assert facts["notes"][0].startswith("Removing exact duplicates, ")
     for note in facts["notes"]:
-        assert note in done.stderr
+        assert note in result.stderr
 
 
-def test_options_that_are_misused(tmp_path, text):
-    assert run(text).exit_code == 2
-    assert run_command_line(["prepare", str(text), "--out", str(tmp_path / "out"), "--tokens-per-shard", "many"]) == 2
-    assert run("--out", tmp_path / "out").exit_code == 2
+def test_options_that_are_misused(tmp_path, input_file):
+    assert run_prepare_command(input_file).exit_code == 2
+    assert (
+        run_command_line(["prepare", str(input_file), "--out", str(tmp_path / "out"), "--tokens-per-shard", "many"])
+        == 2
+    )
+    assert run_prepare_command("--out", tmp_path / "out").exit_code == 2
 
 
 def test_a_marker_can_hold_a_newline(tmp_path):
     (tmp_path / "a.txt").write_text("one\n---\ntwo\n---\n")
-    done = run(
+    result = run_prepare_command(
         tmp_path / "a.txt",
         "--out",
         tmp_path / "out",
@@ -147,11 +152,11 @@ def test_a_marker_can_hold_a_newline(tmp_path):
         r"\n---\n",
         "--json",
     )
-    assert json.loads(done.stdout)["counts"]["documents"] == 2
+    assert json.loads(result.stdout)["counts"]["documents"] == 2
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
+    ("size_text", "size"),
     [
         ("100M", 10**8),
         ("1G", 10**9),
@@ -161,11 +166,11 @@ def test_a_marker_can_hold_a_newline(tmp_path):
         ("7", 7),
     ],
 )
-def test_sizes(text, size):
-    assert parse_size(text) == size
+def test_sizes(size_text, size):
+    assert parse_size(size_text) == size
 
 
-def test_plain_lines_tell_how_far_it_is(capsys, monkeypatch):
+def test_plain_lines_report_progress(capsys, monkeypatch):
     from batchloom.cli import prepare as module
 
     monkeypatch.setattr(module, "_PROGRESS_SECONDS", 0.0)

@@ -1,4 +1,4 @@
-"""Real files, written by nobody here (BATCHLOOM_REAL_DATA names the folder)."""
+"""Real files from other sources, in the folder BATCHLOOM_REAL_DATA."""
 
 import gzip
 import json
@@ -11,7 +11,7 @@ from batchloom import open_store
 from preparation.stores import make, texts, tree
 
 
-def test_plain_text_is_kept_whole(real_data, tmp_path):
+def test_plain_text_is_kept_completely(real_data, tmp_path):
     path = real_data / "tinyshakespeare.txt"
     result = make(path, tmp_path / "out", val_fraction=0.1)
     assert 10 < result.counts.documents < 20
@@ -43,18 +43,18 @@ def test_a_learned_tokenizer_gives_the_text_back(real_data, tmp_path):
         store = open_store(tmp_path / "out", split)
         document = store[len(store) // 2]
         assert document.text.endswith("<|endoftext|>")
-        assert document.text.removesuffix("<|endoftext|>") in _whole(inputs)
+        assert document.text.removesuffix("<|endoftext|>") in _join_texts(inputs)
     make(inputs, tmp_path / "again", tokenizer="train:4096", val_fraction=0.1)
     assert tree(tmp_path / "again") == tree(tmp_path / "out")
 
 
-def _whole(inputs):
+def _join_texts(inputs):
     text, records = inputs
     return text.read_text() + "\0".join(json.loads(line)["text"] for line in records.read_text().splitlines())
 
 
 def test_memory_stays_bounded(tmp_path):
-    """One line of 300 MB among small ones, and 300 MB of short lines, read in under 350 MiB."""
+    """A line of 300 MB, and short lines around it, are read in under 350 MiB."""
     with (tmp_path / "a.jsonl").open("w") as file:
         file.write('{"text":"first"}\n{"text":"')
         for _ in range(300):
@@ -64,15 +64,15 @@ def test_memory_stays_bounded(tmp_path):
         "import sys\n"
         "from preparation.stores import make\n"
         "make(sys.argv[1], sys.argv[2])\n"
-        # Not getrusage: its figure begins with what the forking process held.
+        # Not getrusage: its value begins with the memory of the forking process.
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "a.jsonl", tmp_path / "out"],
         capture_output=True,
         text=True,
         check=True,
         env={"PYTHONPATH": ":".join(sys.path)},
     )
-    assert int(done.stdout) < 350 * 1024
+    assert int(process.stdout) < 350 * 1024
     assert texts(tmp_path / "out") == ["first", "last"]

@@ -1,4 +1,4 @@
-"""Recipe files, and stores made again from their manifests."""
+"""Recipe files, and stores prepared again from their manifests."""
 
 import contextlib
 import json
@@ -41,17 +41,17 @@ from batchloom.tokens import train_tokenizer
 from preparation.stores import jsonl, texts, tree
 from tiers import examples
 
-WORDS = [f"document {n} of some {'long ' * (n % 7)}words" for n in range(60)]
-ASKED = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(40)]
+TEXTS = [f"document {n} of some {'long ' * (n % 7)}words" for n in range(60)]
+QUESTIONS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(40)]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The working folder, with inputs of several kinds in it."""
+    """Write inputs of several kinds into the working folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
-    jsonl("data/words.jsonl", [{"text": one} for one in WORDS])
-    jsonl("data/asked.jsonl", ASKED)
+    jsonl("data/words.jsonl", [{"text": text} for text in TEXTS])
+    jsonl("data/asked.jsonl", QUESTIONS)
     jsonl("data/lines.txt", [{"text": f"line {n}"} for n in range(10)])
     (tmp_path / "data/notes.csv").write_text("id,body\n" + "".join(f"{n},note {n}\n" for n in range(30)))
     (tmp_path / "data/prose.txt").write_text("Some prose.\n\n" * 50)
@@ -64,9 +64,9 @@ def write(name, text):
     return name
 
 
-def tokenizer_file(name):
-    """A tokenizer.json of a few words."""
-    state = train_tokenizer(WORDS, 300).state()
+def write_tokenizer(name):
+    """Write a tokenizer.json of a few words."""
+    state = train_tokenizer(TEXTS, 300).state()
     return write(name, json.dumps(state["tokenizer"]))
 
 
@@ -104,32 +104,32 @@ JOBS = {
 
 
 @pytest.fixture(params=JOBS)
-def job(request, folder):
-    """Inputs and settings of a job, in the working folder."""
+def prepare_arguments(request, folder):
+    """Write the files of a job, and return its inputs and settings."""
     (folder / "some").mkdir()
     write("some/more.md", "# More")
-    tokenizer_file("some/tok.json")
+    write_tokenizer("some/tok.json")
     write("all.yaml", MANIFEST)
     if request.param == "conversations":
         tokenizer = {"tokenizer": "bytes", "template": "plain"}
     else:
         tokenizer = {"tokenizer": "bytes"}
-    inputs, said = JOBS[request.param]
+    inputs, settings = JOBS[request.param]
     return inputs, {
         "val_fraction": 0.1,
-        **said,
-        **{k: v for k, v in tokenizer.items() if k == "template" or k not in said},
+        **settings,
+        **{name: value for name, value in tokenizer.items() if name == "template" or name not in settings},
     }
 
 
-def test_a_store_is_made_again_from_its_manifest_and_from_its_printed_recipe(job):
-    inputs, said = job
-    first = batchloom.prepare(inputs, out="one", **said)
-    again = batchloom.prepare(recipe="one", out="two")
+def test_a_store_is_made_again_from_its_manifest_and_from_its_printed_recipe(prepare_arguments):
+    inputs, settings = prepare_arguments
+    first = batchloom.prepare(inputs, out="one", **settings)
+    rerun = batchloom.prepare(recipe="one", out="two")
     assert tree("two") == tree("one")
-    assert again.notes[-1] == "two is identical to one, byte for byte."
+    assert rerun.notes[-1] == "two is identical to one, byte for byte."
     assert batchloom.prepare(recipe="one/dataset_metadata.json", out="two").already_done
-    write("recipe.yaml", format_recipe(make_request(inputs, said, None).recipe))
+    write("recipe.yaml", format_recipe(make_request(inputs, settings, None).recipe))
     batchloom.prepare(recipe="recipe.yaml", out="three")
     assert tree("three") == tree("one")
     assert first.counts.documents == read_manifest(first.path / "../three").counts.documents
@@ -138,33 +138,33 @@ def test_a_store_is_made_again_from_its_manifest_and_from_its_printed_recipe(job
 def test_a_dry_run_of_a_store_made_again_ends_well(folder):
     write("a.jsonl", '{"text": "one"}\n')
     batchloom.prepare("a.jsonl", out="one", tokenizer="bytes")
-    dry = batchloom.prepare(recipe="one", out="two", dry_run=True)
-    assert dry.counts.documents == 1
-    assert not dry.subsets
+    result = batchloom.prepare(recipe="one", out="two", dry_run=True)
+    assert result.counts.documents == 1
+    assert not result.subsets
 
 
 @pytest.mark.parametrize(
-    ("clean", "words"),
+    ("clean", "difference"),
     [
         ("control,length", "clean: control -> control,length"),
         ([{"control": {"joiners": False}}], "clean: control: joiners: True -> False"),
         ([], "clean: control -> none"),
     ],
 )
-def test_steps_of_cleaning_that_differ_are_told_in_a_few_words(folder, clean, words):
+def test_differing_cleaning_steps_are_described_briefly(folder, clean, difference):
     write("a.jsonl", '{"text": "one"}\n')
     batchloom.prepare("a.jsonl", out="one", tokenizer="bytes", clean="control")
-    with pytest.raises(StoreConflictError, match=re.escape(f"({words})")):
+    with pytest.raises(StoreConflictError, match=re.escape(f"({difference})")):
         batchloom.prepare("a.jsonl", out="one", tokenizer="bytes", clean=clean)
 
 
-def test_the_manifest_and_the_tokenizer_beside_it_are_enough(folder, tmp_path_factory):
-    tokenizer_file("tok.json")
+def test_the_manifest_and_its_tokenizer_state_are_enough(folder, tmp_path_factory):
+    write_tokenizer("tok.json")
     for name in ("words.jsonl", "asked.jsonl"):
         (folder / "data" / name).rename(folder / name)
     inputs = [folder / "words.jsonl", "asked.jsonl"]
     batchloom.prepare(inputs, out="one", tokenizer=str(folder / "tok.json"), dtype="int32")
-    # Another tokenizer of that name changes nothing, nor does none.
+    # Another tokenizer file of that name, or none, changes nothing.
     write("tok.json", "{}")
     batchloom.prepare(recipe="one", out="two")
     assert tree("two") == tree("one")
@@ -175,26 +175,26 @@ def test_the_manifest_and_the_tokenizer_beside_it_are_enough(folder, tmp_path_fa
     assert tree("three") == tree("one")
 
 
-def test_what_lay_elsewhere_is_taken_from_the_report_or_asked_for(folder, monkeypatch, tmp_path_factory):
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    os.rename("data/words.jsonl", elsewhere / "words.jsonl")
-    batchloom.prepare([elsewhere / "words.jsonl", "data/prose.txt"], out="one", tokenizer="bytes")
-    again = batchloom.prepare(recipe="one", out="two")
+def test_inputs_in_other_folders_come_from_the_report_or_are_requested(folder, monkeypatch, tmp_path_factory):
+    other_folder = tmp_path_factory.mktemp("elsewhere")
+    os.rename("data/words.jsonl", other_folder / "words.jsonl")
+    batchloom.prepare([other_folder / "words.jsonl", "data/prose.txt"], out="one", tokenizer="bytes")
+    rerun = batchloom.prepare(recipe="one", out="two")
     assert tree("two") == tree("one")
-    assert again.notes[0] == f"Using input paths from report.json in one: {elsewhere}/words.jsonl."
+    assert rerun.notes[0] == f"Inputs from where report.json in one says they lay: {other_folder}/words.jsonl."
     os.remove("one/report.json")
     with pytest.raises(InputMissingError) as error:
         batchloom.prepare(recipe="one", out="three")
     assert "one was made from words.jsonl, which cannot be found" in str(error.value)
     assert "in the order of its manifest (words.jsonl, data/prose.txt)" in str(error.value)
-    batchloom.prepare([elsewhere / "words.jsonl", "data/prose.txt"], out="three", recipe="one")
+    batchloom.prepare([other_folder / "words.jsonl", "data/prose.txt"], out="three", recipe="one")
     assert tree("three") == tree("one")
-    monkeypatch.chdir(elsewhere)
+    monkeypatch.chdir(other_folder)
     with pytest.raises(InputMissingError, match=f"data/prose.txt.* in {folder}, where it was made"):
         read_recipe(folder / "two")
 
 
-def test_a_folder_that_is_gone_is_no_data_set_of_the_hub(folder):
+def test_a_missing_folder_is_no_data_set_of_the_hub(folder):
     os.mkdir("data/more")
     os.rename("data/words.jsonl", "data/more/words.jsonl")
     batchloom.prepare("data/more", out="one", tokenizer="bytes")
@@ -269,12 +269,12 @@ def test_options_and_inputs_win_over_a_file(folder):
         1000,
         0.2,
     )
-    assert [one.name for one in recipe.sources] == [None, "asked"]
-    same = {"split_on": None, "tokenizer": "bytes", "val_fraction": 0.0}
-    over = make_request(None, same, "wiki.yaml").recipe
-    assert over == replace(recipe, tokenizer="bytes", val_fraction=0.0)
-    assert make_request(None, same, recipe).recipe == over
-    # As many inputs take the places of the recipe's, with what is said of each.
+    assert [source.name for source in recipe.sources] == [None, "asked"]
+    settings = {"split_on": None, "tokenizer": "bytes", "val_fraction": 0.0}
+    expected = make_request(None, settings, "wiki.yaml").recipe
+    assert expected == replace(recipe, tokenizer="bytes", val_fraction=0.0)
+    assert make_request(None, settings, recipe).recipe == expected
+    # The same number of inputs replaces those of the recipe and keeps their settings.
     moved = make_request(["data/prose.txt", "data/lines.txt"], {}, "wiki.yaml").recipe
     assert moved.inputs == ("data/prose.txt", "data/lines.txt")
     assert moved.sources == recipe.sources
@@ -301,7 +301,7 @@ def test_python_takes_a_recipe_as_a_value_and_as_a_path(folder):
 def test_paths_begin_at_the_folder_of_the_file(folder, tmp_path_factory):
     os.mkdir("conf")
     os.rename("data/words.jsonl", "conf/words.jsonl")
-    tokenizer_file("conf/tok.json")
+    write_tokenizer("conf/tok.json")
     write("conf/t.jinja", "{% for message in messages %}{{ message.content }}{% endfor %}")
     lines = [
         "inputs: [words.jsonl, ../data/asked.jsonl]",
@@ -313,7 +313,7 @@ def test_paths_begin_at_the_folder_of_the_file(folder, tmp_path_factory):
     assert recipe.inputs == ("conf/words.jsonl", "data/asked.jsonl")
     assert (recipe.tokenizer, recipe.chat.template) == ("conf/tok.json", "conf/t.jinja")
     batchloom.prepare(recipe="conf/r.yaml", out="one")
-    # A word that is no path stays one, whatever lies beside the file.
+    # A word that is no path stays a word, even if a folder of that name exists.
     for name in ("bytes", "chatml", "gpt2"):
         os.mkdir(f"conf/{name}")
     write("conf/r.yaml", "inputs: ['-']\ntokenizer: bytes\ntemplate: chatml")
@@ -326,7 +326,7 @@ def test_paths_begin_at_the_folder_of_the_file(folder, tmp_path_factory):
 
 
 def test_everything_that_is_wrong_at_once(folder):
-    wrong = """
+    text = """
 inputs: [data/words.jsonl]
 clean: [5, {gopher: 3}, {a: {}, b: {}}, "", {c4: {most: .inf}}]
 dedup: {mode: near, band: 14}
@@ -339,7 +339,7 @@ max_bad: 5 records
 overlong: split
 train_on: me
 """
-    write("w.yaml", wrong)
+    write("w.yaml", text)
     with pytest.raises(SettingsError) as error:
         make_request(None, {"dtype": "uint8", "tokenizer": ""}, "w.yaml")
     assert sorted(
@@ -366,7 +366,7 @@ train_on: me
     write("w.yaml", "tokeniser: gpt2\nno: 1\nyes: 2\n5: x\nsplit-on: file\ninputs: [{pth: x}, 3]\n")
     with pytest.raises(SettingsError) as error:
         read_recipe("w.yaml")
-    told = "\n".join(error.value.problems)
+    message = "\n".join(error.value.problems)
     for part in (
         "tokeniser: unknown setting; did you mean 'tokenizer'?",
         "w.yaml: no: unknown",
@@ -374,7 +374,7 @@ train_on: me
         "did you mean 'split_on'?",
         "inputs[1]: 3 is neither",
     ):
-        assert part in told
+        assert part in message
     write("w.yaml", "inputs: [{pth: x}, {path: y, name: a}, {path: z, name: a}]\n")
     with pytest.raises(SettingsError) as error:
         read_recipe("w.yaml")
@@ -386,7 +386,7 @@ train_on: me
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("r.yaml", b"", "r.yaml is empty; write settings such as inputs:"),
         ("r.yaml", b"\x00\xff\xfe", "r.yaml"),
@@ -414,23 +414,23 @@ train_on: me
         ),
     ],
 )
-def test_files_that_are_no_recipe(folder, name, content, said):
+def test_files_that_are_no_recipe(folder, name, content, message):
     (folder / name).write_bytes(content)
-    with pytest.raises((InputError, InputMissingError, RecordError, SettingsError), match=said) as error:
+    with pytest.raises((InputError, InputMissingError, RecordError, SettingsError), match=message) as error:
         read_recipe(name)
     assert name in str(error.value)
 
 
-def test_places_that_are_no_recipe(folder):
+def test_paths_that_are_no_recipe(folder):
     os.mkfifo("pipe.yaml")
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(InputError, match="it is a pipe or a device"):
         read_recipe("pipe.yaml")
     with open("large.yaml", "wb") as file:
         file.truncate(1 << 30)
     with pytest.raises(InputError, match="more than 32 MiB"):
         read_recipe("large.yaml")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - start < 5
     with pytest.raises(InputMissingError, match=r"did you mean 'pipe.yaml'\?"):
         read_recipe("pip.yaml")
     with pytest.raises(InputError, match="must be a local path"):
@@ -450,24 +450,24 @@ def test_two_recipes_into_one_folder(folder):
     batchloom.prepare(recipe="a.yaml", out="out")
     with pytest.raises(StoreConflictError, match=r"val_fraction: 0.01 -> 0.5; split_on: 'auto' -> 'line'"):
         batchloom.prepare(recipe="b.yaml", out="out")
-    assert len(texts("out")) == len(WORDS)
+    assert len(texts("out")) == len(TEXTS)
 
 
 def test_every_setting_has_its_key():
     groups = {"reading", "chat", "inputs", "sources"}
-    every = [field.name for part in (Recipe, ReadRecipe, ChatRecipe) for field in fields(part)]
-    assert sorted(SETTINGS) == sorted(set(every) - groups)
-    recipe, later = Recipe(inputs=("a",)), {"ignore", "balance_subsets", "follow_links"}
-    reading = ReadRecipe(ignore=("lang",))
-    changed = replace(recipe, reading=reading, balance_subsets=False, follow_links=True)
-    for one, missing in ((recipe, later), (changed, set())):
-        printed = format_recipe(one).splitlines()
-        keys = [line.split(":")[0] for line in printed if line[0].isalpha()]
+    names = [field.name for group in (Recipe, ReadRecipe, ChatRecipe) for field in fields(group)]
+    assert sorted(SETTINGS) == sorted(set(names) - groups)
+    recipe, optional_keys = Recipe(inputs=("a",)), {"ignore", "balance_subsets", "follow_links"}
+    read_recipe = ReadRecipe(ignore=("lang",))
+    changed = replace(recipe, reading=read_recipe, balance_subsets=False, follow_links=True)
+    for printed_recipe, missing in ((recipe, optional_keys), (changed, set())):
+        lines = format_recipe(printed_recipe).splitlines()
+        keys = [line.split(":")[0] for line in lines if line[0].isalpha()]
         assert keys == [key for key in RECIPE_KEYS if key not in missing]
 
 
 TEXT = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1, max_size=8)
-# Texts that YAML would take for something else.
+# Texts that YAML would parse as other types.
 ODD = st.sampled_from(
     [
         "no",
@@ -549,12 +549,12 @@ RECIPES = st.builds(
 @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(recipe=RECIPES, sources=st.lists(SOURCES, min_size=4, max_size=4))
 def test_what_is_printed_is_read_as_the_same(folder, recipe, sources):
-    # A name of the Hub says itself what it is.
+    # The name of a Hub data set defines its type.
     sources[3] = replace(sources[3], form=None)
-    # Of the last nothing is said, so that what is said of all is not said of each.
-    said = (*sources, SourceRecipe())
-    if len({one.name for one in sources if one.name}) == sum(one.name is not None for one in sources):
-        recipe = replace(recipe, sources=said if any(one != SourceRecipe() for one in said) else ())
+    # The last source has no settings, so that common settings are not written for each source.
+    all_sources = (*sources, SourceRecipe())
+    if len({source.name for source in sources if source.name}) == sum(source.name is not None for source in sources):
+        recipe = replace(recipe, sources=all_sources if any(source != SourceRecipe() for source in all_sources) else ())
     text = format_recipe(recipe)
     with open("r.yaml", "w", newline="") as file:
         file.write(text)
@@ -594,8 +594,8 @@ def test_steps_of_cleaning_there_and_back(steps):
 
 
 def test_short_forms_of_steps():
-    two = (CleanStep("whitespace"), CleanStep("gopher", {"min_words": 30}))
-    assert parse_clean_steps(["whitespace", {"gopher": {"min_words": 30}}]) == two
+    steps = (CleanStep("whitespace"), CleanStep("gopher", {"min_words": 30}))
+    assert parse_clean_steps(["whitespace", {"gopher": {"min_words": 30}}]) == steps
     assert (
         parse_clean_steps("whitespace , pii")
         == parse_clean_steps(["whitespace,pii"])
@@ -604,11 +604,11 @@ def test_short_forms_of_steps():
     assert parse_clean_steps("none") == parse_clean_steps(None) == parse_clean_steps([]) == ()
 
 
-ANY = st.dictionaries(st.sampled_from([*RECIPE_KEYS, "x"]), SETTING | st.lists(SETTING, max_size=3))
+ANY_RECIPE = st.dictionaries(st.sampled_from([*RECIPE_KEYS, "x"]), SETTING | st.lists(SETTING, max_size=3))
 
 
 @settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(ANY, st.sampled_from(["r.json", "r.yaml"]))
+@given(ANY_RECIPE, st.sampled_from(["r.json", "r.yaml"]))
 def test_whatever_is_written_is_a_recipe_or_an_error_that_says_why(folder, values, name):
     write(name, json.dumps(values))
     with contextlib.suppress(BatchloomError):
@@ -620,9 +620,9 @@ SIMILARITY = st.fixed_dictionaries({"similarity": st.floats(0.05, 1) | st.just(1
 
 
 @given(st.sampled_from(get_args(DedupMode)), BANDING | SIMILARITY, st.integers(1, 1024))
-def test_deduplication_there_and_back(mode, more, shingle):
-    more = {**more, "shingle": shingle} if mode == "near" else {}
-    dedup = DedupRecipe(mode=mode, **more)
+def test_deduplication_there_and_back(mode, banding, shingle):
+    banding = {**banding, "shingle": shingle} if mode == "near" else {}
+    dedup = DedupRecipe(mode=mode, **banding)
     assert parse_dedup(dedup_to_plain(dedup)) == dedup
     assert not dedup.problems()
 

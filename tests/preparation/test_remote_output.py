@@ -1,4 +1,4 @@
-"""Stores that are prepared into an object store: moto's S3 behind a relay with faults, and memory."""
+"""Stores prepared into object stores: moto's S3 behind a faulty relay, and memory."""
 
 import hashlib
 import json
@@ -12,46 +12,46 @@ from pathlib import Path
 import pytest
 
 from batchloom import InputError, OutputError, SettingsError, prepare
-from batchloom.cli import run_command_line as cli_run
+from batchloom.cli import run_command_line
 from batchloom.core.errors import StoreConflictError
-from batchloom.preparation import prepare_run as run, remote_prepare as far_job, rerun
+from batchloom.preparation import prepare_run, remote_prepare, rerun
 from batchloom.preparation.remote_output import OWNER_NAME, StoreUploader, sort_for_upload
 from batchloom.preparation.remote_prepare import check_remote_separate, default_work_folder
 from batchloom.remote import (
     RemoteFolder,
-    client as reach,
-    s3_upload as far_s3,
-    upload_retry as far_asking,
+    client,
+    s3_upload,
+    upload_retry,
 )
 from batchloom.remote.multipart import PART_BYTES, compute_object_checksums, plan_parts
 from batchloom.remote.upload_retry import MAX_UPLOAD_ATTEMPTS, compute_jittered_backoff
 from preparation.s3_relay import Fault, relaying
 from preparation.stores import jsonl
 
-BIG = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(1 << 14)) * 72
+BIG_FILE_BYTES = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(1 << 14)) * 72
 SECRET = "k3yphrase"
-OPTIONS = {"tokenizer": "bytes", "tokens_per_shard": 100_000, "val_fraction": 0.1}
+PREPARE_OPTIONS = {"tokenizer": "bytes", "tokens_per_shard": 100_000, "val_fraction": 0.1}
 
 
 @pytest.fixture
-def far(s3, monkeypatch):
-    """An empty bucket behind a relay; the environment leads to it, and nobody waits between tries."""
+def relay(s3, monkeypatch):
+    """Run a relay in front of an empty bucket, without delays between retries."""
     import s3fs
 
-    for one in keys(s3):
-        s3.delete_object(Bucket="bucket", Key=one)
+    for key in keys(s3):
+        s3.delete_object(Bucket="bucket", Key=key)
     with relaying(s3.meta.endpoint_url) as relay:
         monkeypatch.setenv("AWS_ENDPOINT_URL", relay.url)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-        monkeypatch.setattr(far_asking, "compute_jittered_backoff", lambda tries, name: 0)
-        monkeypatch.setattr(far_s3, "compute_jittered_backoff", lambda tries, name: 0)
+        monkeypatch.setattr(upload_retry, "compute_jittered_backoff", lambda tries, name: 0)
+        monkeypatch.setattr(s3_upload, "compute_jittered_backoff", lambda tries, name: 0)
         s3fs.S3FileSystem.clear_instance_cache()
         yield relay
         s3fs.S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture
-def given(tmp_path, monkeypatch):
+def input_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     rows = [{"text": f"document {number} " + "x" * (number % 900)} for number in range(600)]
@@ -59,67 +59,67 @@ def given(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def big(tmp_path):
+def big_file(tmp_path):
     path = tmp_path / "big.bin"
-    path.write_bytes(BIG)
-    assert len(plan_parts(len(BIG))) == 3
+    path.write_bytes(BIG_FILE_BYTES)
+    assert len(plan_parts(len(BIG_FILE_BYTES))) == 3
     return path
 
 
 def keys(s3, prefix=""):
-    listed = s3.list_objects_v2(Bucket="bucket", Prefix=prefix)
-    return [one["Key"] for one in listed.get("Contents", [])]
+    response = s3.list_objects_v2(Bucket="bucket", Prefix=prefix)
+    return [entry["Key"] for entry in response.get("Contents", [])]
 
 
-def content(s3, key):
+def read_object(s3, key):
     return s3.get_object(Bucket="bucket", Key=key)["Body"].read()
 
 
-def left_over(s3):
+def list_multipart_uploads(s3):
     return s3.list_multipart_uploads(Bucket="bucket").get("Uploads", [])
 
 
 def assert_same(s3, prefix, local):
-    """The objects are the files of a local store byte for byte; the report differs."""
-    names = sorted(str(one.relative_to(local)) for one in local.rglob("*") if one.is_file())
+    """Check that objects equal the files of a local store, except the report."""
+    names = sorted(str(path.relative_to(local)) for path in local.rglob("*") if path.is_file())
     assert sorted(key[len(prefix) + 1 :] for key in keys(s3, prefix)) == names
     for name in names:
         if not name.startswith("report."):
-            assert content(s3, f"{prefix}/{name}") == (local / name).read_bytes(), name
+            assert read_object(s3, f"{prefix}/{name}") == (local / name).read_bytes(), name
 
 
-def test_a_store_elsewhere_is_the_store_here(far, s3, given, tmp_path):
-    local = prepare(given, out=tmp_path / "local", **OPTIONS)
-    notes = []
-    done = prepare(given, out="s3://bucket/a/store/", progress=notes.append, **OPTIONS)
-    assert (done.path, done.already_done) == ("s3://bucket/a/store", False)
-    assert (done.counts, done.subsets) == (local.counts, local.subsets)
+def test_a_remote_store_equals_a_local_store(relay, s3, input_file, tmp_path):
+    local = prepare(input_file, out=tmp_path / "local", **PREPARE_OPTIONS)
+    events = []
+    remote = prepare(input_file, out="s3://bucket/a/store/", progress=events.append, **PREPARE_OPTIONS)
+    assert (remote.path, remote.already_done) == ("s3://bucket/a/store", False)
+    assert (remote.counts, remote.subsets) == (local.counts, local.subsets)
     assert_same(s3, "a/store", tmp_path / "local")
-    assert far.puts()[-1] == "/bucket/a/store/dataset_metadata.json"
-    report = json.loads(content(s3, "a/store/report.json"))
+    assert relay.puts()[-1] == "/bucket/a/store/dataset_metadata.json"
+    report = json.loads(read_object(s3, "a/store/report.json"))
     assert report["out"] == "s3://bucket/a/store"
-    assert b"s3://bucket/a/store" in content(s3, "a/store/report.html")
+    assert b"s3://bucket/a/store" in read_object(s3, "a/store/report.html")
     assert not list((tmp_path / "cache").rglob("*.*"))
-    progress = [event for event in notes if getattr(event, "phase", "") == "upload"]
+    progress = [event for event in events if getattr(event, "phase", "") == "upload"]
     assert progress[-1].bytes_done == progress[-1].bytes_total > 0
-    far.asked.clear()
-    again = prepare(given, out="s3://bucket/a/store", **OPTIONS)
-    assert (again.already_done, again.counts) == (True, done.counts)
-    assert {method for method, _ in far.asked} <= {"GET", "HEAD"}
-    everything = b"".join(content(s3, key) for key in keys(s3, "a/"))
+    relay.asked.clear()
+    rerun = prepare(input_file, out="s3://bucket/a/store", **PREPARE_OPTIONS)
+    assert (rerun.already_done, rerun.counts) == (True, remote.counts)
+    assert {method for method, _ in relay.asked} <= {"GET", "HEAD"}
+    everything = b"".join(read_object(s3, key) for key in keys(s3, "a/"))
     assert SECRET.encode() not in everything
 
 
-def test_synthetic_data_too(far, s3, given, tmp_path):
-    what = "dummy:documents=50,vocab=300"
-    prepare(what, out=tmp_path / "local")
-    prepare(what, out="s3://bucket/made", work=tmp_path / "work")
+def test_synthetic_data(relay, s3, input_file, tmp_path):
+    spec = "dummy:documents=50,vocab=300"
+    prepare(spec, out=tmp_path / "local")
+    prepare(spec, out="s3://bucket/made", work=tmp_path / "work")
     assert_same(s3, "made", tmp_path / "local")
-    assert prepare(what, out="s3://bucket/made").already_done
+    assert prepare(spec, out="s3://bucket/made").already_done
     with pytest.raises(StoreConflictError, match="s3://bucket/made holds a finished store of anot"):
         prepare("dummy:documents=51,vocab=300", out="s3://bucket/made")
     with pytest.raises(StoreConflictError, match="s3://bucket/made holds a finished store of anot"):
-        prepare(given, out="s3://bucket/made", **OPTIONS)
+        prepare(input_file, out="s3://bucket/made", **PREPARE_OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,10 @@ def test_synthetic_data_too(far, s3, given, tmp_path):
     ],
     ids=lambda fault: f"{fault.does} {fault.method} {fault.code}",
 )
-def test_what_passes_is_tried_again(far, s3, given, tmp_path, fault):
-    prepare(given, out=tmp_path / "local", **OPTIONS)
-    far.faults = [fault]
-    prepare(given, out="s3://bucket/store", **OPTIONS)
+def test_transient_faults_are_retried(relay, s3, input_file, tmp_path, fault):
+    prepare(input_file, out=tmp_path / "local", **PREPARE_OPTIONS)
+    relay.faults = [fault]
+    prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
     assert fault.times == 0
     assert_same(s3, "store", tmp_path / "local")
 
@@ -167,22 +167,22 @@ def test_what_passes_is_tried_again(far, s3, given, tmp_path, fault):
             )
         ),
     ],
-    ids=lambda faults: " ".join(f"{one.does} {one.method} {one.part}" for one in faults),
+    ids=lambda faults: " ".join(f"{fault.does} {fault.method} {fault.part}" for fault in faults),
 )
-def test_large_files_go_in_parts(far, s3, big, faults):
-    far.faults = faults
+def test_large_files_go_in_parts(relay, s3, big_file, faults):
+    relay.faults = faults
     with RemoteFolder("s3://bucket/x") as folder:
-        found = folder.upload(big, "big.bin")
+        upload = folder.upload(big_file, "big.bin")
         folder.end_uploads()
-    assert not any(one.times for one in faults)
-    assert content(s3, "x/big.bin") == BIG
-    assert found.mark == f'"{compute_object_checksums(big, len(BIG)).etag}"'
-    assert found.mark.endswith('-3"')
-    assert left_over(s3) == []
+    assert not any(fault.times for fault in faults)
+    assert read_object(s3, "x/big.bin") == BIG_FILE_BYTES
+    assert upload.mark == f'"{compute_object_checksums(big_file, len(BIG_FILE_BYTES)).etag}"'
+    assert upload.mark.endswith('-3"')
+    assert list_multipart_uploads(s3) == []
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "message"),
     [
         pytest.param(
             Fault("answer", part="partNumber=2", times=99),
@@ -198,38 +198,38 @@ def test_large_files_go_in_parts(far, s3, big, faults):
         (Fault("flip", part="partNumber=1", times=99), "differed from the sent file in all 3 uploads"),
     ],
 )
-def test_an_upload_that_fails_leaves_no_parts(far, s3, big, fault, words):
-    far.faults = [fault]
+def test_an_upload_that_fails_leaves_no_parts(relay, s3, big_file, fault, message):
+    relay.faults = [fault]
     with (
         RemoteFolder("s3://bucket/x") as folder,
-        pytest.raises(OutputError, match=f"s3://bucket/x/big.bin.*{words}.* again") as told,
+        pytest.raises(OutputError, match=f"s3://bucket/x/big.bin.*{message}.* again") as caught,
     ):
-        folder.upload(big, "big.bin")
-    assert left_over(s3) == []
-    assert SECRET not in str(told.value)
-    assert told.value.__cause__ is None
+        folder.upload(big_file, "big.bin")
+    assert list_multipart_uploads(s3) == []
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
 
 
-def test_a_server_that_hangs_is_not_waited_for(far, s3, big, monkeypatch):
-    monkeypatch.setattr(reach, "_READ_TIMEOUT", 1)
-    monkeypatch.setattr(reach, "_make_storage_options", reach._make_storage_options.__wrapped__)
-    far.faults = [Fault("hang", part="partNumber=2")]
+def test_a_server_that_hangs_is_not_waited_for(relay, s3, big_file, monkeypatch):
+    monkeypatch.setattr(client, "_READ_TIMEOUT", 1)
+    monkeypatch.setattr(client, "_make_storage_options", client._make_storage_options.__wrapped__)
+    relay.faults = [Fault("hang", part="partNumber=2")]
     with RemoteFolder("s3://bucket/x") as folder:
-        folder.upload(big, "big.bin")
-    assert content(s3, "x/big.bin") == BIG
-    assert left_over(s3) == []
+        folder.upload(big_file, "big.bin")
+    assert read_object(s3, "x/big.bin") == BIG_FILE_BYTES
+    assert list_multipart_uploads(s3) == []
 
 
-def test_the_parts_that_a_killed_run_left_are_ended(far, s3, given):
+def test_the_parts_that_a_killed_run_left_are_ended(relay, s3, input_file):
     s3.create_multipart_upload(Bucket="bucket", Key="store/train/shard_00000.bin")
-    other = s3.create_multipart_upload(Bucket="bucket", Key="store2/a")
-    prepare(given, out="s3://bucket/store", **OPTIONS)
-    assert [one["Key"] for one in left_over(s3)] == ["store2/a"]
-    s3.abort_multipart_upload(Bucket="bucket", Key="store2/a", UploadId=other["UploadId"])
+    adjacent = s3.create_multipart_upload(Bucket="bucket", Key="store2/a")
+    prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
+    assert [upload["Key"] for upload in list_multipart_uploads(s3)] == ["store2/a"]
+    s3.abort_multipart_upload(Bucket="bucket", Key="store2/a", UploadId=adjacent["UploadId"])
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "message"),
     [
         (
             Fault("answer", times=99, status=403, code="AccessDenied"),
@@ -249,31 +249,31 @@ def test_the_parts_that_a_killed_run_left_are_ended(far, s3, given):
         ),
     ],
 )
-def test_a_bucket_that_refuses_is_told_at_once(far, s3, given, tmp_path, fault, words):
-    far.faults = [fault]
-    with pytest.raises(OutputError, match=f"Cannot write s3://bucket/store.*{words}"):
-        prepare(given, out="s3://bucket/store", **OPTIONS)
-    # Once by us, and once more at most by its library.
+def test_a_refusing_bucket_is_reported_at_once(relay, s3, input_file, tmp_path, fault, message):
+    relay.faults = [fault]
+    with pytest.raises(OutputError, match=f"Cannot write s3://bucket/store.*{message}"):
+        prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
+    # One request by batchloom, and at most one more by s3fs.
     assert 99 - fault.times <= 2
     assert not list((tmp_path / "cache").rglob("*.*"))
 
 
-def test_a_dry_run_sends_nothing_and_the_run_goes_on_from_it(far, s3, given):
-    dry = prepare(given, out="s3://bucket/dry", dry_run=True, **OPTIONS)
+def test_a_dry_run_sends_nothing_and_the_run_goes_on_from_it(relay, s3, input_file):
+    dry = prepare(input_file, out="s3://bucket/dry", dry_run=True, **PREPARE_OPTIONS)
     assert not dry.subsets
     assert keys(s3, "dry/") == ["dry/.work/job.json"]
-    real = prepare(given, out="s3://bucket/dry", **OPTIONS)
-    assert real.resumed_units == 1
-    assert real.counts == dry.counts
+    result = prepare(input_file, out="s3://bucket/dry", **PREPARE_OPTIONS)
+    assert result.resumed_units == 1
+    assert result.counts == dry.counts
 
 
-def test_a_bucket_that_is_not_there_is_told_at_once(far, given, tmp_path):
+def test_a_missing_bucket_is_reported_at_once(relay, input_file, tmp_path):
     with pytest.raises(OutputError, match="Cannot write s3://no-such/x: there is no such bucket"):
-        prepare(given, out="s3://no-such/x", **OPTIONS)
-    assert len(far.asked) <= 2
+        prepare(input_file, out="s3://no-such/x", **PREPARE_OPTIONS)
+    assert len(relay.asked) <= 2
 
 
-def test_a_server_that_is_not_there_is_told_at_once(given, tmp_path, monkeypatch):
+def test_a_missing_server_is_reported_at_once(input_file, tmp_path, monkeypatch):
     import s3fs
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -281,97 +281,97 @@ def test_a_server_that_is_not_there_is_told_at_once(given, tmp_path, monkeypatch
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(OutputError, match="Cannot write s3://bucket/x: the connection was refused"):
-        prepare(given, out="s3://bucket/x", **OPTIONS)
+        prepare(input_file, out="s3://bucket/x", **PREPARE_OPTIONS)
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-def test_a_bucket_that_begins_to_refuse_in_the_middle_keeps_what_it_has(far, s3, given, tmp_path):
-    prepare(given, out=tmp_path / "local", **OPTIONS)
-    far.faults = [Fault("answer", spare=9, times=99, status=403, code="AccessDenied")]
+def test_a_bucket_that_begins_to_refuse_in_the_middle_keeps_what_it_has(relay, s3, input_file, tmp_path):
+    prepare(input_file, out=tmp_path / "local", **PREPARE_OPTIONS)
+    relay.faults = [Fault("answer", spare=9, times=99, status=403, code="AccessDenied")]
     with pytest.raises(OutputError, match="403 AccessDenied"):
-        prepare(given, out="s3://bucket/store", **OPTIONS)
+        prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
     before = {key[len("store/") :] for key in keys(s3, "store")} - {OWNER_NAME}
     assert before
     assert "dataset_metadata.json" not in before
-    far.faults, far.asked = [], []
-    result = prepare(given, out="s3://bucket/store", **OPTIONS)
+    relay.faults, relay.asked = [], []
+    result = prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
     assert not result.already_done
     assert_same(s3, "store", tmp_path / "local")
-    assert not before.intersection(name[len("/bucket/store/") :] for name in far.puts())
+    assert not before.intersection(name[len("/bucket/store/") :] for name in relay.puts())
 
 
-def test_another_machine_goes_on_and_sends_nothing_twice(far, s3, given, tmp_path):
-    far.faults = [Fault("answer", spare=9, times=99, status=403, code="AccessDenied")]
+def test_another_machine_goes_on_and_sends_nothing_twice(relay, s3, input_file, tmp_path):
+    relay.faults = [Fault("answer", spare=9, times=99, status=403, code="AccessDenied")]
     with pytest.raises(OutputError, match="403 AccessDenied"):
-        prepare(given, out="s3://bucket/store", **OPTIONS)
+        prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
     before = {key[len("store/") :] for key in keys(s3, "store")} - {
         OWNER_NAME,
         "report.json",
         "report.html",
     }
-    far.faults, far.asked = [], []
-    prepare(given, out="s3://bucket/store", work=tmp_path / "another", **OPTIONS)
+    relay.faults, relay.asked = [], []
+    prepare(input_file, out="s3://bucket/store", work=tmp_path / "another", **PREPARE_OPTIONS)
     assert before
-    assert not before.intersection(name[len("/bucket/store/") :] for name in far.puts())
+    assert not before.intersection(name[len("/bucket/store/") :] for name in relay.puts())
     assert not (tmp_path / "another").exists()
 
 
-def test_what_was_changed_there_is_sent_again(far, s3, given, tmp_path):
-    far.faults = [Fault("answer", part="dataset_metadata", times=99, status=403, code="Denied")]
+def test_changed_objects_are_uploaded_again(relay, s3, input_file, tmp_path):
+    relay.faults = [Fault("answer", part="dataset_metadata", times=99, status=403, code="Denied")]
     with pytest.raises(OutputError):
-        prepare(given, out="s3://bucket/store", **OPTIONS)
+        prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
     key = "store/train/shard_00001.bin"
-    right = content(s3, key)
-    s3.put_object(Bucket="bucket", Key=key, Body=bytes(len(right)))
-    far.faults, far.asked = [], []
-    prepare(given, out="s3://bucket/store", **OPTIONS)
-    assert content(s3, key) == right
-    assert len(far.puts()) == 2
+    expected = read_object(s3, key)
+    s3.put_object(Bucket="bucket", Key=key, Body=bytes(len(expected)))
+    relay.faults, relay.asked = [], []
+    prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
+    assert read_object(s3, key) == expected
+    assert len(relay.puts()) == 2
 
 
-def prepare_words(*more):
-    options = ["--tokenizer", "bytes", "--tokens-per-shard", "100000", "--val-fraction", "0.1"]
-    return ["prepare", "in.jsonl", *options, *more]
+def make_prepare_command(*options_after):
+    common = ["--tokenizer", "bytes", "--tokens-per-shard", "100000", "--val-fraction", "0.1"]
+    return ["prepare", "in.jsonl", *common, *options_after]
 
 
-@pytest.mark.parametrize("after", [11, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_goes_on(far, s3, given, tmp_path, capsys, after):
-    prepare(given, out=tmp_path / "local", **OPTIONS)
-    far.delay = 0.02
-    command = [sys.executable, "-m", "batchloom", *prepare_words("--out", "s3://bucket/store")]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while len(far.puts()) < after:
-        assert running.poll() is None, running.communicate()
+@pytest.mark.parametrize("uploads", [11, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_goes_on(relay, s3, input_file, tmp_path, capsys, uploads):
+    prepare(input_file, out=tmp_path / "local", **PREPARE_OPTIONS)
+    relay.delay = 0.02
+    command = [sys.executable, "-m", "batchloom", *make_prepare_command("--out", "s3://bucket/store")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while len(relay.puts()) < uploads:
+        assert process.poll() is None, process.communicate()
         time.sleep(0.005)
-    running.send_signal(signal.SIGKILL)
-    running.communicate()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
     assert "store/dataset_metadata.json" not in keys(s3)
-    assert cli_run(prepare_words("--out", "s3://bucket/store")) == 0
-    said = capsys.readouterr()
-    assert "s3://bucket/store: done in" in said.out
+    assert run_command_line(make_prepare_command("--out", "s3://bucket/store")) == 0
+    captured = capsys.readouterr()
+    assert "s3://bucket/store: done in" in captured.out
     assert_same(s3, "store", tmp_path / "local")
-    # Four are under way at a time, and those alone may be sent twice.
-    assert len(far.puts()) <= len(keys(s3, "store")) + 4
-    assert not any(SECRET in text for text in said)
+    # Four uploads run at a time, and only those may be repeated.
+    assert len(relay.puts()) <= len(keys(s3, "store")) + 4
+    assert not any(SECRET in text for text in captured)
 
 
-def test_two_jobs_do_not_mix(far, s3, given, tmp_path):
-    far.faults = [Fault("answer", part="tokenizer_state", times=99, status=403, code="Denied")]
+def test_two_jobs_do_not_mix(relay, s3, input_file, tmp_path):
+    relay.faults = [Fault("answer", part="tokenizer_state", times=99, status=403, code="Denied")]
     with pytest.raises(OutputError):
-        prepare(given, out="s3://bucket/store", **OPTIONS)
-    far.faults = []
+        prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
+    relay.faults = []
     with pytest.raises(
         StoreConflictError,
         match=r"s3://bucket/store holds unfinished work of another job .dtype: 'auto' -> 'int32'.; give --restart",
     ):
-        prepare(given, out="s3://bucket/store", dtype="int32", work=tmp_path / "w", **OPTIONS)
-    given.write_bytes(given.read_bytes() + b'{"text": "more"}\n')
+        prepare(input_file, out="s3://bucket/store", dtype="int32", work=tmp_path / "w", **PREPARE_OPTIONS)
+    input_file.write_bytes(input_file.read_bytes() + b'{"text": "more"}\n')
     with pytest.raises(StoreConflictError, match=r"inputs: in.jsonl has [\d,]+ bytes, had "):
-        prepare(given, out="s3://bucket/store", work=tmp_path / "w", **OPTIONS)
+        prepare(input_file, out="s3://bucket/store", work=tmp_path / "w", **PREPARE_OPTIONS)
 
 
-def stopped(phase):
-    """A listener that stops a job where a phase begins."""
+def stop_at_phase(phase):
+    """Return a listener that stops a job where a phase begins."""
 
     def listen(event):
         if getattr(event, "phase", "") == phase:
@@ -380,8 +380,8 @@ def stopped(phase):
     return listen
 
 
-def rewritten(path, text):
-    """Give a file other content under its old time."""
+def rewrite_with_old_time(path, text):
+    """Replace the content of a file and keep its time."""
     times = path.stat()
     path.write_text(text)
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -389,7 +389,7 @@ def rewritten(path, text):
 
 @pytest.fixture
 def memory():
-    """A folder in memory, empty before and after."""
+    """Return the memory file system, and remove its bucket afterwards."""
     import fsspec
 
     memory = fsspec.filesystem("memory")
@@ -399,210 +399,210 @@ def memory():
 
 
 @pytest.mark.parametrize("phase", ["write", "upload"])
-def test_inputs_of_a_store_elsewhere_are_told_apart_by_their_contents(memory, given, tmp_path, phase):
-    how = {**OPTIONS, "out": "memory://bucket/store", "hash_inputs": True}
+def test_inputs_of_a_remote_store_are_distinguished_by_content(memory, input_file, tmp_path, phase):
+    options = {**PREPARE_OPTIONS, "out": "memory://bucket/store", "hash_inputs": True}
     with pytest.raises(KeyboardInterrupt):
-        prepare(given, progress=stopped(phase), **how)
-    text = given.read_text()
-    rewritten(given, text.replace("document 7 ", "document 8 "))
+        prepare(input_file, progress=stop_at_phase(phase), **options)
+    text = input_file.read_text()
+    rewrite_with_old_time(input_file, text.replace("document 7 ", "document 8 "))
     with pytest.raises(StoreConflictError, match="in.jsonl has other content.; give --restart to "):
-        prepare(given, **how)
-    given.write_text(text)
-    given.touch()
-    done = prepare(given, **how)
-    assert (done.already_done, done.resumed_units) == (False, 1 if phase == "write" else 0)
-    assert prepare(given, **how).already_done
-    rewritten(given, text.replace("document 7 ", "document 8 "))
+        prepare(input_file, **options)
+    input_file.write_text(text)
+    input_file.touch()
+    resumed = prepare(input_file, **options)
+    assert (resumed.already_done, resumed.resumed_units) == (False, 1 if phase == "write" else 0)
+    assert prepare(input_file, **options).already_done
+    rewrite_with_old_time(input_file, text.replace("document 7 ", "document 8 "))
     with pytest.raises(StoreConflictError, match="a finished store of .*in.jsonl has other conten"):
-        prepare(given, restart=True, **how)
+        prepare(input_file, restart=True, **options)
 
 
-def test_contents_of_inputs_are_read_once_for_a_store_elsewhere(memory, given, monkeypatch):
-    read = []
-    hashed = rerun.hash_sources
-    for module in (far_job, run):
-        monkeypatch.setattr(module, "hash_sources", lambda sources: read.append(1) or hashed(sources))
-    prepare(given, out="memory://bucket/store", hash_inputs=True, **OPTIONS)
-    assert read == [1]
+def test_inputs_of_a_remote_store_are_hashed_once(memory, input_file, monkeypatch):
+    calls = []
+    hash_sources = rerun.hash_sources
+    for module in (remote_prepare, prepare_run):
+        monkeypatch.setattr(module, "hash_sources", lambda sources: calls.append(1) or hash_sources(sources))
+    prepare(input_file, out="memory://bucket/store", hash_inputs=True, **PREPARE_OPTIONS)
+    assert calls == [1]
 
 
 @pytest.mark.parametrize("phase", ["write", "tokenizer_state"])
-def test_restart_has_unfinished_work_elsewhere_give_way(far, s3, given, tmp_path, phase):
-    other = OPTIONS | {"tokens_per_shard": 50_000}
+def test_restart_replaces_unfinished_remote_work(relay, s3, input_file, tmp_path, phase):
+    other_options = PREPARE_OPTIONS | {"tokens_per_shard": 50_000}
     if phase == "write":
         with pytest.raises(KeyboardInterrupt):
-            prepare(given, out="s3://bucket/store", progress=stopped(phase), **other)
+            prepare(input_file, out="s3://bucket/store", progress=stop_at_phase(phase), **other_options)
     else:
-        # All of its shards are there, and the whole store lies here.
-        far.faults = [Fault("answer", part=phase, times=99, status=403, code="Denied")]
+        # All shards are uploaded, and the complete store is on this machine.
+        relay.faults = [Fault("answer", part=phase, times=99, status=403, code="Denied")]
         with pytest.raises(OutputError):
-            prepare(given, out="s3://bucket/store", **other)
+            prepare(input_file, out="s3://bucket/store", **other_options)
         assert len(keys(s3, "store/train/")) > 6
-    far.faults = []
+    relay.faults = []
     for name in ("notes.txt", "train/notes.bin"):
         s3.put_object(Bucket="bucket", Key=f"store/{name}", Body=b"mine")
     with pytest.raises(StoreConflictError, match="give --restart to start over, or choose another"):
-        prepare(given, out="s3://bucket/store", **OPTIONS)
-    prepare(given, out="s3://bucket/store", restart=True, **OPTIONS)
+        prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
+    prepare(input_file, out="s3://bucket/store", restart=True, **PREPARE_OPTIONS)
     for name in ("notes.txt", "train/notes.bin"):
-        assert content(s3, f"store/{name}") == b"mine"
+        assert read_object(s3, f"store/{name}") == b"mine"
         s3.delete_object(Bucket="bucket", Key=f"store/{name}")
-    prepare(given, out=tmp_path / "local", **OPTIONS)
+    prepare(input_file, out=tmp_path / "local", **PREPARE_OPTIONS)
     assert_same(s3, "store", tmp_path / "local")
     assert not list((tmp_path / "cache").rglob("*.*"))
 
 
-def test_restart_of_the_same_job_goes_on_and_a_finished_store_stays(far, s3, given):
-    far.faults = [Fault("answer", part="dataset_metadata", times=99, status=403, code="Denied")]
+def test_restart_of_the_same_job_goes_on_and_a_finished_store_stays(relay, s3, input_file):
+    relay.faults = [Fault("answer", part="dataset_metadata", times=99, status=403, code="Denied")]
     with pytest.raises(OutputError):
-        prepare(given, out="s3://bucket/store", **OPTIONS)
-    far.faults, far.asked = [], []
-    prepare(given, out="s3://bucket/store", restart=True, **OPTIONS)
-    assert far.puts() == ["/bucket/store/dataset_metadata.json"]
+        prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
+    relay.faults, relay.asked = [], []
+    prepare(input_file, out="s3://bucket/store", restart=True, **PREPARE_OPTIONS)
+    assert relay.puts() == ["/bucket/store/dataset_metadata.json"]
     before = keys(s3)
     with pytest.raises(StoreConflictError, match="holds a finished store of another job"):
-        prepare(given, out="s3://bucket/store", restart=True, dtype="int32", **OPTIONS)
+        prepare(input_file, out="s3://bucket/store", restart=True, dtype="int32", **PREPARE_OPTIONS)
     assert keys(s3) == before
 
 
-def test_restart_with_synthetic_data(far, s3, given, tmp_path):
-    what = "dummy:documents=50,vocab=300"
+def test_restart_with_synthetic_data(relay, s3, input_file, tmp_path):
+    spec = "dummy:documents=50,vocab=300"
     with pytest.raises(KeyboardInterrupt):
-        prepare(given, out="s3://bucket/made", progress=stopped("write"), **OPTIONS)
+        prepare(input_file, out="s3://bucket/made", progress=stop_at_phase("write"), **PREPARE_OPTIONS)
     with pytest.raises(StoreConflictError, match="give --restart"):
-        prepare(what, out="s3://bucket/made")
-    prepare(what, out="s3://bucket/made", restart=True)
-    prepare(what, out=tmp_path / "local")
+        prepare(spec, out="s3://bucket/made")
+    prepare(spec, out="s3://bucket/made", restart=True)
+    prepare(spec, out=tmp_path / "local")
     assert_same(s3, "made", tmp_path / "local")
 
 
-def test_a_job_that_another_has_begun_anew_over_sends_no_manifest(far, s3, given, tmp_path):
-    def take(event):
-        if getattr(event, "phase", "") == "upload" and event.bytes_done and not taken:
-            taken.append(event)
+def test_a_job_that_another_has_begun_anew_over_sends_no_manifest(relay, s3, input_file, tmp_path):
+    def begin_other_job(event):
+        if getattr(event, "phase", "") == "upload" and event.bytes_done and not events:
+            events.append(event)
             with pytest.raises(KeyboardInterrupt):
                 prepare(
-                    given,
+                    input_file,
                     out="s3://bucket/store",
                     restart=True,
                     work=tmp_path / "w",
-                    progress=stopped("write"),
+                    progress=stop_at_phase("write"),
                     dtype="int32",
-                    **OPTIONS,
+                    **PREPARE_OPTIONS,
                 )
 
-    taken = []
+    events = []
     with pytest.raises(StoreConflictError, match="holds unfinished work of another job .dtype: "):
-        prepare(given, out="s3://bucket/store", progress=take, **OPTIONS)
-    assert b"int32" in content(s3, f"store/{OWNER_NAME}")
+        prepare(input_file, out="s3://bucket/store", progress=begin_other_job, **PREPARE_OPTIONS)
+    assert b"int32" in read_object(s3, f"store/{OWNER_NAME}")
     assert "store/dataset_metadata.json" not in keys(s3)
 
 
-def test_a_job_that_fails_gives_no_others_claim_back(far, s3, given, tmp_path):
-    def take(event):
-        if not taken:
-            taken.append(event)
+def test_a_job_that_fails_gives_no_others_claim_back(relay, s3, input_file, tmp_path):
+    def claim_folder(event):
+        if not events:
+            events.append(event)
             s3.put_object(Bucket="bucket", Key=f"store/{OWNER_NAME}", Body=b"{}")
 
-    taken = []
+    events = []
     with pytest.raises(InputError, match="max-bad 0"):
-        prepare(given, out="s3://bucket/store", max_bad=0, progress=take, **OPTIONS)
+        prepare(input_file, out="s3://bucket/store", max_bad=0, progress=claim_folder, **PREPARE_OPTIONS)
     assert keys(s3) == [f"store/{OWNER_NAME}"]
 
 
-def test_a_job_that_fails_before_anything_is_finished_leaves_nothing(far, s3, given, tmp_path):
+def test_a_job_that_fails_before_anything_is_finished_leaves_nothing(relay, s3, input_file, tmp_path):
     with pytest.raises(InputError, match="max-bad 0"):
-        prepare(given, out="s3://bucket/store", max_bad=0, **OPTIONS)
+        prepare(input_file, out="s3://bucket/store", max_bad=0, **PREPARE_OPTIONS)
     assert keys(s3) == []
     assert not list((tmp_path / "cache").rglob("*.*"))
-    prepare(given, out="s3://bucket/store", **OPTIONS)
+    prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
 
 
-def test_a_job_whose_folder_another_took_sends_nothing(far, s3, given, tmp_path):
-    def take(event):
+def test_a_job_whose_folder_another_took_sends_nothing(relay, s3, input_file, tmp_path):
+    def claim_folder(event):
         if getattr(event, "phase", "") == "tokenize":
-            s3.put_object(Bucket="bucket", Key=f"store/{OWNER_NAME}", Body=content(s3, other))
+            s3.put_object(Bucket="bucket", Key=f"store/{OWNER_NAME}", Body=read_object(s3, other_claim))
 
-    other = f"other/{OWNER_NAME}"
-    far.faults = [Fault("answer", part="tokenizer_state", times=99, status=403, code="Denied")]
+    other_claim = f"other/{OWNER_NAME}"
+    relay.faults = [Fault("answer", part="tokenizer_state", times=99, status=403, code="Denied")]
     with pytest.raises(OutputError):
-        prepare(given, out="s3://bucket/other", dtype="int32", **OPTIONS)
+        prepare(input_file, out="s3://bucket/other", dtype="int32", **PREPARE_OPTIONS)
     with pytest.raises(StoreConflictError, match="holds unfinished work of another job .dtype: "):
-        prepare(given, out="s3://bucket/store", progress=take, **OPTIONS)
+        prepare(input_file, out="s3://bucket/store", progress=claim_folder, **PREPARE_OPTIONS)
     assert keys(s3, "store") == [f"store/{OWNER_NAME}"]
 
 
-def test_of_two_jobs_at_the_same_time_one_gets_the_folder(far, s3):
-    with RemoteFolder("s3://bucket/x") as one, RemoteFolder("s3://bucket/x") as other:
-        assert one.create("owner", b"one") == b"one"
-        assert other.create("owner", b"other") == b"one"
-    # Both looked before one of them wrote.
-    far.faults = [Fault("answer", method="GET", part="x/owner", status=404, code="NoSuchKey")]
-    with RemoteFolder("s3://bucket/x") as other:
-        assert other.create("owner", b"other") == b"one"
-    # The answer to the one who came first was lost.
-    far.faults = [Fault("cut answer")]
-    with RemoteFolder("s3://bucket/y") as one:
-        assert one.create("owner", b"one") == b"one"
-    # A store that cannot do that.
-    far.faults = [Fault("answer", status=501, code="NotImplemented")]
-    with RemoteFolder("s3://bucket/z") as one:
-        assert one.create("owner", b"one") == b"one"
+def test_of_two_jobs_at_the_same_time_one_gets_the_folder(relay, s3):
+    with RemoteFolder("s3://bucket/x") as first, RemoteFolder("s3://bucket/x") as second:
+        assert first.create("owner", b"one") == b"one"
+        assert second.create("owner", b"other") == b"one"
+    # Both jobs looked before one of them wrote.
+    relay.faults = [Fault("answer", method="GET", part="x/owner", status=404, code="NoSuchKey")]
+    with RemoteFolder("s3://bucket/x") as second:
+        assert second.create("owner", b"other") == b"one"
+    # The reply to the first writer was lost.
+    relay.faults = [Fault("cut answer")]
+    with RemoteFolder("s3://bucket/y") as first:
+        assert first.create("owner", b"one") == b"one"
+    # The server does not support conditional writes.
+    relay.faults = [Fault("answer", status=501, code="NotImplemented")]
+    with RemoteFolder("s3://bucket/z") as first:
+        assert first.create("owner", b"one") == b"one"
 
 
-def test_a_folder_that_holds_something_else_is_refused(far, s3, given):
+def test_a_folder_that_holds_something_else_is_refused(relay, s3, input_file):
     s3.put_object(Bucket="bucket", Key="store/notes.txt", Body=b"mine")
     with pytest.raises(StoreConflictError, match=r"s3://bucket/store is not empty .notes.txt. and is not a store"):
-        prepare(given, out="s3://bucket/store", **OPTIONS)
+        prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
     assert keys(s3) == ["store/notes.txt"]
-    # A name that begins alike is another folder.
-    prepare(given, out="s3://bucket/sto", **OPTIONS)
+    # A common beginning of the name does not make it the same folder.
+    prepare(input_file, out="s3://bucket/sto", **PREPARE_OPTIONS)
 
 
-def test_a_finished_store_of_another_job_is_refused(far, given):
-    prepare(given, out="s3://bucket/store", **OPTIONS)
+def test_a_finished_store_of_another_job_is_refused(relay, input_file):
+    prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
     with pytest.raises(StoreConflictError, match="s3://bucket/store holds a finished store of ano"):
-        prepare(given, out="s3://bucket/store", dtype="int32", **OPTIONS)
-    text = given.read_text()
-    given.write_text(text.replace("document 7 ", "document 8 "))
+        prepare(input_file, out="s3://bucket/store", dtype="int32", **PREPARE_OPTIONS)
+    text = input_file.read_text()
+    input_file.write_text(text.replace("document 7 ", "document 8 "))
     with pytest.raises(StoreConflictError, match="inputs: in.jsonl has other content"):
-        prepare(given, out="s3://bucket/store", **OPTIONS)
-    given.write_text(text)
-    assert prepare(given, out="s3://bucket/store", **OPTIONS).already_done
+        prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
+    input_file.write_text(text)
+    assert prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS).already_done
 
 
-def test_a_run_killed_after_the_manifest_is_finished(far, s3, given):
-    prepare(given, out="s3://bucket/store", **OPTIONS)
+def test_a_run_killed_after_the_manifest_is_finished(relay, s3, input_file):
+    prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
     s3.put_object(Bucket="bucket", Key=f"store/{OWNER_NAME}", Body=b"{}")
-    assert prepare(given, out="s3://bucket/store", **OPTIONS).already_done
+    assert prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS).already_done
     assert f"store/{OWNER_NAME}" not in keys(s3)
 
 
-def test_other_file_systems_of_fsspec(given, tmp_path):
+def test_other_file_systems_of_fsspec(input_file, tmp_path):
     import fsspec
 
     memory = fsspec.filesystem("memory")
-    prepare(given, out=tmp_path / "local", **OPTIONS)
+    prepare(input_file, out=tmp_path / "local", **PREPARE_OPTIONS)
     try:
-        prepare(given, out="memory://bucket/store", **OPTIONS)
-        assert prepare(given, out="memory://bucket/store", **OPTIONS).already_done
+        prepare(input_file, out="memory://bucket/store", **PREPARE_OPTIONS)
+        assert prepare(input_file, out="memory://bucket/store", **PREPARE_OPTIONS).already_done
         names = [name[len("/bucket/store/") :] for name in memory.find("/bucket/store")]
         assert "dataset_metadata.json" in names
         for name in names:
             if not name.startswith("report."):
                 assert memory.cat(f"/bucket/store/{name}") == (tmp_path / "local" / name).read_bytes()
         with RemoteFolder("memory://bucket/store") as folder:
-            found = folder.list_files()["train/shard_00000.bin"]
-            assert folder.holds(tmp_path / "local/train/shard_00000.bin", "train/shard_00000.bin", found)
-            memory.pipe("/bucket/store/train/shard_00000.bin", bytes(found.size))
-            found = folder.list_files()["train/shard_00000.bin"]
-            assert not folder.holds(tmp_path / "local/train/shard_00000.bin", "train/shard_00000.bin", found)
+            entry = folder.list_files()["train/shard_00000.bin"]
+            assert folder.holds(tmp_path / "local/train/shard_00000.bin", "train/shard_00000.bin", entry)
+            memory.pipe("/bucket/store/train/shard_00000.bin", bytes(entry.size))
+            entry = folder.list_files()["train/shard_00000.bin"]
+            assert not folder.holds(tmp_path / "local/train/shard_00000.bin", "train/shard_00000.bin", entry)
     finally:
         memory.rm("/bucket", recursive=True)
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "message"),
     [
         ("https://me:k3yphrase@host/x?sig=k3yphrase", "is a URL .https://...*cannot be written to"),
         ("hf://datasets/a/b", "is a URL .hf://"),
@@ -611,15 +611,15 @@ def test_other_file_systems_of_fsspec(given, tmp_path):
         ("nothing://a/b", "is not known to fsspec"),
     ],
 )
-def test_what_is_no_place_for_a_store_is_refused(given, url, words, tmp_path):
-    with pytest.raises(InputError, match=words) as told:
-        prepare(given, out=url, **OPTIONS)
-    assert SECRET not in str(told.value)
+def test_invalid_store_locations_are_refused(input_file, url, message, tmp_path):
+    with pytest.raises(InputError, match=message) as caught:
+        prepare(input_file, out=url, **PREPARE_OPTIONS)
+    assert SECRET not in str(caught.value)
     assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("source", "message"),
     [
         ("s3://bucket/a", "lies inside the input"),
         ("s3a://bucket/a/**/*.jsonl", "lies inside the input"),
@@ -628,23 +628,23 @@ def test_what_is_no_place_for_a_store_is_refused(given, url, words, tmp_path):
         ("s3://bucket/a/out", "lies inside --out"),
     ],
 )
-def test_an_output_is_no_part_of_an_input(given, words):
-    with pytest.raises(StoreConflictError, match=words):
-        check_remote_separate([given], "s3://bucket/a/out")
+def test_an_output_is_no_part_of_an_input(source, message):
+    with pytest.raises(StoreConflictError, match=message):
+        check_remote_separate([source], "s3://bucket/a/out")
 
 
-def test_an_output_beside_an_input_is_none_of_it():
-    beside = ["s3://bucket/a/*.jsonl", "s3://bucket/a/ou", "s3://other/a", "gs://bucket/a", "a"]
-    check_remote_separate([*beside, "s3://bucket/a/out2"], "s3://bucket/a/out")
+def test_an_output_next_to_an_input_is_accepted():
+    other_inputs = ["s3://bucket/a/*.jsonl", "s3://bucket/a/ou", "s3://other/a", "gs://bucket/a", "a"]
+    check_remote_separate([*other_inputs, "s3://bucket/a/out2"], "s3://bucket/a/out")
 
 
-def test_work_is_for_stores_elsewhere(given, tmp_path):
+def test_a_work_folder_is_for_remote_stores(input_file, tmp_path):
     with pytest.raises(SettingsError, match="work: .* is for a store elsewhere"):
-        prepare(given, out=tmp_path / "o", work=tmp_path / "w")
+        prepare(input_file, out=tmp_path / "o", work=tmp_path / "w")
     (tmp_path / "w").mkdir()
     (tmp_path / "w" / "mine.txt").write_text("mine")
     with pytest.raises(StoreConflictError, match="holds other files .mine.txt.; choose another"):
-        prepare(given, out="memory://bucket/store", work=tmp_path / "w", **OPTIONS)
+        prepare(input_file, out="memory://bucket/store", work=tmp_path / "w", **PREPARE_OPTIONS)
 
 
 def test_the_usual_work_folder_is_each_urls_own(monkeypatch):
@@ -666,12 +666,12 @@ def test_the_manifest_goes_last():
 
 
 def test_parts_are_as_large_as_a_file_needs():
-    assert [(one.start, one.stop) for one in plan_parts(0)] == [(0, 0)]
-    assert [(one.start, one.stop) for one in plan_parts(PART_BYTES)] == [(0, PART_BYTES)]
+    assert [(part.start, part.stop) for part in plan_parts(0)] == [(0, 0)]
+    assert [(part.start, part.stop) for part in plan_parts(PART_BYTES)] == [(0, PART_BYTES)]
     assert len(plan_parts(PART_BYTES + 1)) == 2
-    most = plan_parts(5 << 40)
-    assert len(most) <= 10_000
-    assert most[-1].stop == 5 << 40
+    parts = plan_parts(5 << 40)
+    assert len(parts) <= 10_000
+    assert parts[-1].stop == 5 << 40
 
 
 def test_waits_are_bounded_and_each_names_own():
@@ -681,7 +681,7 @@ def test_waits_are_bounded_and_each_names_own():
     assert waits == [compute_jittered_backoff(tries, "s3://b/x") for tries in range(1, MAX_UPLOAD_ATTEMPTS)]
 
 
-def test_a_record_that_a_kill_cut_off_says_nothing(tmp_path):
+def test_a_truncated_upload_record_is_ignored(tmp_path):
     import fsspec
 
     record, local = tmp_path / "w" / "uploads.jsonl", tmp_path / "a"
@@ -695,8 +695,8 @@ def test_a_record_that_a_kill_cut_off_says_nothing(tmp_path):
         )
         assert StoreUploader(folder, folder.list_files(), record).is_uploaded("a")
         record.write_bytes(record.read_bytes()[:-9])
-        again = StoreUploader(folder, folder.list_files(), record)
-        assert (again.is_uploaded("a"), again.send(local, "a"), again.is_uploaded("a")) == (
+        reloaded = StoreUploader(folder, folder.list_files(), record)
+        assert (reloaded.is_uploaded("a"), reloaded.send(local, "a"), reloaded.is_uploaded("a")) == (
             False,
             False,
             True,

@@ -1,4 +1,4 @@
-"""The report: what units tell, together in any grouping; bounded; and the page, whatever names hold."""
+"""The report: merging of unit reports, bounded lists, and the HTML page."""
 
 import json
 import re
@@ -44,67 +44,67 @@ from preparation.stores import jsonl
 HOSTILE = "</svg><script>alert(1)</script>\"'&<b onload=x>\x1b[31m\u202e\ud800\x00]]>"
 
 
-def told(seed):
-    """What a unit tells; samples name the unit, so that their order can be seen."""
-    random = np.random.default_rng(seed)
-    tally = UnitStatistics()
+def make_unit_report(seed):
+    """Make the report of a unit; samples name the unit, so that their order shows."""
+    rng = np.random.default_rng(seed)
+    statistics = UnitStatistics()
     for step in ("read", "gopher", "tokenize"):
-        numbers = random.integers(0, 100, 7).tolist()
+        numbers = rng.integers(0, 100, 7).tolist()
         names = [field for field in StepFlow.__struct_fields__ if field != "step"]
-        tally.flow(StepFlow(step=step, **dict(zip(names, numbers, strict=True))))
-    for number in range(int(random.integers(0, 4))):
-        reason = f"reason {random.integers(0, 3)}"
-        tally.dropped("gopher", reason, 2)
-        tally.sample("gopher", reason, DropSample(f"unit {seed}", number, "words"))
-    tally.lengths(random.integers(0, 1 << 20, 50).astype(np.uint32))
-    tally.languages({"en": 2, f"x{random.integers(0, 3)}": 1})
-    tally.source(f"source {random.integers(0, 3)}", SourceCounts(3, 20, 5))
+        statistics.flow(StepFlow(step=step, **dict(zip(names, numbers, strict=True))))
+    for number in range(int(rng.integers(0, 4))):
+        reason = f"reason {rng.integers(0, 3)}"
+        statistics.dropped("gopher", reason, 2)
+        statistics.sample("gopher", reason, DropSample(f"unit {seed}", number, "words"))
+    statistics.lengths(rng.integers(0, 1 << 20, 50).astype(np.uint32))
+    statistics.languages({"en": 2, f"x{rng.integers(0, 3)}": 1})
+    statistics.source(f"source {rng.integers(0, 3)}", SourceCounts(3, 20, 5))
     # Eighths add up exactly in any order.
-    return tally.report({"read": StageTime(int(random.integers(0, 100)) / 8, 10, 1)})
+    return statistics.report({"read": StageTime(int(rng.integers(0, 100)) / 8, 10, 1)})
 
 
-def merged(units, order=None):
-    """Units together, which come in some order."""
-    merging = UnitReportMerger()
-    for number in range(len(units)) if order is None else order:
-        merging.add(number, units[number])
-    return merging.report()
+def merge_reports(units, unit_order=None):
+    """Merge unit reports that arrive in this order."""
+    merger = UnitReportMerger()
+    for number in range(len(units)) if unit_order is None else unit_order:
+        merger.add(number, units[number])
+    return merger.report()
 
 
 @given(st.lists(st.integers(0, 1000), max_size=8), st.data())
 def test_units_come_together_in_any_order_and_grouping(seeds, data):
-    units = [told(seed) for seed in seeds]
+    units = [make_unit_report(seed) for seed in seeds]
     cut = data.draw(st.integers(0, len(units)))
-    together = merged(units)
-    order = data.draw(st.permutations(range(len(units))))
-    assert msgspec.json.encode(merged(units, order)) == msgspec.json.encode(together)
-    assert merged([merged(units[:cut]), merged(units[cut:])]) == together
-    assert merged([UnitReport(), together, UnitReport()]) == together
-    # A dict compares equal in any order, and a page shows it in one.
-    again = merged([merged([one]) for one in units])
-    assert msgspec.json.encode(again) == msgspec.json.encode(together)
-    assert msgspec.json.decode(msgspec.json.encode(together), type=UnitReport) == together
+    expected = merge_reports(units)
+    unit_order = data.draw(st.permutations(range(len(units))))
+    assert msgspec.json.encode(merge_reports(units, unit_order)) == msgspec.json.encode(expected)
+    assert merge_reports([merge_reports(units[:cut]), merge_reports(units[cut:])]) == expected
+    assert merge_reports([UnitReport(), expected, UnitReport()]) == expected
+    # Dicts compare equal in any order, but a page shows their order.
+    regrouped = merge_reports([merge_reports([unit]) for unit in units])
+    assert msgspec.json.encode(regrouped) == msgspec.json.encode(expected)
+    assert msgspec.json.decode(msgspec.json.encode(expected), type=UnitReport) == expected
 
 
 def test_the_first_samples_in_input_order_stay_and_all_are_counted():
-    tally = UnitStatistics()
+    statistics = UnitStatistics()
     for record in range(20):
-        tally.dropped("length", "too short")
-        assert tally.wants_sample("too short") == (record < MAX_SAMPLES)
-        tally.sample("length", "too short", DropSample("a.txt", record, "  \n" + "w\x00" * 500, "1 of 2"))
-    one = tally.report({})
-    again = merged([one, one]).drops["too short"]
-    assert (again.count, [sample.record for sample in again.samples]) == (40, [0, 1, 2, 3, 4])
-    assert all(len(sample.words) <= MAX_SNIPPET_CHARACTERS for sample in again.samples)
-    assert again.samples[0].words.startswith("w\\x00w\\x00")
+        statistics.dropped("length", "too short")
+        assert statistics.wants_sample("too short") == (record < MAX_SAMPLES)
+        statistics.sample("length", "too short", DropSample("a.txt", record, "  \n" + "w\x00" * 500, "1 of 2"))
+    report = statistics.report({})
+    merged_drops = merge_reports([report, report]).drops["too short"]
+    assert (merged_drops.count, [sample.record for sample in merged_drops.samples]) == (40, [0, 1, 2, 3, 4])
+    assert all(len(sample.words) <= MAX_SNIPPET_CHARACTERS for sample in merged_drops.samples)
+    assert merged_drops.samples[0].words.startswith("w\\x00w\\x00")
 
 
 def test_lengths_are_counted_by_their_binary_digits():
-    tally = UnitStatistics()
+    statistics = UnitStatistics()
     lengths = [0, 1, 2, 3, 4, 1023, 1024, 2047, 2048, (1 << 32) - 1]
-    tally.lengths(np.array(lengths, np.uint32))
-    found = tally.report({}).lengths
-    assert {digits: count for digits, count in enumerate(found) if count} == {
+    statistics.lengths(np.array(lengths, np.uint32))
+    counts = statistics.report({}).lengths
+    assert {digits: count for digits, count in enumerate(counts) if count} == {
         0: 1,
         1: 1,
         2: 2,
@@ -114,15 +114,15 @@ def test_lengths_are_counted_by_their_binary_digits():
         12: 1,
         32: 1,
     }
-    labels = [bar.label for bar in make_length_bars(found)]
+    labels = [bar.label for bar in make_length_bars(counts)]
     assert labels[:4] == ["0", "1", "2-3", "4-7"]
     assert labels[10:13] == ["512-1023", "1k-2k", "2k-4k"]
     assert (labels[20], labels[21], labels[-1]) == ("512k-1024k", "1M-2M", "2G-4G")
 
 
-def test_what_is_listed_is_bounded_and_the_rest_is_told():
+def test_lists_are_bounded_and_omitted_rows_are_counted():
     units = UnitReport(
-        drops={f"reason {n}": told_one(n + 1) for n in range(MAX_ROWS + 7)},
+        drops={f"reason {n}": make_drop_report(n + 1) for n in range(MAX_ROWS + 7)},
         languages={f"l{n}": 1 for n in range(MAX_ROWS + 2)},
         sources={f"s{n}": SourceCounts(n, 10 * n, n) for n in range(1000)},
     )
@@ -140,50 +140,50 @@ def test_what_is_listed_is_bounded_and_the_rest_is_told():
     assert content.sources_others == SourceCounts(below, 10 * below, below)
 
 
-def told_one(count):
-    tally = UnitStatistics()
-    tally.dropped("gopher", "r", count)
-    return tally.report({}).drops["r"]
+def make_drop_report(count):
+    statistics = UnitStatistics()
+    statistics.dropped("gopher", "r", count)
+    return statistics.report({}).drops["r"]
 
 
 def test_pairs_of_sources_are_counted_and_their_examples_are_the_first():
-    tally = DuplicatePairCounter(["a", "b", "c"])
-    tally.add(np.array([1, 1, 2]), np.array([0, 0, 0]))
-    tally.add(np.array([1, 2]), np.array([0, 2]))
+    counter = DuplicatePairCounter(["a", "b", "c"])
+    counter.add(np.array([1, 1, 2]), np.array([0, 0, 0]))
+    counter.add(np.array([1, 2]), np.array([0, 2]))
     for number in range(9):
-        tally.add_example(1, 0, DuplicateExample(number, 0, "x" * 999))
-    pairs, rest = tally.list_pairs()
-    assert [(p.dropped_from, p.kept_in, p.count) for p in pairs] == [
+        counter.add_example(1, 0, DuplicateExample(number, 0, "x" * 999))
+    pairs, omitted = counter.list_pairs()
+    assert [(pair.dropped_from, pair.kept_in, pair.count) for pair in pairs] == [
         ("b", "a", 3),
         ("c", "a", 1),
         ("c", "c", 1),
     ]
-    assert [one.dropped_record for one in pairs[0].examples] == [0, 1, 2, 3, 4]
+    assert [example.dropped_record for example in pairs[0].examples] == [0, 1, 2, 3, 4]
     assert len(pairs[0].examples[0].words) == MAX_SNIPPET_CHARACTERS
-    assert rest == OmittedRows()
+    assert omitted == OmittedRows()
 
 
-def test_pairs_beyond_the_list_are_told():
-    tally = DuplicatePairCounter([f"{n}" for n in range(20)])
-    one, other = np.divmod(np.arange(400), 20)
-    tally.add(one, other)
-    pairs, rest = tally.list_pairs()
-    assert (len(pairs), rest) == (MAX_ROWS, OmittedRows(400 - MAX_ROWS, 400 - MAX_ROWS))
+def test_omitted_pairs_are_counted():
+    counter = DuplicatePairCounter([f"{n}" for n in range(20)])
+    dropped_from, kept_in = np.divmod(np.arange(400), 20)
+    counter.add(dropped_from, kept_in)
+    pairs, omitted = counter.list_pairs()
+    assert (len(pairs), omitted) == (MAX_ROWS, OmittedRows(400 - MAX_ROWS, 400 - MAX_ROWS))
 
 
 @pytest.mark.parametrize(
-    ("names", "groups"),
+    ("names", "expected"),
     [
         (["a/1", "b/2"], ["a/1", "b/2"]),
         ([f"{n % 3}/{n}" for n in range(900)], ["0", "1", "2"]),
         ([f"{n}/x" for n in range(900)], ["all of it"]),
     ],
 )
-def test_sources_are_grouped_so_that_a_table_of_pairs_can_be_read(names, groups):
-    of, found = group_sources(names, ["all of it"] * len(names))
-    assert found == groups
-    assert len(of) == len(names)
-    assert max(of) == len(groups) - 1
+def test_sources_are_grouped_so_that_a_table_of_pairs_can_be_read(names, expected):
+    group_numbers, result = group_sources(names, ["all of it"] * len(names))
+    assert result == expected
+    assert len(group_numbers) == len(names)
+    assert max(group_numbers) == len(expected) - 1
 
 
 def test_no_more_groups_than_a_table_takes():
@@ -192,7 +192,7 @@ def test_no_more_groups_than_a_table_takes():
 
 
 class Page(HTMLParser):
-    """The tags of a page, and what stands between them."""
+    """Tags and text of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -215,18 +215,18 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
-def full_report(name):
-    tally = UnitStatistics()
+def make_full_report(name):
+    statistics = UnitStatistics()
     for step in ("read", name, "tokenize"):
-        tally.flow(StepFlow(step=step, documents_in=9, documents_out=8, bytes_in=70, bytes_out=60))
-    tally.dropped(name, name)
-    tally.sample(name, name, DropSample(name, 3, name, name))
-    tally.lengths(np.array([1, 5, 900], np.uint32))
-    tally.languages({name: 3})
-    tally.source(name, SourceCounts(8, 60, 20))
+        statistics.flow(StepFlow(step=step, documents_in=9, documents_out=8, bytes_in=70, bytes_out=60))
+    statistics.dropped(name, name)
+    statistics.sample(name, name, DropSample(name, 3, name, name))
+    statistics.lengths(np.array([1, 5, 900], np.uint32))
+    statistics.languages({name: 3})
+    statistics.source(name, SourceCounts(8, 60, 20))
     pair = DuplicatePair(dropped_from=name, kept_in=name, count=1, examples=(DuplicateExample(2, 1, name),))
     content = build_content(
-        tally.report({"read": StageTime(1.5, 10**7, 8), "encode": StageTime(0.0)}),
+        statistics.report({"read": StageTime(1.5, 10**7, 8), "encode": StageTime(0.0)}),
         after=[StepFlow(step="write", documents_in=8, documents_out=8, tokens_in=20, tokens_out=20)],
         duplicates=[pair],
     )
@@ -243,13 +243,15 @@ def full_report(name):
 
 @pytest.mark.parametrize("name", ["wiki", HOSTILE, "x" * 5000, ""])
 def test_a_page_shows_all_names_and_takes_none_for_markup(name, tmp_path):
-    text = render_report_page(full_report(name))
+    text = render_report_page(make_full_report(name))
     page = Page(text)
     assert page.open == []
     assert "script" not in page.tags
-    assert not [a for a in page.attributes if a[1].startswith("on") or a[1] in ("src", "href")]
+    assert not [
+        attribute for attribute in page.attributes if attribute[1].startswith("on") or attribute[1] in ("src", "href")
+    ]
     assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e\ud800-\udfff]", text)
-    # Every picture has its words, and is XML.
+    # Every chart is XML and has a title and a description.
     pictures = re.findall(r"<svg.*?</svg>", text, re.S)
     assert len(pictures) == 6
     for picture in pictures:
@@ -259,13 +261,13 @@ def test_a_page_shows_all_names_and_takes_none_for_markup(name, tmp_path):
         assert all(child.text for child in tree[:2])
     ids = [value for _, key, value in page.attributes if key == "id"]
     assert len(ids) == len(set(ids))
-    write_report_page(full_report(name), tmp_path / "report.html")
+    write_report_page(make_full_report(name), tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text("utf-8") == text
 
 
 def test_a_page_says_what_the_report_says():
-    words = " ".join("".join(Page(render_report_page(full_report("gopher: few"))).words).split())
-    for said in (
+    text = " ".join("".join(Page(render_report_page(make_full_report("gopher: few"))).words).split())
+    for part in (
         "gopher: few",
         "And 200 more, in report.json.",
         "0.333",
@@ -273,7 +275,7 @@ def test_a_page_says_what_the_report_says():
         "512-1023",
         "6.7",
     ):
-        assert said in words, said
+        assert part in text, part
 
 
 def test_a_report_of_nothing_makes_a_page():
@@ -282,9 +284,9 @@ def test_a_report_of_nothing_makes_a_page():
     assert Page(text).open == []
 
 
-def test_what_is_left_out_of_lists_is_told_on_the_page():
+def test_omitted_rows_are_shown_on_the_page():
     content = ReportContent(
-        drops={"r": told_one(1)},
+        drops={"r": make_drop_report(1)},
         drops_rest=OmittedRows(2, 30),
         languages={"en": 1},
         languages_rest=OmittedRows(1, 1),
@@ -295,7 +297,7 @@ def test_what_is_left_out_of_lists_is_told_on_the_page():
 
 
 def test_the_file_holds_what_a_later_run_reads(tmp_path):
-    report = full_report("wiki")
+    report = make_full_report("wiki")
     (tmp_path / "report.json").write_bytes(encode_report(report))
     assert read_report(tmp_path) == report
     plain = json.loads((tmp_path / "report.json").read_bytes())
@@ -331,20 +333,22 @@ def test_the_page_says_what_was_asked_for_and_what_was_left_out(tmp_path):
     assert re.search(r"clean</th><td>whitespace", page)
     assert re.search(r"dedup</th><td>exact<", page)
     step = CleanStep("decontaminate", {"sets": sets})
-    said = recipe_settings_for_report(Recipe(inputs=("a",), reading=ReadRecipe(clean=(step,))))
-    assert "secret" not in str(said)
+    reported = recipe_settings_for_report(Recipe(inputs=("a",), reading=ReadRecipe(clean=(step,))))
+    assert "secret" not in str(reported)
 
 
-def test_every_pair_of_sources_has_its_examples_however_many_stand_before(tmp_path):
+def test_every_pair_of_sources_has_its_examples_however_many_precede(tmp_path):
     jsonl(tmp_path / "a.jsonl", [{"text": f"a text {number}"} for number in range(3000)])
     jsonl(tmp_path / "b.jsonl", [{"text": f"a text {number}"} for number in range(2000)])
     jsonl(tmp_path / "c.jsonl", [{"text": "a text 2999"}] * 40 + [{"text": "of its own"}])
     names = [str(tmp_path / f"{name}.jsonl") for name in "abc"]
     batchloom.prepare(names, out=tmp_path / "out", tokenizer="bytes", val_fraction=0, workers=1)
     pairs = read_report(tmp_path / "out").content.duplicates
-    told = {(one.dropped_from, one.kept_in): one for one in pairs}
-    assert told["b.jsonl", "a.jsonl"].count == 2000
-    last = told["c.jsonl", "a.jsonl"]
-    assert last.count == 40
-    assert [(one.dropped_record, one.kept_record) for one in last.examples] == [(number, 2999) for number in range(5)]
-    assert last.examples[0].words.startswith("a text 2999")
+    pairs_by_sources = {(pair.dropped_from, pair.kept_in): pair for pair in pairs}
+    assert pairs_by_sources["b.jsonl", "a.jsonl"].count == 2000
+    last_pair = pairs_by_sources["c.jsonl", "a.jsonl"]
+    assert last_pair.count == 40
+    assert [(example.dropped_record, example.kept_record) for example in last_pair.examples] == [
+        (number, 2999) for number in range(5)
+    ]
+    assert last_pair.examples[0].words.startswith("a text 2999")

@@ -1,4 +1,4 @@
-"""Kill it anywhere: what was finished stays, what was not is redone, the bytes are the same."""
+"""Interrupted jobs keep finished units, redo the others and give the same bytes."""
 
 import importlib.metadata
 import json
@@ -16,8 +16,8 @@ from batchloom import InputError, OutputError, Recipe
 from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import Note, Progress, compute_recipe_fingerprint, read_report
 from batchloom.text import parse_steps
-from preparation.jobs import killed_at
-from preparation.stores import SMALL, jsonl, make, texts, tree
+from preparation.jobs import run_until_killed
+from preparation.stores import SMALL_LIMITS, jsonl, make, texts, tree
 
 RENAMES = {"os.rename", "os.link", "os.remove", "os.rmdir"}
 
@@ -31,29 +31,29 @@ def inputs(tmp_path):
     return [tmp_path / "a.jsonl", tmp_path / "b.txt"]
 
 
-SETTINGS = {"limits": SMALL, "unit_bytes": 1200, "val_fraction": 0.2, "tokens_per_shard": 700}
+SETTINGS = {"limits": SMALL_LIMITS, "unit_bytes": 1200, "val_fraction": 0.2, "tokens_per_shard": 700}
 
 
-def run_killed(events, count, inputs, out, **settings):
-    """Prepare in a forked process that is killed at the count-th of these audit events; whether it was."""
-    return killed_at(events, count, lambda: make(inputs, out, **settings))
+def prepare_until_killed(events, count, inputs, out, **settings):
+    """Prepare in a fork killed at the count-th audit event; return whether it was."""
+    return run_until_killed(events, count, lambda: make(inputs, out, **settings))
 
 
-# A shard is three renames, and no stride is a multiple of three: each of them has its turn.
+# Writing a shard takes three renames. No stride is a multiple of three, so each of them is reached.
 @pytest.mark.parametrize("stride", [11, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_at_any_rename_the_result_is_the_same(tmp_path, inputs, stride):
-    few = SETTINGS | {"unit_bytes": 3500, "tokens_per_shard": 3000}
-    make(inputs, tmp_path / "whole", **few)
+    settings = SETTINGS | {"unit_bytes": 3500, "tokens_per_shard": 3000}
+    make(inputs, tmp_path / "whole", **settings)
     expected = tree(tmp_path / "whole")
     count, killed = 1 - stride, True
     while killed:
         count += stride
         out = tmp_path / f"out{count}"
-        killed = run_killed(RENAMES, count, inputs, out, **few)
+        killed = prepare_until_killed(RENAMES, count, inputs, out, **settings)
         if killed:
-            # What a killed run left is never taken for a store.
+            # Output of a killed run is never taken for a store.
             assert not (out / "dataset_metadata.json").exists() or tree(out).items() >= expected.items()
-            make(inputs, out, **few)
+            make(inputs, out, **settings)
         assert tree(out) == expected
         assert not (out / ".work").exists()
         shutil.rmtree(out)
@@ -63,7 +63,7 @@ def test_killed_at_any_rename_the_result_is_the_same(tmp_path, inputs, stride):
 def test_killed_again_and_again_it_gets_there(tmp_path, inputs):
     make(inputs, tmp_path / "whole", **SETTINGS)
     out, runs = tmp_path / "out", 0
-    while run_killed({"open"}, 130, inputs, out, **SETTINGS):
+    while prepare_until_killed({"open"}, 130, inputs, out, **SETTINGS):
         runs += 1
         assert runs < 50
     assert runs > 2
@@ -74,10 +74,10 @@ def test_a_listener_that_raises_stops_the_job_and_it_goes_on_later(tmp_path, inp
     make(inputs, tmp_path / "whole", **SETTINGS)
     for phase in ("tokenize", "write"):
         out = tmp_path / phase
-        seen = []
+        stopped_events = []
 
-        def stop(event, phase=phase, seen=seen):
-            seen.append(event)
+        def stop(event, phase=phase, stopped_events=stopped_events):
+            stopped_events.append(event)
             if isinstance(event, Progress) and event.phase == phase and event.documents > 50:
                 raise KeyboardInterrupt
 
@@ -92,7 +92,7 @@ def test_a_listener_that_raises_stops_the_job_and_it_goes_on_later(tmp_path, inp
         assert tree(out) == tree(tmp_path / "whole")
 
 
-def test_a_unit_that_is_lost_is_made_again_whatever_the_order(tmp_path, inputs):
+def test_missing_units_are_prepared_again_in_any_order(tmp_path, inputs):
     make(inputs, tmp_path / "whole", **SETTINGS)
 
     def stop(event):
@@ -106,74 +106,74 @@ def test_a_unit_that_is_lost_is_made_again_whatever_the_order(tmp_path, inputs):
         (out / ".work" / "decision.json").unlink()
         shutil.rmtree(out / ".work" / "shards")
         units = sorted((out / ".work" / "units").iterdir())
-        for place, unit in enumerate(units):
-            if place == number or not (unit / "documents.rows").exists():
+        for index, unit in enumerate(units):
+            if index == number or not (unit / "documents.rows").exists():
                 shutil.rmtree(unit)
         make(inputs, out, **SETTINGS)
         assert tree(out) == tree(tmp_path / "whole")
 
 
-def test_what_the_report_says_of_the_input_is_the_same_wherever_it_stopped(tmp_path):
+def test_the_report_content_does_not_depend_on_interruptions(tmp_path):
     rows = [{"text": f"document number {n} of all"} for n in range(60)]
-    one = jsonl(tmp_path / "a.jsonl", rows[20:])
-    other = jsonl(tmp_path / "b.jsonl", rows[:40])
-    jobs = {"limits": SMALL, "unit_bytes": 900, "tokens_per_shard": 700}
+    first = jsonl(tmp_path / "a.jsonl", rows[20:])
+    second = jsonl(tmp_path / "b.jsonl", rows[:40])
+    settings = {"limits": SMALL_LIMITS, "unit_bytes": 900, "tokens_per_shard": 700}
 
-    def content(out):
+    def read_content(out):
         return msgspec.structs.replace(read_report(out).content, stages={})
 
-    make([one, other], tmp_path / "whole", **jobs)
-    whole = content(tmp_path / "whole")
-    (pair,) = whole.duplicates
+    make([first, second], tmp_path / "whole", **settings)
+    expected = read_content(tmp_path / "whole")
+    (pair,) = expected.duplicates
     assert (pair.dropped_from, pair.kept_in) == ("b.jsonl", "a.jsonl")
     assert pair.examples[0].words.startswith("document number 20 of all")
-    for most in range(1, 5):
-        written = []
+    for stop_count in range(1, 5):
+        write_events = []
 
-        def stop(event, written=written, most=most):
-            written.extend([event] * (isinstance(event, Progress) and event.phase == "write"))
-            if len(written) == most:
+        def stop(event, write_events=write_events, stop_count=stop_count):
+            write_events.extend([event] * (isinstance(event, Progress) and event.phase == "write"))
+            if len(write_events) == stop_count:
                 raise KeyboardInterrupt
 
-        out = tmp_path / f"out{most}"
+        out = tmp_path / f"out{stop_count}"
         with pytest.raises(KeyboardInterrupt):
-            make([one, other], out, listener=stop, **jobs)
-        make([one, other], out, **jobs)
-        assert content(out) == whole
+            make([first, second], out, listener=stop, **settings)
+        make([first, second], out, **settings)
+        assert read_content(out) == expected
 
 
 def test_pairs_of_other_units_are_never_taken(tmp_path, monkeypatch):
     rows = [{"text": f"document number {n}"} for n in range(20)]
     path = jsonl(tmp_path / "a.jsonl", [*rows, *rows])
-    run = {"limits": SMALL, "unit_bytes": 300, "clean": ["mojibake"]}
+    settings = {"limits": SMALL_LIMITS, "unit_bytes": 300, "clean": ["mojibake"]}
 
     def stop(event):
         if isinstance(event, Progress) and event.phase == "write":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(path, tmp_path / "out", listener=stop, **run)
-    (kept,) = (tmp_path / "out/.work/duplicates/pairs").iterdir()
-    told = kept.read_bytes()
-    assert b"document number 3" in told
-    # What a package of another version would have found.
-    kept.write_bytes(told.replace(b"document number 3", b"document number X"))
-    real = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "99" if name == "ftfy" else real(name))
-    make(path, tmp_path / "out", **run)
+        make(path, tmp_path / "out", listener=stop, **settings)
+    (pairs_file,) = (tmp_path / "out/.work/duplicates/pairs").iterdir()
+    pairs_bytes = pairs_file.read_bytes()
+    assert b"document number 3" in pairs_bytes
+    # Content that another version of the package would have found.
+    pairs_file.write_bytes(pairs_bytes.replace(b"document number 3", b"document number X"))
+    get_version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "99" if name == "ftfy" else get_version(name))
+    make(path, tmp_path / "out", **settings)
     examples = read_report(tmp_path / "out").content.duplicates[0].examples
-    assert [one.words[:17] for one in examples] == [f"document number {n}" for n in range(5)]
+    assert [example.words[:17] for example in examples] == [f"document number {n}" for n in range(5)]
 
 
 def test_the_same_again_says_so_at_once(tmp_path, inputs):
     make(inputs, tmp_path / "out", **SETTINGS)
     before = tree(tmp_path / "out")
-    began = time.process_time()
+    start = time.process_time()
     result = make(inputs, tmp_path / "out", **SETTINGS)
-    assert time.process_time() - began < 5
+    assert time.process_time() - start < 5
     assert result.already_done
     assert tree(tmp_path / "out") == before
-    # Where the files lie under the same names, and were only touched, nothing has changed.
+    # Files with the same names that were only touched count as unchanged.
     for path in inputs:
         path.touch()
     assert make(inputs, tmp_path / "out", **SETTINGS).already_done
@@ -188,7 +188,7 @@ def test_relative_and_absolute_names_of_the_same_files_are_the_same_job(tmp_path
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_another_job_is_refused_and_what_differs_is_said(tmp_path, inputs, finished):
+def test_another_job_is_refused_with_its_differences(tmp_path, inputs, finished):
     out = tmp_path / "out"
 
     def stop(event):
@@ -201,9 +201,9 @@ def test_another_job_is_refused_and_what_differs_is_said(tmp_path, inputs, finis
         with pytest.raises(KeyboardInterrupt):
             make(inputs, out, listener=stop, **SETTINGS)
     remedy = "choose another --out, or delete" if finished else "give --restart to start over"
-    changed = SETTINGS | {"tokens_per_shard": 800}
+    other_settings = SETTINGS | {"tokens_per_shard": 800}
     with pytest.raises(StoreConflictError, match=rf"tokens_per_shard: 700 -> 800.*{remedy}"):
-        make(inputs, out, **changed)
+        make(inputs, out, **other_settings)
     with pytest.raises(StoreConflictError, match="inputs: b.txt is missing"):
         make(inputs[:1], out, **SETTINGS)
     with pytest.raises(StoreConflictError, match="their order differs"):
@@ -252,26 +252,26 @@ def test_a_learned_tokenizer_is_kept_over_a_stop(tmp_path, inputs):
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("most", [2, pytest.param(30, marks=pytest.mark.slow)])
-def test_a_learned_tokenizer_is_kept_when_it_is_all_there_is(tmp_path, inputs, most):
-    """As a run leaves it that is killed before its first unit is done."""
+@pytest.mark.parametrize("max_kills", [2, pytest.param(30, marks=pytest.mark.slow)])
+def test_a_learned_tokenizer_is_kept_when_it_is_all_there_is(tmp_path, inputs, max_kills):
+    """A run killed before its first finished unit leaves only the tokenizer."""
     settings = SETTINGS | {"tokenizer": "train:300"}
     make(inputs, tmp_path / "whole", **settings)
     killed = 0
     for count in range(1, 30):
         out = tmp_path / f"out{count}"
-        assert run_killed({"os.rename"}, count, inputs, out, **settings)
-        if killed == most or any((out / ".work").glob("units/*/unit.json")):
+        assert prepare_until_killed({"os.rename"}, count, inputs, out, **settings)
+        if killed == max_kills or any((out / ".work").glob("units/*/unit.json")):
             break
         if not (out / ".work" / "tokenizer_state.json").exists():
             continue
         killed += 1
         events = []
         if killed == 1:
-            # Another job begins anew unasked, as nothing but the tokenizer is there.
+            # Another job starts over without --restart, because only a tokenizer exists.
             shutil.copytree(out, tmp_path / "other")
             make(inputs, tmp_path / "other", listener=events.append, **SETTINGS)
-            assert {e.phase for e in events if isinstance(e, Progress)} == {"tokenize", "write"}
+            assert {event.phase for event in events if isinstance(event, Progress)} == {"tokenize", "write"}
             events.clear()
         make(inputs, out, listener=events.append, **settings)
         phases = [event.phase for event in events if isinstance(event, Progress)]
@@ -304,9 +304,9 @@ def test_an_evaluation_set_that_changes_is_noticed(tmp_path, inputs):
     words = [f"word{n:02}" for n in range(40)]
     path = tmp_path / "quiz.txt"
 
-    def write(some):
-        """Always of one size, and under one date."""
-        path.write_text(" ".join(some) + "\n")
+    def write(quiz_words):
+        """Write words as a file of constant size and time."""
+        path.write_text(" ".join(quiz_words) + "\n")
         os.utime(path, (1e9, 1e9))
 
     jsonl(inputs[0], [{"text": f"{n} {' '.join(words[n : n + 14])}"} for n in range(26)])
@@ -341,7 +341,7 @@ def test_an_evaluation_set_that_changes_is_noticed(tmp_path, inputs):
 def test_two_runs_on_one_folder(tmp_path, inputs):
     refused = []
 
-    def again(event):
+    def run_again(event):
         if not refused:
             with pytest.raises(
                 StoreConflictError,
@@ -350,7 +350,7 @@ def test_two_runs_on_one_folder(tmp_path, inputs):
                 make(inputs, tmp_path / "out", **SETTINGS)
             refused.append(caught)
 
-    make(inputs, tmp_path / "out", listener=again, **SETTINGS)
+    make(inputs, tmp_path / "out", listener=run_again, **SETTINGS)
     assert refused
     assert texts(tmp_path / "out")
 
@@ -370,8 +370,8 @@ def test_a_failed_job_leaves_nothing_behind(tmp_path, inputs):
 
 
 @pytest.mark.parametrize("name", ["full", "small"])
-def test_a_disk_without_room_is_one_sentence_and_can_be_gone_on_from(tmp_path, inputs, name):
-    """RLIMIT_FSIZE refuses the system's write as a full disk does, in a process of its own."""
+def test_a_full_disk_gives_one_sentence_and_the_job_resumes(tmp_path, inputs, name):
+    """RLIMIT_FSIZE makes writes of a separate process fail as a full disk does."""
     make(inputs, tmp_path / "whole", **SETTINGS)
     out = tmp_path / "out"
     script = (
@@ -386,17 +386,17 @@ def test_a_disk_without_room_is_one_sentence_and_can_be_gone_on_from(tmp_path, i
         "    print(error)\n"
         "    sys.exit(7)\n"
     )
-    most = {"full": 500, "small": 2500}[name]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, str(most), str(out), *map(str, inputs)],
+    limit = {"full": 500, "small": 2500}[name]
+    process = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, str(limit), str(out), *map(str, inputs)],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert done.returncode == 7, done.stderr
-    assert done.stdout.startswith("Cannot write ")
-    assert done.stdout.count("\n") == 1
+    assert process.returncode == 7, process.stderr
+    assert process.stdout.startswith("Cannot write ")
+    assert process.stdout.count("\n") == 1
     make(inputs, out, **SETTINGS)
     assert tree(out) == tree(tmp_path / "whole")
 
@@ -419,14 +419,14 @@ def test_an_output_that_cannot_be_written(tmp_path, inputs):
 
 
 def test_recipes_are_compared_by_what_they_do():
-    one = Recipe(inputs=("a",), val_fraction=0, max_bad=3)
-    other = Recipe(inputs=("/b/c",), val_fraction=0.0, max_bad="5%")
-    assert compute_recipe_fingerprint(one) == compute_recipe_fingerprint(other)
-    assert compute_recipe_fingerprint(one) != compute_recipe_fingerprint(Recipe(inputs=("a",)))
+    first = Recipe(inputs=("a",), val_fraction=0, max_bad=3)
+    second = Recipe(inputs=("/b/c",), val_fraction=0.0, max_bad="5%")
+    assert compute_recipe_fingerprint(first) == compute_recipe_fingerprint(second)
+    assert compute_recipe_fingerprint(first) != compute_recipe_fingerprint(Recipe(inputs=("a",)))
 
 
-def half_done(tmp_path, inputs):
-    """A work folder whose first phase is over."""
+def make_unfinished_store(tmp_path, inputs):
+    """Stop a job after its first phase and return its work folder."""
 
     def stop(event):
         if isinstance(event, Progress) and event.phase == "write":
@@ -448,8 +448,8 @@ def half_done(tmp_path, inputs):
         "duplicates/pairs/*",
     ],
 )
-def test_a_damaged_work_folder_is_told_with_what_to_delete(tmp_path, inputs, name, data):
-    work = half_done(tmp_path, inputs)
+def test_a_damaged_work_folder_is_reported_with_what_to_delete(tmp_path, inputs, name, data):
+    work = make_unfinished_store(tmp_path, inputs)
     path = max(work.glob(name))
     path.unlink()
     if data is None:
@@ -463,9 +463,9 @@ def test_a_damaged_work_folder_is_told_with_what_to_delete(tmp_path, inputs, nam
 
 
 @pytest.mark.parametrize("name", ["documents.rows", "tokens.train.bin", "bad.jsonl"])
-def test_a_temporary_file_that_is_gone_is_told_with_what_to_delete(tmp_path, inputs, name):
-    work = half_done(tmp_path, inputs)
-    # Of a unit that gave no document nothing is read again.
+def test_a_missing_temporary_file_is_reported_with_what_to_delete(tmp_path, inputs, name):
+    work = make_unfinished_store(tmp_path, inputs)
+    # A unit without documents is not read again, so choose the one with the most rows.
     rows = max(work.glob("units/*/documents.rows"), key=lambda path: path.stat().st_size)
     rows.with_name(name).unlink()
     with pytest.raises(StoreConflictError, match=f"{name} cannot be read .*; delete .*/.work to"):
@@ -484,28 +484,28 @@ def test_a_damaged_report_is_as_good_as_none(tmp_path, inputs, data):
     assert make(inputs, tmp_path / "out", **SETTINGS).already_done
 
 
-def test_the_report_tells_the_memory_of_this_process_alone(tmp_path, inputs):
-    """What a process inherits from the one that started it is not its own."""
+def test_the_report_contains_the_memory_of_this_process_alone(tmp_path, inputs):
+    """Memory inherited from the parent process does not count."""
     script = (
         "import subprocess, sys\n"
         "large = bytearray(b'x') * (600 << 20)\n"
         "job = 'import batchloom, sys; batchloom.prepare(sys.argv[1], out=sys.argv[2], tokenizer=\"bytes\")'\n"
         "subprocess.run([sys.executable, '-c', job, *sys.argv[1:]], check=True)\n"
     )
-    words = [sys.executable, "-c", script, str(inputs[1]), str(tmp_path / "out")]
-    subprocess.run(words, check=True, timeout=300)
+    command = [sys.executable, "-c", script, str(inputs[1]), str(tmp_path / "out")]
+    subprocess.run(command, check=True, timeout=300)
     report = json.loads((tmp_path / "out" / "report.json").read_bytes())
     assert 10 << 20 < report["peak_memory_bytes"] < 400 << 20
 
 
-def test_another_reading_is_told_by_the_option_that_differs(tmp_path, inputs):
+def test_other_read_settings_are_named_by_the_option_that_differs(tmp_path, inputs):
     make(inputs, tmp_path / "out")
     with pytest.raises(StoreConflictError, match=r"\(normalize: True -> False\)"):
         make(inputs, tmp_path / "out", normalize=False)
 
 
 def test_work_of_another_version_is_refused_in_a_sentence(tmp_path, inputs):
-    path = half_done(tmp_path, inputs) / "job.json"
+    path = make_unfinished_store(tmp_path, inputs) / "job.json"
     job = json.loads(path.read_bytes())
     job["work_version"] -= 1
     del job["kinds"]
@@ -515,7 +515,7 @@ def test_work_of_another_version_is_refused_in_a_sentence(tmp_path, inputs):
 
 
 def test_other_versions_of_packages_make_everything_anew(tmp_path, inputs, monkeypatch):
-    """What follows the units is not of units that other packages made."""
+    """Results after the units are not reused if other package versions made them."""
     settings = SETTINGS | {"clean": parse_steps("mojibake")}
     make(inputs, tmp_path / "whole", **settings)
 
@@ -525,32 +525,32 @@ def test_other_versions_of_packages_make_everything_anew(tmp_path, inputs, monke
 
     with pytest.raises(KeyboardInterrupt):
         make(inputs, tmp_path / "out", listener=stop, **settings)
-    version = importlib.metadata.version
+    get_version = importlib.metadata.version
     monkeypatch.setattr(
         importlib.metadata,
         "version",
-        lambda name: "99" if name == "ftfy" else version(name),
+        lambda name: "99" if name == "ftfy" else get_version(name),
     )
     events = []
     result = make(inputs, tmp_path / "out", listener=events.append, **settings)
     assert result.resumed_units == 0
-    assert max(one.bytes_found for one in events if isinstance(one, Progress)) == 0
+    assert max(event.bytes_found for event in events if isinstance(event, Progress)) == 0
     assert any("Versions of packages that affect the documents changed" in note for note in result.notes)
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
-def test_lines_that_were_looked_at_are_kept_though_no_unit_is_finished(tmp_path, inputs):
+def test_segment_keys_are_kept_before_a_unit_is_finished(tmp_path, inputs):
     settings = SETTINGS | {"dedup": "lines"}
     make(inputs, tmp_path / "whole", **settings)
     out = tmp_path / "out"
-    assert run_killed({"os.rename"}, 18, inputs, out, **settings)
+    assert prepare_until_killed({"os.rename"}, 18, inputs, out, **settings)
 
-    def inodes(folder):
+    def list_inodes(folder):
         return {path.stat().st_ino for path in (out / ".work" / folder).iterdir()}
 
-    before, seen = inodes("pieces"), set()
+    before, seen_inodes = list_inodes("pieces"), set()
     assert len(before) > 2
     assert not (out / ".work/units").exists()
-    make(inputs, out, listener=lambda event: seen.update(inodes("pieces")), **settings)
-    assert before <= seen
+    make(inputs, out, listener=lambda event: seen_inodes.update(list_inodes("pieces")), **settings)
+    assert before <= seen_inodes
     assert tree(out) == tree(tmp_path / "whole")

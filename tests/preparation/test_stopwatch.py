@@ -1,4 +1,4 @@
-"""The stopwatch: what is done inside counts, whatever becomes of it, from any thread."""
+"""The stopwatch adds up time per stage, from any thread, also after errors."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ import pytest
 
 from batchloom.preparation import RunSettings, StageTime, read_report, run_recipe
 from batchloom.preparation.units import STAGES, Stopwatch, add_stage_times
-from preparation.stores import recipe_of
+from preparation.stores import make_recipe
 
 
 def test_time_counts_also_where_the_work_fails():
@@ -16,34 +16,34 @@ def test_time_counts_also_where_the_work_fails():
         time.sleep(0.02)
     with pytest.raises(ValueError), watch.time("encode", 10, 1):
         raise ValueError
-    spent = watch.get_stage_times()["encode"]
-    assert 0.02 <= spent.seconds < 2
-    assert (spent.bytes, spent.documents) == (110, 3)
+    stage_time = watch.get_stage_times()["encode"]
+    assert 0.02 <= stage_time.seconds < 2
+    assert (stage_time.bytes, stage_time.documents) == (110, 3)
 
 
 def test_what_is_done_with_an_item_is_not_counted():
     watch = Stopwatch()
 
-    def slow():
+    def yield_slowly():
         for number in range(3):
             time.sleep(0.01)
             yield number
 
-    found = []
-    for number in watch.time_each("read", slow()):
+    numbers = []
+    for number in watch.time_each("read", yield_slowly()):
         time.sleep(0.05)
-        found.append(number)
-    assert found == [0, 1, 2]
+        numbers.append(number)
+    assert numbers == [0, 1, 2]
     assert 0.03 <= watch.get_stage_times()["read"].seconds < 0.12
 
 
 def test_threads_lose_nothing():
     watch = Stopwatch()
     threads = [threading.Thread(target=lambda: [watch.add("hash", 0.5, 1, 1) for _ in range(1000)]) for _ in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert watch.get_stage_times() == {"hash": StageTime(2000.0, 4000, 4000)}
 
 
@@ -52,31 +52,31 @@ def test_stages_come_in_the_order_of_a_job():
     for stage in reversed(STAGES):
         watch.add(stage, 1)
     assert tuple(watch.get_stage_times()) == STAGES
-    more = add_stage_times(watch.get_stage_times(), {"of a later version": StageTime(1.0), "list": StageTime(2.0)})
-    assert list(more) == [*STAGES, "of a later version"]
-    assert more["list"].seconds == 3
+    total = add_stage_times(watch.get_stage_times(), {"of a later version": StageTime(1.0), "list": StageTime(2.0)})
+    assert list(total) == [*STAGES, "of a later version"]
+    assert total["list"].seconds == 3
 
 
 def test_a_batch_costs_next_to_nothing():
     watch = Stopwatch()
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(1000):
         with watch.time("clean"):
             pass
-    assert time.perf_counter() - began < 0.5
+    assert time.perf_counter() - start < 0.5
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_every_stage_of_a_job_is_told_and_no_other(dry_run, tmp_path):
+def test_every_stage_of_a_job_is_reported_and_no_other(dry_run, tmp_path):
     (tmp_path / "a.csv").write_text("text\n" + "".join(f"one line {n}\n" for n in range(2000)))
     settings = RunSettings(unit_bytes=4000, dry_run=dry_run)
-    recipe = recipe_of(inputs=(str(tmp_path / "a.csv"),), tokenizer="train:300", dedup="lines")
+    recipe = make_recipe(inputs=(str(tmp_path / "a.csv"),), tokenizer="train:300", dedup="lines")
     run_recipe(recipe, tmp_path / "out", lambda event: None, settings=settings)
     report = read_report(tmp_path / "out/.work" if dry_run else tmp_path / "out")
-    later = {"write shards", "finish"} if dry_run else set()
-    assert list(report.content.stages) == [name for name in STAGES if name not in later]
+    missing_stages = {"write shards", "finish"} if dry_run else set()
+    assert list(report.content.stages) == [name for name in STAGES if name not in missing_stages]
     phases, stages = report.seconds_by_phase, report.content.stages
     assert {name for name in phases if name not in stages} == {"tokenize"}
     assert all(phases[name] == stages[name].seconds for name in phases if name in stages)
-    # Nothing of what took time goes untold.
+    # The phases cover the complete time of the job.
     assert 0.8 * report.seconds < sum(phases.values()) <= report.seconds + 0.01

@@ -1,4 +1,4 @@
-"""What goes in comes out: every text, in order, once, with its origin, in the right subset."""
+"""Prepared stores: every text once, in order, with provenance, in its subset."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ from batchloom.preparation.units import MoveCandidates
 from batchloom.store import read_manifest
 from batchloom.store.format import map_index
 from batchloom.text import normalize
-from preparation.stores import SMALL, documents, jsonl, make, texts, tree
+from preparation.stores import SMALL_LIMITS, jsonl, make, read_documents, texts, tree
 from tiers import examples
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -29,25 +29,25 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 @settings(max_examples=examples(25))
 @given(
     lines=st.lists(TEXTS, min_size=1, max_size=30),
-    more=st.lists(TEXTS, max_size=10),
+    second_lines=st.lists(TEXTS, max_size=10),
     unit=st.integers(60, 2000),
     shard=st.integers(1, 300),
     fractions=st.sampled_from([(0, 0), (0.3, 0), (0.3, 0.3), (0.05, 0.9)]),
     plain=st.booleans(),
 )
-@example(lines=["0"], more=[], unit=60, shard=1, fractions=(0.05, 0.9), plain=False)
-def test_every_text_arrives_once_and_in_order(tmp_path_factory, lines, more, unit, shard, fractions, plain):
+@example(lines=["0"], second_lines=[], unit=60, shard=1, fractions=(0.05, 0.9), plain=False)
+def test_every_text_arrives_once_and_in_order(tmp_path_factory, lines, second_lines, unit, shard, fractions, plain):
     folder = tmp_path_factory.mktemp("any")
     jsonl(folder / "a.jsonl", [{"id": 1, "text": line} for line in [*lines, "last"]])
     (folder / "b.jsonl.gz").write_bytes(
-        gzip.compress("".join(json.dumps({"text": line}) + "\n" for line in [*more, "x"]).encode())
+        gzip.compress("".join(json.dumps({"text": line}) + "\n" for line in [*second_lines, "x"]).encode())
     )
     val, test = fractions
     out = folder / "store"
     result = make(
         [folder / "a.jsonl", folder / "b.jsonl.gz"],
         out,
-        limits=SMALL,
+        limits=SMALL_LIMITS,
         unit_bytes=unit,
         tokens_per_shard=shard,
         val_fraction=val,
@@ -55,40 +55,40 @@ def test_every_text_arrives_once_and_in_order(tmp_path_factory, lines, more, uni
         normalize=not plain,
         dedup="none",
     )
-    expected = [line if plain else normalize(line) for line in [*lines, "last", *more, "x"]]
-    kept = [line for line in expected if line.strip()]
-    assert texts(out) == kept
+    expected = [line if plain else normalize(line) for line in [*lines, "last", *second_lines, "x"]]
+    expected_texts = [line for line in expected if line.strip()]
+    assert texts(out) == expected_texts
     assert result.counts.records == len(expected)
-    assert result.counts.documents == len(kept)
-    assert result.counts.dropped.get("empty", 0) == len(expected) - len(kept)
-    assert result.counts.tokens == sum(len(line.encode()) + 1 for line in kept)
+    assert result.counts.documents == len(expected_texts)
+    assert result.counts.dropped.get("empty", 0) == len(expected) - len(expected_texts)
+    assert result.counts.tokens == sum(len(line.encode()) + 1 for line in expected_texts)
     check_shards(out, shard)
-    check_subsets(out, val, test, kept)
+    check_subsets(out, val, test, expected_texts)
 
 
-def check_shards(out, most):
+def check_shards(out, max_tokens):
     for name, subset in read_manifest(out).subsets.items():
         assert [shard.name for shard in subset.shards] == [f"shard_{i:05d}" for i in range(len(subset.shards))]
         for shard in subset.shards:
             lengths = map_index(out / name / f"{shard.name}.idx").lengths
-            assert shard.tokens <= most or len(lengths) == 1
+            assert shard.tokens <= max_tokens or len(lengths) == 1
 
 
-def check_subsets(out, val, test, kept):
+def check_subsets(out, val, test, expected_texts):
     sides = {}
-    for _, text, split in documents(out):
+    for _, text, split in read_documents(out):
         sides.setdefault(text, set()).add(split)
     assert all(len(side) == 1 for side in sides.values())
-    wanted = [name for name, share in (("train", 1), ("val", val), ("test", test)) if share]
+    subset_names = [name for name, share in (("train", 1), ("val", val), ("test", test)) if share]
     filled = read_manifest(out).subsets.keys()
-    assert len(filled) == min(len(wanted), len(set(kept)))
+    assert len(filled) == min(len(subset_names), len(set(expected_texts)))
     assert "train" in filled
     for text, side in sides.items():
         low, high = hash_documents([text])[0].tolist()
-        u = hash_to_unit_interval(np.array([high], np.uint64))[0]
-        natural = "val" if u < val else "test" if u < val + test else "train"
-        moved = read_manifest(out).subset_overrides.get(f"{(high << 64) | low:032x}", natural)
-        assert side == {moved}
+        position = hash_to_unit_interval(np.array([high], np.uint64))[0]
+        natural = "val" if position < val else "test" if position < val + test else "train"
+        subset = read_manifest(out).subset_overrides.get(f"{(high << 64) | low:032x}", natural)
+        assert side == {subset}
 
 
 def test_lines_are_right_across_the_cuts_of_units(tmp_path):
@@ -102,7 +102,7 @@ def test_lines_are_right_across_the_cuts_of_units(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     out = tmp_path / "store"
     make(tmp_path / "a.jsonl", out, unit_bytes=97)
-    for origin, text, _ in documents(out):
+    for origin, text, _ in read_documents(out):
         assert json.loads(lines[origin.line - 1])["text"] == text
         assert (tmp_path / "a.jsonl").read_bytes()[origin.offset :].startswith(lines[origin.line - 1].encode())
     assert len(read_manifest(out).sources[0].parts) > 30
@@ -119,32 +119,32 @@ def test_lines_are_right_across_the_cuts_of_units(tmp_path):
 def test_text_code_and_packed_files_together(tmp_path):
     corpus = tmp_path / "corpus"
     corpus.mkdir()
-    long = "".join(f"Paragraph {i}.\n\n" for i in range(400))
-    (corpus / "a.txt").write_text(long)
-    (corpus / "b.py").write_text(long)
-    (corpus / "c.txt.gz").write_bytes(gzip.compress(long.encode()))
+    long_text = "".join(f"Paragraph {i}.\n\n" for i in range(400))
+    (corpus / "a.txt").write_text(long_text)
+    (corpus / "b.py").write_text(long_text)
+    (corpus / "c.txt.gz").write_bytes(gzip.compress(long_text.encode()))
     (corpus / "d.md.zst").write_bytes(zstandard.compress(b"short\r\ntext"))
     out = tmp_path / "store"
-    make(corpus, out, limits=SMALL, unit_bytes=1000, val_fraction=0, dedup="none")
+    make(corpus, out, limits=SMALL_LIMITS, unit_bytes=1000, val_fraction=0, dedup="none")
     by_source = {}
-    for origin, text, _ in documents(out):
+    for origin, text, _ in read_documents(out):
         by_source.setdefault(origin.source, []).append(text)
         assert origin.line is None
-    assert "".join(by_source["corpus/a.txt"]) == long
+    assert "".join(by_source["corpus/a.txt"]) == long_text
     assert len(by_source["corpus/a.txt"]) > 10
-    assert by_source["corpus/b.py"] == [long]
-    assert "".join(by_source["corpus/c.txt.gz"]) == long
+    assert by_source["corpus/b.py"] == [long_text]
+    assert "".join(by_source["corpus/c.txt.gz"]) == long_text
     assert len(by_source["corpus/c.txt.gz"]) > 10
     assert by_source["corpus/d.md.zst"] == ["short\ntext"]
 
 
-def test_bytes_do_not_depend_on_where_things_lie(tmp_path):
-    for place in ("here", "there/deep"):
-        (tmp_path / place).mkdir(parents=True)
-        jsonl(tmp_path / place / "a.jsonl", [{"text": f"t{i}"} for i in range(50)])
-        make(tmp_path / place / "a.jsonl", tmp_path / place / "store", unit_bytes=100)
-    one, other = tree(tmp_path / "here" / "store"), tree(tmp_path / "there" / "deep" / "store")
-    assert one == other
+def test_bytes_do_not_depend_on_folders(tmp_path):
+    for folder in ("here", "there/deep"):
+        (tmp_path / folder).mkdir(parents=True)
+        jsonl(tmp_path / folder / "a.jsonl", [{"text": f"t{i}"} for i in range(50)])
+        make(tmp_path / folder / "a.jsonl", tmp_path / folder / "store", unit_bytes=100)
+    first, second = tree(tmp_path / "here" / "store"), tree(tmp_path / "there" / "deep" / "store")
+    assert first == second
     manifest = (tmp_path / "here" / "store" / "dataset_metadata.json").read_text()
     assert str(tmp_path) not in manifest
     assert not (tmp_path / "here" / "store" / ".work").exists()
@@ -154,15 +154,15 @@ def test_chunks_and_batches_decide_nothing(tmp_path):
     jsonl(tmp_path / "a.jsonl", [{"text": f"text {i} " * (i % 7)} for i in range(200)])
     (tmp_path / "b.txt").write_text("word \n" * 2000)
     for number, chunk in enumerate((7, 100, 100_000)):
-        limits = type(SMALL)(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=chunk)
+        limits = type(SMALL_LIMITS)(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=chunk)
         make([tmp_path / "a.jsonl", tmp_path / "b.txt"], tmp_path / f"s{number}", limits=limits)
     assert tree(tmp_path / "s0") == tree(tmp_path / "s1") == tree(tmp_path / "s2")
 
 
 def test_membership_stays_when_data_is_added(tmp_path):
-    first = [{"text": f"document {i}"} for i in range(300)]
-    jsonl(tmp_path / "a.jsonl", first)
-    jsonl(tmp_path / "b.jsonl", [*({"text": f"more {i}"} for i in range(300)), *first])
+    rows = [{"text": f"document {i}"} for i in range(300)]
+    jsonl(tmp_path / "a.jsonl", rows)
+    jsonl(tmp_path / "b.jsonl", [*({"text": f"more {i}"} for i in range(300)), *rows])
     make(tmp_path / "a.jsonl", tmp_path / "one", val_fraction=0.1, test_fraction=0.1)
     make(
         [tmp_path / "a.jsonl", tmp_path / "b.jsonl"],
@@ -170,9 +170,9 @@ def test_membership_stays_when_data_is_added(tmp_path):
         val_fraction=0.1,
         test_fraction=0.1,
     )
-    sides = {text: split for _, text, split in documents(tmp_path / "one")}
+    sides = {text: split for _, text, split in read_documents(tmp_path / "one")}
     assert set(sides.values()) == {"train", "val", "test"}
-    for _, text, split in documents(tmp_path / "two"):
+    for _, text, split in read_documents(tmp_path / "two"):
         assert sides.setdefault(text, split) == split
 
 
@@ -198,7 +198,7 @@ def test_one_document_is_for_training(tmp_path):
     assert set(result.subsets) == {"train"}
 
 
-def test_what_was_asked_for_and_did_not_come_is_told(tmp_path):
+def test_unmet_requests_are_reported(tmp_path):
     (tmp_path / "one.txt").write_text("ab ab abc\n" * 3)
     result = batchloom.prepare(tmp_path / "one.txt", out=tmp_path / "out", tokenizer="train:1000", test_fraction=0.1)
     ids = batchloom.open_store(tmp_path / "out").vocab_size
@@ -212,19 +212,19 @@ def test_what_was_asked_for_and_did_not_come_is_told(tmp_path):
 def test_hashes_are_xxh3_of_the_normalised_text(tmp_path):
     (tmp_path / "a.txt").write_bytes("cafe\u0301\r\n".encode())
     make(tmp_path / "a.txt", tmp_path / "store")
-    ((origin, text, _),) = documents(tmp_path / "store")
+    ((origin, text, _),) = read_documents(tmp_path / "store")
     assert text == "café\n"
     assert origin.hash == xxhash.xxh3_128_hexdigest("café\n".encode())
 
 
-def test_control_tokens_stand_around_documents():
+def test_control_tokens_surround_documents():
     dtype = np.dtype("<u2")
     ids, bounds = np.array([5, 6, 7], np.uint32), np.array([0, 2, 2, 3], np.int64)
     ends = add_control_tokens(ids, bounds, SimpleNamespace(bos_id=None, end_id=1), dtype)
     assert ends.tolist() == [5, 6, 1, 1, 7, 1]
-    both = add_control_tokens(ids, bounds, SimpleNamespace(bos_id=0, end_id=1), dtype)
-    assert both.tolist() == [0, 5, 6, 1, 0, 1, 0, 7, 1]
-    assert both.dtype == dtype
+    begins_and_ends = add_control_tokens(ids, bounds, SimpleNamespace(bos_id=0, end_id=1), dtype)
+    assert begins_and_ends.tolist() == [0, 5, 6, 1, 0, 1, 0, 7, 1]
+    assert begins_and_ends.dtype == dtype
 
 
 def test_dtypes(tmp_path):
@@ -285,12 +285,12 @@ def test_candidates_are_those_of_all_documents_whatever_their_order(heaviest):
     hashes = rng.integers(0, 2**64, (400, 2), np.uint64, endpoint=False)
     hashes = hashes[rng.integers(0, 400, 3000)]
     lengths = rng.integers(1, 500, 3000).astype(np.uint32)
-    whole, small = MoveCandidates(heaviest=heaviest), MoveCandidates(heaviest=heaviest, most=50)
-    whole.add(hashes, lengths)
-    for at in range(0, 3000, 100):
-        small.add(hashes[at : at + 100], lengths[at : at + 100])
-    groups = whole.groups()
-    assert sum(one.tokens for one in groups) == lengths.sum()
+    all_candidates, few_candidates = MoveCandidates(heaviest=heaviest), MoveCandidates(heaviest=heaviest, most=50)
+    all_candidates.add(hashes, lengths)
+    for start in range(0, 3000, 100):
+        few_candidates.add(hashes[start : start + 100], lengths[start : start + 100])
+    groups = all_candidates.groups()
+    assert sum(group.tokens for group in groups) == lengths.sum()
     if not heaviest:
-        assert small.groups() == groups[:50]
-    assert len(small.groups()) == 50
+        assert few_candidates.groups() == groups[:50]
+    assert len(few_candidates.groups()) == 50

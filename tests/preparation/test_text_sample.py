@@ -1,4 +1,4 @@
-"""The sample a tokenizer learns from: bounded, from everywhere, the same every time."""
+"""The sample for training a tokenizer: bounded, spread and reproducible."""
 
 import gzip
 import json
@@ -8,12 +8,12 @@ from batchloom.preparation import sample_texts
 from batchloom.sources import ReadRules, list_sources
 
 
-def sample(path, most, probe, rules=None):
+def sample(path, max_bytes, probe_bytes, rules=None):
     sources = list_sources([str(path)]).sources
-    return sample_texts(sources, rules or ReadRules(), normalized=True, most=most, probe=probe)
+    return sample_texts(sources, rules or ReadRules(), normalized=True, most=max_bytes, probe=probe_bytes)
 
 
-def test_a_small_input_is_taken_whole(tmp_path):
+def test_a_small_input_is_taken_completely(tmp_path):
     (tmp_path / "a.txt").write_text("cafe\u0301")
     (tmp_path / "b.jsonl").write_text('{"text":"b"}\nbroken\n{"text":"c"}\n')
     assert sample(tmp_path, 1000, 10) == ["café", "b", "c"]
@@ -31,7 +31,7 @@ def test_a_large_input_is_probed_all_over_and_never_beyond_the_size(tmp_path):
     assert sample(tmp_path, 50_000, 2000) == texts
 
 
-def test_packed_and_whole_files_offer_their_beginning(tmp_path):
+def test_compressed_files_and_single_documents_are_sampled_at_their_beginning(tmp_path):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(os.urandom(30_000).hex().encode()))
     (tmp_path / "b.py").write_text("y" * 40_000)
     texts = sample(tmp_path, 10_000, 1000)

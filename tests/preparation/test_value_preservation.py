@@ -1,4 +1,4 @@
-"""Values pass through as they are: rows never travel through a schema that all of them must share."""
+"""Values pass through unchanged: rows do not need a common schema."""
 
 import json
 
@@ -11,7 +11,7 @@ from batchloom.preparation import convert
 from preparation.stores import jsonl, make
 from tiers import examples
 
-# What JSON can hold, 64-bit numbers and all text; of two equal keys the last counts, so names are told apart.
+# Everything JSON can hold: 64-bit numbers and all text. Names are distinct, because the last of two equal keys counts.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 VALUES = st.recursive(
     st.none()
@@ -27,21 +27,21 @@ ROWS = st.lists(
     min_size=1,
     max_size=8,
 )
-FEW = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW_EXAMPLES = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def exactly(value):
-    """Compared with types: 1, 1.0 and True are three values."""
+def encode_exactly(value):
+    """Encode a value with its type: 1, 1.0 and True are three values."""
     return json.dumps(value, sort_keys=True)
 
 
-def read(path):
+def read_rows(path):
     if path.suffix == ".json":
         return json.loads(path.read_text())
     return [json.loads(line) for line in path.read_text().split("\n") if line]
 
 
-@FEW
+@FEW_EXAMPLES
 @given(rows=ROWS, form=st.sampled_from(["jsonl", "json"]), out=st.sampled_from(["jsonl", "json"]))
 def test_convert_hands_on_what_it_was_given(tmp_path, rows, form, out):
     rows = [{"id": 0}, *rows]
@@ -51,7 +51,7 @@ def test_convert_hands_on_what_it_was_given(tmp_path, rows, form, out):
     else:
         jsonl(source, rows)
     convert(source, out=tmp_path / f"out.{out}", force=True)
-    assert exactly(read(tmp_path / f"out.{out}")) == exactly(rows)
+    assert encode_exactly(read_rows(tmp_path / f"out.{out}")) == encode_exactly(rows)
 
 
 ARGUMENTS = st.none() | st.dictionaries(TEXT.filter(str.isidentifier), VALUES, max_size=3) | TEXT
@@ -59,8 +59,8 @@ PARTS = st.lists(st.just({"type": "text", "text": "said"}), min_size=1, max_size
 
 
 @st.composite
-def asked(draw):
-    """A record whose columns are of a type of their own, as real collections have them."""
+def records_of_mixed_types(draw):
+    """Draw a record whose columns have their own types, as real collections have."""
     calls = [{"type": "function", "function": {"name": "f", "arguments": draw(ARGUMENTS)}}]
     answer = draw(
         st.sampled_from(
@@ -79,9 +79,9 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content | tojson }}{{ m.too
 
 
 @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(records=st.lists(asked(), min_size=2, max_size=6))
+@given(records=st.lists(records_of_mixed_types(), min_size=2, max_size=6))
 def test_a_template_sees_the_values_of_the_record(tmp_path_factory, records):
-    """Each record through a file with all the others gives what it gives alone, and the text of its own JSON."""
+    """Each record gives the text of its own JSON, whatever records are in the file."""
     folder = tmp_path_factory.mktemp("mixed")
     (folder / "t.jinja").write_text(TEMPLATE)
     jsonl(folder / "in.jsonl", records)
@@ -98,15 +98,15 @@ def test_a_template_sees_the_values_of_the_record(tmp_path_factory, records):
     store = batchloom.open_store(folder / "out")
     for number, record in enumerate(records):
         expected = "".join(
-            f"{m['role']}:{json.dumps(m.get('content'), ensure_ascii=False)}"
-            f"{json.dumps(m.get('tool_calls'), ensure_ascii=False)}<|endoftext|>"
-            for m in record["messages"]
+            f"{message['role']}:{json.dumps(message.get('content'), ensure_ascii=False)}"
+            f"{json.dumps(message.get('tool_calls'), ensure_ascii=False)}<|endoftext|>"
+            for message in record["messages"]
         )
         assert store[number].text == expected
 
 
 def test_a_table_may_mix_what_json_lines_mix(tmp_path):
-    """Columns of JSON text, as Parquet holds what has no one type, are read as what they say."""
+    """Parquet columns of JSON text, for values of mixed types, are parsed."""
     conversations = [
         [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
         [
@@ -114,7 +114,7 @@ def test_a_table_may_mix_what_json_lines_mix(tmp_path):
             {"role": "assistant", "content": "b", "extra": {"n": [1, None, "x"]}},
         ],
     ]
-    table = pa.table({"messages": [json.dumps(one) for one in conversations]})
+    table = pa.table({"messages": [json.dumps(turns) for turns in conversations]})
     pq.write_table(table, tmp_path / "in.parquet")
     result = make(tmp_path / "in.parquet", tmp_path / "out", val_fraction=0)
     store = batchloom.open_store(result.path)

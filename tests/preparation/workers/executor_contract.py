@@ -1,4 +1,4 @@
-"""What every crew does, whichever it is."""
+"""Contract that every executor fulfils."""
 
 import pytest
 
@@ -6,57 +6,57 @@ from batchloom.core.errors import RecordError, WorkerError
 from batchloom.preparation.workers import TaskMessage, TaskResult, iter_task_events
 
 
-def results(crew, orders, lost=None):
-    """The results of orders by number; each came once."""
-    found = {}
-    for event in iter_task_events(crew, list(enumerate(orders)), lost):
+def run_tasks(executor, tasks, handle_crash=None):
+    """Run tasks and return their results by number; check that each arrives once."""
+    results_by_number = {}
+    for event in iter_task_events(executor, list(enumerate(tasks)), handle_crash):
         if isinstance(event, TaskResult):
-            assert event.number not in found
-            found[event.number] = event.result
-    return found
+            assert event.number not in results_by_number
+            results_by_number[event.number] = event.result
+    return results_by_number
 
 
-def until(crew, kind, seconds=30.0):
-    """The next event of a kind; those before it are passed over."""
+def wait_for(executor, kind, seconds=30.0):
+    """Return the next event of a kind; skip those before it."""
     while True:
-        event = crew.next(seconds)
+        event = executor.next(seconds)
         assert event is not None
         if isinstance(event, kind):
             return event
 
 
-def check_contract(crew):
-    """Results, what is told before them, errors; and nothing where nothing is."""
-    assert (crew.unfinished, crew.next(0)) == (0, None)
-    assert results(crew, [("square", one) for one in range(40)]) == {n: n * n for n in range(40)}
+def check_contract(executor):
+    """Check results, messages before them, errors, and an idle executor."""
+    assert (executor.unfinished, executor.next(0)) == (0, None)
+    assert run_tasks(executor, [("square", number) for number in range(40)]) == {n: n * n for n in range(40)}
     for number in range(3):
-        crew.submit(number, ("tell", 4))
-    assert crew.unfinished == 3
+        executor.submit(number, ("tell", 4))
+    assert executor.unfinished == 3
     events = []
-    while crew.unfinished:
-        events.append(crew.next(30))
+    while executor.unfinished:
+        events.append(executor.next(30))
     for number in range(3):
-        assert [one for one in events if one.number == number] == [
+        assert [event for event in events if event.number == number] == [
             *(TaskMessage(number, message) for message in range(4)),
             TaskResult(number, "told"),
         ]
-    # More than a pipe holds, both ways.
-    assert results(crew, [("bytes", 3_000_000)]) == {0: b"x" * 3_000_000}
-    check_errors(crew)
-    assert results(crew, [("square", 7)]) == {0: 49}
+    # The result exceeds the capacity of a pipe.
+    assert run_tasks(executor, [("bytes", 3_000_000)]) == {0: b"x" * 3_000_000}
+    check_errors(executor)
+    assert run_tasks(executor, [("square", 7)]) == {0: 49}
 
 
-def check_errors(crew):
-    """What the work raises is raised once, as it is, and ends its order alone."""
-    for order, kind, words in [
+def check_errors(executor):
+    """Check that an error of a task is raised once, unchanged, and ends only its task."""
+    for task, kind, message in [
         (("raise", KeyError("absent")), KeyError, "absent"),
         (("bad record", None), RecordError, "d.jsonl, line 5, column 17: unexpected end"),
     ]:
-        crew.submit(9, order)
-        with pytest.raises(kind, match=words):
-            until(crew, TaskResult)
-        assert crew.unfinished == 0
-    crew.submit(9, ("awkward", None))
+        executor.submit(9, task)
+        with pytest.raises(kind, match=message):
+            wait_for(executor, TaskResult)
+        assert executor.unfinished == 0
+    executor.submit(9, ("awkward", None))
     with pytest.raises(Exception, match="this and that") as caught:
-        until(crew, TaskResult)
-    assert type(caught.value).__name__ in ("Awkward", WorkerError.__name__)
+        wait_for(executor, TaskResult)
+    assert type(caught.value).__name__ in ("UnpicklableError", WorkerError.__name__)

@@ -1,4 +1,4 @@
-"""Ray clusters on this machine: a head that works alone, or nodes of which some are killed."""
+"""Ray clusters on this machine: a head alone, or a head with nodes that tests kill."""
 
 import contextlib
 import os
@@ -12,20 +12,20 @@ OBJECTS = 80 << 20
 
 @contextlib.contextmanager
 def ray_cluster(nodes=3, head=0):
-    """A head with some processors, and nodes of one processor each, ``living``."""
+    """Start a head and nodes of one processor each, which the cluster lists as ``living``."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
-        made = Cluster(
+        cluster = Cluster(
             initialize_head=True,
             head_node_args={
                 "num_cpus": head,
                 "include_dashboard": False,
                 "object_store_memory": OBJECTS,
-                # A node that is gone is missed after two seconds, not thirty.
+                # A dead node is detected after two seconds, not thirty.
                 "_system_config": {
                     "health_check_initial_delay_ms": 500,
                     "health_check_period_ms": 500,
@@ -35,10 +35,10 @@ def ray_cluster(nodes=3, head=0):
             },
         )
         try:
-            made.living = [add_node(made) for _ in range(nodes)]
-            yield made
+            cluster.living = [add_node(cluster) for _ in range(nodes)]
+            yield cluster
         finally:
-            made.shutdown()
+            cluster.shutdown()
 
 
 def add_node(cluster):
@@ -46,7 +46,7 @@ def add_node(cluster):
 
 
 def kill_node(cluster):
-    """End a node as a machine without power does: its raylet is gone, its workers with it."""
+    """Kill the raylet of a node, which ends its workers, as a power failure does."""
     node = cluster.living.pop()
     os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
     return node

@@ -1,4 +1,4 @@
-"""What every crew on this machine does alike; test_ray.py asks the same of a cluster."""
+"""Contract of the executors of this machine; test_ray_cluster.py checks Ray's."""
 
 import os
 import pickle
@@ -20,58 +20,58 @@ from batchloom.preparation.workers import (
     iter_task_events,
     restore_error,
 )
-from preparation.workers.contract import check_contract
-from preparation.workers.works import Noted, setup
+from preparation.workers.executor_contract import check_contract
+from preparation.workers.worker_tasks import RecordingSetup, setup
 
-CREWS = {
+EXECUTORS = {
     "here": InlineExecutor,
     "one process": lambda setup: ProcessPool(setup, 1),
     "three processes": lambda setup: ProcessPool(setup, 3),
 }
 
 
-@pytest.fixture(params=CREWS)
-def crew_of(request):
-    return CREWS[request.param]
+@pytest.fixture(params=EXECUTORS)
+def make_executor(request):
+    return EXECUTORS[request.param]
 
 
-def test_the_contract_of_a_crew(crew_of):
-    with crew_of(setup) as crew:
-        check_contract(crew)
+def test_the_contract_of_an_executor(make_executor):
+    with make_executor(setup) as executor:
+        check_contract(executor)
 
 
-def test_a_setup_is_made_once_in_each_process(crew_of, tmp_path):
-    with crew_of(Noted(tmp_path / "made")) as crew:
-        list(iter_task_events(crew, [(number, ("square", number)) for number in range(50)], None))
-        made = (tmp_path / "made").read_text().split()
-        assert len(made) == len(set(made)) <= crew.workers
+def test_a_setup_is_made_once_in_each_process(make_executor, tmp_path):
+    with make_executor(RecordingSetup(tmp_path / "made")) as executor:
+        list(iter_task_events(executor, [(number, ("square", number)) for number in range(50)], None))
+        process_ids = (tmp_path / "made").read_text().split()
+        assert len(process_ids) == len(set(process_ids)) <= executor.workers
 
 
-def test_what_is_told_here_can_be_heard_at_once():
-    heard = []
-    with InlineExecutor(setup, listener=heard.append) as crew:
-        crew.submit(0, ("tell", 2))
-        assert crew.next(0) == TaskResult(0, "told")
-        assert heard == [TaskMessage(0, 0), TaskMessage(0, 1)]
+def test_messages_of_the_inline_executor_are_delivered_at_once():
+    messages = []
+    with InlineExecutor(setup, listener=messages.append) as executor:
+        executor.submit(0, ("tell", 2))
+        assert executor.next(0) == TaskResult(0, "told")
+        assert messages == [TaskMessage(0, 0), TaskMessage(0, 1)]
 
-    def refuse(told):
+    def refuse(message):
         raise RecordError("d", 1, None, "enough")
 
-    with InlineExecutor(setup, listener=refuse) as crew:
-        crew.submit(0, ("tell", 2))
+    with InlineExecutor(setup, listener=refuse) as executor:
+        executor.submit(0, ("tell", 2))
         with pytest.raises(RecordError, match="enough"):
-            crew.next(0)
-        assert crew.unfinished == 0
+            executor.next(0)
+        assert executor.unfinished == 0
 
 
-def test_work_here_is_of_this_process():
-    with InlineExecutor(setup) as crew:
-        crew.submit(0, ("pid", None))
-        assert crew.next(0) == TaskResult(0, os.getpid())
+def test_the_inline_executor_runs_in_this_process():
+    with InlineExecutor(setup) as executor:
+        executor.submit(0, ("pid", None))
+        assert executor.next(0) == TaskResult(0, os.getpid())
 
 
-def subclasses(kind):
-    return {kind}.union(*map(subclasses, kind.__subclasses__()))
+def list_subclasses(kind):
+    return {kind}.union(*map(list_subclasses, kind.__subclasses__()))
 
 
 EXAMPLES = {
@@ -85,26 +85,26 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(subclasses(BatchloomError), key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(list_subclasses(BatchloomError), key=lambda kind: kind.__name__))
 def test_every_error_survives_the_way_between_processes(kind):
-    assert batchloom.preparation.prepare  # all that a worker can raise is loaded
-    make = EXAMPLES.get(kind.__name__, lambda kind: kind("what, how much, what to do"))
-    error = make() if isinstance(make, partial) else make(kind)
-    again = restore_error(pickle.loads(encode_failure(0, error)))
-    assert type(again) is type(error) is kind
-    assert (str(again), vars(again)) == (str(error), vars(error))
+    assert batchloom.preparation.prepare  # loads the modules of all errors that a worker can raise
+    make_error = EXAMPLES.get(kind.__name__, lambda kind: kind("what, how much, what to do"))
+    error = make_error() if isinstance(make_error, partial) else make_error(kind)
+    restored = restore_error(pickle.loads(encode_failure(0, error)))
+    assert type(restored) is type(error) is kind
+    assert (str(restored), vars(restored)) == (str(error), vars(error))
 
 
-def test_an_error_of_no_tree_of_ours_carries_its_traceback():
+def test_a_foreign_error_carries_its_traceback():
     try:
         {}["absent"]
     except KeyError as error:
-        again = restore_error(pickle.loads(encode_failure(0, error)))
-    assert (type(again), again.args) == (KeyError, ("absent",))
-    assert __file__ in again.__notes__[0]
+        restored = restore_error(pickle.loads(encode_failure(0, error)))
+    assert (type(restored), restored.args) == (KeyError, ("absent",))
+    assert __file__ in restored.__notes__[0]
 
 
-def test_an_error_that_cannot_be_pickled_is_told_with_its_traceback():
-    again = restore_error(TaskFailure(0, None, "Traceback: this and that"))
-    assert isinstance(again, WorkerError)
-    assert "this and that" in str(again)
+def test_an_error_that_cannot_be_pickled_is_reported_with_its_traceback():
+    restored = restore_error(TaskFailure(0, None, "Traceback: this and that"))
+    assert isinstance(restored, WorkerError)
+    assert "this and that" in str(restored)

@@ -1,4 +1,4 @@
-"""How many workers: arithmetic over facts, and the facts as Linux tells them."""
+"""Number of workers, and the machine limits that Linux reports."""
 
 import os
 
@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("asked", "orders", "free", "memory", "workers"),
+    ("requested", "tasks", "free_memory", "memory", "workers"),
     [
         ("auto", 100, None, None, 8),
         ("auto", 3, None, None, 3),
@@ -25,25 +25,25 @@ GIB = 1 << 30
         (1, 0, None, None, 1),
     ],
 )
-def test_workers_are_as_many_as_cores_orders_and_memory_allow(asked, orders, free, memory, workers):
-    assert compute_worker_count(asked, orders, cores=8, free=free, memory=memory) == workers
+def test_workers_are_as_many_as_cores_tasks_and_memory_allow(requested, tasks, free_memory, memory, workers):
+    assert compute_worker_count(requested, tasks, cores=8, free=free_memory, memory=memory) == workers
 
 
-@pytest.mark.parametrize("asked", [0, -1, True, "many", 1.5])
-def test_other_numbers_of_workers_are_refused(asked):
+@pytest.mark.parametrize("requested", [0, -1, True, "many", 1.5])
+def test_other_numbers_of_workers_are_refused(requested):
     with pytest.raises(SettingsError, match=r"workers: .* give 1 or more, or auto"):
-        compute_worker_count(asked, 5, cores=8)
+        compute_worker_count(requested, 5, cores=8)
 
 
-def write(folder, files):
-    for name, text in files.items():
+def write(folder, texts):
+    for name, text in texts.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
 
 @pytest.mark.parametrize(
-    ("groups", "files", "quota", "left"),
+    ("groups", "files", "quota", "memory_left"),
     [
         ("0::/\n", {}, None, None),
         ("0::/\n", {"cpu.max": "max 100000\n", "memory.max": "max\n"}, None, None),
@@ -59,7 +59,7 @@ def write(folder, files):
             1.5,
             500,
         ),
-        # The path of a group outside the container, whose own folder is the root here.
+        # The path of a group outside the container, whose own folder is the root inside it.
         (
             "4:memory:/docker/0123\n1:cpu,cpuacct:/docker/0123\n",
             {
@@ -74,12 +74,12 @@ def write(folder, files):
         ("1:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "1\n"}, None, None),
     ],
 )
-def test_the_bounds_of_control_groups_are_heeded(tmp_path, groups, files, quota, left):
-    own, root = tmp_path / "own", tmp_path / "groups"
-    own.write_text(groups)
+def test_the_bounds_of_control_groups_are_heeded(tmp_path, groups, files, quota, memory_left):
+    group_file, root = tmp_path / "own", tmp_path / "groups"
+    group_file.write_text(groups)
     write(root, files)
-    assert read_cpu_quota(own, root) == quota
-    assert read_memory_left(own, root) == left
+    assert read_cpu_quota(group_file, root) == quota
+    assert read_memory_left(group_file, root) == memory_left
 
 
 def test_the_facts_of_this_machine():

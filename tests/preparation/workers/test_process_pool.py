@@ -1,4 +1,4 @@
-"""A pool of processes: workers that die, hold too much or never start; a coordinator that dies."""
+"""A pool of processes: dying, greedy and failing workers; a dying coordinator."""
 
 import os
 import random
@@ -23,12 +23,12 @@ from batchloom.preparation.workers import (
     TaskResult,
     iter_task_events,
 )
-from preparation.workers.contract import results, until
-from preparation.workers.works import dying_setup, failing_setup, greedy_setup, setup, slow_setup
+from preparation.workers.executor_contract import run_tasks, wait_for
+from preparation.workers.worker_tasks import dying_setup, failing_setup, greedy_setup, setup, slow_setup
 
 
 @pytest.mark.parametrize(
-    ("order", "reason"),
+    ("task", "reason"),
     [
         (("tell then die", signal.SIGKILL), "was killed by signal 9 (out of memory?)"),
         (("tell then die", signal.SIGTERM), "was killed by signal 15 (Terminated)"),
@@ -38,95 +38,93 @@ from preparation.workers.works import dying_setup, failing_setup, greedy_setup, 
         (("no memory", None), "ran out of memory"),
     ],
 )
-def test_a_dead_worker_takes_its_own_order_with_it(order, reason):
+def test_a_dead_worker_loses_only_its_own_task(task, reason):
     with ProcessPool(setup, 2) as pool:
-        pool.submit(0, order)
+        pool.submit(0, task)
         for number in range(1, 10):
             pool.submit(number, ("square", number))
         events = []
         while pool.unfinished:
             events.append(pool.next(30))
-        mine = [one for one in events if one.number == 0]
-        told = [TaskMessage(0, n) for n in range(3)] if order[0] == "tell then die" else []
-        assert mine == [*told, TaskLoss(0, reason)]
-        assert {one.number: one.result for one in events if isinstance(one, TaskResult)} == {
+        task_events = [event for event in events if event.number == 0]
+        messages = [TaskMessage(0, n) for n in range(3)] if task[0] == "tell then die" else []
+        assert task_events == [*messages, TaskLoss(0, reason)]
+        assert {event.number: event.result for event in events if isinstance(event, TaskResult)} == {
             number: number**2 for number in range(1, 10)
         }
-        assert results(pool, [("square", 5)] * 4) == dict.fromkeys(range(4), 25)
+        assert run_tasks(pool, [("square", 5)] * 4) == dict.fromkeys(range(4), 25)
 
 
-def test_processes_that_began_before_their_work_was_known_do_it():
-    with PrestartedWorkers(2, "preparation.workers.works") as ready:
-        begun = {one.process.pid for one in ready._workers}
-        with ProcessPool(setup, 2, ready=ready) as pool:
-            assert results(pool, [("pid", None)] * 8).keys() == set(range(8))
-            assert {one.process.pid for one in pool._workers} == begun
-    assert not any(psutil.pid_exists(pid) for pid in begun)
+def test_prestarted_processes_run_tasks():
+    with PrestartedWorkers(2, "preparation.workers.worker_tasks") as prestarted:
+        expected_pids = {worker.process.pid for worker in prestarted._workers}
+        with ProcessPool(setup, 2, ready=prestarted) as pool:
+            assert run_tasks(pool, [("pid", None)] * 8).keys() == set(range(8))
+            assert {worker.process.pid for worker in pool._workers} == expected_pids
+    assert not any(psutil.pid_exists(pid) for pid in expected_pids)
 
 
-def test_processes_that_nobody_took_are_ended():
-    with PrestartedWorkers(2, "preparation.workers.works") as ready:
-        processes = [one.process for one in ready._workers]
-    assert [one.poll() for one in processes] == [-signal.SIGKILL] * 2
-    assert not ready.take()
+def test_unused_prestarted_processes_are_ended():
+    with PrestartedWorkers(2, "preparation.workers.worker_tasks") as prestarted:
+        processes = [worker.process for worker in prestarted._workers]
+    assert [process.poll() for process in processes] == [-signal.SIGKILL] * 2
+    assert not prestarted.take()
 
 
-def test_a_process_that_cannot_import_its_work_is_told(capfd):
+def test_a_process_with_a_failing_import_is_reported(capfd):
     with (
-        PrestartedWorkers(1, "preparation.workers.nowhere") as ready,
-        ProcessPool(setup, 1, ready=ready) as pool,
+        PrestartedWorkers(1, "preparation.workers.nowhere") as prestarted,
+        ProcessPool(setup, 1, ready=prestarted) as pool,
     ):
-        # The pool starts another one, which imports what its setup needs.
-        assert results(pool, [("square", 3)]) == {0: 9}
+        # The pool starts another process, which imports the modules of its setup.
+        assert run_tasks(pool, [("square", 3)]) == {0: 9}
     assert "No module named 'preparation.workers.nowhere'" in capfd.readouterr().err
 
 
-def test_a_lost_order_is_given_again_or_left(tmp_path):
-    asked = []
+def test_a_lost_task_is_retried_or_dropped(tmp_path):
+    losses = []
 
-    def lost(number, order, reason):
-        asked.append((number, order, reason))
-        return order if number == 0 else None
+    def handle_crash(number, task, reason):
+        losses.append((number, task, reason))
+        return task if number == 0 else None
 
     with ProcessPool(setup, 2) as pool:
-        orders = [("once", tmp_path / "mark"), ("exit", 1), ("square", 3)]
-        assert results(pool, orders, lost) == {0: "second time", 2: 9}
-    assert sorted(one[0] for one in asked) == [0, 1]
-    assert (1, ("exit", 1), "exited with code 1") in asked
+        tasks = [("once", tmp_path / "mark"), ("exit", 1), ("square", 3)]
+        assert run_tasks(pool, tasks, handle_crash) == {0: "second time", 2: 9}
+    assert sorted(loss[0] for loss in losses) == [0, 1]
+    assert (1, ("exit", 1), "exited with code 1") in losses
 
 
 def test_results_come_once_whatever_is_killed():
-    drawn = random.Random(5)
-    found, killed = {}, 0
+    rng = random.Random(5)
+    results_by_number, kill_count = {}, 0
     with ProcessPool(slow_setup, 3) as pool:
-        for event in iter_task_events(
-            pool, [(n, ("flaky", n)) for n in range(200)], lambda number, order, reason: order
-        ):
+        for event in iter_task_events(pool, [(n, ("flaky", n)) for n in range(200)], lambda number, task, reason: task):
             if isinstance(event, TaskResult):
-                assert event.number not in found
-                found[event.number] = event.result
-            if drawn.random() < 0.1:
-                victim = drawn.choice(pool._workers).process.pid
+                assert event.number not in results_by_number
+                results_by_number[event.number] = event.result
+            if rng.random() < 0.1:
+                victim = rng.choice(pool._workers).process.pid
                 os.kill(victim, signal.SIGKILL)
-                killed += 1
-    assert found == {number: number * 3 for number in range(200)}
-    assert killed > 10
+                kill_count += 1
+    assert results_by_number == {number: number * 3 for number in range(200)}
+    assert kill_count > 10
 
 
 def test_a_worker_above_its_memory_is_killed():
     with ProcessPool(setup, 2, memory=200 << 20) as pool:
         pool.submit(0, ("hold", 300 << 20))
         pool.submit(1, ("hold", 1 << 20))
-        lost = until(pool, TaskLoss)
-        assert lost.number == 0
-        # It is looked at whenever there is time, also while the memory is being filled.
-        assert lost.reason.startswith(("used 2", "used 3"))
-        assert lost.reason.endswith(" MiB of memory, more than the 200 MiB that a worker may use")
+        loss = wait_for(pool, TaskLoss)
+        assert loss.number == 0
+        # Memory is checked whenever the pool has time, also while the worker allocates it.
+        assert loss.reason.startswith(("used 2", "used 3"))
+        assert loss.reason.endswith(" MiB of memory, more than the 200 MiB that a worker may use")
         assert pool.unfinished == 1
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("setup_function", "message"),
     [
         (dying_setup, "the last one exited with code 7.* give --workers 1"),
         (
@@ -135,10 +133,10 @@ def test_a_worker_above_its_memory_is_killed():
         ),
     ],
 )
-def test_workers_that_never_start_end_the_job(make, words):
-    with ProcessPool(make, 2, memory=100 << 20) as pool:
+def test_workers_that_never_start_end_the_job(setup_function, message):
+    with ProcessPool(setup_function, 2, memory=100 << 20) as pool:
         pool.submit(0, ("square", 3))
-        with pytest.raises(WorkerError, match=words):
+        with pytest.raises(WorkerError, match=message):
             pool.next(20)
 
 
@@ -154,24 +152,24 @@ def test_a_number_of_workers_is_at_least_one():
         ProcessPool(setup, 0)
 
 
-def test_a_slow_coordinator_holds_what_workers_say_in_their_pipes():
-    """Workers wait until they are heard: of 400 messages of 64 kB each few are under way."""
+def test_messages_wait_in_the_pipes_of_workers_for_a_slow_coordinator():
+    """Workers wait for the coordinator: few of 400 messages of 64 kB are in transit."""
     with ProcessPool(setup, 2) as pool:
         for number in range(400):
             pool.submit(number, ("bytes", 1 << 16))
         pool.next(20)
         time.sleep(0.5)
         assert pool.unfinished == 399
-        assert sum(one.number is not None for one in pool._workers) <= 2
+        assert sum(worker.number is not None for worker in pool._workers) <= 2
 
 
 def test_closing_ends_every_worker_within_a_second():
     with ProcessPool(setup, 2) as pool:
         for number in range(2):
             pool.submit(number, ("sleep in C", 60))
-        pids = [until(pool, TaskMessage).message for _ in range(2)]
-        began = time.monotonic()
-    assert time.monotonic() - began < 1
+        pids = [wait_for(pool, TaskMessage).message for _ in range(2)]
+        start = time.monotonic()
+    assert time.monotonic() - start < 1
     assert not any(map(psutil.pid_exists, pids))
 
 
@@ -179,14 +177,14 @@ def test_workers_compute_on_one_thread_each(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("RAYON_NUM_THREADS", "3")
     with ProcessPool(setup, 1) as pool:
-        orders = [("environment", "OMP_NUM_THREADS"), ("environment", "RAYON_NUM_THREADS")]
-        assert results(pool, orders) == {0: "1", 1: "3"}
+        tasks = [("environment", "OMP_NUM_THREADS"), ("environment", "RAYON_NUM_THREADS")]
+        assert run_tasks(pool, tasks) == {0: "1", 1: "3"}
 
 
 COORDINATOR = """
     import sys
     from batchloom.preparation.workers.process_pool import ProcessPool, PrestartedWorkers
-    from preparation.workers.works import setup
+    from preparation.workers.worker_tasks import setup
 
     pool = ProcessPool(setup, 2)
     try:
@@ -202,14 +200,14 @@ COORDINATOR = """
 """
 
 
-def coordinator(order, tmp_path):
-    """A process with a pool of two that are at work, and their ids."""
+def start_coordinator(task, tmp_path):
+    """Start a process with a pool of two busy workers; return it and their ids."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(COORDINATOR))
-    tests = str(Path(__file__).parents[2])
-    paths = os.pathsep.join([tests, *(path for path in sys.path if path)])
+    tests_folder = str(Path(__file__).parents[2])
+    paths = os.pathsep.join([tests_folder, *(path for path in sys.path if path)])
     process = subprocess.Popen(
-        [sys.executable, str(script), repr(order)],
+        [sys.executable, str(script), repr(task)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -219,17 +217,17 @@ def coordinator(order, tmp_path):
     return process, [int(process.stdout.readline()) for _ in range(2)]
 
 
-def gone(pids, seconds=5.0):
-    """Whether processes are gone (or dead and not yet waited for) within some time."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if not any(psutil.pid_exists(pid) and alive(pid) for pid in pids):
+def have_ended(pids, seconds=5.0):
+    """Return whether processes end (or become zombies) within some seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not any(psutil.pid_exists(pid) and is_alive(pid) for pid in pids):
             return True
         time.sleep(0.02)
     return False
 
 
-def alive(pid):
+def is_alive(pid):
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -238,32 +236,32 @@ def alive(pid):
 
 @pytest.mark.parametrize("kind", ["sleep in C", "write"])
 def test_workers_end_with_a_coordinator_that_is_killed(kind, tmp_path):
-    written = tmp_path / "written"
-    process, pids = coordinator((kind, 60 if kind == "sleep in C" else str(written)), tmp_path)
+    written_file = tmp_path / "written"
+    process, pids = start_coordinator((kind, 60 if kind == "sleep in C" else str(written_file)), tmp_path)
     process.kill()
     process.communicate(timeout=10)
-    assert gone(pids, 1)
+    assert have_ended(pids, 1)
     if kind == "write":
-        size = written.stat().st_size
+        size = written_file.stat().st_size
         time.sleep(0.1)
-        assert written.stat().st_size == size > 0
+        assert written_file.stat().st_size == size > 0
 
 
 def test_interrupting_all_processes_is_the_coordinators_to_handle(tmp_path):
-    process, pids = coordinator(("sleep in C", 60), tmp_path)
+    process, pids = start_coordinator(("sleep in C", 60), tmp_path)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=10)
     assert out == "closed\n"
     assert err.count("Traceback") == 1
-    assert gone(pids, 1)
+    assert have_ended(pids, 1)
 
 
 def test_a_plain_script_and_a_notebook_can_use_a_pool(tmp_path):
-    """No guard around the main module: workers do not run it again."""
+    """Workers do not run the main module again, even without a main guard."""
     program = """
         print("main runs")
         from batchloom.preparation.workers.process_pool import ProcessPool, PrestartedWorkers
-        from preparation.workers.works import setup
+        from preparation.workers.worker_tasks import setup
         with ProcessPool(setup, 2) as pool:
             pool.submit(0, ("square", 12))
             while pool.unfinished:
@@ -273,7 +271,7 @@ def test_a_plain_script_and_a_notebook_can_use_a_pool(tmp_path):
     script.write_text(textwrap.dedent(program))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     for command in ([str(script)], ["-c", textwrap.dedent(program)], ["-"]):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, *command],
             input=script.read_text() if command == ["-"] else "",
             env=environment,
@@ -282,13 +280,13 @@ def test_a_plain_script_and_a_notebook_can_use_a_pool(tmp_path):
             timeout=60,
             cwd=tmp_path,
         )
-        assert (done.stdout, done.stderr) == ("main runs\n144\n", "")
+        assert (process.stdout, process.stderr) == ("main runs\n144\n", "")
 
 
 def test_standard_streams_that_are_closed_do_not_become_pipes(tmp_path):
     program = """
         from batchloom.preparation.workers.process_pool import ProcessPool, PrestartedWorkers
-        from preparation.workers.works import setup
+        from preparation.workers.worker_tasks import setup
         with ProcessPool(setup, 1) as pool:
             pool.submit(0, ("print", "said"))
             while pool.unfinished:

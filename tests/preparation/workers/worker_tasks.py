@@ -1,4 +1,4 @@
-"""Setups and orders for tests of crews: module level, so that worker processes can import them."""
+"""Setups and tasks for tests of executors, at module level so that worker processes can import them."""
 
 import ctypes
 import json
@@ -12,32 +12,32 @@ from typing import Any
 from batchloom.core.errors import RecordError
 
 
-class Awkward(Exception):
-    """Cannot be made again from its pickle."""
+class UnpicklableError(Exception):
+    """Error that cannot be restored from its pickle."""
 
-    def __init__(self, one, two):
-        super().__init__(f"{one} and {two}")
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
 
 
 def _sleep_without_gil(seconds):
-    ctypes.CDLL(None).sleep(int(seconds))  # ctypes lets go of the interpreter
+    ctypes.CDLL(None).sleep(int(seconds))  # ctypes releases the GIL
 
 
-def do(order: Any, tell) -> Any:
-    """One order: a tuple of what to do and with what."""
-    kind, value = order
+def run_task(task: Any, send) -> Any:
+    """Run one task: a tuple of a kind and a value."""
+    kind, value = task
     match kind:
         case "square":
             return value * value
         case "pid":
             return os.getpid()
         case "tell":
-            for one in range(value):
-                tell(one)
+            for number in range(value):
+                send(number)
             return "told"
         case "tell then die":
-            for one in range(3):
-                tell(one)
+            for number in range(3):
+                send(number)
             os.kill(os.getpid(), value)
         case "exit":
             os._exit(value)
@@ -46,12 +46,12 @@ def do(order: Any, tell) -> Any:
         case "raise":
             raise value
         case "awkward":
-            raise Awkward("this", "that")
+            raise UnpicklableError("this", "that")
         case "bad record":
             raise RecordError("d.jsonl", 5, 17, "unexpected end")
         case "hold":
-            held = bytearray(value)
-            tell(len(held))
+            buffer = bytearray(value)
+            send(len(buffer))
             time.sleep(60)
         case "no memory":
             raise MemoryError
@@ -60,20 +60,20 @@ def do(order: Any, tell) -> Any:
         case "lambda":
             return lambda: None
         case "sleep":
-            tell("begun")
+            send("begun")
             time.sleep(value)
             return "slept"
         case "sleep in C":
-            tell(os.getpid())
+            send(os.getpid())
             _sleep_without_gil(value)
         case "write":
-            return _write(Path(value), tell)
+            return _write(Path(value), send)
         case "flaky":
             time.sleep(0.005)
-            tell(value)
+            send(value)
             return value * 3
         case "once":
-            return _once(Path(value))
+            return _die_once(Path(value))
         case "print":
             print(value)
             return "printed"
@@ -82,20 +82,20 @@ def do(order: Any, tell) -> Any:
     return None
 
 
-def _write(path, tell):
+def _write(path, send):
     with path.open("a") as file:
-        told = False
+        sent = False
         while True:
             file.write("x")
             file.flush()
-            if not told:  # of a file that is there, whoever kills it now
-                tell(os.getpid())
-                told = True
+            if not sent:  # after the first write, so that the file exists when the test kills this process
+                send(os.getpid())
+                sent = True
             time.sleep(0.01)
 
 
-def _once(path):
-    """Dies the first time."""
+def _die_once(path):
+    """Kill this process at the first call."""
     if not path.exists():
         path.touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -103,19 +103,19 @@ def _once(path):
 
 
 def setup():
-    return do
+    return run_task
 
 
 @dataclass
-class Noted:
-    """A setup that notes where it was made."""
+class RecordingSetup:
+    """Setup that records the processes that call it."""
 
     path: Path
 
     def __call__(self):
         with self.path.open("a") as file:
             file.write(json.dumps(os.getpid()) + "\n")
-        return do
+        return run_task
 
 
 def failing_setup():
@@ -127,11 +127,11 @@ def dying_setup():
 
 
 def greedy_setup():
-    held = bytearray(120 << 20)
+    buffer = bytearray(120 << 20)
     time.sleep(5)
-    return held and do
+    return buffer and run_task
 
 
 def slow_setup():
     time.sleep(0.1)
-    return do
+    return run_task
