@@ -109,7 +109,7 @@ def test_a_store_says_in_its_recipe_that_documents_moved_and_is_made_again():
     assert "hashes alone decide" in find_share_note(by_hash)
     for store in ("s", "t"):
         rerun = batchloom.prepare(recipe=store, out=f"{store}2")
-        assert f"{store}2 is the same as {store}, to the byte." in rerun.notes
+        assert f"{store}2 is identical to {store}, byte for byte." in rerun.notes
     # A store of a version without this rule counts as finished and stays unchanged.
     assert make("in.jsonl", "t", val_fraction=0.2).already_done
     with pytest.raises(StoreConflictError, match="balance_subsets"):

@@ -354,7 +354,7 @@ def test_cleaning_that_skips_conversations_is_reported(tmp_path, caplog):
     assert "Cleaning applies only to texts and does not change in.jsonl." in caplog.messages
     jsonl(tmp_path / "chat.jsonl", [{"prompt": "Who?", "response": "Jane."}] * 2)
     batchloom.prepare(tmp_path / "chat.jsonl", out=tmp_path / "lines", tokenizer="bytes", dedup="lines")
-    assert any("of what is in chat.jsonl equal documents alone" in message for message in caplog.messages)
+    assert any("From chat.jsonl only equal documents" in message for message in caplog.messages)
     # If no document remains, the error suggests to relax the cleaning.
     jsonl(tmp_path / "text.jsonl", [{"text": "too short"}])
     with pytest.raises(InputError, match=r"1 length: too few words\. Relax the rules \(--clean, "):

@@ -369,7 +369,7 @@ def test_a_store_made_again_is_the_same(corpus, tmp_path):
     assert recipe.dedup == DedupRecipe(mode="near", similarity=0.85)
 
 
-DEFAULT_NOTE = "Exact duplicates are left out: "
+DEFAULT_NOTE = "Removing exact duplicates, "
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_a_recipe_and_a_manifest_hold_the_setting_only_where_it_is_given():
     ]
     assert fingerprints[0] == fingerprints[1]
     rerun = batchloom.prepare(recipe="followed", out="again")
-    assert "again is the same as followed, to the byte." in rerun.notes
+    assert "again is identical to followed, byte for byte." in rerun.notes
     Path("sets.yaml").write_text("datasets:\n  - path: data\nfollow_links: true\n")
     assert batchloom.prepare("sets.yaml", out="sets", tokenizer="bytes").counts.records == 10
     Path("sets.yaml").write_text("datasets:\n  - path: data\n")

@@ -181,7 +181,7 @@ def test_inputs_in_other_folders_come_from_the_report_or_are_requested(folder, m
     batchloom.prepare([other_folder / "words.jsonl", "data/prose.txt"], out="one", tokenizer="bytes")
     rerun = batchloom.prepare(recipe="one", out="two")
     assert tree("two") == tree("one")
-    assert rerun.notes[0] == f"Inputs from where report.json in one says they lay: {other_folder}/words.jsonl."
+    assert rerun.notes[0] == f"Using input paths from report.json in one: {other_folder}/words.jsonl."
     os.remove("one/report.json")
     with pytest.raises(InputMissingError) as error:
         batchloom.prepare(recipe="one", out="three")
