@@ -4,7 +4,7 @@ import pytest
 
 from tiers import is_in_slice, is_in_tier, parse_slice
 
-NAMES = [f"tests/plan/test_pack.py::test_{n}[{n % 7}]" for n in range(400)]
+NAMES = [f"tests/plan/test_packing.py::test_{n}[{n % 7}]" for n in range(400)]
 
 
 @pytest.mark.parametrize("slow", [False, True])

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from analysis.compare.warm import run_warm
 from torch.distributed.checkpoint import state_dict_saver
 
 import batchloom
 from adapters.small_stores import make_small_store
+from analysis.compare.warm_examples import run_warm
 from batchloom import StateError
 from batchloom.adapters.checkpoints import find_newest_checkpoint
 from batchloom.adapters.fsdp2 import begin_async_save, load_fsdp2, load_newest_fsdp2, save_fsdp2

@@ -18,7 +18,7 @@ from batchloom.analysis.compare import BatchWitness, iter_expected_entries
 from batchloom.examples.job import Job, tiny_model
 from batchloom.testing import write_store
 from batchloom.train import read_log
-from preparation.workers.nodes import OBJECTS
+from preparation.workers.ray_nodes import OBJECTS
 from processes import run_two_ranks
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

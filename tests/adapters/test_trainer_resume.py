@@ -7,11 +7,11 @@ import warnings
 
 import pytest
 import torch
-from analysis.compare.warm import run_warm
 from torch.utils.data import DataLoader
 
 import batchloom
 from adapters.small_stores import make_small_store
+from analysis.compare.warm_examples import run_warm
 from batchloom import SettingsError, StateError
 from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
 from batchloom.adapters.accelerate import attach, load_newest_checkpoint, save_checkpoint

@@ -11,7 +11,7 @@ from batchloom import Edit, InputError, Loader, Mixture, Plan, open_store
 from batchloom.batches.loading import remote_fetch as fetching_module
 from batchloom.batches.loading.remote_fetch import RemotePrefetcher, StepSizes
 from batchloom.testing import write_store
-from store.far import to_memory
+from store.remote_stores import to_memory
 
 # A document is a block of the store, so that fetched bytes count steps.
 TOKENS, ROWS = 2048, 16

@@ -17,7 +17,7 @@ from batchloom.core.errors import RecordError, SchemaError
 from chat.conftest import folders  # noqa: F401
 from preparation.stores import jsonl
 from sources.hub_server import hub_serving
-from sources.test_saved import save
+from sources.test_saved_datasets import save
 
 QUESTIONS = [{"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}.", "id": n} for n in range(60)]
 CHAT = [

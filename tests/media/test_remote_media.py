@@ -31,9 +31,9 @@ from batchloom.store import (
 from media.processors import MADE, save
 from media.sample_media import encoded, picture, talk
 from preparation.s3_relay import Fault
-from preparation.test_far import assert_same, keys
-from sources.web import Web, serving
-from store.far import behind_relay, kept, retry_at_once, same_batches, to_bucket, to_memory
+from preparation.test_remote_output import assert_same, keys
+from sources.web_server import Web, serving
+from store.remote_stores import behind_relay, kept, retry_at_once, same_batches, to_bucket, to_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SIZES = {"seq_len": 400, "global_batch_size": 2, "output": "numpy", "rank": 0, "world_size": 1}

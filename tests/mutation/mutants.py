@@ -75,7 +75,7 @@ PLAN = (
         "plan/packing/strategies.py",
         "starts=np.concatenate([starts, chunk_index * seq_len]),",
         "starts=np.concatenate([starts, (chunk_index + 1) * seq_len]),",
-        ("plan/test_pack.py", "plan/test_plan.py"),
+        ("plan/test_packing.py", "plan/test_plan.py"),
     ),
     # Every epoch takes the pools in the order of the first one.
     Mutant(
@@ -83,7 +83,7 @@ PLAN = (
         "plan/packing/pools.py",
         'return shuffle_range(self.count, self._key("pools", epoch))',
         'return shuffle_range(self.count, self._key("pools", 0))',
-        ("plan/test_quality.py", "plan/test_goldens.py", "plan/test_plan.py"),
+        ("plan/test_shuffle_quality.py", "plan/test_goldens.py", "plan/test_plan.py"),
     ),
     # A store that is shuffled in blocks never serves its last document.
     Mutant(
@@ -163,7 +163,7 @@ PLAN = (
         "plan/packing/row_order.py",
         "(documents[1:] == documents[:-1]) & (starts[1:] == starts[:-1] + lengths[:-1])",
         "documents[1:] == documents[:-1]",
-        ("plan/test_mixture.py", "plan/test_runs.py", "plan/test_exhausted.py"),
+        ("plan/test_mixture.py", "plan/test_runs.py", "plan/test_exhausted_sources.py"),
     ),
     # A plan takes the cached counts of a plan with another seed.
     Mutant(
@@ -171,7 +171,7 @@ PLAN = (
         "plan/order/source_order.py",
         'names = ["seq_len", "packing", "overlong", "seed", "shuffle", "pool_size"]',
         'names = ["seq_len", "packing", "overlong", "shuffle", "pool_size"]',
-        ("plan/test_plan.py", "batches/test_tables.py"),
+        ("plan/test_plan.py", "batches/test_pool_tables.py"),
     ),
     # A plan in the order of lanes never serves the last document of a lane.
     Mutant(
@@ -190,7 +190,7 @@ BATCHES = (
         "batches/assembly/batch_assembly.py",
         "targets[:-1] = ids[1:]",
         "targets[:] = ids",
-        ("batches/test_assemble.py", "batches/test_forms.py"),
+        ("batches/test_batch_assembly.py", "batches/test_forms.py"),
     ),
     # The mask of shifted labels is one token behind its labels.
     Mutant(
@@ -198,7 +198,7 @@ BATCHES = (
         "batches/assembly/batch_assembly.py",
         "targets[:-1][masked[1:]] = IGNORE",
         "targets[masked] = IGNORE",
-        ("batches/test_assemble.py", "batches/test_mixture.py"),
+        ("batches/test_batch_assembly.py", "batches/test_mixture.py"),
     ),
     # In the varlen form the padding behind the first short document of a batch is trained.
     Mutant(
@@ -206,7 +206,7 @@ BATCHES = (
         "batches/assembly/batch_assembly.py",
         "for _, begin, end in gaps:",
         "for _, begin, end in gaps[1:]:",
-        ("batches/test_parallel.py", "batches/test_assemble.py"),
+        ("batches/test_parallel.py", "batches/test_batch_assembly.py"),
     ),
     # In the varlen form positions run on from one document to the next.
     Mutant(
@@ -214,7 +214,7 @@ BATCHES = (
         "batches/assembly/batch_assembly.py",
         "positions = np.arange(total) - np.repeat(bounds[:-1], lengths)",
         "positions = np.arange(total)",
-        ("batches/test_assemble.py", "batches/test_forms.py"),
+        ("batches/test_batch_assembly.py", "batches/test_forms.py"),
     ),
     # The second micro-batch of a varlen batch counts its tokens from the first one's.
     Mutant(
@@ -238,7 +238,7 @@ BATCHES = (
         "batches/producer_thread.py",
         "raise produced_item.error",
         "return",
-        ("batches/test_ahead.py", "batches/test_loader.py"),
+        ("batches/test_producer_thread.py", "batches/test_loader.py"),
     ),
     # The summed loss is divided by more tokens than carry one.
     Mutant(
@@ -254,7 +254,7 @@ BATCHES = (
         "batches/loading/pool_tables.py",
         "len(body) == 4 * count and digest_matches:",
         "len(body) == 4 * count:",
-        ("batches/test_tables.py", "batches/test_synthetic.py"),
+        ("batches/test_pool_tables.py", "batches/test_synthetic.py"),
     ),
     # Next-token targets train the last token of each row to predict itself.
     Mutant(
@@ -278,7 +278,7 @@ BATCHES = (
         "batches/loading/id_range.py",
         "int(ids.view(np.uint64).max()) < store.vocab_size:",
         "int(ids.view(np.uint64).max()) <= store.vocab_size:",
-        ("store/test_remote.py", "batches/test_loader.py"),
+        ("store/test_remote_stores.py", "batches/test_loader.py"),
     ),
 )
 
@@ -305,7 +305,7 @@ STORE = (
         "store/format/loss_mask.py",
         'return header + self._bits + np.packbits(self._pending_flags, bitorder="little").tobytes()',
         'return header + self._bits + np.packbits(self._pending_flags, bitorder="big").tobytes()',
-        ("store/test_golden.py", "batches/test_assemble.py"),
+        ("store/test_golden.py", "batches/test_batch_assembly.py"),
     ),
     # The pointers of a shard of 2**31 tokens and more wrap around.
     Mutant(
@@ -321,7 +321,7 @@ STORE = (
         "store/format/provenance.py",
         'line = number + 1 if source.kind == "jsonl" else None',
         'line = number if source.kind == "jsonl" else None',
-        ("store/test_whence.py", "preparation/test_store.py", "cli/test_explain.py"),
+        ("store/test_provenance.py", "preparation/test_store.py", "cli/test_explain.py"),
     ),
     # The end tokens of a removed document carry a loss.
     Mutant(
@@ -353,7 +353,7 @@ STORE = (
         "store/read/remote_lengths.py",
         "preceding_tokens = np.array([int(entry[1]) for entry in entries], np.int64) + self._tokens[block_layers]",
         "preceding_tokens = np.array([int(entry[1]) for entry in entries], np.int64)",
-        ("store/test_remote.py",),
+        ("store/test_remote_stores.py",),
     ),
     # A block that was damaged on its way from a remote store is served.
     Mutant(
@@ -361,7 +361,7 @@ STORE = (
         "store/read/remote_blocks.py",
         "if expected_checksums is None or np.array_equal(compute_block_checksums(data), expected_checksums):",
         "if expected_checksums is None or len(data):",
-        ("store/test_remote.py", "store/test_remote_faults.py"),
+        ("store/test_remote_stores.py", "store/test_remote_faults.py"),
     ),
     # A block that was damaged in the cache is served, although its first read should verify it.
     Mutant(
@@ -369,7 +369,7 @@ STORE = (
         "store/read/remote_blocks.py",
         'if self._verify == "off" and cache_file.table.written_this_boot:',
         "if cache_file.table.written_this_boot:",
-        ("store/test_remote.py",),
+        ("store/test_remote_stores.py",),
     ),
     # A changed manifest of an older generation is opened as if it were the original.
     Mutant(
@@ -377,7 +377,7 @@ STORE = (
         "store/format/manifest.py",
         "if expected is not None and split_checksum(data)[0] != expected:",
         "if not data:",
-        ("store/test_generations.py", "store/test_hostile.py"),
+        ("store/test_generations.py", "store/test_damaged_stores.py"),
     ),
 )
 
@@ -446,7 +446,7 @@ PREPARATION = (
         "if not self._bad_in_order:",
         "if False:",
         (
-            "preparation/test_bad_order.py",
+            "preparation/test_bad_records.py",
             "preparation/test_bad_input.py",
             "preparation/test_preferences.py",
         ),
@@ -457,7 +457,7 @@ PREPARATION = (
         "preparation/units/units.py",
         "content.get(part.source.path, part.source.mtime_ns),",
         "content.get(part.source.path, 0),",
-        ("preparation/test_disturbed.py", "preparation/test_resume.py"),
+        ("preparation/test_run_failures.py", "preparation/test_resume.py"),
     ),
     # Line numbers in the quarantine are too low behind the first part of a large file.
     Mutant(
@@ -478,7 +478,7 @@ PREPARATION = (
         "self._take_lock()",
         "self._lock.truncate(0)",
         (
-            "preparation/test_disturbed.py",
+            "preparation/test_run_failures.py",
             "preparation/test_resume.py",
             "preparation/test_guards.py",
         ),
@@ -489,7 +489,7 @@ PREPARATION = (
         "preparation/settings/overlong_policy.py",
         "return max((stop for stop in ends if stop <= limit), default=0)",
         "return max((stop for stop in ends if stop < limit), default=0)",
-        ("chat/test_overlong.py",),
+        ("chat/test_overlong_conversations.py",),
     ),
 )
 
@@ -524,7 +524,7 @@ CHAT = (
         "chat/templates/turn_positions.py",
         "return start + len(stop)",
         "return start",
-        ("chat/test_turns.py", "chat/test_oracles.py"),
+        ("chat/test_turns.py", "chat/test_transformers_agreement.py"),
     ),
     # Tokenized rows train tokens that loss_mask leaves out, if labels has them.
     Mutant(
@@ -532,7 +532,7 @@ CHAT = (
         "chat/schema/token_rows.py",
         "trained = mask if trained is None else trained & mask",
         "trained = mask if trained is None else trained | mask",
-        ("chat/test_schemas.py", "chat/test_faults.py", "preparation/test_chat.py"),
+        ("chat/test_schemas.py", "chat/test_unusable_records.py", "preparation/test_chat.py"),
     ),
     # With a system column the prompt counts as the first turn of the completion.
     Mutant(
@@ -540,7 +540,7 @@ CHAT = (
         "chat/schema/prompt_answer.py",
         "messages, start = extended_messages, start + 1",
         "messages = extended_messages",
-        ("chat/test_schemas.py", "chat/test_preferences.py", "chat/test_trl.py"),
+        ("chat/test_schemas.py", "chat/test_preferences.py", "chat/test_trl_agreement.py"),
     ),
 )
 

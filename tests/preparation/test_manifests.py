@@ -14,7 +14,7 @@ from batchloom.core.errors import InputMissingError, StoreConflictError
 from batchloom.preparation import convert, make_request
 from batchloom.store import read_manifest
 from preparation.stores import jsonl, texts, tree
-from sources.test_saved import ROWS as SAVED, save
+from sources.test_saved_datasets import ROWS as SAVED, save
 
 ARITHMETIC = [{"q": f"What is {n} + 1?", "a": str(n + 1)} for n in range(40)]
 

@@ -75,8 +75,8 @@ def make_pair_store(folder):
 
 def make_image_store(folder):
     pytest.importorskip("transformers")
-    from media.made import encoded, picture, talk
     from media.processors import MADE, save
+    from media.sample_media import encoded, picture, talk
 
     processor = str(save(MADE["qwen2_vl"](max_pixels=28 * 28 * 16), folder / "processor"))
     (folder / "in").mkdir()

@@ -12,7 +12,7 @@ import numpy as np
 from batchloom import SettingsError
 from batchloom.testing import assert_packed_equals_unpacked, write_store
 from batchloom.train import GPT, ModelSettings
-from train.folders import CONFIGS
+from train.model_folders import CONFIGS
 from train.runs import long_conversations
 
 

@@ -15,7 +15,7 @@ from batchloom.analysis.doctor import SampleSizes, estimate_packing, examine_inp
 from batchloom.core.errors import InputMissingError
 from preparation.stores import jsonl
 from sources.test_tables import pa, write
-from sources.web import serving
+from sources.web_server import serving
 
 CHATS = [
     {
