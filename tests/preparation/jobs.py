@@ -1,4 +1,4 @@
-"""Jobs as plain values, run in this process or in one that can be killed, and crashing workers."""
+"""Jobs as plain values, run here or in a killable process, and crashing workers."""
 
 import json
 import os
@@ -147,7 +147,7 @@ def main():
 
 
 def start_job(job, prefix=()):
-    """Start a process that runs a job, with ``prefix`` before its command, and wait until it begins."""
+    """Start a process that runs a job, its command after ``prefix``; wait for begin."""
     path = os.pathsep.join([str(Path(__file__).parents[1]), *(entry for entry in sys.path if entry)])
     process = subprocess.Popen(
         [*prefix, sys.executable, "-c", "from preparation.jobs import main; main()"],
@@ -177,7 +177,7 @@ def wait_for_job(process, seconds=300):
 
 
 def run_until_killed(events, count, function):
-    """Run a function in a fork that is killed at the count-th of these audit events; return whether it was."""
+    """Run a function in a fork killed at the count-th audit event; return whether."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # fork while other threads sleep
         child = os.fork()

@@ -1,4 +1,4 @@
-"""Relay in front of an S3 server on loopback that delays, breaks, answers or alters requests."""
+"""Relay before an S3 server that delays, breaks, answers or alters requests."""
 
 import http.client
 import threading

@@ -47,7 +47,7 @@ def make(inputs, out, *, limits=None, unit_bytes=1 << 40, listener=None, **setti
 
 
 def read_documents(out):
-    """Return (provenance, text, subset) of every document of a store of bytes, in input order."""
+    """Return (provenance, text, subset) of all documents of bytes, in input order."""
     manifest = read_manifest(Path(out))
     source_names = [source.name for source in manifest.sources]
     rows = []

@@ -98,7 +98,7 @@ def test_a_disk_that_fails(call, error, message, execution, inputs, expected_fil
     occurrence = {"read": "7+", "fsync": "20+", "rename": "9+"}[call]
     strace = ["strace", "-f", "-qq", "-o", os.devnull, *path_filter]
     fault = ["-e", f"trace={call}", "-e", f"inject={call}:error={error}:when={occurrence}"]
-    report = wait_for_job(start_job(job, before=[*strace, *fault]))
+    report = wait_for_job(start_job(job, prefix=[*strace, *fault]))
     assert re.match(message, report["error"]), report
     assert "\n" not in report["error"]
     assert "error" not in run_job({**job, "execution": {}})

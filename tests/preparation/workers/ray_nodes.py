@@ -1,4 +1,4 @@
-"""Ray clusters on this machine: a head alone, or a head with nodes that tests kill."""
+"""Ray clusters on this machine: a head, and nodes that tests kill."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ OBJECTS = 80 << 20
 
 @contextlib.contextmanager
 def ray_cluster(nodes=3, head=0):
-    """Start a head and nodes of one processor each, which the cluster lists as ``living``."""
+    """Start a head and nodes of one processor each, listed as ``living``."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:

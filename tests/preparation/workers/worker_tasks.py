@@ -1,4 +1,4 @@
-"""Setups and tasks for tests of executors, at module level so that worker processes can import them."""
+"""Setups and tasks for tests of executors, importable by worker processes."""
 
 import ctypes
 import json
