@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 
-def megatron(module: str) -> ModuleType:
+def import_megatron(module: str) -> ModuleType:
     """Import a module of megatron-core, without warnings about optional packages."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(f"megatron.core.datasets.{module}")
 
 
-def gpt_dataset(blend, cache: Path, *, seq_len: int, samples: int, resets: bool = False):
+def build_gpt_dataset(blend, cache: Path, *, seq_len: int, samples: int, resets: bool = False):
     """Build Megatron's ``GPTDataset`` over file pairs; needs torch.distributed.
 
     ``blend`` holds prefixes and their weights, or None; ``cache`` is the folder of its indices. With ``resets``,
@@ -28,7 +28,7 @@ def gpt_dataset(blend, cache: Path, *, seq_len: int, samples: int, resets: bool 
         vocab_size, eod, pad = 257, 256, -1
         unique_identifiers = {"class": "test"}  # noqa: RUF012
 
-    gpt = megatron("gpt_dataset")
+    gpt = import_megatron("gpt_dataset")
     config = gpt.GPTDatasetConfig(
         random_seed=1,
         sequence_length=seq_len,
@@ -42,11 +42,11 @@ def gpt_dataset(blend, cache: Path, *, seq_len: int, samples: int, resets: bool 
         create_attention_mask=resets,
         mid_level_dataset_surplus=0.005,
     )
-    builder = megatron("blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
+    builder = import_megatron("blended_megatron_dataset_builder").BlendedMegatronDatasetBuilder
     return builder(gpt.GPTDataset, [samples, 0, 0], lambda: True, config).build()[0]
 
 
-def megatron_prefix(prefix: Path, documents, dtype=np.uint16, modes=None) -> Path:
+def write_megatron_pair(prefix: Path, documents, dtype=np.uint16, modes=None) -> Path:
     """Write a file pair with Megatron's builder and return its prefix.
 
     ``documents`` are lists of sequences, each a list of ids. ``modes`` holds the mode of each sequence for a
@@ -54,7 +54,7 @@ def megatron_prefix(prefix: Path, documents, dtype=np.uint16, modes=None) -> Pat
     """
     import torch
 
-    builder = megatron("indexed_dataset").IndexedDatasetBuilder(
+    builder = import_megatron("indexed_dataset").IndexedDatasetBuilder(
         f"{prefix}.bin", dtype=dtype, multimodal=modes is not None
     )
     sequence_modes = iter(modes or [])
@@ -66,15 +66,15 @@ def megatron_prefix(prefix: Path, documents, dtype=np.uint16, modes=None) -> Pat
     return prefix
 
 
-def megatron_documents(prefix: Path) -> list[list[int]]:
+def read_megatron_documents(prefix: Path) -> list[list[int]]:
     """Return the documents of a pair as read by Megatron's reader."""
-    data = megatron("indexed_dataset").IndexedDataset(str(prefix))
+    data = import_megatron("indexed_dataset").IndexedDataset(str(prefix))
     bounds = data.document_indices.tolist()
     sequences = [data[n].tolist() for n in range(len(data))]
     return [list(chain.from_iterable(sequences[a:b])) for a, b in pairwise(bounds)]
 
 
-def datatrove(module: str) -> ModuleType:
+def import_datatrove(module: str) -> ModuleType:
     """Import a module of datatrove, or skip the test; its word splitting needs spaCy."""
     for name in ("datatrove", "spacy"):
         pytest.importorskip(name, reason=f"{name} is not installed: it is in the test extra")

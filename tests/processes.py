@@ -74,7 +74,7 @@ def run_ranks(*command: object, ranks: int = 2) -> list[ProcessResult]:
 
     ``command`` is the path of the script, or ``"-m"`` and the module, then its arguments.
     """
-    with start_processes(*command, environments=rank_environments(ranks)) as processes:
+    with start_processes(*command, environments=make_rank_environments(ranks)) as processes:
         _join(processes)
         return [process.wait() for process in processes]
 
@@ -87,7 +87,7 @@ def run_two_ranks(*command: object) -> str:
     return "".join(result.stdout for result in results)
 
 
-def rank_environments(ranks: int = 2) -> list[dict[str, str]]:
+def make_rank_environments(ranks: int = 2) -> list[dict[str, str]]:
     """Return per rank the environment variables of torch.distributed."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

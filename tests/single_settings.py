@@ -9,7 +9,7 @@ from batchloom.batches import BatchOptions, Loader, PlanOptions
 _GROUPS = {"plan": PlanOptions, "batch": BatchOptions}
 
 
-def grouped(settings: Mapping[str, Any]) -> dict[str, Any]:
+def group_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords of a ``Loader``, with settings moved into their groups."""
     loader_settings = dict(settings)
     for group, options in _GROUPS.items():
@@ -24,4 +24,4 @@ def grouped(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_loader(data: Any, **settings: Any) -> Loader:
     """Make a loader from flat settings."""
-    return Loader(data, **grouped(settings))
+    return Loader(data, **group_settings(settings))

@@ -11,7 +11,7 @@ import pytest
 import batchloom
 from batchloom.testing import write_store
 from processes import start_processes
-from sources.hub_server import hub_serving
+from sources.hub_server import serve_hub
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -79,7 +79,7 @@ def test_to_json_lines(tmp_path, run_script_in_folder):
 def test_a_data_set_of_the_hub_to_json_lines(tmp_path):
     """Run the script in a separate process, as a user does."""
     lines = b'{"text": "a"}\n{"text": "b"}\n'
-    with hub_serving({"org/plain": {"README.md": b"# hi", "train.jsonl": lines}}) as hub:
+    with serve_hub({"org/plain": {"README.md": b"# hi", "train.jsonl": lines}}) as hub:
         environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
         words = ["--dataset", "org/plain", "--output", "hub.jsonl"]
         result = subprocess.run(

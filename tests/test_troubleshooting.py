@@ -21,10 +21,10 @@ from batchloom.store import WORK_NAME, compact_store
 from batchloom.testing import append_documents, write_store
 from batchloom.tokens import resolve_tokenizer
 from batchloom.train import RunFolder
-from chat.conftest import metaspace
-from preparation.stores import jsonl
+from chat.conftest import make_metaspace_tokenizer
+from preparation.stores import write_jsonl
 from single_settings import make_loader
-from sources.hub_server import hub_serving
+from sources.hub_server import serve_hub
 
 PAGE = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
 ROW = re.compile(r"^\| `(.+?)` \((\w[\w.]*|a warning|in quarantine)\) \|", re.M)
@@ -68,15 +68,15 @@ def prepare_without_tool_calls():
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b", "tool_calls": [call]},
     ]
-    jsonl(Path("in.jsonl"), [{"messages": turns}])
+    write_jsonl(Path("in.jsonl"), [{"messages": turns}])
     Path("t.jinja").write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
     prepare("in.jsonl", template="t.jinja", max_bad=0)
 
 
 def spell_control_token():
     turns = [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "a"}]
-    jsonl(Path("in.jsonl"), [{"messages": turns}])
-    SFTDataset("in.jsonl", metaspace(Path("m")), formatter="chatml")
+    write_jsonl(Path("in.jsonl"), [{"messages": turns}])
+    SFTDataset("in.jsonl", make_metaspace_tokenizer(Path("m")), formatter="chatml")
 
 
 def open_unfinished_store():
@@ -173,10 +173,10 @@ CASES = {
     "... bad records in the first ..., more than --max-bad 0.1% allows": lambda _: prepare(
         write_broken_lines(50, 50)),
     "no schema fits": lambda _: (
-        jsonl(Path("in.jsonl"), [{"colour": 1, "size": 2}] * 5), prepare("in.jsonl")),
+        write_jsonl(Path("in.jsonl"), [{"colour": 1, "size": 2}] * 5), prepare("in.jsonl")),
     "this is UTF-16, not UTF-8": lambda _: load_utf16_file(),
     "No documents were made from ... records": lambda _: (
-        jsonl(Path("in.jsonl"), [{"text": " "}] * 5), prepare("in.jsonl")),
+        write_jsonl(Path("in.jsonl"), [{"text": " "}] * 5), prepare("in.jsonl")),
     "pip install datasets transformers": list_without_libraries,
     "there is no tokenizer '...'": lambda _: resolve_tokenizer("gtp2"),
     "gpt2 is neither installed nor cached": resolve_missing_gpt2,
@@ -273,7 +273,7 @@ def test_list_sources_reports_the_sentences_of_the_hub(tmp_path):
         "org/plain": {"README.md": b"# hi", "train.jsonl": lines, "test.jsonl": lines},
         "org/gated": {"a.jsonl": lines},
     }
-    with hub_serving(repos) as hub:
+    with serve_hub(repos) as hub:
         hub.gated.add("org/gated")
         for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
             names = {sentence: name for sentence, (name, variables) in HUB_CASES.items() if variables == environment}

@@ -12,7 +12,7 @@ from batchloom import Loader, open_store
 from batchloom.adapters.accelerate import attach
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 from batchloom.core.errors import TrainError
-from raw_streams.streams import small_stream, write_texts
+from raw_streams.streams import make_small_stream, write_texts
 
 if __name__ == "__main__":
     data, out = sys.argv[1:]
@@ -20,7 +20,7 @@ if __name__ == "__main__":
     rank = accelerator.process_index
     texts = write_texts(Path(out) / f"{rank}.jsonl", 60)
     with pytest.raises(TrainError, match=r"reads a stream in 2 processes.*merge_states"):
-        attach(accelerator, Loader(small_stream(texts), rank=rank, world_size=2))
+        attach(accelerator, Loader(make_small_stream(texts), rank=rank, world_size=2))
     placement = {"rank": rank, "world_size": 2}
     loader = Loader(open_store(data), seq_len=64, global_batch_size=4, steps=6, **placement)
     for dataset_class in (LoaderDataset, LoaderIterable):

@@ -17,7 +17,7 @@ from batchloom.batches import BatchOptions
 from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw, tiny_model
 from processes import run_two_ranks
-from raw_streams.streams import small_stream, write_texts
+from raw_streams.streams import make_small_stream, write_texts
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -182,7 +182,7 @@ def test_a_stream_is_saved_at_its_current_step_only(make_accelerator, tmp_path):
     lines = write_texts(tmp_path / "a.jsonl", 200)
 
     def make_stream_loader():
-        return batchloom.Loader(small_stream(lines), batch=BatchOptions(micro_batch_size=4), rank=0, world_size=1)
+        return batchloom.Loader(make_small_stream(lines), batch=BatchOptions(micro_batch_size=4), rank=0, world_size=1)
 
     first, resumed = make_accelerator(), make_accelerator()
     loader, resumed_loader = make_stream_loader(), make_stream_loader()

@@ -15,7 +15,7 @@ from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
 from batchloom.adapters.fsdp2.fsdp2_media import concat_rows
 from batchloom.batches import Batch
 from batchloom.batches.assembly import BatchLayout, MediaOffsets
-from media.models import make
+from media.models import make_model
 from processes import run_two_ranks
 from train.families import Families
 
@@ -104,10 +104,10 @@ def test_models_and_collators_that_do_not_go_with_media_are_refused(families, tm
     family, other_family = families["qwen2_vl"], families["gemma3"]
     args = FSDP2Arguments(output_dir=str(tmp_path), max_length=320, use_cpu=True)
     store = batchloom.open_store(family.store.path)
-    model = make("qwen2_vl", family.made)
+    model = make_model("qwen2_vl", family.made)
     with pytest.raises(InputError, match="data_collator takes single sequences, and the data holds"):
         FSDP2SFTTrainer(model=model, args=args, train_dataset=store, data_collator=list)
     with pytest.raises(InputError, match="Linear is not a transformers model"):
         FSDP2SFTTrainer(model=torch.nn.Linear(2, 2), args=args, train_dataset=store)
     with pytest.raises(InputError, match="which does not take image_grid_thw, the features of each"):
-        FSDP2SFTTrainer(model=make("gemma3", other_family.made), args=args, train_dataset=store)
+        FSDP2SFTTrainer(model=make_model("gemma3", other_family.made), args=args, train_dataset=store)

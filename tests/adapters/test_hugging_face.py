@@ -26,7 +26,7 @@ from batchloom.adapters import TokenLoss, compute_row_losses, compute_token_loss
 from batchloom.adapters.hugging_face import make_trainer_parts
 from batchloom.adapters.hugging_face.hf_dealing import TrainerBatching
 from batchloom.adapters.isolation_check import check_no_leak
-from single_settings import grouped
+from single_settings import group_settings
 
 pytestmark = [
     # transformers and trl use names that they deprecate; torch warns of few cores.
@@ -62,7 +62,7 @@ def masked(tmp_path_factory):
 
 
 def make_loader(store, **settings):
-    return batchloom.Loader(store, **grouped({**SIZES, "steps": STEPS, **settings}), rank=0, world_size=1)
+    return batchloom.Loader(store, **group_settings({**SIZES, "steps": STEPS, **settings}), rank=0, world_size=1)
 
 
 def make_args(folder, kind=TrainingArguments, **settings):

@@ -16,7 +16,7 @@ from batchloom.adapters.hugging_face.hf_dealing import _find_media_problems
 from batchloom.batches import add_image_masks
 from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw
-from media.models import MODELS, TEXT_WINDOW, inputs_of, make
+from media.models import MODELS, TEXT_WINDOW, make_model, select_model_inputs
 from processes import run_two_ranks
 from train.families import Families
 
@@ -51,7 +51,7 @@ def make_trainer(family, name, folder, form=None, loader=None, model=None, **set
     sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
     args = make_args(folder, **{**sizes, "max_steps": STEPS, **settings})
     parts = make_trainer_parts(loader, args, form=form)
-    model = model or make(name, family.made)
+    model = model or make_model(name, family.made)
     return RecordingTrainer(
         model,
         args,
@@ -65,7 +65,7 @@ def make_trainer(family, name, folder, form=None, loader=None, model=None, **set
 
 def train_with_torch(family, name, form, steps):
     """Return the losses of a plain loop over the same batches."""
-    model = make(name, family.made)
+    model = make_model(name, family.made)
     optimizer = adamw(model.parameters(), 0.01)
     loader = batchloom.Loader(family.store, **SIZES, steps=steps, rank=0, world_size=1)
     losses = []
@@ -117,9 +117,9 @@ def test_the_cache_is_off_in_the_language_model_too(families, tmp_path, name):
         families[name],
         batchloom.Loader(families[name].store, **SIZES, rank=0, world_size=1),
     )
-    assert make(name, family.made).config.get_text_config().use_cache
+    assert make_model(name, family.made).config.get_text_config().use_cache
     trainer = make_trainer(family, name, tmp_path, FORMS.get(name))
-    batch = inputs_of(name, loader[0])
+    batch = select_model_inputs(name, loader[0])
     with torch.no_grad():
         actual = trainer.model(**batch)
         expected = trainer.model(**batch, use_cache=False)
@@ -151,7 +151,7 @@ def test_a_model_whose_documents_see_each_other_is_refused(families, tmp_path):
 def test_a_model_of_other_media_is_refused(families, tmp_path):
     family = families["qwen2_audio"]
     trainer = make_trainer(family, "qwen2_audio", tmp_path)
-    trainer.model = make("llava", families["llava"].made)
+    trainer.model = make_model("llava", families["llava"].made)
     with pytest.raises(TrainError, match="does not take feature_attention_mask, input_features"):
         trainer.train()
 

@@ -10,7 +10,7 @@ import torch
 import batchloom
 from batchloom import Edit, InputError, StateError
 from batchloom.testing import write_store
-from oracles import gpt_dataset, megatron as theirs
+from oracles import build_gpt_dataset, import_megatron as theirs
 from processes import run_two_ranks
 
 with warnings.catch_warnings():
@@ -169,7 +169,7 @@ def test_gpt_dataset_takes_the_shards_as_a_blend_by_tokens(store, tmp_path):
     dist.init_process_group("gloo", "tcp://127.0.0.1:0", rank=0, world_size=1)
     try:
         samples = store.tokens // 65
-        dataset = gpt_dataset(blend, tmp_path, seq_len=64, samples=samples)
+        dataset = build_gpt_dataset(blend, tmp_path, seq_len=64, samples=samples)
         blended = np.concatenate([dataset[n]["tokens"].numpy() for n in range(samples)])
     finally:
         dist.destroy_process_group()

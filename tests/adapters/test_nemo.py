@@ -19,7 +19,7 @@ import batchloom
 from batchloom import InputError, StateError
 from batchloom.core.errors import TrainError
 from batchloom.testing import write_store
-from oracles import megatron as theirs
+from oracles import import_megatron as theirs
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -10,7 +10,7 @@ from batchloom import PlanError, SettingsError
 from batchloom.batches import IGNORE_INDEX, Batch, forms, masks
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
-from oracles import gpt_dataset, megatron as megatron_core, megatron_prefix
+from oracles import build_gpt_dataset, import_megatron as megatron_core, write_megatron_pair
 from single_settings import make_loader
 from tiers import examples
 
@@ -275,8 +275,8 @@ def process_group(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_megatron_reads_the_same_tokens_and_labels(make_folder, tmp_path):
     document = [int(n) for n in np.random.default_rng(0).permutation(16 * 6 + 1)]
-    blend = ([str(megatron_prefix(tmp_path / "theirs", [[document]]))], None)
-    dataset = gpt_dataset(blend, tmp_path / "cache", seq_len=16, samples=6, resets=True)
+    blend = ([str(write_megatron_pair(tmp_path / "theirs", [[document]]))], None)
+    dataset = build_gpt_dataset(blend, tmp_path / "cache", seq_len=16, samples=6, resets=True)
     theirs = {tuple(sample["tokens"].tolist()): sample for sample in (dataset[n] for n in range(6))}
     store = write_store(make_folder(), [document])
     loader = build_loader(store, seq_len=16, packing="wrap", output="torch", shuffle=False)

@@ -11,7 +11,7 @@ from batchloom import Edit, InputError, Loader, Mixture, Plan, open_store
 from batchloom.batches.loading import remote_fetch as fetching_module
 from batchloom.batches.loading.remote_fetch import RemotePrefetcher, StepSizes
 from batchloom.testing import write_store
-from store.remote_stores import to_memory
+from store.remote_stores import copy_to_memory
 
 # A document is a block of the store, so that fetched bytes count steps.
 TOKENS, ROWS = 2048, 16
@@ -24,7 +24,7 @@ def stores(tmp_path):
     opened = {}
     for name in "ab":
         write_store(tmp_path / name, rng.integers(0, 250, (1000, TOKENS)).tolist())
-        url = to_memory(tmp_path / name, f"{tmp_path.name}-{name}")
+        url = copy_to_memory(tmp_path / name, f"{tmp_path.name}-{name}")
         opened[name] = open_store(url, cache=tmp_path / "cache", cache_limit=4_000_000)
     return opened
 

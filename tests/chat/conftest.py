@@ -44,7 +44,7 @@ def save_tokenizer(tokenizer, folder, **config):
     return folder
 
 
-def byte_level(folder, normalizer=None):
+def make_byte_level_tokenizer(folder, normalizer=None):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -56,7 +56,7 @@ def byte_level(folder, normalizer=None):
     return save_tokenizer(tokenizer, folder)
 
 
-def metaspace(folder):
+def make_metaspace_tokenizer(folder):
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")
@@ -66,23 +66,23 @@ def metaspace(folder):
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory):
+def tokenizer_folders(tmp_path_factory):
     """Folders of small tokenizers with control tokens, as transformers saves them."""
     root = tmp_path_factory.mktemp("tokenizers")
     return {
-        "bytes": byte_level(root / "bytes"),
-        "nfc": byte_level(root / "nfc", normalizers.NFC()),
-        "metaspace": metaspace(root / "metaspace"),
+        "bytes": make_byte_level_tokenizer(root / "bytes"),
+        "nfc": make_byte_level_tokenizer(root / "nfc", normalizers.NFC()),
+        "metaspace": make_metaspace_tokenizer(root / "metaspace"),
     }
 
 
 @pytest.fixture(scope="session")
-def tokenizers(folders):
-    return {name: resolve_tokenizer(str(folder)) for name, folder in folders.items()}
+def tokenizers(tokenizer_folders):
+    return {name: resolve_tokenizer(str(folder)) for name, folder in tokenizer_folders.items()}
 
 
 @pytest.fixture(scope="session")
-def hf_tokenizers(folders):
+def hf_tokenizers(tokenizer_folders):
     from transformers import PreTrainedTokenizerFast
 
-    return {name: PreTrainedTokenizerFast.from_pretrained(folder) for name, folder in folders.items()}
+    return {name: PreTrainedTokenizerFast.from_pretrained(folder) for name, folder in tokenizer_folders.items()}

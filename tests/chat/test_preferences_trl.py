@@ -10,7 +10,7 @@ import pytest
 import batchloom
 from batchloom.store import LabelledAnswers, PreferencePairs
 from chat.conversations import CHATML
-from preparation.stores import jsonl
+from preparation.stores import write_jsonl
 
 trl = pytest.importorskip("trl")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -50,11 +50,11 @@ LABELLED = [
 
 
 @pytest.fixture
-def tokenizer_folder(folders, tmp_path):
+def tokenizer_folder(tokenizer_folders, tmp_path):
     """Folder of a tokenizer with a template, which batchloom and TRL load."""
     import shutil
 
-    shutil.copytree(folders["bytes"], tmp_path / "tokenizer")
+    shutil.copytree(tokenizer_folders["bytes"], tmp_path / "tokenizer")
     config = tmp_path / "tokenizer/tokenizer_config.json"
     plain = CHATML.replace("{% generation %}", "").replace("{% endgeneration %}", "")
     settings = {"chat_template": plain, "pad_token": "<|endoftext|>", "bos_token": None}
@@ -78,7 +78,7 @@ def make_config(config_class, tmp_path, **options):
 
 
 def prepare_store(rows, tokenizer_folder, tmp_path):
-    jsonl(tmp_path / "in.jsonl", rows)
+    write_jsonl(tmp_path / "in.jsonl", rows)
     settings = {"tokenizer": str(tokenizer_folder), "val_fraction": 0}
     return batchloom.open_store(batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "store", **settings).path)
 

@@ -8,7 +8,7 @@ import batchloom
 from batchloom.chat import parse_mapping
 from batchloom.core.errors import SchemaError
 from batchloom.store import LabelledAnswers, PreferencePairs
-from preparation.stores import jsonl
+from preparation.stores import write_jsonl
 
 QUESTION = {"role": "user", "content": "<asked>"}
 
@@ -109,7 +109,7 @@ def number_texts(value, number):
 def prepare_suggested(folder, record, suggestion):
     """Return the records and the store that the suggested mapping gives."""
     records = [number_texts(record, number) for number in range(5)]
-    jsonl(folder / "in.jsonl", records)
+    write_jsonl(folder / "in.jsonl", records)
     settings = {"tokenizer": "bytes", "val_fraction": 0, "template": "plain"}
     with pytest.raises(SchemaError) as caught:
         batchloom.prepare(folder / "in.jsonl", out=folder / "out", **settings)
@@ -189,7 +189,7 @@ def test_a_label_makes_a_labelled_answer(tmp_path):
     ],
 )  # fmt: skip
 def test_no_mapping_is_suggested_that_would_leave_out_a_column(tmp_path, record, columns):
-    jsonl(tmp_path / "in.jsonl", [record] * 3)
+    write_jsonl(tmp_path / "in.jsonl", [record] * 3)
     with pytest.raises(SchemaError) as caught:
         batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", tokenizer="bytes")
     assert caught.value.suggestion is None
@@ -197,7 +197,7 @@ def test_no_mapping_is_suggested_that_would_leave_out_a_column(tmp_path, record,
 
 
 def test_an_identifier_column_is_not_suggested_as_text(tmp_path):
-    jsonl(tmp_path / "in.jsonl", [{"id": "a", "response": "b"}, {"uuid": "c", "response": "d"}])
+    write_jsonl(tmp_path / "in.jsonl", [{"id": "a", "response": "b"}, {"uuid": "c", "response": "d"}])
     with pytest.raises(SchemaError) as caught:
         batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", tokenizer="bytes")
     assert caught.value.suggestion is None

@@ -8,14 +8,14 @@ from batchloom.chat import BUILT_IN_TEMPLATES, choose_template
 from batchloom.core.errors import InputMissingError, TemplateError
 from batchloom.preparation import ChatEncoder
 from batchloom.tokens import resolve_tokenizer, restore_tokenizer
-from chat.conftest import byte_level
+from chat.conftest import make_byte_level_tokenizer
 from chat.conversations import CHATML, make_conversation
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
 
 
 def resolve_with_config(folder, **config):
-    byte_level(folder)
+    make_byte_level_tokenizer(folder)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
     return resolve_tokenizer(str(folder))
@@ -75,7 +75,7 @@ def test_the_template_of_the_tokenizer_config(tmp_path, config):
 
 def test_files_next_to_the_tokenizer_win(tmp_path):
     folder = tmp_path / "t"
-    byte_level(folder)
+    make_byte_level_tokenizer(folder)
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "legacy"}))
     assert resolve_tokenizer(str(folder)).chat.templates == {"default": "legacy"}
     (folder / "chat_template.jinja").write_text("file")

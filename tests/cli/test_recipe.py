@@ -7,13 +7,13 @@ import pytest
 from batchloom import SettingsError
 from batchloom.cli import run_command_line
 from batchloom.preparation import make_request
-from preparation.stores import jsonl, tree
+from preparation.stores import hash_store_files, write_jsonl
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    jsonl(
+    write_jsonl(
         "in.jsonl",
         [{"q": f"question {n}", "a": f"answer {n}", "text": f"text {n}"} for n in range(60)],
     )
@@ -48,7 +48,7 @@ def test_a_printed_recipe_makes_the_same_store(folder, options, capsys):
     (folder / "r.yaml").write_text(printed.out)
     assert run_command_line(["prepare", *arguments, "--out", "one"]) == 0
     assert run_command_line(["prepare", "--recipe", "r.yaml", "--out", "two"]) == 0
-    assert tree("two") == tree("one")
+    assert hash_store_files("two") == hash_store_files("one")
     capsys.readouterr()
     # A recipe printed again, also from the store, is the same. The store's recipe has every setting of a cleaning step.
     for recipe in ("r.yaml", *([] if "boilerplate" in options else ["one"])):
@@ -90,7 +90,7 @@ def test_a_rebuilt_store_is_compared_with_the_original(folder, capsys):
     )
     assert run_command_line(["prepare", "--recipe", "one", "--out", "two"]) == 0
     assert "two is identical to one, byte for byte." in capsys.readouterr().err
-    jsonl("in.jsonl", [{"q": "another"}] * 9)
+    write_jsonl("in.jsonl", [{"q": "another"}] * 9)
     assert run_command_line(["prepare", "--recipe", "one", "--out", "three"]) == 0
     assert "three differs from one: the inputs" in capsys.readouterr().err
 
@@ -123,8 +123,8 @@ def test_errors_name_the_option_or_the_recipe_setting(folder, arguments, message
 
 def test_a_name_of_an_evaluation_set_cannot_write_to_the_terminal(folder, capsys):
     text = "one two three four five six seven eight nine ten eleven twelve thirteen"
-    jsonl("set.jsonl", [{"q": text}])
-    jsonl("texts.jsonl", [{"text": text}, {"text": "another text"}])
+    write_jsonl("set.jsonl", [{"q": text}])
+    write_jsonl("texts.jsonl", [{"text": text}, {"text": "another text"}])
     (folder / "r.yaml").write_text(
         'clean:\n- decontaminate: {sets: {"a\\nb\\e[31m": set.jsonl}}\ninputs: [texts.jsonl]\n'
     )
@@ -146,7 +146,7 @@ WRONG_RECIPES = {
 @pytest.mark.parametrize("problem", WRONG_RECIPES)
 def test_a_recipe_of_other_types_in_a_manifest_without_checksum_is_refused(problem, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    jsonl("in.jsonl", [{"text": f"document {number}"} for number in range(30)])
+    write_jsonl("in.jsonl", [{"text": f"document {number}"} for number in range(30)])
     arguments = ["prepare", "in.jsonl", "--tokenizer", "bytes", "--clean", "control", "--out", "st"]
     assert run_command_line(arguments) == 0
     manifest = tmp_path / "st" / "dataset_metadata.json"

@@ -9,7 +9,7 @@ from batchloom.compat import (
     create_huggingface_dataset,
 )
 from batchloom.testing import write_store
-from preparation.stores import jsonl
+from preparation.stores import write_jsonl
 
 CONSTRUCTORS = {
     "sft": lambda output: SFTDataset("in.jsonl", "bytes", output=output),
@@ -22,7 +22,7 @@ CONSTRUCTORS = {
 @pytest.mark.parametrize("kind", CONSTRUCTORS)
 def test_an_unknown_output_is_refused(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    jsonl(tmp_path / "in.jsonl", [{"text": "a"}])
+    write_jsonl(tmp_path / "in.jsonl", [{"text": "a"}])
     write_store("s", [[1, 2, 3]] * 9)
     with pytest.raises(ValueError, match="output: 'trch' is not one of torch, numpy; did you mean"):
         CONSTRUCTORS[kind]("trch")

@@ -11,8 +11,8 @@ import pytest
 
 from batchloom import InputError
 from batchloom.compat import SFTDataset, create_huggingface_dataset
-from preparation.stores import jsonl
-from sources.hub_server import hub_serving
+from preparation.stores import write_jsonl
+from sources.hub_server import serve_hub
 
 WORDS = ["spider", "bee", "legs", "how many", "eight", "six"]
 TEXTS = [f"{n}: " + " ".join(WORDS[n % 6 :]) * (n % 7 + 1) for n in range(203)]
@@ -46,7 +46,7 @@ def read_first_epoch(dataset, documents):
 
 @pytest.fixture
 def texts_path(tmp_path):
-    jsonl(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS])
+    write_jsonl(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS])
     return str(tmp_path / "in.jsonl")
 
 
@@ -83,7 +83,7 @@ def test_empty_and_bad_records_belong_to_no_rank(tmp_path):
     ],
 )
 def test_preferences_are_refused(tmp_path, row):
-    jsonl(tmp_path / "in.jsonl", [row] * 3)
+    write_jsonl(tmp_path / "in.jsonl", [row] * 3)
     with pytest.raises(InputError, match="holds preferences"):
         make_dataset(str(tmp_path / "in.jsonl"))[0]
     with pytest.raises(InputError, match="holds preferences"):
@@ -135,7 +135,7 @@ def test_a_sequence(texts_path):
 
 
 def test_conversations_are_masked(tmp_path):
-    jsonl(tmp_path / "in.jsonl", [{"question": "one?", "answer": "two"}] * 30)
+    write_jsonl(tmp_path / "in.jsonl", [{"question": "one?", "answer": "two"}] * 30)
     inputs, labels = make_dataset(str(tmp_path / "in.jsonl"))[0]
     trained = bytes(n % 256 for n in labels[labels != -100].tolist()).split(b"\0")
     assert set(trained) == {b"two", b""}
@@ -160,7 +160,7 @@ def test_misuse_and_a_rank_without_documents(texts_path, tmp_path):
     for rank in ("1", None):
         with pytest.raises(ValueError, match="rank: .* is not one of 0 to 3"):
             make_dataset(texts_path, rank, 4)
-    jsonl(tmp_path / "few.jsonl", [{"text": "a"}] * 3)
+    write_jsonl(tmp_path / "few.jsonl", [{"text": "a"}] * 3)
     with pytest.raises(ValueError, match="has no document for rank 3 of 8; use fewer ranks"):
         make_dataset(str(tmp_path / "few.jsonl"), 3, 8)[0]
     # The data set is looked up at the first batch.
@@ -193,7 +193,7 @@ for dataset in datasets:
 
 def test_data_sets_of_the_hub(tmp_path):
     lines = b"".join(json.dumps({"text": f"{n:03d}"}).encode() + b"\n" for n in range(40))
-    with hub_serving({"org/plain": {"README.md": b"# hi", "train.jsonl": lines}}) as hub:
+    with serve_hub({"org/plain": {"README.md": b"# hi", "train.jsonl": lines}}) as hub:
         environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
         result = subprocess.run(
             [sys.executable, "-c", SCRIPT, "org/plain", "org/none"],

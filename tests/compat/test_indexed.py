@@ -10,8 +10,8 @@ from batchloom import InputError
 from batchloom.compat import GPTDataLoader, IndexedDataset, PretrainingDataset
 from batchloom.store import remove_documents
 from batchloom.testing import append_documents, write_store
-from oracles import megatron, megatron_prefix
-from preparation.stores import jsonl
+from oracles import import_megatron, write_megatron_pair
+from preparation.stores import write_jsonl
 
 DOCUMENTS = [[[1, 2, 3], [4]], [], [[5, 6]], [[7], [8, 9], [10, 11, 12, 13]], [[14, 15]]]
 
@@ -19,8 +19,8 @@ DOCUMENTS = [[[1, 2, 3], [4]], [], [[5, 6]], [[7], [8, 9], [10, 11, 12, 13]], [[
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint16, np.int32, np.int64])
 @pytest.mark.parametrize("modes", [None, range(7)])
 def test_sequences_are_megatrons(tmp_path, dtype, modes):
-    prefix = megatron_prefix(tmp_path / "p", DOCUMENTS, dtype, modes)
-    theirs = megatron("indexed_dataset").IndexedDataset(str(prefix))
+    prefix = write_megatron_pair(tmp_path / "p", DOCUMENTS, dtype, modes)
+    theirs = import_megatron("indexed_dataset").IndexedDataset(str(prefix))
     ours = IndexedDataset(prefix)
     assert len(ours) == len(theirs) == 7
     for name in ("sequence_lengths", "document_indices"):
@@ -48,12 +48,12 @@ def test_stores_open_as_well(tmp_path):
     assert data.document_indices.tolist() == list(range(30))
     assert data.get(28, 3, 4).tolist() == [3, 4, 5, 6]
     assert IndexedDataset(tmp_path / "s", "val")[0].tolist() == [7, 8]
-    theirs = megatron("indexed_dataset").IndexedDataset(str(tmp_path / "s/train/shard_00002"))
+    theirs = import_megatron("indexed_dataset").IndexedDataset(str(tmp_path / "s/train/shard_00002"))
     assert data[9].tolist() == theirs[1].tolist()
 
 
 def test_missing_sequences_and_files(tmp_path):
-    prefix = megatron_prefix(tmp_path / "p", DOCUMENTS)
+    prefix = write_megatron_pair(tmp_path / "p", DOCUMENTS)
     data = IndexedDataset(prefix)
     for number in (7, -8, "x", 1.0):
         with pytest.raises(IndexError, match="There is no sequence .*: there are 7"):
@@ -69,7 +69,7 @@ def test_missing_sequences_and_files(tmp_path):
 
 def test_one_document_a_row(tmp_path):
     documents = [[1, 2, 3], [9], list(range(20)), [], [4, 5]]
-    prefix = megatron_prefix(tmp_path / "p", [[document] for document in documents])
+    prefix = write_megatron_pair(tmp_path / "p", [[document] for document in documents])
     data = PretrainingDataset(prefix, "bytes", 8)
     assert len(data) == 3
     rows = [{name: values.tolist() for name, values in row.items()} for row in data]
@@ -88,7 +88,7 @@ def test_masks_of_a_store_and_foreign_ids(tmp_path):
     store = write_store(tmp_path / "s", [[1, 2, 3, 256]], trained=[[0, 0, 1, 1]])
     row = PretrainingDataset(tmp_path / "s", store.tokenizer, 5, output="numpy")[0]
     assert row["labels"].tolist() == [-100, -100, 3, 256, -100]
-    prefix = megatron_prefix(tmp_path / "p", [[[1, 300, 2]]])
+    prefix = write_megatron_pair(tmp_path / "p", [[[1, 300, 2]]])
     with pytest.raises(ValueError, match="holds token id 300; the tokenizer has ids 0 to 256"):
         PretrainingDataset(prefix, "bytes", 5)[0]
     with pytest.raises(ValueError, match="seq_length: 1 is not a number above 1"):
@@ -96,7 +96,7 @@ def test_masks_of_a_store_and_foreign_ids(tmp_path):
 
 
 def test_rejected_answers_are_no_rows(tmp_path):
-    jsonl(tmp_path / "in.jsonl", [{"chosen": "a good one", "rejected": "a bad one"}] * 3)
+    write_jsonl(tmp_path / "in.jsonl", [{"chosen": "a good one", "rejected": "a bad one"}] * 3)
     batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
     with pytest.raises(InputError, match="holds preferences"):
         PretrainingDataset(tmp_path / "s", "bytes", 8)

@@ -14,10 +14,10 @@ import batchloom
 from batchloom import TokenizerError
 from batchloom.compat import SFTDataset
 from batchloom.core.errors import RecordError, SchemaError
-from chat.conftest import folders  # noqa: F401
-from preparation.stores import jsonl
-from sources.hub_server import hub_serving
-from sources.test_saved_datasets import save
+from chat.conftest import tokenizer_folders  # noqa: F401
+from preparation.stores import write_jsonl
+from sources.hub_server import serve_hub
+from sources.test_saved_datasets import save_dataset
 
 QUESTIONS = [{"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}.", "id": n} for n in range(60)]
 CHAT = [
@@ -39,7 +39,7 @@ def to_lists(dataset):
 
 def read_prepared_rows(folder, rows, seq_len, **settings):
     """Return the unpadded one-document rows of a loader over the prepared store."""
-    jsonl(folder / "in.jsonl", rows)
+    write_jsonl(folder / "in.jsonl", rows)
     settings = {"val_fraction": 0, **settings}
     store = batchloom.open_store(batchloom.prepare(folder / "in.jsonl", out=folder / "store", **settings).path)
     loader = batchloom.Loader(
@@ -69,8 +69,8 @@ def read_prepared_rows(folder, rows, seq_len, **settings):
         (TEXTS, None, "bytes"),
     ],
 )
-def test_rows_are_those_of_the_prepared_store(tmp_path, folders, rows, template, tokenizer):  # noqa: F811
-    spec = str(folders.get(tokenizer, tokenizer))
+def test_rows_are_those_of_the_prepared_store(tmp_path, tokenizer_folders, rows, template, tokenizer):  # noqa: F811
+    spec = str(tokenizer_folders.get(tokenizer, tokenizer))
     expected = read_prepared_rows(tmp_path, rows, 100, tokenizer=spec, template=template)
     dataset = SFTDataset(tmp_path / "in.jsonl", spec, 100, formatter=template)
     assert [{k: v for k, v in row.items() if k != "loss_mask"} for row in to_lists(dataset)] == expected
@@ -79,12 +79,12 @@ def test_rows_are_those_of_the_prepared_store(tmp_path, folders, rows, template,
         assert any(row["loss_mask"])
 
 
-def test_tokenizers_of_other_libraries(tmp_path, folders):  # noqa: F811
+def test_tokenizers_of_other_libraries(tmp_path, tokenizer_folders):  # noqa: F811
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
-    jsonl(tmp_path / "in.jsonl", QUESTIONS[:5])
-    theirs = AutoTokenizer.from_pretrained(folders["bytes"])
+    write_jsonl(tmp_path / "in.jsonl", QUESTIONS[:5])
+    theirs = AutoTokenizer.from_pretrained(tokenizer_folders["bytes"])
     theirs.chat_template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     rows = to_lists(SFTDataset(tmp_path / "in.jsonl", theirs, 100))
     for row, question in zip(rows, QUESTIONS, strict=False):
@@ -100,7 +100,7 @@ def test_tokenizers_of_other_libraries(tmp_path, folders):  # noqa: F811
         batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes").path
     ).tokenizer
     assert len(SFTDataset(tmp_path / "in.jsonl", ours, 100)) == 5
-    raw = Tokenizer.from_file(str(folders["bytes"] / "tokenizer.json"))
+    raw = Tokenizer.from_file(str(tokenizer_folders["bytes"] / "tokenizer.json"))
     assert len(SFTDataset(tmp_path / "in.jsonl", raw, 100)) == 5
     with pytest.raises(TokenizerError, match="is unknown: give a name or a path"):
         SFTDataset(tmp_path / "in.jsonl", object(), 100)
@@ -110,7 +110,7 @@ def test_tokenizers_of_other_libraries(tmp_path, folders):  # noqa: F811
 def test_encodings_of_tiktoken_are_identified_by_their_names(tmp_path):
     import tiktoken
 
-    jsonl(tmp_path / "in.jsonl", QUESTIONS[:5])
+    write_jsonl(tmp_path / "in.jsonl", QUESTIONS[:5])
     ranks = {bytes([n]): n for n in range(256)}
     byte_encoding = tiktoken.Encoding("gpt2", pat_str="a", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 256})
     with pytest.raises(TokenizerError, match="has 257 ids, and gpt2 has 50,257: they differ"):
@@ -124,7 +124,7 @@ def test_encodings_of_tiktoken_are_identified_by_their_names(tmp_path):
 
 
 def test_formatters(tmp_path):
-    jsonl(tmp_path / "in.jsonl", QUESTIONS)
+    write_jsonl(tmp_path / "in.jsonl", QUESTIONS)
     path = tmp_path / "in.jsonl"
 
     def turns(row):
@@ -148,7 +148,7 @@ def test_formatters(tmp_path):
 @pytest.mark.parametrize("name", ["messages", "sharegpt", "prompt_completion", "text"])
 def test_schemas_by_name(tmp_path, name):
     other_fields = {"prompt": "p", "completion": "c", "text": "t", "conversations": CHAT[0]["messages"]}
-    jsonl(tmp_path / "in.jsonl", [CHAT[0] | other_fields] * 3)
+    write_jsonl(tmp_path / "in.jsonl", [CHAT[0] | other_fields] * 3)
     beginnings = {"messages": b"System:", "sharegpt": b"System:", "text": b"t"}
     row = SFTDataset(tmp_path / "in.jsonl", "bytes", 500, formatter=name)[0]
     ids = bytes([n for n in row["input_ids"].tolist() if n < 256])
@@ -156,14 +156,14 @@ def test_schemas_by_name(tmp_path, name):
 
 
 def test_a_formatter_that_fails_names_the_record(tmp_path):
-    jsonl(tmp_path / "in.jsonl", QUESTIONS)
+    write_jsonl(tmp_path / "in.jsonl", QUESTIONS)
     with pytest.raises(RecordError, match=r"in.jsonl, line 8: the formatter returned null for it"):
         SFTDataset(tmp_path / "in.jsonl", "bytes", 100, formatter=lambda r: r["answer"] if r["id"] != 7 else None)  # fmt: skip
 
 
 def test_no_row_without_anything_to_train(tmp_path, caplog):
     long = [{"question": "x" * n, "answer": "yes"} for n in range(60, 120)]
-    jsonl(tmp_path / "in.jsonl", long)
+    write_jsonl(tmp_path / "in.jsonl", long)
     dataset = SFTDataset(tmp_path / "in.jsonl", "bytes", 100)
     assert 0 < len(dataset) < 60
     assert dataset.left_out.total() == 60 - len(dataset)
@@ -174,7 +174,7 @@ def test_no_row_without_anything_to_train(tmp_path, caplog):
 
 
 def test_order_by_seed_and_batches_in_workers(tmp_path):
-    jsonl(tmp_path / "in.jsonl", QUESTIONS)
+    write_jsonl(tmp_path / "in.jsonl", QUESTIONS)
     path = tmp_path / "in.jsonl"
     rows = to_lists(SFTDataset(path, "bytes", 100))
     first, second = (to_lists(SFTDataset(path, "bytes", 100, seed=seed)) for seed in (1, 2))
@@ -194,11 +194,11 @@ def test_order_by_seed_and_batches_in_workers(tmp_path):
 
 
 def test_splits(tmp_path):
-    jsonl(tmp_path / "in.jsonl", QUESTIONS)
+    write_jsonl(tmp_path / "in.jsonl", QUESTIONS)
     with pytest.raises(ValueError, match="which is one file and has no splits"):
         SFTDataset(tmp_path / "in.jsonl", "bytes", split="test")
     for name, rows in (("train", QUESTIONS[:50]), ("test", QUESTIONS[50:])):
-        save(tmp_path / "saved" / name, rows)
+        save_dataset(tmp_path / "saved" / name, rows)
     (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     assert len(SFTDataset(tmp_path / "saved", "bytes")) == 50
     assert len(SFTDataset(tmp_path / "saved", "bytes", split="test")) == 10
@@ -233,7 +233,7 @@ def test_splits_of_the_hub(tmp_path):
     }
     shakespeare = {"test.jsonl": b'{"question": "d?", "answer": "yes"}\n'}
     repos = {"org/sums": {"README.md": HUB_CARD, **files}, "karpathy/tiny_shakespeare": shakespeare}
-    with hub_serving(repos) as hub:
+    with serve_hub(repos) as hub:
         environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
         result = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment

@@ -218,7 +218,7 @@ MODELS = {
 }
 
 
-def make(name, processor):
+def make_model(name, processor):
     torch.manual_seed(7)
     model = MODELS[name](processor)
     for weight in model.parameters():
@@ -228,7 +228,7 @@ def make(name, processor):
     return model.eval()
 
 
-def inputs_of(name, batch):
+def select_model_inputs(name, batch):
     """Return a batch without labels, with image masks for Gemma 3."""
     if name == "gemma3":
         batch = add_image_masks(batch, TEXT_WINDOW)

@@ -152,7 +152,7 @@ def qwen2_audio(**settings):
     )
 
 
-MADE = {
+PROCESSORS = {
     "qwen2_vl": qwen2_vl,
     "qwen2_5_vl": qwen2_5_vl,
     "qwen3_vl": qwen3_vl,
@@ -165,7 +165,7 @@ MADE = {
 }
 
 
-def save(processor, folder):
+def save_processor(processor, folder):
     """Write a processor as ``save_pretrained`` does; return the folder."""
     if getattr(processor, "video_processor", "none") is not None:
         processor.save_pretrained(folder)

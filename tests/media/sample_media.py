@@ -7,12 +7,12 @@ import numpy as np
 from PIL import Image
 
 
-def picture(width=30, height=20, seed=0):
+def make_image(width=30, height=20, seed=0):
     rng = np.random.default_rng(seed)
     return Image.fromarray(rng.integers(0, 255, (height, width, 3), dtype=np.uint8))
 
 
-def encoded(image, form="JPEG", **settings):
+def encode_image(image, form="JPEG", **settings):
     buffer = io.BytesIO()
     image.save(buffer, form, **settings)
     return buffer.getvalue()
@@ -31,7 +31,7 @@ def make_sound(samples=16_000, rate=16_000, channels=1, form="WAV", subtype=None
     return buffer.getvalue()
 
 
-def talk(question, answer):
+def make_messages(question, answer):
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
@@ -43,10 +43,10 @@ def write_images(folder, count=8):
         names = [f"pictures/{number}_{k}.jpg" for k in range(1 + number % 3)]
         for k, name in enumerate(names):
             size = (20 + 31 * number % 190, 25 + 17 * (number + k) % 150)
-            (folder / name).write_bytes(encoded(picture(*size, seed=number), quality=90))
+            (folder / name).write_bytes(encode_image(make_image(*size, seed=number), quality=90))
         question = " and ".join("<image>" for _ in names) + f" Who is number {number}?"
-        rows.append({"messages": talk(question, f"It is cat {number}."), "images": names})
-    rows.append({"messages": talk("Who is nobody?", "Nobody is here.")})
+        rows.append({"messages": make_messages(question, f"It is cat {number}."), "images": names})
+    rows.append({"messages": make_messages("Who is nobody?", "Nobody is here.")})
     file = folder / "talks.json"
     file.write_text(json.dumps(rows))
     return file
@@ -68,7 +68,7 @@ def write_sounds(folder, count=5):
         name = f"sounds/{number}.{ending}"
         data = make_sound(4_000 + 3_001 * number, rate, 1 + number % 2, form, subtype, seed=number)
         (folder / name).write_bytes(data)
-        rows.append({"messages": talk("<audio>What is it?", f"It is sound {number}."), "audios": [name]})
+        rows.append({"messages": make_messages("<audio>What is it?", f"It is sound {number}."), "audios": [name]})
     file = folder / "talks.json"
     file.write_text(json.dumps(rows))
     return file

@@ -23,9 +23,9 @@ from batchloom.media import (
     join_features,
 )
 from batchloom.testing import write_store
-from media.models import inputs_of, make
-from media.processors import MADE, save
-from media.sample_media import encoded, picture, talk, write_images, write_sounds
+from media.models import make_model, select_model_inputs
+from media.processors import PROCESSORS, save_processor
+from media.sample_media import encode_image, make_image, make_messages, write_images, write_sounds
 from media.test_tokens import PLACEHOLDERS, TEMPLATE
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -40,14 +40,14 @@ SOME_FAMILIES = pytest.mark.parametrize(
             name,
             marks=[] if name in ("qwen2_vl", "gemma3", "qwen2_audio") else [pytest.mark.slow],
         )
-        for name in MADE
+        for name in PROCESSORS
     ],
     indirect=True,
     scope="module",
 )
 
 
-@pytest.fixture(scope="module", params=list(MADE))
+@pytest.fixture(scope="module", params=list(PROCESSORS))
 def family(request, tmp_path_factory):
     """Name, processor, template, store and the store's input file."""
     return make_family(request.param, tmp_path_factory.mktemp(request.param))
@@ -64,10 +64,10 @@ def make_family(name, folder):
 
 def save_with_template(name, folder, **settings):
     """Write a processor with a chat template; return both and their folder."""
-    processor = MADE[name](**settings)
+    processor = PROCESSORS[name](**settings)
     medium = "audio" if name == "qwen2_audio" else "image"
     template = TEMPLATE.replace("KIND", medium).replace("PLACE", PLACEHOLDERS.get(name, "<image>"))
-    processor_folder = save(processor, folder)
+    processor_folder = save_processor(processor, folder)
     (processor_folder / "chat_template.jinja").write_text(template)
     return processor, template, processor_folder
 
@@ -127,7 +127,7 @@ def compute_packed_losses(name, model, loader):
     for batch in loader:
         labels = batch["labels"]
         with torch.no_grad():
-            scores = model(**inputs_of(name, batch), use_cache=False).logits
+            scores = model(**select_model_inputs(name, batch), use_cache=False).logits
         token_losses = functional.cross_entropy(scores[:, :-1].float().transpose(1, 2), labels[:, 1:], reduction="none")
         rows = loader.plan.rows(*loader.plan.positions_of(batch.step))
         for row in range(len(rows)):
@@ -140,7 +140,7 @@ def compute_packed_losses(name, model, loader):
 
 def test_packed_documents_have_the_loss_that_they_have_alone(family):
     name, processor, template, store, file = family
-    model = make(name, processor)
+    model = make_model(name, processor)
     expected = compute_single_losses(processor, model, template, store, file)
     actual = compute_packed_losses(name, model, batchloom.Loader(store, **SIZES))
     assert set(actual) == set(expected)
@@ -151,9 +151,9 @@ def test_packed_documents_have_the_loss_that_they_have_alone(family):
 def test_features_of_other_media_change_the_losses(family):
     """Features of other media change the losses, so the comparison can fail."""
     name, processor, _, store, _ = family
-    model = make(name, processor)
+    model = make_model(name, processor)
     batch = batchloom.Loader(store, **SIZES)[0]
-    inputs = inputs_of(name, batch)
+    inputs = select_model_inputs(name, batch)
     features = "input_features" if "input_features" in batch else "pixel_values"
     changed_inputs = {**inputs, features: inputs[features].flip(-1) * 1.5}
     with torch.no_grad():
@@ -167,7 +167,7 @@ def test_real_conversations_have_the_loss_that_they_have_alone(real_data, tmp_pa
         medium = "audio" if name == "qwen2_audio" else "image"
         file = real_data / "multimodal" / ("mllm_audio_demo.json" if medium == "audio" else "mllm_demo.json")
         store = make_store(file, tmp_path / f"{name}_store", processor_folder)
-        model = make(name, processor)
+        model = make_model(name, processor)
         expected = compute_single_losses(processor, model, template, store, file)
         actual = compute_packed_losses(name, model, batchloom.Loader(store, **SIZES))
         assert actual == {number: pytest.approx(loss, rel=1e-4) for number, loss in expected.items()}
@@ -234,7 +234,7 @@ def test_a_run_resumes_with_its_media_on_other_numbers_of_ranks(family):
 @SOME_FAMILIES
 def test_parts_of_a_batch_hold_the_features_of_their_rows(family):
     name, processor, _, store, _ = family
-    model = make(name, processor)
+    model = make_model(name, processor)
     for form in ("rows", "varlen"):
         loader = batchloom.Loader(store, seq_len=900, global_batch_size=4, form=form)
         batch = loader[0]
@@ -247,9 +247,9 @@ def test_parts_of_a_batch_hold_the_features_of_their_rows(family):
         if form == "varlen":
             continue
         with torch.no_grad():
-            batch_scores = model(**inputs_of(name, batch), use_cache=False).logits
+            batch_scores = model(**select_model_inputs(name, batch), use_cache=False).logits
             for row, part in enumerate(split):
-                part_scores = model(**inputs_of(name, part), use_cache=False).logits
+                part_scores = model(**select_model_inputs(name, part), use_cache=False).logits
                 assert (part_scores[0] - batch_scores[row]).abs().max() < 1e-4
 
 
@@ -273,7 +273,7 @@ def test_a_rebuilt_batch_is_not_split(qwen):
 def test_positions_are_those_of_the_model(qwen):
     """M-RoPE positions are those of transformers' ``get_rope_index``."""
     _, processor, _, store, _ = qwen
-    model = make("qwen2_vl", processor)
+    model = make_model("qwen2_vl", processor)
     pad = store.tokenizer.control["<|image_pad|>"]
     loader = batchloom.Loader(store, **SIZES)
     for batch in loader:
@@ -327,7 +327,7 @@ def test_text_and_media_mix_in_one_plan(qwen, tmp_path):
     text = batchloom.open_store(tmp_path / "text")
     mixture = batchloom.Mixture({"text": 1, "seen": 1}, stores={"text": text, "seen": store})
     loader = batchloom.Loader(mixture, seq_len=600, global_batch_size=4, overlong="drop", steps=4)
-    model = make("qwen2_vl", qwen[1])
+    model = make_model("qwen2_vl", qwen[1])
     images = 0
     for batch in loader:
         pads = int((batch["input_ids"] == store.tokenizer.control["<|image_pad|>"]).sum())
@@ -370,7 +370,7 @@ def store_copy(qwen, tmp_path):
         (lambda path: path.unlink(), "is missing"),
         (lambda path: path.write_bytes(b""), r"has 0 bytes, but had \d"),
         (
-            lambda path: path.write_bytes(encoded(picture(9, 9, seed=77))),
+            lambda path: path.write_bytes(encode_image(make_image(9, 9, seed=77))),
             "when its tokens were made",
         ),
         (lambda path: path.write_bytes(path.read_bytes()[::-1]), "is not the file that its tokens were made from"),
@@ -410,8 +410,8 @@ def test_a_plan_that_cuts_media_is_refused(qwen):
 def test_an_image_that_another_decoder_rotates_is_refused(qwen, tmp_path, monkeypatch):
     folder = tmp_path / "in"
     folder.mkdir()
-    (folder / "a.png").write_bytes(encoded(picture(140, 60), "PNG"))
-    row = {"messages": talk("<image>Who?", "A cat."), "images": ["a.png"]}
+    (folder / "a.png").write_bytes(encode_image(make_image(140, 60), "PNG"))
+    row = {"messages": make_messages("<image>Who?", "A cat."), "images": ["a.png"]}
     (folder / "in.jsonl").write_text(json.dumps(row))
     store = make_store(folder / "in.jsonl", tmp_path / "store", qwen[3].path.parent / "processor")
 
@@ -524,7 +524,7 @@ def test_embedded_media_need_no_files(qwen, tmp_path):
 
 
 def test_stores_of_several_processors_are_refused(qwen, tmp_path):
-    other_processor = save(MADE["qwen2_vl"](max_pixels=28 * 28 * 16), tmp_path / "processor")
+    other_processor = save_processor(PROCESSORS["qwen2_vl"](max_pixels=28 * 28 * 16), tmp_path / "processor")
     store = make_store(qwen[4], tmp_path / "store", other_processor)
     mixture = batchloom.Mixture({"a": 1, "b": 1}, stores={"a": qwen[3], "b": store})
     with pytest.raises(PlanError, match="have several processors"):

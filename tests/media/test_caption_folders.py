@@ -10,15 +10,15 @@ import pytest
 import batchloom
 from batchloom.core.errors import InputMissingError
 from batchloom.store import StoreMedia, verify_store
-from media.processors import MADE, save
-from media.sample_media import encoded, make_sound, picture, talk
+from media.processors import PROCESSORS, save_processor
+from media.sample_media import encode_image, make_image, make_messages, make_sound
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
 def processor(tmp_path_factory):
-    return str(save(MADE["qwen2_vl"](), tmp_path_factory.mktemp("processor")))
+    return str(save_processor(PROCESSORS["qwen2_vl"](), tmp_path_factory.mktemp("processor")))
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def folder(tmp_path):
     (cats / "more").mkdir(parents=True)
     for number in range(4):
         path = cats / ("more" if number == 3 else ".") / f"{number}.v1.jpg"
-        path.write_bytes(encoded(picture(60 + 20 * number, 80, seed=number)))
+        path.write_bytes(encode_image(make_image(60 + 20 * number, 80, seed=number)))
     return cats
 
 
@@ -75,8 +75,8 @@ def test_a_table_names_the_images_next_to_it(form, folder, processor, tmp_path):
 
 def test_a_table_of_conversations_and_of_several_images(folder, processor, tmp_path):
     rows = [
-        {"file_name": NAMES[0], "messages": talk("<image>Who?", "A cat.")},
-        {"file_names": NAMES[1:3], "messages": talk("<image> and <image>?", "Two cats.")},
+        {"file_name": NAMES[0], "messages": make_messages("<image>Who?", "A cat.")},
+        {"file_names": NAMES[1:3], "messages": make_messages("<image> and <image>?", "Two cats.")},
     ]
     (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store, _ = prepare_store(folder, tmp_path / "out", processor)
@@ -116,8 +116,8 @@ def test_rows_that_name_no_media_are_quarantined(folder, processor, tmp_path):
 def test_texts_named_as_images_are_their_captions(folder, processor, tmp_path):
     for number, name in enumerate(NAMES):
         (folder / name).with_suffix(".txt").write_text(f"Cat {number},\n\nfat.\r\n")
-    (folder / "1.v1.png").write_bytes(encoded(picture(), "PNG"))
-    (folder / "alone.jpg").write_bytes(encoded(picture()))
+    (folder / "1.v1.png").write_bytes(encode_image(make_image(), "PNG"))
+    (folder / "alone.jpg").write_bytes(encode_image(make_image()))
     (folder / "plain.txt").write_text("Line one.\nLine two.\n")
     settings = {"media": {"data_folder": str(tmp_path)}, "split_on": "line"}
     store, notes = prepare_store(folder, tmp_path / "out", processor, **settings)

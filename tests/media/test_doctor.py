@@ -8,7 +8,7 @@ import pytest
 import batchloom
 from batchloom import inspect
 from batchloom.cli import run_command_line
-from media.sample_media import talk, write_images, write_sounds
+from media.sample_media import make_messages, write_images, write_sounds
 from media.test_batches import save_with_template
 from media.test_streams import write_captions, write_embedded, write_talks
 
@@ -111,7 +111,7 @@ def test_rows_and_steps_are_those_of_a_loader(tmp_path, image_processor, seq_len
 
 
 def test_long_conversations_are_left_out_as_a_loader_does(tmp_path):
-    rows = [{"messages": talk("Who? " * (1 + n % 30), "Nobody. " * (1 + n % 9))} for n in range(80)]
+    rows = [{"messages": make_messages("Who? " * (1 + n % 30), "Nobody. " * (1 + n % 9))} for n in range(80)]
     file = tmp_path / "talks.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     report = batchloom.doctor(file, tokenizer="bytes", seq_len=128, global_batch_size=2)

@@ -7,15 +7,15 @@ import sys
 import pytest
 
 import batchloom
-from media.processors import MADE, save
+from media.processors import PROCESSORS, save_processor
 from media.sample_media import write_images
 from processes import run_module
-from tokens.model_hub import serving_models
+from tokens.model_hub import serve_models
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return save(MADE["llava"](), tmp_path_factory.mktemp("processors") / "llava")
+    return save_processor(PROCESSORS["llava"](), tmp_path_factory.mktemp("processors") / "llava")
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def hub(folder):
     """Server with org/llava, and org/text, which holds no processor."""
     files = {("org/llava", path.name): path.read_bytes() for path in folder.iterdir()}
     files[("org/text", "tokenizer.json")] = (folder / "tokenizer.json").read_bytes()
-    with serving_models(files) as address:
+    with serve_models(files) as address:
         yield address
 
 

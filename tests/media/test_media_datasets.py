@@ -9,8 +9,8 @@ import batchloom
 from batchloom import DatasetConfig, InputError, SettingsError
 from batchloom.preparation import read_recipe
 from batchloom.store import StoreMedia
-from media.processors import MADE, save
-from media.sample_media import talk, write_images, write_sounds
+from media.processors import PROCESSORS, save_processor
+from media.sample_media import make_messages, write_images, write_sounds
 from media.sample_videos import make_video
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -27,7 +27,7 @@ dataset:
 
 def write_sources(name, tmp_path):
     """Write a processor and conversations for it; return their dataset type."""
-    save(MADE[name](), tmp_path / "processor")
+    save_processor(PROCESSORS[name](), tmp_path / "processor")
     sounds = name == "qwen2_audio"
     (write_sounds if sounds else write_images)(tmp_path / "in")
     return "vision_audio" if sounds else "vision"
@@ -57,7 +57,7 @@ def test_a_block_names_the_processor(name, tmp_path):
 
 def test_a_list_mixes_images_and_texts(tmp_path):
     write_sources("qwen2_vl", tmp_path)
-    texts = [{"messages": talk(f"What is {n}?", f"The number {n}.")} for n in range(20)]
+    texts = [{"messages": make_messages(f"What is {n}?", f"The number {n}.")} for n in range(20)]
     (tmp_path / "texts.json").write_text(json.dumps(texts))
     (tmp_path / "list.yaml").write_text(
         "datasets:\n  - {path: in/talks.json, type: vision}\n  - {path: texts.json, type: text}\n"
@@ -83,7 +83,7 @@ def test_a_list_mixes_images_and_texts(tmp_path):
 def test_a_block_selects_frames(tmp_path, caplog):
     kind = write_sources("llava", tmp_path)
     (tmp_path / "in/a.mp4").write_bytes(make_video(40, 10))
-    rows = [{"messages": talk("<video>?", "A film."), "videos": ["a.mp4"]}]
+    rows = [{"messages": make_messages("<video>?", "A film."), "videos": ["a.mp4"]}]
     (tmp_path / "in/talks.json").write_text(json.dumps(rows))
     manifest = tmp_path / "block.yaml"
     for number, (settings, frames) in enumerate(
@@ -111,7 +111,7 @@ def test_a_block_selects_frames(tmp_path, caplog):
 def test_blocks_of_one_job_select_the_same_frames(tmp_path):
     kind = write_sources("llava", tmp_path)
     (tmp_path / "in/a.mp4").write_bytes(make_video(40, 10))
-    rows = [{"messages": talk("<video>?", "A film."), "videos": ["a.mp4"]}]
+    rows = [{"messages": make_messages("<video>?", "A film."), "videos": ["a.mp4"]}]
     (tmp_path / "in/talks.json").write_text(json.dumps(rows))
     manifests = [tmp_path / f"{name}.yaml" for name in ("once", "twice", "unsaid")]
     for manifest, settings in zip(manifests, ("  fps: 1\n", "  fps: 2\n", ""), strict=True):

@@ -16,8 +16,8 @@ from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.store import StoreMedia
 from batchloom.store.read.media_filter import _mask_kind_sets, normalize_media_filter
 from batchloom.testing import write_store
-from media.processors import MADE, save
-from media.sample_media import encoded, picture, talk
+from media.processors import PROCESSORS, save_processor
+from media.sample_media import encode_image, make_image, make_messages
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SIZES = {"seq_len": 256, "global_batch_size": 8, "output": "numpy", "rank": 0, "world_size": 1}
@@ -27,7 +27,7 @@ SIZES = {"seq_len": 256, "global_batch_size": 8, "output": "numpy", "rank": 0, "
 def store_folder(tmp_path_factory):
     """Folder of a store: 16 conversations with an image, 16 without, 32 texts."""
     folder = tmp_path_factory.mktemp("chosen")
-    save(MADE["qwen2_vl"](), folder / "processor")
+    save_processor(PROCESSORS["qwen2_vl"](), folder / "processor")
     add_records(folder, "first", 16)
     return folder
 
@@ -38,10 +38,10 @@ def add_records(folder, name, count):
     rows = []
     for number in range(count):
         sides = (28 + 9 * number % 130, 56 + 7 * number % 90)
-        (folder / name / f"{number}.png").write_bytes(encoded(picture(*sides, seed=number), "PNG"))
+        (folder / name / f"{number}.png").write_bytes(encode_image(make_image(*sides, seed=number), "PNG"))
         question = f"<image> Who is {name} {number}?"
-        rows.append({"messages": talk(question, "A cat."), "images": [f"{number}.png"]})
-        rows.append({"messages": talk(f"Who is {name} {number}?", "Nobody. " * (1 + number % 3))})
+        rows.append({"messages": make_messages(question, "A cat."), "images": [f"{number}.png"]})
+        rows.append({"messages": make_messages(f"Who is {name} {number}?", "Nobody. " * (1 + number % 3))})
     (folder / name / "talks.json").write_text(json.dumps(rows))
     texts = [{"text": f"{name} {n} " * (1 + n % 40)} for n in range(2 * count)]
     (folder / name / "texts.jsonl").write_text("".join(json.dumps(t) + "\n" for t in texts))
@@ -147,7 +147,7 @@ def test_units_count_only_filtered_documents(store_folder, unit):
 
 
 def test_a_run_on_a_filtered_store_resumes_on_its_generation(tmp_path):
-    save(MADE["qwen2_vl"](), tmp_path / "processor")
+    save_processor(PROCESSORS["qwen2_vl"](), tmp_path / "processor")
     add_records(tmp_path, "first", 6)
     loader = batchloom.Loader(open_filtered(tmp_path, "image"), **(SIZES | {"global_batch_size": 2}))
     iterator = iter(loader)

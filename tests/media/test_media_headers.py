@@ -26,7 +26,7 @@ from batchloom.media import (
 )
 from batchloom.media.mp3 import count_mp3_samples, has_mp3_length, is_mp3
 from media.media_servers import open_silent_server, serve_files
-from media.sample_media import encoded, make_noise, make_sound, picture
+from media.sample_media import encode_image, make_image, make_noise, make_sound
 
 LIMITS = MediaLimits()
 FORMS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
@@ -34,7 +34,7 @@ FORMS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_size_of_an_image_is_that_of_decoding(form):
-    data = encoded(picture(), form)
+    data = encode_image(make_image(), form)
     assert inspect_image(BytesContent(data), LIMITS) == ImageFacts(30, 20)
     assert decode_image(BytesContent(data)).size == (30, 20)
 
@@ -44,7 +44,7 @@ def test_the_size_of_an_image_is_that_of_decoding(form):
 def test_images_are_turned_upright(form, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = encoded(picture(), form, exif=exif)
+    data = encode_image(make_image(), form, exif=exif)
     facts, image = inspect_image(BytesContent(data), LIMITS), decode_image(BytesContent(data))
     assert (facts.width, facts.height) == image.size == ((30, 20), (20, 30))[orientation > 4]
 
@@ -60,7 +60,7 @@ def make_rotated_image(form):
     if form == "TIFF":
         tags = ImageFileDirectory_v2()
         tags[700], tags.tagtype[700] = XMP, 1
-        return encoded(picture(), form, tiffinfo=tags)
+        return encode_image(make_image(), form, tiffinfo=tags)
     texts = PngInfo()
     if form == "PNG with XMP":
         texts.add_itxt("XML:com.adobe.xmp", XMP.decode())
@@ -69,7 +69,7 @@ def make_rotated_image(form):
         exif[0x0112] = 6
         data = exif.tobytes().hex()
         texts.add_text("Raw profile type exif", f"\nexif\n{len(data) // 2:8d}\n{data}\n", zip=True)
-    return encoded(picture(), "PNG", pnginfo=texts)
+    return encode_image(make_image(), "PNG", pnginfo=texts)
 
 
 @pytest.mark.parametrize("form", ["PNG with XMP", "PNG with a raw profile", "TIFF"])
@@ -94,7 +94,7 @@ def test_only_headers_of_large_files_are_read(tmp_path):
             return data_range
 
     big = np.random.default_rng(0).integers(0, 255, (1200, 1600, 3), dtype=np.uint8)
-    data = encoded(Image.fromarray(big), "PNG")
+    data = encode_image(Image.fromarray(big), "PNG")
     assert len(data) > 5_000_000
     inspect_image(CountingContent(data), LIMITS)
     assert sum(read_sizes) < 400_000
@@ -120,7 +120,7 @@ def test_sounds_with_nan_samples_are_refused():
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_image_that_is_cut_anywhere_is_refused(form):
-    data = encoded(picture(64, 48), form)
+    data = encode_image(make_image(64, 48), form)
     pixels = np.asarray(decode_image(BytesContent(data)))
     refused = 0
     for size in [*range(0, len(data) - 1, max(1, len(data) // 40)), len(data) - 1]:
@@ -137,19 +137,19 @@ def test_an_image_that_is_cut_anywhere_is_refused(form):
 
 
 def test_trailing_bytes_of_an_image_are_ignored():
-    data = encoded(picture(), "JPEG") + b"\x00" * 40 + b"a trailer of some camera"
+    data = encode_image(make_image(), "JPEG") + b"\x00" * 40 + b"a trailer of some camera"
     assert inspect_image(BytesContent(data), LIMITS) == ImageFacts(30, 20)
 
 
 def test_a_large_header_is_read_to_its_end():
-    data = encoded(picture(), "JPEG", icc_profile=b"x" * 200_000)
+    data = encode_image(make_image(), "JPEG", icc_profile=b"x" * 200_000)
     assert inspect_image(BytesContent(data), LIMITS) == ImageFacts(30, 20)
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "YCbCr"])
 def test_images_of_any_colours_become_rgb(mode):
     form = "JPEG" if mode in ("CMYK", "YCbCr") else "PNG"
-    data = encoded(picture().convert(mode), form)
+    data = encode_image(make_image().convert(mode), form)
     assert inspect_image(BytesContent(data), LIMITS) == ImageFacts(30, 20)
     decoded = decode_image(BytesContent(data))
     assert (decoded.mode, decoded.size) == ("RGB", (30, 20))
@@ -158,12 +158,12 @@ def test_images_of_any_colours_become_rgb(mode):
 @pytest.mark.parametrize("form", ["PNG", "TIFF"])
 def test_images_of_16_bits_keep_their_shades(form):
     shades = np.linspace(0, 65_535, 600).astype(np.uint16).reshape(20, 30)
-    decoded = np.asarray(decode_image(BytesContent(encoded(Image.fromarray(shades), form))))
+    decoded = np.asarray(decode_image(BytesContent(encode_image(Image.fromarray(shades), form))))
     assert np.array_equal(decoded[..., 0], shades >> 8)
 
 
 def test_float_pixels_of_unknown_range_are_refused():
-    data = encoded(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF")
+    data = encode_image(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF")
     with pytest.raises(UnusableRecordError, match="of an unknown value range"):
         decode_image(BytesContent(data))
 
@@ -171,7 +171,7 @@ def test_float_pixels_of_unknown_range_are_refused():
 @pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP"])
 def test_of_an_animated_image_the_first_picture_is_read(form):
     second = Image.new("RGB", (30, 20), "red")
-    data = encoded(picture(), form, save_all=True, append_images=[second], lossless=True)
+    data = encode_image(make_image(), form, save_all=True, append_images=[second], lossless=True)
     assert inspect_image(BytesContent(data), LIMITS) == ImageFacts(30, 20, animated=True)
     assert np.asarray(decode_image(BytesContent(data))).std() > 10
 
@@ -319,8 +319,8 @@ def test_edge_hashes_distinguish_media(tmp_path):
 
 def test_paths_begin_at_the_folder_and_never_leave_it(tmp_path):
     (tmp_path / "in" / "deep").mkdir(parents=True)
-    (tmp_path / "in" / "a.png").write_bytes(encoded(picture(), "PNG"))
-    (tmp_path / "out.png").write_bytes(encoded(picture(), "PNG"))
+    (tmp_path / "in" / "a.png").write_bytes(encode_image(make_image(), "PNG"))
+    (tmp_path / "out.png").write_bytes(encode_image(make_image(), "PNG"))
     resolver = MediaResolver(str(tmp_path / "in"))
     inspect_media = MediaInspector(resolver, ["image"], FrameSampling(), embed=False)
     ((inspected,),) = inspect_media([Medium("image", "deep/../a.png")])
@@ -350,7 +350,7 @@ def test_paths_never_leave_the_folder_of_a_url():
 
 
 def test_media_of_the_web_are_complete_or_refused():
-    data = encoded(picture(), "PNG")
+    data = encode_image(make_image(), "PNG")
     with serve_files({"/a.png": data, "/page.png": b"<html>log in</html>"}) as address:
         inspect_media = MediaInspector(
             MediaResolver(".", MediaLimits(file_bytes=100_000)),

@@ -12,7 +12,7 @@ from batchloom.batches import MediaOptions
 from batchloom.batches.media import BatchMedia
 from batchloom.batches.media.batch_media import _MemoryBudget
 from batchloom.core.errors import MediumError
-from media.sample_media import encoded, picture, talk
+from media.sample_media import encode_image, make_image, make_messages
 from media.test_batches import save_with_template
 
 SIZES = {"seq_len": 200, "global_batch_size": 1, "output": "numpy"}
@@ -25,9 +25,9 @@ def store(tmp_path_factory):
     processor = save_with_template("qwen2_vl", folder / "processor")[2]
     rows = []
     for number in range(12):
-        (folder / f"{number}.png").write_bytes(encoded(picture(140 + number, 60), "PNG"))
+        (folder / f"{number}.png").write_bytes(encode_image(make_image(140 + number, 60), "PNG"))
         question = "<image>" + f"Who is number {number}? " * 8
-        rows.append({"messages": talk(question, "A cat."), "images": [f"{number}.png"]})
+        rows.append({"messages": make_messages(question, "A cat."), "images": [f"{number}.png"]})
     (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     batchloom.prepare(
         folder / "in.jsonl",

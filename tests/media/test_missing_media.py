@@ -18,8 +18,8 @@ from batchloom.cli import run_command_line
 from batchloom.core.errors import MediumError
 from batchloom.store import read_missing_media, remove_documents
 from batchloom.testing import write_store
-from media.processors import MADE, save
-from media.sample_media import encoded, picture, talk, write_images
+from media.processors import PROCESSORS, save_processor
+from media.sample_media import encode_image, make_image, make_messages, write_images
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SIZES = {"seq_len": 200, "global_batch_size": 2, "output": "numpy"}
@@ -36,12 +36,13 @@ def prepare_store(file, out, processor, **media):
 def intact(tmp_path_factory):
     """Store, its input file and processor; two documents share a large picture."""
     folder = tmp_path_factory.mktemp("made")
-    processor = str(save(MADE["qwen2_vl"](), folder / "processor"))
+    processor = str(save_processor(PROCESSORS["qwen2_vl"](), folder / "processor"))
     file = write_images(folder / "in", 8)
-    (file.parent / PAIR).write_bytes(encoded(picture(290, 260, seed=5), "PNG"))
+    (file.parent / PAIR).write_bytes(encode_image(make_image(290, 260, seed=5), "PNG"))
     rows = json.loads(file.read_text())
     rows += [
-        {"messages": talk(f"<image>Who is {number}?", "A large one."), "images": [PAIR]} for number in ("this", "that")
+        {"messages": make_messages(f"<image>Who is {number}?", "A large one."), "images": [PAIR]}
+        for number in ("this", "that")
     ]
     file.write_text(json.dumps(rows))
     return prepare_store(file, folder / "store", processor), file, processor
@@ -70,7 +71,7 @@ def damaged(store_copy):
     """
     store, folder = store_copy
     (folder / "pictures" / "3_0.jpg").unlink()
-    (folder / "pictures" / "4_1.jpg").write_bytes(encoded(picture(9, 9, seed=77)))
+    (folder / "pictures" / "4_1.jpg").write_bytes(encode_image(make_image(9, 9, seed=77)))
     # The edges of the file stay, so that only decoding finds the damage.
     data = bytearray((folder / PAIR).read_bytes())
     assert len(data) > 200_000

@@ -10,8 +10,8 @@ from batchloom import Edit, Mixture, PlanError
 from batchloom.analysis.plan_questions import assign_step_ranks, sort_by_rank
 from batchloom.batches import BatchOptions
 from batchloom.plan import SourceSpec, compute_imbalance, deal_contiguous
-from media.processors import MADE, save
-from media.sample_media import encoded, picture, talk
+from media.processors import PROCESSORS, save_processor
+from media.sample_media import encode_image, make_image, make_messages
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SIZES = {"seq_len": 512, "global_batch_size": 16, "output": "numpy"}
@@ -22,16 +22,16 @@ BALANCED = BatchOptions(balance=True)
 def stores(tmp_path_factory):
     """Stores of texts, of conversations with images, and of both."""
     folder = tmp_path_factory.mktemp("mixed")
-    processor = save(MADE["qwen2_vl"](), folder / "processor")
+    processor = save_processor(PROCESSORS["qwen2_vl"](), folder / "processor")
     (folder / "pictures").mkdir()
     rng, rows = np.random.default_rng(3), []
     for number in range(60):
         sides = rng.integers(28, 300, 2)
         name = f"pictures/{number}.png"
-        (folder / name).write_bytes(encoded(picture(*sides.tolist(), seed=number), "PNG"))
-        rows.append({"messages": talk("<image> Who?", f"Cat {number}."), "images": [name]})
+        (folder / name).write_bytes(encode_image(make_image(*sides.tolist(), seed=number), "PNG"))
+        rows.append({"messages": make_messages("<image> Who?", f"Cat {number}."), "images": [name]})
         if number % 4 == 0:
-            rows.append({"messages": talk(f"Who is {number}?", "Nobody. " * (number % 7))})
+            rows.append({"messages": make_messages(f"Who is {number}?", "Nobody. " * (number % 7))})
     (folder / "talks.json").write_text(json.dumps(rows))
     texts = [{"text": f"Line {n}. " * int(rng.integers(1, 220))} for n in range(120)]
     (folder / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 import batchloom
 from batchloom import DatasetConfig, InputError, PlanError, SettingsError
 from batchloom.compat import MultiModalDataset, MultiModalIterableDataset
-from media.processors import MADE, save
-from media.sample_media import talk, write_images, write_sounds
+from media.processors import PROCESSORS, save_processor
+from media.sample_media import make_messages, write_images, write_sounds
 from processes import start_processes
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -26,10 +26,10 @@ def config(request, tmp_path_factory):
 
 
 def make_config(name, folder, **overrides):
-    save(MADE[name](), folder / "processor")
+    save_processor(PROCESSORS[name](), folder / "processor")
     write_source = write_sounds if name == "qwen2_audio" else write_images
     source = write_source(folder / "in", 6)
-    texts = [{"messages": talk(f"What is {n}?", f"{n} is a number. " * 9)} for n in range(24)]
+    texts = [{"messages": make_messages(f"What is {n}?", f"{n} is a number. " * 9)} for n in range(24)]
     (folder / "texts.json").write_text(json.dumps(texts))
     media_type = "vision_audio" if name == "qwen2_audio" else "vision"
     return DatasetConfig(

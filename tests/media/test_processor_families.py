@@ -17,7 +17,7 @@ from batchloom.media.processor_families import (
     TileFamily,
     WhisperFamily,
 )
-from media.processors import MADE, aya_vision, llava, qwen2_audio, qwen2_vl, save
+from media.processors import PROCESSORS, aya_vision, llava, qwen2_audio, qwen2_vl, save_processor
 from tiers import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -35,11 +35,11 @@ FAMILIES = {
 SIDES = st.one_of(st.integers(1, 60), st.integers(1, 700))
 
 
-@pytest.fixture(scope="module", params=list(MADE))
+@pytest.fixture(scope="module", params=list(PROCESSORS))
 def processors(request, tmp_path_factory):
     """Name, transformers processor, and batchloom's processor of its folder."""
-    hf_processor = MADE[request.param]()
-    folder = save(hf_processor, tmp_path_factory.mktemp(request.param))
+    hf_processor = PROCESSORS[request.param]()
+    folder = save_processor(hf_processor, tmp_path_factory.mktemp(request.param))
     return request.param, hf_processor, open_processor(folder)
 
 
@@ -102,7 +102,7 @@ def test_a_sound_that_would_be_cut_is_refused():
 
 def test_a_processor_of_unknown_arithmetic_is_run_once_for_each_size(tmp_path):
     hf_processor = aya_vision()
-    processor = open_processor(save(hf_processor, tmp_path))
+    processor = open_processor(save_processor(hf_processor, tmp_path))
     family = processor.families["image"]
     assert isinstance(family, ProbedProcessor)
     for width, height in ((100, 60), (14, 14), (400, 30)):
@@ -129,7 +129,7 @@ def test_a_text_is_collapsed_to_its_runs():
 
 
 def test_files_of_a_processor_come_back(tmp_path):
-    files = read_processor_files(save(qwen2_audio(), tmp_path / "one"))
+    files = read_processor_files(save_processor(qwen2_audio(), tmp_path / "one"))
     (tmp_path / "two").mkdir()
     files.write(tmp_path / "two")
     read_again = read_processor_files(tmp_path / "two")

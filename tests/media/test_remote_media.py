@@ -28,12 +28,19 @@ from batchloom.store import (
     read_missing_media,
     write_file,
 )
-from media.processors import MADE, save
-from media.sample_media import encoded, picture, talk
+from media.processors import PROCESSORS, save_processor
+from media.sample_media import encode_image, make_image, make_messages
 from preparation.s3_relay import Fault
-from preparation.test_remote_output import assert_same, keys
-from sources.web_server import Web, serving
-from store.remote_stores import behind_relay, kept, retry_at_once, same_batches, to_bucket, to_memory
+from preparation.test_remote_output import assert_same, list_keys
+from sources.web_server import Web, serve
+from store.remote_stores import (
+    assert_same_batches,
+    copy_to_bucket,
+    copy_to_memory,
+    list_block_files,
+    relay_bucket,
+    shorten_retry_delays,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 SIZES = {"seq_len": 400, "global_batch_size": 2, "output": "numpy", "rank": 0, "world_size": 1}
@@ -58,15 +65,15 @@ def prepare_store(file, out, processor, **settings):
 def local(tmp_path_factory):
     """Store of several shards with embedded images, its input file and processor."""
     folder = tmp_path_factory.mktemp("made")
-    processor = str(save(MADE["qwen2_vl"](max_pixels=28 * 28 * 16), folder / "processor"))
+    processor = str(save_processor(PROCESSORS["qwen2_vl"](max_pixels=28 * 28 * 16), folder / "processor"))
     (folder / "in").mkdir()
     rows = []
     for number in range(12):
         name = f"{number}.png"
         size = (140 + 10 * number, 180 - 5 * number)
-        (folder / "in" / name).write_bytes(encoded(picture(*size, seed=number), "PNG"))
-        rows.append({"messages": talk(f"<image>Who is {number}?", "A cat."), "images": [name]})
-    rows.append({"messages": talk("Who is nobody?", "Nobody is here.")})
+        (folder / "in" / name).write_bytes(encode_image(make_image(*size, seed=number), "PNG"))
+        rows.append({"messages": make_messages(f"<image>Who is {number}?", "A cat."), "images": [name]})
+    rows.append({"messages": make_messages("Who is nobody?", "Nobody is here.")})
     file = folder / "in" / "talks.json"
     file.write_text(json.dumps(rows))
     prepare_store(file, folder / "store", processor, tokens_per_shard=400)
@@ -77,14 +84,14 @@ def local(tmp_path_factory):
 
 @pytest.fixture
 def relay(s3, local):
-    to_bucket(s3, local[0].path, "seen")
-    with behind_relay(s3) as s3_relay:
+    copy_to_bucket(s3, local[0].path, "seen")
+    with relay_bucket(s3) as s3_relay:
         yield s3_relay
 
 
 @pytest.fixture
 def no_retry_delays(monkeypatch):
-    retry_at_once(monkeypatch)
+    shorten_retry_delays(monkeypatch)
     monkeypatch.setattr(upload_retry, "compute_jittered_backoff", lambda tries, name: 0)
     monkeypatch.setattr(s3_upload, "compute_jittered_backoff", lambda tries, name: 0)
 
@@ -106,11 +113,11 @@ def test_a_loader_gives_the_same_batches(local, relay, tmp_path, settings):
     local_store = local[0]
     store = batchloom.open_store(URL, cache=tmp_path / "cache")
     loader = batchloom.Loader(store, **SIZES, **settings)
-    assert same_batches(batchloom.Loader(local_store, **SIZES, **settings), loader) == len(loader)
+    assert assert_same_batches(batchloom.Loader(local_store, **SIZES, **settings), loader) == len(loader)
     assert count_blob_bytes(local_store) <= store.reader.fetched_bytes < 1.1 * count_blob_bytes(local_store) + 200_000
-    assert sum(path.stat().st_size for path in kept(tmp_path / "cache")) > count_blob_bytes(local_store)
+    assert sum(path.stat().st_size for path in list_block_files(tmp_path / "cache")) > count_blob_bytes(local_store)
     reopened = batchloom.open_store(URL, cache=tmp_path / "cache")
-    assert same_batches(loader, batchloom.Loader(reopened, **SIZES, **settings)) == len(loader)
+    assert assert_same_batches(loader, batchloom.Loader(reopened, **SIZES, **settings)) == len(loader)
     assert reopened.reader.fetched_bytes == 0
 
 
@@ -158,10 +165,10 @@ def test_a_store_on_the_web_is_read(local, tmp_path):
         for path in local[0].path.rglob("*")
         if path.is_file()
     }
-    with serving(web=web):
+    with serve(web=web):
         store = batchloom.open_store(f"{web.url}/near", cache=tmp_path / "cache")
         local_loader = batchloom.Loader(local[0], **SIZES)
-        assert same_batches(local_loader, batchloom.Loader(store, **SIZES)) == len(local_loader)
+        assert assert_same_batches(local_loader, batchloom.Loader(store, **SIZES)) == len(local_loader)
 
 
 @pytest.mark.parametrize(("name", "value"), [("size", 1 << 40), ("blob", (1 << 63) + 5)])
@@ -179,7 +186,7 @@ def test_media_outside_their_file_are_refused(local, tmp_path, name, value):
     changed = replace(subset, shards=(changed_shard, *subset.shards[1:]))
     hostile = encode_manifest(replace(manifest, subsets={"train": changed}, checksum=""))
     (tmp_path / "store" / "dataset_metadata.json").write_bytes(hostile)
-    url = to_memory(tmp_path / "store", tmp_path.name)
+    url = copy_to_memory(tmp_path / "store", tmp_path.name)
     remote_store = batchloom.open_store(url, cache=tmp_path / "cache")
     for store in (remote_store, batchloom.open_store(tmp_path / "store")):
         with pytest.raises(StoreError, match="Document .*does not hold the bytes of its"):
@@ -190,8 +197,8 @@ def test_a_cache_limit_is_observed(local, relay, tmp_path, caplog):
     store = batchloom.open_store(URL, cache=tmp_path / "cache", cache_limit=600_000)
     assert count_blob_bytes(local[0]) > 600_000
     loader = batchloom.Loader(store, **SIZES, epochs=2)
-    assert same_batches(batchloom.Loader(local[0], **SIZES, epochs=2), loader) == len(loader)
-    assert sum(path.stat().st_size for path in kept(tmp_path / "cache")) <= 600_000
+    assert assert_same_batches(batchloom.Loader(local[0], **SIZES, epochs=2), loader) == len(loader)
+    assert sum(path.stat().st_size for path in list_block_files(tmp_path / "cache")) <= 600_000
     assert "The next steps are not fetched ahead: a step of this rank has" in caplog.text
     assert store.reader.fetched_bytes > count_blob_bytes(local[0])
 
@@ -216,7 +223,7 @@ def test_a_cache_limit_is_observed(local, relay, tmp_path, caplog):
 def test_passing_faults_are_retried(local, relay, tmp_path, no_retry_delays, faults):
     relay.faults = list(faults)
     store = batchloom.open_store(URL, cache=tmp_path)
-    assert same_batches(batchloom.Loader(local[0], **SIZES), batchloom.Loader(store, **SIZES))
+    assert assert_same_batches(batchloom.Loader(local[0], **SIZES), batchloom.Loader(store, **SIZES))
     assert all(not fault.times for fault in relay.faults)
 
 
@@ -308,17 +315,17 @@ def test_check_reads_remote_media_and_lists_the_missing(s3, local, relay, tmp_pa
         remote_loader = batchloom.Loader(store, **SIZES, media=media, prefetch=prefetch)
         # The list applies to every copy of the store.
         local_loader = batchloom.Loader(local[0], **SIZES, media=media)
-        assert same_batches(local_loader, remote_loader) == len(local_loader)
+        assert assert_same_batches(local_loader, remote_loader) == len(local_loader)
 
 
 def test_referenced_media_are_found_from_a_remote_store(s3, local, relay, tmp_path):
     local_store = prepare_store(local[1], tmp_path / "named", local[2], keep="reference")
     local_store = batchloom.open_store(tmp_path / "named")
-    store = batchloom.open_store(to_bucket(s3, local_store.path, "named"), cache=tmp_path / "cache")
-    assert same_batches(batchloom.Loader(local_store, **SIZES), batchloom.Loader(store, **SIZES))
-    pictures = to_bucket(s3, local[1].parent, "pictures")
+    store = batchloom.open_store(copy_to_bucket(s3, local_store.path, "named"), cache=tmp_path / "cache")
+    assert assert_same_batches(batchloom.Loader(local_store, **SIZES), batchloom.Loader(store, **SIZES))
+    pictures = copy_to_bucket(s3, local[1].parent, "pictures")
     with_remote_folder = batchloom.Loader(store, **SIZES, media=MediaOptions(folder=pictures))
-    assert same_batches(batchloom.Loader(local_store, **SIZES), with_remote_folder)
+    assert assert_same_batches(batchloom.Loader(local_store, **SIZES), with_remote_folder)
 
 
 def test_a_remote_store_equals_a_local_one(s3, local, relay, tmp_path, no_retry_delays, monkeypatch):
@@ -328,9 +335,9 @@ def test_a_remote_store_equals_a_local_one(s3, local, relay, tmp_path, no_retry_
     result = prepare_store(local[1], "s3://bucket/there", local[2], tokens_per_shard=400)
     assert result.counts == local_result.counts
     assert_same(s3, "there", tmp_path / "here")
-    assert {key for key in keys(s3, "there/") if not _STORE_FILE.fullmatch(key[6:])} == set()
+    assert {key for key in list_keys(s3, "there/") if not _STORE_FILE.fullmatch(key[6:])} == set()
     store = batchloom.open_store("s3://bucket/there", cache=tmp_path / "cache")
-    assert same_batches(batchloom.Loader(local[0], **SIZES), batchloom.Loader(store, **SIZES))
+    assert assert_same_batches(batchloom.Loader(local[0], **SIZES), batchloom.Loader(store, **SIZES))
     repeated = prepare_store(local[1], "s3://bucket/there", local[2], tokens_per_shard=400)
     assert repeated.already_done
 
@@ -339,8 +346,8 @@ def test_a_remote_store_of_references_keeps_their_folders(s3, local, relay, tmp_
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     prepare_store(local[1], "s3://bucket/named-there", local[2], keep="reference", tokens_per_shard=400)
     store = batchloom.open_store("s3://bucket/named-there", cache=tmp_path / "cache")
-    assert not any(key.endswith(".blobs") for key in keys(s3, "named-there/"))
-    assert same_batches(batchloom.Loader(local[0], **SIZES), batchloom.Loader(store, **SIZES))
+    assert not any(key.endswith(".blobs") for key in list_keys(s3, "named-there/"))
+    assert assert_same_batches(batchloom.Loader(local[0], **SIZES), batchloom.Loader(store, **SIZES))
 
 
 def test_checksum_files_of_media_are_checked(local, tmp_path):
@@ -365,7 +372,7 @@ def test_a_remote_store_without_media_sizes_is_refused(local, tmp_path):
     older = replace(manifest, subsets={"train": replace(subset, shards=shards)}, checksum="")
     (tmp_path / "store" / "dataset_metadata.json").write_bytes(encode_manifest(older))
     assert list(batchloom.Loader(batchloom.open_store(tmp_path / "store"), **SIZES))
-    url = to_memory(tmp_path / "store", tmp_path.name)
+    url = copy_to_memory(tmp_path / "store", tmp_path.name)
     store = batchloom.open_store(url, cache=tmp_path / "cache")
     with pytest.raises(StoreError, match="does not record the size of the media files of shard_00000"):
         list(batchloom.Loader(store, **SIZES))

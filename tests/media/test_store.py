@@ -24,8 +24,8 @@ from batchloom.store import (
     remove_documents,
     verify_store,
 )
-from media.processors import MADE, save
-from media.sample_media import encoded, make_sound, picture, talk, write_images, write_sounds
+from media.processors import PROCESSORS, save_processor
+from media.sample_media import encode_image, make_image, make_messages, make_sound, write_images, write_sounds
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -33,7 +33,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 @pytest.fixture(scope="module")
 def processors(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processors")
-    return {name: str(save(MADE[name](), folder / name)) for name in ("qwen2_vl", "qwen2_audio", "gemma3")}
+    return {
+        name: str(save_processor(PROCESSORS[name](), folder / name)) for name in ("qwen2_vl", "qwen2_audio", "gemma3")
+    }
 
 
 def prepare_store(file, out, processor, **settings):
@@ -125,7 +127,7 @@ def find_talks_file(store):
 def test_embedded_media_are_stored_once(tmp_path, processors):
     file = write_images(tmp_path / "in", 3)
     rows = json.loads(file.read_text())
-    file.write_text(json.dumps([*rows, {**rows[0], "messages": talk("<image>Again?", "It is.")}]))
+    file.write_text(json.dumps([*rows, {**rows[0], "messages": make_messages("<image>Again?", "It is.")}]))
     store = prepare_store(file, tmp_path / "out", processors["qwen2_vl"], media={"keep": "embed"})
     media = [medium for document_media in StoreMedia(store).of(np.arange(len(store))) for medium in document_media]
     assert len(media) == 7
@@ -149,9 +151,9 @@ def test_media_in_records_are_always_embedded(tmp_path, processors):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    data = encoded(picture(), "PNG")
+    data = encode_image(make_image(), "PNG")
     table = {
-        "messages": [talk("<image>?", "A cat.")],
+        "messages": [make_messages("<image>?", "A cat.")],
         "images": [[{"bytes": data, "path": "a.png"}]],
     }
     pq.write_table(pa.table(table), tmp_path / "in.parquet")
@@ -172,34 +174,34 @@ def test_sounds_are_stored_with_their_true_lengths(tmp_path, processors):
 
 BAD = {
     "no medium": (
-        {"messages": talk("<image><image>?", "A.")},
+        {"messages": make_messages("<image><image>?", "A.")},
         "placeholder <image> without its image",
     ),
-    "no placeholder": ({"messages": talk("?", "A."), "images": ["good.png"]}, "has none"),
+    "no placeholder": ({"messages": make_messages("?", "A."), "images": ["good.png"]}, "has none"),
     "missing": (
-        {"messages": talk("<image>?", "A."), "images": ["none.png"]},
+        {"messages": make_messages("<image>?", "A."), "images": ["none.png"]},
         r"image 1 \(none.png\) is missing",
     ),
     "empty": (
-        {"messages": talk("<image>?", "A."), "images": ["empty.png"]},
+        {"messages": make_messages("<image>?", "A."), "images": ["empty.png"]},
         r"is empty \(0 bytes\)",
     ),
     "cut": (
-        {"messages": talk("<image>?", "A."), "images": ["cut.jpg"]},
+        {"messages": make_messages("<image>?", "A."), "images": ["cut.jpg"]},
         "begins as JPEG but cannot be read",
     ),
-    "svg": ({"messages": talk("<image>?", "A."), "images": ["drawing.png"]}, "an SVG drawing"),
+    "svg": ({"messages": make_messages("<image>?", "A."), "images": ["drawing.png"]}, "an SVG drawing"),
     "outside": (
-        {"messages": talk("<image>?", "A."), "images": ["../../etc/passwd"]},
+        {"messages": make_messages("<image>?", "A."), "images": ["../../etc/passwd"]},
         "is outside",
     ),
-    "thin": ({"messages": talk("<image>?", "A."), "images": ["thin.png"]}, "more than 200"),
+    "thin": ({"messages": make_messages("<image>?", "A."), "images": ["thin.png"]}, "more than 200"),
     "large": (
-        {"messages": talk("<image>?", "A."), "images": ["large.png"]},
+        {"messages": make_messages("<image>?", "A."), "images": ["large.png"]},
         "more than the 90,000 that are allowed",
     ),
     "a sound": (
-        {"messages": talk("<audio>?", "A."), "audios": ["a.wav"]},
+        {"messages": make_messages("<audio>?", "A."), "audios": ["a.wav"]},
         "is audio, but the processor takes only image",
     ),
 }
@@ -208,14 +210,14 @@ BAD = {
 def test_unusable_records_are_quarantined_with_their_line(tmp_path, processors):
     folder = tmp_path / "in"
     folder.mkdir()
-    (folder / "good.png").write_bytes(encoded(picture(), "PNG"))
+    (folder / "good.png").write_bytes(encode_image(make_image(), "PNG"))
     (folder / "empty.png").write_bytes(b"")
-    (folder / "cut.jpg").write_bytes(encoded(picture(200, 200))[:3000])
+    (folder / "cut.jpg").write_bytes(encode_image(make_image(200, 200))[:3000])
     (folder / "drawing.png").write_text("<svg xmlns='http://www.w3.org/2000/svg'></svg>")
-    (folder / "thin.png").write_bytes(encoded(picture(4000, 3), "PNG"))
-    (folder / "large.png").write_bytes(encoded(picture(400, 300), "PNG"))
+    (folder / "thin.png").write_bytes(encode_image(make_image(4000, 3), "PNG"))
+    (folder / "large.png").write_bytes(encode_image(make_image(400, 300), "PNG"))
     (folder / "a.wav").write_bytes(make_sound())
-    good = {"messages": talk("<image>Who?", "A cat."), "images": ["good.png"]}
+    good = {"messages": make_messages("<image>Who?", "A cat."), "images": ["good.png"]}
     lines = [row for bad, _ in BAD.values() for row in (bad, good)]
     (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     store = prepare_store(
@@ -234,9 +236,11 @@ def test_unusable_records_are_quarantined_with_their_line(tmp_path, processors):
 
 def test_equal_texts_about_other_images_are_no_duplicates(tmp_path, processors):
     for number in (0, 1):
-        (tmp_path / f"{number}.png").write_bytes(encoded(picture(seed=number), "PNG"))
+        (tmp_path / f"{number}.png").write_bytes(encode_image(make_image(seed=number), "PNG"))
     (tmp_path / "same.png").write_bytes((tmp_path / "0.png").read_bytes())
-    rows = [{"messages": talk("<image>Who?", "A cat."), "images": [f"{name}.png"]} for name in ("0", "1", "same")]
+    rows = [
+        {"messages": make_messages("<image>Who?", "A cat."), "images": [f"{name}.png"]} for name in ("0", "1", "same")
+    ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = prepare_store(tmp_path / "in.jsonl", tmp_path / "out", processors["qwen2_vl"], dedup="exact")
     assert [store.provenance.of(number).record for number in range(len(store))] == [0, 1]
@@ -244,10 +248,12 @@ def test_equal_texts_about_other_images_are_no_duplicates(tmp_path, processors):
 
 def test_near_duplicates_about_other_images_stay(tmp_path, processors):
     for number in range(4):
-        (tmp_path / f"{number}.png").write_bytes(encoded(picture(seed=number), "PNG"))
+        (tmp_path / f"{number}.png").write_bytes(encode_image(make_image(seed=number), "PNG"))
     text = "It is a cat that sits on a mat and looks at a bird that sits on a tree. " * 3
-    rows = [{"messages": talk("<image>Describe it.", text), "images": [f"{number % 4}.png"]} for number in range(4)]
-    rows.append({"messages": talk("<image>Describe it!", text), "images": ["0.png"]})
+    rows = [
+        {"messages": make_messages("<image>Describe it.", text), "images": [f"{number % 4}.png"]} for number in range(4)
+    ]
+    rows.append({"messages": make_messages("<image>Describe it!", text), "images": ["0.png"]})
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = prepare_store(tmp_path / "in.jsonl", tmp_path / "out", processors["qwen2_vl"], dedup="near")
     assert [store.provenance.of(number).record for number in range(len(store))] == [0, 1, 2, 3]
@@ -266,8 +272,8 @@ def test_images_side_by_side_whose_text_is_joined(tmp_path):
     """Gemma 3 puts line ends around an image; those of two images may be one token."""
     import tokenizers
 
-    processor = MADE["gemma3"]()
-    folder = save(processor, tmp_path / "processor")
+    processor = PROCESSORS["gemma3"]()
+    folder = save_processor(processor, tmp_path / "processor")
     file = folder / "tokenizer.json"
     definition = json.loads(file.read_text())
     vocabulary, merges = definition["model"]["vocab"], definition["model"]["merges"]
@@ -281,8 +287,8 @@ def test_images_side_by_side_whose_text_is_joined(tmp_path):
     file.write_text(json.dumps(definition))
     ids = tokenizers.Tokenizer.from_file(str(file)).encode("\n\n\n\n<start_of_image>").ids
     assert len(ids) == 2
-    (tmp_path / "a.png").write_bytes(encoded(picture(), "PNG"))
-    row = {"messages": talk("<image><image>Who?", "Cats."), "images": ["a.png", "a.png"]}
+    (tmp_path / "a.png").write_bytes(encode_image(make_image(), "PNG"))
+    row = {"messages": make_messages("<image><image>Who?", "Cats."), "images": ["a.png", "a.png"]}
     (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n")
     store = prepare_store(tmp_path / "in.jsonl", tmp_path / "out", str(folder))
     (media,) = StoreMedia(store).of(np.array([0]))
@@ -415,7 +421,7 @@ def test_more_conversations_are_appended_with_the_same_processor(tmp_path, proce
 def write_other_processor(folder):
     """Write a processor that makes other tokens of an image."""
     folder.mkdir()
-    return str(save(MADE["qwen2_vl"](max_pixels=28 * 28 * 16), folder))
+    return str(save_processor(PROCESSORS["qwen2_vl"](max_pixels=28 * 28 * 16), folder))
 
 
 def test_a_recipe_rebuilds_its_store(tmp_path, processors, monkeypatch):

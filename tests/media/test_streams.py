@@ -24,12 +24,12 @@ from batchloom.plan import Mesh, choose_lane_pool_size
 from batchloom.preparation import DedupRecipe, MediaRecipe, ReadRecipe
 from batchloom.streaming import merge_states
 from batchloom.streaming.stream_media import PoolMedia
-from media.sample_media import encoded, make_sound, picture, talk
+from media.sample_media import encode_image, make_image, make_messages, make_sound
 from media.sample_videos import make_video
 from media.test_batches import save_with_template
 from media.test_tars import make_pairs, write_tar
-from raw_streams.streams import small_stream, write_lines
-from raw_streams.test_keep import files_of, prepared
+from raw_streams.streams import make_small_stream, write_lines
+from raw_streams.test_keep import prepare_store_files, read_store_files
 from single_settings import make_loader
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -60,7 +60,7 @@ def make_recipe(processor, **settings):
 
 def make_jpeg(number):
     size = (20 + 31 * number % 190, 25 + 17 * number % 150)
-    return encoded(picture(*size, seed=number), quality=90)
+    return encode_image(make_image(*size, seed=number), quality=90)
 
 
 def write_talks(folder, count=60):
@@ -72,7 +72,7 @@ def write_talks(folder, count=60):
         for name in names:
             (folder / name).write_bytes(make_jpeg(number))
         question = f"{'<image>' * len(names)} Who is number {number}?"
-        rows.append({"messages": talk(question, f"It is cat {number}."), "images": names})
+        rows.append({"messages": make_messages(question, f"It is cat {number}."), "images": names})
     return write_lines(folder / "talks.jsonl", rows)
 
 
@@ -80,7 +80,7 @@ def write_embedded(folder, count=40):
     """Write conversations to Parquet with the bytes of their images."""
     rows = [
         {
-            "messages": talk(f"<image> Who is number {number}?", f"It is cat {number}."),
+            "messages": make_messages(f"<image> Who is number {number}?", f"It is cat {number}."),
             "images": [{"bytes": make_jpeg(number % 7), "path": None}],
         }
         for number in range(count)
@@ -114,7 +114,7 @@ def write_sounds(folder, count=24):
         name = f"sounds/{number}.wav"
         data = make_sound(4_000 + 301 * number, (16_000, 44_100)[number % 2], seed=number)
         (folder / name).write_bytes(data)
-        rows.append({"messages": talk("<audio>What is it?", f"It is {number}."), "audios": [name]})
+        rows.append({"messages": make_messages("<audio>What is it?", f"It is {number}."), "audios": [name]})
     return write_lines(folder / "talks.jsonl", rows)
 
 
@@ -125,7 +125,7 @@ def write_videos(folder, count=24):
         name = f"films/{number}.mp4"
         (folder / name).write_bytes(make_video(25 * (1 + number % 2)))
         question = "<video>What is it?"
-        rows.append({"messages": talk(question, f"It is film {number}."), "videos": [name]})
+        rows.append({"messages": make_messages(question, f"It is film {number}."), "videos": [name]})
     return write_lines(folder / "talks.jsonl", rows)
 
 
@@ -174,7 +174,7 @@ def test_a_stream_gives_the_batches_of_the_store_it_writes(
     inputs = {**INPUTS, "films": write_videos}[kind](tmp_path / "in")
     media_settings = {"media": {"keep": "embed"}} if embed else {}
     recipe = make_recipe(audio_processor if kind == "sounds" else image_processor, **media_settings)
-    stream = small_stream(inputs, recipe=recipe, keep=tmp_path / "kept", **ORDER)
+    stream = make_small_stream(inputs, recipe=recipe, keep=tmp_path / "kept", **ORDER)
     batches, spilled, forget = {}, [], PoolMedia.forget
     monkeypatch.setattr(PoolMedia, "forget", lambda pool: spilled.extend(pool.spill_files) or forget(pool))
     for batch in Loader(stream, rank=0, world_size=1, output="numpy", prefetch=0):
@@ -182,7 +182,7 @@ def test_a_stream_gives_the_batches_of_the_store_it_writes(
     features = [name for batch in batches.values() for name in batch if name not in TEXT]
     assert len(features) > len(batches) / 2
     stream.finish(workers=1)
-    assert files_of(tmp_path / "kept") == prepared(stream, tmp_path / "prepared")
+    assert read_store_files(tmp_path / "kept") == prepare_store_files(stream, tmp_path / "prepared")
     order = {**ORDER, "seed": 3, "order": "lanes", "output": "numpy"}
     repeated = make_loader(open_store(tmp_path / "kept"), **order)
     assert_equal(batches, {batch.step: dict(batch) for batch in repeated})
@@ -201,7 +201,7 @@ def repeatable_stream(request, image_processor, tmp_path_factory):
     recipe = make_recipe(image_processor)
 
     def make_stream(workers=0):
-        return small_stream(inputs, recipe=recipe, workers=workers, **ORDER)
+        return make_small_stream(inputs, recipe=recipe, workers=workers, **ORDER)
 
     return make_stream, read_batches(make_stream())
 
@@ -276,7 +276,7 @@ def test_states_of_two_ranks_go_on_as_one(repeatable_stream):
 
 def test_each_epoch_reads_media_again_and_deletes_them(tmp_path, image_processor):
     order = {**ORDER, "steps": 60, "pool_size": 8, "seq_len": 300}
-    stream = small_stream(write_embedded(tmp_path / "in"), recipe=make_recipe(image_processor), **order)
+    stream = make_small_stream(write_embedded(tmp_path / "in"), recipe=make_recipe(image_processor), **order)
     loader = Loader(stream, rank=0, world_size=1, output="numpy", prefetch=0)
     most_files = 0
     for _ in loader:
@@ -285,7 +285,7 @@ def test_each_epoch_reads_media_again_and_deletes_them(tmp_path, image_processor
 
 
 def test_varlen_and_split_as_of_a_store(tmp_path, image_processor):
-    stream = small_stream(write_talks(tmp_path / "in"), recipe=make_recipe(image_processor), **ORDER)
+    stream = make_small_stream(write_talks(tmp_path / "in"), recipe=make_recipe(image_processor), **ORDER)
     varlen = read_batches(stream, form="varlen")
     by_row = read_batches(stream)
     for step, batch in varlen.items():
@@ -301,7 +301,7 @@ def test_varlen_and_split_as_of_a_store(tmp_path, image_processor):
 
 def test_a_medium_that_changed_is_an_error_with_its_line(tmp_path, image_processor):
     inputs = write_talks(tmp_path / "in", 12)
-    stream = small_stream(inputs, recipe=make_recipe(image_processor, val_fraction=0), **ORDER)
+    stream = make_small_stream(inputs, recipe=make_recipe(image_processor, val_fraction=0), **ORDER)
     loader = Loader(stream, rank=0, world_size=1, output="numpy", prefetch=0)
     batches = iter(loader)
     next(batches)
@@ -318,12 +318,12 @@ def test_bad_media_are_left_out_and_counted(tmp_path, image_processor, caplog):
     inputs = write_talks(tmp_path / "in", 30)
     (tmp_path / "in" / "pictures" / "4_0.jpg").write_bytes(b"")
     recipe = make_recipe(image_processor, max_bad=1, val_fraction=0)
-    batches = read_batches(small_stream(inputs, recipe=recipe, **ORDER))
+    batches = read_batches(make_small_stream(inputs, recipe=recipe, **ORDER))
     assert len(batches) == ORDER["steps"]
     assert "4_0.jpg" in caplog.text
     (tmp_path / "in" / "pictures" / "5_0.jpg").write_text("<svg/>")
     with pytest.raises(TooManyBadRecordsError, match="of this rank's lanes are bad"):
-        read_batches(small_stream(inputs, recipe=recipe, **ORDER))
+        read_batches(make_small_stream(inputs, recipe=recipe, **ORDER))
 
 
 def test_stream_takes_media_settings(tmp_path, image_processor):
@@ -364,7 +364,7 @@ def test_settings_that_cut_or_change_documents_are_refused(tmp_path, image_proce
     settings = {"rank": 0, "world_size": 1, **settings}
     with pytest.raises(PlanError, match=problem):
         Loader(
-            small_stream(write_talks(tmp_path / "in"), recipe=make_recipe(image_processor), **{**ORDER, **order}),
+            make_small_stream(write_talks(tmp_path / "in"), recipe=make_recipe(image_processor), **{**ORDER, **order}),
             **settings,
         )
 
@@ -373,7 +373,7 @@ def test_a_tokenizer_without_the_tokens_of_media_is_refused_at_once(tmp_path, im
     recipe = make_recipe(image_processor)
     text_recipe = Recipe(inputs=("x",), tokenizer="bytes", dedup=recipe.dedup, reading=recipe.reading)
     with pytest.raises(TokenizerError, match="has no control token"):
-        small_stream(write_talks(tmp_path / "in"), recipe=text_recipe, **ORDER)
+        make_small_stream(write_talks(tmp_path / "in"), recipe=text_recipe, **ORDER)
 
 
 def test_an_invalid_processor_is_refused_at_once(tmp_path):
@@ -395,7 +395,7 @@ def test_a_pool_without_sequences_takes_nothing_from_the_one_before(tmp_path, im
         answer = f"It is cat {number}. " * (1 if number < 8 else 200)
         rows.append(
             {
-                "messages": talk("<image> Who?", answer),
+                "messages": make_messages("<image> Who?", answer),
                 "images": [{"bytes": make_jpeg(number % 7), "path": None}],
             }
         )
@@ -403,13 +403,13 @@ def test_a_pool_without_sequences_takes_nothing_from_the_one_before(tmp_path, im
     pq.write_table(pa.Table.from_pylist(rows), file)
     order = {**ORDER, "lanes": 1, "global_batch_size": 1, "pool_size": 8, "shuffle": False}
     recipe = make_recipe(image_processor, val_fraction=0)
-    stream = small_stream(file, recipe=recipe, unit_bytes=1 << 24, **{**order, "steps": 3})
+    stream = make_small_stream(file, recipe=recipe, unit_bytes=1 << 24, **{**order, "steps": 3})
     batches = read_batches(stream)
     assert all("pixel_values" in batch for batch in batches.values())
 
 
 def test_spilled_media_are_deleted_with_each_iteration(tmp_path, image_processor):
-    stream = small_stream(write_embedded(tmp_path / "in"), recipe=make_recipe(image_processor), **ORDER)
+    stream = make_small_stream(write_embedded(tmp_path / "in"), recipe=make_recipe(image_processor), **ORDER)
     loader = Loader(stream, rank=0, world_size=1, output="numpy", prefetch=0)
     for _ in range(3):
         batches = iter(loader)
@@ -421,17 +421,17 @@ def test_spilled_media_are_deleted_with_each_iteration(tmp_path, image_processor
 
 def test_texts_with_a_processor_are_cut_as_their_store_cuts_them(tmp_path, image_processor, caplog):
     file = write_lines(tmp_path / "text.jsonl", [{"text": f"Line {n}. " * 60} for n in range(60)])
-    stream = small_stream(file, recipe=make_recipe(image_processor, val_fraction=0), **{**ORDER, "seq_len": 64})
+    stream = make_small_stream(file, recipe=make_recipe(image_processor, val_fraction=0), **{**ORDER, "seq_len": 64})
     assert stream.spec.overlong == "split"
     assert read_batches(stream)
     caplog.clear()
-    with_media = small_stream(write_talks(tmp_path / "in"), recipe=make_recipe(image_processor), **ORDER)
+    with_media = make_small_stream(write_talks(tmp_path / "in"), recipe=make_recipe(image_processor), **ORDER)
     iter(read_batches(with_media))
     assert "a larger seq_len keeps them" in caplog.text
 
 
 def test_a_model_is_tried_on_documents_of_the_first_step(tmp_path, image_processor):
-    stream = small_stream(write_embedded(tmp_path / "in"), recipe=make_recipe(image_processor), **ORDER)
+    stream = make_small_stream(write_embedded(tmp_path / "in"), recipe=make_recipe(image_processor), **ORDER)
     loader = Loader(stream, rank=0, world_size=1)
     rows = DocumentRows(loader)
     (number,) = rows.with_media(900)
@@ -440,10 +440,10 @@ def test_a_model_is_tried_on_documents_of_the_first_step(tmp_path, image_process
     assert batch["input_ids"].shape == (2, int(rows.batch([[number]])["input_ids"].numel()))
     texts = write_lines(
         tmp_path / "texts.jsonl",
-        [{"messages": talk(f"Who is {n}?", "A cat."), "images": []} for n in range(99)],
+        [{"messages": make_messages(f"Who is {n}?", "A cat."), "images": []} for n in range(99)],
     )
     text_rows = DocumentRows(
-        Loader(small_stream(texts, recipe=make_recipe(image_processor), **ORDER), rank=0, world_size=1)
+        Loader(make_small_stream(texts, recipe=make_recipe(image_processor), **ORDER), rank=0, world_size=1)
     )
     assert text_rows.with_media(900) == []
     assert "pixel_values" in text_rows.describe_media_mismatch(TextModel(), 900)
@@ -464,7 +464,7 @@ def test_media_missing_in_a_later_epoch_are_counted_then(tmp_path, image_process
     media = {"keep": "embed"} if embed else {}
     recipe = make_recipe(image_processor, max_bad=0, val_fraction=0, media=media)
     order = {**ORDER, "lanes": 1, "global_batch_size": 1, "steps": 60}
-    loader = Loader(small_stream(inputs, recipe=recipe, **order), output="numpy", prefetch=0)
+    loader = Loader(make_small_stream(inputs, recipe=recipe, **order), output="numpy", prefetch=0)
     batches = iter(loader)
     for _ in range(6):
         next(batches)
@@ -473,7 +473,7 @@ def test_media_missing_in_a_later_epoch_are_counted_then(tmp_path, image_process
         path.unlink()
     with pytest.raises((MediumError, TooManyBadRecordsError)):
         list(batches)
-    resumed = Loader(small_stream(inputs, recipe=recipe, **order), output="numpy", prefetch=0)
+    resumed = Loader(make_small_stream(inputs, recipe=recipe, **order), output="numpy", prefetch=0)
     resumed.load_state_dict(state)
     with pytest.raises((MediumError, TooManyBadRecordsError)):
         list(resumed)

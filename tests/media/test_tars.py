@@ -17,24 +17,24 @@ from batchloom.core.errors import InputMissingError, MediumError, StoreConflictE
 from batchloom.media import FileContent
 from batchloom.sources import PartReader, ReadLimits, ReadRules, SourcePart, list_sources
 from batchloom.store import StoreMedia, verify_store
-from media.processors import MADE, save
-from media.sample_media import encoded, make_sound, picture, talk
+from media.processors import PROCESSORS, save_processor
+from media.sample_media import encode_image, make_image, make_messages, make_sound
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
 def hf_processor():
-    return MADE["qwen2_vl"]()
+    return PROCESSORS["qwen2_vl"]()
 
 
 @pytest.fixture(scope="module")
 def processor(hf_processor, tmp_path_factory):
-    return str(save(hf_processor, tmp_path_factory.mktemp("processor")))
+    return str(save_processor(hf_processor, tmp_path_factory.mktemp("processor")))
 
 
 def make_jpeg(seed=0, width=60, height=80):
-    return encoded(picture(width, height, seed=seed))
+    return encode_image(make_image(width, height, seed=seed))
 
 
 def write_tar(file, files, mode="w"):
@@ -150,14 +150,14 @@ def test_a_repacked_tar_is_refused_at_load_time(processor, tmp_path):
 
 
 def test_records_name_their_media_in_their_own_order(processor, tmp_path):
-    record = {"messages": talk("<image> or <image>?", "The first."), "images": ["b.jpg", "x.a.jpg"]}
+    record = {"messages": make_messages("<image> or <image>?", "The first."), "images": ["b.jpg", "x.a.jpg"]}
     files = [
         ("some/x.a.jpg", make_jpeg(1)),
         ("some/x.b.jpg", make_jpeg(2)),
         ("some/x.json", json.dumps(record)),
         ("some/y.0.jpg", make_jpeg(3)),
-        ("some/y.1.PNG", encoded(picture(), "PNG")),
-        ("some/y.json", json.dumps({"messages": talk("<image><image>?", "Both.")})),
+        ("some/y.1.PNG", encode_image(make_image(), "PNG")),
+        ("some/y.json", json.dumps({"messages": make_messages("<image><image>?", "Both.")})),
         ("some/z.jpg", make_jpeg(4)),
         ("some/z.json", json.dumps({"image": "elsewhere/9.jpg", "caption": "One."})),
     ]
@@ -168,7 +168,7 @@ def test_records_name_their_media_in_their_own_order(processor, tmp_path):
     for row in rows:
         byte_ranges = [tuple(map(int, location.rpartition("#")[2].split("+"))) for location in row["images"]]
         images.append([data[start : start + size] for start, size in byte_ranges])
-    assert images == [[make_jpeg(2), make_jpeg(1)], [make_jpeg(3), encoded(picture(), "PNG")], [make_jpeg(4)]]
+    assert images == [[make_jpeg(2), make_jpeg(1)], [make_jpeg(3), encode_image(make_image(), "PNG")], [make_jpeg(4)]]
     assert [row["__key__"] for row in rows] == ["some/x", "some/y", "some/z"]
     assert "image" not in rows[2]
     chats = write_tar(tmp_path / "chats.tar", files[:6])
@@ -197,7 +197,7 @@ def test_keys_of_samples_end_at_the_first_dot(tmp_path):
 
 def test_sounds_of_tars(tmp_path):
     folder = tmp_path / "p"
-    processor = str(save(MADE["qwen2_audio"](), folder))
+    processor = str(save_processor(PROCESSORS["qwen2_audio"](), folder))
     files = [
         (f"{n}.{ending}", data)
         for n in range(2)

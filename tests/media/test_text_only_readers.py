@@ -8,7 +8,7 @@ from batchloom.batches import add_dense_mask, add_image_masks, check_text_only, 
 from batchloom.cli import run_command_line
 from batchloom.compat import GPTDataLoader, PretrainingDataset
 from batchloom.store import export_store
-from media.processors import MADE, save
+from media.processors import PROCESSORS, save_processor
 from media.sample_media import write_images
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -18,7 +18,7 @@ MESSAGE = "holds images or audio"
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("refused")
-    processor = str(save(MADE["qwen2_vl"](), folder / "processor"))
+    processor = str(save_processor(PROCESSORS["qwen2_vl"](), folder / "processor"))
     batchloom.prepare(
         write_images(folder / "in", 3),
         out=folder / "store",

@@ -13,8 +13,8 @@ import batchloom
 from batchloom.chat import detect_schema, make_record_reader
 from batchloom.core.errors import SchemaError, UnusableRecordError
 from batchloom.store import StoreMedia, verify_store
-from media.processors import MADE, save
-from media.sample_media import encoded, make_sound, picture, talk, write_images
+from media.processors import PROCESSORS, save_processor
+from media.sample_media import encode_image, make_image, make_messages, make_sound, write_images
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -27,13 +27,13 @@ PLACEHOLDERS = {
 
 @pytest.fixture(scope="module")
 def hf_processors():
-    return {name: make_processor() for name, make_processor in MADE.items()}
+    return {name: make_processor() for name, make_processor in PROCESSORS.items()}
 
 
 @pytest.fixture(scope="module")
 def processors(hf_processors, tmp_path_factory):
     folder = tmp_path_factory.mktemp("processors")
-    return {name: str(save(processor, folder / name)) for name, processor in hf_processors.items()}
+    return {name: str(save_processor(processor, folder / name)) for name, processor in hf_processors.items()}
 
 
 def write_rows(file, rows):
@@ -65,11 +65,11 @@ def list_media(store):
 def write_pictures(folder, count=3):
     sizes = [(120, 80), (50, 120), (100, 100)]
     for number in range(count):
-        data = encoded(picture(*sizes[number % 3], seed=number), quality=90)
+        data = encode_image(make_image(*sizes[number % 3], seed=number), quality=90)
         (folder / f"{number}.jpg").write_bytes(data)
 
 
-@pytest.mark.parametrize("name", [name for name in MADE if name != "qwen2_audio"])
+@pytest.mark.parametrize("name", [name for name in PROCESSORS if name != "qwen2_audio"])
 def test_ids_are_those_of_the_processor_and_an_end(name, hf_processors, processors, tmp_path):
     write_pictures(tmp_path)
     rows = [
@@ -194,7 +194,7 @@ def test_other_records_keep_their_schema():
     plain = [{"text": "a <image> in words"}]
     assert detect_schema(plain, media=True).form == "text"
     assert detect_schema([{"text": "a", "images": ["x"]}]).form == "text"
-    rows = [{"messages": talk("<image>?", "A cat."), "image": "x", "text": "rendered"}]
+    rows = [{"messages": make_messages("<image>?", "A cat."), "image": "x", "text": "rendered"}]
     assert detect_schema(rows, media=True).form == "messages"
     assert detect_schema(rows, {"text": "text"}, media=True).form == "interleaved"
     assert read_records([{"body": "b", "pic": "x"}], text="body", images="pic")[0].media[0].location == "x"

@@ -9,7 +9,7 @@ from batchloom.core.medium import AudioFacts, ImageFacts, Medium, MediumInfo
 from batchloom.media import open_processor
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from batchloom.tokens import resolve_tokenizer
-from media.processors import MADE, save
+from media.processors import PROCESSORS, save_processor
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -39,10 +39,10 @@ PLACEHOLDERS = {
 SIZES = [(336, 224), (50, 120), (100, 100)]
 
 
-@pytest.fixture(scope="module", params=list(MADE))
+@pytest.fixture(scope="module", params=list(PROCESSORS))
 def family(request, tmp_path_factory):
-    hf_processor = MADE[request.param]()
-    folder = save(hf_processor, tmp_path_factory.mktemp(request.param))
+    hf_processor = PROCESSORS[request.param]()
+    folder = save_processor(hf_processor, tmp_path_factory.mktemp(request.param))
     return request.param, hf_processor, folder, open_processor(folder)
 
 
@@ -149,8 +149,8 @@ def test_placeholders_are_in_the_text_if_a_template_has_no_media(family, tmp_pat
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory):
-    hf_processor = MADE["qwen2_vl"]()
-    folder = save(hf_processor, tmp_path_factory.mktemp("qwen"))
+    hf_processor = PROCESSORS["qwen2_vl"]()
+    folder = save_processor(hf_processor, tmp_path_factory.mktemp("qwen"))
     template = TEMPLATE.replace("KIND", "image").replace("PLACE", PLACEHOLDERS["qwen2_vl"])
     (folder / "chat_template.jinja").write_text(template)
     processor = open_processor(folder)

@@ -19,8 +19,8 @@ from batchloom.media import BytesContent, FrameSampling, MediaLimits, media_feat
 from batchloom.media.frame_sampling import compute_frame_times, fit_frame_size
 from batchloom.media.video import decode_frames, inspect_video
 from batchloom.store import StoreMedia
-from media.processors import MADE, save
-from media.sample_media import encoded, make_sound, picture, talk
+from media.processors import PROCESSORS, save_processor
+from media.sample_media import encode_image, make_image, make_messages, make_sound
 from media.sample_videos import decode_all_frames, make_audio_only_file, make_video
 from media.test_batches import as_numpy, assert_same_batch, make_store
 from media.test_tokens import PLACEHOLDERS, TEMPLATE
@@ -173,7 +173,7 @@ def test_videos_on_their_side_are_turned_upright(degrees):
         (b"<html>log in</html>", "which is not the start of a supported video"),
         (b"#EXTM3U\n#EXT-X-VERSION:3\nfile:///etc/passwd\n", "which is not the start of a supported video"),
         (b"ffconcat version 1.0\nfile /etc/passwd\n", "which is not the start of a supported video"),
-        (encoded(picture(), "PNG"), "which is not the start of a supported video"),
+        (encode_image(make_image(), "PNG"), "which is not the start of a supported video"),
         (b"\0\0\0\x1cftypavif" + b"\0" * 60, "is an image"),
         (b"\0\0\0\x1cftypisom" + b"\0" * 60, "cannot be decoded"),
         (b"\x1aE\xdf\xa3" + b"\0" * 60, "cannot be decoded"),
@@ -231,22 +231,22 @@ def write_conversations(folder):
         (folder / f"films/{number}.{form}").write_bytes(
             make_video(20 + 10 * number, 10, size=size, form=form, codec=codec)
         )
-    (folder / "a.png").write_bytes(encoded(picture(40, 30), "PNG"))
+    (folder / "a.png").write_bytes(encode_image(make_image(40, 30), "PNG"))
     rows = [
         {
-            "messages": talk(f"<video> What is film {number}?", f"It is film {number}."),
+            "messages": make_messages(f"<video> What is film {number}?", f"It is film {number}."),
             "videos": [f"films/{number}.{form}"],
         }
         for number, (form, _) in enumerate(FORMS)
     ]
     media = {"images": ["a.png"], "videos": ["films/1.mp4", "films/0.mp4"]}
-    rows.append({"messages": talk("<video><image> and <video>?", "All."), **media})
+    rows.append({"messages": make_messages("<video><image> and <video>?", "All."), **media})
     parts = [
         {"type": "text", "text": "Who?"},
         {"type": "video_url", "video_url": {"url": "films/1.mp4"}},
     ]
-    rows.append({"messages": talk(parts, "Nobody.")})
-    rows.append({"messages": talk("And without?", "Yes.")})
+    rows.append({"messages": make_messages(parts, "Nobody.")})
+    rows.append({"messages": make_messages("And without?", "Yes.")})
     file = folder / "talks.json"
     file.write_text(json.dumps(rows))
     return file
@@ -260,9 +260,9 @@ def decode_sampled_frames(path, **sampling):
 @pytest.mark.parametrize("name", ["qwen2_vl", "gemma3", "idefics3"])
 def test_a_video_becomes_its_frames(name, tmp_path):
     """Tokens and features are the processor's for the frames as images."""
-    processor = MADE[name]()
+    processor = PROCESSORS[name]()
     template = TEMPLATE.replace("KIND", "image").replace("PLACE", PLACEHOLDERS.get(name, "<image>"))
-    processor_folder = save(processor, tmp_path / "processor")
+    processor_folder = save_processor(processor, tmp_path / "processor")
     (processor_folder / "chat_template.jinja").write_text(template)
     file = write_conversations(tmp_path / "in")
     sampling = {"fps": 1.5, "max_pixels": 2000}
@@ -322,7 +322,7 @@ def open_image(path):
 def sources(tmp_path_factory):
     """Folder of a processor, and a file of conversations."""
     folder = tmp_path_factory.mktemp("plain")
-    processor_folder = save(MADE["llava"](), folder / "processor")
+    processor_folder = save_processor(PROCESSORS["llava"](), folder / "processor")
     template = TEMPLATE.replace("KIND", "image").replace("PLACE", "<image>")
     (processor_folder / "chat_template.jinja").write_text(template)
     return processor_folder, write_conversations(folder / "in")
@@ -381,11 +381,11 @@ def test_bad_videos_are_quarantined_with_their_lines(sources, tmp_path):
     (tmp_path / "page.mp4").write_bytes(b"<html></html>")
     (tmp_path / "good.mp4").write_bytes(good)
     rows = [
-        {"messages": talk("<video>?", "Yes."), "videos": [name]}
+        {"messages": make_messages("<video>?", "Yes."), "videos": [name]}
         for name in ("good.mp4", "cut.mp4", "page.mp4", "none.mp4")
     ]
-    rows.append({"messages": talk("Where?", "No."), "videos": ["good.mp4"]})
-    rows.append({"messages": talk("<video>?", "No.")})
+    rows.append({"messages": make_messages("Where?", "No."), "videos": ["good.mp4"]})
+    rows.append({"messages": make_messages("<video>?", "No.")})
     file = tmp_path / "in.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = make_store(file, tmp_path / "store", processor_folder)
@@ -402,7 +402,7 @@ def test_bad_videos_are_quarantined_with_their_lines(sources, tmp_path):
 
 def test_videos_in_texts_become_their_frames(sources, tmp_path):
     processor_folder, _ = sources
-    processor = MADE["llava"]()
+    processor = PROCESSORS["llava"]()
     data = make_video(20, 10)
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.mp4").write_bytes(data)
@@ -410,7 +410,7 @@ def test_videos_in_texts_become_their_frames(sources, tmp_path):
         {"text": "See <video> and <image> there.", "videos": ["a.mp4"], "images": ["b.png"]},
         {"text": "A caption.", "videos": ["a.mp4"]},
     ]
-    (tmp_path / "in/b.png").write_bytes(encoded(picture(), "PNG"))
+    (tmp_path / "in/b.png").write_bytes(encode_image(make_image(), "PNG"))
     file = tmp_path / "in/in.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = make_store(file, tmp_path / "store", processor_folder, video_frames=3)
@@ -458,7 +458,7 @@ def test_videos_in_tars_are_named_by_their_byte_range(sources, tmp_path):
 def test_check_decodes_every_frame(sources, tmp_path, monkeypatch):
     processor_folder, _ = sources
     (tmp_path / "a.mp4").write_bytes(make_video(20, 10))
-    row = {"messages": talk("<video>?", "A film."), "videos": ["a.mp4"]}
+    row = {"messages": make_messages("<video>?", "A film."), "videos": ["a.mp4"]}
     (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row) + "\n")
     make_store(tmp_path / "in.jsonl", tmp_path / "store", processor_folder, video_frames=4)
     frames = []

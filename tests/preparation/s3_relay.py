@@ -39,7 +39,7 @@ class Relay:
 
     def fault(self, method, path):
         with self.lock:
-            self.asked.append((method, path))
+            self.requests.append((method, path))
             for fault in self.faults:
                 if fault.method == method and fault.part in path and fault.times:
                     if fault.spare:
@@ -51,7 +51,7 @@ class Relay:
 
     def puts(self):
         """Return the names of uploaded objects, without the object that names the job."""
-        names = [path.partition("?")[0] for method, path in self.asked if method == "PUT"]
+        names = [path.partition("?")[0] for method, path in self.requests if method == "PUT"]
         return [name for name in names if "/.work/" not in name]
 
 
@@ -122,7 +122,7 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def relaying(address):
+def run_relay(address):
     """Run a relay in front of the server at ``address`` (``http://host:port``)."""
     server_url = urlsplit(address)
     relay = Relay((server_url.hostname, server_url.port))

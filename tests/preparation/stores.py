@@ -34,7 +34,7 @@ def make_recipe(**settings):
     return Recipe(reading=ReadRecipe(**read_settings), **settings)
 
 
-def make(inputs, out, *, limits=None, unit_bytes=1 << 40, listener=None, **settings):
+def prepare_store(inputs, out, *, limits=None, unit_bytes=1 << 40, listener=None, **settings):
     """Prepare with the tokenizer ``bytes``, units of any size, and no listener."""
     settings.setdefault("tokenizer", "bytes")
     inputs = [inputs] if isinstance(inputs, (str, Path)) else inputs
@@ -63,12 +63,12 @@ def read_documents(out):
     return [(origin, text, split) for _, _, origin, text, split in rows]
 
 
-def texts(out):
+def read_texts(out):
     """Return the text of every document of a store of bytes, in input order."""
     return [text for _, text, _ in read_documents(out)]
 
 
-def tree(out):
+def hash_store_files(out):
     """Return the name and content hash of every file of a store but the report."""
     return {
         str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -77,7 +77,7 @@ def tree(out):
     }
 
 
-def jsonl(path, records):
+def write_jsonl(path, records):
     """Write records as JSON Lines."""
     Path(path).write_text("".join(json.dumps(record) + "\n" for record in records))
     return path

@@ -28,9 +28,9 @@ from batchloom.store import (
 )
 from batchloom.testing import write_store
 from preparation.jobs import run_until_killed
-from preparation.stores import SMALL_LIMITS, jsonl, make, make_recipe, tree
+from preparation.stores import SMALL_LIMITS, hash_store_files, make_recipe, prepare_store, write_jsonl
 from preparation.test_resume import RENAMES
-from train.runs import PLAIN, steps_of
+from train.runs import BASE_SETTINGS, read_steps
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def work_in_tmp_path(tmp_path, monkeypatch):
 
 
 def write(name, numbers, text="document number {}"):
-    return jsonl(name, [{"text": text.format(n)} for n in numbers])
+    return write_jsonl(name, [{"text": text.format(n)} for n in numbers])
 
 
 def append(inputs, out="s", **settings):
@@ -77,8 +77,8 @@ def test_new_documents_are_appended_and_existing_ones_stay(tmp_path):
     write("a.jsonl", range(100))
     write("b.jsonl", range(90, 150))
     settings = {"val_fraction": 0.1, "balance_subsets": False}
-    make("a.jsonl", "s", **settings)
-    before, files, fingerprint = read_ids("s"), tree("s"), open_store("s").fingerprint
+    prepare_store("a.jsonl", "s", **settings)
+    before, files, fingerprint = read_ids("s"), hash_store_files("s"), open_store("s").fingerprint
     result = append(["a.jsonl", "b.jsonl"], **settings)
     assert (result.generation, result.counts.documents, result.counts.records) == (2, 50, 60)
     assert result.counts.dropped == {"exact duplicate": 10}
@@ -92,7 +92,7 @@ def test_new_documents_are_appended_and_existing_ones_stay(tmp_path):
         assert documents[: len(before[name])] == before[name]
     assert read_sorted_texts("s") == sorted(f"document number {n}" for n in range(150))
     # Existing files are unchanged, and the older generation is the same store.
-    after = tree("s")
+    after = hash_store_files("s")
     assert {name: after[name] for name in files if name != "dataset_metadata.json"} == {
         name: data for name, data in files.items() if name != "dataset_metadata.json"
     }
@@ -101,7 +101,7 @@ def test_new_documents_are_appended_and_existing_ones_stay(tmp_path):
     assert check("s").sound, check("s").faults
     assert check("s", generation=1).sound
     # The hash alone decides the subset of a document.
-    make(["a.jsonl", "b.jsonl"], "once", **settings)
+    prepare_store(["a.jsonl", "b.jsonl"], "once", **settings)
     assert {name: sorted(subset_documents) for name, subset_documents in read_ids("s").items()} == {
         name: sorted(subset_documents) for name, subset_documents in read_ids("once").items()
     }
@@ -120,13 +120,13 @@ def test_append_creates_a_missing_store_and_reports_that_nothing_is_new(capsys):
     captured = capsys.readouterr()
     assert "There is no store at s yet: it is made, with the tokenizer " in captured.err
     assert "documents kept" in captured.out
-    before = tree("s")
+    before = hash_store_files("s")
     assert run_command_line(command) == 0
     captured = capsys.readouterr()
     assert "1 input of 1 is in s already." in captured.err
     assert "s holds all of this already; nothing to append." in captured.out
     assert "generation 1, with 30 documents" in captured.out
-    assert tree("s") == before
+    assert hash_store_files("s") == before
     write("b.jsonl", range(30, 40))
     assert run_command_line(["prepare", "b.jsonl", "--out", "s", "--append", "--profile"]) == 0
     captured = capsys.readouterr()
@@ -139,7 +139,7 @@ def test_append_creates_a_missing_store_and_reports_that_nothing_is_new(capsys):
 
 def test_inputs_are_recognized_by_path_or_by_content(tmp_path):
     write("a.jsonl", range(100, 120))
-    make("a.jsonl", "s")
+    prepare_store("a.jsonl", "s")
     os.utime("a.jsonl", (1, 1))
     assert append("a.jsonl").already_done
     moved = tmp_path / "d" / "a.jsonl"
@@ -164,7 +164,7 @@ def test_inputs_are_recognized_by_path_or_by_content(tmp_path):
 def test_inputs_are_recognized_by_content_alone_with_hash_inputs(monkeypatch):
     write("a.jsonl", range(100, 120))
     write("b.jsonl", range(200, 220))
-    make(["a.jsonl", "b.jsonl"], "s")
+    prepare_store(["a.jsonl", "b.jsonl"], "s")
     assert append(["a.jsonl", "b.jsonl"], hash_inputs=True).already_done
     times = Path("a.jsonl").stat()
     write("a.jsonl", range(115, 135))
@@ -186,7 +186,7 @@ def test_inputs_are_recognized_by_content_alone_with_hash_inputs(monkeypatch):
 
 def test_a_file_that_grew_is_read_completely():
     write("a.jsonl", range(20))
-    make("a.jsonl", "s")
+    prepare_store("a.jsonl", "s")
     write("a.jsonl", range(25))
     result = append("a.jsonl")
     assert any("a.jsonl changed since it was read for s" in note for note in result.notes)
@@ -195,9 +195,9 @@ def test_a_file_that_grew_is_read_completely():
 
 @pytest.mark.parametrize(("dedup", "documents"), [("none", 4), ("exact", 2), ("lines", 2), ("near", 2)])
 def test_duplicates_of_stored_documents_are_removed_as_the_recipe_says(dedup, documents):
-    jsonl("a.jsonl", [{"text": "menu\nfirst"}, {"text": "menu\nsecond"}])
-    jsonl("b.jsonl", [{"text": text} for text in ("menu\nfirst", "third\nline", "fourth", "fourth")])
-    make("a.jsonl", "s", dedup="exact", val_fraction=0)
+    write_jsonl("a.jsonl", [{"text": "menu\nfirst"}, {"text": "menu\nsecond"}])
+    write_jsonl("b.jsonl", [{"text": text} for text in ("menu\nfirst", "third\nline", "fourth", "fourth")])
+    prepare_store("a.jsonl", "s", dedup="exact", val_fraction=0)
     result = append("b.jsonl", dedup=dedup, val_fraction=0)
     assert result.counts.documents == documents
     # Lines are compared only with lines of the same job.
@@ -206,10 +206,10 @@ def test_duplicates_of_stored_documents_are_removed_as_the_recipe_says(dedup, do
 
 
 def test_a_run_goes_on_with_its_generation_exactly(tmp_path, capsys):
-    jsonl("a.jsonl", [{"text": f"document number {n} " * 6} for n in range(200)])
+    write_jsonl("a.jsonl", [{"text": f"document number {n} " * 6} for n in range(200)])
     write("b.jsonl", range(500, 600))
-    make("a.jsonl", "s", val_fraction=0.05)
-    Path("small.json").write_text(json.dumps({**PLAIN, "steps": 6}))
+    prepare_store("a.jsonl", "s", val_fraction=0.05)
+    Path("small.json").write_text(json.dumps({**BASE_SETTINGS, "steps": 6}))
     options = ["--data", "s", "--config-file", "small.json", "--device", "cpu"]
     assert run_command_line(["train", *options, "--out", "whole"]) == 0
     assert run_command_line(["train", *options, "--out", "halves", "--stop-at", "3"]) == 0
@@ -217,13 +217,13 @@ def test_a_run_goes_on_with_its_generation_exactly(tmp_path, capsys):
     capsys.readouterr()
     assert run_command_line(["train", "--data", "s", "--out", "halves", "--resume", "--device", "cpu"]) == 0
     assert "started on generation 1 of s and continues with it" in capsys.readouterr().out
-    assert steps_of(tmp_path / "halves") == steps_of(tmp_path / "whole")
+    assert read_steps(tmp_path / "halves") == read_steps(tmp_path / "whole")
 
 
 def test_an_empty_subset_is_filled_and_assigned_documents_stay():
-    jsonl("a.jsonl", [{"text": "alone"}])
-    jsonl("b.jsonl", [{"text": "alone"}, {"text": "two"}, {"text": "three"}])
-    make("a.jsonl", "s", dedup="none")
+    write_jsonl("a.jsonl", [{"text": "alone"}])
+    write_jsonl("b.jsonl", [{"text": "alone"}, {"text": "two"}, {"text": "three"}])
+    prepare_store("a.jsonl", "s", dedup="none")
     assert list(read_ids("s")) == ["train"]
     append("b.jsonl", dedup="none")
     documents = read_ids("s")
@@ -234,11 +234,11 @@ def test_an_empty_subset_is_filled_and_assigned_documents_stay():
 
 
 def test_documents_moved_to_a_subset_stay_in_it():
-    jsonl("a.jsonl", [{"text": "one"}, {"text": "two"}])
-    make("a.jsonl", "s", dedup="none")
+    write_jsonl("a.jsonl", [{"text": "one"}, {"text": "two"}])
+    prepare_store("a.jsonl", "s", dedup="none")
     moved = read_ids("s")["val"]
     assert len(moved) == 1
-    jsonl("b.jsonl", [{"text": text} for text in ("one", "two", "one", "two", "three")])
+    write_jsonl("b.jsonl", [{"text": text} for text in ("one", "two", "one", "two", "three")])
     append("b.jsonl", dedup="none", limits=SMALL_LIMITS)
     assert read_ids("s")["val"] == moved * 3
     assert check("s").sound
@@ -253,9 +253,9 @@ CHATS = [
 
 @pytest.mark.parametrize("records", [PAIRS, LABELS, CHATS], ids=["pairs", "labels", "chats"])
 def test_conversations_and_preferences(records):
-    jsonl("a.jsonl", records[:30])
-    jsonl("b.jsonl", records[20:])
-    make("a.jsonl", "s", val_fraction=0.1)
+    write_jsonl("a.jsonl", records[:30])
+    write_jsonl("b.jsonl", records[20:])
+    prepare_store("a.jsonl", "s", val_fraction=0.1)
     before = read_ids("s")
     result = append("b.jsonl", val_fraction=0.1)
     per_record = 2 if records is PAIRS else 1
@@ -265,7 +265,7 @@ def test_conversations_and_preferences(records):
     store = open_store("s")
     assert store.masked
     assert check("s").sound, check("s").faults
-    jsonl("c.jsonl", [{"text": "plain"}])
+    write_jsonl("c.jsonl", [{"text": "plain"}])
     if records is not CHATS:
         with pytest.raises(InputError, match="c.jsonl holds documents that are not preferences, and s (pref|lab)"):
             append("c.jsonl", val_fraction=0.1)
@@ -273,9 +273,9 @@ def test_conversations_and_preferences(records):
 
 
 def test_another_label_of_an_answer_that_is_there_is_no_duplicate():
-    jsonl("a.jsonl", LABELS[:2])
-    jsonl("b.jsonl", [record | {"label": not record["label"]} for record in LABELS[:2]] + LABELS[:2])
-    make("a.jsonl", "s", val_fraction=0)
+    write_jsonl("a.jsonl", LABELS[:2])
+    write_jsonl("b.jsonl", [record | {"label": not record["label"]} for record in LABELS[:2]] + LABELS[:2])
+    prepare_store("a.jsonl", "s", val_fraction=0)
     assert append("b.jsonl", val_fraction=0).counts.documents == 2
     store = open_store("s")
     assert [side for n in range(len(store.shards)) for side in store.shards.sides(n).sides.tolist()] == [
@@ -298,11 +298,11 @@ def test_another_label_of_an_answer_that_is_there_is_no_duplicate():
 def test_settings_that_do_not_fit_the_store_are_refused_at_once(setting, message):
     write("a.jsonl", range(20))
     write("b.jsonl", range(20, 30))
-    make("a.jsonl", "s")
-    before = tree("s")
+    prepare_store("a.jsonl", "s")
+    before = hash_store_files("s")
     with pytest.raises(StoreConflictError, match=message):
         batchloom.prepare("b.jsonl", out="s", append=True, **setting)
-    assert tree("s") == before
+    assert hash_store_files("s") == before
     with pytest.raises(SettingsError, match="only a store of this machine is appended to"):
         batchloom.prepare("b.jsonl", out="s3://bucket/s", append=True)
     with pytest.raises(SettingsError, match="out: 5 is no path"):
@@ -339,17 +339,17 @@ def test_a_learned_tokenizer_stays():
 
 def test_settings_of_one_input_apply_to_it_again_and_to_no_other():
     Path("d").mkdir()
-    jsonl("d/a.jsonl", [{"body": f"a{n}"} for n in range(9)])
-    jsonl("b.jsonl", [{"content": f"b{n}"} for n in range(9)])
+    write_jsonl("d/a.jsonl", [{"body": f"a{n}"} for n in range(9)])
+    write_jsonl("b.jsonl", [{"content": f"b{n}"} for n in range(9)])
     Path("m.yaml").write_text(
         "datasets:\n  - path: d\n    mapping: {text: body}\n    name: dee\n  - path: b.jsonl\n    mapping: {text: content}\n"
     )
     batchloom.prepare("m.yaml", out="s", tokenizer="bytes", val_fraction=0)
-    jsonl("c.jsonl", [{"text": f"c{n}"} for n in range(9)])
+    write_jsonl("c.jsonl", [{"text": f"c{n}"} for n in range(9)])
     batchloom.prepare("c.jsonl", out="s", append=True)
-    jsonl("d/e.jsonl", [{"body": f"e{n}", "text": "not this"} for n in range(9)])
+    write_jsonl("d/e.jsonl", [{"body": f"e{n}", "text": "not this"} for n in range(9)])
     batchloom.prepare("m.yaml", out="s", append=True)
-    jsonl("d/f.jsonl", [{"body": f"f{n}", "text": "not this"} for n in range(9)])
+    write_jsonl("d/f.jsonl", [{"body": f"f{n}", "text": "not this"} for n in range(9)])
     batchloom.prepare("d", out="s", append=True)
     assert read_sorted_texts("s") == sorted(f"{letter}{n}" for letter in "abcef" for n in range(9))
     assert [source.dataset for source in read_manifest(Path("s")).sources] == [
@@ -364,7 +364,7 @@ def test_settings_of_one_input_apply_to_it_again_and_to_no_other():
 def test_after_removal_and_after_compaction():
     for name, numbers in (("a", range(20)), ("b", range(20, 40)), ("c", range(10, 50))):
         write(f"{name}.jsonl", numbers)
-    make(["a.jsonl", "b.jsonl"], "s", val_fraction=0.1)
+    prepare_store(["a.jsonl", "b.jsonl"], "s", val_fraction=0.1)
     remove_documents("s", sources=["a.jsonl"])
     # Removed documents do not count as present; another source that contains them adds them again.
     assert append("c.jsonl", val_fraction=0.1).counts.documents == 20
@@ -386,7 +386,7 @@ def test_the_commands_read_what_was_appended(capsys):
     write("b.jsonl", range(40, 60))
     with Path("b.jsonl").open("a") as file:
         file.write("broken\n")
-    make("a.jsonl", "s")
+    prepare_store("a.jsonl", "s")
     append("b.jsonl")
     assert {"report.00002.json", "report.00002.html", "quarantine.00002.jsonl"} <= {
         path.name for path in Path("s").iterdir()
@@ -407,16 +407,16 @@ def test_the_commands_read_what_was_appended(capsys):
 def test_a_dry_run_writes_nothing_and_the_next_goes_on():
     write("a.jsonl", range(40))
     write("b.jsonl", range(30, 60))
-    make("a.jsonl", "s")
-    before = tree("s")
+    prepare_store("a.jsonl", "s")
+    before = hash_store_files("s")
     result = append("b.jsonl", dry_run=True)
     assert result.counts.documents == 20
-    work_files = {name for name in tree("s") if name.startswith(".work/")}
-    assert {name: data for name, data in tree("s").items() if name not in work_files} == before
+    work_files = {name for name in hash_store_files("s") if name.startswith(".work/")}
+    assert {name: data for name, data in hash_store_files("s").items() if name not in work_files} == before
     # Unfinished work does not affect readers, and only the same append resumes it.
     assert check("s").sound
     assert len(open_store("s")) + len(open_store("s", "val")) == 40
-    assert make("a.jsonl", "s").already_done
+    assert prepare_store("a.jsonl", "s").already_done
     assert append("a.jsonl").already_done
     result = append("b.jsonl")
     assert (result.resumed_units, result.counts.documents, result.generation) == (1, 20, 2)
@@ -426,10 +426,10 @@ def test_a_pool_appends_the_same_bytes():
     write("a.jsonl", range(300))
     write("b.jsonl", range(250, 700))
     for out in ("one", "pool"):
-        make("a.jsonl", out, dedup="near", unit_bytes=3000)
+        prepare_store("a.jsonl", out, dedup="near", unit_bytes=3000)
     append("b.jsonl", "one", dedup="near", unit_bytes=3000)
     append("b.jsonl", "pool", dedup="near", unit_bytes=3000, execution=ExecutionSettings(workers=2))
-    assert tree("pool") == tree("one")
+    assert hash_store_files("pool") == hash_store_files("one")
 
 
 SMALL_JOB = {"limits": SMALL_LIMITS, "unit_bytes": 3000, "val_fraction": 0.2, "tokens_per_shard": 3000}
@@ -442,10 +442,10 @@ def grown_files():
     write("b.jsonl", range(60, 220), "document number {}")
     with Path("b.jsonl").open("a") as file:
         file.write("broken\n")
-    make("a.jsonl", "first", dedup="near", **SMALL_JOB)
+    prepare_store("a.jsonl", "first", dedup="near", **SMALL_JOB)
     shutil.copytree("first", "whole")
     append("b.jsonl", "whole", dedup="near", **SMALL_JOB)
-    return tree("whole")
+    return hash_store_files("whole")
 
 
 def append_killed(count, events=RENAMES):
@@ -465,7 +465,7 @@ def test_killed_at_any_rename_the_store_is_the_old_one_or_the_new_one(grown_file
         number = read_manifest(Path("s")).generation
         assert read_ids("s") == expected[number]
         append("b.jsonl", "s", dedup="near", **SMALL_JOB)
-        assert tree("s") == grown_files
+        assert hash_store_files("s") == grown_files
         assert not Path("s/.work").exists()
         shutil.rmtree("s")
     assert count > 40
@@ -502,18 +502,18 @@ def test_changed_inputs_and_a_second_run_are_reported(grown_files):
                 append("b.jsonl", "s", dedup="near", **SMALL_JOB)
 
     append("b.jsonl", "s", dedup="near", listener=run_again, **SMALL_JOB)
-    assert tree("s") == grown_files
+    assert hash_store_files("s") == grown_files
 
 
 def test_the_first_command_still_recognizes_a_store_that_has_grown():
     write("a.jsonl", range(20))
     write("b.jsonl", range(20, 30))
-    make("a.jsonl", "s")
+    prepare_store("a.jsonl", "s")
     append("b.jsonl", dedup="none")
-    assert make("a.jsonl", "s").already_done
-    assert make("b.jsonl", "s", dedup="none").already_done
+    assert prepare_store("a.jsonl", "s").already_done
+    assert prepare_store("b.jsonl", "s", dedup="none").already_done
     with pytest.raises(StoreConflictError, match="tokens_per_shard.*to add new inputs to it, give --append"):
-        make("a.jsonl", "s", tokens_per_shard=7)
+        prepare_store("a.jsonl", "s", tokens_per_shard=7)
 
 
 def test_a_store_of_several_jobs_is_made_again_one_after_the_other(tmp_path, capsys):
@@ -535,7 +535,7 @@ def test_a_store_of_several_jobs_is_made_again_one_after_the_other(tmp_path, cap
     for step in steps:
         assert run_command_line(["prepare", *step.split(), "--out", "again"]) == 0
     assert "again is identical to s, byte for byte." in capsys.readouterr().err
-    assert tree("again") == tree("s")
+    assert hash_store_files("again") == hash_store_files("s")
     # With other inputs, or as a value, the recipe of the store is usable.
     assert batchloom.prepare("b.jsonl", recipe="s", out="other").counts.documents == 15
     assert read_recipe("s").inputs == (str(tmp_path / "c.jsonl"),)
@@ -556,16 +556,16 @@ def append_near(inputs, out="s", **settings):
 
 
 def test_near_duplicates_of_older_generations_are_found_by_stored_signatures():
-    jsonl("a.jsonl", [make_long_text(n) for n in range(20)])
-    jsonl("b.jsonl", [make_long_text(n, "changed") for n in range(15, 30)] + [make_long_text(29, "again")])
-    jsonl("c.jsonl", [make_long_text(n, "anew") for n in range(10, 40)])
-    make("a.jsonl", "s", dedup="near", val_fraction=0.1, limits=SMALL_LIMITS, unit_bytes=4000)
+    write_jsonl("a.jsonl", [make_long_text(n) for n in range(20)])
+    write_jsonl("b.jsonl", [make_long_text(n, "changed") for n in range(15, 30)] + [make_long_text(29, "again")])
+    write_jsonl("c.jsonl", [make_long_text(n, "anew") for n in range(10, 40)])
+    prepare_store("a.jsonl", "s", dedup="near", val_fraction=0.1, limits=SMALL_LIMITS, unit_bytes=4000)
     manifest = read_manifest(Path("s"))
     signature_files = [
         f"{name}/{shard.name}.bands" for name, subset in manifest.subsets.items() for shard in subset.shards
     ]
     assert len(signature_files) > 2
-    assert {name for name in tree("s") if name.endswith(".bands")} == set(signature_files)
+    assert {name for name in hash_store_files("s") if name.endswith(".bands")} == set(signature_files)
     assert append_near("b.jsonl").counts.dropped == {"near duplicate": 6}
     result = append_near("c.jsonl")
     assert (result.counts.documents, result.notes) == (10, ())
@@ -573,28 +573,32 @@ def test_near_duplicates_of_older_generations_are_found_by_stored_signatures():
     assert check("s", generation=2).sound
     # Removed documents have no duplicates, and rewritten shards keep their signatures.
     remove_documents("s", sources=["c.jsonl"])
-    assert append_near(jsonl("d.jsonl", [make_long_text(35, "one"), make_long_text(5, "two")])).counts.documents == 1
+    assert (
+        append_near(write_jsonl("d.jsonl", [make_long_text(35, "one"), make_long_text(5, "two")])).counts.documents == 1
+    )
     compact_store("s")
     assert check("s").sound, check("s").faults
-    assert append_near(jsonl("e.jsonl", [make_long_text(n, "three") for n in (1, 20, 35, 36)])).counts.documents == 1
+    assert (
+        append_near(write_jsonl("e.jsonl", [make_long_text(n, "three") for n in (1, 20, 35, 36)])).counts.documents == 1
+    )
     assert check("s").sound, check("s").faults
 
 
 def test_without_stored_signatures_new_documents_are_compared_among_themselves():
-    jsonl("a.jsonl", [make_long_text(n) for n in range(20)])
-    jsonl("b.jsonl", [make_long_text(n, "b") for n in range(10, 25)] + [make_long_text(24, "c")])
+    write_jsonl("a.jsonl", [make_long_text(n) for n in range(20)])
+    write_jsonl("b.jsonl", [make_long_text(n, "b") for n in range(10, 25)] + [make_long_text(24, "c")])
     for out, dedup in (
         ("exact", "exact"),
         ("other", {"mode": "near", "bands": 10, "rows": 8}),
         ("bare", {"mode": "near", "keep_signatures": False}),
     ):
-        make("a.jsonl", out, dedup=dedup, val_fraction=0.1)
-        assert any(name.endswith(".bands") for name in tree(out)) == (out == "other")
+        prepare_store("a.jsonl", out, dedup=dedup, val_fraction=0.1)
+        assert any(name.endswith(".bands") for name in hash_store_files(out)) == (out == "other")
         result = append_near("b.jsonl", out)
         assert result.counts.dropped == {"near duplicate": 1}
         assert any("holds signatures of this kind for 0 of its 2 shards" in note for note in result.notes)
         # The store has signatures of the appended documents now.
-        result = append_near(jsonl("c.jsonl", [make_long_text(3, "d"), make_long_text(24, "d")]), out)
+        result = append_near(write_jsonl("c.jsonl", [make_long_text(3, "d"), make_long_text(24, "d")]), out)
         assert result.counts.dropped == {"near duplicate": 1}
         assert check(out).sound, check(out).faults
 
@@ -603,9 +607,9 @@ def test_without_stored_signatures_new_documents_are_compared_among_themselves()
 def test_signatures_match_their_documents_however_a_shard_is_written(dropped):
     """Check shards that are linked, copied without dropped documents, or cut smaller."""
     records = [make_long_text(n) for n in range(40)] + ([make_long_text(3), make_long_text(7, "x")] if dropped else [])
-    jsonl("a.jsonl", records)
-    make("a.jsonl", "whole", dedup="near", val_fraction=0.1)
-    make("a.jsonl", "cut", dedup="near", val_fraction=0.1, tokens_per_shard=2000)
+    write_jsonl("a.jsonl", records)
+    prepare_store("a.jsonl", "whole", dedup="near", val_fraction=0.1)
+    prepare_store("a.jsonl", "cut", dedup="near", val_fraction=0.1, tokens_per_shard=2000)
     keys_by_store = {}
     for out in ("whole", "cut"):
         for name, subset in read_manifest(Path(out)).subsets.items():
@@ -619,8 +623,8 @@ def test_signatures_match_their_documents_however_a_shard_is_written(dropped):
 
 
 def test_damaged_signature_files_are_found():
-    jsonl("a.jsonl", [make_long_text(n) for n in range(4)])
-    make("a.jsonl", "s", dedup="near", val_fraction=0)
+    write_jsonl("a.jsonl", [make_long_text(n) for n in range(4)])
+    prepare_store("a.jsonl", "s", dedup="near", val_fraction=0)
     path = Path("s/train/shard_00000.bands")
     data = path.read_bytes()
     assert data[:24] == b"BLMBAND\x00" + np.array([1, 4], "<u8").tobytes()
@@ -638,6 +642,6 @@ def test_damaged_signature_files_are_found():
         assert re.search(message, " ".join(check("s").faults)), check("s").faults
         path.write_bytes(data)
     assert check("s").sound
-    make("a.jsonl", "t", val_fraction=0)
+    prepare_store("a.jsonl", "t", val_fraction=0)
     shutil.copy(path, "t/train/shard_00000.bands")
     assert "the manifest lists no MinHash signatures of this shard" in " ".join(check("t").faults)

@@ -18,7 +18,7 @@ from batchloom import InputError, Recipe, SettingsError, TokenizerError, open_st
 from batchloom.core.errors import InputMissingError, RecordError, TooManyBadRecordsError
 from batchloom.preparation.settings import count_allowed_bad
 from batchloom.preparation.units import unit_files
-from preparation.stores import jsonl, make, make_recipe, texts
+from preparation.stores import make_recipe, prepare_store, read_texts, write_jsonl
 
 
 def check_single_sentence(error):
@@ -33,7 +33,7 @@ def test_bad_records_are_quarantined_and_others_are_kept(tmp_path):
     lines[3], lines[50] = '{"txt":"x"}', '{"text":'
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     (tmp_path / "b.txt").write_bytes(b"caf\xe9 au lait")
-    result = make([tmp_path / "a.jsonl", tmp_path / "b.txt"], tmp_path / "out")
+    result = prepare_store([tmp_path / "a.jsonl", tmp_path / "b.txt"], tmp_path / "out")
     assert (result.counts.quarantined, result.counts.documents) == (3, 98)
     quarantined = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
     assert [(record["source"], record["line"], record["column"]) for record in quarantined] == [
@@ -66,7 +66,7 @@ def test_invalid_text_bytes_are_shown_at_their_position(tmp_path, name, line, ba
         data = b"[" + b",".join(lines) + b"]"
     (tmp_path / name).write_bytes(data)
     (tmp_path / "good.txt").write_text("good")
-    result = make([tmp_path / name, tmp_path / "good.txt"], tmp_path / "out")
+    result = prepare_store([tmp_path / name, tmp_path / "good.txt"], tmp_path / "out")
     assert result.counts.quarantined == 1
     record = json.loads((tmp_path / "out" / "quarantine.jsonl").read_text())
     assert record["line"] == 8 + bool(header)
@@ -85,13 +85,13 @@ def test_wide_text_is_no_text_and_comes_with_its_remedy(tmp_path, name, encoding
     text = {"a.json": '[{"text": "hello"}]', "a.csv": "text,n\nhello,1\n"}.get(name, '{"text": "hello"}\n')
     (tmp_path / name).write_bytes(text.encode(encoding))
     with pytest.raises(InputError, match=r"iconv -f UTF-(16|32)(LE|BE)? -t UTF-8"):
-        make(tmp_path / name, tmp_path / "out")
+        prepare_store(tmp_path / name, tmp_path / "out")
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
 def test_packed_records_need_no_ending_that_says_so(tmp_path, compress):
     (tmp_path / "a.jsonl").write_bytes(compress(b'{"text": "hello"}\n' * 9))
-    assert texts(make(tmp_path / "a.jsonl", tmp_path / "out", dedup="none").path) == ["hello"] * 9
+    assert read_texts(prepare_store(tmp_path / "a.jsonl", tmp_path / "out", dedup="none").path) == ["hello"] * 9
 
 
 def test_white_space_of_any_length_between_records_costs_no_memory_and_little_time(tmp_path):
@@ -100,7 +100,7 @@ def test_white_space_of_any_length_between_records_costs_no_memory_and_little_ti
     start = time.process_time()
     tracemalloc.start()
     try:
-        assert texts(make(tmp_path / "a.json", tmp_path / "out").path) == ["a", "b"]
+        assert read_texts(prepare_store(tmp_path / "a.json", tmp_path / "out").path) == ["a", "b"]
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
         tracemalloc.stop()
@@ -108,7 +108,7 @@ def test_white_space_of_any_length_between_records_costs_no_memory_and_little_ti
     for prefix in (b"[ ,%s" % blank, b'[{"text": "a"},%s,' % blank, b'[{"text": "a"},%s]' % blank):
         (tmp_path / "a.json").write_bytes(prefix + b'{"text": "b"}]')
         with pytest.raises(InputError, match="comma|value"):
-            make(tmp_path / "a.json", tmp_path / "odd")
+            prepare_store(tmp_path / "a.json", tmp_path / "odd")
 
 
 def test_the_budget_of_bad_records(tmp_path):
@@ -119,14 +119,14 @@ def test_the_budget_of_bad_records(tmp_path):
     good = [json.dumps({"text": f"t{i}"}) for i in range(200)]
     (tmp_path / "a.jsonl").write_text("\n".join([good[0], "bad", *good, *["bad"] * 10, *good]))
     with pytest.raises(TooManyBadRecordsError) as error:
-        make(tmp_path / "a.jsonl", tmp_path / "out", unit_bytes=1000)
+        prepare_store(tmp_path / "a.jsonl", tmp_path / "out", unit_bytes=1000)
     text = check_single_sentence(error)
     assert text.startswith("11 bad records in the first ")
     assert "more than --max-bad 0.1% allows. The first: Invalid JSON on line 2 in a.jsonl, column 1: " in text
     assert "raise the budget, for example --max-bad 5%" in text
     assert not (tmp_path / "out" / "dataset_metadata.json").exists()
     # A higher budget resumes the finished units.
-    result = make(tmp_path / "a.jsonl", tmp_path / "out", unit_bytes=1000, max_bad="5%")
+    result = prepare_store(tmp_path / "a.jsonl", tmp_path / "out", unit_bytes=1000, max_bad="5%")
     assert result.resumed_units > 2
     assert result.counts.quarantined == 11
 
@@ -135,29 +135,29 @@ def test_the_budget_of_bad_records(tmp_path):
 def test_the_budget_is_judged_over_everything_whatever_the_units(tmp_path, unit):
     lines = ["bad"] * 10 + [json.dumps({"text": f"t{i}"}) for i in range(20)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    assert make(tmp_path / "a.jsonl", tmp_path / "out", unit_bytes=unit).counts.quarantined == 10
+    assert prepare_store(tmp_path / "a.jsonl", tmp_path / "out", unit_bytes=unit).counts.quarantined == 10
     with pytest.raises(TooManyBadRecordsError, match="^10 bad records in the first"):
-        make(tmp_path / "a.jsonl", tmp_path / "out2", unit_bytes=unit, max_bad=9)
+        prepare_store(tmp_path / "a.jsonl", tmp_path / "out2", unit_bytes=unit, max_bad=9)
 
 
 def test_a_job_beyond_saving_stops_early(tmp_path):
     good = json.dumps({"text": "x" * 1000})
     (tmp_path / "a.jsonl").write_text("\n".join([good, *["bad"] * 20_000, *[good] * 5000]))
     with pytest.raises(TooManyBadRecordsError, match="bad records in the first"):
-        make(tmp_path / "a.jsonl", tmp_path / "out")
+        prepare_store(tmp_path / "a.jsonl", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_first_records_without_the_field_stop_before_any_work(tmp_path):
-    jsonl(tmp_path / "a.jsonl", [{"question": "q", "answer": "a"}] * 200)
+    write_jsonl(tmp_path / "a.jsonl", [{"question": "q", "answer": "a"}] * 200)
     with pytest.raises(RecordError) as error:
-        make(tmp_path / "a.jsonl", tmp_path / "out", text_field="anser")
+        prepare_store(tmp_path / "a.jsonl", tmp_path / "out", text_field="anser")
     assert check_single_sentence(error) == (
         "a.jsonl, line 1: no field 'anser': the record has 'question', 'answer'; did you mean --text-field 'answer'?"
     )
     assert not (tmp_path / "out").exists()
-    result = make(tmp_path / "a.jsonl", tmp_path / "out", text_field="answer", dedup="none")
-    assert texts(result.path) == ["a"] * 200
+    result = prepare_store(tmp_path / "a.jsonl", tmp_path / "out", text_field="answer", dedup="none")
+    assert read_texts(result.path) == ["a"] * 200
 
 
 def test_a_missing_an_empty_and_a_useless_input(tmp_path):
@@ -165,7 +165,7 @@ def test_a_missing_an_empty_and_a_useless_input(tmp_path):
     (tmp_path / "folder").mkdir()
     for name in ("missing.txt", "empty.txt", "folder"):
         with pytest.raises(InputMissingError) as error:
-            make(tmp_path / name, tmp_path / "out")
+            prepare_store(tmp_path / name, tmp_path / "out")
         assert str(tmp_path / name) in check_single_sentence(error)
     assert not (tmp_path / "out").exists()
 
@@ -173,19 +173,19 @@ def test_a_missing_an_empty_and_a_useless_input(tmp_path):
 def test_an_input_that_gives_no_document(tmp_path):
     (tmp_path / "a.txt").write_text("  \n\n ")
     with pytest.raises(InputMissingError, match=r"No documents were made from 1 record: 1 empty\."):
-        make(tmp_path / "a.txt", tmp_path / "out")
+        prepare_store(tmp_path / "a.txt", tmp_path / "out")
     (tmp_path / "a.txt").write_bytes(b"\xff\xfeh\x00")
     with pytest.raises(InputMissingError, match="The first bad one: a.txt: this is UTF-16"):
-        make(tmp_path / "a.txt", tmp_path / "out")
+        prepare_store(tmp_path / "a.txt", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_broken_gzip_stops_the_job_and_finished_units_stay(tmp_path):
-    jsonl(tmp_path / "a.jsonl", [{"text": f"text {i}"} for i in range(1000)])
+    write_jsonl(tmp_path / "a.jsonl", [{"text": f"text {i}"} for i in range(1000)])
     data = gzip.compress(os.urandom(1_500_000).hex().encode())
     (tmp_path / "b.txt.gz").write_bytes(data[:1_400_000])
     with pytest.raises(InputError) as error:
-        make([tmp_path / "a.jsonl", tmp_path / "b.txt.gz"], tmp_path / "out", unit_bytes=10_000)
+        prepare_store([tmp_path / "a.jsonl", tmp_path / "b.txt.gz"], tmp_path / "out", unit_bytes=10_000)
     sentence = "b.txt.gz is cut short: its gzip data ends or fails at byte 1,400,000 of 1,400,000;"
     assert check_single_sentence(error).startswith(sentence)
     assert list((tmp_path / "out" / ".work" / "units").glob("*/unit.json"))
@@ -200,7 +200,7 @@ def test_a_file_that_goes_while_it_is_prepared(tmp_path):
         (tmp_path / "b.txt").unlink(missing_ok=True)
 
     with pytest.raises(InputMissingError, match="b.txt is missing"):
-        make(
+        prepare_store(
             [tmp_path / "a.txt", tmp_path / "b.txt"],
             tmp_path / "out",
             unit_bytes=100,
@@ -213,7 +213,7 @@ def test_skipped_inputs_are_reported_before_the_work(tmp_path):
     for name in ("a.txt", "b.pdf", "c.pdf", ".hidden"):
         (tmp_path / "in" / name).write_text("text")
     events = []
-    result = make([tmp_path / "in", tmp_path / "in" / "a.txt"], tmp_path / "out", listener=events.append)
+    result = prepare_store([tmp_path / "in", tmp_path / "in" / "a.txt"], tmp_path / "out", listener=events.append)
     notes = ["Left out of in: 2 .pdf, 1 hidden.", "Named more than once, read once: a.txt."]
     assert [event.text for event in events[:2]] == notes
     assert result.notes[:2] == tuple(notes)
@@ -222,7 +222,7 @@ def test_skipped_inputs_are_reported_before_the_work(tmp_path):
 
 def test_a_document_that_spells_a_control_token_is_text(tmp_path):
     (tmp_path / "a.txt").write_text("a<|endoftext|>b " * 50)
-    make(tmp_path / "a.txt", tmp_path / "out", tokenizer="train:300")
+    prepare_store(tmp_path / "a.txt", tmp_path / "out", tokenizer="train:300")
     store = open_store(tmp_path / "out")
     assert (store[0].ids == store.end_id).sum() == 1
 
@@ -231,7 +231,7 @@ def test_wrong_tokenizers(tmp_path):
     (tmp_path / "a.txt").write_text("a")
     for spec in ("train:x", "gtp2", str(tmp_path / "no.json")):
         with pytest.raises(TokenizerError) as error:
-            make(tmp_path / "a.txt", tmp_path / "out", tokenizer=spec)
+            prepare_store(tmp_path / "a.txt", tmp_path / "out", tokenizer=spec)
         check_single_sentence(error)
         assert not (tmp_path / "out").exists()
 
@@ -304,7 +304,7 @@ def test_a_tokenizer_that_lacks_a_character_is_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
     (tmp_path / "a.txt").write_text("known " * 100 + "k\xf6nig")
     with pytest.raises(TokenizerError) as error:
-        make(
+        prepare_store(
             tmp_path / "a.txt",
             tmp_path / "out",
             tokenizer=str(tmp_path / "tokenizer.json"),
@@ -321,12 +321,12 @@ def test_a_tokenizer_that_lacks_a_character_is_named(tmp_path):
 def test_a_column_of_bytes_is_no_text_and_comes_with_its_remedy(tmp_path, kind, settings):
     pq.write_table(pa.table({"text": pa.array([b"a text"] * 20, kind)}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"bytes to text first \(pyarrow: column.cast\('string'\); pandas"):
-        make(tmp_path / "a.parquet", tmp_path / "out", **settings)
+        prepare_store(tmp_path / "a.parquet", tmp_path / "out", **settings)
     table = pq.read_table(tmp_path / "a.parquet")
     table = table.set_column(0, "text", table["text"].cast("string"))
     pq.write_table(table, tmp_path / "a.parquet")
-    result = make(tmp_path / "a.parquet", tmp_path / "out", dedup="none", **settings)
-    assert texts(result.path) == ["a text"] * 20
+    result = prepare_store(tmp_path / "a.parquet", tmp_path / "out", dedup="none", **settings)
+    assert read_texts(result.path) == ["a text"] * 20
 
 
 def test_a_text_of_a_table_that_is_no_utf8_is_shown(tmp_path):
@@ -334,7 +334,7 @@ def test_a_text_of_a_table_that_is_no_utf8_is_shown(tmp_path):
     text = pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())
     table = pa.table({"question": text, "answer": ["yes"] * 31})
     pq.write_table(table, tmp_path / "a.parquet")
-    make(tmp_path / "a.parquet", tmp_path / "out")
+    prepare_store(tmp_path / "a.parquet", tmp_path / "out")
     record = json.loads((tmp_path / "out" / "quarantine.jsonl").read_text())
     assert (record["row"], record["snippet"]) == (31, r"caf\xe9 au lait")
     assert record["reason"].startswith("column 'question': byte 0xe9 of a text is not valid UTF-8;")
@@ -342,12 +342,12 @@ def test_a_text_of_a_table_that_is_no_utf8_is_shown(tmp_path):
 
 def test_more_documents_of_a_unit_than_can_be_numbered_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(unit_files, "_MAX_DOCUMENTS", 9)
-    jsonl(tmp_path / "a.jsonl", [{"text": f"document {n}"} for n in range(9)])
-    make(tmp_path / "a.jsonl", tmp_path / "nine")
-    jsonl(tmp_path / "b.jsonl", [{"text": f"document {n}"} for n in range(10)])
-    make(tmp_path / "b.jsonl", tmp_path / "all", dedup="none")
+    write_jsonl(tmp_path / "a.jsonl", [{"text": f"document {n}"} for n in range(9)])
+    prepare_store(tmp_path / "a.jsonl", tmp_path / "nine")
+    write_jsonl(tmp_path / "b.jsonl", [{"text": f"document {n}"} for n in range(10)])
+    prepare_store(tmp_path / "b.jsonl", tmp_path / "all", dedup="none")
     with pytest.raises(InputError, match="more than 9 documents"):
-        make(tmp_path / "b.jsonl", tmp_path / "ten")
+        prepare_store(tmp_path / "b.jsonl", tmp_path / "ten")
 
 
 def make_conversation(number):
@@ -361,7 +361,7 @@ def make_conversation(number):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_budget_is_proposed_for_half_of_the_records(tmp_path, workers):
     source = tmp_path / "a.jsonl"
-    jsonl(source, [make_conversation(number) for number in range(300)])
+    write_jsonl(source, [make_conversation(number) for number in range(300)])
     with source.open("a") as file:
         file.write("bad\n" * 2)
     (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
@@ -389,7 +389,7 @@ def test_a_few_bad_records_of_some_kinds_name_the_commonest(tmp_path):
     lines = ["{bad" if n == 0 else json.dumps(empty if n % 3 else {**good, "id": n}) for n in range(90)]
     source.write_text("\n".join(lines))
     with pytest.raises(TooManyBadRecordsError) as error:
-        make(source, tmp_path / "out")
+        prepare_store(source, tmp_path / "out")
     text = check_single_sentence(error)
     assert "The first: Invalid JSON on line 1" in text
     assert re.search(r"Fix the most common fault, which 5\d of them have \(messages\[1\]\.content", text)

@@ -22,7 +22,7 @@ from batchloom.preparation import (
     run_recipe,
 )
 from batchloom.store import read_manifest
-from preparation.stores import jsonl, make, make_recipe, read_documents, tree
+from preparation.stores import hash_store_files, make_recipe, prepare_store, read_documents, write_jsonl
 from tiers import examples
 
 
@@ -51,7 +51,7 @@ def test_three_books_are_divided_by_document_and_a_note_reports_the_share():
     Path("books").mkdir()
     for name, words in (("first", 4000), ("second", 5000), ("third", 4500)):
         Path(f"books/{name}.txt").write_text(" ".join(f"{name}{n}" for n in range(words)))
-    result = make("books", "s", val_fraction=0.01)
+    result = prepare_store("books", "s", val_fraction=0.01)
     assert result.subsets["val"].documents == 1
     shortest = min(len(document[1]) for document in read_documents("s"))
     assert [len(document[1]) for document in read_documents("s") if document[2] == "val"] == [shortest]
@@ -64,7 +64,7 @@ def test_three_books_are_divided_by_document_and_a_note_reports_the_share():
     for path in Path("books").iterdir():
         words = path.read_text().split()
         path.write_text("\n\n".join(" ".join(words[start : start + 20]) for start in range(0, 5000, 20)))
-    result = make("books", "t", val_fraction=0.01, split_on="paragraph")
+    result = prepare_store("books", "t", val_fraction=0.01, split_on="paragraph")
     assert 0.008 <= compute_share(result) <= 0.012
     assert not find_share_note(result)
 
@@ -73,10 +73,10 @@ def test_three_books_are_divided_by_document_and_a_note_reports_the_share():
 def test_one_giant_and_many_small_documents_keep_the_share(position):
     """The text of the giant, and so its hash, differs from case to case."""
     giant = {"text": f"giant {position} " + "y" * 200_000}
-    jsonl("in.jsonl", [giant, *make_records([40 + n % 60 for n in range(1500)])])
-    result = make("in.jsonl", "s", val_fraction=0.3)
+    write_jsonl("in.jsonl", [giant, *make_records([40 + n % 60 for n in range(1500)])])
+    result = prepare_store("in.jsonl", "s", val_fraction=0.3)
     assert 0.24 <= compute_share(result) <= 0.36 or find_share_note(result)
-    small = make("in.jsonl", "t", val_fraction=0.01)
+    small = prepare_store("in.jsonl", "t", val_fraction=0.01)
     assert 0.008 <= compute_share(small) <= 0.012
     assert not find_share_note(small)
     assert [document[2] for document in read_documents("t") if document[1].startswith("giant")] == ["train"]
@@ -84,8 +84,8 @@ def test_one_giant_and_many_small_documents_keep_the_share(position):
 
 @pytest.mark.parametrize("count", [2, 5, 20, 50, 100, 250])
 def test_equal_documents_come_as_close_as_their_number_allows(count):
-    jsonl("in.jsonl", make_records([100] * count))
-    result = make("in.jsonl", "s", val_fraction=0.1, test_fraction=0.1)
+    write_jsonl("in.jsonl", make_records([100] * count))
+    result = prepare_store("in.jsonl", "s", val_fraction=0.1, test_fraction=0.1)
     if count == 2:
         assert set(result.subsets) == {"train", "val"}
         return
@@ -97,13 +97,13 @@ def test_equal_documents_come_as_close_as_their_number_allows(count):
 
 
 def test_a_store_says_in_its_recipe_that_documents_moved_and_is_made_again():
-    jsonl("in.jsonl", make_records([50] * 40 + [4000] * 2))
-    result = make("in.jsonl", "s", val_fraction=0.2)
+    write_jsonl("in.jsonl", make_records([50] * 40 + [4000] * 2))
+    result = prepare_store("in.jsonl", "s", val_fraction=0.2)
     manifest = read_manifest(Path("s"))
     assert manifest.recipe["balance_subsets"] is True
     moved = manifest.subset_overrides
     assert moved
-    by_hash = make("in.jsonl", "t", val_fraction=0.2, balance_subsets=False)
+    by_hash = prepare_store("in.jsonl", "t", val_fraction=0.2, balance_subsets=False)
     assert "balance_subsets" not in read_manifest(Path("t")).recipe
     assert abs(compute_share(result) - 0.2) < abs(compute_share(by_hash) - 0.2)
     assert "hashes alone decide" in find_share_note(by_hash)
@@ -111,9 +111,9 @@ def test_a_store_says_in_its_recipe_that_documents_moved_and_is_made_again():
         rerun = batchloom.prepare(recipe=store, out=f"{store}2")
         assert f"{store}2 is identical to {store}, byte for byte." in rerun.notes
     # A store of a version without this rule counts as finished and stays unchanged.
-    assert make("in.jsonl", "t", val_fraction=0.2).already_done
+    assert prepare_store("in.jsonl", "t", val_fraction=0.2).already_done
     with pytest.raises(StoreConflictError, match="balance_subsets"):
-        make("in.jsonl", "s", val_fraction=0.2, balance_subsets=False)
+        prepare_store("in.jsonl", "s", val_fraction=0.2, balance_subsets=False)
 
 
 def prepare_units(out, *, workers=1, stop_after=None):
@@ -131,24 +131,24 @@ def prepare_units(out, *, workers=1, stop_after=None):
 def test_workers_and_stops_change_nothing():
     rng = np.random.default_rng(7)
     lengths = (20 * rng.pareto(0.7, 120) + 10).astype(int).clip(max=9000)
-    jsonl("in.jsonl", make_records(lengths.tolist()))
+    write_jsonl("in.jsonl", make_records(lengths.tolist()))
     result = prepare_units("one")
     assert read_manifest(Path("one")).subset_overrides
     assert 0.08 <= compute_share(result) <= 0.12
     prepare_units("two", workers=2)
-    assert tree("two") == tree("one")
+    assert hash_store_files("two") == hash_store_files("one")
     for phase in ("tokenize", "write"):
         with pytest.raises(KeyboardInterrupt):
             prepare_units(f"stopped-{phase}", stop_after=phase)
         prepare_units(f"stopped-{phase}")
-        assert tree(f"stopped-{phase}") == tree("one")
+        assert hash_store_files(f"stopped-{phase}") == hash_store_files("one")
 
 
 def test_appending_moves_new_documents_alone_and_equal_ones_stay_together():
-    jsonl("a.jsonl", make_records([100] * 30))
-    make("a.jsonl", "s", val_fraction=0.2)
+    write_jsonl("a.jsonl", make_records([100] * 30))
+    prepare_store("a.jsonl", "s", val_fraction=0.2)
     before = {document[1]: document[2] for document in read_documents("s")}
-    jsonl("b.jsonl", make_records([100] * 30 + [300] * 60))
+    write_jsonl("b.jsonl", make_records([100] * 30 + [300] * 60))
     recipe = make_recipe(inputs=("b.jsonl",), tokenizer="bytes", val_fraction=0.2, dedup={"mode": "none"})
     result = run_recipe(recipe, Path("s"), lambda _: None, settings=RunSettings(append=True))
     assert result.counts.documents == 90
@@ -177,35 +177,35 @@ PAIRS = [{"prompt": f"Say {n}", "chosen": f"{n}" + "!" * n, "rejected": f"not {n
 
 @pytest.mark.parametrize("records", [CHAT, PAIRS], ids=["conversations", "preferences"])
 def test_conversations_and_pairs_keep_the_share(records):
-    jsonl("in.jsonl", records)
-    result = make("in.jsonl", "s", val_fraction=0.1)
+    write_jsonl("in.jsonl", records)
+    result = prepare_store("in.jsonl", "s", val_fraction=0.1)
     assert 0.08 <= compute_share(result) <= 0.12
     assert batchloom.check("s").sound
 
 
 def test_several_sources_share_one_split():
-    jsonl("short.jsonl", make_records([30] * 200))
-    jsonl("long.jsonl", [{"text": f"long {n} " + "z" * 3000} for n in range(10)])
-    result = make(["short.jsonl", "long.jsonl"], "s", val_fraction=0.05)
+    write_jsonl("short.jsonl", make_records([30] * 200))
+    write_jsonl("long.jsonl", [{"text": f"long {n} " + "z" * 3000} for n in range(10)])
+    result = prepare_store(["short.jsonl", "long.jsonl"], "s", val_fraction=0.05)
     assert 0.04 <= compute_share(result) <= 0.06
 
 
 def test_a_document_longer_than_a_shard_is_announced_with_its_place():
-    jsonl("in.jsonl", make_records([100] * 5 + [700] + [100] * 5 + [900] + [100]))
-    result = make("in.jsonl", "s", val_fraction=0, tokens_per_shard=500, unit_bytes=600)
+    write_jsonl("in.jsonl", make_records([100] * 5 + [700] + [100] * 5 + [900] + [100]))
+    result = prepare_store("in.jsonl", "s", val_fraction=0, tokens_per_shard=500, unit_bytes=600)
     (note,) = [note for note in result.notes if "--tokens-per-shard" in note]
     assert note.startswith("2 documents are longer than a shard (500 tokens, ")
     assert "The longest has 901 tokens: in.jsonl, line 12." in note
-    result = make("in.jsonl", "t", val_fraction=0, tokens_per_shard=901, unit_bytes=600)
+    result = prepare_store("in.jsonl", "t", val_fraction=0, tokens_per_shard=901, unit_bytes=600)
     assert not [note for note in result.notes if "--tokens-per-shard" in note]
     Path("book.txt").write_text("word " * 300)
-    result = make("book.txt", "u", val_fraction=0, tokens_per_shard=500)
+    result = prepare_store("book.txt", "u", val_fraction=0, tokens_per_shard=500)
     assert "1 document is longer than a shard" in result.notes[-1]
     assert "book.txt" in result.notes[-1]
 
 
 def test_the_command_line_reports_shares_and_takes_the_option(capsys):
-    jsonl("in.jsonl", make_records([100] * 3))
+    write_jsonl("in.jsonl", make_records([100] * 3))
     command = ["prepare", "in.jsonl", "--tokenizer", "bytes", "--json"]
     assert run_command_line([*command, "--out", "s"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -282,8 +282,8 @@ def test_every_wanted_subset_gets_a_document_where_there_are_enough(positions_an
 
 
 def test_a_note_proposes_to_cut_texts_only_where_files_are_texts(capsys):
-    jsonl("in.jsonl", make_records([20_000, 300, 30_000]))
-    note = find_share_note(make("in.jsonl", "s", val_fraction=0.05))
+    write_jsonl("in.jsonl", make_records([20_000, 300, 30_000]))
+    note = find_share_note(prepare_store("in.jsonl", "s", val_fraction=0.05))
     assert "Add data" in note
     assert "--split-on" not in note
     assert run_command_line(["inspect", "s"]) == 0

@@ -10,14 +10,14 @@ from batchloom import InputError, SettingsError
 from batchloom.batches import IGNORE_INDEX
 from batchloom.core.errors import SchemaError, TooManyBadRecordsError
 from batchloom.preparation import convert
-from preparation.stores import jsonl
-from sources.test_tables import pa, write
+from preparation.stores import write_jsonl
+from sources.test_tables import pa, write_table
 
 QUESTIONS = [{"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}.", "id": n} for n in range(60)]
 
 
 def make(tmp_path, rows, **settings):
-    jsonl(tmp_path / "in.jsonl", rows)
+    write_jsonl(tmp_path / "in.jsonl", rows)
     settings = {"tokenizer": "bytes", "val_fraction": 0, **settings}
     return batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", **settings)
 
@@ -60,7 +60,7 @@ def test_the_same_whatever_the_units_and_after_a_stop(tmp_path):
     from batchloom import Recipe
     from batchloom.preparation import RunSettings, run_recipe
 
-    jsonl(tmp_path / "in.jsonl", QUESTIONS)
+    write_jsonl(tmp_path / "in.jsonl", QUESTIONS)
     recipe = Recipe(inputs=(str(tmp_path / "in.jsonl"),), tokenizer="bytes", val_fraction=0.2)
     whole_store = batchloom.open_store(run_recipe(recipe, tmp_path / "a", lambda _: None).path)
     cut_store = batchloom.open_store(
@@ -88,8 +88,8 @@ def test_a_loader_leaves_out_conversations_it_would_have_to_cut_and_says_so(tmp_
 def test_text_and_conversations_in_one_store(tmp_path, caplog):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.txt").write_text("plain prose")
-    jsonl(tmp_path / "in/b.jsonl", QUESTIONS[:3])
-    jsonl(tmp_path / "in/c.jsonl", [{"text": "more prose"}])
+    write_jsonl(tmp_path / "in/b.jsonl", QUESTIONS[:3])
+    write_jsonl(tmp_path / "in/c.jsonl", [{"text": "more prose"}])
     store = batchloom.open_store(
         batchloom.prepare(tmp_path / "in", out=tmp_path / "out", tokenizer="bytes", val_fraction=0).path
     )
@@ -256,8 +256,8 @@ def test_an_unknown_template_is_refused_without_conversations(tmp_path, template
 
 def test_an_input_without_the_mapped_columns_is_named_with_its_own(tmp_path):
     (tmp_path / "in").mkdir()
-    jsonl(tmp_path / "in/a.jsonl", [{"q": "what", "a": "this"}] * 3)
-    jsonl(tmp_path / "in/b.jsonl", [{"question": "what", "answer": "this"}] * 3)
+    write_jsonl(tmp_path / "in/a.jsonl", [{"q": "what", "a": "this"}] * 3)
+    write_jsonl(tmp_path / "in/b.jsonl", [{"question": "what", "answer": "this"}] * 3)
     (tmp_path / "in/c.txt").write_text("no columns")
     mapping = {"prompt": "q", "response": "a"}
     message = r"^in/b.jsonl: .*have 'question', 'answer'"
@@ -279,11 +279,11 @@ def test_a_table_without_rows_needs_no_column_of_text(tmp_path, name):
     if name == "a.csv":
         (tmp_path / "in" / name).write_text("question,answer\n")
     else:
-        write(tmp_path / "in" / name, TABLE, 30)
+        write_table(tmp_path / "in" / name, TABLE, 30)
     settings = {"out": tmp_path / "out", "tokenizer": "bytes", "val_fraction": 0}
     with pytest.raises(InputError, match="No documents were made from 0 records"):
         batchloom.prepare(tmp_path / "in", **settings)
-    jsonl(tmp_path / "in/b.jsonl", QUESTIONS)
+    write_jsonl(tmp_path / "in/b.jsonl", QUESTIONS)
     assert len(batchloom.open_store(batchloom.prepare(tmp_path / "in", **settings).path)) == 60
 
 
@@ -352,11 +352,11 @@ def test_template_changes_to_turns_are_reported_once(tmp_path, caplog, messages,
 def test_cleaning_that_skips_conversations_is_reported(tmp_path, caplog):
     make(tmp_path, [{"prompt": "Who?", "response": "jane@doe.net"}], clean=["pii"])
     assert "Cleaning applies only to texts and does not change in.jsonl." in caplog.messages
-    jsonl(tmp_path / "chat.jsonl", [{"prompt": "Who?", "response": "Jane."}] * 2)
+    write_jsonl(tmp_path / "chat.jsonl", [{"prompt": "Who?", "response": "Jane."}] * 2)
     batchloom.prepare(tmp_path / "chat.jsonl", out=tmp_path / "lines", tokenizer="bytes", dedup="lines")
     assert any("From chat.jsonl only equal documents" in message for message in caplog.messages)
     # If no document remains, the error suggests to relax the cleaning.
-    jsonl(tmp_path / "text.jsonl", [{"text": "too short"}])
+    write_jsonl(tmp_path / "text.jsonl", [{"text": "too short"}])
     with pytest.raises(InputError, match=r"1 length: too few words\. Relax the rules \(--clean, "):
         batchloom.prepare(str(tmp_path / "text.jsonl"), out=tmp_path / "o", tokenizer="bytes", clean=["length"])
 
@@ -404,6 +404,6 @@ def test_tool_calls_need_no_template(tmp_path, column, turns, tools):
 
 def test_flags_that_leave_nothing_to_train_are_named(tmp_path):
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "loss": False}]
-    jsonl(tmp_path / "in.jsonl", [{"messages": turns}] * 6)
+    write_jsonl(tmp_path / "in.jsonl", [{"messages": turns}] * 6)
     with pytest.raises(InputError, match=r'6 nothing to train.* "loss" or "train" flags of messages'):
         batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "o", tokenizer="bytes")

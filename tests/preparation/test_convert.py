@@ -22,7 +22,7 @@ from batchloom.core.errors import (
 from batchloom.preparation import convert
 from batchloom.sources import PartReader, ReadRules, SourcePart, list_sources
 from preparation.test_formats import RECORDS, WRITERS
-from sources.test_tables import write
+from sources.test_tables import write_table
 from tiers import examples
 
 OUTPUTS = ["a.jsonl", "a.jsonl.zst", "a.jsonl.gz", "a.json", "a.json.gz", "a.parquet"]
@@ -153,7 +153,7 @@ def test_changes_by_a_table_are_reported(tmp_path):
 @pytest.mark.parametrize("value", [math.nan, math.inf, b"\xff"])
 def test_values_that_json_cannot_hold_are_quarantined(tmp_path, value):
     table = pa.Table.from_pylist([{"n": None, "v": None}, {"n": 1, "v": value}])
-    write(tmp_path / "a.parquet", table, 10)
+    write_table(tmp_path / "a.parquet", table, 10)
     result = convert(tmp_path / "a.parquet", out=tmp_path / "b.jsonl")
     (quarantined,) = map(json.loads, result.quarantine.read_text().splitlines())
     assert (result.rows, result.quarantined, quarantined["row"]) == (1, 1, 2)

@@ -8,7 +8,7 @@ import pytest
 
 from batchloom.store import read_manifest
 from preparation.jobs import make_job, run_job
-from preparation.stores import texts, tree
+from preparation.stores import hash_store_files, read_texts
 
 MARK = "DEADLY"
 POOL = {"workers": 2}
@@ -30,7 +30,7 @@ def write(folder, deadly):
 
 
 def hash_shards(out):
-    return {name: hash_ for name, hash_ in tree(out).items() if "/" in name}
+    return {name: hash_ for name, hash_ in hash_store_files(out).items() if "/" in name}
 
 
 def read_quarantine(out):
@@ -82,7 +82,7 @@ def test_a_worker_killed_once_leaves_no_trace(tmp_path):
     assert (tmp_path / "once").exists()
     assert [note for note in report["notes"] if note.endswith(": the unit is retried.")]
     run_job(make_job([input_folder], tmp_path / "whole", **settings))
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    assert hash_store_files(tmp_path / "out") == hash_store_files(tmp_path / "whole")
 
 
 def test_a_worker_killed_while_part_cuts_are_found(tmp_path):
@@ -94,7 +94,7 @@ def test_a_worker_killed_while_part_cuts_are_found(tmp_path):
     assert "error" not in report, report
     assert (tmp_path / "once").exists()
     run_job(make_job([tmp_path / "a.csv"], tmp_path / "whole", **settings))
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    assert hash_store_files(tmp_path / "out") == hash_store_files(tmp_path / "whole")
 
 
 def test_documents_that_kill_count_as_bad(tmp_path):
@@ -115,7 +115,7 @@ def test_workers_that_die_of_anything_end_the_job_in_a_sentence(tmp_path):
     )
     assert report["error"].endswith("then give the same command again to resume.")
     assert "error" not in run_job(make_job([input_folder], out, execution=POOL, **settings))
-    assert len(texts(out)) == 400
+    assert len(read_texts(out)) == 400
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_a_document_that_takes_too_much_memory_is_quarantined(tmp_path):
     execution = {"workers": 2, "memory": 110 << 20}
     report = run_job(make_job([input_folder], tmp_path / "out", execution=execution, **settings))
     assert "error" not in report, report
-    assert texts(tmp_path / "out") == texts(tmp_path / "without")
+    assert read_texts(tmp_path / "out") == read_texts(tmp_path / "without")
     (row,) = read_quarantine(tmp_path / "out")
     assert row["line"] == 151
     assert "more than the 110 MiB that a worker may use" in row["reason"]

@@ -21,7 +21,7 @@ from batchloom.preparation import (
 )
 from batchloom.preparation.dedup import match_probability
 from batchloom.sources import ReadLimits
-from preparation.stores import jsonl, make, make_recipe, read_documents, texts, tree
+from preparation.stores import hash_store_files, make_recipe, prepare_store, read_documents, read_texts, write_jsonl
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -69,7 +69,7 @@ class Corpus:
         self.rows = rows
         size = len(rows) // 4
         parts = [rows[number * size : (number + 1) * size if number < 3 else None] for number in range(4)]
-        jsonl(folder / "a.jsonl", [{"text": text} for *_, text in parts[0]])
+        write_jsonl(folder / "a.jsonl", [{"text": text} for *_, text in parts[0]])
         (folder / "b.json").write_text(json.dumps([{"text": text} for *_, text in parts[1]]))
         (folder / "c.csv").write_text("text\n" + "".join(f"{text}\n" for *_, text in parts[2]))
         (folder / "d").mkdir()
@@ -94,14 +94,14 @@ def corpus(tmp_path_factory):
 
 
 def test_none_keeps_all(corpus, tmp_path):
-    result = make(corpus.inputs, tmp_path / "out", dedup="none")
-    assert texts(tmp_path / "out") == [text for *_, text in corpus.rows]
+    result = prepare_store(corpus.inputs, tmp_path / "out", dedup="none")
+    assert read_texts(tmp_path / "out") == [text for *_, text in corpus.rows]
     assert not result.counts.dropped
 
 
 def test_exact_finds_all_and_nothing_else(corpus, tmp_path):
-    result = make(corpus.inputs, tmp_path / "out")
-    assert texts(tmp_path / "out") == corpus.firsts("exact")
+    result = prepare_store(corpus.inputs, tmp_path / "out")
+    assert read_texts(tmp_path / "out") == corpus.firsts("exact")
     assert result.counts.dropped == {"exact duplicate": 40}
     assert batchloom.check(tmp_path / "out").sound
 
@@ -113,9 +113,9 @@ def test_near_finds_what_its_banding_promises(corpus, tmp_path):
     assert expected_count > 29.9
     other_similarities = [jaccard(corpus.plain[number], text) for kind, number, text in corpus.rows if kind == "far"]
     assert sum(match_probability(similarity, 14, 8) for similarity in other_similarities) < 0.3
-    result = make(corpus.inputs, tmp_path / "out", dedup="near")
+    result = prepare_store(corpus.inputs, tmp_path / "out", dedup="near")
     # Recall and precision are 1.
-    assert texts(tmp_path / "out") == corpus.firsts("exact", "near")
+    assert read_texts(tmp_path / "out") == corpus.firsts("exact", "near")
     assert result.counts.dropped == {"exact duplicate": 40, "near duplicate": 30}
     assert batchloom.check(tmp_path / "out").sound
 
@@ -127,15 +127,15 @@ def test_recall_is_that_of_the_formula(tmp_path):
     probabilities = [match_probability(jaccard(*make_pair), 14, 8) for make_pair in zip(plain, rewritten, strict=True)]
     expected, spread = sum(probabilities), sum(p * (1 - p) for p in probabilities) ** 0.5
     assert 75 < expected < 140
-    path = jsonl(tmp_path / "in.jsonl", [{"text": text} for text in plain + rewritten])
-    dropped = make(path, tmp_path / "out", dedup="near").counts.dropped["near duplicate"]
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": text} for text in plain + rewritten])
+    dropped = prepare_store(path, tmp_path / "out", dedup="near").counts.dropped["near duplicate"]
     assert abs(dropped - expected) < 4 * spread
 
 
 def test_a_similarity_chooses_its_banding(tmp_path):
     rng = random.Random(6)
     plain = [" ".join(make_words(rng, 100)) for _ in range(100)]
-    path = jsonl(
+    path = write_jsonl(
         tmp_path / "in.jsonl",
         [{"text": text} for text in plain + [rewrite_words(rng, text, 0.06) for text in plain]],
     )
@@ -146,14 +146,14 @@ def test_a_similarity_chooses_its_banding(tmp_path):
         {"similarity": 0.99},
         {"bands": 8, "rows": 13},
     ):
-        result = make(path, tmp_path / str(settings), dedup={"mode": "near", **settings})
+        result = prepare_store(path, tmp_path / str(settings), dedup={"mode": "near", **settings})
         dropped[*settings.values()] = result.counts.dropped.get("near duplicate", 0)
     assert dropped[0.8,] >= 85
     assert dropped[0.6,] == 100
     assert dropped[0.99,] < 40
-    similar = make(path, tmp_path / "0.9", dedup={"mode": "near", "similarity": 0.9})
+    similar = prepare_store(path, tmp_path / "0.9", dedup={"mode": "near", "similarity": 0.9})
     assert similar.counts.dropped["near duplicate"] == dropped[8, 13]
-    assert texts(tmp_path / "0.9") == texts(tmp_path / str({"bands": 8, "rows": 13}))
+    assert read_texts(tmp_path / "0.9") == read_texts(tmp_path / str({"bands": 8, "rows": 13}))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_units_do_not_affect_deduplication(corpus, tmp_path, mode):
 def test_workers_decide_no_byte(corpus, tmp_path, mode, workers, unit_bytes):
     prepare_units(corpus.inputs, tmp_path / "one", workers=1, unit_bytes=unit_bytes, dedup=mode)
     prepare_units(corpus.inputs, tmp_path / "pool", workers=workers, unit_bytes=unit_bytes, dedup=mode)
-    assert tree(tmp_path / "pool") == tree(tmp_path / "one")
+    assert hash_store_files(tmp_path / "pool") == hash_store_files(tmp_path / "one")
 
 
 MENU_LINE = "Home | News | About us"
@@ -215,14 +215,14 @@ def pages(tmp_path):
     (tmp_path / "in").mkdir()
     rows = [f"{MENU_LINE}\nPage {n} says {n * n}.\n\nAll rights\nreserved." for n in range(30)]
     rows.insert(7, f"  {MENU_LINE}\n\nAll rights\nreserved.\n")
-    jsonl(tmp_path / "in" / "a.jsonl", [{"text": text} for text in rows[:11]])
-    jsonl(tmp_path / "in" / "b.jsonl", [{"text": text} for text in rows[11:]])
+    write_jsonl(tmp_path / "in" / "a.jsonl", [{"text": text} for text in rows[:11]])
+    write_jsonl(tmp_path / "in" / "b.jsonl", [{"text": text} for text in rows[11:]])
     return tmp_path / "in"
 
 
 def test_repeated_lines_go(pages, tmp_path):
-    result = make(pages, tmp_path / "out", dedup="lines", unit_bytes=300, val_fraction=0)
-    remaining = texts(tmp_path / "out")
+    result = prepare_store(pages, tmp_path / "out", dedup="lines", unit_bytes=300, val_fraction=0)
+    remaining = read_texts(tmp_path / "out")
     assert remaining[0] == f"{MENU_LINE}\nPage 0 says 0.\n\nAll rights\nreserved."
     assert remaining[1:] == [f"Page {n} says {n * n}.\n" for n in range(1, 30)]
     assert result.counts.dropped == {"only repeated lines": 1}
@@ -230,8 +230,8 @@ def test_repeated_lines_go(pages, tmp_path):
 
 
 def test_repeated_paragraphs_go(pages, tmp_path):
-    result = make(pages, tmp_path / "out", dedup="paragraphs", unit_bytes=300, val_fraction=0)
-    remaining = texts(tmp_path / "out")
+    result = prepare_store(pages, tmp_path / "out", dedup="paragraphs", unit_bytes=300, val_fraction=0)
+    remaining = read_texts(tmp_path / "out")
     beginnings = [f"{MENU_LINE}\nPage {n} says {n * n}." for n in range(30)]
     # The paragraph of the page that is only the menu occurs once.
     assert remaining[0] == f"{beginnings[0]}\n\nAll rights\nreserved."
@@ -241,9 +241,9 @@ def test_repeated_paragraphs_go(pages, tmp_path):
 
 def test_a_duplicate_is_never_on_both_sides(tmp_path):
     rows = [{"text": f"text {n % 300}"} for n in range(1200)]
-    path = jsonl(tmp_path / "in.jsonl", rows)
-    make(path, tmp_path / "all", dedup="none", val_fraction=0.2, test_fraction=0.2)
-    make(path, tmp_path / "out", val_fraction=0.2, test_fraction=0.2, unit_bytes=1000)
+    path = write_jsonl(tmp_path / "in.jsonl", rows)
+    prepare_store(path, tmp_path / "all", dedup="none", val_fraction=0.2, test_fraction=0.2)
+    prepare_store(path, tmp_path / "out", val_fraction=0.2, test_fraction=0.2, unit_bytes=1000)
     subset_by_text = {}
     for _, text, split in read_documents(tmp_path / "all"):
         assert subset_by_text.setdefault(text, split) == split
@@ -253,10 +253,12 @@ def test_a_duplicate_is_never_on_both_sides(tmp_path):
 
 
 def test_a_subset_is_filled_from_what_stays(tmp_path):
-    path = jsonl(tmp_path / "in.jsonl", [{"text": f"text {n % 3}"} for n in range(30)])
-    result = make(path, tmp_path / "out", val_fraction=1e-9)
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": f"text {n % 3}"} for n in range(30)])
+    result = prepare_store(path, tmp_path / "out", val_fraction=1e-9)
     assert {name: subset.documents for name, subset in result.subsets.items()} == {"train": 2, "val": 1}
-    equal_texts = make(jsonl(tmp_path / "one.jsonl", [{"text": "x"}] * 9), tmp_path / "one", val_fraction=0.5)
+    equal_texts = prepare_store(
+        write_jsonl(tmp_path / "one.jsonl", [{"text": "x"}] * 9), tmp_path / "one", val_fraction=0.5
+    )
     assert {name: subset.documents for name, subset in equal_texts.subsets.items()} == {"train": 1}
     assert any("too few distinct documents" in note for note in equal_texts.notes)
 
@@ -276,15 +278,15 @@ def test_conversations(tmp_path):
         make_conversation(3, "b"),
         make_conversation(9),
     ]
-    result = make(jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out", unit_bytes=500)
+    result = prepare_store(write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out", unit_bytes=500)
     assert result.counts.dropped == {"exact duplicate": 2}
     assert result.counts.documents == 21
 
 
 def test_parts_of_a_split_conversation_are_no_duplicates(tmp_path):
     long = {"messages": make_conversation(0)["messages"] * 8}
-    result = make(
-        jsonl(tmp_path / "in.jsonl", [long, make_conversation(1), long, make_conversation(2)]),
+    result = prepare_store(
+        write_jsonl(tmp_path / "in.jsonl", [long, make_conversation(1), long, make_conversation(2)]),
         tmp_path / "out",
         chat=ChatRecipe(max_tokens=90, overlong="split"),
         dedup="near",
@@ -305,7 +307,7 @@ def make_pair(number, rejected="no"):
 def test_both_sides_of_a_pair_go_together(tmp_path, mode):
     rows = [make_pair(n) for n in range(40)] + [make_pair(5), make_pair(6, "quite another answer, not at all")]
     out = tmp_path / "out"
-    result = make(jsonl(tmp_path / "in.jsonl", rows), out, unit_bytes=400, dedup=mode)
+    result = prepare_store(write_jsonl(tmp_path / "in.jsonl", rows), out, unit_bytes=400, dedup=mode)
     assert result.counts.dropped["exact duplicate"] == 2
     assert result.counts.documents == 82 - result.counts.dropped.get("near duplicate", 0)
     assert batchloom.check(out).sound
@@ -317,7 +319,7 @@ def test_one_answer_with_two_labels_is_no_duplicate(tmp_path, mode):
         {"prompt": "how?", "completion": "in such a way, by and by", "label": label}
         for label in (True, False, True, False, True)
     ]
-    result = make(jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out", dedup=mode)
+    result = prepare_store(write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out", dedup=mode)
     assert result.counts.documents == 2
     assert result.counts.dropped == {"exact duplicate": 3}
 
@@ -326,7 +328,7 @@ def test_end_tokens_do_not_make_texts_similar(tmp_path):
     # Documents have one token each: with end tokens they would share half of their tokens.
     rows = [{"text": letter} for letter in _LETTERS]
     recipe = {"mode": "near", "shingle": 1, "bands": 64, "rows": 1}
-    result = make(jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out", dedup=recipe)
+    result = prepare_store(write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out", dedup=recipe)
     assert not result.counts.dropped
 
 
@@ -343,11 +345,11 @@ def test_a_dry_run_reports_drops_and_the_run_resumes_it(corpus, tmp_path):
     assert result.counts == dry.counts
     assert result.resumed_units > 1
     prepare_units(corpus.inputs, tmp_path / "undisturbed", dedup="near", unit_bytes=50_000)
-    assert tree(out) == tree(tmp_path / "undisturbed")
+    assert hash_store_files(out) == hash_store_files(tmp_path / "undisturbed")
 
 
 def test_the_dry_run_command_reports_drops_and_no_store(tmp_path, capsys):
-    path = jsonl(tmp_path / "in.jsonl", [{"text": "one"}, {"text": "one"}, {"text": "two"}])
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": "one"}, {"text": "one"}, {"text": "two"}])
     command = ["prepare", str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes"]
     assert run_command_line([*command, "--dry-run", "--profile"]) == 0
     captured = capsys.readouterr()
@@ -363,7 +365,7 @@ def test_a_store_made_again_is_the_same(corpus, tmp_path):
     dedup = {"mode": "near", "similarity": 0.85}
     first = batchloom.prepare(corpus.inputs, out=tmp_path / "a", tokenizer="bytes", dedup=dedup)
     rerun = batchloom.prepare(recipe=tmp_path / "a", out=tmp_path / "b")
-    assert tree(first.path) == tree(rerun.path)
+    assert hash_store_files(first.path) == hash_store_files(rerun.path)
     assert any("is identical to" in note for note in rerun.notes)
     recipe = read_recipe(tmp_path / "a")
     assert recipe.dedup == DedupRecipe(mode="near", similarity=0.85)
@@ -420,7 +422,7 @@ def test_made_up_data_has_no_duplicates_to_speak_of(tmp_path):
     ids=["texts", "conversations", "pairs", "labels"],
 )
 def test_doctor_and_check_count_what_goes(tmp_path, rows):
-    path = jsonl(tmp_path / "in.jsonl", rows)
+    path = write_jsonl(tmp_path / "in.jsonl", rows)
     diagnosis = batchloom.doctor(path, tokenizer="bytes")
     result = batchloom.prepare(path, out=tmp_path / "out", tokenizer="bytes")
     repeated = result.counts.dropped["exact duplicate"]

@@ -28,7 +28,7 @@ from batchloom.preparation.documents.fill_in_the_middle import FimCutter, apply_
 from batchloom.preparation.documents.token_encoder import hash_documents
 from batchloom.preparation.settings import fim_to_plain, parse_fim
 from batchloom.tokens import train_tokenizer
-from preparation.stores import SMALL_LIMITS, tree
+from preparation.stores import SMALL_LIMITS, hash_store_files
 
 STARCODER = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
 DEEPSEEK = ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>")  # noqa: RUF001
@@ -222,7 +222,7 @@ def test_stopped_in_small_units_it_goes_on_to_the_same_bytes(folder, tmp_path, w
         execution = ExecutionSettings(workers=workers)
         settings = RunSettings(limits=SMALL_LIMITS, unit_bytes=8000, execution=execution)
         run_recipe(recipe, out, listener, settings=settings)
-        return tree(out)
+        return hash_store_files(out)
 
     def stop(event):
         if isinstance(event, Progress) and event.phase == "tokenize" and event.documents > 400:

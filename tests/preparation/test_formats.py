@@ -10,9 +10,9 @@ import pytest
 from batchloom import check
 from batchloom.core.errors import RecordError, TooManyBadRecordsError
 from batchloom.store import read_manifest
-from preparation.stores import make, read_documents, texts, tree
-from sources.test_archives import make as make_archive
-from sources.test_tables import pa, write
+from preparation.stores import hash_store_files, prepare_store, read_documents, read_texts
+from sources.test_archives import make_archive
+from sources.test_tables import pa, write_table
 
 RECORDS = [{"text": f'Record {i} says "é" {"and more " * (i % 7)}', "n": i} for i in range(400)]
 EXPECTED = [record["text"] for record in RECORDS]
@@ -31,9 +31,9 @@ WRITERS = {
     "a.json": lambda path: path.write_text(json.dumps(RECORDS, indent=2)),
     "data.json": lambda path: path.write_text(json.dumps({"data": RECORDS})),
     "a.csv": write_csv,
-    "a.parquet": lambda path: write(path, pa.Table.from_pylist(RECORDS), 30),
-    "a.arrow": lambda path: write(path, pa.Table.from_pylist(RECORDS), 30),
-    "a.stream.arrow": lambda path: write(path, pa.Table.from_pylist(RECORDS), 30),
+    "a.parquet": lambda path: write_table(path, pa.Table.from_pylist(RECORDS), 30),
+    "a.arrow": lambda path: write_table(path, pa.Table.from_pylist(RECORDS), 30),
+    "a.stream.arrow": lambda path: write_table(path, pa.Table.from_pylist(RECORDS), 30),
     "a.jsonl.xz": lambda path: path.write_bytes(lzma.compress(LINES)),
     "a.json.bz2": lambda path: path.write_bytes(bz2.compress(json.dumps(RECORDS).encode())),
     "a.zip": lambda path: make_archive(path, [("x/a.jsonl", LINES)]),
@@ -46,22 +46,22 @@ WRITERS = {
 def test_documents_are_those_of_the_records(tmp_path, name, unit):
     path = tmp_path / name
     WRITERS[name](path)
-    make(path, tmp_path / "out", unit_bytes=unit, normalize=False, val_fraction=0.1)
+    prepare_store(path, tmp_path / "out", unit_bytes=unit, normalize=False, val_fraction=0.1)
     rows = read_documents(tmp_path / "out")
     assert [text for _, text, _ in rows] == EXPECTED
     assert [origin.record for origin, _, _ in rows] == list(range(400))
     assert check(tmp_path / "out").faults == []
-    before = tree(tmp_path / "out")
-    assert make(path, tmp_path / "out", unit_bytes=unit, normalize=False, val_fraction=0.1).already_done
-    assert tree(tmp_path / "out") == before
+    before = hash_store_files(tmp_path / "out")
+    assert prepare_store(path, tmp_path / "out", unit_bytes=unit, normalize=False, val_fraction=0.1).already_done
+    assert hash_store_files(tmp_path / "out") == before
     # A file with another time is recognized by its content.
     path.touch()
-    assert make(path, tmp_path / "out", unit_bytes=unit, normalize=False, val_fraction=0.1).already_done
+    assert prepare_store(path, tmp_path / "out", unit_bytes=unit, normalize=False, val_fraction=0.1).already_done
 
 
 def test_a_table_is_cut_at_its_groups_and_learned_from(tmp_path):
-    path = write(tmp_path / "a.parquet", pa.Table.from_pylist(RECORDS), 30)
-    make(path, tmp_path / "out", unit_bytes=2000, tokenizer="train:300")
+    path = write_table(tmp_path / "a.parquet", pa.Table.from_pylist(RECORDS), 30)
+    prepare_store(path, tmp_path / "out", unit_bytes=2000, tokenizer="train:300")
     (source,) = read_manifest(tmp_path / "out").sources
     assert source.kind == "parquet"
     assert len(source.parts) > 3
@@ -74,9 +74,9 @@ def test_bad_records_of_every_format_are_quarantined_by_line_or_row(tmp_path, un
     (tmp_path / "a.json").write_text('[{"text": "good"},\n {"text": NaN},\n {"text": 5}]')
     (tmp_path / "b.csv").write_text('text,n\n"two\nlines",1\nragged\ngood,2\n')
     rows = [{"text": f"good {i}" if i != 37 else None} for i in range(60)]
-    write(tmp_path / "c.parquet", pa.Table.from_pylist(rows), 20)
+    write_table(tmp_path / "c.parquet", pa.Table.from_pylist(rows), 20)
     inputs = [tmp_path / name for name in ("a.json", "b.csv", "c.parquet")]
-    make(inputs, tmp_path / "out", unit_bytes=unit, max_bad=4, dedup="none")
+    prepare_store(inputs, tmp_path / "out", unit_bytes=unit, max_bad=4, dedup="none")
     quarantined = map(json.loads, (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines())
     assert [(record["source"], record["line"], record["row"], record["column"]) for record in quarantined] == [
         ("a.json", 2, 2, 11),
@@ -85,13 +85,13 @@ def test_bad_records_of_every_format_are_quarantined_by_line_or_row(tmp_path, un
         ("c.parquet", None, 38, None),
     ]
     with pytest.raises(TooManyBadRecordsError, match="The first: Invalid JSON on line 2 in a.json, column 11: "):
-        make(inputs, tmp_path / "out2", unit_bytes=unit, max_bad=3)
-    assert len(texts(tmp_path / "out")) == 1 + 2 + 59
+        prepare_store(inputs, tmp_path / "out2", unit_bytes=unit, max_bad=3)
+    assert len(read_texts(tmp_path / "out")) == 1 + 2 + 59
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.csv", "a.parquet", "a.zip"])
 def test_a_wrong_field_stops_before_any_work(tmp_path, name):
     WRITERS[name](tmp_path / name)
     with pytest.raises(RecordError, match="no field 'txt': .* did you mean --text-field 'text'"):
-        make(tmp_path / name, tmp_path / "out", text_field="txt")
+        prepare_store(tmp_path / name, tmp_path / "out", text_field="txt")
     assert not (tmp_path / "out").exists()

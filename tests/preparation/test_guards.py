@@ -16,7 +16,7 @@ from batchloom.preparation import Progress, RunSettings, WorkFolder, prepare_job
 from batchloom.preparation.workers import versions
 from batchloom.store import read_manifest, remove_documents
 from preparation.jobs import run_until_killed
-from preparation.stores import jsonl, make, make_recipe, tree
+from preparation.stores import hash_store_files, make_recipe, prepare_store, write_jsonl
 
 SETTINGS = {"unit_bytes": 900, "tokens_per_shard": 500, "val_fraction": 0.2}
 DELETIONS = ("shutil.rmtree", "os.remove", "os.rmdir", "os.rename")
@@ -28,8 +28,8 @@ def inputs(tmp_path):
     words = [f"word{number}" for number in range(400)]
     rng = np.random.default_rng(3)
     texts = [" ".join(rng.choice(words, 12)) for _ in range(40)]
-    jsonl(tmp_path / "a.jsonl", [{"text": text} for text in texts])
-    jsonl(tmp_path / "b.jsonl", [{"text": text} for text in texts])
+    write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in texts])
+    write_jsonl(tmp_path / "b.jsonl", [{"text": text} for text in texts])
     return [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
 
 
@@ -46,7 +46,7 @@ def test_a_folder_of_somebody_else_is_refused_before_standard_input_is_read(tmp_
     (tmp_path / "theirs" / "report.json").write_text("mine")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a text\n")))
     with pytest.raises(StoreConflictError, match="is not empty .report.json. and is not a store"):
-        make("-", tmp_path / "theirs")
+        prepare_store("-", tmp_path / "theirs")
     assert [path.name for path in (tmp_path / "theirs").iterdir()] == ["report.json"]
     assert sys.stdin.read() == "a text\n"
 
@@ -57,23 +57,23 @@ def test_a_store_that_another_run_has_just_finished_is_not_overwritten(tmp_path,
     def make_work_folder(path):
         if not folders:
             folders.append(path)
-            make(inputs[:1], path, **SETTINGS)
+            prepare_store(inputs[:1], path, **SETTINGS)
         return WorkFolder(path)
 
     monkeypatch.setattr(prepare_job, "WorkFolder", make_work_folder)
     with pytest.raises(StoreConflictError, match="holds a finished store of another job"):
-        make(inputs, out, **SETTINGS | {"tokens_per_shard": 300})
-    make(inputs[:1], tmp_path / "whole", **SETTINGS)
-    assert tree(out) == tree(tmp_path / "whole")
+        prepare_store(inputs, out, **SETTINGS | {"tokens_per_shard": 300})
+    prepare_store(inputs[:1], tmp_path / "whole", **SETTINGS)
+    assert hash_store_files(out) == hash_store_files(tmp_path / "whole")
     folders.clear()
-    assert make(inputs[:1], tmp_path / "twice", **SETTINGS).already_done
+    assert prepare_store(inputs[:1], tmp_path / "twice", **SETTINGS).already_done
     assert not (tmp_path / "twice" / ".work").exists()
 
 
 def test_a_store_that_changed_after_it_was_read_is_not_appended_to(tmp_path, inputs, monkeypatch):
     out, folders = tmp_path / "out", []
-    make(inputs[:1], out, **SETTINGS)
-    jsonl(tmp_path / "c.jsonl", [{"text": "something that is new"}])
+    prepare_store(inputs[:1], out, **SETTINGS)
+    write_jsonl(tmp_path / "c.jsonl", [{"text": "something that is new"}])
     append_settings = RunSettings(append=True)
 
     def make_work_folder(path):
@@ -104,9 +104,9 @@ def test_a_store_that_changed_after_it_was_read_is_not_appended_to(tmp_path, inp
 @pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_while_a_restart_deletes_the_first_command_still_makes_its_store(tmp_path, inputs, stride):
     near_settings = SETTINGS | {"dedup": "near"}
-    make(inputs, tmp_path / "whole", **near_settings)
+    prepare_store(inputs, tmp_path / "whole", **near_settings)
     with pytest.raises(KeyboardInterrupt):
-        make(inputs, tmp_path / "stopped", listener=stop_at("write", 20), **near_settings)
+        prepare_store(inputs, tmp_path / "stopped", listener=stop_at("write", 20), **near_settings)
     other_recipe = make_recipe(inputs=tuple(map(str, inputs)), tokenizer="bytes", tokens_per_shard=450)
     restart_settings = RunSettings(restart=True, unit_bytes=900)
     count, runs, killed = 1, 0, True
@@ -118,36 +118,36 @@ def test_killed_while_a_restart_deletes_the_first_command_still_makes_its_store(
         count, runs = count + stride, runs + 1
         if killed:
             try:
-                make(inputs, out, **near_settings)
+                prepare_store(inputs, out, **near_settings)
             except StoreConflictError as error:
                 # The other job may have progressed so far that it is the unfinished one.
                 if "holds unfinished work of another job" not in str(error):
                     raise
                 continue
-            assert tree(out) == tree(tmp_path / "whole")
+            assert hash_store_files(out) == hash_store_files(tmp_path / "whole")
     assert count > 8
     assert runs > 2
 
 
 def test_going_back_to_the_versions_of_a_stopped_job_goes_on(tmp_path, inputs, monkeypatch):
-    make(inputs, tmp_path / "whole", **SETTINGS)
+    prepare_store(inputs, tmp_path / "whole", **SETTINGS)
     out, get_version = tmp_path / "out", importlib.metadata.version
     with pytest.raises(KeyboardInterrupt):
-        make(inputs, out, listener=stop_at("write", 20), **SETTINGS)
+        prepare_store(inputs, out, listener=stop_at("write", 20), **SETTINGS)
     versions._get_installed_version.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(importlib.metadata, "version", lambda name: f"{get_version(name)}.99")
         with pytest.raises(KeyboardInterrupt):
-            make(inputs, out, listener=stop_at("tokenize", 20), **SETTINGS)
+            prepare_store(inputs, out, listener=stop_at("tokenize", 20), **SETTINGS)
     versions._get_installed_version.cache_clear()
-    make(inputs, out, **SETTINGS)
-    assert tree(out) == tree(tmp_path / "whole")
+    prepare_store(inputs, out, **SETTINGS)
+    assert hash_store_files(out) == hash_store_files(tmp_path / "whole")
 
 
 def test_another_version_of_batchloom_makes_all_units_again(tmp_path, inputs, monkeypatch):
     out, get_version = tmp_path / "out", importlib.metadata.version
     with pytest.raises(KeyboardInterrupt):
-        make(inputs, out, listener=stop_at("write"), **SETTINGS)
+        prepare_store(inputs, out, listener=stop_at("write"), **SETTINGS)
     versions._get_installed_version.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -155,20 +155,20 @@ def test_another_version_of_batchloom_makes_all_units_again(tmp_path, inputs, mo
             "version",
             lambda name: "99.0" if name == "batchloom" else get_version(name),
         )
-        assert make(inputs, out, **SETTINGS).resumed_units == 0
+        assert prepare_store(inputs, out, **SETTINGS).resumed_units == 0
     versions._get_installed_version.cache_clear()
 
 
 def test_shards_of_a_job_that_was_given_up_do_not_stay_in_the_store(tmp_path, inputs):
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        make(inputs, out, listener=stop_at("write"), **SETTINGS)
+        prepare_store(inputs, out, listener=stop_at("write"), **SETTINGS)
     # A job that is killed while it moves its shards leaves such files.
     (out / "train").mkdir()
     (out / "train" / "shard_00099.bin").write_bytes(b"text that nobody knows")
-    make(inputs, out, **SETTINGS)
-    make(inputs, tmp_path / "whole", **SETTINGS)
-    assert tree(out) == tree(tmp_path / "whole")
+    prepare_store(inputs, out, **SETTINGS)
+    prepare_store(inputs, tmp_path / "whole", **SETTINGS)
+    assert hash_store_files(out) == hash_store_files(tmp_path / "whole")
 
 
 def test_a_smaller_budget_for_bad_records_is_asked_of_a_finished_store_too(tmp_path):
@@ -176,10 +176,10 @@ def test_a_smaller_budget_for_bad_records_is_asked_of_a_finished_store_too(tmp_p
         file.writelines(f'{{"text": "text {number}"}}\n' for number in range(30))
         file.write("broken\n" * 4)
     out = tmp_path / "out"
-    make(tmp_path / "a.jsonl", out, max_bad=5)
-    assert make(tmp_path / "a.jsonl", out, max_bad=4).already_done
+    prepare_store(tmp_path / "a.jsonl", out, max_bad=5)
+    assert prepare_store(tmp_path / "a.jsonl", out, max_bad=4).already_done
     with pytest.raises(TooManyBadRecordsError, match="4 of the 34 records .* --max-bad 3 allows"):
-        make(tmp_path / "a.jsonl", out, max_bad=3)
+        prepare_store(tmp_path / "a.jsonl", out, max_bad=3)
     assert read_manifest(out).counts.quarantined == 4
 
 
@@ -190,20 +190,20 @@ def test_tokens_that_are_not_those_that_were_written_are_not_copied(tmp_path, in
     settings = {"unit_bytes": inputs[0].stat().st_size, "val_fraction": 0.0}
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        make(inputs, out, listener=stop_at("write"), **settings)
+        prepare_store(inputs, out, listener=stop_at("write"), **settings)
     path = max(out.glob(".work/units/*/tokens.train.bin"), key=lambda file: file.stat().st_size)
     data = path.read_bytes()
     path.write_bytes(data[:-4] + bytes(4))
     with pytest.raises(StoreConflictError, match="holds other bytes than were written; delete"):
-        make(inputs, out, **settings)
+        prepare_store(inputs, out, **settings)
     path.write_bytes(data)
-    make(inputs, out, **settings)
-    make(inputs, tmp_path / "whole", **settings)
-    assert tree(out) == tree(tmp_path / "whole")
+    prepare_store(inputs, out, **settings)
+    prepare_store(inputs, tmp_path / "whole", **settings)
+    assert hash_store_files(out) == hash_store_files(tmp_path / "whole")
 
 
 def test_who_changes_a_store_waits_for_a_run_that_is_at_work_in_it(tmp_path, inputs):
-    make(inputs[:1], tmp_path / "out", **SETTINGS)
+    prepare_store(inputs[:1], tmp_path / "out", **SETTINGS)
     with (
         WorkFolder(tmp_path / "out"),
         pytest.raises(StoreConflictError, match=rf"Another run is .* \(process {os.getpid()}\); wait"),

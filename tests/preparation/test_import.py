@@ -14,8 +14,8 @@ from batchloom.cli import run_command_line
 from batchloom.core.errors import InputMissingError, StoreConflictError
 from batchloom.preparation import import_tokens
 from batchloom.testing import write_store
-from oracles import megatron_documents, megatron_prefix
-from preparation.stores import tree
+from oracles import read_megatron_documents, write_megatron_pair
+from preparation.stores import hash_store_files
 from tiers import examples
 
 DOCUMENTS = [[*f"number {n} of the lot".encode(), 256] for n in range(120)]
@@ -33,7 +33,7 @@ def write_flat_file(path, documents, dtype="<u2"):
 
 @pytest.fixture
 def prefix(tmp_path):
-    return megatron_prefix(tmp_path / "their.data_text", [[ids] for ids in DOCUMENTS])
+    return write_megatron_pair(tmp_path / "their.data_text", [[ids] for ids in DOCUMENTS])
 
 
 def test_a_prefix_becomes_a_store_that_shares_its_bytes(tmp_path, prefix):
@@ -41,7 +41,7 @@ def test_a_prefix_becomes_a_store_that_shares_its_bytes(tmp_path, prefix):
     assert (result.counts.documents, result.tokenizer, result.notes) == (120, "bytes", ())
     assert os.path.samefile(tmp_path / "s/train/shard_00000.bin", f"{prefix}.bin")
     assert batchloom.check(tmp_path / "s").faults == []
-    assert read_documents(tmp_path / "s") == DOCUMENTS == megatron_documents(tmp_path / "s/train/shard_00000")
+    assert read_documents(tmp_path / "s") == DOCUMENTS == read_megatron_documents(tmp_path / "s/train/shard_00000")
     store = batchloom.open_store(tmp_path / "s")
     provenance = store.provenance.of(7)
     assert (provenance.source, provenance.record, provenance.line) == (str(prefix)[1:].rsplit("/")[-1], 7, None)
@@ -56,7 +56,7 @@ def test_a_prefix_becomes_a_store_that_shares_its_bytes(tmp_path, prefix):
 
 def test_the_same_command_again(tmp_path, prefix):
     import_tokens(prefix, out=tmp_path / "s", tokenizer="bytes")
-    before = tree(tmp_path / "s")
+    before = hash_store_files(tmp_path / "s")
     result = import_tokens(f"{prefix}.idx", out=tmp_path / "t", tokenizer="bytes")
     assert not result.already_done
     assert import_tokens(prefix, out=tmp_path / "s", tokenizer="bytes").already_done
@@ -67,7 +67,7 @@ def test_the_same_command_again(tmp_path, prefix):
         import_tokens(prefix, out=tmp_path / "s", tokenizer="bytes")
     with pytest.raises(StoreConflictError, match="finished store of another job"):
         batchloom.prepare(__file__, out=tmp_path / "s", tokenizer="bytes")
-    assert tree(tmp_path / "s") == before
+    assert hash_store_files(tmp_path / "s") == before
 
 
 def test_without_a_tokenizer_ids_are_shown_as_numbers(tmp_path, prefix):
@@ -83,7 +83,7 @@ def test_without_a_tokenizer_ids_are_shown_as_numbers(tmp_path, prefix):
 
 
 def test_a_missing_common_end_token_is_reported(tmp_path):
-    prefix = megatron_prefix(tmp_path / "p", [[[1, 2]], [[3]]])
+    prefix = write_megatron_pair(tmp_path / "p", [[[1, 2]], [[3]]])
     result = import_tokens(prefix, out=tmp_path / "s", vocab_size=9)
     assert "id 0 is recorded as the end token" in result.notes[0]
     assert batchloom.open_store(tmp_path / "s").manifest.sources[0].end == "absent"
@@ -95,7 +95,7 @@ def test_a_missing_common_end_token_is_reported(tmp_path):
 
 def test_documents_of_several_sequences_get_an_index_of_their_own(tmp_path):
     documents = [[[1, 2], [3, 9]], [[4, 9]], [], [[5], [6], [9]]]
-    prefix = megatron_prefix(tmp_path / "p", documents, np.int32, modes=[0, 1, 0, 0, 0, 0])
+    prefix = write_megatron_pair(tmp_path / "p", documents, np.int32, modes=[0, 1, 0, 0, 0, 0])
     import_tokens(prefix, out=tmp_path / "s", vocab_size=10)
     assert read_documents(tmp_path / "s") == [[1, 2, 3, 9], [4, 9], [], [5, 6, 9]]
     assert batchloom.check(tmp_path / "s").faults == []
@@ -138,7 +138,7 @@ def test_rows_of_a_npy_and_ranges_of_a_flat_file_are_documents(tmp_path):
 
 
 def test_val_by_name_and_by_hash(tmp_path, prefix):
-    val_prefix = megatron_prefix(tmp_path / "other", [[[1, 256]]])
+    val_prefix = write_megatron_pair(tmp_path / "other", [[[1, 256]]])
     import_tokens(prefix, out=tmp_path / "s", val=val_prefix, tokenizer="bytes")
     assert (read_documents(tmp_path / "s"), read_documents(tmp_path / "s", "val")) == (DOCUMENTS, [[1, 256]])
     assert batchloom.open_store(tmp_path / "s", "val").provenance.of(0).source == "other"
@@ -155,7 +155,7 @@ def test_val_by_name_and_by_hash(tmp_path, prefix):
     assert 5 < len(val) < 50
     assert len(batchloom.open_store(tmp_path / "t").shards) > 3
     assert batchloom.check(tmp_path / "t").faults == []
-    two_documents = megatron_prefix(tmp_path / "two", [[[1, 256]], [[2, 256]]])
+    two_documents = write_megatron_pair(tmp_path / "two", [[[1, 256]], [[2, 256]]])
     import_tokens(two_documents, out=tmp_path / "u", tokenizer="bytes", how="copy", val_fraction=0.001)
     assert len(read_documents(tmp_path / "u")) == len(read_documents(tmp_path / "u", "val")) == 1
 
@@ -163,7 +163,7 @@ def test_val_by_name_and_by_hash(tmp_path, prefix):
 def test_hashes_know_nothing_of_dtypes(tmp_path):
     hashes = []
     for dtype in (np.uint16, np.int64, np.uint8):
-        prefix = megatron_prefix(tmp_path / dtype.__name__, [[[1, 2, 3]], [[4]]], dtype)
+        prefix = write_megatron_pair(tmp_path / dtype.__name__, [[[1, 2, 3]], [[4]]], dtype)
         import_tokens(prefix, out=tmp_path / f"{prefix.name}.s", vocab_size=200, how="copy")
         store = batchloom.open_store(tmp_path / f"{prefix.name}.s")
         hashes.append([store.provenance.of(0).hash, store.provenance.of(1).hash])
@@ -187,7 +187,7 @@ def test_masks_come_along(tmp_path, how):
 
 
 def test_documents_out_of_order_are_copied_in_the_order_of_the_index(tmp_path):
-    prefix = megatron_prefix(tmp_path / "p", [[[1, 2, 9]], [[3, 9]]])
+    prefix = write_megatron_pair(tmp_path / "p", [[[1, 2, 9]], [[3, 9]]])
     data = bytearray((tmp_path / "p.idx").read_bytes())
     data[34:42] = np.array([2, 3], "<i4").tobytes()
     data[42:58] = np.array([6, 0], "<i8").tobytes()
@@ -218,7 +218,7 @@ def test_refusals_leave_nothing_behind(tmp_path, prefix, name, how):
 
 
 def test_negative_ids_are_named_by_document(tmp_path):
-    prefix = megatron_prefix(tmp_path / "p", [[[1, 2]], [[3], [4, -7]]], np.int32)
+    prefix = write_megatron_pair(tmp_path / "p", [[[1, 2]], [[3], [4, -7]]], np.int32)
     with pytest.raises(InputError, match="document 1: holds id -7; "):
         import_tokens(prefix, out=tmp_path / "s", vocab_size=10)
 
@@ -280,7 +280,7 @@ def test_inputs_that_are_none(tmp_path, prefix):
 def test_several_files_and_a_folder_are_shards(tmp_path):
     (tmp_path / "d").mkdir()
     for n in range(3):
-        megatron_prefix(tmp_path / "d" / f"part_{n}", [[ids] for ids in DOCUMENTS[n::3]])
+        write_megatron_pair(tmp_path / "d" / f"part_{n}", [[ids] for ids in DOCUMENTS[n::3]])
     import_tokens(tmp_path / "d", out=tmp_path / "s", tokenizer="bytes")
     store = batchloom.open_store(tmp_path / "s")
     assert (
@@ -292,7 +292,7 @@ def test_several_files_and_a_folder_are_shards(tmp_path):
         "d/part_2",
         39,
     )
-    megatron_prefix(tmp_path / "d" / "part_3", [[[1]]], np.int32)
+    write_megatron_pair(tmp_path / "d" / "part_3", [[[1]]], np.int32)
     with pytest.raises(InputError, match="a store has one dtype: import them separately, or give --copy"):
         import_tokens(tmp_path / "d", out=tmp_path / "t", tokenizer="bytes")
     import_tokens(tmp_path / "d", out=tmp_path / "t", tokenizer="bytes", how="copy")
@@ -328,7 +328,7 @@ def test_many_batches_give_the_same_store_as_one(tmp_path, prefix, monkeypatch):
     monkeypatch.setattr("batchloom.preparation.imports.token_files._CHUNK_SIZE", 11)
     monkeypatch.setattr("batchloom.store.format.megatron_index._CHUNK_DOCUMENTS", 5)
     import_tokens(prefix, out=tmp_path / "b", tokenizer="bytes")
-    assert tree(tmp_path / "a") == tree(tmp_path / "b")
+    assert hash_store_files(tmp_path / "a") == hash_store_files(tmp_path / "b")
     path = write_flat_file(tmp_path / "f.bin", DOCUMENTS)
     import_tokens(path, out=tmp_path / "c", tokenizer="bytes", dtype="uint16")
     assert read_documents(tmp_path / "c") == DOCUMENTS
@@ -366,7 +366,7 @@ def test_the_command(tmp_path, prefix, capsys):
 )
 def test_damaged_files_end_in_a_sound_store_or_a_named_error(tmp_path_factory, name, how, cut, edits):
     folder = tmp_path_factory.mktemp("damaged")
-    megatron_prefix(folder / "p", [[[1, 2, 3], [4]], [], [[5, 6]], [[7, 7]]])
+    write_megatron_pair(folder / "p", [[[1, 2, 3], [4]], [], [[5, 6]], [[7, 7]]])
     np.save(folder / "a.npy", np.arange(20, dtype=np.int32).reshape(4, 5))
     data = bytearray((folder / name).read_bytes())
     for position, replacement in edits:

@@ -13,7 +13,7 @@ from batchloom.cli import run_command_line
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.preparation import read_recipe
 from batchloom.sources import DeclaredInput, list_sources
-from preparation.stores import jsonl
+from preparation.stores import write_jsonl
 
 FOLLOW_HINT = "--follow-links follows them."
 
@@ -24,9 +24,9 @@ def input_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("data", "outside"):
         Path(name).mkdir()
-        jsonl(f"{name}/own.jsonl", [{"text": f"{name} {n}"} for n in range(5)])
+        write_jsonl(f"{name}/own.jsonl", [{"text": f"{name} {n}"} for n in range(5)])
     Path("outside/deep").mkdir()
-    jsonl("outside/deep/more.jsonl", [{"text": f"more {n}"} for n in range(5)])
+    write_jsonl("outside/deep/more.jsonl", [{"text": f"more {n}"} for n in range(5)])
 
 
 def make_link(path, target):
@@ -239,8 +239,8 @@ def test_linked_files_of_evaluation_sets_are_read():
     """Skipping such a text would leave evaluation text in the training data."""
     make_link("evaluation/a.jsonl", "../outside/own.jsonl")
     text = "a text of many words that is in the evaluation set and in the training data alike " * 4
-    jsonl("outside/own.jsonl", [{"text": text}])
-    jsonl("data/own.jsonl", [{"text": text}, {"text": "another text of other words altogether " * 9}])
+    write_jsonl("outside/own.jsonl", [{"text": text}])
+    write_jsonl("data/own.jsonl", [{"text": text}, {"text": "another text of other words altogether " * 9}])
     clean = [{"decontaminate": {"sets": {"held": "evaluation"}}}]
     result = batchloom.prepare("data", out="s", tokenizer="bytes", clean=clean)
     assert result.counts.documents == 1

@@ -13,8 +13,8 @@ from batchloom import DatasetConfig, InputError, PlanSpec, SettingsError
 from batchloom.core.errors import InputMissingError, StoreConflictError
 from batchloom.preparation import convert, make_request
 from batchloom.store import read_manifest
-from preparation.stores import jsonl, texts, tree
-from sources.test_saved_datasets import ROWS as SAVED, save
+from preparation.stores import hash_store_files, read_texts, write_jsonl
+from sources.test_saved_datasets import ROWS as SAVED, save_dataset
 
 ARITHMETIC = [{"q": f"What is {n} + 1?", "a": str(n + 1)} for n in range(40)]
 
@@ -24,13 +24,13 @@ def folder(tmp_path):
     """Write data sets in several formats, without a manifest."""
     data = tmp_path / "data"
     data.mkdir()
-    jsonl(data / "sums.jsonl", ARITHMETIC)
+    write_jsonl(data / "sums.jsonl", ARITHMETIC)
     with (data / "notes.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["id", "body"], *([n, f"note {n}"] for n in range(30))])
     table = pa.table({"question": [f"q{n}" for n in range(20)], "best": [f"a{n}" for n in range(20)]})
     pyarrow.parquet.write_table(table, data / "best.parquet")
-    jsonl(data / "plain.jsonl", [{"text": f"plain {n}"} for n in range(40)])
-    jsonl(data / "lines.txt", [{"text": f"line {n}"} for n in range(10)])
+    write_jsonl(data / "plain.jsonl", [{"text": f"plain {n}"} for n in range(40)])
+    write_jsonl(data / "lines.txt", [{"text": f"line {n}"} for n in range(10)])
     return tmp_path
 
 
@@ -98,17 +98,19 @@ def test_options_and_a_manifest_give_the_same_bytes(folder, monkeypatch):
     block = "dataset_path: data/plain.jsonl, dataset_format: jsonl, processor_config: {processor_name: bytes}"
     write(folder / "b.yaml", f"dataset: {{{block}}}")
     by_options = prepare("data/sums.jsonl", "one", mapping={"prompt": "q", "response": "a"})
-    assert tree(prepare("l.yaml", "two").path) == tree(by_options.path)
+    assert hash_store_files(prepare("l.yaml", "two").path) == hash_store_files(by_options.path)
     detected = prepare("data/plain.jsonl", "three")
-    assert tree(batchloom.prepare("b.yaml", out="four", val_fraction=0).path) == tree(detected.path)
+    assert hash_store_files(batchloom.prepare("b.yaml", out="four", val_fraction=0).path) == hash_store_files(
+        detected.path
+    )
     config = DatasetConfig(dataset_path="data/plain.jsonl")
-    assert tree(prepare(config, "five").path) == tree(detected.path)
+    assert hash_store_files(prepare(config, "five").path) == hash_store_files(detected.path)
 
 
 def test_a_manifest_goes_with_other_inputs_and_options_fill_in(folder):
     manifest = write(folder / "l.yaml", "datasets: [{path: data/lines.txt, data_type: jsonl, text_field: text}]")
     result = prepare([folder / "data/notes.csv", manifest], folder / "out", text_field="body")
-    assert sorted(texts(result.path))[::39] == ["line 0", "note 9"]
+    assert sorted(read_texts(result.path))[::39] == ["line 0", "note 9"]
 
 
 DEFAULTS = {
@@ -452,7 +454,7 @@ def test_a_name_of_the_hub_with_another_type_is_a_file_that_is_missing(tmp_path)
 
 
 def test_a_file_with_the_name_of_a_data_set_is_that_file(folder):
-    jsonl(folder / "org", [{"text": "x"}])
+    write_jsonl(folder / "org", [{"text": "x"}])
     assert list_inputs(write(folder / "m.yaml", "datasets: [{path: org}]"))[0][0] == str(folder / "org")
 
 
@@ -471,9 +473,9 @@ def test_fineweb_edu_is_a_preset_or_a_column_called_text(folder):
     recipe = make_request([str(manifest)], {}, None).recipe
     assert (recipe.inputs, recipe.reading.text_field) == (("fineweb-edu",), "text")
     rows = [{"text": f"t{n}", "messages": []} for n in range(9)]
-    jsonl(folder / "data/edu.jsonl", rows)
+    write_jsonl(folder / "data/edu.jsonl", rows)
     path = write(folder / "e.yaml", "dataset: {dataset_type: fineweb_edu, dataset_path: data/edu.jsonl}")
-    assert sorted(texts(prepare(path, folder / "out").path)) == [f"t{n}" for n in range(9)]
+    assert sorted(read_texts(prepare(path, folder / "out").path)) == [f"t{n}" for n in range(9)]
 
 
 @pytest.mark.parametrize(
@@ -546,8 +548,8 @@ def test_files_of_other_types_in_a_folder_are_skipped_and_counted(folder):
 
 
 def test_a_saved_data_set_and_its_split(folder):
-    save(folder / "saved/train", SAVED[:5], 1)
-    save(folder / "saved/test", SAVED[5:7], 1)
+    save_dataset(folder / "saved/train", SAVED[:5], 1)
+    save_dataset(folder / "saved/test", SAVED[5:7], 1)
     (folder / "saved/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     for split, count in (("", 5), (", split: test", 2)):
         text = f"datasets: [{{path: saved, data_type: hf_dataset{split}}}]"
@@ -639,7 +641,7 @@ def test_a_list_in_a_block_is_a_list_alone(folder):
 
 def test_yaml_in_a_folder_is_text(folder):
     write(folder / "texts" / "a.yaml", "key: value\n")
-    assert texts(prepare(folder / "texts", folder / "out").path) == ["key: value\n"]
+    assert read_texts(prepare(folder / "texts", folder / "out").path) == ["key: value\n"]
 
 
 def test_a_manifest_is_not_converted_as_text(folder):
@@ -651,7 +653,7 @@ def test_a_manifest_is_not_converted_as_text(folder):
 def test_very_many_data_sets(tmp_path, count):
     (tmp_path / "d").mkdir()
     for n in range(10):
-        jsonl(tmp_path / f"d/{n}.jsonl", [{"text": "x"}])
+        write_jsonl(tmp_path / f"d/{n}.jsonl", [{"text": "x"}])
     lines = [f"- {{path: d/{n % 10}.jsonl, data_type: jsonl, weight: 0.5}}" for n in range(count)]
     path = write(tmp_path / "m.yaml", "datasets:\n" + "\n".join(lines))
     start = time.process_time()

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from batchloom import open_store
 from batchloom.chat import FORM_RULES, compute_record_shape, detect_schema
 from batchloom.core.errors import SchemaError, StoreConflictError
-from preparation.stores import make, texts
+from preparation.stores import prepare_store, read_texts
 from tiers import examples
 
 NAMES = sorted({n for rule in FORM_RULES for names in rule.required.values() for n in names})
@@ -65,29 +65,29 @@ def write_files(folder, names):
 
 def test_files_of_a_finished_store_are_not_opened_again(tmp_path):
     write_files(tmp_path / "in", "abc")
-    make(tmp_path / "in", tmp_path / "out")
+    prepare_store(tmp_path / "in", tmp_path / "out")
     path = tmp_path / "in" / "b.jsonl"
     before = path.stat()
     # A file of invalid content with its old size and time shows that nobody reads it.
     path.write_bytes(b"[" + b" " * (before.st_size - 1))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert make(tmp_path / "in", tmp_path / "out").already_done
+    assert prepare_store(tmp_path / "in", tmp_path / "out").already_done
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     with pytest.raises(StoreConflictError, match="b.jsonl"):
-        make(tmp_path / "in", tmp_path / "out")
+        prepare_store(tmp_path / "in", tmp_path / "out")
 
 
 def test_files_are_read_if_the_recipe_differs_or_the_report_is_unusable(tmp_path):
     write_files(tmp_path / "in", "ab")
-    make(tmp_path / "in", tmp_path / "out")
+    prepare_store(tmp_path / "in", tmp_path / "out")
     with pytest.raises(StoreConflictError, match="normalize"):
-        make(tmp_path / "in", tmp_path / "out", normalize=False)
+        prepare_store(tmp_path / "in", tmp_path / "out", normalize=False)
     report = json.loads((tmp_path / "out" / "report.json").read_bytes())
     assert [(source["kind"], source["compression"]) for source in report["sources"]] == [("jsonl", "")] * 2
     # A report with an unknown kind counts as no report.
     report["sources"][0]["kind"] = "poem"
     (tmp_path / "out" / "report.json").write_text(json.dumps(report))
-    assert make(tmp_path / "in", tmp_path / "out").already_done
+    assert prepare_store(tmp_path / "in", tmp_path / "out").already_done
 
 
 def test_few_lines_and_many_give_the_same_documents(tmp_path):
@@ -96,8 +96,8 @@ def test_few_lines_and_many_give_the_same_documents(tmp_path):
         for end in ("", "\n", "\n\n"):
             (tmp_path / "in.jsonl").write_text("\n".join(lines) + end)
             out = tmp_path / f"{count}{len(end)}"
-            make(tmp_path / "in.jsonl", out, val_fraction=0)
-            assert texts(out) == [f"line {n} \u00e4" for n in range(count)]
+            prepare_store(tmp_path / "in.jsonl", out, val_fraction=0)
+            assert read_texts(out) == [f"line {n} \u00e4" for n in range(count)]
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_more_files_than_16_bits_number(tmp_path):
     folder.mkdir()
     for number in range((1 << 16) + 10):
         (folder / f"{number:05}.txt").write_text(f"text {number}")
-    make(folder, tmp_path / "out", val_fraction=0)
+    prepare_store(folder, tmp_path / "out", val_fraction=0)
     store = open_store(tmp_path / "out")
     for number in range(len(store) - 20, len(store)):
         assert bytes(store[number].ids[:-1].tolist()) == f"text {number}".encode()

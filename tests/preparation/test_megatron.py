@@ -1,7 +1,7 @@
 """Megatron's reader reads every subset and shard that ``prepare`` writes."""
 
 import batchloom
-from oracles import megatron
+from oracles import import_megatron
 
 
 def test_every_prepared_shard_is_a_megatron_prefix(tmp_path):
@@ -20,6 +20,6 @@ def test_every_prepared_shard_is_a_megatron_prefix(tmp_path):
         assert len(store.shards) > (split == "train")
         theirs = []
         for path in sorted((tmp_path / "s" / split).glob("*.idx")):
-            dataset = megatron("indexed_dataset").IndexedDataset(str(path.with_suffix("")))
+            dataset = import_megatron("indexed_dataset").IndexedDataset(str(path.with_suffix("")))
             theirs += [dataset[n].tolist() for n in range(len(dataset))]
         assert theirs == [store[n].ids.tolist() for n in range(len(store))]

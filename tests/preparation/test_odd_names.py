@@ -10,7 +10,7 @@ from batchloom import InputError, OutputError, SettingsError, check
 from batchloom.core.errors import StoreConflictError
 from batchloom.sources import make_input_labels
 from batchloom.store import read_manifest
-from preparation.stores import make, make_recipe, texts
+from preparation.stores import make_recipe, prepare_store, read_texts
 
 
 @pytest.fixture
@@ -26,15 +26,15 @@ def test_files_and_folders_of_any_name_are_used(folder):
         with open(os.fsencode(input_folder) + b"/" + name, "wb") as file:
             file.write(b"\0" if name == b"x.\xff" else b"text of " + name[-5:-4].hex().encode())
     out, notes = os.fsdecode(b"out\xff"), []
-    make(input_folder, out, listener=notes.append)
+    prepare_store(input_folder, out, listener=notes.append)
     labels = {"in\ufffd/a\ufffd.txt", "in\ufffd/a\ufffd.txt (2)", "in\ufffd/a\ufffd.txt (3)"}
     assert {source.name for source in read_manifest(folder / out).sources} == labels
     assert read_manifest(folder / out).recipe["inputs"] == ["in\ufffd"]
-    assert set(texts(out)) == {"text of fe", "text of ff", "text of bd"}
+    assert set(read_texts(out)) == {"text of fe", "text of ff", "text of bd"}
     assert notes[0].text == "Left out of in\ufffd: 1 binary .\ufffd."
     report = json.loads((folder / out / "report.json").read_bytes())
     assert report["out"].endswith("out\ufffd")
-    assert make(input_folder, out).already_done
+    assert prepare_store(input_folder, out).already_done
     assert check(input_folder).sound
 
 
@@ -46,8 +46,8 @@ def test_a_job_with_odd_names_goes_on(folder):
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        make(name, "out", unit_bytes=1000, split_on="line", listener=stop)
-    assert make(name, "out", unit_bytes=1000, split_on="line").counts.documents == 1
+        prepare_store(name, "out", unit_bytes=1000, split_on="line", listener=stop)
+    assert prepare_store(name, "out", unit_bytes=1000, split_on="line").counts.documents == 1
 
 
 def test_a_working_folder_that_was_deleted_is_not_needed(folder, monkeypatch):
@@ -55,7 +55,7 @@ def test_a_working_folder_that_was_deleted_is_not_needed(folder, monkeypatch):
     (folder / "gone").mkdir()
     monkeypatch.chdir(folder / "gone")
     (folder / "gone").rmdir()
-    assert make(folder / "in.txt", folder / "out").counts.documents == 1
+    assert prepare_store(folder / "in.txt", folder / "out").counts.documents == 1
 
 
 def test_no_two_inputs_are_called_the_same():
@@ -105,7 +105,7 @@ def test_an_input_in_the_output_is_named(folder, source, out, sentence):
         (folder / name).write_text("text")
     (folder / "link").symlink_to(folder)
     with pytest.raises(StoreConflictError, match="choose another --out") as error:
-        make(source, out)
+        prepare_store(source, out)
     assert str(error.value).startswith(sentence)
 
 
@@ -113,7 +113,7 @@ def test_the_output_may_lie_inside_an_input(folder):
     (folder / "in").mkdir()
     (folder / "in" / "a.txt").write_text("text")
     for _ in range(2):
-        assert make("in", "in/store").counts.documents == 1
+        assert prepare_store("in", "in/store").counts.documents == 1
 
 
 @pytest.mark.parametrize(
@@ -124,17 +124,17 @@ def test_an_output_the_system_refuses_has_its_remedy(folder, out, remedy):
     (folder / "a.txt").write_text("text")
     (folder / "loop").symlink_to("loop")
     with pytest.raises(OutputError, match=remedy):
-        make("a.txt", out)
+        prepare_store("a.txt", out)
     with pytest.raises(InputError, match="choose a shorter one|a broken link"):
         check(out)
     with pytest.raises(InputError, match="choose a shorter one|a broken link"):
-        make(out, "out")
+        prepare_store(out, "out")
 
 
 def test_a_missing_path_is_reported_with_a_suggestion(folder):
     (folder / "corpus").mkdir()
     (folder / "corpus" / "wiki.jsonl").write_text("{}")
     for source, suggestion in {"corpus/wikis.jsonl": "wiki.jsonl", "korpus/wiki.jsonl": "corpus"}.items():
-        for read in (check, lambda path: make(path, "out")):
+        for read in (check, lambda path: prepare_store(path, "out")):
             with pytest.raises(InputError, match=f"; did you mean '{suggestion}'\\?$"):
                 read(source)

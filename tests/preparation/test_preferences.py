@@ -8,7 +8,7 @@ import pytest
 import batchloom
 from batchloom import InputError, SettingsError
 from batchloom.store import CHOSEN, REJECTED, LabelledAnswers, PreferencePairs, export_store
-from preparation.stores import jsonl, make, tree
+from preparation.stores import hash_store_files, prepare_store, write_jsonl
 from preparation.test_resume import prepare_until_killed
 
 ROWS = [
@@ -19,7 +19,7 @@ LABELLED_ROWS = [{"prompt": f"q{n}", "completion": f"a{n}", "label": n % 3 == 0}
 
 
 def prepare(tmp_path, rows, **settings):
-    jsonl(tmp_path / "in.jsonl", rows)
+    write_jsonl(tmp_path / "in.jsonl", rows)
     settings = {"tokenizer": "bytes", "val_fraction": 0, **settings}
     return batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", **settings)
 
@@ -68,10 +68,10 @@ def test_no_shard_cuts_a_pair(tmp_path, monkeypatch):
     monkeypatch.setattr("batchloom.preparation.phases.duplicate_resolution._CHUNK_ROWS", 7)
     monkeypatch.setattr("batchloom.preparation.phases.unit_shards._CHUNK_TOKENS", 100)
     monkeypatch.setattr("batchloom.preparation.phases.tokenize_unit._BATCH_DOCUMENTS", 9)
-    jsonl(tmp_path / "in.jsonl", ROWS)
+    write_jsonl(tmp_path / "in.jsonl", ROWS)
     for name, tokens_per_shard, count in (("tiny", 1, 200), ("odd", 500, 20), ("one", 10**6, 4)):
         out = tmp_path / name
-        make(tmp_path / "in.jsonl", out, **SETTINGS | {"tokens_per_shard": tokens_per_shard})
+        prepare_store(tmp_path / "in.jsonl", out, **SETTINGS | {"tokens_per_shard": tokens_per_shard})
         shards = 0
         for split in ("train", "val"):
             store = batchloom.open_store(out, split)
@@ -87,18 +87,18 @@ def test_no_shard_cuts_a_pair(tmp_path, monkeypatch):
 
 
 def test_the_same_whatever_the_units_and_after_any_kill(tmp_path):
-    jsonl(tmp_path / "in.jsonl", [*ROWS, {"prompt": "a", "chosen": "b", "rejected": "b"}])
+    write_jsonl(tmp_path / "in.jsonl", [*ROWS, {"prompt": "a", "chosen": "b", "rejected": "b"}])
     inputs = [tmp_path / "in.jsonl"]
-    make(inputs, tmp_path / "whole", **SETTINGS)
-    make(inputs, tmp_path / "one", val_fraction=0.2)
+    prepare_store(inputs, tmp_path / "whole", **SETTINGS)
+    prepare_store(inputs, tmp_path / "one", val_fraction=0.2)
     assert [pair[1:] for pair in read_pairs(tmp_path / "one")] == [pair[1:] for pair in read_pairs(tmp_path / "whole")]
-    expected, out, runs = tree(tmp_path / "whole"), tmp_path / "out", 0
+    expected, out, runs = hash_store_files(tmp_path / "whole"), tmp_path / "out", 0
     assert any(name.endswith(".pairs") for name in expected)
     while prepare_until_killed({"open"}, 200, inputs, out, **SETTINGS):
         runs += 1
         assert runs < 40
     assert runs > 2
-    assert tree(out) == expected
+    assert hash_store_files(out) == expected
 
 
 BAD_PAIRS = {
@@ -132,7 +132,7 @@ def test_a_pair_too_long_is_dropped_once(tmp_path):
     assert (result.counts.documents, result.counts.dropped) == (40, {"overlong": 1})
     assert batchloom.check(result.path).sound
     with pytest.raises(InputError, match=r"in.jsonl, line 21: on its rejected side has \d+ tokens"):
-        make(tmp_path / "in.jsonl", tmp_path / "e", chat=make_chat_recipe(max_tokens=200, overlong="error"))
+        prepare_store(tmp_path / "in.jsonl", tmp_path / "e", chat=make_chat_recipe(max_tokens=200, overlong="error"))
 
 
 def make_chat_recipe(**settings):
@@ -257,24 +257,24 @@ def test_a_loader_does_not_train_rejected_answers(tmp_path):
             batchloom.Loader(store, seq_len=64, global_batch_size=1, output="numpy")
     # The mapping of the message leads to a store that a loader accepts.
     mapping = {"prompt": "prompt", "completion": "chosen"}
-    store = batchloom.open_store(make(tmp_path / "5/in.jsonl", tmp_path / "c", mapping=mapping).path)  # fmt: skip
+    store = batchloom.open_store(prepare_store(tmp_path / "5/in.jsonl", tmp_path / "c", mapping=mapping).path)  # fmt: skip
     batch = batchloom.Loader(store, seq_len=64, global_batch_size=1, output="numpy")[0]
     assert (batch["labels"] != -100).any()
 
 
 def test_preferences_are_not_mixed_with_other_documents(tmp_path):
     (tmp_path / "in").mkdir()
-    jsonl(tmp_path / "in/a.jsonl", ROWS[:3])
-    jsonl(tmp_path / "in/empty.jsonl", [])
-    make(tmp_path / "in", tmp_path / "fine")
+    write_jsonl(tmp_path / "in/a.jsonl", ROWS[:3])
+    write_jsonl(tmp_path / "in/empty.jsonl", [])
+    prepare_store(tmp_path / "in", tmp_path / "fine")
     for name, rows, sentence in (
         ("b.jsonl", LABELLED_ROWS, "labelled answers"),
         ("b.jsonl", [{"text": "x"}], "documents that are not preferences"),
         ("b.txt", [{"text": "x"}], "documents that are not preferences"),
     ):
-        jsonl(tmp_path / "in" / name, rows)
+        write_jsonl(tmp_path / "in" / name, rows)
         with pytest.raises(InputError, match=rf"hold preference pairs \(in/a.jsonl\) and {sentence} \(in/{name}\)"):
-            make(tmp_path / "in", tmp_path / "out")
+            prepare_store(tmp_path / "in", tmp_path / "out")
         (tmp_path / "in" / name).unlink()
         assert not (tmp_path / "out").exists()
 
@@ -325,7 +325,7 @@ def test_mds_carries_pair_and_side(tmp_path):
 def test_inspect_and_the_command_line_show_what_they_are(tmp_path, capsys):
     from batchloom.cli import run_command_line
 
-    jsonl(tmp_path / "in.jsonl", ROWS)
+    write_jsonl(tmp_path / "in.jsonl", ROWS)
     out = str(tmp_path / "out")
     settings = ["--out", out, "--tokenizer", "bytes", "--val-fraction", "0"]
     assert run_command_line(["prepare", str(tmp_path / "in.jsonl"), *settings]) == 0
@@ -351,4 +351,4 @@ def test_csv_and_parquet(tmp_path):
 
 
 def open_new_store(source, out, **settings):
-    return batchloom.open_store(make(source, out, val_fraction=0, **settings).path)
+    return batchloom.open_store(prepare_store(source, out, val_fraction=0, **settings).path)

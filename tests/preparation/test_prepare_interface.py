@@ -12,7 +12,7 @@ import batchloom
 from batchloom.cli import run_command_line
 from batchloom.cli.prepare import parse_size, prepare
 from batchloom.preparation import Note, Progress
-from preparation.stores import jsonl, tree
+from preparation.stores import hash_store_files, write_jsonl
 
 RUNNER = CliRunner()
 APP = typer.Typer(pretty_exceptions_enable=False)
@@ -25,7 +25,7 @@ def run_prepare_command(*arguments):
 
 @pytest.fixture
 def input_file(tmp_path):
-    path = jsonl(tmp_path / "a.jsonl", [{"text": f"document {i}"} for i in range(200)])
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": f"document {i}"} for i in range(200)])
     with path.open("a") as file:
         file.write('{"text":" "}\nbad\n')
     return path
@@ -111,7 +111,7 @@ def test_the_command_reports_inputs_and_outputs(tmp_path, input_file):
     assert second.exit_code == 0
     assert "is finished already; nothing to do" in second.stdout
     batchloom.prepare(input_file, out=tmp_path / "same", tokenizer="bytes", val_fraction=0.1, tokens_per_shard=1000)
-    assert tree(out) == tree(tmp_path / "same")
+    assert hash_store_files(out) == hash_store_files(tmp_path / "same")
 
 
 def test_json_is_one_object_on_standard_output(tmp_path, input_file):

@@ -8,14 +8,14 @@ import sys
 import pytest
 
 from batchloom import open_store
-from preparation.stores import make, texts, tree
+from preparation.stores import hash_store_files, prepare_store, read_texts
 
 
 def test_plain_text_is_kept_completely(real_data, tmp_path):
     path = real_data / "tinyshakespeare.txt"
-    result = make(path, tmp_path / "out", val_fraction=0.1)
+    result = prepare_store(path, tmp_path / "out", val_fraction=0.1)
     assert 10 < result.counts.documents < 20
-    assert "".join(texts(tmp_path / "out")) == path.read_text()
+    assert "".join(read_texts(tmp_path / "out")) == path.read_text()
 
 
 def test_records_of_four_kinds(real_data, tmp_path):
@@ -27,25 +27,25 @@ def test_records_of_four_kinds(real_data, tmp_path):
     for name, (field, count) in expected.items():
         path = real_data / name
         out = tmp_path / name
-        make(path, out, text_field=field, val_fraction=0.1, normalize=False)
+        prepare_store(path, out, text_field=field, val_fraction=0.1, normalize=False)
         data = gzip.decompress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
         records = [json.loads(line)[field] for line in data.splitlines()]
         assert len(records) == count
-        assert texts(out) == records
+        assert read_texts(out) == records
 
 
 @pytest.mark.slow
 def test_a_learned_tokenizer_gives_the_text_back(real_data, tmp_path):
     inputs = [real_data / "tinyshakespeare.txt", real_data / "c4_demo.jsonl"]
-    result = make(inputs, tmp_path / "out", tokenizer="train:4096", val_fraction=0.1)
+    result = prepare_store(inputs, tmp_path / "out", tokenizer="train:4096", val_fraction=0.1)
     assert set(result.subsets) == {"train", "val"}
     for split in ("train", "val"):
         store = open_store(tmp_path / "out", split)
         document = store[len(store) // 2]
         assert document.text.endswith("<|endoftext|>")
         assert document.text.removesuffix("<|endoftext|>") in _join_texts(inputs)
-    make(inputs, tmp_path / "again", tokenizer="train:4096", val_fraction=0.1)
-    assert tree(tmp_path / "again") == tree(tmp_path / "out")
+    prepare_store(inputs, tmp_path / "again", tokenizer="train:4096", val_fraction=0.1)
+    assert hash_store_files(tmp_path / "again") == hash_store_files(tmp_path / "out")
 
 
 def _join_texts(inputs):
@@ -75,4 +75,4 @@ def test_memory_stays_bounded(tmp_path):
         env={"PYTHONPATH": ":".join(sys.path)},
     )
     assert int(process.stdout) < 350 * 1024
-    assert texts(tmp_path / "out") == ["first", "last"]
+    assert read_texts(tmp_path / "out") == ["first", "last"]

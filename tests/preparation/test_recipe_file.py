@@ -38,7 +38,7 @@ from batchloom.preparation.settings.dedup_recipe import DedupMode
 from batchloom.store import read_manifest
 from batchloom.text import CleanStep
 from batchloom.tokens import train_tokenizer
-from preparation.stores import jsonl, texts, tree
+from preparation.stores import hash_store_files, read_texts, write_jsonl
 from tiers import examples
 
 TEXTS = [f"document {n} of some {'long ' * (n % 7)}words" for n in range(60)]
@@ -50,9 +50,9 @@ def folder(tmp_path, monkeypatch):
     """Write inputs of several kinds into the working folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
-    jsonl("data/words.jsonl", [{"text": text} for text in TEXTS])
-    jsonl("data/asked.jsonl", QUESTIONS)
-    jsonl("data/lines.txt", [{"text": f"line {n}"} for n in range(10)])
+    write_jsonl("data/words.jsonl", [{"text": text} for text in TEXTS])
+    write_jsonl("data/asked.jsonl", QUESTIONS)
+    write_jsonl("data/lines.txt", [{"text": f"line {n}"} for n in range(10)])
     (tmp_path / "data/notes.csv").write_text("id,body\n" + "".join(f"{n},note {n}\n" for n in range(30)))
     (tmp_path / "data/prose.txt").write_text("Some prose.\n\n" * 50)
     return tmp_path
@@ -126,12 +126,12 @@ def test_a_store_is_made_again_from_its_manifest_and_from_its_printed_recipe(pre
     inputs, settings = prepare_arguments
     first = batchloom.prepare(inputs, out="one", **settings)
     rerun = batchloom.prepare(recipe="one", out="two")
-    assert tree("two") == tree("one")
+    assert hash_store_files("two") == hash_store_files("one")
     assert rerun.notes[-1] == "two is identical to one, byte for byte."
     assert batchloom.prepare(recipe="one/dataset_metadata.json", out="two").already_done
     write("recipe.yaml", format_recipe(make_request(inputs, settings, None).recipe))
     batchloom.prepare(recipe="recipe.yaml", out="three")
-    assert tree("three") == tree("one")
+    assert hash_store_files("three") == hash_store_files("one")
     assert first.counts.documents == read_manifest(first.path / "../three").counts.documents
 
 
@@ -167,12 +167,12 @@ def test_the_manifest_and_its_tokenizer_state_are_enough(folder, tmp_path_factor
     # Another tokenizer file of that name, or none, changes nothing.
     write("tok.json", "{}")
     batchloom.prepare(recipe="one", out="two")
-    assert tree("two") == tree("one")
+    assert hash_store_files("two") == hash_store_files("one")
     assert batchloom.prepare(recipe="one", out="two").already_done
     (folder / "tok.json").unlink()
     assert read_manifest(folder / "two").tokenizer.name == "tok.json"
     batchloom.prepare(recipe="one", out="three")
-    assert tree("three") == tree("one")
+    assert hash_store_files("three") == hash_store_files("one")
 
 
 def test_inputs_in_other_folders_come_from_the_report_or_are_requested(folder, monkeypatch, tmp_path_factory):
@@ -180,7 +180,7 @@ def test_inputs_in_other_folders_come_from_the_report_or_are_requested(folder, m
     os.rename("data/words.jsonl", other_folder / "words.jsonl")
     batchloom.prepare([other_folder / "words.jsonl", "data/prose.txt"], out="one", tokenizer="bytes")
     rerun = batchloom.prepare(recipe="one", out="two")
-    assert tree("two") == tree("one")
+    assert hash_store_files("two") == hash_store_files("one")
     assert rerun.notes[0] == f"Using input paths from report.json in one: {other_folder}/words.jsonl."
     os.remove("one/report.json")
     with pytest.raises(InputMissingError) as error:
@@ -188,7 +188,7 @@ def test_inputs_in_other_folders_come_from_the_report_or_are_requested(folder, m
     assert "one was made from words.jsonl, which cannot be found" in str(error.value)
     assert "in the order of its manifest (words.jsonl, data/prose.txt)" in str(error.value)
     batchloom.prepare([other_folder / "words.jsonl", "data/prose.txt"], out="three", recipe="one")
-    assert tree("three") == tree("one")
+    assert hash_store_files("three") == hash_store_files("one")
     monkeypatch.chdir(other_folder)
     with pytest.raises(InputMissingError, match=f"data/prose.txt.* in {folder}, where it was made"):
         read_recipe(folder / "two")
@@ -208,7 +208,7 @@ def test_a_template_that_was_a_file_is_compared_and_asked_for(folder):
     write("t.jinja", source)
     batchloom.prepare("data/asked.jsonl", out="one", tokenizer="bytes", template="t.jinja")
     batchloom.prepare(recipe="one", out="two")
-    assert tree("two") == tree("one")
+    assert hash_store_files("two") == hash_store_files("one")
     write("t.jinja", source.replace("\n", "\n\n"))
     with pytest.raises(InputError, match="t.jinja, which has changed"):
         batchloom.prepare(recipe="one", out="three")
@@ -218,7 +218,7 @@ def test_a_template_that_was_a_file_is_compared_and_asked_for(folder):
     os.mkdir("new")
     write("new/t.jinja", source)
     batchloom.prepare(recipe="one", out="three", template="new/t.jinja")
-    assert tree("three") == tree("one")
+    assert hash_store_files("three") == hash_store_files("one")
 
 
 def test_a_damaged_or_foreign_store_is_no_recipe(folder):
@@ -243,10 +243,10 @@ def test_a_damaged_or_foreign_store_is_no_recipe(folder):
 def test_made_up_data_is_made_up_again(folder):
     batchloom.prepare("dummy:documents=50,seed=3", out="one", val_fraction=0.2, tokens_per_shard=9000)
     batchloom.prepare(recipe="one", out="two")
-    assert tree("two") == tree("one")
+    assert hash_store_files("two") == hash_store_files("one")
     write("r.yaml", format_recipe(read_recipe("one")))
     batchloom.prepare(recipe="r.yaml", out="three")
-    assert tree("three") == tree("one")
+    assert hash_store_files("three") == hash_store_files("one")
 
 
 RECIPE = """
@@ -290,7 +290,7 @@ def test_python_takes_a_recipe_as_a_value_and_as_a_path(folder):
     recipe = Recipe(inputs=("data/words.jsonl",), tokenizer="bytes", val_fraction=0.2)
     batchloom.prepare(recipe=recipe, out="one")
     batchloom.prepare("data/words.jsonl", out="two", tokenizer="bytes", val_fraction=0.2, dedup="exact")
-    assert tree("one") == tree("two")
+    assert hash_store_files("one") == hash_store_files("two")
     batchloom.prepare(recipe=folder / "one", out="two", dedup={"mode": "exact"}, clean=["none"])
     with pytest.raises(SettingsError, match="there are none"):
         batchloom.prepare(out="three")
@@ -450,7 +450,7 @@ def test_two_recipes_into_one_folder(folder):
     batchloom.prepare(recipe="a.yaml", out="out")
     with pytest.raises(StoreConflictError, match=r"val_fraction: 0.01 -> 0.5; split_on: 'auto' -> 'line'"):
         batchloom.prepare(recipe="b.yaml", out="out")
-    assert len(texts("out")) == len(TEXTS)
+    assert len(read_texts("out")) == len(TEXTS)
 
 
 def test_every_setting_has_its_key():

@@ -25,8 +25,8 @@ from batchloom.remote import (
 )
 from batchloom.remote.multipart import PART_BYTES, compute_object_checksums, plan_parts
 from batchloom.remote.upload_retry import MAX_UPLOAD_ATTEMPTS, compute_jittered_backoff
-from preparation.s3_relay import Fault, relaying
-from preparation.stores import jsonl
+from preparation.s3_relay import Fault, run_relay
+from preparation.stores import write_jsonl
 
 BIG_FILE_BYTES = b"".join(hashlib.sha256(b"%d" % number).digest() for number in range(1 << 14)) * 72
 SECRET = "k3yphrase"
@@ -38,9 +38,9 @@ def relay(s3, monkeypatch):
     """Run a relay in front of an empty bucket, without delays between retries."""
     import s3fs
 
-    for key in keys(s3):
+    for key in list_keys(s3):
         s3.delete_object(Bucket="bucket", Key=key)
-    with relaying(s3.meta.endpoint_url) as relay:
+    with run_relay(s3.meta.endpoint_url) as relay:
         monkeypatch.setenv("AWS_ENDPOINT_URL", relay.url)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         monkeypatch.setattr(upload_retry, "compute_jittered_backoff", lambda tries, name: 0)
@@ -55,7 +55,7 @@ def input_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     rows = [{"text": f"document {number} " + "x" * (number % 900)} for number in range(600)]
-    return jsonl(tmp_path / "in.jsonl", [*rows, {"no": "text"}])
+    return write_jsonl(tmp_path / "in.jsonl", [*rows, {"no": "text"}])
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def big_file(tmp_path):
     return path
 
 
-def keys(s3, prefix=""):
+def list_keys(s3, prefix=""):
     response = s3.list_objects_v2(Bucket="bucket", Prefix=prefix)
     return [entry["Key"] for entry in response.get("Contents", [])]
 
@@ -82,7 +82,7 @@ def list_multipart_uploads(s3):
 def assert_same(s3, prefix, local):
     """Check that objects equal the files of a local store, except the report."""
     names = sorted(str(path.relative_to(local)) for path in local.rglob("*") if path.is_file())
-    assert sorted(key[len(prefix) + 1 :] for key in keys(s3, prefix)) == names
+    assert sorted(key[len(prefix) + 1 :] for key in list_keys(s3, prefix)) == names
     for name in names:
         if not name.startswith("report."):
             assert read_object(s3, f"{prefix}/{name}") == (local / name).read_bytes(), name
@@ -102,11 +102,11 @@ def test_a_remote_store_equals_a_local_store(relay, s3, input_file, tmp_path):
     assert not list((tmp_path / "cache").rglob("*.*"))
     progress = [event for event in events if getattr(event, "phase", "") == "upload"]
     assert progress[-1].bytes_done == progress[-1].bytes_total > 0
-    relay.asked.clear()
+    relay.requests.clear()
     rerun = prepare(input_file, out="s3://bucket/a/store", **PREPARE_OPTIONS)
     assert (rerun.already_done, rerun.counts) == (True, remote.counts)
-    assert {method for method, _ in relay.asked} <= {"GET", "HEAD"}
-    everything = b"".join(read_object(s3, key) for key in keys(s3, "a/"))
+    assert {method for method, _ in relay.requests} <= {"GET", "HEAD"}
+    everything = b"".join(read_object(s3, key) for key in list_keys(s3, "a/"))
     assert SECRET.encode() not in everything
 
 
@@ -261,7 +261,7 @@ def test_a_refusing_bucket_is_reported_at_once(relay, s3, input_file, tmp_path, 
 def test_a_dry_run_sends_nothing_and_the_run_goes_on_from_it(relay, s3, input_file):
     dry = prepare(input_file, out="s3://bucket/dry", dry_run=True, **PREPARE_OPTIONS)
     assert not dry.subsets
-    assert keys(s3, "dry/") == ["dry/.work/job.json"]
+    assert list_keys(s3, "dry/") == ["dry/.work/job.json"]
     result = prepare(input_file, out="s3://bucket/dry", **PREPARE_OPTIONS)
     assert result.resumed_units == 1
     assert result.counts == dry.counts
@@ -270,7 +270,7 @@ def test_a_dry_run_sends_nothing_and_the_run_goes_on_from_it(relay, s3, input_fi
 def test_a_missing_bucket_is_reported_at_once(relay, input_file, tmp_path):
     with pytest.raises(OutputError, match="Cannot write s3://no-such/x: there is no such bucket"):
         prepare(input_file, out="s3://no-such/x", **PREPARE_OPTIONS)
-    assert len(relay.asked) <= 2
+    assert len(relay.requests) <= 2
 
 
 def test_a_missing_server_is_reported_at_once(input_file, tmp_path, monkeypatch):
@@ -290,10 +290,10 @@ def test_a_bucket_that_begins_to_refuse_in_the_middle_keeps_what_it_has(relay, s
     relay.faults = [Fault("answer", spare=9, times=99, status=403, code="AccessDenied")]
     with pytest.raises(OutputError, match="403 AccessDenied"):
         prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
-    before = {key[len("store/") :] for key in keys(s3, "store")} - {OWNER_NAME}
+    before = {key[len("store/") :] for key in list_keys(s3, "store")} - {OWNER_NAME}
     assert before
     assert "dataset_metadata.json" not in before
-    relay.faults, relay.asked = [], []
+    relay.faults, relay.requests = [], []
     result = prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
     assert not result.already_done
     assert_same(s3, "store", tmp_path / "local")
@@ -304,12 +304,12 @@ def test_another_machine_goes_on_and_sends_nothing_twice(relay, s3, input_file, 
     relay.faults = [Fault("answer", spare=9, times=99, status=403, code="AccessDenied")]
     with pytest.raises(OutputError, match="403 AccessDenied"):
         prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
-    before = {key[len("store/") :] for key in keys(s3, "store")} - {
+    before = {key[len("store/") :] for key in list_keys(s3, "store")} - {
         OWNER_NAME,
         "report.json",
         "report.html",
     }
-    relay.faults, relay.asked = [], []
+    relay.faults, relay.requests = [], []
     prepare(input_file, out="s3://bucket/store", work=tmp_path / "another", **PREPARE_OPTIONS)
     assert before
     assert not before.intersection(name[len("/bucket/store/") :] for name in relay.puts())
@@ -323,7 +323,7 @@ def test_changed_objects_are_uploaded_again(relay, s3, input_file, tmp_path):
     key = "store/train/shard_00001.bin"
     expected = read_object(s3, key)
     s3.put_object(Bucket="bucket", Key=key, Body=bytes(len(expected)))
-    relay.faults, relay.asked = [], []
+    relay.faults, relay.requests = [], []
     prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
     assert read_object(s3, key) == expected
     assert len(relay.puts()) == 2
@@ -345,13 +345,13 @@ def test_a_run_that_is_killed_goes_on(relay, s3, input_file, tmp_path, capsys, u
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert "store/dataset_metadata.json" not in keys(s3)
+    assert "store/dataset_metadata.json" not in list_keys(s3)
     assert run_command_line(make_prepare_command("--out", "s3://bucket/store")) == 0
     captured = capsys.readouterr()
     assert "s3://bucket/store: done in" in captured.out
     assert_same(s3, "store", tmp_path / "local")
     # Four uploads run at a time, and only those may be repeated.
-    assert len(relay.puts()) <= len(keys(s3, "store")) + 4
+    assert len(relay.puts()) <= len(list_keys(s3, "store")) + 4
     assert not any(SECRET in text for text in captured)
 
 
@@ -437,7 +437,7 @@ def test_restart_replaces_unfinished_remote_work(relay, s3, input_file, tmp_path
         relay.faults = [Fault("answer", part=phase, times=99, status=403, code="Denied")]
         with pytest.raises(OutputError):
             prepare(input_file, out="s3://bucket/store", **other_options)
-        assert len(keys(s3, "store/train/")) > 6
+        assert len(list_keys(s3, "store/train/")) > 6
     relay.faults = []
     for name in ("notes.txt", "train/notes.bin"):
         s3.put_object(Bucket="bucket", Key=f"store/{name}", Body=b"mine")
@@ -456,13 +456,13 @@ def test_restart_of_the_same_job_goes_on_and_a_finished_store_stays(relay, s3, i
     relay.faults = [Fault("answer", part="dataset_metadata", times=99, status=403, code="Denied")]
     with pytest.raises(OutputError):
         prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
-    relay.faults, relay.asked = [], []
+    relay.faults, relay.requests = [], []
     prepare(input_file, out="s3://bucket/store", restart=True, **PREPARE_OPTIONS)
     assert relay.puts() == ["/bucket/store/dataset_metadata.json"]
-    before = keys(s3)
+    before = list_keys(s3)
     with pytest.raises(StoreConflictError, match="holds a finished store of another job"):
         prepare(input_file, out="s3://bucket/store", restart=True, dtype="int32", **PREPARE_OPTIONS)
-    assert keys(s3) == before
+    assert list_keys(s3) == before
 
 
 def test_restart_with_synthetic_data(relay, s3, input_file, tmp_path):
@@ -495,7 +495,7 @@ def test_a_job_that_another_has_begun_anew_over_sends_no_manifest(relay, s3, inp
     with pytest.raises(StoreConflictError, match="holds unfinished work of another job .dtype: "):
         prepare(input_file, out="s3://bucket/store", progress=begin_other_job, **PREPARE_OPTIONS)
     assert b"int32" in read_object(s3, f"store/{OWNER_NAME}")
-    assert "store/dataset_metadata.json" not in keys(s3)
+    assert "store/dataset_metadata.json" not in list_keys(s3)
 
 
 def test_a_job_that_fails_gives_no_others_claim_back(relay, s3, input_file, tmp_path):
@@ -507,13 +507,13 @@ def test_a_job_that_fails_gives_no_others_claim_back(relay, s3, input_file, tmp_
     events = []
     with pytest.raises(InputError, match="max-bad 0"):
         prepare(input_file, out="s3://bucket/store", max_bad=0, progress=claim_folder, **PREPARE_OPTIONS)
-    assert keys(s3) == [f"store/{OWNER_NAME}"]
+    assert list_keys(s3) == [f"store/{OWNER_NAME}"]
 
 
 def test_a_job_that_fails_before_anything_is_finished_leaves_nothing(relay, s3, input_file, tmp_path):
     with pytest.raises(InputError, match="max-bad 0"):
         prepare(input_file, out="s3://bucket/store", max_bad=0, **PREPARE_OPTIONS)
-    assert keys(s3) == []
+    assert list_keys(s3) == []
     assert not list((tmp_path / "cache").rglob("*.*"))
     prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
 
@@ -529,7 +529,7 @@ def test_a_job_whose_folder_another_took_sends_nothing(relay, s3, input_file, tm
         prepare(input_file, out="s3://bucket/other", dtype="int32", **PREPARE_OPTIONS)
     with pytest.raises(StoreConflictError, match="holds unfinished work of another job .dtype: "):
         prepare(input_file, out="s3://bucket/store", progress=claim_folder, **PREPARE_OPTIONS)
-    assert keys(s3, "store") == [f"store/{OWNER_NAME}"]
+    assert list_keys(s3, "store") == [f"store/{OWNER_NAME}"]
 
 
 def test_of_two_jobs_at_the_same_time_one_gets_the_folder(relay, s3):
@@ -554,7 +554,7 @@ def test_a_folder_that_holds_something_else_is_refused(relay, s3, input_file):
     s3.put_object(Bucket="bucket", Key="store/notes.txt", Body=b"mine")
     with pytest.raises(StoreConflictError, match=r"s3://bucket/store is not empty .notes.txt. and is not a store"):
         prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
-    assert keys(s3) == ["store/notes.txt"]
+    assert list_keys(s3) == ["store/notes.txt"]
     # A common beginning of the name does not make it the same folder.
     prepare(input_file, out="s3://bucket/sto", **PREPARE_OPTIONS)
 
@@ -575,7 +575,7 @@ def test_a_run_killed_after_the_manifest_is_finished(relay, s3, input_file):
     prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS)
     s3.put_object(Bucket="bucket", Key=f"store/{OWNER_NAME}", Body=b"{}")
     assert prepare(input_file, out="s3://bucket/store", **PREPARE_OPTIONS).already_done
-    assert f"store/{OWNER_NAME}" not in keys(s3)
+    assert f"store/{OWNER_NAME}" not in list_keys(s3)
 
 
 def test_other_file_systems_of_fsspec(input_file, tmp_path):

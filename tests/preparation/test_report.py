@@ -39,7 +39,7 @@ from batchloom.preparation.units import (
 )
 from batchloom.preparation.units.unit_report import MAX_SNIPPET_CHARACTERS
 from batchloom.text import CleanStep
-from preparation.stores import jsonl
+from preparation.stores import write_jsonl
 
 HOSTILE = "</svg><script>alert(1)</script>\"'&<b onload=x>\x1b[31m\u202e\ud800\x00]]>"
 
@@ -319,7 +319,7 @@ def test_bars_are_as_long_as_their_numbers_say():
 
 def test_the_page_says_what_was_asked_for_and_what_was_left_out(tmp_path):
     rows = [{"text": "the same words"}] * 3 + [{"text": "other words"}, {"words": "no text"}]
-    jsonl(tmp_path / "a.jsonl", rows)
+    write_jsonl(tmp_path / "a.jsonl", rows)
     sets = {"far": "https://somewhere.example/sets.jsonl?token=secret"}
     settings = {"out": tmp_path / "out", "tokenizer": "bytes", "clean": ["whitespace"]}
     batchloom.prepare(tmp_path / "a.jsonl", **settings, dry_run=True)
@@ -338,9 +338,9 @@ def test_the_page_says_what_was_asked_for_and_what_was_left_out(tmp_path):
 
 
 def test_every_pair_of_sources_has_its_examples_however_many_precede(tmp_path):
-    jsonl(tmp_path / "a.jsonl", [{"text": f"a text {number}"} for number in range(3000)])
-    jsonl(tmp_path / "b.jsonl", [{"text": f"a text {number}"} for number in range(2000)])
-    jsonl(tmp_path / "c.jsonl", [{"text": "a text 2999"}] * 40 + [{"text": "of its own"}])
+    write_jsonl(tmp_path / "a.jsonl", [{"text": f"a text {number}"} for number in range(3000)])
+    write_jsonl(tmp_path / "b.jsonl", [{"text": f"a text {number}"} for number in range(2000)])
+    write_jsonl(tmp_path / "c.jsonl", [{"text": "a text 2999"}] * 40 + [{"text": "of its own"}])
     names = [str(tmp_path / f"{name}.jsonl") for name in "abc"]
     batchloom.prepare(names, out=tmp_path / "out", tokenizer="bytes", val_fraction=0, workers=1)
     pairs = read_report(tmp_path / "out").content.duplicates

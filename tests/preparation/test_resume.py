@@ -17,14 +17,14 @@ from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import Note, Progress, compute_recipe_fingerprint, read_report
 from batchloom.text import parse_steps
 from preparation.jobs import run_until_killed
-from preparation.stores import SMALL_LIMITS, jsonl, make, texts, tree
+from preparation.stores import SMALL_LIMITS, hash_store_files, prepare_store, read_texts, write_jsonl
 
 RENAMES = {"os.rename", "os.link", "os.remove", "os.rmdir"}
 
 
 @pytest.fixture
 def inputs(tmp_path):
-    jsonl(tmp_path / "a.jsonl", [{"text": f"document number {i} " * (i % 5)} for i in range(60)])
+    write_jsonl(tmp_path / "a.jsonl", [{"text": f"document number {i} " * (i % 5)} for i in range(60)])
     with (tmp_path / "a.jsonl").open("a") as file:
         file.write("broken\n")
     (tmp_path / "b.txt").write_text("A paragraph.\n\n" * 200)
@@ -36,15 +36,15 @@ SETTINGS = {"limits": SMALL_LIMITS, "unit_bytes": 1200, "val_fraction": 0.2, "to
 
 def prepare_until_killed(events, count, inputs, out, **settings):
     """Prepare in a fork killed at the count-th audit event; return whether it was."""
-    return run_until_killed(events, count, lambda: make(inputs, out, **settings))
+    return run_until_killed(events, count, lambda: prepare_store(inputs, out, **settings))
 
 
 # Writing a shard takes three renames. No stride is a multiple of three, so each of them is reached.
 @pytest.mark.parametrize("stride", [11, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_at_any_rename_the_result_is_the_same(tmp_path, inputs, stride):
     settings = SETTINGS | {"unit_bytes": 3500, "tokens_per_shard": 3000}
-    make(inputs, tmp_path / "whole", **settings)
-    expected = tree(tmp_path / "whole")
+    prepare_store(inputs, tmp_path / "whole", **settings)
+    expected = hash_store_files(tmp_path / "whole")
     count, killed = 1 - stride, True
     while killed:
         count += stride
@@ -52,26 +52,26 @@ def test_killed_at_any_rename_the_result_is_the_same(tmp_path, inputs, stride):
         killed = prepare_until_killed(RENAMES, count, inputs, out, **settings)
         if killed:
             # Output of a killed run is never taken for a store.
-            assert not (out / "dataset_metadata.json").exists() or tree(out).items() >= expected.items()
-            make(inputs, out, **settings)
-        assert tree(out) == expected
+            assert not (out / "dataset_metadata.json").exists() or hash_store_files(out).items() >= expected.items()
+            prepare_store(inputs, out, **settings)
+        assert hash_store_files(out) == expected
         assert not (out / ".work").exists()
         shutil.rmtree(out)
     assert count > 40
 
 
 def test_killed_again_and_again_it_gets_there(tmp_path, inputs):
-    make(inputs, tmp_path / "whole", **SETTINGS)
+    prepare_store(inputs, tmp_path / "whole", **SETTINGS)
     out, runs = tmp_path / "out", 0
     while prepare_until_killed({"open"}, 130, inputs, out, **SETTINGS):
         runs += 1
         assert runs < 50
     assert runs > 2
-    assert tree(out) == tree(tmp_path / "whole")
+    assert hash_store_files(out) == hash_store_files(tmp_path / "whole")
 
 
 def test_a_listener_that_raises_stops_the_job_and_it_goes_on_later(tmp_path, inputs):
-    make(inputs, tmp_path / "whole", **SETTINGS)
+    prepare_store(inputs, tmp_path / "whole", **SETTINGS)
     for phase in ("tokenize", "write"):
         out = tmp_path / phase
         stopped_events = []
@@ -82,18 +82,18 @@ def test_a_listener_that_raises_stops_the_job_and_it_goes_on_later(tmp_path, inp
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            make(inputs, out, listener=stop, **SETTINGS)
+            prepare_store(inputs, out, listener=stop, **SETTINGS)
         events = []
-        result = make(inputs, out, listener=events.append, **SETTINGS)
+        result = prepare_store(inputs, out, listener=events.append, **SETTINGS)
         assert result.resumed_units > 0
         notes = [event.text for event in events if isinstance(event, Note)]
         assert notes == [f"Resuming: {result.resumed_units} of 6 units were finished by an earlier run."]
         assert events[-1].bytes_done == events[-1].bytes_total
-        assert tree(out) == tree(tmp_path / "whole")
+        assert hash_store_files(out) == hash_store_files(tmp_path / "whole")
 
 
 def test_missing_units_are_prepared_again_in_any_order(tmp_path, inputs):
-    make(inputs, tmp_path / "whole", **SETTINGS)
+    prepare_store(inputs, tmp_path / "whole", **SETTINGS)
 
     def stop(event):
         if isinstance(event, Progress) and event.phase == "write":
@@ -102,27 +102,27 @@ def test_missing_units_are_prepared_again_in_any_order(tmp_path, inputs):
     for number in range(5):
         out = tmp_path / f"out{number}"
         with pytest.raises(KeyboardInterrupt):
-            make(inputs, out, listener=stop, **SETTINGS)
+            prepare_store(inputs, out, listener=stop, **SETTINGS)
         (out / ".work" / "decision.json").unlink()
         shutil.rmtree(out / ".work" / "shards")
         units = sorted((out / ".work" / "units").iterdir())
         for index, unit in enumerate(units):
             if index == number or not (unit / "documents.rows").exists():
                 shutil.rmtree(unit)
-        make(inputs, out, **SETTINGS)
-        assert tree(out) == tree(tmp_path / "whole")
+        prepare_store(inputs, out, **SETTINGS)
+        assert hash_store_files(out) == hash_store_files(tmp_path / "whole")
 
 
 def test_the_report_content_does_not_depend_on_interruptions(tmp_path):
     rows = [{"text": f"document number {n} of all"} for n in range(60)]
-    first = jsonl(tmp_path / "a.jsonl", rows[20:])
-    second = jsonl(tmp_path / "b.jsonl", rows[:40])
+    first = write_jsonl(tmp_path / "a.jsonl", rows[20:])
+    second = write_jsonl(tmp_path / "b.jsonl", rows[:40])
     settings = {"limits": SMALL_LIMITS, "unit_bytes": 900, "tokens_per_shard": 700}
 
     def read_content(out):
         return msgspec.structs.replace(read_report(out).content, stages={})
 
-    make([first, second], tmp_path / "whole", **settings)
+    prepare_store([first, second], tmp_path / "whole", **settings)
     expected = read_content(tmp_path / "whole")
     (pair,) = expected.duplicates
     assert (pair.dropped_from, pair.kept_in) == ("b.jsonl", "a.jsonl")
@@ -137,14 +137,14 @@ def test_the_report_content_does_not_depend_on_interruptions(tmp_path):
 
         out = tmp_path / f"out{stop_count}"
         with pytest.raises(KeyboardInterrupt):
-            make([first, second], out, listener=stop, **settings)
-        make([first, second], out, **settings)
+            prepare_store([first, second], out, listener=stop, **settings)
+        prepare_store([first, second], out, **settings)
         assert read_content(out) == expected
 
 
 def test_pairs_of_other_units_are_never_taken(tmp_path, monkeypatch):
     rows = [{"text": f"document number {n}"} for n in range(20)]
-    path = jsonl(tmp_path / "a.jsonl", [*rows, *rows])
+    path = write_jsonl(tmp_path / "a.jsonl", [*rows, *rows])
     settings = {"limits": SMALL_LIMITS, "unit_bytes": 300, "clean": ["mojibake"]}
 
     def stop(event):
@@ -152,7 +152,7 @@ def test_pairs_of_other_units_are_never_taken(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(path, tmp_path / "out", listener=stop, **settings)
+        prepare_store(path, tmp_path / "out", listener=stop, **settings)
     (pairs_file,) = (tmp_path / "out/.work/duplicates/pairs").iterdir()
     pairs_bytes = pairs_file.read_bytes()
     assert b"document number 3" in pairs_bytes
@@ -160,31 +160,31 @@ def test_pairs_of_other_units_are_never_taken(tmp_path, monkeypatch):
     pairs_file.write_bytes(pairs_bytes.replace(b"document number 3", b"document number X"))
     get_version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "99" if name == "ftfy" else get_version(name))
-    make(path, tmp_path / "out", **settings)
+    prepare_store(path, tmp_path / "out", **settings)
     examples = read_report(tmp_path / "out").content.duplicates[0].examples
     assert [example.words[:17] for example in examples] == [f"document number {n}" for n in range(5)]
 
 
 def test_the_same_again_says_so_at_once(tmp_path, inputs):
-    make(inputs, tmp_path / "out", **SETTINGS)
-    before = tree(tmp_path / "out")
+    prepare_store(inputs, tmp_path / "out", **SETTINGS)
+    before = hash_store_files(tmp_path / "out")
     start = time.process_time()
-    result = make(inputs, tmp_path / "out", **SETTINGS)
+    result = prepare_store(inputs, tmp_path / "out", **SETTINGS)
     assert time.process_time() - start < 5
     assert result.already_done
-    assert tree(tmp_path / "out") == before
+    assert hash_store_files(tmp_path / "out") == before
     # Files with the same names that were only touched count as unchanged.
     for path in inputs:
         path.touch()
-    assert make(inputs, tmp_path / "out", **SETTINGS).already_done
+    assert prepare_store(inputs, tmp_path / "out", **SETTINGS).already_done
     (tmp_path / "out" / "report.json").unlink()
-    assert make(inputs, tmp_path / "out", max_bad=50, **SETTINGS).already_done
+    assert prepare_store(inputs, tmp_path / "out", max_bad=50, **SETTINGS).already_done
 
 
 def test_relative_and_absolute_names_of_the_same_files_are_the_same_job(tmp_path, inputs, monkeypatch):
-    make(inputs, tmp_path / "out", **SETTINGS)
+    prepare_store(inputs, tmp_path / "out", **SETTINGS)
     monkeypatch.chdir(tmp_path)
-    assert make(["./a.jsonl", "b.txt"], "out", **SETTINGS).already_done
+    assert prepare_store(["./a.jsonl", "b.txt"], "out", **SETTINGS).already_done
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -196,67 +196,67 @@ def test_another_job_is_refused_with_its_differences(tmp_path, inputs, finished)
             raise KeyboardInterrupt
 
     if finished:
-        make(inputs, out, **SETTINGS)
+        prepare_store(inputs, out, **SETTINGS)
     else:
         with pytest.raises(KeyboardInterrupt):
-            make(inputs, out, listener=stop, **SETTINGS)
+            prepare_store(inputs, out, listener=stop, **SETTINGS)
     remedy = "choose another --out, or delete" if finished else "give --restart to start over"
     other_settings = SETTINGS | {"tokens_per_shard": 800}
     with pytest.raises(StoreConflictError, match=rf"tokens_per_shard: 700 -> 800.*{remedy}"):
-        make(inputs, out, **other_settings)
+        prepare_store(inputs, out, **other_settings)
     with pytest.raises(StoreConflictError, match="inputs: b.txt is missing"):
-        make(inputs[:1], out, **SETTINGS)
+        prepare_store(inputs[:1], out, **SETTINGS)
     with pytest.raises(StoreConflictError, match="their order differs"):
-        make(inputs[::-1], out, **SETTINGS)
+        prepare_store(inputs[::-1], out, **SETTINGS)
     text = inputs[1].read_text()
     inputs[1].write_text(text.replace("A", "B"))
     with pytest.raises(StoreConflictError, match="inputs: b.txt (has other content|was rewritten)"):
-        make(inputs, out, **SETTINGS)
+        prepare_store(inputs, out, **SETTINGS)
     inputs[1].write_text(text + "more")
     with pytest.raises(StoreConflictError, match="inputs: b.txt has 2,804 bytes, had 2,800"):
-        make(inputs, out, **SETTINGS)
+        prepare_store(inputs, out, **SETTINGS)
     if not finished:
         shutil.rmtree(out / ".work")
-        make(inputs, out, **SETTINGS)
+        prepare_store(inputs, out, **SETTINGS)
 
 
 def test_a_tokenizer_file_that_changed_is_another_job(tmp_path, inputs):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "t.py").write_text(Path(__file__).read_text())
     for size in (300, 310):
-        make(tmp_path / "text", tmp_path / f"s{size}", tokenizer=f"train:{size}")
+        prepare_store(tmp_path / "text", tmp_path / f"s{size}", tokenizer=f"train:{size}")
     folder = tmp_path / "tok"
     shutil.copytree(tmp_path / "s300", folder)
     settings = SETTINGS | {"tokenizer": str(folder)}
-    make(inputs, tmp_path / "out", **settings)
-    assert make(inputs, tmp_path / "out", **settings).already_done
+    prepare_store(inputs, tmp_path / "out", **settings)
+    assert prepare_store(inputs, tmp_path / "out", **settings).already_done
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "s310", folder)
     with pytest.raises(StoreConflictError, match="tokenizer: .* has changed"):
-        make(inputs, tmp_path / "out", **settings)
+        prepare_store(inputs, tmp_path / "out", **settings)
 
 
 def test_a_learned_tokenizer_is_kept_over_a_stop(tmp_path, inputs):
     settings = SETTINGS | {"tokenizer": "train:300"}
-    make(inputs, tmp_path / "whole", **settings)
+    prepare_store(inputs, tmp_path / "whole", **settings)
 
     def stop(event):
         if isinstance(event, Progress) and event.phase == "write":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(inputs, tmp_path / "out", listener=stop, **settings)
+        prepare_store(inputs, tmp_path / "out", listener=stop, **settings)
     events = []
-    make(inputs, tmp_path / "out", listener=events.append, **settings)
+    prepare_store(inputs, tmp_path / "out", listener=events.append, **settings)
     assert not [event for event in events if isinstance(event, Progress) and event.phase == "sample"]
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    assert hash_store_files(tmp_path / "out") == hash_store_files(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("max_kills", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_a_learned_tokenizer_is_kept_when_it_is_all_there_is(tmp_path, inputs, max_kills):
     """A run killed before its first finished unit leaves only the tokenizer."""
     settings = SETTINGS | {"tokenizer": "train:300"}
-    make(inputs, tmp_path / "whole", **settings)
+    prepare_store(inputs, tmp_path / "whole", **settings)
     killed = 0
     for count in range(1, 30):
         out = tmp_path / f"out{count}"
@@ -270,13 +270,13 @@ def test_a_learned_tokenizer_is_kept_when_it_is_all_there_is(tmp_path, inputs, m
         if killed == 1:
             # Another job starts over without --restart, because only a tokenizer exists.
             shutil.copytree(out, tmp_path / "other")
-            make(inputs, tmp_path / "other", listener=events.append, **SETTINGS)
+            prepare_store(inputs, tmp_path / "other", listener=events.append, **SETTINGS)
             assert {event.phase for event in events if isinstance(event, Progress)} == {"tokenize", "write"}
             events.clear()
-        make(inputs, out, listener=events.append, **settings)
+        prepare_store(inputs, out, listener=events.append, **settings)
         phases = [event.phase for event in events if isinstance(event, Progress)]
         assert "sample" not in phases
-        assert tree(out) == tree(tmp_path / "whole")
+        assert hash_store_files(out) == hash_store_files(tmp_path / "whole")
     assert killed
 
 
@@ -288,16 +288,16 @@ def test_a_learned_tokenizer_is_kept_over_an_interrupt(tmp_path, inputs):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(inputs, tmp_path / "out", listener=stop, **settings)
+        prepare_store(inputs, tmp_path / "out", listener=stop, **settings)
     shutil.rmtree(tmp_path / "out" / ".work" / "units")
     events = []
-    make(inputs, tmp_path / "out", listener=events.append, **settings)
+    prepare_store(inputs, tmp_path / "out", listener=events.append, **settings)
     assert "sample" not in [event.phase for event in events if isinstance(event, Progress)]
     with pytest.raises(KeyboardInterrupt):
-        make(inputs, tmp_path / "damaged", listener=stop, **settings)
+        prepare_store(inputs, tmp_path / "damaged", listener=stop, **settings)
     (tmp_path / "damaged" / ".work" / "job.json").write_text("{")
     with pytest.raises(StoreConflictError, match=r"job\.json cannot be read"):
-        make(inputs, tmp_path / "damaged", **settings)
+        prepare_store(inputs, tmp_path / "damaged", **settings)
 
 
 def test_an_evaluation_set_that_changes_is_noticed(tmp_path, inputs):
@@ -309,32 +309,32 @@ def test_an_evaluation_set_that_changes_is_noticed(tmp_path, inputs):
         path.write_text(" ".join(quiz_words) + "\n")
         os.utime(path, (1e9, 1e9))
 
-    jsonl(inputs[0], [{"text": f"{n} {' '.join(words[n : n + 14])}"} for n in range(26)])
+    write_jsonl(inputs[0], [{"text": f"{n} {' '.join(words[n : n + 14])}"} for n in range(26)])
     clean = [{"decontaminate": {"sets": {"quiz": str(path)}}}]
     settings = SETTINGS | {"clean": clean}
     write(words[:20])
-    make(inputs, tmp_path / "out", **settings)
-    assert make(inputs, tmp_path / "out", **settings).already_done
+    prepare_store(inputs, tmp_path / "out", **settings)
+    assert prepare_store(inputs, tmp_path / "out", **settings).already_done
     write(words[20:])
     with pytest.raises(StoreConflictError, match="clean_files"):
-        make(inputs, tmp_path / "out", **settings)
+        prepare_store(inputs, tmp_path / "out", **settings)
 
     def change(event):
         if isinstance(event, Progress) and event.phase == "write":
             write(words[:20])
 
     with pytest.raises(InputError, match=r"quiz\.txt\) was changed while it was used"):
-        make(inputs, tmp_path / "late", listener=change, **settings)
+        prepare_store(inputs, tmp_path / "late", listener=change, **settings)
     with pytest.raises(StoreConflictError, match="clean_files"):
-        make(inputs, tmp_path / "late", **settings)
+        prepare_store(inputs, tmp_path / "late", **settings)
     write(words[20:])
-    make(inputs, tmp_path / "late", **settings)
+    prepare_store(inputs, tmp_path / "late", **settings)
     write(words[20:])
-    make(inputs, tmp_path / "again", **settings)
-    assert tree(tmp_path / "late") == tree(tmp_path / "again")
+    prepare_store(inputs, tmp_path / "again", **settings)
+    assert hash_store_files(tmp_path / "late") == hash_store_files(tmp_path / "again")
     write(["short"])
     with pytest.raises(InputError, match="holds no text of 8 words"):
-        make(inputs, tmp_path / "useless", **settings)
+        prepare_store(inputs, tmp_path / "useless", **settings)
     assert not (tmp_path / "useless").exists()
 
 
@@ -347,12 +347,12 @@ def test_two_runs_on_one_folder(tmp_path, inputs):
                 StoreConflictError,
                 match=rf"Another run is preparing into .* \(process {os.getpid()}\)",
             ) as caught:
-                make(inputs, tmp_path / "out", **SETTINGS)
+                prepare_store(inputs, tmp_path / "out", **SETTINGS)
             refused.append(caught)
 
-    make(inputs, tmp_path / "out", listener=run_again, **SETTINGS)
+    prepare_store(inputs, tmp_path / "out", listener=run_again, **SETTINGS)
     assert refused
-    assert texts(tmp_path / "out")
+    assert read_texts(tmp_path / "out")
 
 
 def test_a_failed_job_leaves_nothing_behind(tmp_path, inputs):
@@ -360,11 +360,11 @@ def test_a_failed_job_leaves_nothing_behind(tmp_path, inputs):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(inputs[1], tmp_path / "out", listener=stop)
+        prepare_store(inputs[1], tmp_path / "out", listener=stop)
     assert not (tmp_path / "out").exists()
     (tmp_path / "mine").mkdir()
     with pytest.raises(KeyboardInterrupt):
-        make(inputs[1], tmp_path / "mine", listener=stop)
+        prepare_store(inputs[1], tmp_path / "mine", listener=stop)
     assert (tmp_path / "mine").exists()
     assert not list((tmp_path / "mine").iterdir())
 
@@ -372,7 +372,7 @@ def test_a_failed_job_leaves_nothing_behind(tmp_path, inputs):
 @pytest.mark.parametrize("name", ["full", "small"])
 def test_a_full_disk_gives_one_sentence_and_the_job_resumes(tmp_path, inputs, name):
     """RLIMIT_FSIZE makes writes of a separate process fail as a full disk does."""
-    make(inputs, tmp_path / "whole", **SETTINGS)
+    prepare_store(inputs, tmp_path / "whole", **SETTINGS)
     out = tmp_path / "out"
     script = (
         "import resource, sys\n"
@@ -397,25 +397,25 @@ def test_a_full_disk_gives_one_sentence_and_the_job_resumes(tmp_path, inputs, na
     assert process.returncode == 7, process.stderr
     assert process.stdout.startswith("Cannot write ")
     assert process.stdout.count("\n") == 1
-    make(inputs, out, **SETTINGS)
-    assert tree(out) == tree(tmp_path / "whole")
+    prepare_store(inputs, out, **SETTINGS)
+    assert hash_store_files(out) == hash_store_files(tmp_path / "whole")
 
 
 def test_an_output_that_cannot_be_written(tmp_path, inputs):
     (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError, match="a part of the path is a file|a file is in the way"):
-        make(inputs, tmp_path / "file", **SETTINGS)
+        prepare_store(inputs, tmp_path / "file", **SETTINGS)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.doc").write_text("x")
     with pytest.raises(
         StoreConflictError,
         match=r"other is not empty \(thesis.doc\) and is not a store; choose another --out",
     ):
-        make(inputs, tmp_path / "other", **SETTINGS)
+        prepare_store(inputs, tmp_path / "other", **SETTINGS)
     if os.geteuid():
         (tmp_path / "locked").mkdir(mode=0o500)
         with pytest.raises(OutputError, match="permission denied"):
-            make(inputs, tmp_path / "locked" / "out", **SETTINGS)
+            prepare_store(inputs, tmp_path / "locked" / "out", **SETTINGS)
 
 
 def test_recipes_are_compared_by_what_they_do():
@@ -433,7 +433,7 @@ def make_unfinished_store(tmp_path, inputs):
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        make(inputs, tmp_path / "out", listener=stop, **SETTINGS)
+        prepare_store(inputs, tmp_path / "out", listener=stop, **SETTINGS)
     return tmp_path / "out" / ".work"
 
 
@@ -457,7 +457,7 @@ def test_a_damaged_work_folder_is_reported_with_what_to_delete(tmp_path, inputs,
     else:
         path.write_bytes(data)
     with pytest.raises(StoreConflictError) as error:
-        make(inputs, tmp_path / "out", **SETTINGS)
+        prepare_store(inputs, tmp_path / "out", **SETTINGS)
     assert str(error.value).startswith(f"{path} cannot be read (")
     assert str(error.value).endswith(f"delete {work} to start over.")
 
@@ -469,19 +469,19 @@ def test_a_missing_temporary_file_is_reported_with_what_to_delete(tmp_path, inpu
     rows = max(work.glob("units/*/documents.rows"), key=lambda path: path.stat().st_size)
     rows.with_name(name).unlink()
     with pytest.raises(StoreConflictError, match=f"{name} cannot be read .*; delete .*/.work to"):
-        make(inputs, tmp_path / "out", **SETTINGS)
+        prepare_store(inputs, tmp_path / "out", **SETTINGS)
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe", b"[" * 100_000, b"{", None])
 def test_a_damaged_report_is_as_good_as_none(tmp_path, inputs, data):
-    make(inputs, tmp_path / "out", **SETTINGS)
+    prepare_store(inputs, tmp_path / "out", **SETTINGS)
     report = tmp_path / "out" / "report.json"
     report.unlink()
     if data is None:
         os.mkfifo(report)
     else:
         report.write_bytes(data)
-    assert make(inputs, tmp_path / "out", **SETTINGS).already_done
+    assert prepare_store(inputs, tmp_path / "out", **SETTINGS).already_done
 
 
 def test_the_report_contains_the_memory_of_this_process_alone(tmp_path, inputs):
@@ -499,9 +499,9 @@ def test_the_report_contains_the_memory_of_this_process_alone(tmp_path, inputs):
 
 
 def test_other_read_settings_are_named_by_the_option_that_differs(tmp_path, inputs):
-    make(inputs, tmp_path / "out")
+    prepare_store(inputs, tmp_path / "out")
     with pytest.raises(StoreConflictError, match=r"\(normalize: True -> False\)"):
-        make(inputs, tmp_path / "out", normalize=False)
+        prepare_store(inputs, tmp_path / "out", normalize=False)
 
 
 def test_work_of_another_version_is_refused_in_a_sentence(tmp_path, inputs):
@@ -511,20 +511,20 @@ def test_work_of_another_version_is_refused_in_a_sentence(tmp_path, inputs):
     del job["kinds"]
     path.write_text(json.dumps(job))
     with pytest.raises(StoreConflictError, match="another version of batchloom"):
-        make(inputs, tmp_path / "out", **SETTINGS)
+        prepare_store(inputs, tmp_path / "out", **SETTINGS)
 
 
 def test_other_versions_of_packages_make_everything_anew(tmp_path, inputs, monkeypatch):
     """Results after the units are not reused if other package versions made them."""
     settings = SETTINGS | {"clean": parse_steps("mojibake")}
-    make(inputs, tmp_path / "whole", **settings)
+    prepare_store(inputs, tmp_path / "whole", **settings)
 
     def stop(event):
         if isinstance(event, Progress) and event.phase == "write" and event.documents > 50:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(inputs, tmp_path / "out", listener=stop, **settings)
+        prepare_store(inputs, tmp_path / "out", listener=stop, **settings)
     get_version = importlib.metadata.version
     monkeypatch.setattr(
         importlib.metadata,
@@ -532,16 +532,16 @@ def test_other_versions_of_packages_make_everything_anew(tmp_path, inputs, monke
         lambda name: "99" if name == "ftfy" else get_version(name),
     )
     events = []
-    result = make(inputs, tmp_path / "out", listener=events.append, **settings)
+    result = prepare_store(inputs, tmp_path / "out", listener=events.append, **settings)
     assert result.resumed_units == 0
     assert max(event.bytes_found for event in events if isinstance(event, Progress)) == 0
     assert any("Versions of packages that affect the documents changed" in note for note in result.notes)
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    assert hash_store_files(tmp_path / "out") == hash_store_files(tmp_path / "whole")
 
 
 def test_segment_keys_are_kept_before_a_unit_is_finished(tmp_path, inputs):
     settings = SETTINGS | {"dedup": "lines"}
-    make(inputs, tmp_path / "whole", **settings)
+    prepare_store(inputs, tmp_path / "whole", **settings)
     out = tmp_path / "out"
     assert prepare_until_killed({"os.rename"}, 18, inputs, out, **settings)
 
@@ -551,6 +551,6 @@ def test_segment_keys_are_kept_before_a_unit_is_finished(tmp_path, inputs):
     before, seen_inodes = list_inodes("pieces"), set()
     assert len(before) > 2
     assert not (out / ".work/units").exists()
-    make(inputs, out, listener=lambda event: seen_inodes.update(list_inodes("pieces")), **settings)
+    prepare_store(inputs, out, listener=lambda event: seen_inodes.update(list_inodes("pieces")), **settings)
     assert before <= seen_inodes
-    assert tree(out) == tree(tmp_path / "whole")
+    assert hash_store_files(out) == hash_store_files(tmp_path / "whole")

@@ -14,7 +14,7 @@ from batchloom import InputError
 from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import ExecutionSettings, Progress, RunSettings, run_recipe
 from preparation.jobs import make_job, run_job, start_job, wait_for_job
-from preparation.stores import SMALL_LIMITS, jsonl, make_recipe, texts, tree
+from preparation.stores import SMALL_LIMITS, hash_store_files, make_recipe, read_texts, write_jsonl
 
 POOL = {"workers": 3}
 
@@ -25,14 +25,14 @@ def inputs(tmp_path):
     folder.mkdir()
     for name, count in (("a", 300), ("b", 300), ("c", 100)):
         rows = [{"text": f"{name} {n} " + "word " * (n % 40)} for n in range(count)]
-        jsonl(folder / f"{name}.jsonl", rows)
+        write_jsonl(folder / f"{name}.jsonl", rows)
     return sorted(folder.iterdir())
 
 
 @pytest.fixture
 def expected_files(inputs, tmp_path):
     prepare_units(inputs, tmp_path / "whole")
-    return tree(tmp_path / "whole")
+    return hash_store_files(tmp_path / "whole")
 
 
 def prepare_units(inputs, out, listener=lambda event: None, workers=1, tokens_per_shard=100_000_000, **run_settings):
@@ -77,7 +77,7 @@ def test_no_room_on_the_disk(limit, execution, inputs, expected_files, tmp_path)
     assert re.search(r"(too large|room|disk|limit).*; .*\.$", report["error"]), report
     assert "\n" not in report["error"]
     assert "error" not in run_job(make_job(inputs, tmp_path / "out", execution=execution))
-    assert tree(tmp_path / "out") == expected_files
+    assert hash_store_files(tmp_path / "out") == expected_files
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed: no EIO")
@@ -102,7 +102,7 @@ def test_a_disk_that_fails(call, error, message, execution, inputs, expected_fil
     assert re.match(message, report["error"]), report
     assert "\n" not in report["error"]
     assert "error" not in run_job({**job, "execution": {}})
-    assert tree(tmp_path / "out") == expected_files
+    assert hash_store_files(tmp_path / "out") == expected_files
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
@@ -114,7 +114,7 @@ def test_an_input_that_vanishes_between_units(workers, inputs, expected_files, t
     moved_path.rename(inputs[2])
     result = prepare_units(inputs, tmp_path / "out", workers=workers)
     assert result.resumed_units > 0
-    assert tree(tmp_path / "out") == expected_files
+    assert hash_store_files(tmp_path / "out") == expected_files
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
@@ -133,11 +133,11 @@ def test_an_input_that_grows_while_it_is_read(workers, inputs, expected_files, t
     shutil.copytree(out, tmp_path / "again")
     # Units of other files are kept.
     assert prepare_units(inputs, tmp_path / "again", workers=workers, restart=True).resumed_units > 0
-    assert texts(tmp_path / "again")[-1] == "more"
+    assert read_texts(tmp_path / "again")[-1] == "more"
     inputs[2].write_bytes(before)
     os.utime(inputs[2], ns=(times.st_atime_ns, times.st_mtime_ns))
     assert prepare_units(inputs, out, workers=workers).resumed_units > 0
-    assert tree(out) == expected_files
+    assert hash_store_files(out) == expected_files
 
 
 def test_restart_keeps_the_units_that_are_the_same(inputs, tmp_path):
@@ -152,7 +152,7 @@ def test_restart_keeps_the_units_that_are_the_same(inputs, tmp_path):
     # All units are kept except those of the first file and the one already written to shards.
     assert units * 0.4 < result.resumed_units < units
     prepare_units(inputs, tmp_path / "fresh")
-    assert tree(out) == tree(tmp_path / "fresh")
+    assert hash_store_files(out) == hash_store_files(tmp_path / "fresh")
 
 
 def test_restart_with_another_recipe_begins_anew(inputs, tmp_path):
@@ -163,7 +163,7 @@ def test_restart_with_another_recipe_begins_anew(inputs, tmp_path):
         prepare_units(inputs, out, tokens_per_shard=900)
     assert prepare_units(inputs, out, tokens_per_shard=900, restart=True).resumed_units == 0
     prepare_units(inputs, tmp_path / "fresh", tokens_per_shard=900)
-    assert tree(out) == tree(tmp_path / "fresh")
+    assert hash_store_files(out) == hash_store_files(tmp_path / "fresh")
 
 
 def test_inputs_are_distinguished_by_content(inputs, expected_files, tmp_path):
@@ -174,7 +174,7 @@ def test_inputs_are_distinguished_by_content(inputs, expected_files, tmp_path):
     for path in inputs:
         path.touch()
     assert prepare_units(inputs, out, hash_inputs=True).resumed_units > 0
-    assert tree(out) == expected_files
+    assert hash_store_files(out) == expected_files
     times = inputs[1].stat()
     inputs[1].write_text(inputs[1].read_text().replace("b 7 ", "B 7 "))
     os.utime(inputs[1], ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -227,7 +227,7 @@ def test_two_runs_and_a_lock_that_a_dead_one_left(inputs, expected_files, tmp_pa
     assert wait_for_job(process) is None
     assert (tmp_path / "out" / ".work" / "lock").read_text() == str(process.pid)
     assert "error" not in run_job({**job, "execution": {}})
-    assert tree(tmp_path / "out") == expected_files
+    assert hash_store_files(tmp_path / "out") == expected_files
 
 
 def test_ctrl_c_ends_all_processes_and_the_job_goes_on_later(inputs, expected_files, tmp_path):
@@ -243,7 +243,7 @@ def test_ctrl_c_ends_all_processes_and_the_job_goes_on_later(inputs, expected_fi
     assert (process.returncode, out, err) == (130, b"", b"")
     assert not psutil.wait_procs(workers, 0.5)[1]
     assert "error" not in run_job({**job, "execution": {}})
-    assert tree(tmp_path / "out") == expected_files
+    assert hash_store_files(tmp_path / "out") == expected_files
 
 
 def test_a_clock_that_jumps(inputs, expected_files, tmp_path, monkeypatch):
@@ -264,4 +264,4 @@ def test_a_clock_that_jumps(inputs, expected_files, tmp_path, monkeypatch):
     assert progress == sorted(progress)
     report = json.loads((out / "report.json").read_bytes())
     assert 0 < report["seconds"] < 60
-    assert tree(out) == expected_files
+    assert hash_store_files(out) == expected_files

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from batchloom.preparation import Progress, read_report
 from batchloom.preparation.dedup import SeenTexts
 from batchloom.store import read_manifest
-from preparation.stores import jsonl, make
+from preparation.stores import prepare_store, write_jsonl
 
 
 @given(st.lists(st.lists(st.integers(0, 20), max_size=12), max_size=8), st.integers(0, 15))
@@ -39,9 +39,9 @@ def test_what_repeats_in_a_unit_is_counted_and_not_tokenized_again(tmp_path):
     documents = [{"text": f"text number {number % 7} of a few"} for number in range(40)]
     paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     for number, path in enumerate(paths):
-        jsonl(path, [{"text": f"{number} {record['text']}"} for record in documents])
+        write_jsonl(path, [{"text": f"{number} {record['text']}"} for record in documents])
     size = paths[0].stat().st_size
-    make(paths, tmp_path / "all", dedup="none", val_fraction=0.0, unit_bytes=size)
+    prepare_store(paths, tmp_path / "all", dedup="none", val_fraction=0.0, unit_bytes=size)
     token_count = read_manifest(tmp_path / "all").subsets["train"].tokens
 
     def stop(event):
@@ -50,14 +50,14 @@ def test_what_repeats_in_a_unit_is_counted_and_not_tokenized_again(tmp_path):
 
     out = tmp_path / "out"
     with pytest.raises(InterruptedError):
-        make(paths, out, listener=stop, val_fraction=0.0, unit_bytes=size)
+        prepare_store(paths, out, listener=stop, val_fraction=0.0, unit_bytes=size)
     (tokens_file,) = out.glob(".work/units/*/tokens.train.bin")
     # Seven of forty texts are tokenized, with ids of two bytes.
     assert tokens_file.stat().st_size == 2 * token_count // 2 * 7 // 40
-    make(paths, out, val_fraction=0.0, unit_bytes=size)
+    prepare_store(paths, out, val_fraction=0.0, unit_bytes=size)
     assert read_manifest(out).subsets["train"].documents == 14
     steps = {flow.step: flow for flow in read_report(out).content.flows}
     assert steps["tokenize"].tokens_out == steps["dedup"].tokens_in == token_count
     assert steps["dedup"].tokens_out == read_manifest(out).subsets["train"].tokens
-    make(paths, tmp_path / "plain", val_fraction=0.0, unit_bytes=size)
+    prepare_store(paths, tmp_path / "plain", val_fraction=0.0, unit_bytes=size)
     assert read_manifest(tmp_path / "plain") == read_manifest(out)

@@ -20,7 +20,7 @@ from batchloom.preparation.units import MoveCandidates
 from batchloom.store import read_manifest
 from batchloom.store.format import map_index
 from batchloom.text import normalize
-from preparation.stores import SMALL_LIMITS, jsonl, make, read_documents, texts, tree
+from preparation.stores import SMALL_LIMITS, hash_store_files, prepare_store, read_documents, read_texts, write_jsonl
 from tiers import examples
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -38,13 +38,13 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 @example(lines=["0"], second_lines=[], unit=60, shard=1, fractions=(0.05, 0.9), plain=False)
 def test_every_text_arrives_once_and_in_order(tmp_path_factory, lines, second_lines, unit, shard, fractions, plain):
     folder = tmp_path_factory.mktemp("any")
-    jsonl(folder / "a.jsonl", [{"id": 1, "text": line} for line in [*lines, "last"]])
+    write_jsonl(folder / "a.jsonl", [{"id": 1, "text": line} for line in [*lines, "last"]])
     (folder / "b.jsonl.gz").write_bytes(
         gzip.compress("".join(json.dumps({"text": line}) + "\n" for line in [*second_lines, "x"]).encode())
     )
     val, test = fractions
     out = folder / "store"
-    result = make(
+    result = prepare_store(
         [folder / "a.jsonl", folder / "b.jsonl.gz"],
         out,
         limits=SMALL_LIMITS,
@@ -57,7 +57,7 @@ def test_every_text_arrives_once_and_in_order(tmp_path_factory, lines, second_li
     )
     expected = [line if plain else normalize(line) for line in [*lines, "last", *second_lines, "x"]]
     expected_texts = [line for line in expected if line.strip()]
-    assert texts(out) == expected_texts
+    assert read_texts(out) == expected_texts
     assert result.counts.records == len(expected)
     assert result.counts.documents == len(expected_texts)
     assert result.counts.dropped.get("empty", 0) == len(expected) - len(expected_texts)
@@ -101,7 +101,7 @@ def test_lines_are_right_across_the_cuts_of_units(tmp_path):
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     out = tmp_path / "store"
-    make(tmp_path / "a.jsonl", out, unit_bytes=97)
+    prepare_store(tmp_path / "a.jsonl", out, unit_bytes=97)
     for origin, text, _ in read_documents(out):
         assert json.loads(lines[origin.line - 1])["text"] == text
         assert (tmp_path / "a.jsonl").read_bytes()[origin.offset :].startswith(lines[origin.line - 1].encode())
@@ -125,7 +125,7 @@ def test_text_code_and_packed_files_together(tmp_path):
     (corpus / "c.txt.gz").write_bytes(gzip.compress(long_text.encode()))
     (corpus / "d.md.zst").write_bytes(zstandard.compress(b"short\r\ntext"))
     out = tmp_path / "store"
-    make(corpus, out, limits=SMALL_LIMITS, unit_bytes=1000, val_fraction=0, dedup="none")
+    prepare_store(corpus, out, limits=SMALL_LIMITS, unit_bytes=1000, val_fraction=0, dedup="none")
     by_source = {}
     for origin, text, _ in read_documents(out):
         by_source.setdefault(origin.source, []).append(text)
@@ -141,9 +141,12 @@ def test_text_code_and_packed_files_together(tmp_path):
 def test_bytes_do_not_depend_on_folders(tmp_path):
     for folder in ("here", "there/deep"):
         (tmp_path / folder).mkdir(parents=True)
-        jsonl(tmp_path / folder / "a.jsonl", [{"text": f"t{i}"} for i in range(50)])
-        make(tmp_path / folder / "a.jsonl", tmp_path / folder / "store", unit_bytes=100)
-    first, second = tree(tmp_path / "here" / "store"), tree(tmp_path / "there" / "deep" / "store")
+        write_jsonl(tmp_path / folder / "a.jsonl", [{"text": f"t{i}"} for i in range(50)])
+        prepare_store(tmp_path / folder / "a.jsonl", tmp_path / folder / "store", unit_bytes=100)
+    first, second = (
+        hash_store_files(tmp_path / "here" / "store"),
+        hash_store_files(tmp_path / "there" / "deep" / "store"),
+    )
     assert first == second
     manifest = (tmp_path / "here" / "store" / "dataset_metadata.json").read_text()
     assert str(tmp_path) not in manifest
@@ -151,20 +154,20 @@ def test_bytes_do_not_depend_on_folders(tmp_path):
 
 
 def test_chunks_and_batches_decide_nothing(tmp_path):
-    jsonl(tmp_path / "a.jsonl", [{"text": f"text {i} " * (i % 7)} for i in range(200)])
+    write_jsonl(tmp_path / "a.jsonl", [{"text": f"text {i} " * (i % 7)} for i in range(200)])
     (tmp_path / "b.txt").write_text("word \n" * 2000)
     for number, chunk in enumerate((7, 100, 100_000)):
         limits = type(SMALL_LIMITS)(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=chunk)
-        make([tmp_path / "a.jsonl", tmp_path / "b.txt"], tmp_path / f"s{number}", limits=limits)
-    assert tree(tmp_path / "s0") == tree(tmp_path / "s1") == tree(tmp_path / "s2")
+        prepare_store([tmp_path / "a.jsonl", tmp_path / "b.txt"], tmp_path / f"s{number}", limits=limits)
+    assert hash_store_files(tmp_path / "s0") == hash_store_files(tmp_path / "s1") == hash_store_files(tmp_path / "s2")
 
 
 def test_membership_stays_when_data_is_added(tmp_path):
     rows = [{"text": f"document {i}"} for i in range(300)]
-    jsonl(tmp_path / "a.jsonl", rows)
-    jsonl(tmp_path / "b.jsonl", [*({"text": f"more {i}"} for i in range(300)), *rows])
-    make(tmp_path / "a.jsonl", tmp_path / "one", val_fraction=0.1, test_fraction=0.1)
-    make(
+    write_jsonl(tmp_path / "a.jsonl", rows)
+    write_jsonl(tmp_path / "b.jsonl", [*({"text": f"more {i}"} for i in range(300)), *rows])
+    prepare_store(tmp_path / "a.jsonl", tmp_path / "one", val_fraction=0.1, test_fraction=0.1)
+    prepare_store(
         [tmp_path / "a.jsonl", tmp_path / "b.jsonl"],
         tmp_path / "two",
         val_fraction=0.1,
@@ -194,7 +197,7 @@ def test_membership_is_splitmix64_of_the_high_half(high):
 
 def test_one_document_is_for_training(tmp_path):
     (tmp_path / "a.txt").write_text("alone")
-    result = make(tmp_path / "a.txt", tmp_path / "store", val_fraction=0.5, test_fraction=0.4)
+    result = prepare_store(tmp_path / "a.txt", tmp_path / "store", val_fraction=0.5, test_fraction=0.4)
     assert set(result.subsets) == {"train"}
 
 
@@ -211,7 +214,7 @@ def test_unmet_requests_are_reported(tmp_path):
 
 def test_hashes_are_xxh3_of_the_normalised_text(tmp_path):
     (tmp_path / "a.txt").write_bytes("cafe\u0301\r\n".encode())
-    make(tmp_path / "a.txt", tmp_path / "store")
+    prepare_store(tmp_path / "a.txt", tmp_path / "store")
     ((origin, text, _),) = read_documents(tmp_path / "store")
     assert text == "café\n"
     assert origin.hash == xxhash.xxh3_128_hexdigest("café\n".encode())
@@ -229,7 +232,7 @@ def test_control_tokens_surround_documents():
 
 def test_dtypes(tmp_path):
     (tmp_path / "a.txt").write_text("hello")
-    make(tmp_path / "a.txt", tmp_path / "store", dtype="int32")
+    prepare_store(tmp_path / "a.txt", tmp_path / "store", dtype="int32")
     store = open_store(tmp_path / "store")
     assert store.dtype == np.dtype("<i4")
     assert store[0].ids.tolist() == [*b"hello", 256]
@@ -238,7 +241,7 @@ def test_dtypes(tmp_path):
 def test_a_store_is_complete_on_its_own(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("hello world " * 300)
-    make(tmp_path / "in", tmp_path / "store", tokenizer="train:300")
+    prepare_store(tmp_path / "in", tmp_path / "store", tokenizer="train:300")
     shutil.rmtree(tmp_path / "in")
     shutil.move(tmp_path / "store", tmp_path / "moved")
     assert open_store(tmp_path / "moved")[0].text == "hello world " * 300 + "<|endoftext|>"
@@ -271,9 +274,9 @@ def test_an_explicit_uint16_with_a_larger_vocabulary_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("w5 w69999")
     settings = {"tokenizer": str(tmp_path / "tokenizer.json"), "end_token": "<end>"}
     with pytest.raises(InputError, match="--dtype uint16 holds ids up to 65,535.* has 70,001 ids; leave --dtype out"):
-        make(tmp_path / "a.txt", tmp_path / "store", dtype="uint16", **settings)
+        prepare_store(tmp_path / "a.txt", tmp_path / "store", dtype="uint16", **settings)
     assert not (tmp_path / "store").exists()
-    make(tmp_path / "a.txt", tmp_path / "store", **settings)
+    prepare_store(tmp_path / "a.txt", tmp_path / "store", **settings)
     store = open_store(tmp_path / "store")
     assert store.dtype == np.dtype("<i4")
     assert store[0].ids.tolist() == [5, 69_999, 70_000]

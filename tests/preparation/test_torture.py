@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from preparation.jobs import make_job, start_job, wait_for_job
-from preparation.stores import jsonl, tree
+from preparation.stores import hash_store_files, write_jsonl
 from preparation.workers.ray_nodes import add_node, kill_node, ray_cluster
 
 RUNS = int(os.environ.get("BATCHLOOM_TORTURE", "3"))
@@ -63,7 +63,7 @@ def write_corpus(folder):
         texts.append(text if number % 5 or not texts else rng.choice(texts))
         if number % 7 == 0:
             texts[-1] += " end"
-    jsonl(folder / "a.jsonl", [{"text": text} for text in texts[:500]])
+    write_jsonl(folder / "a.jsonl", [{"text": text} for text in texts[:500]])
     with (folder / "a.jsonl").open("a") as file:
         file.write('broken\n{"no": 1}\n')
     (folder / "b.txt").write_text("\n\n".join(texts[450:650]))
@@ -79,7 +79,7 @@ def write_corpus(folder):
         }
         for n in range(700)
     ]
-    jsonl(folder / "chat.jsonl", [*questions, *questions[:50], {"question": 3}])
+    write_jsonl(folder / "chat.jsonl", [*questions, *questions[:50], {"question": 3}])
     return sorted(folder.iterdir())
 
 
@@ -95,10 +95,10 @@ def undisturbed(inputs, tmp_path_factory):
 
     def prepare_once(name, execution):
         if name not in files_by_name:
-            files_by_name[name] = tree(prepare_alone(name, {})[0])
+            files_by_name[name] = hash_store_files(prepare_alone(name, {})[0])
         if (key := (name, execution.get("engine"))) not in sizes:
             out, sizes[key] = prepare_alone(name, execution)
-            assert tree(out) == files_by_name[name]
+            assert hash_store_files(out) == files_by_name[name]
         return files_by_name[name], sizes[key]
 
     def prepare_alone(name, execution):
@@ -215,8 +215,8 @@ def test_killed_in_a_pool_the_store_is_the_same(run, inputs, undisturbed, tmp_pa
     expected, run_size = undisturbed(name, execution)
     job = make_job(select_inputs(inputs, name), tmp_path / "out", execution=execution, max_bad=60, **JOBS[name])
     kills, report = run_with_kills(rng, job, run_size)
-    print(f"{run} {name}: {kills}, {report['resumed']} units found; {hash_files(tree(tmp_path / 'out'))}")
-    assert tree(tmp_path / "out") == expected
+    print(f"{run} {name}: {kills}, {report['resumed']} units found; {hash_files(hash_store_files(tmp_path / 'out'))}")
+    assert hash_store_files(tmp_path / "out") == expected
     assert not (tmp_path / "out" / ".work").exists()
 
 
@@ -244,7 +244,7 @@ def test_a_node_that_dies_in_the_middle_changes_nothing(name, cluster, inputs, u
     assert was_running
     assert report is not None
     assert "error" not in report, report
-    assert tree(out) == expected
+    assert hash_store_files(out) == expected
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
@@ -256,5 +256,5 @@ def test_killed_on_ray_the_store_is_the_same(run, cluster, inputs, undisturbed, 
     expected, run_size = undisturbed(name, execution)
     job = make_job(select_inputs(inputs, name), tmp_path / "out", execution=execution, max_bad=60, **JOBS[name])
     kills, report = run_with_kills(rng, job, run_size, ray=True)
-    print(f"{run} {name}: {kills}, {report['resumed']} units found; {hash_files(tree(tmp_path / 'out'))}")
-    assert tree(tmp_path / "out") == expected
+    print(f"{run} {name}: {kills}, {report['resumed']} units found; {hash_files(hash_store_files(tmp_path / 'out'))}")
+    assert hash_store_files(tmp_path / "out") == expected

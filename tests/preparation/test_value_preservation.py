@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import batchloom
 from batchloom.preparation import convert
-from preparation.stores import jsonl, make
+from preparation.stores import prepare_store, write_jsonl
 from tiers import examples
 
 # Everything JSON can hold: 64-bit numbers and all text. Names are distinct, because the last of two equal keys counts.
@@ -49,7 +49,7 @@ def test_convert_hands_on_what_it_was_given(tmp_path, rows, form, out):
     if form == "json":
         source.write_text(json.dumps(rows))
     else:
-        jsonl(source, rows)
+        write_jsonl(source, rows)
     convert(source, out=tmp_path / f"out.{out}", force=True)
     assert encode_exactly(read_rows(tmp_path / f"out.{out}")) == encode_exactly(rows)
 
@@ -84,7 +84,7 @@ def test_a_template_sees_the_values_of_the_record(tmp_path_factory, records):
     """Each record gives the text of its own JSON, whatever records are in the file."""
     folder = tmp_path_factory.mktemp("mixed")
     (folder / "t.jinja").write_text(TEMPLATE)
-    jsonl(folder / "in.jsonl", records)
+    write_jsonl(folder / "in.jsonl", records)
     settings = {
         "tokenizer": "bytes",
         "template": str(folder / "t.jinja"),
@@ -116,6 +116,6 @@ def test_a_table_may_mix_what_json_lines_mix(tmp_path):
     ]
     table = pa.table({"messages": [json.dumps(turns) for turns in conversations]})
     pq.write_table(table, tmp_path / "in.parquet")
-    result = make(tmp_path / "in.parquet", tmp_path / "out", val_fraction=0)
+    result = prepare_store(tmp_path / "in.parquet", tmp_path / "out", val_fraction=0)
     store = batchloom.open_store(result.path)
     assert store[0].text == store[1].text

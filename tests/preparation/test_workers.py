@@ -10,7 +10,7 @@ from batchloom.preparation import ExecutionSettings, RunSettings, run_recipe
 from batchloom.preparation.phases import phase_runner, worker_setup
 from batchloom.preparation.units import UnitTask
 from batchloom.sources.formats import SequentialCuts
-from preparation.stores import SMALL_LIMITS, jsonl, make, make_recipe, tree
+from preparation.stores import SMALL_LIMITS, hash_store_files, make_recipe, prepare_store, write_jsonl
 
 
 def prepare_in_pool(inputs, out, workers=2, **settings):
@@ -37,9 +37,9 @@ def sequential_inputs(tmp_path):
 @pytest.mark.parametrize("dedup", ["exact", "lines"])
 def test_parts_that_are_read_in_order_give_the_same_bytes_in_a_pool(tmp_path, sequential_inputs, dedup):
     settings = {"unit_bytes": 4000, "limits": SMALL_LIMITS, "dedup": dedup}
-    make(sequential_inputs, tmp_path / "one", **settings)
+    prepare_store(sequential_inputs, tmp_path / "one", **settings)
     prepare_in_pool(sequential_inputs, tmp_path / "pool", dedup=dedup)
-    assert tree(tmp_path / "pool") == tree(tmp_path / "one")
+    assert hash_store_files(tmp_path / "pool") == hash_store_files(tmp_path / "one")
 
 
 def test_part_cuts_are_found_once_for_all_workers(tmp_path, sequential_inputs, monkeypatch):
@@ -51,13 +51,13 @@ def test_part_cuts_are_found_once_for_all_workers(tmp_path, sequential_inputs, m
         "get_cut",
         lambda self, offset: lookups.append((self.source.path, offset)) or get_cut(self, offset),
     )
-    make(sequential_inputs, tmp_path / "out", unit_bytes=4000, limits=SMALL_LIMITS)
+    prepare_store(sequential_inputs, tmp_path / "out", unit_bytes=4000, limits=SMALL_LIMITS)
     offsets_by_path = {str(path): range(4000, path.stat().st_size, 4000) for path in sequential_inputs}
     assert lookups == [(path, offset) for path, offsets in offsets_by_path.items() for offset in offsets]
 
 
 def test_a_worker_with_another_version_ends_the_job_in_a_sentence(tmp_path, monkeypatch):
-    jsonl(tmp_path / "a.jsonl", [{"text": f"document {n}"} for n in range(2000)])
+    write_jsonl(tmp_path / "a.jsonl", [{"text": f"document {n}"} for n in range(2000)])
     collect_versions = phase_runner.collect_versions
     monkeypatch.setattr(
         phase_runner, "collect_versions", lambda steps: collect_versions(steps) | {"tokenizers": "0.0.1"}
@@ -80,7 +80,7 @@ def test_a_worker_without_a_package_says_so():
 def test_a_task_run_by_two_workers_has_the_same_result(tmp_path, sequential_inputs, monkeypatch):
     """A task given up as lost may finish before the one that replaced it."""
     settings = {"unit_bytes": 4000, "limits": SMALL_LIMITS, "dedup": "near"}
-    make(sequential_inputs, tmp_path / "once", **settings)
+    prepare_store(sequential_inputs, tmp_path / "once", **settings)
     make_task_function, task_kinds = worker_setup.make_task_function, set()
 
     def run_twice(task):
@@ -96,7 +96,7 @@ def test_a_task_run_by_two_workers_has_the_same_result(tmp_path, sequential_inpu
         return run_task_twice
 
     monkeypatch.setattr(phase_runner, "make_task_function", run_twice)
-    make(sequential_inputs, tmp_path / "twice", **settings)
+    prepare_store(sequential_inputs, tmp_path / "twice", **settings)
     assert {
         "UnitTask",
         "ResolveDuplicatesTask",
@@ -104,4 +104,4 @@ def test_a_task_run_by_two_workers_has_the_same_result(tmp_path, sequential_inpu
         "FindDuplicatesTask",
         "LinkComponentsTask",
     } <= task_kinds
-    assert tree(tmp_path / "twice") == tree(tmp_path / "once")
+    assert hash_store_files(tmp_path / "twice") == hash_store_files(tmp_path / "once")

@@ -42,7 +42,7 @@ def write_table(rows: list[str], folder: Path) -> Path:
     return folder / "rows.parquet"
 
 
-def small_stream(*inputs, unit_bytes=4096, workers=0, keep=None, recipe=None, **plan_settings) -> Stream:
+def make_small_stream(*inputs, unit_bytes=4096, workers=0, keep=None, recipe=None, **plan_settings) -> Stream:
     """Open a stream of small units, so that few texts form many units."""
     recipe = recipe or Recipe(inputs=("-",), tokenizer="bytes", dedup=DedupRecipe(mode="none"))
     plan = {

@@ -37,8 +37,8 @@ from batchloom.streaming import merge_states
 from raw_streams.streams import (
     LIMITS,
     collect_rows,
+    make_small_stream,
     make_texts,
-    small_stream,
     write_lines,
     write_table,
     write_texts,
@@ -47,7 +47,7 @@ from raw_streams.streams import (
 LONG_RUN = {"steps": 120, "seq_len": 128}
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
+def read_store_files(folder: Path) -> dict[str, bytes]:
     """Read every file of a store except those that may differ between two runs."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
@@ -56,10 +56,10 @@ def files_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-def prepared(stream, out: Path) -> dict[str, bytes]:
+def prepare_store_files(stream, out: Path) -> dict[str, bytes]:
     run = RunSettings(unit_bytes=4096, limits=LIMITS)
     run_recipe(stream.recipe, out, lambda _: None, settings=run)
-    return files_of(out)
+    return read_store_files(out)
 
 
 def make_inputs(folder: Path, kind: str) -> Path:
@@ -108,13 +108,13 @@ def test_a_kept_store_equals_a_prepared_one(tmp_path, kind, world):
         val_fraction=0.1,
         chat=chat,
     )
-    stream = small_stream(inputs, keep=out, recipe=recipe, lanes=2, **LONG_RUN)
+    stream = make_small_stream(inputs, keep=out, recipe=recipe, lanes=2, **LONG_RUN)
     streamed = collect_rows(stream, world)
     notes = []
     stream.finish(workers=1, progress=lambda event: notes.append(getattr(event, "text", "")))
     adopted = [note for note in notes if "already read by a stream" in note]
     assert adopted
-    assert files_of(out) == prepared(stream, tmp_path / "prepared")
+    assert read_store_files(out) == prepare_store_files(stream, tmp_path / "prepared")
     assert not (out / ".work").exists()
 
     store = open_store(out)
@@ -132,7 +132,7 @@ def test_a_kept_store_equals_a_prepared_one(tmp_path, kind, world):
 
 def test_a_completed_epoch_is_not_read_again(tmp_path):
     inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
-    stream = small_stream(inputs, keep=out, lanes=2, **{**LONG_RUN, "steps": 200})
+    stream = make_small_stream(inputs, keep=out, lanes=2, **{**LONG_RUN, "steps": 200})
     collect_rows(stream)
     notes = []
     stream.finish(workers=1, progress=lambda event: notes.append(getattr(event, "text", "")))
@@ -141,28 +141,28 @@ def test_a_completed_epoch_is_not_read_again(tmp_path):
 
 def test_finish_reads_the_remaining_units(tmp_path):
     inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
-    stream = small_stream(inputs, keep=out, lanes=2, steps=3)
+    stream = make_small_stream(inputs, keep=out, lanes=2, steps=3)
     collect_rows(stream)
     assert not stream.finish(workers=1).already_done
-    assert files_of(out) == prepared(stream, tmp_path / "prepared")
-    repeated = small_stream(inputs, keep=out, lanes=2, steps=3)
-    assert collect_rows(repeated) == collect_rows(small_stream(inputs, lanes=2, steps=3))
+    assert read_store_files(out) == prepare_store_files(stream, tmp_path / "prepared")
+    repeated = make_small_stream(inputs, keep=out, lanes=2, steps=3)
+    assert collect_rows(repeated) == collect_rows(make_small_stream(inputs, lanes=2, steps=3))
     assert repeated.finish(workers=1).already_done
 
 
 def test_a_resumed_stream_keeps_its_units(tmp_path):
     inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
-    expected = collect_rows(small_stream(inputs, lanes=2, **LONG_RUN))
-    loader = Loader(small_stream(inputs, keep=out, lanes=2, **LONG_RUN), output="numpy", prefetch=0)
+    expected = collect_rows(make_small_stream(inputs, lanes=2, **LONG_RUN))
+    loader = Loader(make_small_stream(inputs, keep=out, lanes=2, **LONG_RUN), output="numpy", prefetch=0)
     for batch in loader:
         if batch.step == 30:
             break
     assert list((out / ".work" / STREAM_BATCHES_FOLDER).rglob("stretch.json"))
-    stream = small_stream(inputs, keep=out, lanes=2, **LONG_RUN)
+    stream = make_small_stream(inputs, keep=out, lanes=2, **LONG_RUN)
     resumed = collect_rows(stream, state=loader.state_dict())
     assert resumed == {position: row for position, row in expected.items() if position[0] > 30}
     stream.finish(workers=1)
-    assert files_of(out) == prepared(stream, tmp_path / "prepared")
+    assert read_store_files(out) == prepare_store_files(stream, tmp_path / "prepared")
 
 
 def test_a_stream_resumed_without_keep_warns(tmp_path, caplog):
@@ -170,7 +170,7 @@ def test_a_stream_resumed_without_keep_warns(tmp_path, caplog):
     plan_settings = {"lanes": 2, "steps": 20}
 
     def resume(state, last_step, **options):
-        loader = Loader(small_stream(inputs, **plan_settings, **options), output="numpy", prefetch=0)
+        loader = Loader(make_small_stream(inputs, **plan_settings, **options), output="numpy", prefetch=0)
         if state is not None:
             loader.load_state_dict(state)
         return next(loader.state_dict() for batch in loader if batch.step == last_step)
@@ -182,7 +182,7 @@ def test_a_stream_resumed_without_keep_warns(tmp_path, caplog):
     assert caplog.text.count(f"and from here on it does not. Give keep={out} (--keep) to continue") == 1
     resume(states[2], 15)
     assert caplog.text.count("and from here on it does not") == 2
-    stream = small_stream(inputs, keep=out, **plan_settings)
+    stream = make_small_stream(inputs, keep=out, **plan_settings)
     loader = Loader(stream, output="numpy", prefetch=0)
     loader.load_state_dict(states[2])
     assert stream.abandoned is None
@@ -194,10 +194,10 @@ def test_a_stream_resumed_without_keep_warns(tmp_path, caplog):
 
 def test_a_killed_worker_does_not_change_the_rows(tmp_path):
     inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
-    expected = collect_rows(small_stream(inputs, lanes=2, **LONG_RUN))
+    expected = collect_rows(make_small_stream(inputs, lanes=2, **LONG_RUN))
     # Other tests use the server of warm processes. It is not a worker.
     other_processes = set(psutil.Process().children())
-    stream = small_stream(inputs, keep=out, lanes=2, workers=2, **LONG_RUN)
+    stream = make_small_stream(inputs, keep=out, lanes=2, workers=2, **LONG_RUN)
     rows, killed = {}, 0
     for batch in Loader(stream, output="numpy", prefetch=0):
         for row in range(8):
@@ -213,19 +213,19 @@ def test_a_killed_worker_does_not_change_the_rows(tmp_path):
     assert killed
     assert rows == expected
     stream.finish(workers=1)
-    assert files_of(out) == prepared(stream, tmp_path / "prepared")
+    assert read_store_files(out) == prepare_store_files(stream, tmp_path / "prepared")
 
 
 def test_prepare_resumes_the_units_of_a_stream(tmp_path):
     inputs, out = make_inputs(tmp_path / "inputs", "jsonl"), tmp_path / "kept"
-    stream = small_stream(inputs, keep=out, lanes=2, **LONG_RUN)
+    stream = make_small_stream(inputs, keep=out, lanes=2, **LONG_RUN)
     collect_rows(stream)
-    assert prepared(stream, out) == prepared(stream, tmp_path / "prepared")
+    assert prepare_store_files(stream, out) == prepare_store_files(stream, tmp_path / "prepared")
 
 
 def test_a_store_with_subset_overrides_has_no_stream_ranges(tmp_path, caplog):
     path = write_texts(tmp_path / "few.jsonl", 40)
-    stream = small_stream(path, lanes=1, keep=tmp_path / "kept")
+    stream = make_small_stream(path, lanes=1, keep=tmp_path / "kept")
     collect_rows(stream)
     stream.finish(workers=1)
     store = open_store(tmp_path / "kept")
@@ -242,7 +242,7 @@ def test_the_stream_ranges_of_another_store_are_refused(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         write_lines(folder / "in.jsonl", [{"text": letter * (n % 50 + 1)} for n in range(400)])
-        stream = small_stream(folder, keep=tmp_path / f"{name}-kept", recipe=recipe, lanes=2, steps=3)
+        stream = make_small_stream(folder, keep=tmp_path / f"{name}-kept", recipe=recipe, lanes=2, steps=3)
         collect_rows(stream)
         stream.finish(workers=1)
         stores.append(open_store(tmp_path / f"{name}-kept"))
@@ -263,15 +263,15 @@ def test_invalid_keep_folders_are_refused(tmp_path):
     inputs = make_inputs(tmp_path / "inputs", "jsonl")
     make_inputs(tmp_path / "other", "text")
     with pytest.raises(SettingsError, match="keep: missing"):
-        small_stream(inputs, lanes=2).finish()
+        make_small_stream(inputs, lanes=2).finish()
     with pytest.raises(StoreConflictError, match="not empty"):
-        small_stream(inputs, lanes=2, keep=inputs.with_name("other"))
-    stream = small_stream(inputs, lanes=2, keep=tmp_path / "kept", steps=30)
+        make_small_stream(inputs, lanes=2, keep=inputs.with_name("other"))
+    stream = make_small_stream(inputs, lanes=2, keep=tmp_path / "kept", steps=30)
     collect_rows(stream)
     recipe = Recipe(inputs=("x",), tokenizer="bytes", val_fraction=0.5, dedup=DedupRecipe(mode="none"))
     with pytest.raises(StoreConflictError, match="val_fraction"):
-        collect_rows(small_stream(inputs, lanes=2, keep=tmp_path / "kept", recipe=recipe))
-    prepared(stream, tmp_path / "plain")
+        collect_rows(make_small_stream(inputs, lanes=2, keep=tmp_path / "kept", recipe=recipe))
+    prepare_store_files(stream, tmp_path / "plain")
     store = open_store(tmp_path / "plain")
     with pytest.raises(PlanError, match="no stream ranges"):
         read_range_bounds(store)
@@ -390,7 +390,7 @@ def test_unsupported_operations_of_a_lane_plan_are_refused(kept_store, operation
 def kept_store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kept")
     lines = write_texts(folder / "a.jsonl", 200)
-    stream = small_stream(lines, lanes=4, steps=3, keep=folder / "out")
+    stream = make_small_stream(lines, lanes=4, steps=3, keep=folder / "out")
     collect_rows(stream)
     stream.finish(workers=1)
     return open_store(folder / "out")

@@ -7,7 +7,7 @@ import pytest
 import batchloom
 from batchloom import Loader, open_store
 from batchloom.batches import PlanOptions
-from raw_streams.streams import collect_rows, make_texts, small_stream, write_lines, write_texts
+from raw_streams.streams import collect_rows, make_small_stream, make_texts, write_lines, write_texts
 
 ORDER = {"seq_len": 64, "global_batch_size": 4, "steps": 20, "lanes": 2}
 SPLIT_WARNING = "including conversations. overlong='drop'"
@@ -47,14 +47,14 @@ def test_the_default_is_that_of_the_store_in_every_order(tmp_path, inputs, names
     store = open_store(tmp_path / "s")
     assert Loader(store, seq_len=64, global_batch_size=4).plan.spec.overlong == expected
     for order in permutations(names):
-        stream = small_stream(*(inputs[name] for name in order), **ORDER)
+        stream = make_small_stream(*(inputs[name] for name in order), **ORDER)
         assert stream.spec.overlong == expected
         caplog.clear()
         collect_rows(stream)
         collect_rows(stream)
         assert caplog.text.count(SPLIT_WARNING) == (store.contents.mixed and expected == "split")
         assert caplog.text.count("overlong='drop' leaves out documents") == (expected == "drop")
-    explicit = small_stream(*(inputs[name] for name in names), overlong="split", **ORDER)
+    explicit = make_small_stream(*(inputs[name] for name in names), overlong="split", **ORDER)
     caplog.clear()
     collect_rows(explicit)
     assert SPLIT_WARNING not in caplog.text
@@ -67,7 +67,7 @@ def test_conversations_outside_of_the_sample_are_reported_when_read(tmp_path, in
         write_texts(tmp_path / f"in/{number:03}.jsonl", 3, seed=number)
     inputs["talk"].rename(tmp_path / "in/talk.jsonl")
     order = {**ORDER, "steps": 120, "lanes": 1, "shuffle": False}
-    stream = small_stream(tmp_path / "in", workers=workers, **order)
+    stream = make_small_stream(tmp_path / "in", workers=workers, **order)
     batches = iter(Loader(stream, output="numpy", prefetch=0))
     next(batches)
     assert SPLIT_WARNING not in caplog.text

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from batchloom import InputError, Loader
-from raw_streams.streams import collect_rows, make_texts, small_stream
-from sources.hub_server import hub_serving
+from raw_streams.streams import collect_rows, make_small_stream, make_texts
+from sources.hub_server import serve_hub
 
 STREAM_SCRIPT = """
 import json, sys
@@ -37,17 +37,17 @@ def bucket(s3):
 def test_a_bucket_is_streamed_like_local_files(tmp_path, bucket, workers):
     for number in range(3):
         (tmp_path / f"{number}.jsonl").write_bytes(encode_lines(150, number))
-    remote = small_stream(bucket, workers=workers)
+    remote = make_small_stream(bucket, workers=workers)
     rows = collect_rows(remote, 2)
-    assert rows == collect_rows(small_stream(tmp_path))
+    assert rows == collect_rows(make_small_stream(tmp_path))
     loader = Loader(remote, output="numpy", prefetch=0)
     state = next(loader.state_dict() for batch in loader if batch.step == 5)
-    resumed = collect_rows(small_stream(bucket), state=state)
+    resumed = collect_rows(make_small_stream(bucket), state=state)
     assert resumed == {position: row for position, row in rows.items() if position[0] > 5}
 
 
 def test_a_changed_object_is_reported(s3, bucket):
-    stream = small_stream(bucket, lanes=1, steps=400)
+    stream = make_small_stream(bucket, lanes=1, steps=400)
     batches = iter(Loader(stream, output="numpy", prefetch=0))
     next(batches)
     s3.put_object(Bucket="bucket", Key="stream/1.jsonl", Body=encode_lines(90, 7))
@@ -56,7 +56,7 @@ def test_a_changed_object_is_reported(s3, bucket):
 
 
 def test_a_hub_dataset_is_streamed(tmp_path):
-    with hub_serving({"org/data": {"train.jsonl": encode_lines(300)}}) as server:
+    with serve_hub({"org/data": {"train.jsonl": encode_lines(300)}}) as server:
         environment = {
             **os.environ,
             "HF_ENDPOINT": server.url,

@@ -28,7 +28,15 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.plan import order_lane_ranges
 from batchloom.preparation import ChatRecipe, DedupRecipe
 from batchloom.streaming import merge_states
-from raw_streams.streams import STEPS, collect_rows, make_texts, small_stream, write_lines, write_table, write_texts
+from raw_streams.streams import (
+    STEPS,
+    collect_rows,
+    make_small_stream,
+    make_texts,
+    write_lines,
+    write_table,
+    write_texts,
+)
 from tiers import examples
 
 HYPOTHESIS_SETTINGS = settings(
@@ -55,23 +63,23 @@ def test_a_stream_is_the_same_for_every_number_of_ranks(tmp_path_factory, files,
     folder = tmp_path_factory.mktemp("inputs")
     for number, count in enumerate(files):
         write_texts(folder / f"{number}.jsonl", count, seed=number)
-    stream = small_stream(folder, lanes=lanes, shuffle=shuffle, packing=packing)
+    stream = make_small_stream(folder, lanes=lanes, shuffle=shuffle, packing=packing)
     expected = collect_rows(stream)
     assert len(expected) == STEPS * 8
     world = data.draw(st.sampled_from([n for n in (1, 2, 4, 8) if lanes % n == 0]))
-    assert collect_rows(small_stream(folder, lanes=lanes, shuffle=shuffle, packing=packing), world) == expected
+    assert collect_rows(make_small_stream(folder, lanes=lanes, shuffle=shuffle, packing=packing), world) == expected
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_workers_do_not_change_the_rows(lines, workers):
-    assert collect_rows(small_stream(lines, workers=workers), 2) == collect_rows(small_stream(lines))
+    assert collect_rows(make_small_stream(lines, workers=workers), 2) == collect_rows(make_small_stream(lines))
 
 
 def test_every_document_is_read_once_in_an_epoch(tmp_path):
     documents = make_texts(200)
     lines = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in documents])
     recipe = Recipe(inputs=("x",), tokenizer="bytes", val_fraction=0.0)
-    stream = small_stream(lines, recipe=recipe, seq_len=256, packing="none", steps=25, lanes=1)
+    stream = make_small_stream(lines, recipe=recipe, seq_len=256, packing="none", steps=25, lanes=1)
     loader = Loader(stream, output="numpy", prefetch=0)
     streamed = []
     for batch in loader:
@@ -85,7 +93,7 @@ def test_every_document_is_read_once_in_an_epoch(tmp_path):
 def test_documents_of_val_are_left_out(tmp_path):
     lines = write_texts(tmp_path / "a.jsonl", 200)
     recipe = Recipe(inputs=("x",), tokenizer="bytes", val_fraction=0.3, dedup=DedupRecipe(mode="none"))
-    stream = small_stream(lines, recipe=recipe, seq_len=256, packing="none", steps=25, lanes=1)
+    stream = make_small_stream(lines, recipe=recipe, seq_len=256, packing="none", steps=25, lanes=1)
     streamed = {tuple(row[0]) for row in collect_rows(stream).values()}
     batchloom.prepare(lines, out=tmp_path / "s", tokenizer="bytes", dedup="none", val_fraction=0.3)
     stored = {"train": set(), "val": set()}
@@ -100,16 +108,16 @@ def test_documents_of_val_are_left_out(tmp_path):
 @pytest.mark.parametrize("step", [1, 4, 11])
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (4, 1), (2, 8)])
 def test_a_run_is_resumed_with_another_number_of_ranks(lines, step, before, after):
-    expected = collect_rows(small_stream(lines))
+    expected = collect_rows(make_small_stream(lines))
     states = []
     for rank in range(before):
-        loader = Loader(small_stream(lines), rank=rank, world_size=before, output="numpy")
+        loader = Loader(make_small_stream(lines), rank=rank, world_size=before, output="numpy")
         for batch in loader:
             if batch.step == step:
                 states.append(json.loads(json.dumps(loader.state_dict())))
                 break
     merged = merge_states(states)
-    resumed = collect_rows(small_stream(lines), after, state=merged)
+    resumed = collect_rows(make_small_stream(lines), after, state=merged)
     assert resumed == {position: row for position, row in expected.items() if position[0] > step}
 
 
@@ -133,7 +141,7 @@ def test_a_lane_is_resumed_inside_of_every_kind_of_file(tmp_path, kind):
         path = write_table(rows, tmp_path)
     else:
         path.write_bytes(ENCODERS[kind](rows))
-    streams = [small_stream(path, lanes=KIND_LANES.get(kind)) for _ in range(2)]
+    streams = [make_small_stream(path, lanes=KIND_LANES.get(kind)) for _ in range(2)]
     expected = collect_rows(streams[0])
     loader = Loader(streams[0], output="numpy")
     states = {batch.step: loader.state_dict() for batch in loader}
@@ -153,7 +161,7 @@ def test_conversations_have_masks(tmp_path):
         for n in range(120)
     ]
     path = write_lines(tmp_path / "chat.jsonl", rows)
-    stream = small_stream(path, seq_len=128)
+    stream = make_small_stream(path, seq_len=128)
     assert stream.spec.overlong == "drop"
     for batch in Loader(stream, output="numpy"):
         assert (batch["labels"] == -100).mean() > 0.3
@@ -161,20 +169,20 @@ def test_conversations_have_masks(tmp_path):
         trained_text = bytes(trained[trained < 256].tolist()).decode()
         assert "answer" in trained_text
         assert "question" not in trained_text
-    flat = next(iter(Loader(small_stream(path, seq_len=128), output="numpy", form="varlen")))
+    flat = next(iter(Loader(make_small_stream(path, seq_len=128), output="numpy", form="varlen")))
     assert (flat["labels"] != -100).any()
     assert flat["cu_seq_lens_q"][-1] == flat["input_ids"].size
 
 
 def test_a_state_of_another_stream_is_refused(lines, tmp_path):
-    loader = Loader(small_stream(lines), output="numpy")
+    loader = Loader(make_small_stream(lines), output="numpy")
     next(iter(loader))
     state = loader.state_dict()
     other_lines = write_texts(tmp_path / "b.jsonl", 300)
     for stream, message in (
-        (small_stream(lines, seed=4), "spec.seed was 3 and is 4"),
-        (small_stream(lines, lanes=4), "spec.lanes was 8 and is 4"),
-        (small_stream(other_lines), "inputs.fingerprint was"),
+        (make_small_stream(lines, seed=4), "spec.seed was 3 and is 4"),
+        (make_small_stream(lines, lanes=4), "spec.lanes was 8 and is 4"),
+        (make_small_stream(other_lines), "inputs.fingerprint was"),
     ):
         with pytest.raises(StateError, match=message):
             Loader(stream, output="numpy").load_state_dict(state)
@@ -182,9 +190,9 @@ def test_a_state_of_another_stream_is_refused(lines, tmp_path):
         loader.load_state_dict({**state, "position": 16})
     with pytest.raises(StateError, match="not the state of a stream"):
         loader.load_state_dict({"position": 8})
-    rank_state = Loader(small_stream(lines), rank=0, world_size=2, output="numpy").state_dict()
+    rank_state = Loader(make_small_stream(lines), rank=0, world_size=2, output="numpy").state_dict()
     with pytest.raises(StateError, match="this rank needs lane 1"):
-        Loader(small_stream(lines), rank=1, world_size=2, output="numpy").load_state_dict(rank_state)
+        Loader(make_small_stream(lines), rank=1, world_size=2, output="numpy").load_state_dict(rank_state)
     with pytest.raises(StateError, match="do not belong together: position"):
         merge_states([rank_state, state])
 
@@ -214,7 +222,7 @@ def test_a_state_names_the_fields_of_a_recipe_that_differ(lines, tmp_path):
 
 def test_a_state_without_a_recipe_is_resumed(lines):
     def loader(**changes):
-        return Loader(small_stream(lines, **changes), output="numpy", prefetch=0)
+        return Loader(make_small_stream(lines, **changes), output="numpy", prefetch=0)
 
     saved = loader()
     next(iter(saved))
@@ -228,7 +236,7 @@ def test_a_state_without_a_recipe_is_resumed(lines):
 
 
 def test_a_loader_of_a_stream(lines):
-    stream = small_stream(lines)
+    stream = make_small_stream(lines)
     loader = Loader(stream, output="numpy")
     assert len(loader) == STEPS
     assert "source=real stream of a.jsonl" in loader.origin
@@ -252,26 +260,26 @@ def test_a_loader_of_a_stream(lines):
 
 def test_invalid_settings_are_refused(lines, tmp_path):
     with pytest.raises(PlanError, match="lanes 3 does not divide"):
-        small_stream(lines, lanes=3)
+        make_small_stream(lines, lanes=3)
     with pytest.raises(PlanError, match="8 lanes cannot be divided evenly among 3 ranks"):
-        Loader(small_stream(lines, global_batch_size=24, lanes=8), rank=0, world_size=3)
+        Loader(make_small_stream(lines, global_batch_size=24, lanes=8), rank=0, world_size=3)
     with pytest.raises(SettingsError, match="steps"):
-        small_stream(lines, steps=None)
+        make_small_stream(lines, steps=None)
     with pytest.raises(SettingsError, match="lanes: 'x'"):
-        small_stream(lines, lanes="x")
+        make_small_stream(lines, lanes="x")
     with pytest.raises(InputMissingError):
-        small_stream(tmp_path / "none.jsonl")
+        make_small_stream(tmp_path / "none.jsonl")
     packed = tmp_path / "p.jsonl.gz"
     packed.write_bytes(gzip.compress(lines.read_bytes()))
     with pytest.raises(PlanError, match=r"1 record ranges, too few for 8 lanes.*lanes=1"):
-        small_stream(packed, lanes=8)
-    assert small_stream(packed).lanes == 1
+        make_small_stream(packed, lanes=8)
+    assert make_small_stream(packed).lanes == 1
     pairs = write_lines(
         tmp_path / "pairs.jsonl",
         [{"prompt": "p", "chosen": "a", "rejected": "b"} for _ in range(20)],
     )
     with pytest.raises(InputError, match="preferences"):
-        list(Loader(small_stream(pairs, lanes=1), output="numpy"))
+        list(Loader(make_small_stream(pairs, lanes=1), output="numpy"))
     with pytest.raises(SettingsError, match="is synthetic"):
         batchloom.stream("dummy", seq_len=8, global_batch_size=1, steps=1)
 
@@ -311,7 +319,7 @@ def test_a_stream_without_documents_says_why(tmp_path, name, data, options, mess
         chat=ChatRecipe(max_tokens=plan_settings.pop("most", None)),
     )
     with pytest.raises((PlanError, InputError), match=message) as error:
-        stream = small_stream(tmp_path / name, recipe=recipe, lanes=1, workers=workers, **plan_settings)
+        stream = make_small_stream(tmp_path / name, recipe=recipe, lanes=1, workers=workers, **plan_settings)
         list(Loader(stream, output="numpy"))
     assert "lanes=" not in str(error.value)
 
@@ -321,25 +329,25 @@ def test_a_lane_without_documents_names_lanes_that_fit(tmp_path, lanes, fewer):
     path = write_lines(tmp_path / "a.jsonl", [{"text": ""}] * 1000)
     plan_settings = {"global_batch_size": 90, "lanes": lanes}
     with pytest.raises(PlanError, match=rf"Lane 0 of {lanes} .* fewer lanes \(lanes={fewer}\)"):
-        collect_rows(small_stream(path, **plan_settings))
+        collect_rows(make_small_stream(path, **plan_settings))
 
 
 def test_bad_records_are_left_out_within_the_budget(lines, tmp_path, caplog):
     good_lines = lines.read_text().splitlines()
     path = tmp_path / "c.jsonl"
     path.write_text("\n".join([*good_lines[:5], '{"text": "a', *good_lines[5:]]) + "\n")
-    rows = collect_rows(small_stream(path, lanes=1, steps=300))
+    rows = collect_rows(make_small_stream(path, lanes=1, steps=300))
     assert len(rows) == 300 * 8
     assert caplog.text.count("on line 6 in c.jsonl") == 1
     path.write_text("\n".join([*good_lines[:5], *['{"text": "a'] * 12, *good_lines[5:]]) + "\n")
     with pytest.raises(TooManyBadRecordsError, match=r"max_bad 0.1% allows 10"):
-        collect_rows(small_stream(path, lanes=1, steps=300))
+        collect_rows(make_small_stream(path, lanes=1, steps=300))
 
 
 def test_a_deleted_file_is_named(tmp_path):
     for number in range(4):
         write_texts(tmp_path / f"{number}.jsonl", 60, seed=number)
-    stream = small_stream(tmp_path, lanes=1)
+    stream = make_small_stream(tmp_path, lanes=1)
     batches = iter(Loader(stream, output="numpy", prefetch=0))
     next(batches)
     (tmp_path / "2.jsonl").unlink()
@@ -351,7 +359,7 @@ def test_range_groups_hold_every_byte_once(tmp_path):
     for number in range(3):
         write_texts(tmp_path / f"{number}.jsonl", 90, seed=number)
     (tmp_path / "long.txt").write_text("\n\n".join(make_texts(200)))
-    stream = small_stream(tmp_path)
+    stream = make_small_stream(tmp_path)
     range_groups = stream._range_groups
     ranges_by_part = {}
     for group in range_groups:
@@ -400,12 +408,12 @@ def test_a_recipe_gives_inputs_and_settings(lines, tmp_path):
 def test_a_data_loader_of_a_stream_is_refused(lines):
     pytorch = pytest.importorskip("batchloom.adapters.pytorch")
     with pytest.raises(InputError, match="its own worker processes"):
-        pytorch.LoaderIterable(Loader(small_stream(lines)))
+        pytorch.LoaderIterable(Loader(make_small_stream(lines)))
 
 
 @pytest.mark.parametrize("query", [lambda data: explain(data, 0), lambda data: when(data, document=0)])
 def test_plan_queries_of_a_stream_are_refused(lines, query):
-    stream = small_stream(lines)
+    stream = make_small_stream(lines)
     for target in (stream, Loader(stream, output="numpy")):
         with pytest.raises(PlanError, match=r"stream cannot be used.*batchloom prepare"):
             query(target)
@@ -424,12 +432,12 @@ def test_the_folder_of_a_killed_process_is_deleted_by_the_next_stream(tmp_path, 
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     killed_folder = Path(process.stdout.readline().strip())
     monkeypatch.setattr(tempfile, "tempdir", str(home))
-    first_stream = small_stream(lines)
+    first_stream = make_small_stream(lines)
     assert killed_folder.exists()
     process.kill()
     process.communicate()
     assert killed_folder.exists()
-    second_stream = small_stream(lines)
+    second_stream = make_small_stream(lines)
     assert not killed_folder.exists()
     assert first_stream._folder.exists()
     assert collect_rows(first_stream) == collect_rows(second_stream)

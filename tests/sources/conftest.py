@@ -3,12 +3,12 @@
 import pytest
 
 from batchloom.remote import block_file, client
-from sources.web_server import serving
+from sources.web_server import serve
 
 
 @pytest.fixture
 def web():
-    with serving() as server:
+    with serve() as server:
         yield server
 
 

@@ -10,7 +10,7 @@ import re
 from contextlib import contextmanager
 from urllib.parse import parse_qs, unquote
 
-from sources.web_server import Handler, Web, serving
+from sources.web_server import Handler, Web, serve
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NEXT_COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
@@ -41,15 +41,15 @@ class HubHandler(Handler):
             repo, revision, inside = match.groups()
             files = self.find_files(repo, revision)
             if files is None:
-                hub.asked.append((self.command, path, None))
+                hub.requests.append((self.command, path, None))
             elif inside in files:
                 hub.files[path] = files[inside]
                 super().answer(body=body)
             else:
-                hub.asked.append((self.command, path, None))
+                hub.requests.append((self.command, path, None))
                 self.refuse(404, "EntryNotFound")
             return
-        hub.asked.append((self.command, path, None))
+        hub.requests.append((self.command, path, None))
         match = API.fullmatch(path)
         if not match:
             self.refuse(404, "RepoNotFound")
@@ -119,6 +119,6 @@ class HubHandler(Handler):
 
 
 @contextmanager
-def hub_serving(repos):
-    with serving(HubHandler, Hub(repos)) as hub:
+def serve_hub(repos):
+    with serve(HubHandler, Hub(repos)) as hub:
         yield hub

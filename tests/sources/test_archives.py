@@ -38,7 +38,7 @@ def encode_parquet():
     return file.getvalue()
 
 
-def make(path, files):
+def make_archive(path, files):
     """Write an archive of (name, bytes) in the format of its file name."""
     name = path.name
     if name.endswith(".zip"):
@@ -67,7 +67,7 @@ def test_members_are_sources_in_the_order_of_the_archive(tmp_path, name):
         ("no ending", LINES),
         ("deep/list.json.xz", lzma.compress(json.dumps({"data": ROWS}).encode())),
     ]
-    result = read_inputs(make(tmp_path / name, files))
+    result = read_inputs(make_archive(tmp_path / name, files))
     assert [source.name for source in result.sources] == [f"{name}/{member}" for member, _ in files]
     assert result.values == ROWS + ROWS + [{"text": "x", "n": "1"}] + ROWS + ROWS
     assert not result.notes
@@ -89,12 +89,12 @@ def test_skipped_and_unsafe_members_are_left_out(tmp_path, name):
         ("empty.txt", b""),
         ("good.txt", b"good"),
     ]
-    result = read_inputs(make(tmp_path / name, files))
+    result = read_inputs(make_archive(tmp_path / name, files))
     assert result.values == ["good"]
     reasons = "1 JSON without records, 1 __MACOSX, 1 archives in archives, 1 binary .png, 1 broken"
     assert result.notes == (f"Left out of {name}: {reasons}, 1 empty, 2 hidden, 2 unsafe names.",)
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]
-    hidden_only = make(tmp_path / f"only.{name.split('.', 1)[1]}", files[:2])
+    hidden_only = make_archive(tmp_path / f"only.{name.split('.', 1)[1]}", files[:2])
     with pytest.raises(InputMissingError, match="holds no usable file, only 2 hidden"):
         read_inputs(hidden_only)
 
@@ -126,7 +126,7 @@ def test_links_and_devices_are_never_followed(tmp_path):
 
 
 def test_encrypted_and_unsupported_members_are_left_out(tmp_path):
-    path = make(tmp_path / "a.zip", [("secret.txt", b"x" * 50), ("good.txt", b"good")])
+    path = make_archive(tmp_path / "a.zip", [("secret.txt", b"x" * 50), ("good.txt", b"good")])
     with zipfile.ZipFile(path, "a", zipfile.ZIP_BZIP2) as archive:
         archive.writestr("odd.txt", b"odd" * 50)
     data = bytearray(path.read_bytes())
@@ -139,7 +139,7 @@ def test_encrypted_and_unsupported_members_are_left_out(tmp_path):
 
 @pytest.mark.parametrize("name", ["stored.zip", "a.tar"])
 def test_an_uncompressed_table_is_read_in_its_archive(tmp_path, name):
-    path = make(tmp_path / name, [("x.txt", b"text"), ("a.parquet", encode_parquet())])
+    path = make_archive(tmp_path / name, [("x.txt", b"text"), ("a.parquet", encode_parquet())])
     result = read_inputs(path, unit=5000)
     assert result.values == ["text", *ROWS]
     assert len(result.hashes) > 3
@@ -147,14 +147,14 @@ def test_an_uncompressed_table_is_read_in_its_archive(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz"])
 def test_a_compressed_table_is_left_out_with_a_note(tmp_path, name):
-    result = read_inputs(make(tmp_path / name, [("x.txt", b"text"), ("a.parquet", encode_parquet())]))
+    result = read_inputs(make_archive(tmp_path / name, [("x.txt", b"text"), ("a.parquet", encode_parquet())]))
     assert result.values == ["text"]
     assert "1 table compressed in an archive" in result.notes[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_damaged_archive_is_named(tmp_path, name):
-    data = make(tmp_path / name, [(f"{i}.jsonl", LINES) for i in range(3)]).read_bytes()
+    data = make_archive(tmp_path / name, [(f"{i}.jsonl", LINES) for i in range(3)]).read_bytes()
     path = tmp_path / f"cut.{name.split('.', 1)[1]}"
     for cut in (5, len(data) // 2):
         path.write_bytes(data[:cut])
@@ -163,7 +163,7 @@ def test_a_damaged_archive_is_named(tmp_path, name):
 
 
 def test_a_damaged_header_is_not_the_end_of_a_tar(tmp_path):
-    path = make(tmp_path / "a.tar", [(f"{i}.jsonl", LINES) for i in range(3)])
+    path = make_archive(tmp_path / "a.tar", [(f"{i}.jsonl", LINES) for i in range(3)])
     data = bytearray(path.read_bytes())
     data[data.index(b"1.jsonl") + 150] ^= 0x55
     path.write_bytes(data)
@@ -174,7 +174,7 @@ def test_a_damaged_header_is_not_the_end_of_a_tar(tmp_path):
 
 
 def test_a_member_whose_bytes_are_wrong_is_named(tmp_path):
-    path = make(tmp_path / "a.zip", [("a.txt", LINES)])
+    path = make_archive(tmp_path / "a.zip", [("a.txt", LINES)])
     data = bytearray(path.read_bytes())
     at = data.index(b"PK\x01\x02")
     data[at + 16] ^= 0x55
@@ -192,7 +192,7 @@ def test_a_member_whose_bytes_are_wrong_is_named(tmp_path):
 def test_an_archive_like_a_zip_bomb_is_refused(tmp_path, name, monkeypatch):
     monkeypatch.setattr(archives, "BOMB_BYTES", 8 << 20)
     monkeypatch.setattr(archives, "BOMB_RATIO", 200)
-    path = make(tmp_path / name, [(f"{i}.txt", bytes(4 << 20)) for i in range(8)])
+    path = make_archive(tmp_path / name, [(f"{i}.txt", bytes(4 << 20)) for i in range(8)])
     with pytest.raises(InputError, match=f"{name} unpacks to more than 200 times its size"):
         read_inputs(path)
 
@@ -201,7 +201,7 @@ def test_an_archive_like_a_zip_bomb_is_refused(tmp_path, name, monkeypatch):
 def test_a_changed_archive_is_reported(tmp_path, name):
     from batchloom.sources import PartStream, list_sources
 
-    path = make(tmp_path / name, [("a.txt", b"text")])
+    path = make_archive(tmp_path / name, [("a.txt", b"text")])
     (source,) = list_sources([str(path)]).sources
     path.write_bytes(path.read_bytes() + b"\0" * 512)
     with pytest.raises(InputError, match=f"{name}/a.txt was changed while it was being prepared"):
@@ -209,7 +209,7 @@ def test_a_changed_archive_is_reported(tmp_path, name):
 
 
 def test_a_compressed_tar_is_unpacked_once_for_all_its_members(tmp_path, monkeypatch):
-    path = make(tmp_path / "a.tar.gz", [(f"{i}.txt", b"x" * 100_000) for i in range(50)])
+    path = make_archive(tmp_path / "a.tar.gz", [(f"{i}.txt", b"x" * 100_000) for i in range(50)])
     read_sizes = []
     original_read = archives._SequentialTar.read
 
@@ -225,13 +225,13 @@ def test_a_compressed_tar_is_unpacked_once_for_all_its_members(tmp_path, monkeyp
 
 
 def test_a_duplicate_member_name_is_read_twice(tmp_path):
-    result = read_inputs(make(tmp_path / "a.tar", [("a.txt", b"one"), ("a.txt", b"two")]))
+    result = read_inputs(make_archive(tmp_path / "a.tar", [("a.txt", b"one"), ("a.txt", b"two")]))
     assert result.values == ["one", "two"]
     assert [source.name for source in result.sources] == ["a.tar/a.txt", "a.tar/a.txt#2"]
 
 
 def test_archives_in_folders_are_opened(tmp_path):
-    make(tmp_path / "b.zip", [("a.txt", b"one")])
+    make_archive(tmp_path / "b.zip", [("a.txt", b"one")])
     (tmp_path / "a.txt").write_text("zero")
     result = read_inputs(tmp_path)
     assert result.values == ["zero", "one"]

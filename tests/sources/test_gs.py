@@ -17,10 +17,10 @@ from batchloom.remote import (
     upload_retry,
 )
 from batchloom.sources import list_sources
-from preparation.s3_relay import Fault, relaying
-from preparation.stores import make, tree
+from preparation.s3_relay import Fault, run_relay
+from preparation.stores import hash_store_files, prepare_store
 from sources.source_reading import read_inputs
-from sources.web_server import Handler, serving
+from sources.web_server import Handler, serve
 
 # gcsfs reads this at import. Otherwise it looks up the bucket type by gRPC, which the emulator lacks.
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
@@ -35,7 +35,7 @@ class RelayHandler(Handler):
 
     def answer(self, *, body):
         web = self.web
-        web.asked.append((self.command, self.path, self.headers.get("Range")))
+        web.requests.append((self.command, self.path, self.headers.get("Range")))
         status = (
             503 if web.failures else next((status for name, status in web.answers.items() if name in self.path), None)
         )
@@ -74,7 +74,7 @@ def storage():
 def gs(storage, monkeypatch):
     import gcsfs
 
-    with serving(RelayHandler) as relay:
+    with serve(RelayHandler) as relay:
         relay.behind = storage
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", relay.url)
         monkeypatch.setenv("NO_GCE_CHECK", "true")
@@ -108,14 +108,14 @@ def test_a_gs_folder_gives_the_store_of_a_local_copy(gs, storage, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(data)
     options = {"unit_bytes": 200_000}
-    make("gs://bucket/d", tmp_path / "far", **options)
-    make(tmp_path / "d", tmp_path / "near", **options)
-    remote, local = tree(tmp_path / "far"), tree(tmp_path / "near")
+    prepare_store("gs://bucket/d", tmp_path / "far", **options)
+    prepare_store(tmp_path / "d", tmp_path / "near", **options)
+    remote, local = hash_store_files(tmp_path / "far"), hash_store_files(tmp_path / "near")
     assert {name for name in remote if remote[name] != local[name]} <= {
         "dataset_metadata.json",
         "report.json",
     }
-    assert make("gs://bucket/d", tmp_path / "far", **options).already_done
+    assert prepare_store("gs://bucket/d", tmp_path / "far", **options).already_done
     assert check("gs://bucket/d/a.jsonl").facts["records"].startswith("20,000 ")
     assert [source.name for source in list_sources(["gs://bucket/d/**/*.csv"]).sources] == ["gs://bucket/d/c/d.csv"]
 
@@ -222,7 +222,7 @@ def test_broken_uploads_to_gs_are_retried(storage, monkeypatch, tmp_path, fault)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setattr(upload_retry, "compute_jittered_backoff", lambda tries, name: 0)
     (tmp_path / "big").write_bytes(os.urandom(6 << 20))
-    with relaying("http://{}:{}".format(*storage)) as relay:
+    with run_relay("http://{}:{}".format(*storage)) as relay:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", relay.url)
         gcsfs.GCSFileSystem.clear_instance_cache()
         # The server answers 499 when a broken upload is cancelled.

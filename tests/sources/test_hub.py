@@ -25,7 +25,7 @@ from batchloom.sources.files import (
     strip_revision,
 )
 from batchloom.store import read_manifest
-from sources.hub_server import COMMIT, NEXT_COMMIT, hub_serving
+from sources.hub_server import COMMIT, NEXT_COMMIT, serve_hub
 
 TOKEN = "hf_SECRETSECRET"
 # The libraries take seconds to import, so each request runs in a fork of one process that imported them.
@@ -117,7 +117,7 @@ def hub():
         "org/splits": {"a/dev.jsonl": make_lines("dev", 1), "a/test.jsonl": make_lines("t", 1)},
         "karpathy/tiny_shakespeare": {"train.jsonl": make_lines("To be", 2)},
     }
-    with hub_serving(repos) as server:
+    with serve_hub(repos) as server:
         server.gated.add("org/gated")
         yield server
 
@@ -181,7 +181,7 @@ def prepare_in_process(hub, preparer, home, tmp_path):
 
     The stores are ``FOLDER/0``, ``FOLDER/1``, ...
     """
-    hub.asked.clear()
+    hub.requests.clear()
     return partial(preparer[0], tmp_path)
 
 
@@ -287,10 +287,10 @@ def test_a_dataset_gives_its_train_split_at_one_commit(hub, prepare_in_process, 
     assert any(expected in note for note in notes)
     assert not list((home / "hub").rglob("train.jsonl"))
     # A downloaded dataset is read from its copy and gives the same store.
-    hub.asked.clear()
+    hub.requests.clear()
     assert prepare_in_process("near", "org/plain", streaming=False)[0][0] is True
     assert list((home / "hub").rglob("train.jsonl"))
-    gets = [path for method, path, _ in hub.asked if method == "GET" and path.endswith("train.jsonl")]
+    gets = [path for method, path, _ in hub.requests if method == "GET" and path.endswith("train.jsonl")]
     assert len(gets) == 1
     manifests = [tmp_path / folder / "0" / "dataset_metadata.json" for folder in ("far", "near")]
     assert manifests[0].read_bytes() == manifests[1].read_bytes()

@@ -15,8 +15,8 @@ import pytest
 
 from batchloom import BatchloomError
 from sources.source_reading import read_inputs
-from sources.test_archives import COMPRESSORS, make
-from sources.test_tables import write as write_table
+from sources.test_archives import COMPRESSORS, make_archive
+from sources.test_tables import write_table
 from tiers import examples
 
 COUNT = int(os.environ.get("BATCHLOOM_MUTATIONS", examples(300)))
@@ -47,7 +47,7 @@ def write_archive(name):
         ("b.json.gz", COMPRESSORS["gz"](json.dumps(ROWS).encode())),
         ("c.csv", encode_csv()),
     ]
-    return lambda tmp_path: make(tmp_path / f"whole.{name}", files).read_bytes()
+    return lambda tmp_path: make_archive(tmp_path / f"whole.{name}", files).read_bytes()
 
 
 FORMATS = {

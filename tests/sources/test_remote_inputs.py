@@ -25,10 +25,10 @@ from batchloom.core.errors import (
 )
 from batchloom.remote import client, open_remote_file
 from batchloom.sources import ReadLimits, list_sources, make_input_labels
-from preparation.stores import make, texts, tree
+from preparation.stores import hash_store_files, prepare_store, read_texts
 from sources.source_reading import read_inputs
-from sources.test_archives import NAMES, make as make_archive
-from sources.test_tables import FORMS, write
+from sources.test_archives import NAMES, make_archive
+from sources.test_tables import FORMS, write_table
 
 SECRET = "SECRET"
 LINES = b"".join(
@@ -77,16 +77,16 @@ def test_a_web_file_gives_the_store_of_a_local_copy(web, tmp_path):
     for name, data in web.files.items():
         (tmp_path / Path(name).name).write_bytes(data)
     options = {"unit_bytes": 300_000, "tokens_per_shard": 200_000}
-    make([f"{web.url}{name}?sig={SECRET}" for name in web.files], tmp_path / "far", **options)
-    make([tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"], tmp_path / "near", **options)
-    remote, local = tree(tmp_path / "far"), tree(tmp_path / "near")
+    prepare_store([f"{web.url}{name}?sig={SECRET}" for name in web.files], tmp_path / "far", **options)
+    prepare_store([tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"], tmp_path / "near", **options)
+    remote, local = hash_store_files(tmp_path / "far"), hash_store_files(tmp_path / "near")
     assert {name for name in remote if remote[name] != local[name]} <= {
         "dataset_metadata.json",
         "report.json",
     }
     assert not any(SECRET in path.read_text("latin1") for path in tmp_path.rglob("*") if path.is_file())
     # The large file is read in byte ranges, at least one per part.
-    ranges = [byte_range for _, path, byte_range in web.asked if path.startswith("/d/a") and byte_range]
+    ranges = [byte_range for _, path, byte_range in web.requests if path.startswith("/d/a") and byte_range]
     assert len(ranges) > 10
 
 
@@ -95,7 +95,7 @@ def test_every_kind_is_read_remotely(web, no_retry_delay, tmp_path, name):
     rows = [{"text": f"row {i} " + "x" * (i % 700)} for i in range(3000)]
     lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
     if name in FORMS:
-        path = write(tmp_path / name, pa.Table.from_pylist(rows))
+        path = write_table(tmp_path / name, pa.Table.from_pylist(rows))
     elif name in NAMES:
         members = [("a.jsonl", lines), ("b.csv", b"n,text\n1,one\n"), ("c.txt", b"text" * 100)]
         path = make_archive(tmp_path / name, members)
@@ -119,8 +119,8 @@ def test_every_kind_is_read_remotely(web, no_retry_delay, tmp_path, name):
     assert len(local.values) >= 3000
     for attribute in ("values", "records", "offsets", "hashes", "bad"):
         assert getattr(remote, attribute) == getattr(local, attribute)
-    make(url, tmp_path / "o", unit_bytes=200_000)
-    assert make(url, tmp_path / "o", unit_bytes=200_000).already_done
+    prepare_store(url, tmp_path / "o", unit_bytes=200_000)
+    assert prepare_store(url, tmp_path / "o", unit_bytes=200_000).already_done
     files = [file for file in (tmp_path / "o").rglob("*") if file.is_file()]
     assert not any(SECRET in file.read_text("latin1") for file in files)
 
@@ -130,7 +130,7 @@ def test_download_errors_do_not_blame_the_file(web, no_retry_delay, tmp_path, na
     """Network errors never mark a table or archive as broken, or skip a member."""
     rows = [{"text": f"row {i} " + "x" * 500} for i in range(3000)]
     if name in FORMS:
-        write(tmp_path / name, pa.Table.from_pylist(rows))
+        write_table(tmp_path / name, pa.Table.from_pylist(rows))
     else:
         members = [(f"{i}.txt", os.urandom(200_000)) for i in range(3)]
         make_archive(tmp_path / name, [*members, ("json", b"{")])
@@ -162,11 +162,11 @@ def test_saved_datasets_behind_urls_are_refused():
 def test_a_web_file_given_again_is_the_same_input(web, tmp_path):
     web.files["/a.jsonl"] = LINES
     # A signed address differs each time.
-    make(f"{web.url}/a.jsonl?sig=1", tmp_path / "o")
-    assert make(f"{web.url}/a.jsonl?sig=2", tmp_path / "o").already_done
+    prepare_store(f"{web.url}/a.jsonl?sig=1", tmp_path / "o")
+    assert prepare_store(f"{web.url}/a.jsonl?sig=2", tmp_path / "o").already_done
     web.files["/a.jsonl"] = LINES[:-2] + b"\n\n"
     with pytest.raises(BatchloomError, match="has other content"):
-        make(f"{web.url}/a.jsonl", tmp_path / "o")
+        prepare_store(f"{web.url}/a.jsonl", tmp_path / "o")
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error(web, tmp_path):
@@ -176,16 +176,16 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(web, tmp_path):
         web.files["/a.jsonl"] = LINES[:-10] + b"x" * 10
 
     with pytest.raises(InputError, match=r"/a.jsonl was changed while it was being prepared"):
-        make(f"{web.url}/a.jsonl", tmp_path / "o", listener=change, unit_bytes=300_000)
+        prepare_store(f"{web.url}/a.jsonl", tmp_path / "o", listener=change, unit_bytes=300_000)
 
 
 @pytest.mark.parametrize("cut", [70_000, 300_001])
 def test_a_broken_connection_is_resumed(web, no_retry_delay, tmp_path, cut):
     web.files["/a.jsonl"] = LINES
-    make(f"{web.url}/a.jsonl", tmp_path / "whole")
+    prepare_store(f"{web.url}/a.jsonl", tmp_path / "whole")
     web.cut = cut
-    make(f"{web.url}/a.jsonl", tmp_path / "cut")
-    assert texts(tmp_path / "cut") == texts(tmp_path / "whole")
+    prepare_store(f"{web.url}/a.jsonl", tmp_path / "cut")
+    assert read_texts(tmp_path / "cut") == read_texts(tmp_path / "whole")
 
 
 def test_a_connection_that_always_breaks_is_an_error(web, no_retry_delay):
@@ -312,14 +312,14 @@ for url in sys.argv[2:]:
 
 def test_a_server_without_ranges_is_read_by_a_temporary_copy(web, no_retry_delay, tmp_path):
     web.files["/a.jsonl"], web.ranges = LINES, False
-    make(f"{web.url}/a.jsonl", tmp_path / "o", unit_bytes=300_000)
-    assert len(texts(tmp_path / "o")) == 3000
+    prepare_store(f"{web.url}/a.jsonl", tmp_path / "o", unit_bytes=300_000)
+    assert len(read_texts(tmp_path / "o")) == 3000
     assert not (tmp_path / "o" / ".work").exists()
-    assert make(f"{web.url}/a.jsonl", tmp_path / "o", unit_bytes=300_000).already_done
+    assert prepare_store(f"{web.url}/a.jsonl", tmp_path / "o", unit_bytes=300_000).already_done
     assert check(f"{web.url}/a.jsonl").sound
     web.cut = 1000
     with pytest.raises(DownloadError, match="the connection broke"):
-        make(f"{web.url}/a.jsonl", tmp_path / "p")
+        prepare_store(f"{web.url}/a.jsonl", tmp_path / "p")
     assert not (tmp_path / "p").exists()
 
 
@@ -341,9 +341,9 @@ def test_folders_and_globs_of_s3(s3, tmp_path):
     assert listing.notes == ("Left out of s3://bucket/x: 2 files of stores, 1 hidden.",)
     assert [source.name for source in list_sources(["s3://bucket/x/*.jsonl"]).sources] == ["s3://bucket/x/b.jsonl"]
     assert len(list_sources(["s3://bucket/x/**/*.jsonl*"]).sources) == 2
-    make("s3://bucket/x", tmp_path / "o", unit_bytes=300_000)
-    assert len(texts(tmp_path / "o")) == 3001
-    assert make("s3://bucket/x", tmp_path / "o", unit_bytes=300_000).already_done
+    prepare_store("s3://bucket/x", tmp_path / "o", unit_bytes=300_000)
+    assert len(read_texts(tmp_path / "o")) == 3001
+    assert prepare_store("s3://bucket/x", tmp_path / "o", unit_bytes=300_000).already_done
     assert not any(SECRET in path.read_text("latin1") for path in tmp_path.rglob("*") if path.is_file())
 
 
@@ -360,8 +360,8 @@ def test_other_file_systems_of_fsspec(tmp_path):
 
     memory = fsspec.filesystem("memory")
     memory.pipe("/bucket/a.jsonl", LINES)
-    make("memory://bucket/*.jsonl", tmp_path / "o", unit_bytes=300_000)
-    assert len(texts(tmp_path / "o")) == 3000
+    prepare_store("memory://bucket/*.jsonl", tmp_path / "o", unit_bytes=300_000)
+    assert len(read_texts(tmp_path / "o")) == 3000
     memory.rm("/bucket", recursive=True)
     (tmp_path / "a.txt").write_text("local")
     assert [source.path for source in list_sources([f"file://{tmp_path}/a.txt"]).sources] == [f"{tmp_path}/a.txt"]
@@ -405,7 +405,7 @@ def test_standard_input(run_with_stdin, tmp_path):
 @pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.parquet", "a.stream.arrow"])
 def test_the_format_of_standard_input_is_detected(run_with_stdin, tmp_path, name):
     if name in FORMS:
-        path = write(tmp_path / name, pa.table({"text": ["one", "two"]}))
+        path = write_table(tmp_path / name, pa.table({"text": ["one", "two"]}))
     else:
         path = make_archive(tmp_path / name, [("a.jsonl", b'{"text": "one"}\n'), ("b.txt", b"two")])
     _, out, errors = run_with_stdin(["check", "-", "--json"], path.read_bytes())
@@ -443,15 +443,15 @@ def test_a_stopped_job_over_standard_input_is_resumed(tmp_path, monkeypatch):
 
     set_stdin(LINES)
     with pytest.raises(Stop):
-        make("-", tmp_path / "o", unit_bytes=300_000, listener=stop)
+        prepare_store("-", tmp_path / "o", unit_bytes=300_000, listener=stop)
     spool_folder = tmp_path / "o" / ".work" / "spool" / "of-a-killed-run"
     spool_folder.mkdir(parents=True)
     set_stdin(LINES[:-3] + b"yy\n")
     with pytest.raises(BatchloomError, match=r"unfinished work of another job .inputs: stdin was rewritten"):
-        make("-", tmp_path / "o", unit_bytes=300_000)
+        prepare_store("-", tmp_path / "o", unit_bytes=300_000)
     set_stdin(LINES)
-    assert make("-", tmp_path / "o", unit_bytes=300_000).resumed_units > 1
-    assert len(texts(tmp_path / "o")) == 3000
+    assert prepare_store("-", tmp_path / "o", unit_bytes=300_000).resumed_units > 1
+    assert len(read_texts(tmp_path / "o")) == 3000
     assert not (tmp_path / "o" / ".work").exists()
 
 

@@ -12,9 +12,9 @@ from batchloom import InputError
 from batchloom.core.errors import AccessError
 from batchloom.remote import block_file, read_cache
 from batchloom.sources import PartReader, ReadRules, SourcePart, list_sources, prefetch_sources
-from preparation.stores import make, tree
+from preparation.stores import hash_store_files, prepare_store
 from sources.source_reading import read_inputs
-from sources.test_tables import FORMS, write
+from sources.test_tables import FORMS, write_table
 
 SECRET = "SECRET"
 
@@ -22,7 +22,7 @@ SECRET = "SECRET"
 def count_served_bytes(web, path):
     """Count the served bytes of a file."""
     total, size = 0, len(web.files[path])
-    for _, url, byte_range in web.asked:
+    for _, url, byte_range in web.requests:
         if url.partition("?")[0] == path:
             start, stop = byte_range.removeprefix("bytes=").split("-") if byte_range else (0, size)
             total += min(int(stop) + 1, size) - int(start)
@@ -33,7 +33,7 @@ def count_served_bytes(web, path):
 def test_a_remote_file_is_transferred_once(web, tmp_path, name):
     rows = [{"text": os.urandom(1000).hex()} for _ in range(1500)]
     if name in FORMS:
-        path = write(tmp_path / name, pa.Table.from_pylist(rows))
+        path = write_table(tmp_path / name, pa.Table.from_pylist(rows))
     else:
         texts = {
             ".csv": "text\n" + "\n".join(row["text"] for row in rows),
@@ -43,9 +43,9 @@ def test_a_remote_file_is_transferred_once(web, tmp_path, name):
         path.write_text(texts.get(path.suffix) or "\n".join(map(json.dumps, rows)))
     web.files[f"/{name}"] = path.read_bytes()
     options = {"unit_bytes": 1 << 20, "tokens_per_shard": 1_000_000}
-    make(f"{web.url}/{name}", tmp_path / "far", **options)
-    make(path, tmp_path / "near", **options)
-    remote, local = tree(tmp_path / "far"), tree(tmp_path / "near")
+    prepare_store(f"{web.url}/{name}", tmp_path / "far", **options)
+    prepare_store(path, tmp_path / "near", **options)
+    remote, local = hash_store_files(tmp_path / "far"), hash_store_files(tmp_path / "near")
     assert all(remote[name] == local[name] for name in remote if name.endswith((".bin", ".idx", ".docs")))
     # The file is probed, sampled, split, read and hashed, but at most 10% of it is served twice.
     assert count_served_bytes(web, f"/{name}") < 1.1 * len(web.files[f"/{name}"])
@@ -53,7 +53,7 @@ def test_a_remote_file_is_transferred_once(web, tmp_path, name):
 
 def test_pages_beyond_the_cache_are_transferred_again(web, tmp_path, monkeypatch):
     monkeypatch.setattr(block_file, "PAGE_CACHE", read_cache.PageCache(256 << 10))
-    web.files["/a.parquet"] = write(
+    web.files["/a.parquet"] = write_table(
         tmp_path / "a.parquet", pa.table({"text": [os.urandom(500).hex() for _ in range(3000)]})
     ).read_bytes()
     remote, local = read_inputs(f"{web.url}/a.parquet"), read_inputs(tmp_path / "a.parquet")
@@ -118,10 +118,10 @@ def test_small_files_are_prefetched_in_order(web, tmp_path):
     result = read_inputs(*urls)
     seconds = time.perf_counter() - started
     assert [row["text"] for row in result.values] == [f"document {n}" for n in range(60)]
-    web.asked.clear()
-    make(urls, tmp_path / "o")
+    web.requests.clear()
+    prepare_store(urls, tmp_path / "o")
     # Sequential requests would take their number times the delay.
-    assert len(web.asked) <= 3 * 60 + 3
+    assert len(web.requests) <= 3 * 60 + 3
     assert seconds < 60 * 5 * web.delay
     assert not any(SECRET in path.read_text("latin1") for path in (tmp_path / "o").rglob("*.json*"))
 

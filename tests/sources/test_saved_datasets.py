@@ -10,7 +10,7 @@ from batchloom.core.errors import InputMissingError
 from sources.source_reading import read_inputs
 
 
-def save(folder, rows, shards=2):
+def save_dataset(folder, rows, shards=2):
     """Write a folder as save_to_disk does: IPC streams and two JSON files."""
     folder.mkdir(parents=True)
     names = [f"data-{i:05d}-of-{shards:05d}.arrow" for i in range(shards)]
@@ -31,7 +31,7 @@ ROWS = [{"text": f"row {i}"} for i in range(20)]
 
 
 def test_the_files_come_in_the_order_of_the_state(tmp_path):
-    folder = save(tmp_path / "set", ROWS)
+    folder = save_dataset(tmp_path / "set", ROWS)
     (folder / "cache-0.arrow").write_bytes(b"left by map()")
     result = read_inputs(folder)
     assert result.values == ROWS[1::2] + ROWS[::2]
@@ -43,8 +43,8 @@ def test_the_files_come_in_the_order_of_the_state(tmp_path):
 
 def test_the_train_split_is_read_unless_another_is_named(tmp_path):
     folder = tmp_path / "set"
-    save(folder / "train", ROWS[:10], 1)
-    save(folder / "test", ROWS[10:], 1)
+    save_dataset(folder / "train", ROWS[:10], 1)
+    save_dataset(folder / "test", ROWS[10:], 1)
     (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     result = read_inputs(folder)
     assert result.values == ROWS[:10]
@@ -71,14 +71,14 @@ def test_the_train_split_is_read_unless_another_is_named(tmp_path):
     ],
 )
 def test_a_damaged_folder_is_named(tmp_path, state, sentence):
-    folder = save(tmp_path / "set", ROWS)
+    folder = save_dataset(tmp_path / "set", ROWS)
     (folder / "state.json").write_text(state)
     with pytest.raises(InputError, match=sentence):
         read_inputs(folder)
 
 
 def test_a_missing_data_file_is_named(tmp_path):
-    folder = save(tmp_path / "set", ROWS)
+    folder = save_dataset(tmp_path / "set", ROWS)
     (folder / "data-00000-of-00002.arrow").unlink()
     with pytest.raises(InputMissingError, match="data-00000-of-00002.arrow is missing: the saved"):
         read_inputs(folder)

@@ -20,7 +20,7 @@ TABLE = pa.Table.from_pylist(ROWS)
 DICTIONARY_TABLE = TABLE.set_column(0, "text", TABLE["text"].dictionary_encode())
 
 
-def write(path, table=TABLE, rows=130, **options):
+def write_table(path, table=TABLE, rows=130, **options):
     form = path.name.split(".", 1)[1]
     if form == "parquet":
         pq.write_table(table, path, row_group_size=rows, **options)
@@ -40,7 +40,7 @@ FORMS = ["a.parquet", "a.arrow", "a.stream.arrow", "a.feather"]
 @pytest.mark.parametrize("table", [TABLE, DICTIONARY_TABLE], ids=["plain", "dictionary"])
 @pytest.mark.parametrize("name", FORMS)
 def test_rows_are_the_same_for_any_parts(tmp_path, name, table, unit):
-    path = write(tmp_path / name, table)
+    path = write_table(tmp_path / name, table)
     result = read_inputs(path, unit=unit)
     assert result.values == ROWS
     assert result.records == list(range(2000))
@@ -52,7 +52,7 @@ def test_rows_are_the_same_for_any_parts(tmp_path, name, table, unit):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_damaged_file_is_named(tmp_path, name):
-    data = write(tmp_path / name).read_bytes()
+    data = write_table(tmp_path / name).read_bytes()
     path = tmp_path / ("b." + name.split(".", 1)[1])
     for cut in (9, 300, len(data) // 2, len(data) - 20):
         path.write_bytes(data[:cut])
@@ -87,14 +87,14 @@ def test_values_without_a_json_type_become_text(tmp_path):
     }
     empty_row = dict.fromkeys(expected) | {"inside": []}
     for name in FORMS:
-        assert read_inputs(write(tmp_path / name, table)).values == [expected, empty_row]
+        assert read_inputs(write_table(tmp_path / name, table)).values == [expected, empty_row]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.string_view()])
 def test_a_row_above_the_limit_is_a_bad_record(tmp_path, kind):
     turns = [[{"content": "x" * (500 if n == 7 else 90)}] for n in range(20)]
     table = pa.table({"messages": pa.array(turns, pa.list_(pa.struct([("content", kind)])))})
-    result = read_inputs(write(tmp_path / "a.arrow", table), limits=ReadLimits(record_bytes=400))
+    result = read_inputs(write_table(tmp_path / "a.arrow", table), limits=ReadLimits(record_bytes=400))
     assert result.records == [n for n in range(20) if n != 7]
     assert "record larger than 400 bytes" in result.bad[0]
 
@@ -104,7 +104,7 @@ def test_bad_texts_are_reported_with_their_row(tmp_path, kind):
     values = pa.array([b"good", b"caf\xe9", None, b"x" * 500, b"more"], pa.large_binary())
     column = pa.array(["good", "caf?", None, "x" * 500, "more"], kind)
     table = pa.table({"text": column, "n": range(5)})
-    path = write(tmp_path / "a.parquet", table)
+    path = write_table(tmp_path / "a.parquet", table)
     # Writers refuse invalid UTF-8, so the bytes of one value are replaced in the file.
     path.write_bytes(path.read_bytes().replace(b"caf?", b"caf\xe9"))
     result = read_inputs(path, field="text", limits=ReadLimits(record_bytes=400))
@@ -122,23 +122,23 @@ def test_bad_texts_are_reported_with_their_row(tmp_path, kind):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_columns_are_checked_before_rows_are_read(tmp_path, name):
-    path = write(tmp_path / name)
+    path = write_table(tmp_path / name)
     with pytest.raises(RecordError, match="no field 'txt': .* did you mean --text-field 'text'"):
         read_inputs(path, field="txt")
     with pytest.raises(RecordError, match="column 'n' holds int64, not text; --text-field 'text' does"):
         read_inputs(path, field="n")
     twice = pa.table([[1], [2]], names=["a", "a"])
     with pytest.raises(InputError, match="several columns named 'a'"):
-        read_inputs(write(tmp_path / name, twice))
+        read_inputs(write_table(tmp_path / name, twice))
 
 
 def test_empty_tables_have_no_rows(tmp_path):
     for name in FORMS:
-        assert read_inputs(write(tmp_path / name, TABLE[:0])).values == []
+        assert read_inputs(write_table(tmp_path / name, TABLE[:0])).values == []
 
 
 def test_an_encrypted_file_is_named(tmp_path):
-    path = write(tmp_path / "a.parquet")
+    path = write_table(tmp_path / "a.parquet")
     data = path.read_bytes()
     path.write_bytes(b"PARE" + data[4:-4] + b"PARE")
     with pytest.raises(InputError, match="a.parquet is encrypted, which is not supported: write it again"):
@@ -147,7 +147,7 @@ def test_an_encrypted_file_is_named(tmp_path):
 
 def test_a_parquet_file_like_a_zip_bomb_is_refused(tmp_path, monkeypatch):
     table = pa.table({"text": ["x" * 5_000_000] * 3})
-    path = write(tmp_path / "a.parquet", table, use_dictionary=False, compression="zstd")
+    path = write_table(tmp_path / "a.parquet", table, use_dictionary=False, compression="zstd")
     assert len(read_inputs(path, field="text").values) == 3
     monkeypatch.setattr("batchloom.sources.formats.table_format.BOMB_BYTES", 1 << 20)
     with pytest.raises(InputError, match="more than 1,000 times its size, like a zip bomb"):

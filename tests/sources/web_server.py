@@ -23,7 +23,7 @@ class Web:
     """
 
     def __init__(self):
-        self.files, self.answers, self.asked = {}, {}, []
+        self.files, self.answers, self.requests = {}, {}, []
         self.cut, self.failures, self.delay, self.ranges = None, 0, 0.0, True
         self.url, self.fails_after = "", None
 
@@ -43,7 +43,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, *, body):
         web, path = self.web, self.path.partition("?")[0]
-        web.asked.append((self.command, self.path, self.headers.get("Range")))
+        web.requests.append((self.command, self.path, self.headers.get("Range")))
         time.sleep(web.delay)
         status = 503 if web.failures else web.answers.get(path, 200 if path in web.files else 404)
         web.failures = max(0, web.failures - 1)
@@ -95,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(handler=Handler, web=None):
+def serve(handler=Handler, web=None):
     """Run a server of ``web``, with its address in ``web.url``."""
     web = web or Web()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (handler,), {"web": web}))

@@ -13,7 +13,7 @@ import xxhash
 
 from batchloom import Loader, open_store
 from batchloom.batches import PlanOptions
-from store.remote_stores import retry_at_once
+from store.remote_stores import shorten_retry_delays
 
 SETTINGS = {
     "seq_len": 256,
@@ -41,5 +41,5 @@ def main():
 
 if __name__ == "__main__":
     with pytest.MonkeyPatch.context() as patch:
-        retry_at_once(patch)
+        shorten_retry_delays(patch)
         main()

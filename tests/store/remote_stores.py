@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from batchloom.remote import client, range_requests
-from preparation.s3_relay import relaying
+from preparation.s3_relay import run_relay
 
 SECRET = "k3yphrase"
 
@@ -17,7 +17,7 @@ def make_documents(count=600, longest=700, seed=0):
     return [rng.integers(0, 257, int(rng.integers(0, longest))).tolist() for _ in range(count)]
 
 
-def to_memory(folder, name):
+def copy_to_memory(folder, name):
     """Copy a store to memory and return its URL."""
     import fsspec
 
@@ -30,7 +30,7 @@ def to_memory(folder, name):
     return f"memory://far/{name}"
 
 
-def to_bucket(s3, folder, name="store"):
+def copy_to_bucket(s3, folder, name="store"):
     """Copy a store to the bucket and return its URL."""
     for path in Path(folder).rglob("*"):
         if path.is_file():
@@ -39,18 +39,18 @@ def to_bucket(s3, folder, name="store"):
     return f"s3://bucket/{name}"
 
 
-def retry_at_once(patch):
+def shorten_retry_delays(patch):
     """Shorten the delays between retries."""
     patch.setattr(range_requests, "compute_backoff", lambda tries: 0.01)
     patch.setattr(client, "compute_backoff", lambda tries: 0.01)
 
 
 @contextmanager
-def behind_relay(s3):
+def relay_bucket(s3):
     """Run a relay before the bucket and point the environment to it."""
     import s3fs
 
-    with relaying(s3.meta.endpoint_url) as relay, pytest.MonkeyPatch.context() as patch:
+    with run_relay(s3.meta.endpoint_url) as relay, pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", relay.url)
         patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         s3fs.S3FileSystem.clear_instance_cache()
@@ -60,12 +60,12 @@ def behind_relay(s3):
             s3fs.S3FileSystem.clear_instance_cache()
 
 
-def kept(cache):
+def list_block_files(cache):
     """List the block files of a cache."""
     return sorted(Path(cache).glob("*/*.blocks"))
 
 
-def same_batches(expected_batches, actual_batches):
+def assert_same_batches(expected_batches, actual_batches):
     """Assert that two loaders give equal batches; return their number."""
     count = 0
     for expected, actual in zip(expected_batches, actual_batches, strict=True):

@@ -18,7 +18,7 @@ from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import import_tokens
 from batchloom.store import EXPORT_TARGETS, export_store
 from batchloom.testing import write_store
-from oracles import megatron_documents, megatron_prefix
+from oracles import read_megatron_documents, write_megatron_pair
 
 DOCUMENTS = [[*range(n % 7, n % 7 + n % 90), 256] for n in range(200)]
 FLAGS = [[(n + k) % 3 > 0 for k in range(len(ids))] for n, ids in enumerate(DOCUMENTS)]
@@ -45,7 +45,7 @@ def read_masks(folder):
 def test_megatron_shards(tmp_path, store):
     report = export_store(store.path, to="megatron", out=tmp_path / "m")
     names = [f"shard_0000{n}" for n in range(4)]
-    documents = [ids for name in names for ids in megatron_documents(tmp_path / "m" / name)]
+    documents = [ids for name in names for ids in read_megatron_documents(tmp_path / "m" / name)]
     assert documents == DOCUMENTS
     assert os.path.samefile(tmp_path / "m/shard_00001.bin", store.path / "train/shard_00001.bin")
     assert (report.documents, report.tokens, report.files) == (
@@ -65,14 +65,14 @@ def test_shards_are_copied_where_there_are_no_links(tmp_path, store, monkeypatch
 
     monkeypatch.setattr("batchloom.store.export.export_tokens.Path.hardlink_to", refuse)
     export_store(store.path, to="megatron", out=tmp_path / "m")
-    assert megatron_documents(tmp_path / "m/shard_00003") == DOCUMENTS[180:]
+    assert read_megatron_documents(tmp_path / "m/shard_00003") == DOCUMENTS[180:]
     assert (tmp_path / "m/shard_00003.bin").stat().st_nlink == 1
 
 
 def test_one_merged_prefix(tmp_path, store, monkeypatch):
     monkeypatch.setattr(importlib.import_module("batchloom.store.read.document_walk"), "_MAX_TOKENS", 333)
     export_store(store.path, to="megatron", out=tmp_path / "m", merge="all.text")
-    assert megatron_documents(tmp_path / "m/all.text") == DOCUMENTS
+    assert read_megatron_documents(tmp_path / "m/all.text") == DOCUMENTS
     assert read_documents(tmp_path / "m/all.text") == DOCUMENTS
     assert read_masks(tmp_path / "m/all.text") == read_masks(store.path)
     assert batchloom.open_store(tmp_path / "m/all.text").contents.trained_tokens == store.contents.trained_tokens
@@ -214,24 +214,24 @@ def test_empty_documents_and_other_subsets(tmp_path, to):
     if to == "parquet":
         assert pq.read_table(report.path)["input_ids"].to_pylist() == [[], [2, 256], []]
     if to == "megatron":
-        assert megatron_documents(report.path / "shard_00000") == [[], [2, 256], []]
+        assert read_megatron_documents(report.path / "shard_00000") == [[], [2, 256], []]
 
 
 @pytest.mark.parametrize("to", EXPORT_TARGETS)
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8])
 def test_a_bare_prefix_is_exported(tmp_path, to, dtype):
-    prefix = megatron_prefix(tmp_path / "p", [[[1, 2], [3]], [[4]]], dtype)
+    prefix = write_megatron_pair(tmp_path / "p", [[[1, 2], [3]], [[4]]], dtype)
     merge = "one" if to == "megatron" else None
     report = export_store(prefix, to=to, out=tmp_path / "o", merge=merge)
     assert report.documents == 2
     if to == "parquet":
         assert read_columns(pq.read_table(tmp_path / "o")) == {"input_ids": [[1, 2, 3], [4]]}
     if merge:
-        assert megatron_documents(tmp_path / "o/one") == [[1, 2, 3], [4]]
+        assert read_megatron_documents(tmp_path / "o/one") == [[1, 2, 3], [4]]
 
 
 def test_ids_too_large_for_a_table(tmp_path):
-    prefix = megatron_prefix(tmp_path / "p", [[[1, 2**40]]], np.int64)
+    prefix = write_megatron_pair(tmp_path / "p", [[[1, 2**40]]], np.int64)
     with pytest.raises(InputError, match="1099511627776 does not fit into int32"):
         export_store(prefix, to="parquet", out=tmp_path / "o")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p.bin", "p.idx"]

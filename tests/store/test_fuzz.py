@@ -75,18 +75,18 @@ def make_pair_store(folder):
 
 def make_image_store(folder):
     pytest.importorskip("transformers")
-    from media.processors import MADE, save
-    from media.sample_media import encoded, picture, talk
+    from media.processors import PROCESSORS, save_processor
+    from media.sample_media import encode_image, make_image, make_messages
 
-    processor = str(save(MADE["qwen2_vl"](max_pixels=28 * 28 * 16), folder / "processor"))
+    processor = str(save_processor(PROCESSORS["qwen2_vl"](max_pixels=28 * 28 * 16), folder / "processor"))
     (folder / "in").mkdir()
     rows = []
     for number in range(9):
-        picture_bytes = encoded(picture(140 + 10 * number, 180 - 5 * number, seed=number), "PNG")
+        picture_bytes = encode_image(make_image(140 + 10 * number, 180 - 5 * number, seed=number), "PNG")
         (folder / f"in/{number}.png").write_bytes(picture_bytes)
-        messages = talk(f"<image>Who is {number}?", "A cat." * (1 + number))
+        messages = make_messages(f"<image>Who is {number}?", "A cat." * (1 + number))
         rows.append({"messages": messages, "images": [f"{number}.png"]})
-    rows.append({"messages": talk("Who is nobody?", "Nobody is here.")})
+    rows.append({"messages": make_messages("Who is nobody?", "Nobody is here.")})
     (folder / "in/talks.json").write_text(json.dumps(rows))
     batchloom.prepare(
         folder / "in/talks.json",

@@ -28,7 +28,7 @@ from batchloom.store.format import (
 )
 from batchloom.store.format.megatron_index import HEADER
 from batchloom.testing import write_store
-from oracles import megatron
+from oracles import import_megatron
 
 DOCUMENTS = {"train": [[72, 105, 256], [256], [], [1, 2, 3, 4, 256]], "val": [[7, 256]]}
 
@@ -244,7 +244,7 @@ def test_the_same_store_has_the_same_bytes(tmp_path):
 
 
 def test_dtype_follows_megatrons_rule():
-    dtype = megatron("indexed_dataset").DType
+    dtype = import_megatron("indexed_dataset").DType
     for vocabulary in (257, 50_257, 65_499, 65_500, 65_536, 151_936):
         assert np.dtype(choose_token_dtype("auto", vocabulary)) == dtype.optimal_dtype(vocabulary)
 

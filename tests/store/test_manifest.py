@@ -17,8 +17,8 @@ from batchloom.cli import run_command_line
 from batchloom.store import read_manifest, remove_documents
 from batchloom.testing import append_documents, write_store
 from preparation.s3_relay import Fault
-from sources.web_server import Handler, Web, serving
-from store.remote_stores import behind_relay, to_bucket
+from sources.web_server import Handler, Web, serve
+from store.remote_stores import copy_to_bucket, relay_bucket
 from store.test_damaged_stores import edit_manifest
 
 NAME = "dataset_metadata.json"
@@ -253,7 +253,7 @@ def web(folder):
 def test_a_manifest_damaged_in_transit_is_fetched_again(web, operation, times, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     DamagingHandler.damaged_responses = times
-    with serving(DamagingHandler, web=web):
+    with serve(DamagingHandler, web=web):
         try:
             result = operation(f"{web.url}/store")
         except StoreError as error:
@@ -264,13 +264,13 @@ def test_a_manifest_damaged_in_transit_is_fetched_again(web, operation, times, t
         assert result.sound if operation is check else result.end_id == 256
     else:
         assert message in (result.faults[0] if operation is check else str(result))
-        manifest_requests = [request for request in web.asked if request[1].endswith(NAME)]
+        manifest_requests = [request for request in web.requests if request[1].endswith(NAME)]
         assert len(manifest_requests) == (6 if operation is check else 3)
 
 
 def test_a_manifest_damaged_on_its_way_from_a_bucket_is_fetched_again(s3, folder, tmp_path):
-    url = to_bucket(s3, folder)
-    with behind_relay(s3) as relay:
+    url = copy_to_bucket(s3, folder)
+    with relay_bucket(s3) as relay:
         relay.faults = [
             Fault("flip answer", "GET", NAME, times=2),
             Fault("flip answer", "GET", "generations/00002", times=2),
@@ -286,14 +286,14 @@ def test_a_large_manifest_is_fetched_and_a_larger_one_is_refused(web, folder, tm
     edit_manifest(folder, lambda m: m["recipe"].update(long="x" * (9 << 20)))
     data = (folder / NAME).read_bytes()
     web.files[f"/store/{NAME}"] = data
-    with serving(web=web):
+    with serve(web=web):
         store = open_store(f"{web.url}/store", cache=tmp_path / "cache")
         assert store.manifest.subsets == manifest.subsets
         monkeypatch.setattr("batchloom.store.read.remote_store.SMALL_FILE_LIMIT", 8 << 20)
-        web.asked.clear()
+        web.requests.clear()
         with pytest.raises(StoreError, match="bytes, and at most 8,388,608 are read; check the address"):
             open_store(f"{web.url}/store", cache=tmp_path / "cache")
-    assert [request[2] for request in web.asked] == ["bytes=0-8388607", "bytes=0-0"]
+    assert [request[2] for request in web.requests] == ["bytes=0-8388607", "bytes=0-0"]
 
 
 def test_inputs_with_a_too_large_manifest_are_refused_at_once(tmp_path, monkeypatch):

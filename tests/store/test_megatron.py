@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from batchloom.testing import write_store
-from oracles import gpt_dataset, megatron
+from oracles import build_gpt_dataset, import_megatron
 
 DOCUMENTS = [[(7 * n + k) % 256 for n in range(k % 13)] + [256] for k in range(60)]
 
@@ -16,7 +16,7 @@ def folder(request, tmp_path):
 
 
 def test_indexed_dataset_reads_every_shard(folder):
-    indexed = megatron("indexed_dataset").IndexedDataset
+    indexed = import_megatron("indexed_dataset").IndexedDataset
     documents = []
     for path in sorted((folder / "train").glob("*.idx")):
         dataset = indexed(str(path.with_suffix("")))
@@ -46,7 +46,7 @@ def process_group(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_gpt_dataset_trains_on_the_prefixes(folder, tmp_path):
     prefixes = [str(path.with_suffix("")) for path in sorted((folder / "train").glob("*.bin"))]
-    dataset = gpt_dataset((prefixes, None), tmp_path / "cache", seq_len=16, samples=20)
+    dataset = build_gpt_dataset((prefixes, None), tmp_path / "cache", seq_len=16, samples=20)
     flat = [token for ids in DOCUMENTS for token in ids]
     token_list = f",{','.join(map(str, flat))},"
     for sample in range(len(dataset)):

@@ -13,7 +13,7 @@ from batchloom import InputError, StoreError
 from batchloom.core.errors import StoreMissingError
 from batchloom.store import write_file
 from batchloom.testing import write_store
-from oracles import megatron_prefix
+from oracles import write_megatron_pair
 
 HELLO = [*b"Hello", 256]
 
@@ -152,7 +152,7 @@ INTEGERS = [np.uint8, np.int8, np.int16, np.int32, np.int64, np.uint16]
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("suffix", ["", ".bin", ".idx"])
 def test_a_bare_prefix_of_any_origin(tmp_path, dtype, suffix):
-    prefix = megatron_prefix(tmp_path / "my.data_text", [[[1, 2, 3]], [[4], [5, 6]], [], [[7]]], dtype)
+    prefix = write_megatron_pair(tmp_path / "my.data_text", [[[1, 2, 3]], [[4], [5, 6]], [], [[7]]], dtype)
     store = batchloom.open_store(f"{prefix}{suffix}")
     assert [store[n].ids.tolist() for n in range(4)] == [[1, 2, 3], [4, 5, 6], [], [7]]
     assert (store.manifest, store.vocab_size, store.subsets, store.end_id) == (None, None, (), 0)
@@ -170,7 +170,7 @@ def test_a_bare_prefix_of_any_origin(tmp_path, dtype, suffix):
 
 
 def test_a_prefix_fingerprint_sees_its_edges_and_size(tmp_path):
-    prefix = megatron_prefix(tmp_path / "p", [[[1, 2, 3]], [[4]]])
+    prefix = write_megatron_pair(tmp_path / "p", [[[1, 2, 3]], [[4]]])
     name = batchloom.open_store(prefix).fingerprint
     data = bytearray((tmp_path / "p.bin").read_bytes())
     data[0] ^= 1
@@ -179,7 +179,7 @@ def test_a_prefix_fingerprint_sees_its_edges_and_size(tmp_path):
 
 
 def test_a_prefix_of_floats_is_refused(tmp_path):
-    prefix = megatron_prefix(tmp_path / "f", [[[1]]], np.float32)
+    prefix = write_megatron_pair(tmp_path / "f", [[[1]]], np.float32)
     with pytest.raises(StoreError, match="float32 numbers, but token ids are integers"):
         batchloom.open_store(prefix)
 
@@ -231,7 +231,7 @@ def test_a_file_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_batches_of_a_prefix_of_any_integers(tmp_path, dtype, form):
     documents = [[n % 100, 7, n % 3] for n in range(40)]
-    prefix = megatron_prefix(tmp_path / "p", [[ids] for ids in documents], dtype)
+    prefix = write_megatron_pair(tmp_path / "p", [[ids] for ids in documents], dtype)
     loader = batchloom.Loader(batchloom.open_store(prefix), seq_len=10, global_batch_size=2, form=form, output="numpy")
     ids = [batch["input_ids"] for batch in loader]
     assert {array.dtype for array in ids} == {np.dtype(np.int64)}
@@ -243,7 +243,7 @@ def test_batches_of_a_prefix_of_any_integers(tmp_path, dtype, form):
 
 def test_a_multimodal_prefix_reads_as_its_ids(tmp_path):
     documents = [[[1, 2], [3]], [[4, 5]]]
-    prefix = megatron_prefix(tmp_path / "p", documents, np.int32, modes=[0, 1, 0])
+    prefix = write_megatron_pair(tmp_path / "p", documents, np.int32, modes=[0, 1, 0])
     assert (tmp_path / "p.idx").stat().st_size == 34 + 12 * 3 + 8 * 3 + 3
     store = batchloom.open_store(prefix)
     assert [store[n].ids.tolist() for n in range(2)] == [[1, 2, 3], [4, 5]]
@@ -268,10 +268,10 @@ def test_check_reads_every_id_of_a_prefix(tmp_path):
     # In the middle of a long document, outside of every sample.
     ids = np.full(3_000_000, 7)
     ids[::2], ids[1_500_000] = 9, -5
-    prefix = megatron_prefix(tmp_path / "p", [[ids.tolist()], [[1]]], np.int16)
+    prefix = write_megatron_pair(tmp_path / "p", [[ids.tolist()], [[1]]], np.int16)
     assert batchloom.check(prefix).faults == [f"{prefix}.bin: holds negative token ids (-5)."]
     ids[1_500_000] = 300
-    megatron_prefix(tmp_path / "p", [[ids.tolist()], [[1]]], np.int16)
+    write_megatron_pair(tmp_path / "p", [[ids.tolist()], [[1]]], np.int16)
     assert batchloom.check(prefix).facts["ids"] == "1 to 300"
     assert batchloom.check(prefix, vocab_size=301).sound
     assert batchloom.check(prefix, vocab_size=300).faults == [

@@ -13,7 +13,15 @@ from batchloom.testing import write_store
 from preparation.s3_relay import Fault
 from processes import run_ranks, start_processes
 from store.remote_rank import SETTINGS, compute_digests
-from store.remote_stores import SECRET, behind_relay, kept, make_documents, retry_at_once, same_batches, to_bucket
+from store.remote_stores import (
+    SECRET,
+    assert_same_batches,
+    copy_to_bucket,
+    list_block_files,
+    make_documents,
+    relay_bucket,
+    shorten_retry_delays,
+)
 
 DOCUMENTS = make_documents(450)
 SLOW = pytest.mark.slow
@@ -28,14 +36,14 @@ def local(tmp_path_factory):
 
 @pytest.fixture
 def relay(s3, local):
-    to_bucket(s3, local.path)
-    with behind_relay(s3) as server:
+    copy_to_bucket(s3, local.path)
+    with relay_bucket(s3) as server:
         yield server
 
 
 @pytest.fixture
 def no_retry_delay(monkeypatch):
-    retry_at_once(monkeypatch)
+    shorten_retry_delays(monkeypatch)
 
 
 URL = "s3://bucket/store"
@@ -67,7 +75,7 @@ URL = "s3://bucket/store"
 def test_temporary_faults_are_retried(local, relay, tmp_path, no_retry_delay, faults):
     relay.faults, relay.delay = list(faults), 0.01
     store = open_store(URL, cache=tmp_path)
-    assert same_batches(Loader(local, **SINGLE_RANK), Loader(store, **SINGLE_RANK))
+    assert assert_same_batches(Loader(local, **SINGLE_RANK), Loader(store, **SINGLE_RANK))
     assert all(not fault.times for fault in relay.faults)
 
 
@@ -174,7 +182,7 @@ def test_four_ranks_of_a_node_fetch_everything_once(local, relay, tmp_path):
 def test_ranks_whose_cache_is_smaller_than_their_prefetch(s3, relay, tmp_path):
     """Each rank evicts blocks that the other one reads."""
     local = write_store(tmp_path / "small", DOCUMENTS[:80], documents_per_shard=20)
-    url = to_bucket(s3, local.path, "small")
+    url = copy_to_bucket(s3, local.path, "small")
     reports = run_all_ranks(tmp_path, nodes=1, per_node=2, url=url, limit=[30_000])
     assert merge_ranks(reports) == compute_digests(Loader(local, **SINGLE_RANK))
     # Blocks were deleted and fetched again.
@@ -184,7 +192,7 @@ def test_ranks_whose_cache_is_smaller_than_their_prefetch(s3, relay, tmp_path):
     # A rank skips eviction while another one evicts. The next reader enforces the limit.
     store = open_store(url, cache=tmp_path / "node0", cache_limit=30_000)
     assert [document.ids.tolist() for document in store] == DOCUMENTS[:80]
-    assert sum(path.stat().st_size for path in kept(tmp_path / "node0")) <= 30_000
+    assert sum(path.stat().st_size for path in list_block_files(tmp_path / "node0")) <= 30_000
 
 
 @pytest.mark.parametrize("seconds", [0.6, pytest.param(1.0, marks=SLOW), pytest.param(1.5, marks=SLOW)])
@@ -192,21 +200,21 @@ def test_the_cache_of_a_killed_process_is_usable(local, relay, tmp_path, seconds
     relay.delay = 0.05
     environment = {"RANK": "0", "WORLD_SIZE": "1"}
     with start_processes("-m", "store.remote_rank", URL, tmp_path, 1, environments=[environment]) as (process,):
-        while not relay.asked:
+        while not relay.requests:
             time.sleep(0.01)
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
         process.wait()
     cache = tmp_path / "node0"
     relay.delay = 0.0
-    for path in kept(cache)[:1]:
+    for path in list_block_files(cache)[:1]:
         # A power cut may leave a truncated file.
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     (cache / "half").mkdir(parents=True, exist_ok=True)
     (cache / "half" / "left.partial").write_bytes(b"half")
     store = open_store(URL, cache=cache)
     started = time.monotonic()
-    assert same_batches(Loader(local, **SINGLE_RANK), Loader(store, **SINGLE_RANK))
+    assert assert_same_batches(Loader(local, **SINGLE_RANK), Loader(store, **SINGLE_RANK))
     assert time.monotonic() - started < 60
     # Eviction deletes partial files that no process writes.
     open_store(URL, cache=cache, cache_limit=100_000)[0]

@@ -27,7 +27,7 @@ from batchloom.store import (
 )
 from batchloom.store.read import remote_blocks, remote_store
 from batchloom.testing import append_documents, write_store
-from store.remote_stores import kept, make_documents, same_batches, to_memory
+from store.remote_stores import assert_same_batches, copy_to_memory, list_block_files, make_documents
 
 DOCUMENTS = make_documents()
 SINGLE_RANK = {"seq_len": 256, "global_batch_size": 8, "output": "numpy", "rank": 0, "world_size": 1}
@@ -40,7 +40,7 @@ def local(tmp_path):
 
 @pytest.fixture
 def url(local, tmp_path):
-    return to_memory(local.path, tmp_path.name)
+    return copy_to_memory(local.path, tmp_path.name)
 
 
 @pytest.fixture
@@ -56,11 +56,11 @@ def read_all_documents(store):
 def test_a_loader_gives_the_same_batches(local, remote, settings):
     assert remote.fingerprint == local.fingerprint
     loader = Loader(remote, **SINGLE_RANK, **settings)
-    assert same_batches(Loader(local, **SINGLE_RANK, **settings), loader) == len(loader)
+    assert assert_same_batches(Loader(local, **SINGLE_RANK, **settings), loader) == len(loader)
     assert local.tokens * 2 <= remote.reader.fetched_bytes <= 1.2 * 2 * local.tokens + 50_000
     # All blocks are cached, and another process fetches none.
     unpickled = pickle.loads(pickle.dumps(remote))
-    assert same_batches(Loader(local, **SINGLE_RANK, **settings), Loader(unpickled, **SINGLE_RANK, **settings))
+    assert assert_same_batches(Loader(local, **SINGLE_RANK, **settings), Loader(unpickled, **SINGLE_RANK, **settings))
     assert unpickled.reader.fetched_bytes == 0
 
 
@@ -88,7 +88,7 @@ def test_long_lengths_are_read_by_blocks(tmp_path, monkeypatch, lengths_in_memor
     if not lengths_in_memory:
         monkeypatch.setattr(remote_store, "MAX_LOCAL_LENGTHS", 0)
     local = open_store(tmp_path / "local")
-    store = open_store(to_memory(tmp_path / "local", tmp_path.name), cache=tmp_path / "cache")
+    store = open_store(copy_to_memory(tmp_path / "local", tmp_path.name), cache=tmp_path / "cache")
     assert store.lengths.layers == local.lengths.layers == (3000, 1501)
     numbers = np.random.default_rng(1).permutation(4501)
     assert np.array_equal(store.lengths.take(numbers), local.lengths.take(numbers))
@@ -108,13 +108,13 @@ def test_masks_and_removed_documents(tmp_path):
     removal_list.write_text("train:3\ntrain:300\n")
     remove_documents(tmp_path / "local", documents_file=removal_list)
     local = open_store(tmp_path / "local")
-    store = open_store(to_memory(local.path, tmp_path.name), cache=tmp_path / "cache")
+    store = open_store(copy_to_memory(local.path, tmp_path.name), cache=tmp_path / "cache")
     assert store.contents.removed.tolist() == [3, 300]
     assert store.contents.trained_tokens == local.contents.trained_tokens
     assert read_all_documents(store) == read_all_documents(local)
-    assert same_batches(Loader(local, **SINGLE_RANK), Loader(store, **SINGLE_RANK))
+    assert assert_same_batches(Loader(local, **SINGLE_RANK), Loader(store, **SINGLE_RANK))
     compact_store(local.path)
-    compacted = open_store(to_memory(local.path, tmp_path.name), cache=tmp_path / "cache")
+    compacted = open_store(copy_to_memory(local.path, tmp_path.name), cache=tmp_path / "cache")
     assert read_all_documents(compacted) == read_all_documents(open_store(local.path))
 
 
@@ -169,7 +169,7 @@ def test_a_state_of_a_local_store_resumes_a_remote_one(local, remote):
     for _ in range(5):
         next(steps)
     remote_loader.load_state_dict(local_loader.state_dict())
-    assert same_batches(list(local_loader)[5:], remote_loader)
+    assert assert_same_batches(list(local_loader)[5:], remote_loader)
 
 
 def test_an_older_store_without_block_checksums_is_read(local, tmp_path, caplog):
@@ -181,7 +181,7 @@ def test_an_older_store_without_block_checksums_is_read(local, tmp_path, caplog)
     for path in local.path.rglob("*.sums"):
         path.unlink()
     with caplog.at_level(logging.WARNING):
-        store = open_store(to_memory(local.path, tmp_path.name), cache=tmp_path / "cache")
+        store = open_store(copy_to_memory(local.path, tmp_path.name), cache=tmp_path / "cache")
     assert "older batchloom and has no block checksums" in caplog.text
     assert store.fingerprint == local.fingerprint
     assert read_all_documents(store) == DOCUMENTS
@@ -202,7 +202,7 @@ def _flip_bit(path, at=100):
 def test_a_block_changed_in_the_cache(local, url, tmp_path, verify):
     cache = tmp_path / "cache"
     read_all_documents(open_store(url, cache=cache))
-    changed = max(kept(cache), key=lambda path: path.stat().st_size)
+    changed = max(list_block_files(cache), key=lambda path: path.stat().st_size)
     _flip_bit(changed, -4096 + 7)
     store = open_store(url, cache=cache, verify=verify)
     if verify == "off":
@@ -217,7 +217,7 @@ def test_a_block_changed_in_the_cache(local, url, tmp_path, verify):
 def test_an_invalid_block_file_is_fetched_again(url, tmp_path, damage):
     cache = tmp_path / "cache"
     read_all_documents(open_store(url, cache=cache))
-    for path in kept(cache):
+    for path in list_block_files(cache):
         data = path.read_bytes()
         path.unlink()
         if damage == "a folder":
@@ -268,7 +268,7 @@ def test_an_id_outside_the_vocabulary_is_never_served(tmp_path, is_remote):
         subsets = {"train": replace(train, shards=shards)}
         data = encode_manifest(replace(manifest, subsets=subsets, checksum=""))
         (local.path / "dataset_metadata.json").write_bytes(data)
-        store = open_store(to_memory(local.path, tmp_path.name), cache=tmp_path / "cache")
+        store = open_store(copy_to_memory(local.path, tmp_path.name), cache=tmp_path / "cache")
     message = r"train/shard_00000.bin holds token id 257 in document \d+, and the vocabulary has ids 0 to 256"
     with pytest.raises(StoreError, match=message):
         list(Loader(store, **SINGLE_RANK))
@@ -277,25 +277,25 @@ def test_an_id_outside_the_vocabulary_is_never_served(tmp_path, is_remote):
 @pytest.mark.parametrize("limit", [1, 20_000, 400_000])
 def test_a_limit_smaller_than_a_batch(local, url, tmp_path, limit):
     store = open_store(url, cache=tmp_path / "cache", cache_limit=limit)
-    assert same_batches(Loader(local, **SINGLE_RANK), Loader(store, **SINGLE_RANK))
-    assert sum(path.stat().st_size for path in kept(tmp_path / "cache")) <= limit
+    assert assert_same_batches(Loader(local, **SINGLE_RANK), Loader(store, **SINGLE_RANK))
+    assert sum(path.stat().st_size for path in list_block_files(tmp_path / "cache")) <= limit
 
 
 def test_recently_used_blocks_stay_cached(url, tmp_path):
     cache = tmp_path / "cache"
     store = open_store(url, cache=cache)
-    initial = set(kept(cache))
+    initial = set(list_block_files(cache))
     store[0]
-    first = set(kept(cache)) - initial
+    first = set(list_block_files(cache)) - initial
     assert first
     for path in first:
         os.utime(path, (1, 1))
     store[599]
-    last = set(kept(cache)) - first - initial
-    total = sum(path.stat().st_size for path in kept(cache))
+    last = set(list_block_files(cache)) - first - initial
+    total = sum(path.stat().st_size for path in list_block_files(cache))
     limited = open_store(url, cache=cache, cache_limit=total)
     limited[300]
-    remaining = set(kept(cache))
+    remaining = set(list_block_files(cache))
     assert not first & remaining
     assert last & remaining
 
@@ -304,10 +304,10 @@ def test_frequently_read_blocks_stay_mapped(remote, tmp_path, monkeypatch):
     monkeypatch.setattr(cached_blocks, "_MAX_MAPPED_FILES", 3)
     hot, *cold = (0, 100, 200, 300, 400)
     remote[hot]
-    first = set(kept(tmp_path / "cache"))
+    first = set(list_block_files(tmp_path / "cache"))
     for number in (*cold, hot):
         remote[number]
-    files = kept(tmp_path / "cache")
+    files = list_block_files(tmp_path / "cache")
     for path in files:
         os.utime(path, (1, 1))
     for number in cold * 3:
@@ -330,9 +330,9 @@ def test_an_unwritable_cache_is_reported_once_and_skipped(local, url, tmp_path, 
     monkeypatch.setattr(tempfile, "mkstemp", refuse)
     with caplog.at_level(logging.WARNING):
         store = open_store(url, cache=tmp_path / "cache")
-        assert same_batches(Loader(local, **SINGLE_RANK), Loader(store, **SINGLE_RANK))
+        assert assert_same_batches(Loader(local, **SINGLE_RANK), Loader(store, **SINGLE_RANK))
     assert caplog.text.count("Blocks of a remote store cannot be cached in") == 1
-    assert not kept(tmp_path / "cache")
+    assert not list_block_files(tmp_path / "cache")
 
 
 def test_a_cache_on_a_disk_that_is_full(local, url, tmp_path):
@@ -407,13 +407,13 @@ def test_a_file_url_is_a_path(local):
 def test_a_cache_in_the_folder_of_the_user(url, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert open_store(url, cache="~/blocks")[0].ids.size == len(DOCUMENTS[0])
-    assert kept(tmp_path / "blocks")
+    assert list_block_files(tmp_path / "blocks")
 
 
 def test_the_default_cache_is_in_the_user_cache_folder(url, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     open_store(url)[0]
-    assert kept(tmp_path / "home/batchloom/blocks")
+    assert list_block_files(tmp_path / "home/batchloom/blocks")
 
 
 def test_inspect_reads_a_url(local, url, tmp_path, monkeypatch):
@@ -429,14 +429,14 @@ def test_inspect_reads_a_url(local, url, tmp_path, monkeypatch):
 def test_golden_bytes_of_a_block_file(tmp_path):
     """The block file format of remote/cache_files.py, which other versions may read."""
     store = write_store(tmp_path / "local", [[1, 2, 3]])
-    remote = open_store(to_memory(store.path, tmp_path.name), cache=tmp_path / "cache")
+    remote = open_store(copy_to_memory(store.path, tmp_path.name), cache=tmp_path / "cache")
     remote[0]
-    heads = [path.read_bytes()[:32] for path in kept(tmp_path / "cache")]
+    heads = [path.read_bytes()[:32] for path in list_block_files(tmp_path / "cache")]
     assert all(head[:8] == b"BLMBLKS\0" and head[8] == 2 for head in heads)
-    assert all(re.fullmatch(r"[0-9a-f]{32}\.blocks", path.name) for path in kept(tmp_path / "cache"))
+    assert all(re.fullmatch(r"[0-9a-f]{32}\.blocks", path.name) for path in list_block_files(tmp_path / "cache"))
     shard = read_manifest(store.path).subsets["train"].shards[0]
     key = int(shard.bin, 16)
-    contents = [path.read_bytes() for path in kept(tmp_path / "cache")]
+    contents = [path.read_bytes() for path in list_block_files(tmp_path / "cache")]
     low_high = (key >> 64).to_bytes(8, "little") + (key & (1 << 64) - 1).to_bytes(8, "little")
     assert any(low_high in data for data in contents)
     assert any(data.endswith(b"\1\0\2\0\3\0" + bytes(4090)) for data in contents)
@@ -445,7 +445,7 @@ def test_golden_bytes_of_a_block_file(tmp_path):
 def test_check_reports_the_same_for_a_remote_store(tmp_path):
     local = write_store(tmp_path / "local", {"train": DOCUMENTS, "val": [[1, 2]]}, documents_per_shard=70)
     append_documents(local.path, [[7, 8, 256]] * 3)
-    url = to_memory(local.path, tmp_path.name)
+    url = copy_to_memory(local.path, tmp_path.name)
     local_report, remote_report = check(local.path), check(url)
     assert (remote_report.kind, remote_report.facts, remote_report.sample) == (
         "store",
@@ -470,7 +470,7 @@ def test_check_reports_the_same_for_a_remote_store(tmp_path):
     ],
 )
 def test_changed_or_missing_remote_files_are_faults(local, tmp_path, name, message):
-    url = to_memory(local.path, tmp_path.name)
+    url = copy_to_memory(local.path, tmp_path.name)
     fs = fsspec.filesystem("memory")
     path = f"/far/{tmp_path.name}/{name}"
     data = bytearray(fs.cat_file(path))
@@ -500,7 +500,7 @@ def test_blocks_cached_before_a_reboot_are_verified_once(local, url, tmp_path, m
     cache = tmp_path / "cache"
     open_store(url, cache=cache)[3]
     ids = np.array(DOCUMENTS[3], "<u2").tobytes()
-    (changed,) = [path for path in kept(cache) if ids in path.read_bytes()]
+    (changed,) = [path for path in list_block_files(cache) if ids in path.read_bytes()]
     _flip_bit(changed, changed.read_bytes().index(ids))
     wrong = open_store(url, cache=cache, verify="off")
     assert wrong[3].ids.tolist() != DOCUMENTS[3]
@@ -513,7 +513,7 @@ def test_blocks_cached_before_a_reboot_are_verified_once(local, url, tmp_path, m
 def test_provenance_is_fetched_by_blocks(local, url, tmp_path):
     """Only the blocks of one document are fetched of a shard's ``.docs``."""
     large_store = write_store(tmp_path / "big", [[1, 256]] * 60_000)
-    store = open_store(to_memory(large_store.path, f"{tmp_path.name}-big"), cache=tmp_path / "cache")
+    store = open_store(copy_to_memory(large_store.path, f"{tmp_path.name}-big"), cache=tmp_path / "cache")
     previous_bytes = store.reader.fetched_bytes
     assert store.provenance.of(12_345) == large_store.provenance.of(12_345)
     assert store.reader.fetched_bytes - previous_bytes <= 8 * 4096
@@ -527,5 +527,5 @@ def test_a_cache_too_small_for_a_step_is_reported(local, url, tmp_path, caplog, 
     store = open_store(url, cache=tmp_path / "cache", cache_limit=limit)
     remote_fetch._warn_cache_too_small.cache_clear()
     with caplog.at_level(logging.WARNING, "batchloom"):
-        same_batches(Loader(local, **SINGLE_RANK), Loader(store, **SINGLE_RANK))
+        assert_same_batches(Loader(local, **SINGLE_RANK), Loader(store, **SINGLE_RANK))
     assert caplog.text.count("are not fetched ahead: a step") == is_reported

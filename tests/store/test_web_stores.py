@@ -5,7 +5,7 @@ import pytest
 from batchloom import check, open_store
 from batchloom.core.errors import DownloadError
 from batchloom.testing import write_store
-from sources.web_server import Handler, Web, serving
+from sources.web_server import Handler, Web, serve
 
 DOCUMENTS = [[*f"Text number {n} of the store.".encode(), 256] for n in range(60)]
 PAGE = b"<!DOCTYPE html><title>Please log in</title>"
@@ -32,7 +32,7 @@ def web(tmp_path):
 
 
 def test_a_store_is_opened_and_checked(web, tmp_path):
-    with serving(web=web):
+    with serve(web=web):
         store = open_store(f"{web.url}/near", cache=tmp_path / "cache")
         assert [store[n].ids.tolist() for n in range(60)] == DOCUMENTS
         assert not check(f"{web.url}/near").faults
@@ -44,7 +44,7 @@ def test_a_server_without_ranges_is_reported(web, operation):
     # A folder page of the server is not data, even if it is readable.
     web.files["/near"] = PAGE
     message = r"/near/dataset_metadata.json cannot be read in parts: .*range requests.*Use a server that"
-    with serving(web=web), pytest.raises(DownloadError, match=message):
+    with serve(web=web), pytest.raises(DownloadError, match=message):
         operation(f"{web.url}/near")
 
 
@@ -57,7 +57,7 @@ def test_a_shard_served_without_ranges_ends_the_check(web, monkeypatch, name):
         send(handler, web, path, body=body)
 
     monkeypatch.setattr(Handler, "send", send_without_ranges)
-    with serving(web=web), pytest.raises(DownloadError, match=f"/near/{name} cannot be read in parts"):
+    with serve(web=web), pytest.raises(DownloadError, match=f"/near/{name} cannot be read in parts"):
         check(f"{web.url}/near")
 
 
@@ -65,7 +65,7 @@ def test_a_shard_served_without_ranges_ends_the_check(web, monkeypatch, name):
 def test_a_page_instead_of_a_manifest_is_reported(web, tmp_path, ranges):
     message = "/near/dataset_metadata.json is not a data file: its server answered with an HTML page"
     web.files = {"/near/dataset_metadata.json": PAGE, "/near": PAGE}
-    with serving(Handler if ranges else LoginHandler, web):
+    with serve(Handler if ranges else LoginHandler, web):
         with pytest.raises(DownloadError, match=message):
             open_store(f"{web.url}/near", cache=tmp_path / "cache")
         # The page may be a raw input. Check reads it as one and reports why it is not a store.

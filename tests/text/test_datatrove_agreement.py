@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from batchloom.text import C4, DroppedText, iter_words
 from batchloom.text.english_words import load_english_tables
 from batchloom.text.quality import c4
-from oracles import datatrove
+from oracles import import_datatrove
 from text.quality_texts import EDGES, STEPS
 from text.test_quality_rules import TEXTS
 from tiers import examples
@@ -51,13 +51,13 @@ FILTERS = {
 
 @pytest.fixture(scope="module")
 def filters():
-    module = datatrove("pipeline.filters")
+    module = import_datatrove("pipeline.filters")
     return {step: getattr(module, name)() for step, name in FILTERS.items()}
 
 
 def run_datatrove(filters, step: str, text: str) -> tuple[str, str]:
     """Return the text and an empty reason, or no text and the reason of a drop."""
-    document = datatrove("data").Document(text=text, id="0")
+    document = import_datatrove("data").Document(text=text, id="0")
     verdict = filters[step].filter(document)
     if isinstance(verdict, tuple):
         return "", REASONS.get(verdict[1], f"{step}: {verdict[1]}")
@@ -107,13 +107,13 @@ def test_limits_are_datatroves(filters, step, inside, outside, why):
 
 
 def test_words_are_spacys(corpus):
-    split = datatrove("utils.text").split_into_words
+    split = import_datatrove("utils.text").split_into_words
     for text in corpus:
         assert list(iter_words(text)) == split(text)
 
 
 def test_tables_are_spacys_and_datatroves():
-    text_module = datatrove("utils.text")
+    text_module = import_datatrove("utils.text")
     import spacy
     from spacy.symbols import ORTH
 
@@ -139,13 +139,13 @@ def is_defined(step: str, text: str) -> bool:
 @settings(max_examples=examples(60))
 @given(text=TEXTS.filter(lambda text: "\ud800" not in text))
 def test_any_text_has_datatroves_verdict(step, text):
-    filters = {step: getattr(datatrove("pipeline.filters"), FILTERS[step])()}
+    filters = {step: getattr(import_datatrove("pipeline.filters"), FILTERS[step])()}
     if is_defined(step, text):
         assert run_step(step, text) == run_datatrove(filters, step, text)
 
 
 def test_paragraphs_and_bad_words_are_datatroves(corpus, tmp_path, monkeypatch):
-    module = datatrove("pipeline.filters.c4_filters")
+    module = import_datatrove("pipeline.filters.c4_filters")
     word_file = tmp_path / "words.txt"
     word_file.write_text("attribute\nreturn value\nc++\nwell\n")
     monkeypatch.setattr(module, "cached_asset_path_or_download", lambda *a, **k: str(word_file))
@@ -156,7 +156,7 @@ def test_paragraphs_and_bad_words_are_datatroves(corpus, tmp_path, monkeypatch):
         *corpus,
         *("\n".join(["Now " + "word " * 50 + "end."] * 5 + [f"It is {w} x."]) for w in ("C++", "wells", "well,")),
     ]:
-        document = datatrove("data").Document(text=text, id="0")
+        document = import_datatrove("data").Document(text=text, id="0")
         verdicts = (datatrove_filter.filter(document) for datatrove_filter in chain)
         failed = next((verdict for verdict in verdicts if verdict is not True), None)
         verdict = step(text)

@@ -9,7 +9,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @contextmanager
-def serving_models(files):
+def serve_models(files):
     """Serve ``files``, bytes by (repository, name), and yield the address."""
 
     class Handler(BaseHTTPRequestHandler):

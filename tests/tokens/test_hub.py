@@ -11,7 +11,7 @@ import pytest
 from batchloom import TokenizerError
 from batchloom.core.errors import MissingDependencyError
 from batchloom.tokens import resolve_tokenizer
-from tokens.model_hub import serving_models
+from tokens.model_hub import serve_models
 
 SCRIPT = """
 import json, sys
@@ -59,7 +59,7 @@ def hub_address(trained, gpt2):
         ("openai-community/gpt2", "tokenizer.json"): json.dumps(gpt2.state()["tokenizer"]).encode(),
     }
 
-    with serving_models(files) as address:
+    with serve_models(files) as address:
         yield address
 
 

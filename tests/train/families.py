@@ -4,10 +4,10 @@ import json
 
 from safetensors.torch import load_file
 
-from media.models import make
-from media.sample_media import talk, write_images, write_sounds
+from media.models import make_model
+from media.sample_media import make_messages, write_images, write_sounds
 from media.test_batches import make_store, save_with_template
-from train.runs import run_training, steps_of
+from train.runs import read_steps, run_training
 
 SIZES = {"steps": 6, "seq_len": 320, "global_batch_size": 4, "batch_size": 2}
 SIZES |= {"optim": {"lr": 0.02, "warmup_steps": 2}}
@@ -21,11 +21,11 @@ class Family:
         self.made, _, self.processor = save_with_template(name, folder / "processor", **settings)
         write_source = write_sounds if name == "qwen2_audio" else write_images
         file = write_source(folder / "in", 3)
-        conversations = [{"messages": talk(f"Say {n}.", f"{n} it is.")} for n in range(6)]
+        conversations = [{"messages": make_messages(f"Say {n}.", f"{n} it is.")} for n in range(6)]
         file.write_text(json.dumps([*json.loads(file.read_text()), *conversations]))
         self.store = make_store(file, folder / "store", self.processor)
         self.folder = folder / "model"
-        make(name, self.made).save_pretrained(self.folder)
+        make_model(name, self.made).save_pretrained(self.folder)
 
     def train(self, out, changes=None, **run_options):
         settings = {**SIZES, "model": {"init": str(self.folder)}, **(changes or {})}
@@ -44,7 +44,7 @@ class Families(dict):
 
 
 def read_losses(out):
-    return [loss for _, loss, *_ in steps_of(out)]
+    return [loss for _, loss, *_ in read_steps(out)]
 
 
 def load_weights(folder):

@@ -14,12 +14,12 @@ from batchloom.train import (
     run_optimizer_step,
     set_up_run,
 )
-from train.runs import PLAIN
+from train.runs import BASE_SETTINGS
 
 
 def compute_first_gradient(data, changes):
     """Return loss, trained tokens and unclipped gradients by name of the first step."""
-    settings = {**PLAIN, "optim": {"clip": 1e9}, **changes}
+    settings = {**BASE_SETTINGS, "optim": {"clip": 1e9}, **changes}
     with join_ranks("cpu") as ranks:
         run = set_up_run(Path(data), make_settings(settings, {}), RunFolder(Path()), ranks, RunLog(None, print))
         gradients = {}

@@ -22,7 +22,7 @@ from batchloom.train import (
 
 # Script that trains on a rank and saves its batches.
 WORKER = Path(__file__).with_name("worker.py")
-PLAIN = {
+BASE_SETTINGS = {
     "model": {"layers": 2, "heads": 2, "width": 32},
     "optim": {"lr": 0.01, "warmup_steps": 5},
     "steps": 80,
@@ -73,7 +73,7 @@ def run_training(store, out, changes=None, *, resume=False, stop_at=None):
     with join_ranks("cpu") as ranks:
         run = set_up_run(
             store.path,
-            make_settings(PLAIN, changes or {}),
+            make_settings(BASE_SETTINGS, changes or {}),
             folder,
             ranks,
             RunLog(folder.log, lines.append),
@@ -81,7 +81,7 @@ def run_training(store, out, changes=None, *, resume=False, stop_at=None):
         return train(run, resume=resume, stop_at=stop_at), lines
 
 
-def steps_of(out):
+def read_steps(out):
     """Return (step, loss, gradient norm, tokens) of every step in a run's log."""
     return [
         (entry["step"], entry["loss"], entry["norm"], entry["tokens"])

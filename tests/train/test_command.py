@@ -12,7 +12,7 @@ import pytest
 from batchloom.cli import run_command_line
 from batchloom.train import read_log
 from processes import start_processes
-from train.runs import PLAIN, small_store, steps_of, wait_for_step
+from train.runs import BASE_SETTINGS, read_steps, small_store, wait_for_step
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     path = tmp_path_factory.mktemp("config") / "small.json"
-    path.write_text(json.dumps({**PLAIN, "steps": 6}))
+    path.write_text(json.dumps({**BASE_SETTINGS, "steps": 6}))
     return path
 
 
@@ -70,7 +70,7 @@ def test_noise_applies_to_training_and_not_to_validation(store, config, tmp_path
     assert losses(plain, "val")[0] == pytest.approx(losses(noisy, "val")[0], abs=1e-6)
     assert train("--data", store.path, "--out", noisy, "--resume") == 0
     assert train(*args, "--out", reference, "--lr", 1e-9, "--noise-prob", 0.5) == 0
-    assert steps_of(noisy) == steps_of(reference)
+    assert read_steps(noisy) == read_steps(reference)
     assert train("--data", store.path, "--out", noisy, "--resume", "--noise-prob", 0.1) == 1
     assert "order.noise_prob was 0.5 and is 0.1" in capsys.readouterr().err
 
@@ -80,7 +80,7 @@ def test_resuming_takes_the_runs_own_settings(store, config, tmp_path, capsys):
     args = ["--data", store.path, "--config-file", config, "--out", out]
     assert train(*args, "--stop-at", 3) == 0
     assert train("--data", store.path, "--out", out, "--resume") == 0
-    assert [step for step, *_ in steps_of(out)] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, *_ in read_steps(out)] == [1, 2, 3, 4, 5, 6]
     assert train("--data", store.path, "--out", out, "--resume", "--seq-len", 16) == 1
     assert "seq_len was 32 and is 16" in capsys.readouterr().err
 
@@ -96,7 +96,7 @@ def test_a_run_of_the_first_windows_is_resumed_with_them(store, config, tmp_path
     assert train("--data", store.path, "--out", out, "--resume") == 1
     assert "give packing='window_8@1' to continue it" in capsys.readouterr().err
     assert train("--data", store.path, "--out", out, "--resume", "--packing", "window_8@1") == 0
-    assert steps_of(out) == steps_of(reference)
+    assert read_steps(out) == read_steps(reference)
     assert train("--data", store.path, "--out", out, "--resume", "--packing", "window_4@1") == 1
     assert "order.packing was 'window_8@1' and is 'window_4@1'" in capsys.readouterr().err
 
@@ -132,7 +132,7 @@ def test_a_file_is_prepared_in_memory_and_leaves_nothing(config, tmp_path, capsy
     assert not store_path.parent.exists()
     assert train(*args, "--out", tmp_path / "cut", "--stop-at", 3) == 0
     assert train(*args, "--out", tmp_path / "cut", "--resume") == 0
-    assert steps_of(tmp_path / "cut") == steps_of(tmp_path / "whole")
+    assert read_steps(tmp_path / "cut") == read_steps(tmp_path / "whole")
     entry = read_log(tmp_path / "cut" / "log.jsonl")[1]
     assert entry["origin"].startswith("source=real words/train ")
 
@@ -255,6 +255,6 @@ def test_ctrl_c_prints_one_message_and_the_run_resumes(store, config, tmp_path, 
     assert result.stderr.strip().startswith(f"Stopped the run in {out}; {checkpoint_note}")
     assert len(result.stderr.strip().splitlines()) == 1
     assert not list(out.rglob("*.partial"))
-    steps = len(steps_of(out))
+    steps = len(read_steps(out))
     assert train("--data", store.path, "--out", out, "--resume", "--max-iters", steps + 5) == 0
-    assert [step for step, *_ in steps_of(out)] == list(range(1, steps + 6))
+    assert [step for step, *_ in read_steps(out)] == list(range(1, steps + 6))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from batchloom import StateError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.train import RunFolder, read_log
-from train.runs import run_training, small_store, steps_of
+from train.runs import read_steps, run_training, small_store
 
 SHORT = {"steps": 4, "save_interval": 2}
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -129,7 +129,7 @@ def test_a_damaged_checkpoint_is_refused_until_it_is_deleted(store, run, name):
     shutil.rmtree(newest)
     _, lines = run_training(store, run, SHORT, resume=True)
     assert "resume from the checkpoint of step 2" in lines
-    assert [step for step, *_ in steps_of(run)] == [1, 2, 3, 4]
+    assert [step for step, *_ in read_steps(run)] == [1, 2, 3, 4]
 
 
 def test_a_checkpoint_under_another_name(store, run):
@@ -148,7 +148,7 @@ def test_a_run_without_checkpoints_starts_again(store, run, finished):
     shutil.rmtree(run / "checkpoints")
     _, lines = run_training(store, run, SHORT, resume=True)
     assert any(line.startswith("resume from the start") for line in lines)
-    assert steps_of(run) == steps_of(finished)
+    assert read_steps(run) == read_steps(finished)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_damaged_log_is_refused_and_can_be_deleted(store, run, line, message):
     log.unlink()
     shutil.rmtree(RunFolder(run).find_newest_checkpoint())
     run_training(store, run, SHORT, resume=True)
-    assert [step for step, *_ in steps_of(run)] == [3, 4]
+    assert [step for step, *_ in read_steps(run)] == [3, 4]
 
 
 def test_a_log_that_lacks_entries_can_be_resumed(store, run):
@@ -184,7 +184,7 @@ def test_a_log_that_lacks_entries_can_be_resumed(store, run):
     lines = log.read_bytes().split(b"\n")
     log.write_bytes(b"\n".join(lines[2:]))
     run_training(store, run, {**SHORT, "steps": 5}, resume=True)
-    assert [step for step, *_ in steps_of(run)] == [2, 3, 4, 5]
+    assert [step for step, *_ in read_steps(run)] == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

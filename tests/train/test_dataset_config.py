@@ -7,7 +7,7 @@ import pytest
 from batchloom import open_store
 from batchloom.cli import run_command_line
 from train.model_folders import write_model
-from train.runs import PLAIN, steps_of
+from train.runs import BASE_SETTINGS, read_steps
 
 # Settings that a manifest does not have.
 UNSET = {"noise_prob": None, "uneven": "refuse", "balance": False}
@@ -23,7 +23,7 @@ def home(tmp_path):
         for n in range(120)
     ]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "small.json").write_text(json.dumps({**PLAIN, "steps": 3}))
+    (tmp_path / "small.json").write_text(json.dumps({**BASE_SETTINGS, "steps": 3}))
     (tmp_path / "sft.yaml").write_text(
         "dataset:\n  dataset_type: text\n  dataset_format: jsonl\n  dataset_path: train.jsonl\n  packing: true\n"
         "  packing_length: 256\n  processor_config: {processor_name: bytes, processor_type: qwen2}\n"
@@ -57,7 +57,7 @@ def test_from_a_file_to_a_trained_model(home, capsys):
     out = capsys.readouterr().out
     assert "is prepared already" in out
     assert "as the run was started\n" in out
-    assert len(steps_of(home / "run")) == 3
+    assert len(read_steps(home / "run")) == 3
 
 
 def test_resuming_reports_a_changed_manifest(home, capsys):

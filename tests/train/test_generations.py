@@ -8,7 +8,7 @@ import pytest
 from batchloom.cli import run_command_line
 from batchloom.store import compact_store, remove_documents
 from batchloom.testing import append_documents
-from train.runs import PLAIN, counting_documents, small_store, steps_of
+from train.runs import BASE_SETTINGS, counting_documents, read_steps, small_store
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def args(store, tmp_path):
-    (tmp_path / "small.json").write_text(json.dumps({**PLAIN, "steps": 6}))
+    (tmp_path / "small.json").write_text(json.dumps({**BASE_SETTINGS, "steps": 6}))
     return ["--data", store, "--config-file", tmp_path / "small.json"]
 
 
@@ -41,7 +41,7 @@ def test_a_run_resumes_with_the_generation_it_was_begun_on(store, args, tmp_path
     output = capsys.readouterr().out
     assert f"The run was started on generation 1 of {store} and continues with it; the newest is 3." in output
     assert "150 documents" in output
-    assert steps_of(resumed) == steps_of(reference)
+    assert read_steps(resumed) == read_steps(reference)
 
 
 def test_a_run_on_a_generation_that_was_compacted_away_is_refused(store, args, tmp_path, capsys):

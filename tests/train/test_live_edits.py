@@ -20,8 +20,8 @@ from batchloom.core.errors import StoreConflictError, TrainError
 from batchloom.testing import write_store
 from batchloom.train import RunFolder, edit_run, read_log, submit_edit
 from batchloom.train.edit_requests import EditInbox
-from processes import rank_environments, run_ranks, start_processes
-from train.runs import PLAIN, WORKER, run_training, small_store, steps_of, wait_for_step
+from processes import make_rank_environments, run_ranks, start_processes
+from train.runs import BASE_SETTINGS, WORKER, read_steps, run_training, small_store, wait_for_step
 
 # Script that locks a run for some seconds, as a trainer does, and answers no request.
 LOCK_SCRIPT = """
@@ -71,7 +71,7 @@ def count_plan_tokens(store, steps, *edits):
 
 
 def read_token_counts(out):
-    return [tokens for *_, tokens in steps_of(out)]
+    return [tokens for *_, tokens in read_steps(out)]
 
 
 def read_journal(out):
@@ -81,10 +81,10 @@ def read_journal(out):
 
 def test_two_ranks_take_an_edit_at_one_step_and_a_kill_loses_nothing(tmp_path, store, capfd):
     out, config = tmp_path / "run", tmp_path / "small.json"
-    config.write_text(json.dumps({**PLAIN, "steps": 10**6}))
+    config.write_text(json.dumps({**BASE_SETTINGS, "steps": 10**6}))
     args = ["train", "--data", store.path, "--config-file", config, "--device", "cpu"]
     args = [*map(str, args), "--out", str(out)]
-    with start_processes("-m", "batchloom", *args, environments=rank_environments()) as (
+    with start_processes("-m", "batchloom", *args, environments=make_rank_environments()) as (
         process,
         _,
     ):
@@ -352,7 +352,7 @@ def test_ranks_on_different_data_are_stopped_by_name(tmp_path, store):
     small_store(tmp_path / "r0")
     small_store(tmp_path / "r1", longest=20)
     config = tmp_path / "small.json"
-    config.write_text(json.dumps(PLAIN))
+    config.write_text(json.dumps(BASE_SETTINGS))
     args = ["train", "--data", tmp_path / "rRANK", "--config-file", config, "--device", "cpu"]
     args += ["--out", tmp_path / "run", "--max-iters", 2]
     results = run_ranks(WORKER, tmp_path, store.path, *args)

@@ -22,7 +22,7 @@ from batchloom.train import (
     set_up_run,
 )
 from batchloom.train.loop import compute_learning_rate, evaluate_val_loss
-from train.runs import PLAIN, counting_documents, run_training, small_store, steps_of
+from train.runs import BASE_SETTINGS, counting_documents, read_steps, run_training, small_store
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def full_run(store, tmp_path_factory):
 
 def test_it_learns_and_logs_the_origin_of_the_data(store, full_run):
     out, outcome, lines = full_run
-    losses = [loss for _, loss, _, _ in steps_of(out)]
+    losses = [loss for _, loss, _, _ in read_steps(out)]
     assert len(losses) == outcome.step == 80
     assert losses[-1] < losses[0] - 2
     assert outcome.val_loss < losses[0] - 2
@@ -56,10 +56,10 @@ def test_it_learns_and_logs_the_origin_of_the_data(store, full_run):
 def test_stopping_at_40_and_resuming_is_the_same_to_the_last_bit(store, full_run, tmp_path):
     reference, outcome, _ = full_run
     _, lines = run_training(store, tmp_path / "run", stop_at=40)
-    assert len(steps_of(tmp_path / "run")) == 40
+    assert len(read_steps(tmp_path / "run")) == 40
     resumed, lines = run_training(store, tmp_path / "run", resume=True)
     assert "resume from the checkpoint of step 40" in lines
-    assert steps_of(tmp_path / "run") == steps_of(reference)
+    assert read_steps(tmp_path / "run") == read_steps(reference)
     assert resumed.val_loss == outcome.val_loss
     newest = [RunFolder(folder).find_newest_checkpoint() for folder in (reference, tmp_path / "run")]
     for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
@@ -77,7 +77,7 @@ def test_a_killed_run_repeats_the_steps_after_its_last_checkpoint(store, full_ru
     _, lines = run_training(store, out, {"save_interval": 30}, resume=True)
     assert "resume from the checkpoint of step 30" in lines
     assert "changed   save_interval was 10 and is 30, after 30 steps" in lines
-    assert steps_of(out) == steps_of(reference)
+    assert read_steps(out) == read_steps(reference)
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == [
         "step_00000060",
         "step_00000080",
@@ -86,11 +86,11 @@ def test_a_killed_run_repeats_the_steps_after_its_last_checkpoint(store, full_ru
 
 def test_a_finished_run_trains_no_more(store, full_run):
     out, _, _ = full_run
-    before = steps_of(out)
+    before = read_steps(out)
     outcome, lines = run_training(store, out, resume=True)
     assert outcome.step == 80
     assert any("Step 80 of 80 is done already" in line for line in lines)
-    assert steps_of(out) == before
+    assert read_steps(out) == before
 
 
 def test_a_run_can_be_made_longer(store, tmp_path):
@@ -98,7 +98,7 @@ def test_a_run_can_be_made_longer(store, tmp_path):
     outcome, lines = run_training(store, tmp_path / "run", {"steps": 6}, resume=True)
     assert outcome.step == 6
     assert "changed   steps was 4 and is 6, after 4 steps" in lines
-    assert [step for step, *_ in steps_of(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, *_ in read_steps(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_resuming_something_else_names_the_fields(store, full_run, tmp_path):
@@ -112,7 +112,7 @@ def test_resuming_something_else_names_the_fields(store, full_run, tmp_path):
     other_store = small_store(tmp_path / "other", longest=30)
     with pytest.raises(StateError, match="data.fingerprint was"):
         run_training(other_store, out, resume=True)
-    larger_settings = make_settings({**PLAIN, "model": {"layers": 3, "heads": 2, "width": 32}}, {})
+    larger_settings = make_settings({**BASE_SETTINGS, "model": {"layers": 3, "heads": 2, "width": 32}}, {})
     with pytest.raises(StateError, match="model.layers was 2 and is 3"):
         run_training(store, out, {"model": larger_settings.model}, resume=True)
 
@@ -148,7 +148,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(store, tmp_path):
     with pytest.raises(TrainError, match=r"step \d+ is .*learning rate of .*lower --lr"):
         run_training(store, tmp_path / "run", {"optim": {"lr": 1e12}, "save_interval": 1})
     newest = RunFolder(tmp_path / "run").find_newest_checkpoint()
-    assert newest is None or all(math.isfinite(loss) for _, loss, _, _ in steps_of(tmp_path / "run"))
+    assert newest is None or all(math.isfinite(loss) for _, loss, _, _ in read_steps(tmp_path / "run"))
 
 
 def test_weights_that_are_not_finite_are_not_saved(store, tmp_path):
@@ -160,7 +160,7 @@ def test_weights_that_are_not_finite_are_not_saved(store, tmp_path):
 
 def test_a_val_loss_that_is_not_finite_stops_the_run(store, tmp_path):
     with join_ranks("cpu") as ranks:
-        settings = make_settings(PLAIN, {})
+        settings = make_settings(BASE_SETTINGS, {})
         run = set_up_run(store.path, settings, RunFolder(tmp_path), ranks, RunLog(None, print))
     with torch.no_grad():
         run.model.norm.gain.fill_(math.nan)
@@ -191,14 +191,14 @@ def _has_loss(store, out, seed):
         run_training(store, out, {"order": {"packing": "wrap"}, "seq_len": 2, "steps": 2, "seed": seed})
     except TrainError:
         return False
-    return any(loss for _, loss, *_ in steps_of(out))
+    return any(loss for _, loss, *_ in read_steps(out))
 
 
 def test_a_step_with_nothing_to_predict_is_legal(tmp_path):
     mixed = write_store(tmp_path / "s", [*SINGLE_TOKENS, [6, 7, 8], [9]])
     sizes = {"seq_len": 4, "global_batch_size": 1, "order": {"packing": "none"}, "steps": 7}
     run_training(mixed, tmp_path / "run", sizes)
-    assert sorted(loss > 0 for _, loss, *_ in steps_of(tmp_path / "run")) == [False] * 6 + [True]
+    assert sorted(loss > 0 for _, loss, *_ in read_steps(tmp_path / "run")) == [False] * 6 + [True]
 
 
 def test_a_val_subset_with_nothing_to_predict_is_none(tmp_path):
@@ -238,7 +238,7 @@ def test_a_folder_that_cannot_be_written(store, tmp_path):
 
 
 def test_running_out_of_memory_names_what_to_lower():
-    settings = make_settings(PLAIN, {"batch_size": 4})
+    settings = make_settings(BASE_SETTINGS, {"batch_size": 4})
     message = "passes of 4 rows of 32 tokens: lower --batch-size .* --seq-len.* model.width"
     with pytest.raises(TrainError, match=message), explain_memory_errors(settings, 64):
         torch.empty(1 << 50, dtype=torch.uint8)
@@ -251,7 +251,7 @@ def test_running_out_of_memory_names_what_to_lower():
 def run_one_step(store, out, batch_size, uneven="refuse"):
     """Return loss, norm and gradients of a step in passes of ``batch_size`` rows."""
     sizes = {"global_batch_size": 8, "batch_size": batch_size, "order": {"uneven": uneven}}
-    settings = make_settings(PLAIN, sizes)
+    settings = make_settings(BASE_SETTINGS, sizes)
     with join_ranks("cpu") as ranks:
         run = set_up_run(store.path, settings, RunFolder(out), ranks, RunLog(None, print))
     gradients = {}
@@ -275,7 +275,7 @@ def test_passes_do_not_change_the_gradient(tmp_path):
 
 def test_the_loss_is_per_trained_token(store, tmp_path):
     loss, _, _ = run_one_step(store, tmp_path, 2)
-    settings = make_settings(PLAIN, {"global_batch_size": 8})
+    settings = make_settings(BASE_SETTINGS, {"global_batch_size": 8})
     with join_ranks("cpu") as ranks:
         run = set_up_run(store.path, settings, RunFolder(tmp_path), ranks, RunLog(None, print))
     batch = Loader(store, seq_len=32, global_batch_size=8, steps=80, rank=0, world_size=1)[0]
@@ -309,11 +309,11 @@ def test_a_bare_prefix_needs_its_vocabulary_stated(store, tmp_path):
 
     with pytest.raises(SettingsError, match="model.vocab_size: missing"):
         run_training(Prefix, tmp_path / "run", {"steps": 2})
-    shape = {**PLAIN["model"], "vocab_size": 257}
-    stated = make_settings({**PLAIN, "model": shape}, {}).model
+    shape = {**BASE_SETTINGS["model"], "vocab_size": 257}
+    stated = make_settings({**BASE_SETTINGS, "model": shape}, {}).model
     outcome, _ = run_training(Prefix, tmp_path / "run", {"steps": 2, "model": stated})
     assert outcome.step == 2
-    shape = {**PLAIN["model"], "vocab_size": 60}
-    small = make_settings({**PLAIN, "model": shape}, {}).model
+    shape = {**BASE_SETTINGS["model"], "vocab_size": 60}
+    small = make_settings({**BASE_SETTINGS, "model": shape}, {}).model
     with pytest.raises(TrainError, match="model.vocab_size"):
         run_training(Prefix, tmp_path / "small", {"steps": 2, "model": small})

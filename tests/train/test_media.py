@@ -10,11 +10,11 @@ import batchloom
 from batchloom.cli import run_command_line
 from batchloom.core.errors import TrainError
 from batchloom.train import RunFolder
-from media.models import make
-from media.sample_media import talk
+from media.models import make_model
+from media.sample_media import make_messages
 from media.test_batches import save_with_template
 from train.families import SIZES, Families, load_weights, read_losses
-from train.runs import run_training, steps_of
+from train.runs import read_steps, run_training
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -62,7 +62,7 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(families, tmp_path
     family.train(tmp_path / "whole", {"eval_interval": 0})
     family.train(tmp_path / "run", {"eval_interval": 0}, stop_at=3)
     family.train(tmp_path / "run", {"eval_interval": 0}, resume=True)
-    assert steps_of(tmp_path / "run") == steps_of(tmp_path / "whole")
+    assert read_steps(tmp_path / "run") == read_steps(tmp_path / "whole")
     newest = [RunFolder(tmp_path / name).find_newest_checkpoint() for name in ("whole", "run")]
     full_weights, resumed_weights = (folder / "model.safetensors" for folder in newest)
     assert full_weights.read_bytes() == resumed_weights.read_bytes()
@@ -80,7 +80,7 @@ def test_the_saved_model_has_the_processor(families, tmp_path):
         family.train(out, {"model": {"init": str(folder)}, "steps": 1})
         written = AutoProcessor.from_pretrained(out / "model", local_files_only=True)
         assert written.image_processor.to_dict() == family.made.image_processor.to_dict()
-        messages = talk("Who is it?", "A cat.")
+        messages = make_messages("Who is it?", "A cat.")
         ids = [
             processor.tokenizer(processor.apply_chat_template(messages, tokenize=False))["input_ids"]
             for processor in (written, AutoProcessor.from_pretrained(family.processor))
@@ -110,7 +110,7 @@ def test_texts_and_conversations_with_images_are_trained_together(families, tmp_
 def test_real_conversations_are_learned_by_the_commands_alone(real_data, tmp_path, capsys, name):
     settings = {"chunk_length": 6} if name == "qwen2_audio" else {}
     processor = save_with_template(name, tmp_path / "processor", **settings)
-    make(name, processor[0]).save_pretrained(tmp_path / "model")
+    make_model(name, processor[0]).save_pretrained(tmp_path / "model")
     file = "mllm_audio_demo.json" if name == "qwen2_audio" else "mllm_demo.json"
     source, folder, store = real_data / "multimodal" / file, processor[2], tmp_path / "store"
     train = ["train", "--data", store, "--init", tmp_path / "model", "--device", "cpu"]
@@ -152,7 +152,7 @@ def test_raw_conversations_are_learned_as_they_are_read(families, tmp_path, opti
     for out, run_args in (("whole", []), ("run", ["--stop-at", 5]), ("run", ["--resume"])):
         command = [*args, "--out", tmp_path / out, *run_args]
         assert run_command_line(list(map(str, command))) == 0, command
-    assert steps_of(tmp_path / "run") == steps_of(tmp_path / "whole")
+    assert read_steps(tmp_path / "run") == read_steps(tmp_path / "whole")
     assert read_losses(tmp_path / "whole")[-1] < read_losses(tmp_path / "whole")[0] - 1
     assert (tmp_path / "run" / "model" / "preprocessor_config.json").exists()
 

@@ -8,7 +8,7 @@ import pytest
 import batchloom
 from batchloom import InputError
 from batchloom.core.errors import TrainError
-from media.models import make
+from media.models import make_model
 from train.families import Families
 from train.model_folders import write_model
 from train.runs import run_training
@@ -66,7 +66,7 @@ def test_a_model_with_too_few_ids_or_patches_of_another_size_is_refused(families
 
 
 def make_llava(family, folder, *, vocab_size=None, patch_size=14):
-    model = make("llava", family.made)
+    model = make_model("llava", family.made)
     config = model.config
     config.text_config.vocab_size = vocab_size or config.text_config.vocab_size
     config.vision_config.patch_size = patch_size

@@ -22,7 +22,7 @@ from batchloom.train import (
     submit_edit,
     train,
 )
-from train.runs import PLAIN, counting_documents, small_store, steps_of
+from train.runs import BASE_SETTINGS, counting_documents, read_steps, small_store
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def run_mixture(mixture, out, changes=None, *, resume=False, stop_at=None):
     lines, folder = [], RunFolder(out)
     with join_ranks("cpu") as ranks:
         data = open_mixture_generations(mixture, folder, ranks) if resume else mixture
-        settings = make_settings(PLAIN, {"steps": 12, "save_interval": 3, **(changes or {})})
+        settings = make_settings(BASE_SETTINGS, {"steps": 12, "save_interval": 3, **(changes or {})})
         run = set_up_run(data, settings, folder, ranks, RunLog(folder.log, lines.append))
         return train(run, resume=resume, stop_at=stop_at), "\n".join(lines)
 
@@ -75,7 +75,7 @@ def test_a_run_resumes_exactly_on_the_generations_it_began_with(mixture, tmp_pat
     append_documents(tmp_path / "web", counting_documents(9, 9))
     newer = read_mixture(f"{tmp_path}/web=0.7,{tmp_path}/code=0.3")
     run_mixture(newer, tmp_path / "run", resume=True)
-    assert steps_of(tmp_path / "run") == steps_of(tmp_path / "whole")
+    assert read_steps(tmp_path / "run") == read_steps(tmp_path / "whole")
 
 
 def test_other_weights_are_refused_by_name_and_an_edit_is_not(mixture, tmp_path):
@@ -179,10 +179,10 @@ def test_a_run_on_one_store_is_edited_too(tmp_path, mixture):
     out, folder = tmp_path / "run", RunFolder(tmp_path / "run")
     for resume in (False, True):
         with join_ranks("cpu") as ranks:
-            settings = make_settings(PLAIN, {"steps": 8, "save_interval": 3})
+            settings = make_settings(BASE_SETTINGS, {"steps": 8, "save_interval": 3})
             run = set_up_run(store, settings, folder, ranks, RunLog(folder.log, print))
             train(run, resume=resume, stop_at=None if resume else 4)
         if not resume:
             edit_run(out, store, Edit(step=5, ban={"data": range(40)}, skip=3))
     assert len(open_store(store)) == 150
-    assert [entry[0] for entry in steps_of(out)] == list(range(1, 9))
+    assert [entry[0] for entry in read_steps(out)] == list(range(1, 9))

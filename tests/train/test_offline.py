@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from chat.conftest import byte_level
+from chat.conftest import make_byte_level_tokenizer
 from chat.conversations import CHATML
-from preparation.stores import jsonl
+from preparation.stores import write_jsonl
 from train.model_folders import write_model
 
 # Every attempt is refused and recorded, also one whose error the caller ignores.
@@ -108,7 +108,7 @@ def test_connections_are_blocked(tmp_path, no_network, code):
 
 @pytest.mark.parametrize("tokenizer", ["gpt2", pytest.param("train:300", marks=pytest.mark.slow)])
 def test_texts_prepare_check_and_train(tmp_path, run_commands, tokenizer):
-    jsonl(tmp_path / "in.jsonl", [{"text": f"{n} times {n} is {n * n}."} for n in range(400)])
+    write_jsonl(tmp_path / "in.jsonl", [{"text": f"{n} times {n} is {n * n}."} for n in range(400)])
     store = tmp_path / "store"
     options = ["--out", store, "--tokenizer", tokenizer, "--val-fraction", 0.1]
     output = run_commands(
@@ -120,10 +120,10 @@ def test_texts_prepare_check_and_train(tmp_path, run_commands, tokenizer):
 
 
 def test_conversations_prepare_check_and_finetune_from_folders(tmp_path, run_commands):
-    folder = byte_level(tmp_path / "tokenizer")
+    folder = make_byte_level_tokenizer(tmp_path / "tokenizer")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": CHATML}))
-    jsonl(tmp_path / "in.jsonl", QUESTIONS)
+    write_jsonl(tmp_path / "in.jsonl", QUESTIONS)
     write_model(tmp_path / "model", vocab_size=600)
     store = tmp_path / "store"
     options = ["--out", store, "--tokenizer", folder, "--val-fraction", 0.1]

@@ -25,7 +25,7 @@ from batchloom.train.model.pretrained import compute_summed_loss
 from processes import run_two_ranks
 from train.gradients import compute_first_gradient
 from train.model_folders import CONFIGS, write_chat_store, write_model
-from train.runs import run_training, steps_of
+from train.runs import read_steps, run_training
 
 SIZES = {"steps": 20, "seq_len": 32, "global_batch_size": 4, "batch_size": 2, "eval_interval": 10}
 
@@ -62,7 +62,7 @@ def load_model(folder):
 
 def test_it_learns_and_transformers_loads_the_result(store, full_run):
     out, outcome, lines = full_run
-    losses = [loss for _, loss, *_ in steps_of(out)]
+    losses = [loss for _, loss, *_ in read_steps(out)]
     assert len(losses) == 20
     assert losses[-1] < losses[0] - 1
     assert any("LlamaForCausalLM of" in line for line in lines)
@@ -101,7 +101,7 @@ def test_resuming_is_the_same_to_the_last_bit(store, llama, full_run, tmp_path):
     finetune(store, llama, tmp_path / "run", stop_at=10)
     resumed, lines = finetune(store, moved, tmp_path / "run", resume=True)
     assert "resume from the checkpoint of step 10" in lines
-    assert steps_of(tmp_path / "run") == steps_of(reference)
+    assert read_steps(tmp_path / "run") == read_steps(reference)
     assert resumed.val_loss == outcome.val_loss
     newest = [RunFolder(folder).find_newest_checkpoint() for folder in (reference, tmp_path / "run")]
     files = [folder / "model.safetensors" for folder in newest]
@@ -370,7 +370,7 @@ def test_the_command_line(store, llama, tmp_path, capsys, monkeypatch):
     assert "  trained 5" in capsys.readouterr().out
     # The run records its model.
     assert run_command_line(list(map(str, [*args, "--resume"]))) == 0
-    assert [step for step, *_ in steps_of(out)] == [1, 2, 3, 4]
+    assert [step for step, *_ in read_steps(out)] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

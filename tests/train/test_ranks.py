@@ -15,8 +15,8 @@ import torch
 from batchloom import InputError, Loader
 from batchloom.core.errors import TrainError
 from batchloom.train import choose_device, join_ranks
-from processes import rank_environments, run_ranks, run_two_ranks, start_processes
-from train.runs import PLAIN, WORKER, run_training, small_store, steps_of, wait_for_step
+from processes import make_rank_environments, run_ranks, run_two_ranks, start_processes
+from train.runs import BASE_SETTINGS, WORKER, read_steps, run_training, small_store, wait_for_step
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -25,7 +25,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.jo
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     path = tmp_path_factory.mktemp("config") / "small.json"
-    path.write_text(json.dumps({**PLAIN, "steps": 12}))
+    path.write_text(json.dumps({**BASE_SETTINGS, "steps": 12}))
     return path
 
 
@@ -41,7 +41,7 @@ def test_two_ranks_train_as_one(tmp_path, config):
     run_training(store, single, {"steps": 12})
     # The two ranks stopped at step 6; one rank goes on from their checkpoint.
     run_training(store, out, {"steps": 12}, resume=True)
-    actual, reference = steps_of(out), steps_of(single)
+    actual, reference = read_steps(out), read_steps(single)
     assert [tokens for *_, tokens in actual] == [tokens for *_, tokens in reference]
     assert [loss for _, loss, *_ in actual] == pytest.approx([loss for _, loss, *_ in reference], abs=1e-4)
 
@@ -66,7 +66,7 @@ def test_two_ranks_share_an_odd_batch_and_balance_it(tmp_path, config):
     run_training(store, single, {"steps": 12, "global_batch_size": 5})
     # One rank resumes their run without padding and balancing.
     run_training(store, out, {"steps": 12, "global_batch_size": 5}, resume=True)
-    actual, reference = steps_of(out), steps_of(single)
+    actual, reference = read_steps(out), read_steps(single)
     assert [tokens for *_, tokens in actual] == [tokens for *_, tokens in reference]
     assert [loss for _, loss, *_ in actual] == pytest.approx([loss for _, loss, *_ in reference], abs=1e-4)
     logged = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
@@ -82,7 +82,7 @@ def test_two_ranks_share_one_temporary_store(tmp_path, config):
     store = small_store(tmp_path / "s")
     args += ["--out", tmp_path / "run", "--max-iters", 2]
     printed = run_two_ranks(WORKER, tmp_path, store.path, *args)
-    assert len(steps_of(tmp_path / "run")) == 2
+    assert len(read_steps(tmp_path / "run")) == 2
     lines = [line for line in printed.splitlines() if line.startswith("input")]
     assert len(lines) == 1
     store_path = Path(lines[0].split(" is prepared in ")[1].split(",")[0])
@@ -102,7 +102,7 @@ def test_one_of_two_ranks_prepares_the_data_sets_of_a_file(tmp_path, config):
     assert any("holds plain text, and data_type says jsonl" in result.stderr for result in results)
     manifest.write_text("datasets: [{path: words.txt}]")
     printed = run_two_ranks(WORKER, tmp_path, store.path, *args)
-    assert len(steps_of(tmp_path / "run")) == 2
+    assert len(read_steps(tmp_path / "run")) == 2
     assert printed.count("all.yaml was prepared in") == 1
 
 
@@ -137,7 +137,7 @@ def test_ctrl_c_under_torchrun_prints_one_message(tmp_path, endless_command):
 
 
 def test_the_loss_of_a_rank_ends_the_others_with_a_message(tmp_path, endless_command):
-    with start_processes(*endless_command, environments=rank_environments()) as (first, second):
+    with start_processes(*endless_command, environments=make_rank_environments()) as (first, second):
         wait_for_step(first, tmp_path / "run", 3)
         second.send_signal(signal.SIGKILL)
         result = first.wait()
@@ -187,7 +187,7 @@ print("went on")
 def test_others_wait_for_the_first_rank_as_long_as_it_works(tmp_path, seconds, message):
     script = tmp_path / "slow_first.py"
     script.write_text(SLOW_FIRST)
-    with start_processes(script, tmp_path / "meet", seconds, environments=rank_environments()) as processes:
+    with start_processes(script, tmp_path / "meet", seconds, environments=make_rank_environments()) as processes:
         first, other = (process.wait() for process in processes)
     assert message in other.stdout + other.stderr
     assert first.returncode == (0 if seconds else 7)

@@ -14,7 +14,7 @@ from batchloom.train import (
     make_settings,
     read_config,
 )
-from train.runs import PLAIN
+from train.runs import BASE_SETTINGS
 
 
 def test_shipped_configurations_load():
@@ -51,8 +51,8 @@ def test_impossible_values_are_refused():
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -1.0])
 def test_numbers_that_are_not_finite_are_refused(value):
     names = ["lr", "clip", "beta1", "beta2", "final_lr_share", "weight_decay"]
-    plain = {**PLAIN, "optim": {**dict.fromkeys(names, value), "lr": 1.0}}
-    plain["model"] = {**PLAIN["model"], "rotary_base": value}
+    plain = {**BASE_SETTINGS, "optim": {**dict.fromkeys(names, value), "lr": 1.0}}
+    plain["model"] = {**BASE_SETTINGS["model"], "rotary_base": value}
     with pytest.raises(SettingsError) as caught:
         make_settings(plain, {"optim": {"lr": value}})
     problem_paths = {problem.split(":")[0] for problem in caught.value.problems}
@@ -73,11 +73,11 @@ def test_numbers_that_are_not_finite_are_refused(value):
     ],
 )
 def test_absurd_sizes_are_refused_by_their_bound(name, maximum):
-    assert getattr(make_settings(PLAIN, {name: maximum}), name) == maximum
+    assert getattr(make_settings(BASE_SETTINGS, {name: maximum}), name) == maximum
     with pytest.raises(SettingsError, match=f"{name}: {maximum + 1} is above {maximum}, the maximum"):
-        make_settings(PLAIN, {name: maximum + 1})
+        make_settings(BASE_SETTINGS, {name: maximum + 1})
     with pytest.raises(SettingsError, match=f"{name}: a number of about 4000 digits is above"):
-        make_settings(PLAIN, {name: 10**4000})
+        make_settings(BASE_SETTINGS, {name: 10**4000})
 
 
 def test_absurd_shapes_are_refused_by_their_bound():
@@ -91,31 +91,31 @@ def test_absurd_shapes_are_refused_by_their_bound():
 
 
 def test_options_replace_invalid_values_of_the_configuration():
-    broken = {**PLAIN, "steps": 0, "optim": {"lr": -1.0}}
+    broken = {**BASE_SETTINGS, "steps": 0, "optim": {"lr": -1.0}}
     settings = make_settings(broken, {"steps": 3, "optim": {"lr": 0.5}})
     assert (settings.steps, settings.optim.lr) == (3, 0.5)
 
 
 def test_options_override_the_configuration():
-    settings = make_settings(PLAIN, {"optim": {"lr": 0.5}, "steps": 7})
+    settings = make_settings(BASE_SETTINGS, {"optim": {"lr": 0.5}, "steps": 7})
     assert (settings.optim.lr, settings.steps, settings.seed) == (0.5, 7, 0)
     assert settings.optim.warmup_steps == 5
 
 
 def test_passes_per_step():
-    settings = make_settings(PLAIN, {"global_batch_size": 24, "batch_size": 3})
+    settings = make_settings(BASE_SETTINGS, {"global_batch_size": 24, "batch_size": 3})
     assert [compute_accumulation_steps(settings, n) for n in (1, 2, 4, 8)] == [8, 4, 2, 1]
-    without_passes = make_settings(PLAIN, {"global_batch_size": 24})
+    without_passes = make_settings(BASE_SETTINGS, {"global_batch_size": 24})
     assert compute_accumulation_steps(without_passes, 3) == 1
 
 
 def test_sizes_that_do_not_divide_name_those_that_do():
-    settings = make_settings(PLAIN, {"global_batch_size": 24, "batch_size": 5})
+    settings = make_settings(BASE_SETTINGS, {"global_batch_size": 24, "batch_size": 5})
     with pytest.raises(SettingsError, match="--batch-size 1, 2, 3, 4, 6, 12 can"):
         compute_accumulation_steps(settings, 2)
     with pytest.raises(SettingsError, match="7 ranks; 21 or 28 can .* --uneven pad"):
         compute_accumulation_steps(settings, 7)
-    padded = make_settings(PLAIN, {"global_batch_size": 24, "batch_size": 5, "order": {"uneven": "pad"}})
+    padded = make_settings(BASE_SETTINGS, {"global_batch_size": 24, "batch_size": 5, "order": {"uneven": "pad"}})
     assert [compute_accumulation_steps(padded, n) for n in (1, 2, 7, 48)] == [5, 3, 1, 1]
 
 

@@ -22,7 +22,7 @@ from batchloom.train import (
 )
 from processes import run_two_ranks
 from train.model_folders import write_model
-from train.runs import PLAIN, steps_of
+from train.runs import BASE_SETTINGS, read_steps
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def run_stream(input_file, out, changes=None, *, resume=False, stop_at=None, **r
     stream_request = StreamRequest(inputs=(str(input_file),), options=options, **{"tokenizer": "bytes", **request})
     folder = RunFolder(out)
     with join_ranks("cpu") as ranks:
-        settings = make_settings(PLAIN, {"steps": 20, **(changes or {})})
+        settings = make_settings(BASE_SETTINGS, {"steps": 20, **(changes or {})})
         run = set_up_run(stream_request, settings, folder, ranks, RunLog(folder.log, printed.append))
         return train(run, resume=resume, stop_at=stop_at), printed
 
@@ -48,8 +48,8 @@ def test_a_run_on_a_stream_learns_and_resumes_exactly(tmp_path, input_file):
     run_stream(input_file, tmp_path / "whole")
     run_stream(input_file, tmp_path / "two", stop_at=9)
     _, printed = run_stream(input_file, tmp_path / "two", resume=True)
-    assert steps_of(tmp_path / "two") == steps_of(tmp_path / "whole")
-    losses = [loss for _, loss, *_ in steps_of(tmp_path / "whole")]
+    assert read_steps(tmp_path / "two") == read_steps(tmp_path / "whole")
+    losses = [loss for _, loss, *_ in read_steps(tmp_path / "whole")]
     assert losses[-1] < losses[0] - 1
     assert any("stream of sums.jsonl" in line for line in printed)
     with pytest.raises(StateError, match="seed was 0 and is 5"):
@@ -93,7 +93,7 @@ def test_a_checkpoint_of_another_stream_is_refused(tmp_path, input_file):
 def test_a_model_is_finetuned_on_a_stream(tmp_path, input_file):
     write_model(tmp_path / "model")
     changes = {"model": {"init": str(tmp_path / "model")}, "steps": 2}
-    settings = {key: value for key, value in PLAIN.items() if key != "model"}
+    settings = {key: value for key, value in BASE_SETTINGS.items() if key != "model"}
     stream_request = StreamRequest(inputs=(str(input_file),), tokenizer="bytes")
     folder, printed = RunFolder(tmp_path / "run"), []
     with join_ranks("cpu") as ranks:
@@ -136,12 +136,12 @@ def test_no_lanes_for_so_many_ranks(tmp_path, input_file):
 
 def test_two_ranks_gather_their_state(tmp_path, input_file):
     config = tmp_path / "small.json"
-    config.write_text(json.dumps({**PLAIN, "steps": 10}))
+    config.write_text(json.dumps({**BASE_SETTINGS, "steps": 10}))
     args = ["--stream", input_file, "--tokenizer", "bytes", "--config-file", config, "--device", "cpu"]
     args += ["--stream-workers", "1", "--out", tmp_path / "two", "--stop-at", "5"]
     run_two_ranks("-m", "batchloom", "train", *args)
     run_stream(input_file, tmp_path / "two", {"steps": 10}, resume=True)
     run_stream(input_file, tmp_path / "one", {"steps": 10})
-    actual, expected = (steps_of(tmp_path / name) for name in ("two", "one"))
+    actual, expected = (read_steps(tmp_path / name) for name in ("two", "one"))
     assert [tokens for *_, tokens in actual] == [tokens for *_, tokens in expected]
     assert [loss for _, loss, *_ in actual] == pytest.approx([loss for _, loss, *_ in expected], abs=1e-4)

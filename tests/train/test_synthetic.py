@@ -11,7 +11,7 @@ import batchloom
 from batchloom.cli import run_command_line
 from batchloom.train import read_log
 from processes import run_ranks, run_two_ranks
-from train.runs import PLAIN, WORKER, run_training, small_store, steps_of
+from train.runs import BASE_SETTINGS, WORKER, read_steps, run_training, small_store
 
 TEXT = "dummy:documents=2000,vocab=64,lengths=8-120,kind=text"
 
@@ -19,7 +19,7 @@ TEXT = "dummy:documents=2000,vocab=64,lengths=8-120,kind=text"
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     path = tmp_path_factory.mktemp("config") / "small.json"
-    path.write_text(json.dumps({**PLAIN, "steps": 6}))
+    path.write_text(json.dumps({**BASE_SETTINGS, "steps": 6}))
     return path
 
 
@@ -41,7 +41,7 @@ def test_text_is_learned_and_noise_is_not(tmp_path):
     for kind in ("text", "random"):
         store = batchloom.open_store(TEXT.replace("text", kind))
         run_training(store, tmp_path / kind, changes)
-        losses[kind] = np.mean([loss for _, loss, *_ in steps_of(tmp_path / kind)[-10:]])
+        losses[kind] = np.mean([loss for _, loss, *_ in read_steps(tmp_path / kind)[-10:]])
     bound = compute_unigram_entropy(batchloom.open_store(TEXT))
     assert bound < np.log(64)
     assert losses["text"] < bound - 1
@@ -205,7 +205,7 @@ def test_a_run_on_synthetic_data_resumes_exactly(config, tmp_path):
     assert train(*args, "--out", tmp_path / "whole") == 0
     assert train(*args, "--out", tmp_path / "cut", "--stop-at", 3) == 0
     assert train(*args, "--out", tmp_path / "cut", "--resume") == 0
-    assert steps_of(tmp_path / "cut") == steps_of(tmp_path / "whole")
+    assert read_steps(tmp_path / "cut") == read_steps(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("fallback", ["synthetc", "Synthetic", ""])

@@ -17,8 +17,8 @@ from batchloom import Loader, SettingsError
 from batchloom.batches import BatchOptions
 from batchloom.cli import run_command_line as command
 from batchloom.train import RunFolder, WorkerConfig, read_checkpoint_state, read_log
-from processes import rank_environments, run_ranks, start_processes
-from sources.hub_server import hub_serving
+from processes import make_rank_environments, run_ranks, start_processes
+from sources.hub_server import serve_hub
 from train.elastic_worker import SEQ_LEN, decode_numbers, read_step_lines, select_surviving_lines, write_numbered
 from train.runs import long_conversations, small_store, wait_for_step
 from train.test_ranks import ENVIRONMENT
@@ -137,7 +137,7 @@ def test_a_run_resumes_with_other_workers_and_after_a_kill(tmp_path):
     (result,) = run_ranks(*make_worker_args(store, tmp_path, 6, "--save-interval", 4), ranks=1)
     assert result.returncode == 0, result.stderr
     command = make_worker_args(store, tmp_path, 10**6, "--save-interval", 4)
-    with start_processes(*command, environments=rank_environments()) as (first, second):
+    with start_processes(*command, environments=make_rank_environments()) as (first, second):
         wait_for_step(first, tmp_path / "run", 15)
         # The first rank may wait in native code for the second, so both are killed.
         for rank in (second, first):
@@ -321,7 +321,7 @@ def test_a_data_set_of_the_hub_is_prepared_once(tmp_path, monkeypatch, capsys):
     args = ["worker", "--dataset-type", "huggingface", "--dataset-name", "team/set"]
     args += ["--tokenizer", "bytes", "--device", "cpu", "--out", str(tmp_path / "run")]
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    with hub_serving({"team/set": {"train.jsonl": text}}) as hub:
+    with serve_hub({"team/set": {"train.jsonl": text}}) as hub:
         # huggingface_hub reads the address when it is imported.
         result = subprocess.run(
             [sys.executable, "-m", "batchloom", *args, "--num-steps", "2"],

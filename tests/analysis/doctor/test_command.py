@@ -12,7 +12,7 @@ from batchloom.analysis.doctor import DocumentPreview, PreviewSegment, quote_for
 from batchloom.cli import make_preview_lines, run_command_line
 from batchloom.core.wording import escape_unprintable
 from batchloom.testing import write_store
-from preparation.stores import jsonl
+from preparation.stores import write_jsonl
 
 HOSTILE_TEXT = "[bold red]x[/bold red] :smile: \x1b[31mred\x1b[0m \u202egnp\u202c \x07\r\n|> T| no\x85\x9b2J"
 CHAT = [{"question": HOSTILE_TEXT, "answer": f"A\n{HOSTILE_TEXT}"}]
@@ -20,7 +20,7 @@ CHAT = [{"question": HOSTILE_TEXT, "answer": f"A\n{HOSTILE_TEXT}"}]
 
 @pytest.fixture
 def chat(tmp_path):
-    return str(jsonl(tmp_path / "in.jsonl", CHAT * 3))
+    return str(write_jsonl(tmp_path / "in.jsonl", CHAT * 3))
 
 
 def test_exit_codes(chat, tmp_path, capsys):
@@ -33,7 +33,7 @@ def test_exit_codes(chat, tmp_path, capsys):
     assert run_command_line(["doctor"]) == 2
     assert run_command_line(["doctor", chat, *words, "--global-batch-size", "0"]) == 2
     assert run_command_line(["doctor", chat, "--tokenizer", "no-such"]) == 1
-    bad = jsonl(tmp_path / "bad.jsonl", [{"c1": 1, "c2": 2}])
+    bad = write_jsonl(tmp_path / "bad.jsonl", [{"c1": 1, "c2": 2}])
     capsys.readouterr()
     assert run_command_line(["doctor", str(bad), *words, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["faults"]

@@ -13,9 +13,9 @@ import batchloom
 from batchloom import Recipe, SettingsError, TokenizerError
 from batchloom.analysis.doctor import SampleSizes, estimate_packing, examine_inputs
 from batchloom.core.errors import InputMissingError
-from preparation.stores import jsonl
-from sources.test_tables import pa, write
-from sources.web_server import serving
+from preparation.stores import write_jsonl
+from sources.test_tables import pa, write_table
+from sources.web_server import serve
 
 CHATS = [
     {
@@ -61,7 +61,7 @@ def iter_masks(store):
 )
 def test_the_preview_is_the_store(rows, settings, tmp_path):
     settings = {"tokenizer": "bytes", **settings}
-    path = jsonl(tmp_path / "in.jsonl", rows)
+    path = write_jsonl(tmp_path / "in.jsonl", rows)
     diagnosis = diagnose(path, preview=2 * len(rows), **settings)
     prepared = batchloom.prepare(path, out=tmp_path / "out", val_fraction=0, **settings)
     store = batchloom.open_store(prepared.path)
@@ -81,7 +81,7 @@ def test_the_preview_is_the_store(rows, settings, tmp_path):
 
 def test_the_preview_of_a_long_document_leaves_out_its_middle(tmp_path):
     text = "ä" * 5000
-    path = jsonl(tmp_path / "in.jsonl", [{"text": text}])
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": text}])
     (document,) = diagnose(path).sources[0].preview
     head, middle, tail = document.pieces
     assert middle.trained is None
@@ -91,7 +91,7 @@ def test_the_preview_of_a_long_document_leaves_out_its_middle(tmp_path):
 
 
 def test_prepared_inputs_are_recognized(tmp_path):
-    path = jsonl(tmp_path / "in.jsonl", CHATS)
+    path = write_jsonl(tmp_path / "in.jsonl", CHATS)
     store = batchloom.prepare(path, out=tmp_path / "s", tokenizer="bytes", val_fraction=0).path
     diagnosis = diagnose(store, full=True)
     (prepared,) = diagnosis.prepared
@@ -109,7 +109,7 @@ def test_prepared_inputs_are_recognized(tmp_path):
 
 def test_a_store_of_preferences_names_its_readers_and_no_training(tmp_path):
     rows = [{"prompt": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(9)]
-    path = jsonl(tmp_path / "in.jsonl", rows)
+    path = write_jsonl(tmp_path / "in.jsonl", rows)
     store = batchloom.prepare(path, out=tmp_path / "s", tokenizer="bytes", val_fraction=0).path
     diagnosis = diagnose(store)
     assert (diagnosis.sound, diagnosis.commands) == (True, ())
@@ -118,8 +118,8 @@ def test_a_store_of_preferences_names_its_readers_and_no_training(tmp_path):
 
 def test_nothing_is_proposed_that_would_fail(tmp_path):
     pairs = [{"prompt": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(9)]
-    mixed = [jsonl(tmp_path / "a.jsonl", pairs), jsonl(tmp_path / "b.jsonl", QUESTIONS)]
-    unsupported = jsonl(tmp_path / "c.jsonl", [{"messages": [], "images": ["a.jpg"]}] * 3)
+    mixed = [write_jsonl(tmp_path / "a.jsonl", pairs), write_jsonl(tmp_path / "b.jsonl", QUESTIONS)]
+    unsupported = write_jsonl(tmp_path / "c.jsonl", [{"messages": [], "images": ["a.jpg"]}] * 3)
     for inputs in (mixed, [unsupported]):
         diagnosis = diagnose(inputs)
         assert (diagnosis.sound, diagnosis.commands) == (False, ())
@@ -157,7 +157,7 @@ def test_only_ten_bad_records_are_listed(tmp_path):
 def test_dropped_and_long_documents_are_reported(tmp_path):
     untrained_turn = {"role": "assistant", "content": "not trained", "train": False}
     rows = [*CHATS, {"messages": [{"role": "user", "content": "Well?"}, untrained_turn]}]
-    path = jsonl(tmp_path / "in.jsonl", rows)
+    path = write_jsonl(tmp_path / "in.jsonl", rows)
     max_tokens = diagnose(path).sources[0].tokens.median - 1
     diagnosis = diagnose(path, max_tokens=max_tokens, seq_len=64)
     prepared = batchloom.prepare(path, out=tmp_path / "o", tokenizer="bytes", max_tokens=max_tokens)
@@ -181,7 +181,7 @@ def test_dropped_and_long_documents_are_reported(tmp_path):
     ],
 )
 def test_the_warning_names_the_overlong_policy_of_a_loader(tmp_path, inputs, message):
-    paths = [jsonl(tmp_path / f"{number}.jsonl", rows) for number, rows in enumerate(inputs)]
+    paths = [write_jsonl(tmp_path / f"{number}.jsonl", rows) for number, rows in enumerate(inputs)]
     diagnosis = diagnose(paths, seq_len=64)
     assert any(message in warning for warning in diagnosis.warnings)
     store = batchloom.open_store(batchloom.prepare(paths, out=tmp_path / "o", tokenizer="bytes").path)
@@ -191,7 +191,7 @@ def test_the_warning_names_the_overlong_policy_of_a_loader(tmp_path, inputs, mes
 
 def test_packing_is_the_plans_and_has_a_bound(tmp_path):
     rows = [{"text": "x" * (1100 + n % 400)} for n in range(500)]
-    path = jsonl(tmp_path / "in.jsonl", rows)
+    path = write_jsonl(tmp_path / "in.jsonl", rows)
     packing = diagnose(path, global_batch_size=8).packing
     assert packing.sequences == 500
     assert packing.fill == packing.bound < 0.7
@@ -204,7 +204,7 @@ def test_packing_is_the_plans_and_has_a_bound(tmp_path):
 
 def test_prepare_and_stream_are_compared(tmp_path):
     rows = [{"text": "x" * (100 + n % 400)} for n in range(2000)]
-    path = jsonl(tmp_path / "in.jsonl", rows)
+    path = write_jsonl(tmp_path / "in.jsonl", rows)
     diagnosis = diagnose(path, global_batch_size=8, seq_len=512)
     prepared, streamed = diagnosis.ways
     assert (prepared.way, streamed.way) == ("prepare", "stream")
@@ -221,12 +221,12 @@ def test_prepare_and_stream_are_compared(tmp_path):
     compressed = tmp_path / "in.jsonl.gz"
     compressed.write_bytes(gzip.compress(path.read_bytes()))
     assert diagnose(compressed, global_batch_size=8).ways[1].lanes == 1
-    pairs = jsonl(tmp_path / "p.jsonl", [{"prompt": "p", "chosen": "a", "rejected": "b"}] * 9)
+    pairs = write_jsonl(tmp_path / "p.jsonl", [{"prompt": "p", "chosen": "a", "rejected": "b"}] * 9)
     assert diagnose(pairs).ways == ()
 
 
 def test_the_store_size_is_estimated(tmp_path):
-    path = jsonl(tmp_path / "in.jsonl", CHATS * 50)
+    path = write_jsonl(tmp_path / "in.jsonl", CHATS * 50)
     settings = {"tokenizer": "bytes", "val_fraction": 0, "dedup": "none"}
     out = batchloom.prepare(path, out=tmp_path / "o", **settings).path
     size = sum(file.stat().st_size for file in (out / "train").iterdir())
@@ -234,14 +234,14 @@ def test_the_store_size_is_estimated(tmp_path):
 
 
 def test_duplicates_are_exact(tmp_path):
-    path = jsonl(tmp_path / "in.jsonl", CHATS + CHATS[:10] + CHATS[:5])
+    path = write_jsonl(tmp_path / "in.jsonl", CHATS + CHATS[:10] + CHATS[:5])
     duplicates = diagnose(path).duplicates
     assert (duplicates.documents, duplicates.repeated, duplicates.exact) == (55, 15, True)
 
 
 def test_different_schemas_are_reported(tmp_path):
-    jsonl(tmp_path / "a.jsonl", CHATS)
-    jsonl(tmp_path / "b.jsonl", QUESTIONS)
+    write_jsonl(tmp_path / "a.jsonl", CHATS)
+    write_jsonl(tmp_path / "b.jsonl", QUESTIONS)
     diagnosis = diagnose(tmp_path)
     assert [source.mapping for source in diagnosis.sources] == [
         {"messages": ("messages",)},
@@ -252,13 +252,13 @@ def test_different_schemas_are_reported(tmp_path):
 
 def test_files_of_text_and_texts_in_a_column_are_of_one_schema(tmp_path):
     (tmp_path / "a.txt").write_text("Some text.")
-    jsonl(tmp_path / "b.jsonl", [{"text": "More text."}])
+    write_jsonl(tmp_path / "b.jsonl", [{"text": "More text."}])
     assert not any("different schemas" in warning for warning in diagnose(tmp_path).warnings)
     # Other column names may be a mistake; conversations are a different schema.
-    jsonl(tmp_path / "c.jsonl", [{"content": "Other text."}])
+    write_jsonl(tmp_path / "c.jsonl", [{"content": "Other text."}])
     assert any("2 different schemas" in warning for warning in diagnose(tmp_path).warnings)
     (tmp_path / "b.jsonl").unlink()
-    jsonl(tmp_path / "c.jsonl", CHATS)
+    write_jsonl(tmp_path / "c.jsonl", CHATS)
     warnings = diagnose(tmp_path).warnings
     assert any("2 different schemas: plain text (" in warning for warning in warnings)
 
@@ -266,15 +266,15 @@ def test_files_of_text_and_texts_in_a_column_are_of_one_schema(tmp_path):
 def test_a_template_that_changes_turns_is_reported(tmp_path):
     template = tmp_path / "t.jinja"
     template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content | upper }}<|endoftext|>{% endfor %}")
-    diagnosis = diagnose(jsonl(tmp_path / "in.jsonl", QUESTIONS), template=str(template))
+    diagnosis = diagnose(write_jsonl(tmp_path / "in.jsonl", QUESTIONS), template=str(template))
     assert any("the template changes" in warning for warning in diagnosis.warnings)
     template.write_text("{% for m in messages %")
-    diagnosis = diagnose(jsonl(tmp_path / "in.jsonl", QUESTIONS), template=str(template))
+    diagnosis = diagnose(write_jsonl(tmp_path / "in.jsonl", QUESTIONS), template=str(template))
     assert (diagnosis.sound, diagnosis.tokens, diagnosis.documents) == (False, None, 60)
 
 
 def test_an_unreadable_source_is_a_fault_and_the_others_are_examined(tmp_path):
-    jsonl(tmp_path / "a.jsonl", QUESTIONS)
+    write_jsonl(tmp_path / "a.jsonl", QUESTIONS)
     data = gzip.compress(json.dumps(QUESTIONS[0]).encode() * 10_000, 1)
     (tmp_path / "b.txt.gz").write_bytes(data[: len(data) // 2])
     diagnosis = diagnose(tmp_path)
@@ -284,7 +284,7 @@ def test_an_unreadable_source_is_a_fault_and_the_others_are_examined(tmp_path):
 
 
 def test_records_are_examined_without_a_tokenizer(tmp_path, monkeypatch):
-    path = jsonl(tmp_path / "in.jsonl", QUESTIONS)
+    path = write_jsonl(tmp_path / "in.jsonl", QUESTIONS)
     assert batchloom.doctor(path).tokenizer.name == "gpt2"
     monkeypatch.setattr("batchloom.tokens.tokenizer_lookup.load_gpt2_from_package", lambda: None)
     monkeypatch.setattr("batchloom.tokens.tokenizer_lookup.find_cached_file", lambda repo: None)
@@ -299,7 +299,7 @@ def test_records_are_examined_without_a_tokenizer(tmp_path, monkeypatch):
 
 
 def test_wrong_options_and_missing_inputs(tmp_path):
-    path = jsonl(tmp_path / "in.jsonl", QUESTIONS)
+    path = write_jsonl(tmp_path / "in.jsonl", QUESTIONS)
     with pytest.raises(SettingsError, match="overlong"):
         diagnose(path, overlong="drip")
     with pytest.raises(SettingsError, match="seq_len"):
@@ -317,7 +317,7 @@ def write_large_input(folder, kind, count=60_000):
         {"question": f"Is {random.randbytes(n % 60).hex()} odd?", "answer": f"Number {n} is."} for n in range(count)
     ]
     if kind == "parquet":
-        return write(folder / "in.parquet", pa.Table.from_pylist(rows), rows=count // 7), rows
+        return write_table(folder / "in.parquet", pa.Table.from_pylist(rows), rows=count // 7), rows
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     if kind == "gz":
         (folder / "in.jsonl.gz").write_bytes(gzip.compress(lines.encode(), 1))
@@ -368,7 +368,7 @@ def test_each_of_a_few_sources_is_sampled(tmp_path):
     write_large_input(tmp_path, "jsonl")
     for name in ("middle", "tiny"):
         rows = [{"c1": f"{name} {n}", "c2": 1} for n in range(2000 if name == "middle" else 3)]
-        jsonl(tmp_path / f"{name}.jsonl", rows)
+        write_jsonl(tmp_path / f"{name}.jsonl", rows)
     sample = sample_inputs(tmp_path)
     assert not sample.exact
     assert [bool(source.fault) for source in sample.sources] == [False, True, True]
@@ -389,7 +389,7 @@ def test_bad_records_of_a_sample_have_their_lines(tmp_path):
 
 
 def test_records_larger_than_a_sampled_range_are_found(tmp_path):
-    path = jsonl(tmp_path / "in.jsonl", [{"text": "x" * 300_000} for _ in range(6)])
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": "x" * 300_000} for _ in range(6)])
     sample = sample_inputs(path)
     assert sample.weights.sum() == pytest.approx(6, abs=1)
     assert sample.sources[0].preview[0].tokens == 300_001
@@ -419,10 +419,10 @@ def test_a_sample_of_a_json_file_that_is_cut_short_is_faulty(tmp_path, wrapped):
 
 def test_a_url_is_sampled_by_range_requests_without_its_secrets(tmp_path):
     path, rows = write_large_input(tmp_path, "jsonl")
-    with serving() as web:
+    with serve() as web:
         web.files["/in.jsonl"] = path.read_bytes()
         sample = sample_inputs(f"{web.url}/in.jsonl?signature=SECRET")
-        ranges = [byte_range for method, _, byte_range in web.asked if method == "GET" and byte_range]
+        ranges = [byte_range for method, _, byte_range in web.requests if method == "GET" and byte_range]
     assert sample.weights.sum() == pytest.approx(len(rows), rel=0.15)
     remote_preview, local_preview = sample.sources[0].preview, sample_inputs(path).sources[0].preview
     assert [document.pieces for document in remote_preview] == [document.pieces for document in local_preview]
@@ -503,7 +503,7 @@ def test_a_refused_file_comes_with_the_command_that_takes_it(real_data, tmp_path
 
 
 def test_a_manifest_is_read_as_prepare_reads_it(tmp_path):
-    jsonl(tmp_path / "t.jsonl", [{"text": f"some text {n}"} for n in range(3)])
+    write_jsonl(tmp_path / "t.jsonl", [{"text": f"some text {n}"} for n in range(3)])
     (tmp_path / "q.csv").write_text("q,a\nwhat,that\n")
     manifest = tmp_path / "m.yaml"
     manifest.write_text(
@@ -520,8 +520,8 @@ def test_a_manifest_is_read_as_prepare_reads_it(tmp_path):
 
 
 def test_preferences_among_others_are_a_fault_as_they_are_for_prepare(tmp_path):
-    jsonl(tmp_path / "a.jsonl", PAIRS)
-    jsonl(tmp_path / "b.jsonl", QUESTIONS)
+    write_jsonl(tmp_path / "a.jsonl", PAIRS)
+    write_jsonl(tmp_path / "b.jsonl", QUESTIONS)
     diagnosis = diagnose(tmp_path)
     assert [fault for fault in diagnosis.faults if "preference pairs (" in fault]
     assert diagnosis.sources[0].mapping["chosen"] == ("chosen",)
@@ -530,7 +530,7 @@ def test_preferences_among_others_are_a_fault_as_they_are_for_prepare(tmp_path):
 
 
 def test_no_training_command_for_a_store_of_preferences(tmp_path):
-    jsonl(tmp_path / "in.jsonl", [{"prompt": "q", "chosen": "yes", "rejected": "no"}] * 3)
+    write_jsonl(tmp_path / "in.jsonl", [{"prompt": "q", "chosen": "yes", "rejected": "no"}] * 3)
     batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
     diagnosis = batchloom.doctor(str(tmp_path / "s"))
     assert diagnosis.commands == ()

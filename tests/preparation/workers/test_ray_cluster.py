@@ -23,7 +23,7 @@ from batchloom.preparation.workers import (
 )
 from batchloom.preparation.workers.ray_cluster import _describe_connection_error, count_worker_slots
 from preparation.jobs import make_job, run_job
-from preparation.stores import jsonl, tree
+from preparation.stores import hash_store_files, write_jsonl
 from preparation.workers.executor_contract import check_contract, run_tasks, wait_for
 from preparation.workers.ray_nodes import add_node, kill_node, ray_cluster
 from preparation.workers.worker_tasks import setup
@@ -207,11 +207,11 @@ def test_a_node_without_batchloom_is_reported_in_one_sentence(tmp_path):
 
 def test_a_store_prepared_on_a_cluster_is_that_of_one_process(cluster, tmp_path):
     rows = [{"text": f"document number {n} " + "x" * (n % 50)} for n in range(300)]
-    path = jsonl(tmp_path / "in.jsonl", rows)
+    path = write_jsonl(tmp_path / "in.jsonl", rows)
     execution = {"workers": 2, "engine": "ray", "address": cluster.address}
     assert "error" not in run_job(make_job([path], tmp_path / "one"))
     assert "error" not in run_job(make_job([path], tmp_path / "ray", execution=execution))
-    assert tree(tmp_path / "ray") == tree(tmp_path / "one")
+    assert hash_store_files(tmp_path / "ray") == hash_store_files(tmp_path / "one")
 
 
 @pytest.mark.parametrize(
