@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,11 @@ def test_source_files_that_a_page_names_exist(page):
     inside = [path for path in named if not path.startswith(outside)]
     assert len(inside) >= 10
     assert [path for path in inside if not (ROOT / "src/batchloom" / path).exists()] == []
+
+
+def test_the_settings_page_is_that_of_the_declarations():
+    script = runpy.run_path(str(ROOT / "scripts" / "write_settings_page.py"))
+    assert (ROOT / "docs" / "settings.md").read_text() == script["format_page"]()
 
 
 def test_every_page_is_named_in_the_readme_and_every_public_name_in_the_reference():

@@ -128,7 +128,7 @@ def hash_files(files):
 
 
 def kill_processes(rng, process, ray):
-    """Kill the coordinator, some workers or all processes; return which."""
+    """Kill the coordinator, some workers or all processes; return which, or "" if no worker runs."""
     victims = [("coordinator", 2), ("workers", 3), ("all", 1)]
     target = rng.choices([name for name, _ in victims], [weight for _, weight in victims])[0]
     if target == "all":
@@ -137,6 +137,7 @@ def kill_processes(rng, process, ray):
         process.kill()
     else:
         workers = find_ray_workers() if ray else psutil.Process(process.pid).children()
+        target = "workers" if workers else ""
         for worker in workers[: rng.randint(1, 3)]:
             try:
                 worker.kill()
@@ -150,7 +151,7 @@ def find_ray_workers():
     processes = []
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or [""]
-        if command[0].startswith("ray::do_order"):
+        if command[0].startswith("ray::run_ray_task"):
             processes.append(process)
     return processes
 
@@ -195,8 +196,9 @@ def disturb(rng, process, out, run_size, max_kills, ray):
         waited = wait_for_random_moment(rng, process, out, run_size)
         if process.poll() is None:
             workers += psutil.Process(process.pid).children(recursive=True)
-            kills.append((kill_processes(rng, process, ray), waited))
-            if kills[-1][0] != "workers":
+            target = kill_processes(rng, process, ray)
+            kills += [(target, waited)] if target else []
+            if target not in ("workers", ""):
                 break
     return kills, workers
 
