@@ -73,7 +73,7 @@ def test_source_files_that_a_page_names_exist(page):
 
 
 def test_the_settings_page_is_that_of_the_declarations():
-    script = runpy.run_path(str(ROOT / "scripts" / "write_settings_page.py"))
+    script = runpy.run_path(str(ROOT / "docs" / "write_settings_page.py"))
     assert (ROOT / "docs" / "settings.md").read_text() == script["format_page"]()
 
 

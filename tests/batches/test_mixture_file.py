@@ -86,8 +86,8 @@ def test_every_problem_of_a_file_is_reported_at_once(stores, tmp_path):
         "stores.web: ",
         "stores.code.generaton: unknown setting; did you mean 'generation'?",
         "stores.math: 3 is not the path of a store",
-        "sources.web_server.sede: unknown setting; did you mean 'seed'?",
-        "sources.web_server.epochs: 0 is not",
+        "sources.web.sede: unknown setting; did you mean 'seed'?",
+        "sources.web.epochs: 0 is not",
         "sources.code: 7 is not a mapping",
         "stages[0].weights: missing",
         "stages[1]: 6 is not a mapping",
@@ -116,7 +116,7 @@ def test_a_file_that_is_wrong_in_every_way_is_mended_in_two_rounds(stores, tmp_p
     problems = [problem.removeprefix(f"{file}: ") for problem in caught.value.problems]
     assert sorted({problem.split(":")[0] for problem in problems}) == [
         *("colour", "exhausted", "most_epochs"),
-        *("sources.cod", "sources.cod.epochs", "sources.wbe", "sources.web_server.seed"),
+        *("sources.cod", "sources.cod.epochs", "sources.wbe", "sources.web.seed"),
         *("stages", "stages[0].weights.x", "stages[1].step", "stages[1].weights.y"),
         *("stages[2].weights", "stores.code", "unit"),
         *("weights.cod", "weights.rest.sources.math", "weights.web"),

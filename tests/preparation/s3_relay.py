@@ -34,7 +34,7 @@ class Relay:
     url: str = ""
     delay: float = 0.0
     faults: list = field(default_factory=list)
-    asked: list = field(default_factory=list)
+    requests: list = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def fault(self, method, path):

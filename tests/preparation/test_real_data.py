@@ -62,8 +62,8 @@ def test_memory_stays_bounded(tmp_path):
         file.write('"}\n{"text":"last"}\n')
     code = (
         "import sys\n"
-        "from preparation.stores import make\n"
-        "make(sys.argv[1], sys.argv[2])\n"
+        "from preparation.stores import prepare_store\n"
+        "prepare_store(sys.argv[1], sys.argv[2])\n"
         # Not getrusage: its value begins with the memory of the forking process.
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])\n"
     )

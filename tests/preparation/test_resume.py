@@ -377,11 +377,11 @@ def test_a_full_disk_gives_one_sentence_and_the_job_resumes(tmp_path, inputs, na
     script = (
         "import resource, sys\n"
         "from preparation.test_resume import SETTINGS\n"
-        "from preparation.stores import make\n"
+        "from preparation.stores import prepare_store\n"
         "from batchloom.core.errors import InputError, OutputError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))\n"
         "try:\n"
-        "    make(sys.argv[3:], sys.argv[2], **SETTINGS)\n"
+        "    prepare_store(sys.argv[3:], sys.argv[2], **SETTINGS)\n"
         "except OutputError as error:\n"
         "    print(error)\n"
         "    sys.exit(7)\n"

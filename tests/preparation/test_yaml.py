@@ -67,13 +67,13 @@ def test_differences_from_pyyaml():
     ],
 )
 def test_invalid_yaml_is_reported_with_its_position(text, line, column, message):
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(RecordError, match=message) as error:
         parse(text)
     assert (error.value.line, error.value.column) == (line, column)
     assert str(error.value).startswith("f.yaml")
     assert len(str(error.value)) < 400
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize("inner", ["[*a{0}, *a{0}, *a{0}, *a{0}]", "{{x: *a{0}, y: *a{0}, z: *a{0}}}"])

@@ -216,7 +216,7 @@ def test_a_store_prepared_from_an_older_recipe_is_the_same(tmp_path):
     data = json.loads((tmp_path / "a" / NAME).read_text())
     (tmp_path / "a" / NAME).write_bytes(encode_formatted(data))
     report = batchloom.prepare(recipe=tmp_path / "a", out=tmp_path / "b")
-    assert any("is the same as" in note for note in report.notes)
+    assert any("is identical to" in note for note in report.notes)
 
 
 class DamagingHandler(Handler):

@@ -344,10 +344,10 @@ def test_a_cache_on_a_disk_that_is_full(local, url, tmp_path):
         "import resource, signal, sys, numpy as np\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))\n"
-        "from store.remote_stores import to_memory\n"
+        "from store.remote_stores import copy_to_memory\n"
         "from batchloom import open_store\n"
         "local = open_store(sys.argv[1])\n"
-        "remote = open_store(to_memory(sys.argv[1], 'full'), cache=sys.argv[2])\n"
+        "remote = open_store(copy_to_memory(sys.argv[1], 'full'), cache=sys.argv[2])\n"
         "assert all((local[n].ids == remote[n].ids).all() for n in range(len(local)))\n"
     )
     process = subprocess.run(

@@ -285,7 +285,7 @@ def test_exports_leave_removed_documents_out(store, tmp_path, target):
 def test_a_standalone_shard_with_removed_documents_is_refused(store):
     open_store(store / "train/shard_00000")
     remove_documents(store, documents_file=write_list(store, "train:0"))
-    with pytest.raises(InputError, match="documents of which some were removed"):
+    with pytest.raises(InputError, match="a store of documents, some of them removed"):
         open_store(store / "train/shard_00000")
 
 

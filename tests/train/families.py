@@ -4,6 +4,7 @@ import json
 
 from safetensors.torch import load_file
 
+from batchloom.train import PretrainedSettings
 from media.models import make_model
 from media.sample_media import make_messages, write_images, write_sounds
 from media.test_batches import make_store, save_with_template
@@ -28,7 +29,7 @@ class Family:
         make_model(name, self.made).save_pretrained(self.folder)
 
     def train(self, out, changes=None, **run_options):
-        settings = {**SIZES, "model": {"init": str(self.folder)}, **(changes or {})}
+        settings = {**SIZES, "model": PretrainedSettings(str(self.folder)), **(changes or {})}
         return run_training(self.store, out, settings, **run_options)
 
 

@@ -47,7 +47,7 @@ def run_demo(out: Path, steps: int | None, print_line: PrintLine) -> None:
         TrainError: the loss did not fall below the unigram entropy.
     """
     start_time = time.perf_counter()
-    settings = make_settings(load_named_config("tiny"), {"steps": steps})
+    settings = make_settings(load_named_config("tiny"), {} if steps is None else {"steps": steps})
     text, data, run = out / "text", out / "store", RunFolder(out / "run")
     _claim_folder(out)
     files, size = _collect_corpus(text)

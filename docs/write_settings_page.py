@@ -12,11 +12,11 @@ from batchloom.core.settings import SettingField, list_settings
 from batchloom.preparation import ChatRecipe, DedupRecipe, FimRecipe, MediaRecipe, ReadRecipe, Recipe
 from batchloom.train import StreamOptions, TrainSettings
 
-PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
+PAGE = Path(__file__).parent / "settings.md"
 _HEADER = """# Settings
 
 Each setting is declared once, in a settings class. Its option on the command line, its keyword in Python, its key in a
-recipe file and this page derive from the declaration. `python scripts/write_settings_page.py` writes the page.
+recipe file and this page derive from the declaration. `python docs/write_settings_page.py` writes the page.
 """
 _TABLE_HEAD = "| setting | option | value | default | meaning |\n|---|---|---|---|---|\n"
 _GROUPS: dict[str, tuple[type, ...]] = {
