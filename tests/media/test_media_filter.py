@@ -14,7 +14,7 @@ from batchloom.analysis.plan_questions import explain_unserved
 from batchloom.batches import check_text_only, read_mixture
 from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.store import StoreMedia
-from batchloom.store.read.media_filter import _mask_kind_sets, normalize_media_filter
+from batchloom.store.read.stored_media import _mask_kind_sets, normalize_media_filter
 from batchloom.testing import write_store
 from media.processors import PROCESSORS, save_processor
 from media.sample_media import encode_image, make_image, make_messages

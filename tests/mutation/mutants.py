@@ -302,7 +302,7 @@ STORE = (
     # The flags of the last tokens of a shard are in reverse order in its mask.
     Mutant(
         "mask-tail-bits-reversed",
-        "store/format/loss_mask.py",
+        "store/format/shard_sidecars.py",
         'return header + self._bits + np.packbits(self._pending_flags, bitorder="little").tobytes()',
         'return header + self._bits + np.packbits(self._pending_flags, bitorder="big").tobytes()',
         ("store/test_golden.py", "batches/test_batch_assembly.py"),

@@ -21,17 +21,22 @@ from .format.media_index import (
     map_media as map_media,
 )
 from .format.megatron_index import map_file as map_file
-from .format.minhash_signatures import map_signature_file as map_signature_file
-from .format.pair_index import BAD as BAD, CHOSEN as CHOSEN, GOOD as GOOD, REJECTED as REJECTED
 from .format.provenance import map_provenance as map_provenance
+from .format.shard_sidecars import (
+    BAD as BAD,
+    CHOSEN as CHOSEN,
+    GOOD as GOOD,
+    REJECTED as REJECTED,
+    map_signature_file as map_signature_file,
+)
 from .format.store_lengths import StoreLengths as StoreLengths
 from .maintain.compaction import compact_store as compact_store
-from .maintain.generation_log import read_log as read_log
 from .maintain.generations import (
     add_generation as add_generation,
     extend_manifest as extend_manifest,
     iter_shard_documents as iter_shard_documents,
     lock_store as lock_store,
+    read_log as read_log,
 )
 from .maintain.missing_media import read_missing_media as read_missing_media
 from .maintain.removal import remove_documents as remove_documents
@@ -43,9 +48,8 @@ from .read.preference_reader import (
 )
 from .read.provenance_lookup import find_documents as find_documents
 from .read.store_opening import open_store as open_store
-from .read.store_reader import Store as Store
+from .read.store_reader import Store as Store, decode_beginning as decode_beginning
 from .read.stored_media import StoreMedia as StoreMedia
-from .read.text_beginning import decode_beginning as decode_beginning
 from .write.store_writer import (
     AtomicFile as AtomicFile,
     wrap_write_errors as wrap_write_errors,

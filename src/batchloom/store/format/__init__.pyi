@@ -6,8 +6,6 @@ from .block_checksums import (
     count_entries as count_entries,
     map_checksum_file as map_checksum_file,
 )
-from .file_header import HEADER as HEADER
-from .generation_history import GenerationEntry as GenerationEntry
 from .layout import (
     FORMAT_VERSION as FORMAT_VERSION,
     GENERATIONS_NAME as GENERATIONS_NAME,
@@ -24,12 +22,14 @@ from .layout import (
     UINT16_IDS as UINT16_IDS,
     choose_token_dtype as choose_token_dtype,
     compute_checksum as compute_checksum,
+    describe_partial_store as describe_partial_store,
     format_generation_file_name as format_generation_file_name,
     format_generation_name as format_generation_name,
     format_shard_name as format_shard_name,
+    make_missing_store_error as make_missing_store_error,
 )
-from .loss_mask import LossMask as LossMask, MaskBuilder as MaskBuilder, map_mask as map_mask
 from .manifest import (
+    GenerationEntry as GenerationEntry,
     ProcessorEntry as ProcessorEntry,
     SourceEntry as SourceEntry,
     StoreCounts as StoreCounts,
@@ -48,21 +48,22 @@ from .media_index import (
     read_blob as read_blob,
 )
 from .megatron_index import encode_index as encode_index, iter_index_chunks as iter_index_chunks, map_index as map_index
-from .minhash_signatures import Banding as Banding, MinHashSignatures as MinHashSignatures
-from .missing_store import (
-    describe_partial_store as describe_partial_store,
-    make_missing_store_error as make_missing_store_error,
-)
-from .pair_index import (
-    SIDE_NAMES as SIDE_NAMES,
-    PairIndex as PairIndex,
-    PreferenceKind as PreferenceKind,
-    compute_pair_numbers as compute_pair_numbers,
-    map_pair_index as map_pair_index,
-)
 from .provenance import (
     DocumentProvenance as DocumentProvenance,
     ProvenanceTable as ProvenanceTable,
     iter_provenance_chunks as iter_provenance_chunks,
 )
-from .removed_documents import map_removed as map_removed, mask_removed as mask_removed
+from .shard_sidecars import (
+    HEADER as HEADER,
+    SIDE_NAMES as SIDE_NAMES,
+    Banding as Banding,
+    LossMask as LossMask,
+    MaskBuilder as MaskBuilder,
+    MinHashSignatures as MinHashSignatures,
+    PairIndex as PairIndex,
+    PreferenceKind as PreferenceKind,
+    compute_pair_numbers as compute_pair_numbers,
+    map_mask as map_mask,
+    map_pair_index as map_pair_index,
+)
+from .store_lengths import map_removed as map_removed, mask_removed as mask_removed

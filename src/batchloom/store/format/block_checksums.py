@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError
 from batchloom.core.files import release_pages
 from batchloom.remote import BLOCK_BYTES
-from batchloom.store.format.file_header import (
+from batchloom.store.format.layout import compute_checksum
+from batchloom.store.format.megatron_index import map_file
+from batchloom.store.format.shard_sidecars import (
     CHECK_REMEDY,
     HEADER,
     make_wrong_format_error,
     map_file_with_header,
 )
-from batchloom.store.format.layout import compute_checksum
-from batchloom.store.format.megatron_index import map_file
 
 MAGIC = b"BLMSUMS\x00"
 # A checksum alone, or a checksum followed by the number of tokens before the block.

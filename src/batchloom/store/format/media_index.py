@@ -31,8 +31,8 @@ from batchloom.core.medium import (
     MediumFacts,
     MediumKind,
 )
-from batchloom.store.format.file_header import CHECK_REMEDY, HEADER, read_header
 from batchloom.store.format.megatron_index import map_file
+from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, read_header
 
 MAGIC = b"BLMEDIA\x00"
 NOT_STORED = (1 << 64) - 1

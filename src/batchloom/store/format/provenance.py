@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.store.format.file_header import (
+from batchloom.store.format.manifest import SourceEntry
+from batchloom.store.format.megatron_index import map_file
+from batchloom.store.format.shard_sidecars import (
     CHECK_REMEDY,
     HEADER,
     make_wrong_format_error,
     read_header,
 )
-from batchloom.store.format.manifest import SourceEntry
-from batchloom.store.format.megatron_index import map_file
 
 MAGIC = b"BLMDOCS\x00"
 PROVENANCE_ROW_BYTES = 36

@@ -1,5 +1,5 @@
-from .generation_log import GenerationLogEntry as GenerationLogEntry
 from .generations import (
+    GenerationLogEntry as GenerationLogEntry,
     delete_stale_files as delete_stale_files,
     next_part_number as next_part_number,
     next_shard_numbers as next_shard_numbers,

@@ -15,13 +15,18 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.core.files import refuse_url
-from batchloom.store.format.generation_history import LayerEntry
-from batchloom.store.format.layout import format_shard_name
-from batchloom.store.format.manifest import Manifest, ShardEntry, SourceEntry, StoreCounts, SubsetEntry, read_manifest
+from batchloom.store.format.layout import format_shard_name, resolve_store_folder
+from batchloom.store.format.manifest import (
+    LayerEntry,
+    Manifest,
+    ShardEntry,
+    SourceEntry,
+    StoreCounts,
+    SubsetEntry,
+    read_manifest,
+)
 from batchloom.store.format.media_index import ShardMedia, map_media
-from batchloom.store.format.minhash_signatures import map_signature_file
-from batchloom.store.format.missing_store import resolve_store_folder
-from batchloom.store.format.pair_index import PairIndex
+from batchloom.store.format.shard_sidecars import PairIndex, map_signature_file
 from batchloom.store.maintain.generations import (
     commit_manifest,
     delete_stale_files,

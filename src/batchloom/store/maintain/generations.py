@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +21,8 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreConflictError, StoreError
+from batchloom.core.files import JSON_DECODE_ERRORS, read_regular_file, refuse_url
 from batchloom.core.locks import lock_exclusively
-from batchloom.store.format.generation_history import GenerationKind, LayerEntry
 from batchloom.store.format.layout import (
     GENERATIONS_NAME,
     LOCK_NAME,
@@ -33,8 +34,11 @@ from batchloom.store.format.layout import (
     WORK_NAME,
     format_generation_file_name,
     format_generation_name,
+    resolve_store_folder,
 )
 from batchloom.store.format.manifest import (
+    GenerationKind,
+    LayerEntry,
     Manifest,
     StoreCounts,
     SubsetEntry,
@@ -45,9 +49,9 @@ from batchloom.store.format.manifest import (
     read_manifest,
     seal_manifest,
 )
-from batchloom.store.format.pair_index import map_pair_index
 from batchloom.store.format.provenance import map_provenance
-from batchloom.store.format.removed_documents import map_removed
+from batchloom.store.format.shard_sidecars import map_pair_index
+from batchloom.store.format.store_lengths import map_removed
 from batchloom.store.write.store_writer import make_folder, sync_folder, wrap_write_errors, write_file
 
 # Files that the store itself writes next to its manifest. Other files in its folder must not be deleted.
@@ -403,3 +407,74 @@ def iter_shard_documents(folder: Path, manifest: Manifest | None = None) -> Iter
                 pairs = path.with_suffix(".pairs")
                 sides = map_pair_index(pairs, shard.documents, manifest.preferences).sides[remaining_documents]
             yield ShardDocuments(provenance.hashes[remaining_documents], provenance.parts[remaining_documents], sides)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLogEntry:
+    """Log entry of one generation.
+
+    Attributes:
+        number: number of the generation.
+        made: ``prepared``, ``appended``, ``removed`` or ``compacted``.
+        documents: documents of each subset after it, without removed ones.
+        tokens: tokens of each subset after it, without removed ones.
+        sources: names of the sources it added.
+        recipe_fingerprint: fingerprint of the job's recipe; empty if no job read inputs.
+        selected: source names given to a removal.
+        fingerprints: fingerprint of each subset.
+        when: start time from its report; empty if the report is missing.
+        readable: whether it can be opened.
+    """
+
+    number: int
+    made: str
+    documents: dict[str, int]
+    tokens: dict[str, int]
+    sources: tuple[str, ...]
+    recipe_fingerprint: str
+    selected: tuple[str, ...]
+    fingerprints: dict[str, str]
+    when: str
+    readable: bool
+
+
+class _GenerationReport(msgspec.Struct, frozen=True):
+    started: str = ""
+
+
+def read_log(path: str | os.PathLike[str]) -> tuple[GenerationLogEntry, ...]:
+    """Return the generations of a store, oldest first, including compacted ones.
+
+    Raises:
+        StoreMissingError, StoreError: there is no store, or its manifest is damaged.
+    """
+    refuse_url(path, "The store")
+    folder = resolve_store_folder(path)
+    manifest = read_manifest(folder)
+    entries, source_count = [], 0
+    for entry in manifest.all_history:
+        entries.append(
+            GenerationLogEntry(
+                number=entry.number,
+                made=entry.made,
+                documents=entry.documents,
+                tokens=entry.tokens,
+                sources=tuple(source.name for source in manifest.sources[source_count : entry.sources]),
+                recipe_fingerprint=entry.recipe_fingerprint,
+                selected=entry.selected,
+                fingerprints=entry.fingerprints,
+                when=_read_start_time(folder, entry.number),
+                readable=entry.number in manifest.readable,
+            )
+        )
+        source_count = entry.sources
+    return tuple(entries)
+
+
+def _read_start_time(folder: Path, generation: int) -> str:
+    """Read the start time of a generation from its report; empty if it is unreadable."""
+    try:
+        data = read_regular_file(folder / format_generation_file_name(REPORT_NAME, generation))
+        return msgspec.json.decode(data, type=_GenerationReport).started
+    except (OSError, *JSON_DECODE_ERRORS):
+        return ""

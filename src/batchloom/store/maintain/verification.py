@@ -1,6 +1,6 @@
 """Verification of a local store: checksums, id ranges and counts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,29 +8,32 @@ from typing import Literal
 
 import numpy as np
 import xxhash
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from batchloom.core.errors import BatchloomError, GenerationError, StoreError
 from batchloom.core.files import read_regular_file
 from batchloom.core.wording import format_count
 from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums, compute_file_checksums
-from batchloom.store.format.layout import LENGTHS_NAME, SMALL_FILE_LIMIT, TOKEN_DTYPES
-from batchloom.store.format.loss_mask import map_mask
-from batchloom.store.format.manifest import Manifest, ShardEntry, SubsetEntry, read_manifest
+from batchloom.store.format.layout import LENGTHS_NAME, QUARANTINE_NAME, SMALL_FILE_LIMIT, TOKEN_DTYPES
+from batchloom.store.format.manifest import (
+    GenerationEntry,
+    Manifest,
+    ShardEntry,
+    SubsetEntry,
+    make_generation_entry,
+    read_manifest,
+)
 from batchloom.store.format.media_index import find_blobs_fault, map_media
 from batchloom.store.format.megatron_index import map_file, map_index
-from batchloom.store.format.minhash_signatures import map_signature_file
-from batchloom.store.format.pair_index import compute_pair_numbers, map_pair_index
 from batchloom.store.format.provenance import map_provenance
-from batchloom.store.format.removed_documents import mask_removed
-from batchloom.store.format.store_lengths import map_lengths
-from batchloom.store.maintain.generation_verification import list_older_faults, list_removed_faults
-from batchloom.store.maintain.manifest_counts import list_count_faults
+from batchloom.store.format.shard_sidecars import compute_pair_numbers, map_mask, map_pair_index, map_signature_file
+from batchloom.store.format.store_lengths import map_lengths, map_removed, mask_removed
+from batchloom.store.maintain.generations import list_generation_files, list_sidecars
 from batchloom.store.read.store_opening import open_store
-from batchloom.store.read.store_reader import Store
+from batchloom.store.read.store_reader import Store, decode_beginning
 from batchloom.store.read.stored_media import read_processor_state
 from batchloom.store.read.synthetic_store import is_synthetic
-from batchloom.store.read.text_beginning import decode_beginning
 
 _CHUNK_BYTES = 8 << 20
 _SAMPLED_IDS = 64
@@ -42,6 +45,8 @@ _PREFERENCE_DESCRIPTIONS = {
     "pairs": "pairs: two documents each, the chosen answer and the rejected one",
     "labels": "labels: each document is an answer labelled good or bad",
 }
+_QUARANTINE_STEM = QUARANTINE_NAME.partition(".")[0]
+_REMEDY = "restore the manifest that prepare wrote, or prepare the store again"
 
 
 @dataclass(slots=True)
@@ -457,3 +462,170 @@ def _list_noise_faults(ids: NDArray[np.int64], vocabulary: int, name: str) -> li
         )
         return [fault]
     return []
+
+
+def list_older_faults(folder: Path, newest: Manifest) -> list[str]:
+    """List the faults of the older generations, one sentence each.
+
+    Files shared with ``newest`` are verified with it. This function verifies that an older generation
+    has no other files except its removed documents, and that the histories agree.
+    """
+    faults = _list_last_entry_faults(folder, newest)
+    for number in newest.readable[:-1]:
+        try:
+            older = read_manifest(folder, number)
+        except StoreError as error:
+            faults.append(str(error))
+            continue
+        expected_history = tuple(map(_unseal_entry, newest.history[:number]))
+        if tuple(map(_unseal_entry, older.all_history)) != expected_history:
+            faults.append(f"{folder}: generation {number} has another history than the newest.")
+        for name, subset in older.subsets.items():
+            if not _continues_history(subset, newest.subsets.get(name)):
+                faults.append(
+                    f"{folder / name}: the newest generation does not start with the shards of generation {number}."
+                )
+            else:
+                faults += list_removed_faults(folder / name, subset)
+        if older.sources != newest.sources[: len(older.sources)]:
+            faults.append(f"{folder}: the newest generation does not start with the sources of generation {number}.")
+        faults += [
+            f"{folder / file}: missing, but generation {number} names it."
+            for file in sorted(list_generation_files(older))
+            if not (folder / file).exists()
+        ]
+    return faults
+
+
+def _list_last_entry_faults(folder: Path, manifest: Manifest) -> list[str]:
+    """List a fault if the last history entry contradicts the manifest."""
+    last = manifest.history[-1]
+    own_entry = make_generation_entry(manifest, last.made, last.selected)
+    differing_fields = [name for name in own_entry.__struct_fields__ if getattr(own_entry, name) != getattr(last, name)]
+    if not differing_fields:
+        return []
+    return [f"{folder}: its history contradicts the manifest of generation {last.number} ({differing_fields[0]})."]
+
+
+def _unseal_entry(entry: GenerationEntry) -> GenerationEntry:
+    """Return a history entry without its manifest checksum.
+
+    Only later generations record this checksum.
+    """
+    return replace(entry, manifest="")
+
+
+def _continues_history(older: SubsetEntry, newer: SubsetEntry | None) -> bool:
+    if newer is None:
+        return False
+    layers = len(older.all_layers)
+    return newer.shards[: len(older.shards)] == older.shards and newer.all_layers[:layers] == older.all_layers
+
+
+def list_removed_faults(folder: Path, subset: SubsetEntry) -> list[str]:
+    """List the faults of a subset's removed documents; its shards must be sound.
+
+    ``folder`` is that of the subset.
+    """
+    removed_entry = subset.removed
+    if removed_entry is None or subset.removed_file is None:
+        return []
+    path = folder / subset.removed_file
+    try:
+        removed, lengths = map_removed(folder, subset), map_lengths(folder, subset)
+        if xxhash.xxh3_128_hexdigest(map_file(path)) != removed_entry.file:
+            return [f"{path}: checksum differs from the manifest's."]
+        tokens = int(lengths.take(removed).sum(dtype=np.int64))
+    except StoreError as error:
+        return [str(error)]
+    if tokens != removed_entry.tokens:
+        return [f"{path}: its documents have {tokens:,} tokens, the manifest says {removed_entry.tokens:,}."]
+    return []
+
+
+def list_count_faults(folder: Path, manifest: Manifest) -> list[str]:
+    """List the counts in a manifest that are wrong, one sentence each.
+
+    Shards, lengths and ``.docs`` must have been verified before.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    return [
+        f"{folder}: the manifest says {expected_count:,} {label}, {actual_phrase} {actual_count:,}; {_REMEDY}."
+        for label, expected_count, actual_phrase, actual_count in [
+            *_compare_totals(folder, manifest),
+            *_compare_sources(folder, manifest),
+        ]
+        if expected_count != actual_count
+    ]
+
+
+CountComparison = tuple[str, int, str, int]
+
+
+def _compare_totals(folder: Path, manifest: Manifest) -> Iterator[CountComparison]:
+    counts, subsets, sources = manifest.counts, manifest.subsets.values(), manifest.sources
+    yield "documents", counts.documents, "its subsets hold", sum(s.documents for s in subsets)
+    yield "tokens", counts.tokens, "its subsets hold", sum(s.tokens for s in subsets)
+    records = sum(part.records for source in sources for part in source.parts)
+    yield "records", counts.records, "the parts of its sources hold", records
+    fates = counts.documents + counts.quarantined + sum(counts.dropped.values())
+    noun = "pairs" if manifest.preferences == "pairs" else "documents"
+    combined_phrase = f"its {noun}, quarantined and dropped records together are"
+    yield "records", counts.records, combined_phrase, fates - counts.further
+    names = [name for name in list_sidecars(manifest) if name.startswith(_QUARANTINE_STEM)]
+    lines = sum(_count_lines(folder / name) for name in names)
+    actual_phrase = f"{QUARANTINE_NAME} has" if len(names) == 1 else "its quarantine files have"
+    yield "quarantined records", counts.quarantined, actual_phrase, lines
+
+
+def _compare_sources(folder: Path, manifest: Manifest) -> Iterator[CountComparison]:
+    documents, tokens = _count_by_part(folder, manifest)
+    part = 0
+    for source in manifest.sources:
+        part_slice = slice(part, part := part + len(source.parts))
+        actual_phrase = "the documents that name it as their source are"
+        yield (
+            f"documents of {source.name}",
+            source.documents,
+            actual_phrase,
+            int(documents[part_slice].sum()),
+        )
+        actual_phrase = "the documents that name it as their source hold"
+        yield (
+            f"tokens of {source.name}",
+            source.tokens,
+            actual_phrase,
+            int(tokens[part_slice].sum()),
+        )
+    strays = int(documents[part:].sum())
+    yield "documents of sources it does not list", 0, "its .docs files have", strays
+
+
+def _count_by_part(folder: Path, manifest: Manifest) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Count documents and tokens of each part from the ``.docs``.
+
+    The last element counts documents of unlisted parts.
+    """
+    parts = sum(len(source.parts) for source in manifest.sources)
+    documents, tokens = np.zeros(parts + 1, np.int64), np.zeros(parts + 1, np.int64)
+    for name, subset in manifest.subsets.items():
+        lengths, start = map_lengths(folder / name, subset), 0
+        for shard in subset.shards:
+            provenance = map_provenance((folder / name / shard.name).with_suffix(".docs"))
+            part_indices = np.minimum(provenance.parts, parts)
+            shard_lengths = lengths.slice(start, start + shard.documents)
+            start += shard.documents
+            documents += np.bincount(part_indices, minlength=parts + 1)
+            # bincount returns floats, which are exact up to 2**53, far more than the tokens of a shard.
+            tokens += np.bincount(part_indices, shard_lengths, minlength=parts + 1).astype(np.int64)
+    return documents, tokens
+
+
+def _count_lines(path: Path) -> int:
+    """Count the lines of a file; 0 if it does not exist."""
+    if not path.exists():
+        return 0
+    view = map_file(path)
+    return sum(bytes(view[at : at + _CHUNK_BYTES]).count(b"\n") for at in range(0, len(view), _CHUNK_BYTES))

@@ -5,7 +5,7 @@ from .mapped_shards import (
 )
 from .provenance_lookup import find_provenance as find_provenance, find_source_names as find_source_names
 from .remote_store import RemoteSubset as RemoteSubset, open_remote_manifest as open_remote_manifest
-from .standalone_shard import refuse_media as refuse_media, refuse_standalone_shard as refuse_standalone_shard
+from .store_opening import refuse_media as refuse_media, refuse_standalone_shard as refuse_standalone_shard
 from .stored_media import MediaCount as MediaCount, has_media as has_media
 from .synthetic_store import (
     make_synthetic_manifest as make_synthetic_manifest,

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
-from batchloom.store.format.pair_index import PairIndex
-from batchloom.store.format.removed_documents import mask_removed
+from batchloom.store.format.shard_sidecars import PairIndex
+from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
 
 _MAX_DOCUMENTS = 1 << 14

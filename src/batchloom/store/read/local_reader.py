@@ -11,16 +11,13 @@ from batchloom.core.errors import StoreError
 from batchloom.core.files import read_regular_file
 from batchloom.remote import BLOCK_BYTES
 from batchloom.store.format.block_checksums import PLAIN_ENTRY_BYTES, ChecksumFile, map_checksum_file
-from batchloom.store.format.file_header import CHECK_REMEDY
 from batchloom.store.format.layout import SMALL_FILE_LIMIT, compute_checksum
-from batchloom.store.format.loss_mask import LossMask, map_mask
 from batchloom.store.format.manifest import Manifest, SubsetEntry, compute_subset_fingerprint, read_manifest
 from batchloom.store.format.media_index import MediaRows, map_media, read_blob
 from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.pair_index import PairIndex, map_pair_index
 from batchloom.store.format.provenance import ProvenanceTable, check_known_parts, map_provenance
-from batchloom.store.format.removed_documents import map_removed
-from batchloom.store.read.filtered_lengths import FilteredLengths
+from batchloom.store.format.shard_sidecars import CHECK_REMEDY, LossMask, PairIndex, map_mask, map_pair_index
+from batchloom.store.format.store_lengths import map_removed
 from batchloom.store.read.mapped_shards import (
     MappedShards,
     ShardTable,
@@ -28,12 +25,13 @@ from batchloom.store.read.mapped_shards import (
     compute_prefix_fingerprint,
     list_masked_shards,
 )
-from batchloom.store.read.stored_tokenizer import load_stored_tokenizer
 from batchloom.store.read.subset_reader import (
+    FilteredLengths,
     LengthReader,
     SubsetMasks,
     all_trained,
     fill_removed,
+    load_stored_tokenizer,
     refuse_ranges_beyond,
     refuse_unlike_count,
 )

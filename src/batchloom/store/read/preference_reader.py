@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.settings import as_int, quote_value
-from batchloom.store.format.pair_index import CHOSEN, GOOD
-from batchloom.store.format.removed_documents import mask_removed
+from batchloom.store.format.shard_sidecars import CHOSEN, GOOD
+from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
 
 Example = dict[str, Any]

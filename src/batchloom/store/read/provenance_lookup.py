@@ -10,9 +10,9 @@ from batchloom.core.errors import InputError
 from batchloom.core.settings import quote_value, suggest
 from batchloom.store.format.provenance import DocumentProvenance, make_part_table
 from batchloom.store.format.store_lengths import StoreLengths
-from batchloom.store.read.filtered_lengths import FilteredLengths
 from batchloom.store.read.remote_lengths import RemoteLengths
 from batchloom.store.read.store_reader import Store
+from batchloom.store.read.subset_reader import FilteredLengths
 
 # Documents per step of a search, and per step of a sequential scan.
 _SEARCH_POINTS, _SCAN_DOCUMENTS = 16, 1 << 16

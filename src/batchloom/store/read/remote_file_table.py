@@ -17,12 +17,10 @@ from batchloom.store.format.block_checksums import (
     count_entries,
     count_header_bytes,
 )
-from batchloom.store.format.file_header import HEADER
-from batchloom.store.format.generation_history import LayerEntry
 from batchloom.store.format.layout import TOKEN_DTYPES
-from batchloom.store.format.manifest import Manifest, ShardEntry, SubsetEntry
-from batchloom.store.format.pair_index import PAIR_ROW_BYTES
+from batchloom.store.format.manifest import LayerEntry, Manifest, ShardEntry, SubsetEntry
 from batchloom.store.format.provenance import PROVENANCE_ROW_BYTES
+from batchloom.store.format.shard_sidecars import HEADER, PAIR_ROW_BYTES
 
 # whole: by the checksum of the file; blocks: by one .sums entry each; entries: by the root checksums of a .sums.
 CheckMethod = Literal["whole", "blocks", "entries", "nothing"]

@@ -27,19 +27,16 @@ from batchloom.remote import (
     run_with_retries,
 )
 from batchloom.store.format.layout import MANIFEST_NAME, SMALL_FILE_LIMIT, TOKEN_DTYPES
-from batchloom.store.format.loss_mask import LossMask, parse_mask
 from batchloom.store.format.manifest import Manifest, compute_subset_fingerprint, read_generation_manifest
 from batchloom.store.format.media_index import NOT_STORED, MediaRows, parse_media
-from batchloom.store.format.pair_index import PairIndex, parse_pair_index
 from batchloom.store.format.provenance import (
     ProvenanceTable,
     check_known_parts,
     locate_provenance_columns,
     parse_provenance,
 )
-from batchloom.store.format.removed_documents import mask_removed, parse_removed
-from batchloom.store.format.store_lengths import make_span_error
-from batchloom.store.read.filtered_lengths import FilteredLengths
+from batchloom.store.format.shard_sidecars import LossMask, PairIndex, parse_mask, parse_pair_index
+from batchloom.store.format.store_lengths import make_span_error, mask_removed, parse_removed
 from batchloom.store.read.mapped_shards import (
     MappedShards,
     ShardLocation,
@@ -50,11 +47,12 @@ from batchloom.store.read.mapped_shards import (
 from batchloom.store.read.remote_blocks import MAX_FETCH_ATTEMPTS, RemoteBlocks
 from batchloom.store.read.remote_file_table import RemoteFileTable
 from batchloom.store.read.remote_lengths import MAX_LOCAL_LENGTHS, LocalLengths, RemoteLengths
-from batchloom.store.read.stored_tokenizer import load_stored_tokenizer
 from batchloom.store.read.subset_reader import (
+    FilteredLengths,
     SubsetMasks,
     all_trained,
     fill_removed,
+    load_stored_tokenizer,
     refuse_unlike_count,
 )
 from batchloom.tokens import Tokenizer

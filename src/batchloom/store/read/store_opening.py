@@ -8,14 +8,12 @@ from batchloom.core.addresses import is_url, redact_url as address, strip_file_s
 from batchloom.core.errors import InputError, SettingsError, StoreError
 from batchloom.core.files import describe_os_error, refuse_url
 from batchloom.core.settings import as_int, quote_value
-from batchloom.core.synthetic_data import parse_synthetic_spec
-from batchloom.store.format.layout import SUBSETS, TOKEN_DTYPES
+from batchloom.core.synthetic_data import SYNTHETIC, parse_synthetic_spec
+from batchloom.store.format.layout import MANIFEST_NAME, SUBSETS, TOKEN_DTYPES, make_missing_store_error
 from batchloom.store.format.manifest import Manifest, SubsetEntry, read_manifest
-from batchloom.store.format.missing_store import make_missing_store_error
 from batchloom.store.format.store_lengths import StoreLengths, map_lengths
 from batchloom.store.read.local_reader import FirstRead, LocalReader
 from batchloom.store.read.mapped_shards import MappedShards, ShardLocation, ShardTable, map_prefix
-from batchloom.store.read.media_filter import filter_by_media, normalize_media_filter
 from batchloom.store.read.remote_store import (
     CACHE_LIMIT,
     VERIFY_MODES,
@@ -24,9 +22,9 @@ from batchloom.store.read.remote_store import (
     VerifyMode,
     open_remote_manifest,
 )
-from batchloom.store.read.standalone_shard import refuse_standalone_shard
 from batchloom.store.read.store_reader import Store, StoreLocation
-from batchloom.store.read.synthetic_store import SUBSET, SyntheticReader
+from batchloom.store.read.stored_media import filter_by_media, normalize_media_filter
+from batchloom.store.read.synthetic_store import SUBSET, SyntheticReader, is_synthetic
 
 
 def open_store(
@@ -210,3 +208,57 @@ def _open_prefix(stem: Path) -> Store:
     reader = LocalReader(stem, "", None, lengths, shards)
     location = StoreLocation(address=str(stem), name=str(stem), options={}, open=open_store)
     return Store(stem, "", None, location, reader)
+
+
+def refuse_standalone_shard(stem: Path) -> None:
+    """Refuse a shard of a store whose documents must not be read without it.
+
+    These stores hold synthetic documents, preferences, media or removed documents. The shard alone would pass for real
+    data, or for answers that are all to be imitated.
+
+    Args:
+        stem: prefix of the shard.
+
+    Raises:
+        InputError: the shard belongs to such a store; names the store.
+    """
+    folder = stem.absolute().parent
+    store = folder.parent
+    if folder.name not in SUBSETS or not (store / MANIFEST_NAME).is_file():
+        return
+    try:
+        manifest = read_manifest(store)
+    except StoreError:
+        # With an unreadable manifest the shard is treated as any other prefix.
+        return
+    if is_synthetic(manifest):
+        content = f"synthetic documents (source={SYNTHETIC})"
+    elif manifest.preferences:
+        content = f"preferences ({manifest.preferences})"
+    elif manifest.processor is not None:
+        content = "documents with images or audio"
+    elif (subset := manifest.subsets.get(folder.name)) and subset.removed:
+        content = "documents, some of them removed"
+    else:
+        return
+    raise InputError(
+        f"{stem} is a shard of a store of {content}. Its files alone do not record that; name the store itself: {store}"
+    )
+
+
+def refuse_media(manifest: Manifest | None, store_name: str, reader: str) -> None:
+    """Refuse a store with images or audio for a reader of tokens only.
+
+    Args:
+        manifest: manifest of the store; None for data without a manifest.
+        store_name: the store, for the error message.
+        reader: the reader, for the error message.
+
+    Raises:
+        InputError: the store holds images or audio.
+    """
+    if manifest is not None and manifest.processor is not None:
+        raise InputError(
+            f"{store_name} holds images or audio, which {reader} does not support yet: only their placeholders would "
+            "be read. Read it with batchloom.Loader (docs/media.md)."
+        )

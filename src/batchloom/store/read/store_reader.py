@@ -21,14 +21,17 @@ from batchloom.store.format.manifest import (
     find_generation,
     read_recorded_weights,
 )
-from batchloom.store.format.pair_index import PairIndex, PreferenceKind
 from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable, make_part_table
-from batchloom.store.format.removed_documents import mask_removed
-from batchloom.store.read.filtered_lengths import FilteredLengths, count_trained_tokens
+from batchloom.store.format.shard_sidecars import PairIndex, PreferenceKind
+from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.mapped_shards import MappedShard
-from batchloom.store.read.subset_reader import LengthReader, SubsetReader
+from batchloom.store.read.subset_reader import FilteredLengths, LengthReader, SubsetReader, count_trained_tokens
 from batchloom.store.read.synthetic_store import is_synthetic
 from batchloom.tokens import Tokenizer
+
+# A token repeated at least this often in a row, such as an image placeholder, is written once.
+_MIN_RUN = 8
+_MAX_DECODED = 1 << 24
 
 
 @final
@@ -441,3 +444,29 @@ def _as_document(index: object, documents: int) -> int:
     if not -documents <= number < documents:
         raise IndexError(f"There is no document {number}: there are {documents:,}, numbered from 0.")
     return number % documents
+
+
+def decode_beginning(tokenizer: Tokenizer, ids: NDArray[np.generic], max_tokens: int) -> str:
+    """Decode the first tokens of a document; long runs appear as ``TOKEN[x64]``.
+
+    Args:
+        tokenizer: tokenizer of the document.
+        ids: token ids of the document [N].
+        max_tokens: maximum number of decoded tokens; a long run counts as one.
+    """
+    ids = ids[:_MAX_DECODED]
+    if not len(ids):
+        return ""
+    firsts = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1])))
+    sizes = np.diff(np.append(firsts, len(ids)))
+    long_runs = np.flatnonzero(sizes >= _MIN_RUN)
+    texts, position, remaining_tokens = [], 0, max_tokens
+    for run in long_runs.tolist():
+        first, size = int(firsts[run]), int(sizes[run])
+        texts.append(tokenizer.decode(ids[position : min(first, position + remaining_tokens)]))
+        remaining_tokens -= first - position
+        if remaining_tokens <= 0:
+            return "".join(texts)
+        texts.append(f"{tokenizer.decode(ids[first : first + 1])}[x{size}]")
+        position, remaining_tokens = first + size, remaining_tokens - 1
+    return "".join([*texts, tokenizer.decode(ids[position : position + remaining_tokens])])

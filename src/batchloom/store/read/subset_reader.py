@@ -1,24 +1,83 @@
 """Protocol of the subset readers, and the loss masks they share."""
 
+import json
 from collections.abc import Callable
 from typing import Any, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import StoreError
-from batchloom.store.format.loss_mask import LossMask
-from batchloom.store.format.manifest import Manifest
+from batchloom.core.errors import StoreError, TokenizerError
+from batchloom.core.files import describe_os_error
+from batchloom.store.format.layout import TOKENIZER_NAME
+from batchloom.store.format.manifest import Manifest, TokenizerEntry
 from batchloom.store.format.media_index import MediaRows
-from batchloom.store.format.pair_index import PairIndex
 from batchloom.store.format.provenance import ProvenanceTable
-from batchloom.store.format.removed_documents import mask_removed
-from batchloom.store.format.store_lengths import make_span_error
-from batchloom.store.read.filtered_lengths import FilteredLengths
+from batchloom.store.format.shard_sidecars import LossMask, PairIndex
+from batchloom.store.format.store_lengths import StoreLengths, make_span_error, mask_removed
 from batchloom.store.read.mapped_shards import MappedShards, ShardTable
-from batchloom.tokens import Tokenizer
+from batchloom.store.read.remote_lengths import RemoteLengths
+from batchloom.tokens import Tokenizer, restore_tokenizer
 
 Ids = NDArray[np.int64]
+_CHUNK_DOCUMENTS = 1 << 12
+_RESTORE_REMEDY = "restore it from the original store"
+
+
+@final
+class FilteredLengths:
+    """Lengths that make a plan skip documents; numbers stay those of the subset.
+
+    Args:
+        all_lengths: lengths of all documents.
+        media: media filter, as in ``open_store``.
+        is_chosen: returns which documents [N] match, bool [N].
+        document_count: number of matching documents.
+        tokens: total tokens of the matching documents.
+
+    Attributes:
+        all_lengths, media, document_count, tokens: as given.
+        size: number of documents of the subset, matching or not.
+        layers: number of documents that each generation added.
+    """
+
+    __slots__ = ("_is_chosen", "all_lengths", "document_count", "layers", "media", "size", "tokens")
+
+    def __init__(
+        self,
+        all_lengths: StoreLengths | RemoteLengths,
+        media: str,
+        is_chosen: Callable[[Ids], NDArray[np.bool_]],
+        document_count: int,
+        tokens: int,
+    ) -> None:
+        self.all_lengths, self.media, self._is_chosen = all_lengths, media, is_chosen
+        self.document_count, self.tokens = document_count, tokens
+        self.size, self.layers = all_lengths.size, all_lengths.layers
+
+    def take(self, documents: Ids) -> NDArray[np.uint32]:
+        """Return the lengths of ``documents`` in tokens, 0 if filtered out, uint32."""
+        return np.where(self._is_chosen(documents), self.all_lengths.take(documents), np.uint32(0))
+
+    def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
+        """Return the lengths of documents ``start`` to ``stop - 1``, as :meth:`take`."""
+        numbers = np.arange(start, min(stop, self.size))
+        return np.where(self._is_chosen(numbers), self.all_lengths.slice(start, stop), np.uint32(0))
+
+
+def count_trained_tokens(mask: Callable[[Ids, Ids, Ids], list[NDArray[np.bool_]]], lengths: FilteredLengths) -> int:
+    """Count the trained tokens of the matching documents by reading their masks.
+
+    ``mask`` reads masks of spans, as ``Store.mask``.
+    """
+    trained = 0
+    for start in range(0, lengths.size, _CHUNK_DOCUMENTS):
+        numbers = np.arange(start, min(start + _CHUNK_DOCUMENTS, lengths.size))
+        chunk_lengths = lengths.take(numbers).astype(np.int64)
+        nonempty = chunk_lengths > 0
+        masks = mask(numbers[nonempty], np.zeros(int(nonempty.sum()), np.int64), chunk_lengths[nonempty])
+        trained += sum(int(np.count_nonzero(flags)) for flags in masks)
+    return trained
 
 
 class LengthReader(Protocol):
@@ -284,3 +343,36 @@ def refuse_unlike_count(provenance: ProvenanceTable, table: ShardTable, shard: i
             f"{stem}.docs has {len(provenance)} documents, the manifest says {documents}. The store is damaged: "
             "run batchloom check on it."
         )
+
+
+def load_stored_tokenizer(read_file: Callable[[str], bytes], store_path: str, entry: TokenizerEntry) -> Tokenizer:
+    """Load the tokenizer of a store and check it against the manifest.
+
+    Raises StoreError if it cannot be read or is not the manifest's, and TokenizerError if its state is invalid.
+    """
+    path = f"{store_path}/{TOKENIZER_NAME}"
+    try:
+        state = json.loads(read_file(TOKENIZER_NAME))
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {describe_os_error(error)}; {_RESTORE_REMEDY}.") from error
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path} cannot be read: {error}; {_RESTORE_REMEDY}.") from error
+    try:
+        tokenizer = restore_tokenizer(state)
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from error
+    if (tokenizer.vocab_size, tokenizer.end_id, tokenizer.bos_id) != (
+        entry.vocab_size,
+        entry.end_id,
+        entry.bos_id,
+    ):
+        raise StoreError(
+            f"{path} has {tokenizer.vocab_size} ids, end {tokenizer.end_id} and BOS {tokenizer.bos_id}; the "
+            f"manifest says {entry.vocab_size}, {entry.end_id} and {entry.bos_id}: it is another tokenizer."
+        )
+    if tokenizer.fingerprint != entry.fingerprint:
+        raise StoreError(
+            f"{path} has fingerprint {tokenizer.fingerprint}, the manifest says {entry.fingerprint}: it is another "
+            "tokenizer."
+        )
+    return tokenizer

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.synthetic_data import DUMMY, SYNTHETIC, SyntheticDocuments, SyntheticSpec
-from batchloom.store.format.layout import FORMAT_VERSION, choose_token_dtype, compute_checksum
+from batchloom.store.format.layout import FORMAT_VERSION, choose_token_dtype, compute_checksum, make_missing_store_error
 from batchloom.store.format.manifest import (
     Manifest,
     PartEntry,
@@ -20,12 +20,10 @@ from batchloom.store.format.manifest import (
     make_tokenizer_entry,
 )
 from batchloom.store.format.media_index import MediaRows
-from batchloom.store.format.missing_store import make_missing_store_error
-from batchloom.store.format.pair_index import PairIndex
 from batchloom.store.format.provenance import ProvenanceTable
-from batchloom.store.read.filtered_lengths import FilteredLengths
+from batchloom.store.format.shard_sidecars import PairIndex
 from batchloom.store.read.mapped_shards import MappedShards, ShardTable
-from batchloom.store.read.subset_reader import all_trained, refuse_ranges_beyond
+from batchloom.store.read.subset_reader import FilteredLengths, all_trained, refuse_ranges_beyond
 from batchloom.tokens import UnknownTokenizer
 
 Ids = NDArray[np.int64]

@@ -16,13 +16,11 @@ from batchloom.core.locks import lock_exclusively
 from batchloom.core.partial_files import PARTIAL_SUFFIX, wrap_os_errors
 from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums
 from batchloom.store.format.layout import LENGTHS_CHECKSUMS_NAME, LENGTHS_NAME, format_generation_file_name
-from batchloom.store.format.loss_mask import MaskBuilder
 from batchloom.store.format.manifest import ShardEntry
 from batchloom.store.format.media_index import ShardMedia, iter_blob_chunks
 from batchloom.store.format.megatron_index import encode_index
-from batchloom.store.format.minhash_signatures import MinHashSignatures
-from batchloom.store.format.pair_index import PairIndex
 from batchloom.store.format.provenance import ProvenanceTable
+from batchloom.store.format.shard_sidecars import MaskBuilder, MinHashSignatures, PairIndex
 
 
 def wrap_write_errors(path: Path) -> contextlib.AbstractContextManager[None]:

@@ -1,0 +1,348 @@
+r"""Sidecar files of a shard: common header, ``.mask``, ``.pairs`` and ``.bands``.
+
+All are little-endian and begin with 8 bytes of magic, u64 version 1, u64 count, and a u64 that depends on the file.
+
+``.mask``, one bit per token: ``BLMMASK\0``, 1, tokens T, trained tokens; then ceil(T / 8) bytes. Token i is bit i mod 8
+(lowest bit first) of byte i div 8, 1 if it is trained; unused bits of the last byte are 0. A shard without the file is
+fully trained.
+
+``.pairs``, pair number and side of each document: ``BLMPAIR\0``, 1, documents D, 0; then the columns pair u64 [D] and
+side u8 [D]. Only preference stores have it, for every shard. In a store of pairs, every even document is a chosen
+answer and the next one the rejected answer of the same pair. Labelled answers each have a pair number of their own.
+Pair numbers ascend.
+
+``.bands``, MinHash signatures that find near duplicates: ``BLMBAND\0``, 1, documents D, four u16 (shingle, rows, bands
+B, MinHash version); then the keys u64 [D, B], all 0 for a document that matches nothing. Only shards prepared with
+``dedup: near`` have it. ``preparation/dedup/minhash.py`` defines the keys.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self, final, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.errors import InputError, StoreError
+from batchloom.core.files import release_pages
+from batchloom.store.format.megatron_index import map_file
+
+# Magic, u64 version, u64 count, and a u64 whose meaning depends on the file type (0 if unused).
+HEADER = struct.Struct("<8sQQQ")
+_MASK_MAGIC, _PAIRS_MAGIC, _BANDS_MAGIC = b"BLMMASK\x00", b"BLMPAIR\x00", b"BLMBAND\x00"
+CHECK_REMEDY = "Run batchloom check on the store."
+PreferenceKind = Literal["", "pairs", "labels"]
+PREFERENCE_KINDS: tuple[str, ...] = get_args(PreferenceKind)
+CHOSEN, REJECTED, GOOD, BAD = 1, 2, 3, 4
+SIDE_NAMES = ("", "chosen", "rejected", "good", "bad")
+PAIR_ROW_BYTES = 9
+# A pair number holds the part above the record.
+_RECORD_BITS = 40
+_MAX_PARTS = 1 << 23
+_DAMAGED = "The store is damaged: run batchloom check on it."
+# Bits of each banding parameter in the header.
+_BITS = 16
+_MAX_VALUE = (1 << _BITS) - 1
+_CHUNK_BYTES = 8 << 20
+# A chunk spans at most this many times its own rows of the mapped keys.
+_SEARCH_REACH = 8
+
+
+def map_file_with_header(path: Path, magic: bytes) -> tuple[memoryview, int, int]:
+    """Map a file and return its content, its count and the last header field.
+
+    Raises:
+        StoreError: the file is missing, truncated, or of another type or version.
+    """
+    view = map_file(path)
+    return view, *read_header(view, path, magic)
+
+
+def read_header(view: memoryview, path: Path, magic: bytes) -> tuple[int, int]:
+    """Return the count and the last field of a header; ``path`` is for errors."""
+    if len(view) < HEADER.size:
+        raise StoreError(f"{path} is cut short: {len(view)} bytes, its header alone has {HEADER.size}. {CHECK_REMEDY}")
+    file_magic, version, count, last = HEADER.unpack_from(view)
+    if file_magic != magic or version != 1:
+        raise make_wrong_format_error(path)
+    return count, last
+
+
+def make_wrong_format_error(path: Path) -> StoreError:
+    """Build the error for a file whose type or version does not match its suffix."""
+    return StoreError(f"{path} is not a {path.suffix} file of version 1. {CHECK_REMEDY}")
+
+
+@final
+class MaskBuilder:
+    """Incremental bit mask of a shard.
+
+    Attributes:
+        tokens: number of tokens added.
+        trained: number of those that are trained.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = self.trained = 0
+        self._bits = bytearray()
+        self._pending_flags = np.zeros(0, bool)
+
+    def append(self, trained: NDArray[np.bool_]) -> None:
+        """Add the flags of the next tokens, bool [n]."""
+        self.tokens += trained.size
+        self.trained += int(np.count_nonzero(trained))
+        pending_flags = np.concatenate([self._pending_flags, trained])
+        aligned_count = pending_flags.size // 8 * 8
+        self._bits += np.packbits(pending_flags[:aligned_count], bitorder="little").tobytes()
+        self._pending_flags = pending_flags[aligned_count:]
+
+    def to_bytes(self) -> bytes | None:
+        """Return the complete ``.mask`` file, or None if every token is trained."""
+        if self.trained == self.tokens:
+            return None
+        header = HEADER.pack(_MASK_MAGIC, 1, self.tokens, self.trained)
+        return header + self._bits + np.packbits(self._pending_flags, bitorder="little").tobytes()
+
+
+def iter_mask_chunks(tokens: int, trained: int, flags: Iterable[NDArray[np.bool_]]) -> Iterator[bytes]:
+    """Yield the bytes of a ``.mask`` file in bounded chunks, given its counts.
+
+    Args:
+        tokens: number of tokens.
+        trained: number of trained tokens.
+        flags: chunks of the trained flags, in token order.
+    """
+    yield HEADER.pack(_MASK_MAGIC, 1, tokens, trained)
+    pending_flags = np.zeros(0, bool)
+    for chunk in flags:
+        buffered_flags = np.concatenate([pending_flags, chunk])
+        aligned_count = buffered_flags.size // 8 * 8
+        yield np.packbits(buffered_flags[:aligned_count], bitorder="little").tobytes()
+        pending_flags = buffered_flags[aligned_count:]
+    yield np.packbits(pending_flags, bitorder="little").tobytes()
+
+
+@final
+class LossMask:
+    """A mapped ``.mask`` file.
+
+    Attributes:
+        tokens: tokens of the shard.
+        trained: number of trained tokens according to the header.
+        bits: view of the file with eight tokens per byte, uint8 [ceil(tokens / 8)].
+    """
+
+    __slots__ = ("bits", "tokens", "trained")
+
+    def __init__(self, tokens: int, trained: int, bits: NDArray[np.uint8]) -> None:
+        self.tokens, self.trained, self.bits = tokens, trained, bits
+
+    def slice(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Return the trained flags of tokens ``start`` to ``stop - 1``, bool."""
+        first = start >> 3
+        unpacked_bits = np.unpackbits(self.bits[first : (stop + 7) >> 3], bitorder="little")
+        return unpacked_bits[start - 8 * first : stop - 8 * first].view(np.bool_)
+
+    def count(self) -> int:
+        """Return the number of set bits, including those beyond the last token."""
+        return int(np.bitwise_count(self.bits).sum(dtype=np.int64))
+
+
+def map_mask(path: Path, tokens: int) -> LossMask:
+    """Map the ``.mask`` file of a shard of ``tokens`` tokens.
+
+    Raises:
+        StoreError: the file is missing, of another type or version, or has another number of tokens.
+    """
+    return parse_mask(map_file(path), path, tokens)
+
+
+def parse_mask(view: memoryview, path: Path, tokens: int) -> LossMask:
+    """Parse the content of a ``.mask`` file; see :func:`map_mask`."""
+    header_tokens, trained = read_header(view, path, _MASK_MAGIC)
+    if header_tokens != tokens or len(view) != HEADER.size + (tokens + 7) // 8:
+        raise StoreError(
+            f"{path} declares {header_tokens:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK_REMEDY}"
+        )
+    return LossMask(tokens, trained, np.frombuffer(view, np.uint8, offset=HEADER.size))
+
+
+@dataclass(frozen=True, slots=True)
+class PairIndex:
+    """Pair and side of documents, in columns of equal length D.
+
+    Attributes:
+        pairs: pair number of each document, uint64 [D].
+        sides: ``CHOSEN``, ``REJECTED``, ``GOOD`` or ``BAD``, uint8 [D].
+    """
+
+    pairs: NDArray[np.uint64]
+    sides: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.sides)
+
+    def to_bytes(self) -> bytes:
+        """Return the complete ``.pairs`` file."""
+        head = HEADER.pack(_PAIRS_MAGIC, 1, len(self), 0)
+        return head + self.pairs.astype("<u8").tobytes() + self.sides.astype("u1").tobytes()
+
+    def find_fault(self, preferences: PreferenceKind) -> str:
+        """Describe the first fault, or return an empty string; pairs must not be split."""
+        allowed_sides = (CHOSEN, REJECTED) if preferences == "pairs" else (GOOD, BAD)
+        unknown_sides = np.flatnonzero((self.sides != allowed_sides[0]) & (self.sides != allowed_sides[1]))
+        if unknown_sides.size:
+            index = int(unknown_sides[0])
+            return f"document {index} has side {self.sides[index]}, which is not a side of {preferences}"
+        firsts = self.pairs
+        if preferences == "pairs":
+            if len(self) % 2:
+                return f"{len(self):,} documents do not form pairs"
+            firsts = self.pairs[::2]
+            is_pair = (self.sides[::2] == CHOSEN) & (self.sides[1::2] == REJECTED)
+            broken_pairs = np.flatnonzero(~is_pair | (firsts != self.pairs[1::2]))
+            if broken_pairs.size:
+                index = 2 * int(broken_pairs[0])
+                return f"documents {index} and {index + 1} are not the chosen and the rejected answer of one pair"
+        if (firsts[1:] <= firsts[:-1]).any():
+            return "its pairs are not in ascending order, so one may be repeated"
+        return ""
+
+
+def compute_pair_numbers(parts: NDArray[np.uint32], records: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the pair number of each document, uint64 [D], below 2**63.
+
+    Args:
+        parts: index into the manifest's list of parts, uint32 [D].
+        records: 0-based number of the record inside its part, uint64 [D].
+
+    Raises:
+        InputError: there are too many parts or records.
+    """
+    if parts.size and (int(parts.max()) >= _MAX_PARTS or int(records.max()) >= 1 << _RECORD_BITS):
+        raise InputError(
+            f"A store of preferences has at most {_MAX_PARTS:,} parts of at most 2**{_RECORD_BITS} records; give "
+            "fewer, larger files."
+        )
+    return (parts.astype(np.uint64) << np.uint64(_RECORD_BITS)) | records.astype(np.uint64)
+
+
+def map_pair_index(path: Path, documents: int, preferences: PreferenceKind) -> PairIndex:
+    """Map and verify the ``.pairs`` file of a shard; the columns are views of it.
+
+    Args:
+        path: path of the file.
+        documents: number of documents of the shard.
+        preferences: kind of the preferences.
+
+    Raises:
+        StoreError: the file is missing, of another type or version, has another number of documents, or a
+            document lacks its other side.
+    """
+    return parse_pair_index(map_file(path), path, documents, preferences)
+
+
+def parse_pair_index(view: memoryview, path: Path, documents: int, preferences: PreferenceKind) -> PairIndex:
+    """Parse the content of a ``.pairs`` file; see :func:`map_pair_index`."""
+    count, zero = read_header(view, path, _PAIRS_MAGIC)
+    if zero:
+        raise make_wrong_format_error(path)
+    if count != documents or len(view) != HEADER.size + PAIR_ROW_BYTES * documents:
+        raise StoreError(
+            f"{path} declares {count:,} documents in {len(view):,} bytes; its shard has {documents:,}. {_DAMAGED}"
+        )
+    sides = PairIndex(
+        pairs=np.frombuffer(view, "<u8", count, HEADER.size),
+        sides=np.frombuffer(view, "u1", count, HEADER.size + 8 * count),
+    )
+    if fault := sides.find_fault(preferences):
+        raise StoreError(f"{path}: {fault}. {_DAMAGED}")
+    return sides
+
+
+@dataclass(frozen=True, slots=True)
+class Banding:
+    """Parameters of the band keys; keys of different parameters are not comparable.
+
+    Attributes:
+        bands: number of keys per document.
+        rows: number of hashes per band.
+        shingle: number of adjacent tokens that are hashed together.
+        minhash: version of the MinHash computation.
+    """
+
+    bands: int
+    rows: int
+    shingle: int
+    minhash: int
+
+    def pack(self) -> int:
+        """Pack the parameters into one u64."""
+        value = 0
+        for part in (self.minhash, self.bands, self.rows, self.shingle):
+            value = (value << _BITS) | part
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class MinHashSignatures:
+    """Band keys of documents, usually mapped.
+
+    Attributes:
+        keys: keys of the documents in the file, uint64 [N, bands].
+        banding: parameters of the keys.
+        selection: rows of ``keys`` that this object covers, in order, int64 [D]; None for all.
+    """
+
+    keys: NDArray[np.uint64]
+    banding: Banding
+    selection: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys) if self.selection is None else len(self.selection)
+
+    def take(self, documents: NDArray[np.int64]) -> Self:
+        """Return the signatures of some documents, int64 [D], without copying keys."""
+        selection = documents if self.selection is None else self.selection[documents]
+        return type(self)(self.keys, self.banding, selection)
+
+    def iter_chunks(self) -> Iterator[bytes]:
+        """Yield the bytes of the ``.bands`` file in bounded chunks."""
+        yield HEADER.pack(_BANDS_MAGIC, 1, len(self), self.banding.pack())
+        chunk_documents = max(1, _CHUNK_BYTES // max(1, 8 * self.banding.bands))
+        start = 0
+        while start < len(self):
+            stop = min(start + chunk_documents, len(self))
+            if self.selection is None:
+                keys = self.keys[start:stop]
+            else:
+                # Without this limit, a sparse selection would map all the keys between its rows.
+                reach = self.selection[start] + _SEARCH_REACH * chunk_documents
+                stop = min(stop, int(np.searchsorted(self.selection, reach)))
+                keys = self.keys[self.selection[start:stop]]
+            yield np.ascontiguousarray(keys, "<u8").tobytes()
+            start = stop
+            release_pages(self.keys)
+
+
+def map_signature_file(path: Path, documents: int) -> MinHashSignatures:
+    """Map the ``.bands`` file of a shard; the keys are a view of the file.
+
+    Args:
+        path: path of the file.
+        documents: number of documents of the shard.
+
+    Raises:
+        StoreError: the file is missing, of another type or version, or has another number of documents.
+    """
+    view, count, packed = map_file_with_header(path, _BANDS_MAGIC)
+    minhash, bands, rows, shingle = (packed >> bits & _MAX_VALUE for bits in (48, 32, 16, 0))
+    if count != documents or len(view) != HEADER.size + 8 * bands * documents:
+        raise StoreError(
+            f"{path} declares {count:,} documents with {bands} bands in {len(view):,} bytes; its shard has "
+            f"{documents:,} documents. {CHECK_REMEDY}"
+        )
+    keys = np.frombuffer(view, "<u8", count * bands, HEADER.size).reshape(count, bands)
+    return MinHashSignatures(keys, Banding(bands, rows, shingle, minhash))
