@@ -214,7 +214,7 @@ def list_module_imports(path: Path) -> set[str]:
 def test_modules_of_a_package_import_each_other_one_way(package):
     """Check type-checking imports too: a class that makes another is in its module."""
     paths = [path for path in (SOURCE / package).rglob("*.py") if path.name != "__init__.py"]
-    assert len(paths) > 20
+    assert len(paths) > 10
     order = graphlib.TopologicalSorter(
         {f"{get_package_path(path)}.{path.stem}": list_module_imports(path) for path in paths}
     )
@@ -406,7 +406,6 @@ HASHING_MODULES = {"preparation/dedup/connected_components.py", "preparation/ded
 # Modules that change or move tokens on request.
 CHANGING_MODULES = {
     "batches/assembly/augment.py",
-    "batches/assembly/augmentation.py",
     "preparation/documents/fill_in_the_middle.py",
 }
 SYNTHETIC_DATA_READERS = {"store/read/synthetic_store.py", "preparation/synthetic_run.py"}

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from batchloom import Edit, InputError, SettingsError
 from batchloom.adapters.pytorch import LoaderDataset, LoaderIterable
 from batchloom.batches import Batch
-from batchloom.batches.assembly.array_block import pack_arrays, plan_array_layout
+from batchloom.batches.assembly.device import pack_arrays, plan_array_layout
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
 from single_settings import make_loader

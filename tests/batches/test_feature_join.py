@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batchloom.batches.media.array_reuse import ArrayPool
-from batchloom.batches.media.feature_join import FeatureJoin, FeatureShapes
+from batchloom.batches.media.batch_media import ArrayPool, FeatureJoin, FeatureShapes
 from batchloom.core.medium import AudioFacts, ImageFacts
 from batchloom.media import join_features
 from batchloom.store.format import StoredMedium

@@ -12,7 +12,7 @@ import pytest
 import batchloom
 from batchloom import Mixture, PlanError, SettingsError
 from batchloom.batches import Batch, Meter, ModelCost, metrics as metrics_module, transformer_cost
-from batchloom.batches.metrics_exchange import MetricsExchange
+from batchloom.batches.metrics import MetricsExchange
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
 from processes import run_two_ranks

@@ -104,7 +104,7 @@ PLAN = (
     # The first sequence behind a ban still serves the banned document.
     Mutant(
         "ban-one-sequence-late",
-        "plan/order/row_windows.py",
+        "plan/order/run_positions.py",
         "is_after_ban = np.repeat(positions >= position, np.diff(rows.pointers))",
         "is_after_ban = np.repeat(positions > position, np.diff(rows.pointers))",
         ("plan/test_mixture.py", "batches/test_mixture.py", "plan/test_runs.py"),
@@ -128,7 +128,7 @@ PLAN = (
     # The weight of a group is ignored: its sources get their shares of the group.
     Mutant(
         "group-weight-ignored",
-        "plan/mixture/period_shares.py",
+        "plan/mixture/schedule.py",
         "flat_weights.update({source: group_weight * share for source, share in inside.items()})",
         "flat_weights.update(inside)",
         ("plan/test_mixture.py", "batches/test_mixture_file.py"),
@@ -152,7 +152,7 @@ PLAN = (
     # overlong="drop" leaves out documents that fill a sequence exactly.
     Mutant(
         "drop-limit-one-token-low",
-        "plan/packing/row_order.py",
+        "plan/packing/rows.py",
         "fitted_lengths[fitted_lengths > spec.seq_len] = 0",
         "fitted_lengths[fitted_lengths >= spec.seq_len] = 0",
         ("plan/test_plan.py", "plan/test_pools.py"),
@@ -160,7 +160,7 @@ PLAN = (
     # An edit of seq_len merges parts of a document although a part between them was served.
     Mutant(
         "repacked-gap-ignored",
-        "plan/packing/row_order.py",
+        "plan/packing/rows.py",
         "(documents[1:] == documents[:-1]) & (starts[1:] == starts[:-1] + lengths[:-1])",
         "documents[1:] == documents[:-1]",
         ("plan/test_mixture.py", "plan/test_runs.py", "plan/test_exhausted_sources.py"),
@@ -227,7 +227,7 @@ BATCHES = (
     # A resumed run skips the first step behind its state.
     Mutant(
         "resumed-step-skipped",
-        "batches/loading/iterations.py",
+        "batches/loading/stream_steps.py",
         "self._start, self.resumed, self._latest, self._furthest_step = step, True, None, step",
         "self._start, self.resumed, self._latest, self._furthest_step = step + 1, True, None, step",
         ("batches/test_loader.py", "batches/test_mixture.py"),
@@ -275,7 +275,7 @@ BATCHES = (
     # The first id behind the vocabulary reaches the model.
     Mutant(
         "id-at-vocabulary-size-served",
-        "batches/loading/id_range.py",
+        "batches/loading/combined_store.py",
         "int(ids.view(np.uint64).max()) < store.vocab_size:",
         "int(ids.view(np.uint64).max()) <= store.vocab_size:",
         ("store/test_remote_stores.py", "batches/test_loader.py"),

@@ -16,7 +16,7 @@ from batchloom.plan.order import (
     list_rank_lanes,
     pack_lane_pool,
 )
-from batchloom.plan.order.lanes import compute_lane_pool_start
+from batchloom.plan.order.lane_plan import compute_lane_pool_start
 from plan.length_stores import LengthStore
 from tiers import examples
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from batchloom import Edit, Mixture, Plan, PlanError, PlanSpec, SettingsError, StateError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.plan import LanePlan, SourceSpec, Stage
-from batchloom.plan.order.length_groups import order_by_length
+from batchloom.plan.order.run_positions import order_by_length
 from plan.length_stores import LengthStore
 from tiers import examples
 

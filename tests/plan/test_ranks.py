@@ -18,7 +18,7 @@ from batchloom.plan import (
     slice_indices,
 )
 from batchloom.plan.order import count_rank_rows, sort_by_cost
-from batchloom.plan.order.row_dealing import compute_max_load
+from batchloom.plan.order.rank_slices import compute_max_load
 from plan.length_stores import LengthStore
 from tiers import examples
 

@@ -29,11 +29,11 @@ from .loading.loader import Loader as Loader
 from .loading.loader_options import PlanOptions as PlanOptions
 from .loading.media_rules import check_text_only as check_text_only
 from .loading.rank_share import (
+    RowCosts as RowCosts,
+    find_world as find_world,
     make_rank_share as make_rank_share,
     select_rank_rows as select_rank_rows,
 )
-from .loading.row_costs import RowCosts as RowCosts
-from .loading.world import find_world as find_world
 from .masks import (
     add_block_mask as add_block_mask,
     add_dense_mask as add_dense_mask,

@@ -1,29 +1,242 @@
 """Run metrics as a flat dict: from lengths over all ranks, and this rank's clock.
 
 ``docs/metrics.md`` lists every metric with its unit.
+
+Ranks exchange their latest clocks without a collective: one that a rank does not join would hang all others. A thread
+uses the key-value store of ``torch.distributed`` over its own connection; training passes metrics to it and takes
+the latest it has read. A silent rank is not included, a dead one keeps its last values, and the thread ends if the
+store fails.
 """
 
+import json
+import logging
+import sys
+import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import reduce
 from operator import add
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Protocol, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, Batch
+from batchloom.batches.loading.combined_store import is_replicated
 from batchloom.batches.loading.loader import Loader
-from batchloom.batches.metrics_exchange import MetricsExchange, open_default_store
-from batchloom.batches.step_facts import StepFacts, collect_step_facts
+from batchloom.batches.loading.rank_share import assign_balanced_ranks, make_rank_share, select_rank_rows
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, is_positive_number, quote_value, raise_problems
+from batchloom.plan import compute_row_costs
+from batchloom.plan.order import Imbalance
+from batchloom.plan.packing import Rows, align_lengths
 
+Ids = NDArray[np.int64]
+_LOG = logging.getLogger("batchloom")
+# Silent ranks to check per read, since each check is one request.
+_MAX_NEW_RANKS_PER_READ = 64
 # Limits of one :meth:`Meter.metrics` call: the last steps, up to this many sequences and steps.
 _MAX_ROWS = 1 << 16
 _MAX_STEPS = 1024
 _PUBLISH_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """Statistics of one step over all ranks.
+
+    Attributes:
+        tokens: tokens of each data-parallel rank without padding, int64 [ranks].
+        sources: tokens of each source of the plan, int64 [sources].
+        squares: sum of the squared lengths of all spans.
+        trained: tokens that carry a loss; None if it depends on masks.
+        capacity: tokens that its sequences can hold.
+        computed_tokens: tokens that all ranks compute, including padding.
+        imbalance: imbalance of its cost, see ``Loader.imbalance``; None if ranks cannot differ.
+        banned: spans that are padding because their documents are banned or their media missing.
+    """
+
+    tokens: Ids
+    sources: Ids
+    squares: int
+    trained: int | None
+    capacity: int
+    computed_tokens: int
+    imbalance: Imbalance | None
+    banned: int
+
+
+def collect_step_facts(loader: Loader, step: int) -> StepFacts:
+    """Collect the statistics of a step of a loader over a plan."""
+    plan, batch_spec = loader.plan, loader.spec
+    spec = plan.spec_at(step)
+    share = make_rank_share(spec, batch_spec, replicated=is_replicated(loader.store))
+    ranks = share.placement.world_size
+    copies = ranks if is_replicated(loader.store) else 1
+    uneven = None
+    if is_replicated(loader.store):
+        rows, _ = select_rank_rows(plan, step, share, loader.costs if batch_spec.balance else None)
+        owners = np.zeros(len(rows), np.int64)
+    else:
+        rows = plan.rows(*plan.positions_of(step))
+        costs = loader.costs.of(plan, rows)
+        owners, uneven = assign_balanced_ranks(plan, step, costs, ranks, balance=batch_spec.balance)
+    served = rows.lengths if rows.banned is None else np.where(rows.banned, 0, rows.lengths)
+    computed_tokens = ranks * share.rows * spec.seq_len
+    if batch_spec.form == "varlen":
+        computed_tokens = copies * int(align_lengths(rows.lengths, spec.align).sum())
+        # A rank without a span computes padding: models take no empty input.
+        spans = np.bincount(owners.repeat(np.diff(rows.pointers)), minlength=ranks // copies)
+        computed_tokens += copies * spec.align * int((spans == 0).sum())
+    return StepFacts(
+        tokens=_sum_by_rank(rows, served, owners, ranks, copies),
+        sources=copies * _sum_by_key(rows.sources, served, len(plan.stores)),
+        squares=copies * int(compute_row_costs(rows).sum()),
+        trained=None if _requires_masks(loader) else copies * int((served - 1).clip(0).sum()),
+        capacity=copies * len(rows) * spec.seq_len,
+        computed_tokens=computed_tokens,
+        imbalance=uneven if ranks > 1 else None,
+        banned=0 if rows.banned is None else copies * int(rows.banned.sum()),
+    )
+
+
+def _requires_masks(loader: Loader) -> bool:
+    """Return whether masks, not lengths alone, decide which tokens carry a loss."""
+    drops = loader.augmentation is not None and loader.augmentation.drops_loss
+    return loader.store.masked or drops
+
+
+def _sum_by_rank(rows: Rows, served: Ids, owners: Ids, ranks: int, copies: int) -> Ids:
+    spans = owners.repeat(np.diff(rows.pointers))
+    tokens = _sum_by_key(spans, served, ranks)
+    return np.repeat(tokens[:1], ranks) if copies > 1 else tokens
+
+
+def _sum_by_key(keys: NDArray[np.integer], values: Ids, count: int) -> Ids:
+    """Sum values by key; exact below 2**53."""
+    return np.bincount(keys, values, count).astype(np.int64)
+
+
+class KeyValueStore(Protocol):
+    """Interface of a ``torch.distributed`` store."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Set a value."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Return whether all keys have values, without waiting for them."""
+
+    def multi_get(self, keys: list[str], /) -> list[bytes]:
+        """Return the values of existing keys."""
+
+
+def open_default_store() -> KeyValueStore | None:
+    """Open a connection to the default process group's store; None without a group."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    # torch marks this function private, so newer versions may lack it: access it by name.
+    group = getattr(distributed, "distributed_c10d", None)
+    store: Any = getattr(group, "_get_default_store", lambda: None)()
+    # An older torch has no clone; a call on the shared connection might block one of the group's.
+    clone = getattr(store, "clone", None)
+    try:
+        return None if clone is None else clone()
+    except RuntimeError:
+        return None
+
+
+@dataclass(slots=True)
+class _ExchangeState:
+    """State that the thread and the training share."""
+
+    wake: threading.Event = field(default_factory=threading.Event)
+    # Holds the latest message only; an atomic pop loses no concurrent message.
+    outgoing: deque[str] = field(default_factory=lambda: deque(maxlen=1))
+    rank_metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    read_requested: threading.Event = field(default_factory=threading.Event)
+    is_closed: bool = False
+
+
+@final
+class MetricsExchange:
+    """One rank's view of the metrics exchange; no call blocks.
+
+    Args:
+        store: key-value store of the metrics.
+        rank: rank of this process.
+        world_size: number of ranks.
+        name: name of this exchange, the same on all ranks.
+    """
+
+    def __init__(self, store: KeyValueStore, rank: int, world_size: int, name: str) -> None:
+        self._state = _ExchangeState()
+        weakref.finalize(self, _stop_exchange, self._state)
+        keys = [f"batchloom/{name}/{n}" for n in range(world_size)]
+        threading.Thread(
+            target=_run_exchange,
+            args=(self._state, store, keys, rank),
+            name="batchloom-board",
+            daemon=True,
+        ).start()
+
+    def publish(self, metrics: Mapping[str, float]) -> None:
+        """Replace the published metrics of this rank."""
+        self._state.outgoing.append(json.dumps(dict(metrics)))
+        self._state.wake.set()
+
+    def get_rank_metrics(self) -> dict[int, dict[str, float]]:
+        """Return the last read metrics by rank, and request a read for the next call."""
+        self._state.read_requested.set()
+        self._state.wake.set()
+        return dict(self._state.rank_metrics)
+
+
+def _stop_exchange(slots: _ExchangeState) -> None:
+    slots.is_closed = True
+    slots.wake.set()
+
+
+def _run_exchange(slots: _ExchangeState, store: KeyValueStore, keys: list[str], rank: int) -> None:
+    """Run the exchange thread until it is closed or the store fails."""
+    active_ranks: list[int] = []
+    silent_ranks = list(range(len(keys)))
+    while not slots.is_closed:
+        slots.wake.wait()
+        slots.wake.clear()
+        try:
+            if slots.outgoing:
+                store.set(keys[rank], slots.outgoing.pop())
+            if slots.read_requested.is_set() and not slots.is_closed:
+                slots.read_requested.clear()
+                slots.rank_metrics = _read_rank_metrics(store, keys, active_ranks, silent_ranks)
+        except (RuntimeError, OSError, ValueError) as error:
+            _LOG.warning(
+                "Metrics of other ranks are no longer read: %s. Training and this rank's own metrics continue.",
+                str(error).splitlines()[0] if str(error) else type(error).__name__,
+            )
+            # Old values would stay forever and look current.
+            slots.rank_metrics = {}
+            return
+
+
+def _read_rank_metrics(
+    store: KeyValueStore, keys: list[str], active_ranks: list[int], silent_ranks: list[int]
+) -> dict[int, dict[str, float]]:
+    """Read the published metrics.
+
+    ``active_ranks`` have published before, ``silent_ranks`` have not; both lists are updated.
+    """
+    for _ in range(min(_MAX_NEW_RANKS_PER_READ, len(silent_ranks))):
+        rank = silent_ranks.pop(0)
+        (active_ranks if store.check([keys[rank]]) else silent_ranks).append(rank)
+    if not active_ranks:
+        return {}
+    values = store.multi_get([keys[rank] for rank in active_ranks])
+    return dict(zip(active_ranks, map(json.loads, values), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +315,7 @@ class Meter:
         peak_flops: peak operations per second of one device, from its data sheet for the dtype used.
         devices: number of devices of the run; None for one per process.
         exchange: whether ranks publish their clocks to each other if ``torch.distributed`` is initialised; this
-            never uses a collective (see :mod:`batchloom.batches.metrics_exchange`).
+            never uses a collective.
 
     Raises:
         SettingsError: invalid numbers, or a peak without a cost.

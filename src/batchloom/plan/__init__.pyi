@@ -3,27 +3,23 @@ from .mixture.schedule import Schedule as Schedule
 from .order.assumed_lengths import parse_assumed_stores as parse_assumed_stores
 from .order.document_positions import find_document_positions as find_document_positions
 from .order.edits import Edit as Edit
-from .order.lane_plan import LanePlan as LanePlan
-from .order.lanes import (
+from .order.lane_plan import (
+    LanePlan as LanePlan,
     choose_lane_pool_size as choose_lane_pool_size,
     order_lane_ranges as order_lane_ranges,
 )
-from .order.plan import Plan as Plan
+from .order.plan import Plan as Plan, with_journal as with_journal
 from .order.rank_slices import (
     Mesh as Mesh,
     check_world as check_world,
-    rank_positions as rank_positions,
-    slice_indices as slice_indices,
-)
-from .order.row_dealing import (
     compute_imbalance as compute_imbalance,
     compute_row_costs as compute_row_costs,
     deal_balanced as deal_balanced,
     deal_contiguous as deal_contiguous,
+    rank_positions as rank_positions,
+    slice_indices as slice_indices,
 )
-from .order.state_journal import with_journal as with_journal
-from .packing.packing_bound import compute_min_sequences as compute_min_sequences
 from .packing.permutation import Permutation as Permutation
 from .packing.plan_spec import ORDER_VERSION as ORDER_VERSION, PlanSpec as PlanSpec
 from .packing.pools import Pools as Pools
-from .packing.strategies import count_sequences as count_sequences
+from .packing.strategies import compute_min_sequences as compute_min_sequences, count_sequences as count_sequences

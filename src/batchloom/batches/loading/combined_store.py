@@ -1,22 +1,23 @@
 """Several stores read as one, with global document numbers and banned documents."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, MutableMapping
 from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import InputError, PlanError
+from batchloom.core.errors import InputError, PlanError, StoreError
 from batchloom.plan.packing import Rows
 from batchloom.store import Store
 from batchloom.store.read import MappedShard, compute_mapped_limit
 
 Ids = NDArray[np.int64]
-
-
 # Index of the store, its mapped shards, index of a shard, and the shift from bytes to its tokens.
 _ShardRange = tuple[int, "list[MappedShard | None] | None", int, int]
+_SYNTHETIC_LABEL = "source=synthetic"
+_LOG = logging.getLogger("batchloom")
 
 
 @final
@@ -217,3 +218,50 @@ def combine_stores(stores: Mapping[str, object], *, bans: bool) -> CombinedStore
                 "open_store(path)."
             )
     return CombinedStore(open_stores, bans=bans)
+
+
+def describe_data_source(*stores: object) -> str:
+    """Return ``source=real NAME/SUBSET FINGERPRINT, ...`` or ``source=synthetic ...``."""
+    opened = [store for store in stores if isinstance(store, Store)]
+    made_up = any(store.contents.synthetic for store in opened)
+    names = ", ".join(_describe_store(store) for store in opened)
+    return f"{_SYNTHETIC_LABEL if made_up else 'source=real'} {names}"
+
+
+def _describe_store(store: Store) -> str:
+    split = f"/{store.split}" if store.split else ""
+    return f"{store.path.name}{split} {store.fingerprint[:12]}"
+
+
+def make_data_logger(*stores: object) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:
+    """Return the ``batchloom`` logger, which marks every line about synthetic data."""
+    if any(isinstance(store, Store) and store.contents.synthetic for store in stores):
+        return _SyntheticLogAdapter(_LOG)
+    return _LOG
+
+
+@final
+class _SyntheticLogAdapter(logging.LoggerAdapter[logging.Logger]):
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        return f"{msg} {_SYNTHETIC_LABEL}", kwargs
+
+
+def check_id_range(store: Store | CombinedStore, ids: NDArray[np.int64], rows: Rows) -> None:
+    """Reject ids outside the vocabulary, including negative ones.
+
+    Raises:
+        StoreError: names the shard and the document.
+    """
+    # As unsigned numbers, negative ids are the largest, so one pass finds both.
+    if store.vocab_size is None or int(ids.view(np.uint64).max()) < store.vocab_size:
+        return
+    name_of = store.shard_of if isinstance(store, CombinedStore) else store.shards.name_of
+    span_tokens = store.read(rows.documents, rows.starts, rows.lengths)
+    for document, tokens in zip(rows.documents.tolist(), span_tokens, strict=True):
+        wide = tokens.astype(np.int64)
+        wrong = wide[(wide < 0) | (wide >= store.vocab_size)]
+        if wrong.size:
+            raise StoreError(
+                f"{name_of(document)} holds token id {wrong[0]} in document {document}, and the vocabulary has "
+                f"ids 0 to {store.vocab_size - 1}: the shard was changed or damaged. Run batchloom check on the store."
+            )

@@ -25,18 +25,19 @@ from batchloom.batches.assembly.batch_spec import (
     Output,
 )
 from batchloom.batches.assembly.device import StagedBatch, make_stager
-from batchloom.batches.loading.combined_store import CombinedStore, is_replicated, stores_of
-from batchloom.batches.loading.data_source import describe_data_source
-from batchloom.batches.loading.id_range import check_id_range
-from batchloom.batches.loading.iterations import Iterations
-from batchloom.batches.loading.left_out import (
-    announce_left_out,
-    announce_split_conversations,
-    count_left_out,
+from batchloom.batches.loading.combined_store import (
+    CombinedStore,
+    check_id_range,
+    describe_data_source,
+    is_replicated,
+    stores_of,
 )
 from batchloom.batches.loading.loader_data import (
     LoaderData,
+    announce_left_out,
+    announce_split_conversations,
     check_generation,
+    count_left_out,
     find_tokenizer_source,
     make_loader_plan,
     make_plan_store,
@@ -59,10 +60,12 @@ from batchloom.batches.loading.pool_tables import (
 )
 from batchloom.batches.loading.rank_share import (
     RankShare,
+    RowCosts,
     as_step,
     assemble_arrays,
     check_shares_after_edits,
     count_trained_tokens,
+    find_world,
     make_rank_share,
     measure_imbalance,
     pad_rank_rows,
@@ -76,15 +79,14 @@ from batchloom.batches.loading.remote_fetch import (
     get_block_sizes,
     make_step_rows_function,
 )
-from batchloom.batches.loading.row_costs import RowCosts
 from batchloom.batches.loading.stream_steps import (
+    Iterations,
     RawStream,
     StreamCursor,
     open_stream_cursor,
     random_access_error,
     release_step,
 )
-from batchloom.batches.loading.world import find_world
 from batchloom.batches.media.missing_media_edits import replace_missing_documents, resume_with_missing
 from batchloom.batches.producer_thread import PendingItem, iter_in_order, reserve_allocator_blocks
 from batchloom.core.errors import PlanError, StateError

@@ -1,22 +1,25 @@
 """Inputs of a loader: stores, mixtures, plans and streams, and their checks."""
 
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
 from batchloom.batches.assembly.augment import TokenizerSource
-from batchloom.batches.loading.combined_store import CombinedStore, combine_stores
+from batchloom.batches.loading.combined_store import CombinedStore, combine_stores, make_data_logger
 from batchloom.batches.loading.loader_options import PlanArguments
 from batchloom.batches.loading.stream_steps import RawStream
 from batchloom.core.errors import InputError, SettingsError, StateError
 from batchloom.plan import LanePlan, Mixture, Plan, SourceSpec, choose_lane_pool_size
-from batchloom.plan.order import SOURCE
+from batchloom.plan.order import SOURCE, SourceOrder
 from batchloom.plan.packing import OverlongMode
 from batchloom.store import Store, read_range_bounds
 from batchloom.store.format import find_generation
 from batchloom.store.read import has_media
 
 LoaderData = Store | Mixture | Plan | LanePlan | RawStream
+# Counting reads every length; up to this many documents that takes a few milliseconds.
+_MAX_INLINE_COUNT = 1 << 20
 
 
 def first_store(stores: Mapping[str, object]) -> Store:
@@ -152,3 +155,92 @@ def get_overlong_policies(plan: Plan) -> dict[str, OverlongMode]:
     """Return the overlong policy of each source of a plan."""
     sources = plan.orders.data.sources if isinstance(plan.orders.data, Mixture) else {}
     return {name: (sources[name].overlong if name in sources else None) or plan.spec.overlong for name in plan.stores}
+
+
+def announce_left_out(plan: Plan, missing_documents: Mapping[str, tuple[int, ...]]) -> bool:
+    """Log what the run leaves out, with counts if they are cheap.
+
+    Args:
+        plan: plan of the run.
+        missing_documents: documents, by source, that are served as padding because their media are missing.
+
+    Returns:
+        True if counts are still to be logged by :func:`count_left_out`.
+    """
+    for name, numbers in missing_documents.items():
+        store = plan.stores[name]
+        make_data_logger(store).warning(
+            "%s of %s documents of %s are served as padding: their images or audio are missing (MediaOptions.replace).",
+            f"{len(numbers):,}",
+            f"{store.lengths.size:,}",
+            store.location.name if isinstance(store, Store) else name,
+        )
+    leaving = _sources_dropping_overlong(plan)
+    if sum(order.pools.documents for order in leaving) <= _MAX_INLINE_COUNT:
+        _log_left_out_counts(plan)
+        return False
+    for order in leaving:
+        rule = order.spec.overlong
+        make_data_logger(order.store).warning(
+            "overlong=%r leaves out %s%s longer than seq_len %d; plan.left_out() counts them, and %s keeps them.",
+            rule,
+            "documents" if rule == "drop" else "the ends of documents",
+            _describe_source(order),
+            order.spec.seq_len,
+            _suggest_overlong_remedy(order),
+        )
+    return True
+
+
+def _sources_dropping_overlong(plan: Plan) -> list[SourceOrder]:
+    """Return the sources that drop or truncate overlong documents."""
+    return [order for order in plan.orders.latest() if order.spec.overlong in ("drop", "truncate")]
+
+
+def _describe_source(order: SourceOrder) -> str:
+    return "" if order.name == SOURCE else f" of {order.name!r}"
+
+
+def _suggest_overlong_remedy(order: SourceOrder) -> str:
+    """Return the setting that would include the documents."""
+    media = isinstance(order.store, Store) and has_media(order.store)
+    return "a larger seq_len" if media else "overlong='split'"
+
+
+def announce_split_conversations(plan: Plan) -> None:
+    """Warn that conversations are split, for stores that mix them with text."""
+    for order in plan.orders.latest():
+        store, spec = order.store, order.spec
+        if not (isinstance(store, Store) and store.contents.mixed and spec.overlong == "split"):
+            continue
+        if order.pools.documents > _MAX_INLINE_COUNT or order.pools.longest() > spec.seq_len:
+            make_data_logger(store).warning(
+                "The store%s holds texts and conversations, and its documents longer than seq_len %d are cut, "
+                "conversations too: overlong='drop' leaves all of them out; prepare --max-tokens %d leaves out only "
+                "conversations.",
+                _describe_source(order),
+                spec.seq_len,
+                spec.seq_len,
+            )
+
+
+def count_left_out(plan: Plan) -> None:
+    """Count in a background thread and log the result."""
+    threading.Thread(target=_log_left_out_counts, args=(plan,), name="batchloom-left-out", daemon=True).start()
+
+
+def _log_left_out_counts(plan: Plan) -> None:
+    for order in _sources_dropping_overlong(plan):
+        left_out, spec = order.pools.left_out(), order.spec
+        if left_out.tokens:
+            make_data_logger(order.store).warning(
+                "overlong=%r leaves %s of %s documents%s and %s tokens out of every epoch because they are longer "
+                "than seq_len %d; %s keeps them.",
+                spec.overlong,
+                f"{left_out.documents:,}",
+                f"{order.pools.documents:,}",
+                _describe_source(order),
+                f"{left_out.tokens:,}",
+                spec.seq_len,
+                _suggest_overlong_remedy(order),
+            )

@@ -3,12 +3,14 @@
 A table is a pure function of a source's ``table_identity``, so it is cached next to the store
 (``STORE/plans/NAME.counts``) or, for a read-only store, in the user's cache folder. One
 process of a node counts it, under a lock that dies with its holder; the others wait for the
-file. Small plans are counted directly on demand, which takes milliseconds.
+file. Small plans are counted directly on demand, which takes milliseconds. As a program,
+``python -m batchloom.batches.loading.pool_tables``, this module counts in the background.
 """
 
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import struct
 import subprocess
@@ -22,17 +24,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.loading.data_source import make_data_logger
+from batchloom.batches.loading.combined_store import make_data_logger
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.fingerprint import encode_canonical, fingerprint
-from batchloom.core.settings import to_plain
-from batchloom.plan import Plan
+from batchloom.core.settings import from_plain, to_plain
+from batchloom.plan import Plan, PlanSpec
 from batchloom.plan.order import SOURCE, SourceOrder
-from batchloom.store import Store, StoreLengths
+from batchloom.store import Store, StoreLengths, open_store
 
 # Up to this many pools (a million documents) counting takes less time than starting a process.
 MAX_INLINE_POOLS = 16
-
 _PROGRESS_SECONDS = 5.0
 _MAGIC = b"BLMPOOLS"
 _HEADER = struct.Struct("<8sQ16s")
@@ -213,12 +214,12 @@ def start_counting_once_per_node(plan: Plan) -> None:
 
 
 def start_counting_process(plan: Plan) -> None:
-    """Start counting in a low-priority process; see :mod:`batchloom.batches.count`.
+    """Start counting in a low-priority process; see :mod:`batchloom.batches.loading.pool_tables`.
 
     If it fails, a process that needs the table counts it and meets the error.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "batchloom.batches.count"],
+        [sys.executable, "-m", "batchloom.batches.loading.pool_tables"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -253,3 +254,25 @@ def _decode_counts(data: bytes) -> NDArray[np.int64] | None:
         if magic == _MAGIC and len(body) == 4 * count and digest_matches:
             return np.frombuffer(body, "<u4").astype(np.int64)
     return None
+
+
+def main() -> None:
+    """Count the tables that standard input requests, unless another process does."""
+    os.nice(10)
+    parent = os.getppid()
+
+    def leave_with_parent(_done: int, _pools: int) -> None:
+        if os.getppid() != parent:
+            raise SystemExit
+
+    for request in json.load(sys.stdin):
+        store = open_store(request["path"], request["split"] or "train", **request["opened"])
+        order = SourceOrder(request["name"], store, from_plain(PlanSpec, request["spec"]))
+        folders = table_folders(store)
+        with lock_table(order, folders) as has_lock:
+            if has_lock and not load_table(order, folders):
+                write_table(order, folders, leave_with_parent)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,17 +1,18 @@
 """A process's share of a step: its rows, and its slice of them."""
 
 import functools
+import os
+import re
+import sys
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly.augment import Augmentation
-from batchloom.batches.assembly.augmentation import augment_batch
+from batchloom.batches.assembly.augment import Augmentation, augment_batch
 from batchloom.batches.assembly.batch_assembly import BatchLayout, TokenReader, assemble_rows, assemble_varlen
 from batchloom.batches.assembly.batch_spec import BatchSpec
-from batchloom.batches.loading.row_costs import RowCosts
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, quote_value
 from batchloom.plan import (
@@ -19,6 +20,7 @@ from batchloom.plan import (
     PlanSpec,
     check_world,
     compute_imbalance,
+    compute_row_costs,
     deal_balanced,
     deal_contiguous,
     rank_positions,
@@ -26,11 +28,118 @@ from batchloom.plan import (
 )
 from batchloom.plan.order import Costs, Imbalance, RankPlacement, count_rank_rows, sort_by_cost
 from batchloom.plan.packing import Rows, join_rows, reorder_rows
+from batchloom.store import Store, StoreMedia
 
+# (rank, size) as set by torchrun; by srun for a job step; by Open MPI; by MPICH and Intel MPI.
+# SLURM_NTASKS is not read: it is also set in a batch script, which is one process.
+_RANK_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+_RANK_PATTERN = re.compile(r"[0-9]{1,9}")
+Ids = NDArray[np.int64]
 # Offsets of spans in a batch are 32-bit (cu_seq_lens).
 _MAX_TOKENS = (1 << 31) - 1
 # A position in the run has 64 bits, whatever the size of a step.
 _MAX_STEP = 1 << 40
+
+
+def find_world(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
+    """Return (rank, world_size) as given, or from torch.distributed or the launcher.
+
+    An initialised torch.distributed takes precedence over the launcher's variables. The default is rank 0 of 1.
+
+    Raises:
+        SettingsError: only one of the two is given or set, or a launcher's variables are not numbers.
+    """
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if rank is not None or world_size is not None:
+        raise SettingsError([f"rank: {rank!r} and world_size: {world_size!r} go together; give both or neither"])
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size())
+    for rank_name, size_name in _RANK_VARIABLES:
+        rank_text, size_text = os.environ.get(rank_name), os.environ.get(size_name)
+        if rank_text is None and size_text is None:
+            continue
+        if rank_name != "RANK" and (rank_text is None or size_text is None):
+            continue
+        if (
+            rank_text is None
+            or size_text is None
+            or not (_RANK_PATTERN.fullmatch(rank_text) and _RANK_PATTERN.fullmatch(size_text))
+        ):
+            variables = f"{rank_name}={rank_text!r} and {size_name}={size_text!r}"
+            remedy = "set both to numbers, unset both, or give rank= and world_size="
+            raise SettingsError(
+                [f"rank: the environment has {variables}, which are not a rank and a world size; {remedy}"]
+            )
+        return int(rank_text), int(size_text)
+    return 0, 1
+
+
+@final
+class RowCosts:
+    """Costs of rows: squared span lengths, and media tokens for stores with media.
+
+    The work of a model's media encoder grows with the tokens of a medium, whatever else the row holds. Costs
+    are the same on every rank: they come from the plan and from immutable files of the store.
+    """
+
+    def __init__(self) -> None:
+        self._media_by_source: dict[str, tuple[Store, StoreMedia]] = {}
+
+    def of(self, plan: Plan, rows: Rows) -> Ids:
+        """Return the costs of rows, int64 [R]; with media int64 [2, R], media tokens last.
+
+        Raises:
+            StoreError: a file of media is missing or damaged.
+            InputError: a remote store with media cannot be read.
+        """
+        squares = compute_row_costs(rows)
+        media = [self._media_of(name, store) for name, store in plan.stores.items()]
+        if not any(store_media is not None for store_media in media):
+            return squares
+        return np.stack([squares, count_media_tokens(rows, media)])
+
+    def media_tokens(self, plan: Plan, rows: Rows) -> Ids:
+        """Return the media tokens of each row, int64 [R]; raises as :meth:`of`."""
+        return count_media_tokens(rows, [self._media_of(name, store) for name, store in plan.stores.items()])
+
+    def _media_of(self, name: str, store: object) -> StoreMedia | None:
+        """Return the media of a source's store; None if it holds none or only lengths."""
+        if not isinstance(store, Store) or store.manifest is None or not store.manifest.processor:
+            return None
+        cached_media = self._media_by_source.get(name)
+        # An edit may replace the store of a source.
+        if cached_media is None or cached_media[0] is not store:
+            cached_media = self._media_by_source[name] = store, StoreMedia(store)
+        return cached_media[1] if cached_media[1].any else None
+
+
+def count_media_tokens(rows: Rows, media: list[StoreMedia | None]) -> Ids:
+    """Count the media tokens of each row, int64 [R].
+
+    Args:
+        rows: rows whose documents are numbered inside their sources.
+        media: media of each source, in the order of source numbers; None for a source without media.
+
+    Raises:
+        StoreError: a file of media is missing or damaged.
+    """
+    tokens = np.zeros(len(rows.documents), np.int64)
+    for number, store_media in enumerate(media):
+        if store_media is not None:
+            spans = np.flatnonzero(rows.sources == number)
+            tokens[spans] = store_media.count_tokens(rows.documents[spans])
+    if rows.banned is not None:
+        tokens[rows.banned] = 0
+    cumulative = np.zeros(len(tokens) + 1, np.int64)
+    np.cumsum(tokens, out=cumulative[1:])
+    return cumulative[rows.pointers[1:]] - cumulative[rows.pointers[:-1]]
 
 
 @dataclass(frozen=True, slots=True)

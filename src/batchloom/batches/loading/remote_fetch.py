@@ -12,8 +12,7 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.loading.rank_share import RankShare, select_rank_rows
-from batchloom.batches.loading.row_costs import RowCosts
+from batchloom.batches.loading.rank_share import RankShare, RowCosts, select_rank_rows
 from batchloom.core.errors import BatchloomError
 from batchloom.plan import LanePlan, Plan, PlanSpec
 from batchloom.plan.packing import Rows

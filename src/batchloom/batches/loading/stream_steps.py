@@ -1,6 +1,7 @@
 """Interface between a loader and a stream: sequential steps and lane positions."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, final, runtime_checkable
 
 from batchloom.batches.assembly.batch_assembly import TokenReader
@@ -146,3 +147,93 @@ def random_access_error(step: str) -> PlanError:
         "or from a state. Prepared data has any step: use batchloom prepare, or stream(keep=FOLDER) and a plan over "
         "that store."
     )
+
+
+@dataclass(slots=True, eq=False)
+class Iteration:
+    """One iteration over a loader.
+
+    Attributes:
+        next_step: step after the last batch it gave.
+        batch_count: number of batches it gave.
+        steps: source of its steps, for a stream.
+    """
+
+    next_step: int
+    batch_count: int = 0
+    steps: StepFeed | None = None
+
+
+@final
+class Iterations:
+    """Running iterations of a loader, and the last one that gave a batch.
+
+    Attributes:
+        resumed: whether the next iteration begins at the step of a loaded state.
+        untracked: True after workers of a DataLoader gave batches; the position is then unknown.
+    """
+
+    def __init__(self) -> None:
+        # First step of the next iteration, and the step after the last that any iteration has given.
+        self._start = self._furthest_step = 0
+        self.resumed = self.untracked = False
+        self._running: list[Iteration] = []
+        self._latest: Iteration | None = None
+
+    @property
+    def next_step(self) -> int:
+        """First step of the next iteration."""
+        return self._start if self.resumed else 0
+
+    @property
+    def position(self) -> int:
+        """Step after the last batch given."""
+        return self._latest.next_step if self._latest else self.next_step
+
+    @property
+    def steps(self) -> StepFeed | None:
+        """Step feed of the iteration that gave the last batch; None without a stream."""
+        return self._latest.steps if self._latest else None
+
+    def first_step_not_made(self, ahead: int) -> int:
+        """Return the first unmade step if each iteration makes ``ahead`` steps in advance."""
+        return max([self._furthest_step, *(run.next_step + ahead for run in list(self._running))])
+
+    def load(self, step: int) -> None:
+        """Set the first step of the next iteration only."""
+        self._start, self.resumed, self._latest, self._furthest_step = step, True, None, step
+        self.untracked = False
+
+    def begin(self, first: int, steps: StepFeed | None = None) -> Iteration:
+        """Register the start of an iteration."""
+        run = Iteration(first, steps=steps)
+        self._running.append(run)
+        return run
+
+    def record_batch(self, run: Iteration, step: int) -> None:
+        """Record that an iteration gives the batch of a step."""
+        run.batch_count += 1
+        run.next_step = step + 1
+        self._furthest_step = max(self._furthest_step, run.next_step)
+        self._latest = run
+        # Reading only the first batch of a resumed loader does not use up the resume.
+        self.resumed = self.resumed and run.batch_count == 1
+        self.untracked = self.untracked and run.batch_count == 1
+
+    def walk(self, first: int, has_step: Callable[[int], bool]) -> Iterator[int]:
+        """Yield step numbers from ``first`` on, recorded as if their batches were given."""
+        run, step = self.begin(first), first
+        try:
+            while has_step(step):
+                self.record_batch(run, step)
+                yield step
+                step += 1
+            self.resumed = False
+        finally:
+            self.end(run)
+
+    def end(self, run: Iteration) -> None:
+        """Register the end of an iteration."""
+        self._running.remove(run)
+        if run.batch_count <= 1 and self._latest is run and self._running:
+            self._latest = self._running[-1]

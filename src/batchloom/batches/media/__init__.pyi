@@ -1,2 +1,2 @@
 from .batch_media import BatchMedia as BatchMedia
-from .media_check import check_store_media as check_store_media
+from .media_stores import check_store_media as check_store_media

@@ -6,7 +6,6 @@ from typing import Any, Literal, Protocol
 
 from batchloom.core.errors import PlanError
 from batchloom.core.settings import as_int, is_text, quote_value, raise_problems, suggest
-from batchloom.plan.mixture.schedule import MAX_SOURCES
 from batchloom.plan.packing.plan_spec import OverlongMode
 from batchloom.plan.packing.pools import DocumentLengths
 
@@ -15,6 +14,7 @@ ExhaustedPolicy = Literal["repeat", "stop", "redistribute"]
 # A value is a number, or for a group a mapping of its weight and its sources.
 Weights = Mapping[str, Any] | Literal["size"]
 
+MAX_SOURCES = 1000
 # Bounds of weights above 0, so that their products and sums neither underflow nor overflow.
 MIN_WEIGHT, MAX_WEIGHT = 1e-100, 1e100
 _GROUP_KEYS = {"weight", "sources"}

@@ -1,6 +1,6 @@
 from .assumed_lengths import AssumedStore as AssumedStore
-from .lane_plan import refuse_lane_order as refuse_lane_order
-from .lanes import (
+from .edits import refuse_past_end as refuse_past_end
+from .lane_plan import (
     FIRST_POOL as FIRST_POOL,
     LANES_VERSION as LANES_VERSION,
     check_lane_world as check_lane_world,
@@ -11,17 +11,18 @@ from .lanes import (
     list_rank_lanes as list_rank_lanes,
     make_no_sequence_error as make_no_sequence_error,
     pack_lane_pool as pack_lane_pool,
+    refuse_lane_order as refuse_lane_order,
 )
-from .plan_checks import refuse_past_end as refuse_past_end
 from .plan_state import list_differences as list_differences
 from .rank_slices import (
     DATA_PARALLEL as DATA_PARALLEL,
+    Costs as Costs,
+    Imbalance as Imbalance,
     RankPlacement as RankPlacement,
     UnevenPolicy as UnevenPolicy,
     count_rank_rows as count_rank_rows,
     list_divisors as list_divisors,
+    sort_by_cost as sort_by_cost,
 )
-from .row_dealing import Costs as Costs, Imbalance as Imbalance, sort_by_cost as sort_by_cost
-from .source_cuts import SourceCut as SourceCut
 from .source_order import SourceOrder as SourceOrder, compute_quotas as compute_quotas
-from .source_orders import SOURCE as SOURCE, SourceOrders as SourceOrders
+from .source_orders import SOURCE as SOURCE, SourceCut as SourceCut, SourceOrders as SourceOrders

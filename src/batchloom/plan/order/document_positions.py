@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from batchloom.plan.order.length_groups import LengthGroupedRows
 from batchloom.plan.order.plan import Plan
-from batchloom.plan.order.row_windows import RowWindows
+from batchloom.plan.order.run_positions import LengthGroupedRows, RowWindows
 from batchloom.plan.order.source_order import SourceOrder
 from batchloom.plan.order.timeline import TimelineSegment
 from batchloom.plan.packing.rows import Rows

@@ -1,4 +1,10 @@
-"""Positions of a run that carry data, and the sequence of each position."""
+"""Positions of a run, the sequence of each, and their rows.
+
+With ``group_by_length``, for batches that are padded instead of packed, the positions of a run are divided into windows
+of this many steps. Inside a window the rows are sorted from the longest down and cut into steps, whose order is
+shuffled. Positions move inside their window; nothing else changes. The idea is that of transformers'
+LengthGroupedSampler, whose batches come longest first inside each of its windows, and of fairseq's batches by size.
+"""
 
 from functools import cached_property
 from typing import final
@@ -6,12 +12,20 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.fingerprint import derive_key
+from batchloom.core.keyed_hashing import HashKey, shuffle_range
 from batchloom.plan.mixture.mixture_spec import Mixture
 from batchloom.plan.order.source_order import SequenceLocation
 from batchloom.plan.order.source_orders import SourceOrders
 from batchloom.plan.order.timeline import TimelineSegment
+from batchloom.plan.packing.rows import Rows, join_rows, reorder_rows, set_source, slice_rows
 
 WHOLE = (0, 1)
+# Each source costs some microseconds per window, so with several sources a window exceeds the request.
+_WINDOW_ROWS = 8192
+_MAX_CACHED_WINDOWS = 4
+Ints = NDArray[np.int64]
+_MAX_GROUPED_WINDOWS = 2
 
 
 @final
@@ -121,3 +135,216 @@ class RunPositions:
         rank, ranks = part
         own_positions: NDArray[np.int64] = positions[self.lanes_of(start, stop) % ranks == rank]
         return own_positions
+
+
+@final
+class RowWindows:
+    """Rows of positions before grouping by length; the latest windows are cached.
+
+    Callers must hold the lock of the orders.
+    """
+
+    def __init__(self, run: RunPositions) -> None:
+        self.run, self.orders = run, run.orders
+        orders = self.orders
+        # With one source, one lane and no edits, positions are the source's own sequence numbers.
+        self._plain = not (isinstance(orders.data, Mixture) or orders.edits or orders.spec.lanes > 1)
+        self._cached_windows: dict[tuple[int, int], tuple[int, int, Rows]] = {}
+        # Document numbers of each ban of the run layout, by the ban's number.
+        self._banned_documents: dict[int, NDArray[np.int64]] = {}
+        self._era = 0
+
+    def rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
+        """Return the rows of positions ``start`` to ``stop - 1``, or of a part of them."""
+        if self._plain:
+            epochs = None if self.orders.spec.steps is not None else self.orders.spec.epochs or 1
+            end = stop if epochs else max(min(stop, self.run.end), start)
+            return join_rows(self.orders.order(0).rows(0, start, end, epochs), stop - start)
+        first, last, rows = self._load_window(start, stop, part)
+        if (first, last) == (start, stop):
+            return rows
+        return slice_rows(rows, self._count_rows(start - first, part), self._count_rows(stop - first, part))
+
+    def _count_rows(self, positions: int, part: tuple[int, int]) -> int:
+        """Return the rows of a part in this many positions.
+
+        ``positions`` is a multiple of ``lanes`` unless the part is all of them.
+        """
+        if part == WHOLE:
+            return positions
+        return positions // self.orders.spec.lanes * len(range(part[0], self.orders.spec.lanes, part[1]))
+
+    def _load_window(self, start: int, stop: int, part: tuple[int, int]) -> tuple[int, int, Rows]:
+        """Return a window that contains the range; with several sources it is larger."""
+        if len(self.orders.names) == 1 and self.orders.spec.lanes == 1:
+            return start, stop, self._build_rows(start, stop, part)
+        cached_window = self._cached_windows.get(part)
+        if cached_window and cached_window[0] <= start and stop <= cached_window[1]:
+            return cached_window
+        end = stop
+        if (
+            cached_window
+            and cached_window[0] <= start <= cached_window[1] + 8 * (stop - start)
+            and stop - start < _WINDOW_ROWS
+        ):
+            # Sequential readers, also those that skip a little, get a window larger than the request.
+            end = self._find_window_end(start, stop)
+        window = (start, end, self._build_rows(start, end, part))
+        self._cached_windows[part] = window
+        while len(self._cached_windows) > _MAX_CACHED_WINDOWS:
+            del self._cached_windows[next(iter(self._cached_windows))]
+        return window
+
+    def _find_window_end(self, start: int, stop: int) -> int:
+        lanes = self.orders.spec.lanes
+        end = max(stop, (start + _WINDOW_ROWS) // lanes * lanes)
+        for position, _ in self.orders.run_layout.seq_len_changes:
+            if stop <= position < end:
+                end = position
+        if self.orders.spec.steps is not None:
+            end = max(min(end, self.run.end), stop)
+        return end
+
+    def _build_rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
+        end = stop if self.orders.spec.steps is None else max(min(stop, self.run.end), start)
+        row_slices = []
+        for segment, a, b in self.run.segments_in(start, end):
+            positions = self.run.positions_in(a, b, part)
+            if segment is None:
+                continue
+            if segment.era > self._era:
+                # Pools of an era that has ended are not read again.
+                self._era = segment.era
+                self.orders.forget_rows(segment.era)
+            segment_rows = self._gather_rows(segment, positions)
+            row_slices.append(self._mark_banned(segment_rows, positions))
+        return join_rows(row_slices, self._count_rows(stop - start, part))
+
+    def _gather_rows(self, segment: TimelineSegment, positions: NDArray[np.int64]) -> Rows:
+        """Return the rows of positions of one segment, by source and lane."""
+        epochs = None
+        if not isinstance(self.orders.data, Mixture) and self.orders.spec.steps is None:
+            epochs = self.orders.spec.epochs or 1
+        if segment.plain:
+            number, first = int(segment.sources[0]), segment.index(int(positions[0]))
+            row_slices = self.orders.order(number, segment.era).rows(0, first, first + len(positions), epochs)
+            return set_source(join_rows(row_slices, len(positions)), number)
+        sources, lanes, indices, shared = self.orders.timeline.locate_sequences(segment, positions)
+        groups = sources * self.orders.spec.lanes + lanes
+        if shared:
+            # Lent sequences arrive in any order, so runs of consecutive sequences are determined again.
+            order = np.lexsort((indices, groups))
+            changes = (np.diff(groups[order]) != 0) | (np.diff(indices[order]) != 1)
+            changes |= indices[order[:-1]] < 0
+            begins = np.flatnonzero(np.concatenate([[True], changes]))
+        else:
+            order = np.argsort(groups, kind="stable")
+            begins = np.flatnonzero(np.diff(groups[order], prepend=-1))
+        group_rows = []
+        for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True):
+            group_start = order[begin]
+            number, lane, first = (
+                int(sources[group_start]),
+                int(lanes[group_start]),
+                int(indices[group_start]),
+            )
+            row_slices = (
+                self.orders.order(number, segment.era).rows(lane, first, first + end - begin, epochs)
+                if first >= 0
+                else []
+            )
+            group_rows.append(set_source(join_rows(row_slices, end - begin), number))
+        inverse_order = np.empty(len(order), np.int64)
+        inverse_order[order] = np.arange(len(order))
+        return reorder_rows(join_rows(group_rows, len(order)), inverse_order)
+
+    def _mark_banned(self, rows: Rows, positions: NDArray[np.int64]) -> Rows:
+        """Mark the spans of documents that are banned at their position."""
+        for number, (position, name, numbers) in enumerate(self.orders.run_layout.bans):
+            if not numbers or not len(positions) or positions[-1] < position:
+                continue
+            # A ban may list a million documents in ascending order, so its array is not rebuilt for each step.
+            if number not in self._banned_documents:
+                self._banned_documents[number] = np.array(numbers, np.int64)
+            banned_documents = self._banned_documents[number]
+            is_after_ban = np.repeat(positions >= position, np.diff(rows.pointers))
+            is_after_ban &= rows.sources == self.orders.names.index(name)
+            nearest = np.minimum(banned_documents.searchsorted(rows.documents), len(banned_documents) - 1)
+            is_banned = is_after_ban & (banned_documents[nearest] == rows.documents)
+            if is_banned.any():
+                rows = rows.with_banned(is_banned if rows.banned is None else is_banned | rows.banned)
+        return rows
+
+
+def order_by_length(lengths: Ints, size: int, key: HashKey) -> Ints:
+    """Return the order of a window's rows: row r is the original row order[r].
+
+    ``lengths`` and the result are int64 [rows]; ``size`` is the rows of a step. Rows that do not fill a step keep
+    their position at the end.
+    """
+    steps = len(lengths) // size
+    full_step_rows = steps * size
+    longest_first = np.argsort(-lengths[:full_step_rows], kind="stable").reshape(steps, size)
+    return np.concatenate([longest_first[shuffle_range(steps, key)].ravel(), np.arange(full_step_rows, len(lengths))])
+
+
+@final
+class LengthGroupedRows:
+    """Rows of positions, moved inside their windows.
+
+    Without ``group_by_length`` they keep their positions. Callers must hold the lock of the orders.
+    """
+
+    def __init__(self, windows: RowWindows) -> None:
+        self._windows, self._run = windows, windows.run
+        self._steps = self._run.orders.spec.group_by_length
+        # Order and rows of a window by its first position; a row takes 52 bytes.
+        self._cached_windows: dict[int, tuple[Ints, Rows]] = {}
+
+    def rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
+        """Return the rows of positions ``start`` to ``stop - 1``, or of a part of them."""
+        if not self._steps or start == stop:
+            return self._windows.rows(start, stop, part)
+        row_slices, position = [], start
+        while position < stop:
+            begin, end = self._run.window(position)
+            _, rows = self._get_window(begin, end)
+            row_slices.append(slice_rows(rows, position - begin, min(stop, end) - begin))
+            position = end
+        return join_rows(row_slices, stop - start)
+
+    def find_original_position(self, position: int) -> int:
+        """Return the position before grouping of the row at a position."""
+        if not self._steps:
+            return position
+        begin, stop = self._run.window(position)
+        return begin + int(self._get_window(begin, stop)[0][position - begin])
+
+    def find_served_position(self, position: int) -> int:
+        """Return the served position of a row, given its position before grouping.
+
+        It is the inverse of :meth:`find_original_position`.
+        """
+        if not self._steps:
+            return position
+        begin, stop = self._run.window(position)
+        order = self._get_window(begin, stop)[0]
+        return begin + int(np.flatnonzero(order == position - begin)[0])
+
+    def _get_window(self, begin: int, stop: int) -> tuple[Ints, Rows]:
+        """Return the order of a window and its rows; the latest are cached."""
+        cached_window = self._cached_windows.get(begin)
+        if cached_window is not None:
+            return cached_window
+        rows = self._windows.rows(begin, stop, (0, 1))
+        # Each row has one span, its document. Rows past the end of the run have none.
+        count = len(rows.lengths)
+        key = derive_key(self._run.orders.spec.seed, "", "grouped steps", -1, begin)
+        size = self._run.orders.run_layout.range_at(begin).size
+        order = np.arange(stop - begin)
+        order[:count] = order_by_length(rows.lengths, size, key)
+        window = (order, reorder_rows(rows, order))
+        while len(self._cached_windows) >= _MAX_GROUPED_WINDOWS:
+            del self._cached_windows[next(iter(self._cached_windows))]
+        self._cached_windows[begin] = window
+        return window

@@ -13,8 +13,7 @@ from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import HashKey, shuffle_range
 from batchloom.plan.packing.permutation import Permutation
 from batchloom.plan.packing.plan_spec import PlanSpec
-from batchloom.plan.packing.row_order import fit_lengths, pack_rows
-from batchloom.plan.packing.rows import Rows, align_lengths, reorder_rows
+from batchloom.plan.packing.rows import Rows, align_lengths, fit_lengths, pack_rows, reorder_rows
 from batchloom.plan.packing.strategies import ORDER_FREE_STRATEGIES, count_sequences
 
 

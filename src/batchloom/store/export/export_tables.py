@@ -1,4 +1,4 @@
-"""Export to tables: Parquet files, the folder format of ``datasets``, and MDS shards.
+"""Export to Parquet files, the folder format of ``datasets``, and MDS shards.
 
 MDS shards of mosaicml-streaming equal those of its MDSWriter byte for byte. A shard: u32 samples N; u32 offset of each
 sample, and the end [N + 1]; the JSON of its columns; the samples. A sample: the u32 size of each variable-size column,
