@@ -398,8 +398,8 @@ def test_a_loader_has_few_public_names():
 SYNTHESIZING_MODULES = {
     "core/synthetic_data.py",
     "plan/mixture/schedule.py",
-    *(f"plan/packing/{name}.py" for name in ("permutation", "pools", "row_order")),
-    *(f"plan/order/{name}.py" for name in ("assumed_lengths", "lanes", "length_groups")),
+    *(f"plan/packing/{name}.py" for name in ("permutation", "pools", "rows")),
+    *(f"plan/order/{name}.py" for name in ("assumed_lengths", "lane_plan", "run_positions")),
 }
 # Modules that hash existing data with the same functions and draw nothing.
 HASHING_MODULES = {"preparation/dedup/connected_components.py", "preparation/dedup/minhash.py"}

@@ -13,10 +13,10 @@ from batchloom import InputError, PlanError, SettingsError, StateError
 from batchloom.adapters.agreement import _describe_rank, find_disagreement
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches import DocumentRows, MediaOptions, Meter, PlanOptions
-from batchloom.batches.media.missing_media_edits import find_missing_documents
+from batchloom.batches.media.missing_media import find_missing_documents, read_missing_media
 from batchloom.cli import run_command_line
 from batchloom.core.errors import MediumError
-from batchloom.store import read_missing_media, remove_documents
+from batchloom.store import remove_documents
 from batchloom.testing import write_store
 from media.processors import PROCESSORS, save_processor
 from media.sample_media import encode_image, make_image, make_messages, write_images

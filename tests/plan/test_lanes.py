@@ -12,7 +12,7 @@ from batchloom.plan.order import (
     check_lanes,
     choose_default_lanes,
     compute_lane_pool_size,
-    lanes as lanes_module,
+    lane_plan as lanes_module,
     list_rank_lanes,
     pack_lane_pool,
 )

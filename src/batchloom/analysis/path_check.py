@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from batchloom.analysis import raw_check as inputs
-from batchloom.batches.media import check_store_media
+from batchloom.batches.media import SubsetMissingMedia, check_store_media, write_missing_media
 from batchloom.core.addresses import is_url, strip_file_scheme
 from batchloom.core.errors import SettingsError, StoreError
 from batchloom.core.wording import format_count
 from batchloom.store import Store, open_store, read_manifest
-from batchloom.store.maintain import SubsetMissingMedia, VerificationResult, write_missing_media
+from batchloom.store.maintain import VerificationResult
 from batchloom.store.read import open_remote_manifest
 
 _MAX_LISTED = 10

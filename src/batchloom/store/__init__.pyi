@@ -38,7 +38,6 @@ from .maintain.generations import (
     lock_store as lock_store,
     read_log as read_log,
 )
-from .maintain.missing_media import read_missing_media as read_missing_media
 from .maintain.removal import remove_documents as remove_documents
 from .maintain.verification import verify_prefix as verify_prefix, verify_store as verify_store
 from .read.document_walk import iter_document_ranges as iter_document_ranges

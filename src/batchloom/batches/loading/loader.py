@@ -87,7 +87,7 @@ from batchloom.batches.loading.stream_steps import (
     random_access_error,
     release_step,
 )
-from batchloom.batches.media.missing_media_edits import replace_missing_documents, resume_with_missing
+from batchloom.batches.media.missing_media import replace_missing_documents, resume_with_missing
 from batchloom.batches.producer_thread import PendingItem, iter_in_order, reserve_allocator_blocks
 from batchloom.core.errors import PlanError, StateError
 from batchloom.core.settings import as_int, quote_value

@@ -214,7 +214,7 @@ def start_counting_once_per_node(plan: Plan) -> None:
 
 
 def start_counting_process(plan: Plan) -> None:
-    """Start counting in a low-priority process; see :mod:`batchloom.batches.loading.pool_tables`.
+    """Start counting in a low-priority process; see :func:`main`.
 
     If it fails, a process that needs the table counts it and meets the error.
     """

@@ -1,4 +1,4 @@
-"""Positions, rows and tokens of each process, as arithmetic that is equal everywhere.
+"""Positions, rows and tokens of each process: arithmetic that is equal everywhere.
 
 The rows of a step are dealt to ranks so that these have about equal cost. Attention costs a span the square of its
 tokens. Rows are taken from the costliest down. Each goes to the rank with the lowest cost so far that still has room:

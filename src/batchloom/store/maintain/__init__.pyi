@@ -4,10 +4,6 @@ from .generations import (
     next_part_number as next_part_number,
     next_shard_numbers as next_shard_numbers,
 )
-from .missing_media import (
-    SubsetMissingMedia as SubsetMissingMedia,
-    write_missing_media as write_missing_media,
-)
 from .remote_verification import verify_remote_store as verify_remote_store
 from .removal import RemovalResult as RemovalResult
 from .verification import (
