@@ -106,12 +106,7 @@ def _read_mixture_file(file: Path) -> Mixture:
 
 
 def _value_problems(values: Mapping[str, Any], ready: Mapping[str, Any]) -> list[str]:
-    """List all problems of a mixture's values, even if stores cannot be opened.
-
-    Args:
-        values: values of the file.
-        ready: values as fields of a mixture, without invalid ones.
-    """
+    """List all problems of a mixture's values, even if stores cannot be opened."""
     source_names = values.get("stores")
     weight_entries = [("weights", values.get("weights"))]
     stages = values.get("stages")

@@ -176,14 +176,7 @@ class PrefetchIterator(Generic[T]):
 
 
 def iter_in_order(begin: ItemStarter[T], first: int, ahead: int, *, together: bool) -> Iterator[T]:
-    """Yield items from a number on until ``begin`` returns None.
-
-    Args:
-        begin: starts the item of a number.
-        first: first number.
-        ahead: number of items made ahead; with 0 each is started on request.
-        together: whether all items ahead are started before the first is finished.
-    """
+    """Yield items from a number on until ``begin`` returns None."""
     size = ahead if ahead and together else 1
     window = PrefetchWindow(begin, size)
     if ahead:

@@ -197,16 +197,7 @@ class SpecialTokens(Protocol):
 def make_augmentation(
     augment: Augment | Mapping[str, Any] | None, store: TokenizerSource, labels: str
 ) -> Augmentation | None:
-    """Check settings against a store's tokenizer; return None if they change nothing.
-
-    Args:
-        augment: the settings, or a mapping of their plain values.
-        store: source of the tokenizer, which is read only if tokens are changed.
-        labels: ``aligned`` or ``shifted``.
-
-    Raises:
-        SettingsError: settings that do not fit; lists all of them.
-    """
+    """Check settings against a store's tokenizer; return None if they change nothing."""
     if isinstance(augment, Mapping):
         augment = from_plain(Augment, augment, "augment")
     if augment is not None and not isinstance(augment, Augment):
@@ -292,9 +283,6 @@ def remove_augment_state(state: Any, augmentation: Augmentation | None) -> Any:
     """Return the plan state without the entry of :func:`add_augment_state`.
 
     Values that are not dicts pass through; the plan rejects them.
-
-    Raises:
-        StateError: the batches were augmented differently; names each setting that differs.
     """
     if not isinstance(state, dict):
         return state

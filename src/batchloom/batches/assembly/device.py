@@ -89,12 +89,7 @@ BatchStager = Callable[[Batch], StagedBatch]
 
 
 def make_stager(spec: BatchSpec) -> BatchStager:
-    """Return a function that converts a batch of numpy arrays to the requested output.
-
-    Raises:
-        InputError: torch does not see the requested GPU.
-        MissingDependencyError: torch is not installed.
-    """
+    """Return a function that converts a batch of numpy arrays to the requested output."""
     if spec.output == "numpy":
         return StagedBatch
     require_torch()
@@ -117,11 +112,7 @@ def require_torch() -> None:
 
 
 def find_gpu(name: str) -> "torch.device":
-    """Return the device of a name, ``cuda`` (torch's current one) or ``cuda:N``.
-
-    Raises:
-        InputError: torch does not see it.
-    """
+    """Return the device of a name, ``cuda`` (torch's current one) or ``cuda:N``."""
     import torch  # noqa: PLC0415 - torch is optional and slow to import
 
     _, _, number = name.partition(":")
@@ -212,11 +203,7 @@ class _CudaStager:
         weakref.finalize(self, _close_stager, self._turn, self._pid)
 
     def stage(self, batch: Batch) -> StagedBatch:
-        """Start to copy a batch; its arrays may be changed after this returns.
-
-        Raises:
-            InputError: this process was forked from the one that made the loader.
-        """
+        """Start to copy a batch; its arrays may be changed after this returns."""
         import torch  # noqa: PLC0415 - torch is optional and slow to import
 
         if os.getpid() != self._pid:

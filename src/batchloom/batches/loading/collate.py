@@ -28,10 +28,6 @@ def stacks_features_by_row(store: Store) -> bool:
 def take_single_row(batch: Batch, *, by_row: bool) -> CollateRow:
     """Return the row of a one-row batch as a sample for :func:`collate_rows`.
 
-    Args:
-        batch: a batch of ``Loader(form="rows")`` with one row.
-        by_row: result of :func:`stacks_features_by_row`.
-
     Returns:
         Arrays of tokens [S] (positions of M-RoPE [4, S]); features with media as their first axis, or none if the
         row holds no medium.
@@ -46,10 +42,6 @@ def collate_rows(rows: Sequence[Mapping[str, Any]], *, by_row: bool) -> dict[str
     """Collate R samples into a batch as ``Loader`` makes it.
 
     Tokens are stacked; features are concatenated in the order of rows.
-
-    Args:
-        rows: results of :func:`take_single_row`, as numpy arrays or CPU tensors.
-        by_row: result of :func:`stacks_features_by_row`.
 
     Returns:
         Arrays of the same kind; a batch without media has no feature keys.

@@ -205,11 +205,7 @@ def is_replicated(store: Store | CombinedStore) -> bool:
 
 
 def combine_stores(stores: Mapping[str, object], *, bans: bool) -> CombinedStore:
-    """Combine stores that are open for reading.
-
-    Raises:
-        InputError: a store that has only lengths.
-    """
+    """Combine stores that are open for reading."""
     open_stores = {name: store for name, store in stores.items() if isinstance(store, Store)}
     for name, store in stores.items():
         if name not in open_stores:
@@ -247,11 +243,7 @@ class _SyntheticLogAdapter(logging.LoggerAdapter[logging.Logger]):
 
 
 def check_id_range(store: Store | CombinedStore, ids: NDArray[np.int64], rows: Rows) -> None:
-    """Reject ids outside the vocabulary, including negative ones.
-
-    Raises:
-        StoreError: names the shard and the document.
-    """
+    """Reject ids outside the vocabulary, including negative ones."""
     # As unsigned numbers, negative ids are the largest, so one pass finds both.
     if store.vocab_size is None or int(ids.view(np.uint64).max()) < store.vocab_size:
         return

@@ -551,12 +551,7 @@ class Loader:
     def _next(
         self, step: int, prefetched: tuple[Plan, StepRows | None] | None = None
     ) -> PendingItem[StagedBatch] | None:
-        """Start the batch of a step; return None after the last step.
-
-        Args:
-            step: its number.
-            prefetched: a plan and its rows of the step, if they were looked up before.
-        """
+        """Start the batch of a step; return None after the last step."""
         with self._turn:
             step_rows = prefetched[1] if prefetched and prefetched[0] is self._fetch_plan else None
             if step_rows is None and not self.plan.has_step(step):
@@ -667,12 +662,7 @@ class LoaderTemplate:
         return cls(loader.plan, replace(loader.spec, media=media), augment)
 
     def open(self, state: dict[str, Any], *, prefetch: int | None = None) -> Loader:
-        """Open a loader that resumes from a state.
-
-        Args:
-            state: state of the template's loader.
-            prefetch: number of batches made ahead, if not that of the template's loader.
-        """
+        """Open a loader that resumes from a state."""
         spec = self.spec
         loader = Loader(
             copy.copy(self.plan),

@@ -23,11 +23,7 @@ _MAX_INLINE_COUNT = 1 << 20
 
 
 def first_store(stores: Mapping[str, object]) -> Store:
-    """Return the first of a plan's stores, which share a tokenizer.
-
-    Raises:
-        InputError: the store has only lengths.
-    """
+    """Return the first of a plan's stores, which share a tokenizer."""
     return next(iter(combine_stores(stores, bans=False).stores.values()))
 
 
@@ -40,11 +36,7 @@ def find_tokenizer_source(data: LoaderData, plan: Plan) -> TokenizerSource:
 
 
 def make_plan_store(plan: Plan) -> Store | CombinedStore:
-    """Return the plan's store, or a ``CombinedStore`` of several or with bans.
-
-    Raises:
-        InputError: stores of preferences or that have only lengths.
-    """
+    """Return the plan's store, or a ``CombinedStore`` of several or with bans."""
     combined_store = combine_stores(plan.stores, bans=bool(plan.orders.run_layout.bans))
     for store in combined_store.stores.values():
         check_no_preferences(store)
@@ -53,12 +45,7 @@ def make_plan_store(plan: Plan) -> Store | CombinedStore:
 
 
 def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) -> None:
-    """Reject a state of another store generation; the plan checks all else.
-
-    Raises:
-        StateError: names the generation to open.
-        GenerationError: the generation was removed by a compaction.
-    """
+    """Reject a state of another store generation; the plan checks all else."""
     try:
         saved_fingerprint = state["identity"]["sources"][name]["store"]
     except (KeyError, TypeError):
@@ -79,11 +66,7 @@ def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) ->
 
 
 def check_no_preferences(store: Store) -> None:
-    """Reject a store of preferences, which holds rejected answers.
-
-    Raises:
-        InputError: the store holds preferences.
-    """
+    """Reject a store of preferences, which holds rejected answers."""
     if not store.contents.preferences:
         return
     remedy = {
@@ -98,12 +81,7 @@ def check_no_preferences(store: Store) -> None:
 
 
 def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:
-    """Return the given plan or stream, or make a plan for a store or mixture.
-
-    Raises:
-        SettingsError: settings that are missing, or belong to the given plan.
-        InputError: data of another type.
-    """
+    """Return the given plan or stream, or make a plan for a store or mixture."""
     if isinstance(data, Plan | LanePlan | RawStream):
         changed_settings = request.list_changed_settings()
         if changed_settings:
@@ -159,10 +137,6 @@ def get_overlong_policies(plan: Plan) -> dict[str, OverlongMode]:
 
 def announce_left_out(plan: Plan, missing_documents: Mapping[str, tuple[int, ...]]) -> bool:
     """Log what the run leaves out, with counts if they are cheap.
-
-    Args:
-        plan: plan of the run.
-        missing_documents: documents, by source, that are served as padding because their media are missing.
 
     Returns:
         True if counts are still to be logged by :func:`count_left_out`.

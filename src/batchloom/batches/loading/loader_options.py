@@ -58,14 +58,7 @@ class PlanArguments:
         return names + [name for name in sizes if getattr(self, name) is not None]
 
     def spec(self, overlong: OverlongMode) -> PlanSpec:
-        """Return the checked settings of the plan.
-
-        Args:
-            overlong: overlong policy if none was given.
-
-        Raises:
-            SettingsError: missing sizes or invalid settings.
-        """
+        """Return the checked settings of the plan."""
         if self.seq_len is None or self.global_batch_size is None:
             sizes = {"seq_len": self.seq_len, "global_batch_size": self.global_batch_size}
             raise SettingsError(
@@ -104,11 +97,7 @@ _DEFAULTS = PlanArguments(
 
 
 def refuse_other_types(plan: object, batch: object) -> None:
-    """Reject option groups of other types.
-
-    Raises:
-        SettingsError: names a valid value.
-    """
+    """Reject option groups of other types."""
     problems = []
     if not isinstance(plan, PlanOptions):
         problems.append(f"plan: {quote_value(plan)} is not a PlanOptions; give PlanOptions(last='drop')")

@@ -53,16 +53,7 @@ def _find_reader_media(reader: TokenReader, rows: Rows) -> list[BatchMedium]:
 
 
 def make_stream_media(stream: RawStream, spec: BatchSpec, augment: object) -> BatchMedia | None:
-    """Return the media maker of a stream's batches; None if it reads no media.
-
-    Args:
-        stream: the stream that is read.
-        spec: the batch settings.
-        augment: the augmentation settings, or None.
-
-    Raises:
-        PlanError: settings that documents with media do not allow.
-    """
+    """Return the media maker of a stream's batches; None if it reads no media."""
     if stream.processor is None:
         return None
     _check_media_settings(spec, augmented=augment is not None)
@@ -70,17 +61,7 @@ def make_stream_media(stream: RawStream, spec: BatchSpec, augment: object) -> Ba
 
 
 def make_store_media(stores: Sequence[Store], plan: Plan, spec: BatchSpec, augment: object) -> BatchMedia | None:
-    """Return the media maker of batches; None if no store has a processor.
-
-    Args:
-        stores: stores that rows are read from.
-        plan: the data order of these stores.
-        spec: the batch settings.
-        augment: the augmentation settings, or None.
-
-    Raises:
-        PlanError, InputError: as :func:`make_media_of_stores`; or settings that documents with media do not allow.
-    """
+    """Return the media maker of batches; None if no store has a processor."""
     # Stores opened with media "none" serve text only.
     if not any(
         store.manifest is not None and store.manifest.processor and store.contents.media != "none" for store in stores
@@ -94,9 +75,6 @@ def check_edit_keeps_media(plan: Plan) -> None:
     """Reject a plan whose last change of ``seq_len`` cuts documents with media.
 
     The edit packs the rest of each pool again, which can cut a document.
-
-    Raises:
-        PlanError: names a document, and the smallest valid ``seq_len``.
     """
     era = len(plan.orders.weighted_sources_by_era) - 1
     for order in (plan.orders.order(number, era) for number in plan.orders.weighted_sources_by_era[era]):
@@ -136,11 +114,7 @@ def check_text_only(loader: LoaderInfo, consumer: str) -> None:
 
 
 def _check_media_plan(plan: Plan, spec: BatchSpec, *, augmented: bool) -> None:
-    """Reject settings that documents with media do not allow.
-
-    Raises:
-        PlanError: names the setting to change.
-    """
+    """Reject settings that documents with media do not allow."""
     mixed = isinstance(plan.orders.data, Mixture)
     rules = get_overlong_policies(plan)
     for name, store in plan.stores.items():

@@ -62,11 +62,7 @@ def load_tables(plan: Plan) -> None:
 
 
 def load_table(order: SourceOrder, folders: list[Path]) -> bool:
-    """Load the cached table of a source; return False if it is missing or damaged.
-
-    Raises:
-        PlanError: a table that contradicts the counts of the source.
-    """
+    """Load the cached table of a source; return False if it is missing or damaged."""
     for folder in folders:
         path = folder / table_name(order)
         try:
@@ -83,11 +79,7 @@ def load_table(order: SourceOrder, folders: list[Path]) -> bool:
 
 
 def write_table(order: SourceOrder, folders: list[Path], progress: Callable[[int, int], None] | None = None) -> Path:
-    """Count all pools and write the table to the first writable folder.
-
-    Raises:
-        StoreError: none of the folders is writable.
-    """
+    """Count all pools and write the table to the first writable folder."""
     lengths = order.store.lengths
     if isinstance(lengths, StoreLengths):
         lengths.read_through()
@@ -158,11 +150,7 @@ def wait_for_table(order: SourceOrder, folders: list[Path]) -> None:
 
 
 def get_open_store(order: SourceOrder) -> Store:
-    """Return the open store of a source.
-
-    Raises:
-        InputError: the store has only lengths.
-    """
+    """Return the open store of a source."""
     if not isinstance(order.store, Store):
         raise InputError(
             f"A Loader reads the tokens of an open store; this plan was made of {type(order.store).__name__}. "

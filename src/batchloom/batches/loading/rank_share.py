@@ -121,15 +121,7 @@ class RowCosts:
 
 
 def count_media_tokens(rows: Rows, media: list[StoreMedia | None]) -> Ids:
-    """Count the media tokens of each row, int64 [R].
-
-    Args:
-        rows: rows whose documents are numbered inside their sources.
-        media: media of each source, in the order of source numbers; None for a source without media.
-
-    Raises:
-        StoreError: a file of media is missing or damaged.
-    """
+    """Count the media tokens of each row, int64 [R]."""
     tokens = np.zeros(len(rows.documents), np.int64)
     for number, store_media in enumerate(media):
         if store_media is not None:
@@ -204,11 +196,7 @@ def make_rank_share(plan: PlanSpec, spec: BatchSpec, *, replicated: bool = False
 
 
 def as_step(step: object) -> int:
-    """Return a step number as a plain int.
-
-    Raises:
-        SettingsError: not a step number, or larger than any run.
-    """
+    """Return a step number as a plain int."""
     number = as_int(step)
     if number is None or not 0 <= number <= _MAX_STEP:
         hint = "; a batch that was rebuilt from its arrays does not know its step: count the trained steps"
@@ -222,11 +210,7 @@ def as_step(step: object) -> int:
 
 
 def make_run_share(loader: ShareSource, first: int = 0) -> RankShare:
-    """Return a process's share for frameworks with a fixed number of passes per step.
-
-    Raises:
-        PlanError: edits change the number of passes; names the first such step.
-    """
+    """Return a process's share for frameworks with a fixed number of passes per step."""
     share = loader.share_at(first)
     for step_range in () if loader.streamed else loader.plan.orders.run_layout.step_ranges:
         if step_range.step > first and (later := loader.share_at(step_range.step)).passes != share.passes:
@@ -240,11 +224,7 @@ def make_run_share(loader: ShareSource, first: int = 0) -> RankShare:
 
 
 def check_shares_after_edits(plan: Plan, spec: BatchSpec) -> None:
-    """Reject a plan in which edits create a step that cannot be distributed or cut.
-
-    Raises:
-        PlanError: names sizes that fit.
-    """
+    """Reject a plan in which edits create a step that cannot be distributed or cut."""
     for step_range in plan.orders.run_layout.step_ranges:
         make_rank_share(plan.spec_at(step_range.step), spec)
 

@@ -121,11 +121,7 @@ class StreamCursor:
 
 
 def open_stream_cursor(stream: RawStream, spec: BatchSpec) -> StreamCursor:
-    """Return a process's start position in a stream.
-
-    Raises:
-        SettingsError: settings that distribute rows by cost: each rank reads the rows of its lanes.
-    """
+    """Return a process's start position in a stream."""
     if spec.balance:
         raise SettingsError(
             ["balance: the rows of a stream belong to lanes, which each rank reads by itself; leave it out"]

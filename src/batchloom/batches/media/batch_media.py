@@ -322,19 +322,9 @@ class BatchMedia:
     ) -> PendingItem[BatchLayout]:
         """Start to add the media of rows to their batch, which is complete when finished.
 
-        Args:
-            arrays: arrays of the batch; positions and token types are replaced if the model needs others.
-            reader: reader of the rows' tokens.
-            rows: rows with the reader's document numbers.
-            layout: layout of the batch.
-            varlen: whether the batch is one flattened row.
-
         Returns:
             A pending layout with the offsets of each row's features. It raises MediumError for a medium that
             cannot be read or has changed, with document and file.
-
-        Raises:
-            StoreError: the stored media facts do not fit the rows.
         """
         batch_media = self.find(reader, rows)
         if self._traits.mrope:
@@ -652,13 +642,7 @@ def _row_offsets(owners: Ids, sizes: Sequence[int], rows: int) -> Ids:
 
 
 def stack_by_row(features: Sequence[FeatureArrays], owners: Ids, rows: int) -> FeatureArrays:
-    """Stack features by row: the images of a row are concatenated, then zero-padded.
-
-    Args:
-        features: features of each medium, with a leading axis of length 1 for rows.
-        owners: row of each medium.
-        rows: number of rows.
-    """
+    """Stack features by row: the images of a row are concatenated, then zero-padded."""
     stacked_features: FeatureArrays = {}
     for name in features[0]:
         flat = [

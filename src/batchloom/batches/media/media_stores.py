@@ -86,16 +86,7 @@ class _StoreMediaFinder:
 
 
 def make_media_of_stores(stores: Sequence[Store], spec: MediaOptions) -> BatchMedia:
-    """Return the media maker of batches from stores.
-
-    Args:
-        stores: stores that rows are read from, in the order of their document numbers.
-        spec: the media settings.
-
-    Raises:
-        PlanError: the stores have several processors.
-        InputError: a remote store cannot be reached.
-    """
+    """Return the media maker of batches from stores."""
     find = _StoreMediaFinder(stores)
     prepared = [(source.store, state) for source in find.sources if (state := source.media.processor) is not None]
     if len({state["fingerprint"] for _, state in prepared}) > 1:
@@ -145,16 +136,7 @@ class MediaCheckBatch(NamedTuple):
 
 
 def check_store_media(store: Store) -> Iterator[MediaCheckBatch]:
-    """Read the media of a store's documents, except removed ones.
-
-    Args:
-        store: an open store that was made with a processor.
-
-    Raises:
-        StoreError: the store does not say which media its documents hold.
-        InputError: a remote store cannot be reached, or its processor cannot be created.
-        MissingDependencyError: a media decoder is not installed.
-    """
+    """Read the media of a store's documents, except removed ones."""
     reads, source = make_media_of_stores([store], DEFAULT_MEDIA_SPEC), StoreSource(store)
     for first in range(0, len(store), _BATCH_DOCUMENTS):
         numbers = np.arange(first, min(first + _BATCH_DOCUMENTS, len(store)))

@@ -37,26 +37,13 @@ class MissingMedia(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write_missing_media(path: Path, store: str, subsets: Mapping[str, SubsetMissingMedia]) -> None:
-    """Write a list as JSON, atomically.
-
-    Args:
-        path: path of the file.
-        store: address of the store, without credentials.
-        subsets: subsets by name.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+    """Write a list as JSON, atomically."""
     missing_media = MissingMedia(_VERSION, store, dict(subsets))
     write_file(path, msgspec.json.format(msgspec.json.encode(missing_media), indent=1) + b"\n")
 
 
 def read_missing_media(path: Path) -> MissingMedia:
-    """Read a list of documents with missing media.
-
-    Raises:
-        InputError: the file cannot be read or has another format.
-    """
+    """Read a list of documents with missing media."""
     remedy = "batchloom check STORE --missing-media FILE writes one"
     try:
         missing_media = msgspec.json.decode(read_regular_file(path), type=MissingMedia)
@@ -72,16 +59,7 @@ def read_missing_media(path: Path) -> MissingMedia:
 
 
 def replace_missing_documents(plan: Plan, files: Sequence[str]) -> tuple[Plan, MissingDocuments]:
-    """Return the plan with listed documents as padding, and these documents.
-
-    Args:
-        plan: the data order; a stream is refused, since its documents are unknown.
-        files: document lists; may be empty.
-
-    Raises:
-        InputError: a list cannot be read, or belongs to another store or generation.
-        PlanError, SettingsError: as :func:`ban_missing_documents`.
-    """
+    """Return the plan with listed documents as padding, and these documents."""
     if not files:
         return plan, {}
     if not isinstance(plan, Plan):
@@ -94,15 +72,7 @@ def replace_missing_documents(plan: Plan, files: Sequence[str]) -> tuple[Plan, M
 
 
 def find_missing_documents(stores: Mapping[str, object], files: Sequence[str]) -> MissingDocuments:
-    """Return the documents of a plan's sources that the lists name.
-
-    Args:
-        stores: stores of the plan, by source name.
-        files: the lists.
-
-    Raises:
-        InputError: a list cannot be read, or belongs to another store or generation.
-    """
+    """Return the documents of a plan's sources that the lists name."""
     documents_by_source: dict[str, set[int]] = {}
     opened = {name: store for name, store in stores.items() if isinstance(store, Store)}
     for file in files:
@@ -125,18 +95,7 @@ def find_missing_documents(stores: Mapping[str, object], files: Sequence[str]) -
 
 
 def ban_missing_documents(plan: Plan, missing_documents: MissingDocuments, step: int) -> Plan:
-    """Return the plan with documents banned from a step on, unless they already are.
-
-    Args:
-        plan: the data order.
-        missing_documents: documents by source.
-        step: first step; rounded down to the start of a ``group_by_length`` window, since an edit cannot fall
-            inside one. The ban moves no row.
-
-    Raises:
-        PlanError: a plan without edits, or with an edit after the step.
-        SettingsError: documents that a source does not have.
-    """
+    """Return the plan with documents banned from a step on, unless they already are."""
     banned: dict[str, set[int]] = {}
     for edit in plan.edits:
         for name, numbers in edit.ban.items():
@@ -156,15 +115,6 @@ def resume_with_missing(plan: Plan, missing_documents: MissingDocuments, state: 
     """Return the plan that resumes from a state, and its position.
 
     Documents that the state's journal does not ban are banned from the position on: earlier steps stay the same.
-
-    Args:
-        plan: plan of the loader.
-        missing_documents: documents to serve as padding, by source.
-        state: state of a plan; its journal applies if the given plan has no other edits.
-
-    Raises:
-        StateError: the state belongs to another plan.
-        PlanError, SettingsError: as :func:`ban_missing_documents`.
     """
     if missing_documents:
         bare = Plan(plan.orders.data, plan.spec, (), plan.orders)

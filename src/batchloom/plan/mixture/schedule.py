@@ -219,11 +219,7 @@ class SourceStatistics(NamedTuple):
 
 
 def measure_source(name: str, store: PlanStore, spec: PlanSpec) -> SourceStatistics:
-    """Measure a source by its first pool with sequences.
-
-    Raises:
-        PlanError: no pool has a sequence.
-    """
+    """Measure a source by its first pool with sequences."""
     pools = Pools(store.lengths, spec, name)
     for pool in range(pools.count):
         # With one document per sequence the tokens per sequence are those of the documents, and a sample would be
@@ -267,16 +263,6 @@ def flatten_weights(
     """Return the weight of each source with one above 0; the weights sum to 1.
 
     The weight of a group is divided among its sources.
-
-    Args:
-        weights: validated weights of a mixture.
-        names: names of all sources.
-        size: function from a source name to the tokens of an epoch.
-        temperature: temperature of weights by size.
-        caps: maximum epochs of weights by size, or None.
-
-    Raises:
-        PlanError: the sources are too small for the run under ``caps``.
     """
     if weights == "size":
         return _weigh_by_size({name: size(name) for name in names}, temperature, caps)
@@ -354,10 +340,6 @@ def apportion(shares: Mapping[str, float], lanes: int = 1, *, near: bool = False
     Periods are the powers of two from 2**16 to 2**20, rounded up to a multiple of ``lanes``. Slots are
     apportioned by largest remainders, ties by name, and each source has at least one. With ``near`` the longest
     period is accepted whatever its error.
-
-    Raises:
-        PlanError: no period is accurate enough and ``near`` is False; names the source and the smallest share
-            that would work.
     """
     if len(shares) == 1:
         return dict.fromkeys(shares, 1)

@@ -175,11 +175,7 @@ def _changes_sizes(edit: Edit) -> bool:
 
 
 def refuse_past_end(edit: Edit, steps: int | None) -> None:
-    """Refuse an edit past the end of a run; no later edit could precede it.
-
-    Raises:
-        PlanError: the edit is past the end.
-    """
+    """Refuse an edit past the end of a run; no later edit could precede it."""
     if steps is not None and edit.step > steps:
         raise PlanError(
             f"The run has {steps:,} steps, and after an edit at step {edit.step:,} no earlier edit would be "

@@ -61,11 +61,7 @@ def choose_default_lanes(global_batch_size: int, range_count: int) -> int:
 
 
 def check_lanes(lanes: int, global_batch_size: int) -> None:
-    """Refuse a number of lanes that does not divide the batch.
-
-    Raises:
-        PlanError: lists numbers of lanes that fit.
-    """
+    """Refuse a number of lanes that does not divide the batch."""
     if global_batch_size % lanes:
         fitting_lanes = [str(n) for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
         nearest_lanes = sorted(sorted(fitting_lanes, key=lambda n: abs(int(n) - lanes))[:6], key=int)
@@ -76,11 +72,7 @@ def check_lanes(lanes: int, global_batch_size: int) -> None:
 
 
 def check_lane_world(lanes: int, rank: int, world_size: int) -> None:
-    """Refuse a world size that does not divide the lanes.
-
-    Raises:
-        PlanError: lists world sizes that fit.
-    """
+    """Refuse a world size that does not divide the lanes."""
     if world_size < 1 or not 0 <= rank < world_size:
         raise PlanError(f"rank {rank} of world_size {world_size} does not exist; ranks run from 0 to world_size - 1.")
     if lanes % world_size:
@@ -136,9 +128,6 @@ def pack_lane_pool(lengths: NDArray[np.uint32], spec: PlanSpec, lane: int, epoch
         lane: lane of the pool.
         epoch: epoch of the lane.
         pool: number of the pool in the epoch, from 0.
-
-    Raises:
-        PlanError: a document is longer than ``seq_len``, with ``overlong="error"``.
     """
     longest = int(lengths.max(initial=0))
     if spec.overlong == "error" and longest > spec.seq_len:
@@ -158,14 +147,7 @@ def pack_lane_pool(lengths: NDArray[np.uint32], spec: PlanSpec, lane: int, epoch
 
 
 def make_no_sequence_error(lane: int, lanes: int, why: str, remedy: str) -> PlanError:
-    """Return the error for a lane that has read all of its input without a sequence.
-
-    Args:
-        lane: number of the lane.
-        lanes: number of lanes.
-        why: reason.
-        remedy: remedy, as the beginning of a sentence.
-    """
+    """Return the error for a lane that has read all of its input without a sequence."""
     if lanes == 1:
         return PlanError(f"There is no sequence: {why}. {remedy}.")
     fewer = next(lanes // n for n in range(2, lanes + 1) if lanes % n == 0)
@@ -495,10 +477,6 @@ def make_lane_order_error(limitation: str) -> PlanError:
 
 
 def refuse_lane_order(plan: object, limitation: str) -> None:
-    """Refuse a plan in lane order.
-
-    Raises:
-        PlanError: the plan is in lane order.
-    """
+    """Refuse a plan in lane order."""
     if isinstance(plan, LanePlan):
         raise make_lane_order_error(limitation)

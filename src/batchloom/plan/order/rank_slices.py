@@ -171,9 +171,6 @@ def count_rank_rows(
     """Return the rows of each rank's batches, including rows without loss.
 
     The number is equal on all ranks.
-
-    Raises:
-        PlanError: ``micro_batch_size`` does not divide them, and ``uneven`` is "refuse".
     """
     rows = -(-global_batch_size // world_size)
     micro = micro_batch_size or rows

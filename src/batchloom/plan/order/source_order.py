@@ -146,11 +146,7 @@ class SourceOrder:
         self._cached_rows.clear()
 
     def adopt(self, counts: Ints) -> None:
-        """Set the number of sequences of every pool from a cached table.
-
-        Raises:
-            PlanError: another number of pools, or a count that contradicts a known one.
-        """
+        """Set the number of sequences of every pool from a cached table."""
         counted_pools = self.counts >= 0
         if counts.shape != self.counts.shape or (counts[counted_pools] != self.counts[counted_pools]).any():
             raise PlanError(
@@ -486,9 +482,6 @@ class SourceOrder:
         """Return all rows of a pool in the order of an epoch.
 
         Pool -1 - k is the remainder of lane k after an edit.
-
-        Raises:
-            PlanError: the pool packs into another number of sequences than the cached table says.
         """
         if pool < 0:
             remainder_rows = self.remainders[-1 - pool]

@@ -350,11 +350,7 @@ class SourceOrders:
 
     @property
     def store(self) -> PlanStore:
-        """Store of a plan of one store.
-
-        Raises:
-            PlanError: the data is a mixture.
-        """
+        """Store of a plan of one store."""
         if isinstance(self.data, Mixture):
             raise PlanError("A mixture has several stores; use plan.stores.")
         return self.data
@@ -474,12 +470,7 @@ class SourceOrders:
         return statistics
 
     def shares(self, weights: Weights, era: int = 0) -> dict[str, float]:
-        """Return the weight of each source with one above 0; the weights sum to 1.
-
-        Raises:
-            SettingsError: weights bounded by epochs, in a run without ``steps``.
-            PlanError: the sources are too small for the run under that bound.
-        """
+        """Return the weight of each source with one above 0; the weights sum to 1."""
         mixture = self.data
         if not isinstance(mixture, Mixture):
             return {SOURCE: 1.0}
@@ -550,11 +541,7 @@ class SourceOrders:
         return all(order.is_counted for order in self.latest())
 
     def count_all(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Count the sequences of every pool that has not been counted.
-
-        Args:
-            progress: called with (pools counted, pools) after each pool.
-        """
+        """Count the sequences of every pool that has not been counted."""
         orders = self.latest()
         pools, done = sum(order.pools.count for order in orders), 0
         for order in orders:

@@ -171,12 +171,6 @@ def repack_rows(remaining_rows: Rows, name: str, spec: PlanSpec, pool_location: 
 
     Adjacent spans of a document are joined first. ``overlong`` does not apply, because the remaining tokens of a
     pool are always served.
-
-    Args:
-        remaining_rows: rows not served yet.
-        name: name of the source.
-        spec: the new settings.
-        pool_location: epoch and slot of the next pool, and the lane if there are several.
     """
     order = np.lexsort((remaining_rows.starts, remaining_rows.documents))
     documents, starts, lengths = (

@@ -32,9 +32,6 @@ def export_parquet(store: Store, folder: Path, tick: ProgressCallback) -> None:
 
     Columns: ``input_ids`` list<int32>; ``loss_mask`` list<int8> if masked; provenance; for preferences also
     ``pair`` int64 and ``side`` (``chosen``, ``rejected``, ``good`` or ``bad``).
-
-    Raises:
-        OutputError: a file cannot be written.
     """
     name, schema = store.split or store.path.name, _make_schema(store)
     for number in range(len(store.shards)):
@@ -47,11 +44,7 @@ def export_parquet(store: Store, folder: Path, tick: ProgressCallback) -> None:
 
 
 def export_hf(store: Store, folder: Path, tick: ProgressCallback) -> None:
-    """Write a folder for ``datasets.load_from_disk``: one Arrow stream per shard.
-
-    Raises:
-        OutputError: a file cannot be written.
-    """
+    """Write a folder for ``datasets.load_from_disk``: one Arrow stream per shard."""
     schema, names = _make_schema(store), []
     for number in range(len(store.shards)):
         names.append(f"data-{number:05d}-of-{len(store.shards):05d}.arrow")
@@ -117,10 +110,6 @@ def export_mds(store: Store, folder: Path, tick: ProgressCallback) -> None:
 
     Columns: ``input_ids`` ndarray:int32; ``loss_mask`` ndarray:uint8 if masked; ``source`` str
     and ``record`` int; for preferences ``side`` str and ``pair`` int.
-
-    Raises:
-        InputError: a document is too long for the format.
-        OutputError: a file cannot be written.
     """
     columns: dict[str, tuple[str, int | None]] = {"input_ids": ("ndarray:int32", None)}
     if store.masked:

@@ -181,10 +181,6 @@ def export_shards(store: Store, folder: Path, tick: ProgressCallback) -> list[st
     """Export every shard as a Megatron prefix, by hard link or copy.
 
     Returns notes on lost information, one sentence each.
-
-    Raises:
-        OutputError: a file cannot be written.
-        StoreError: a shard does not match its checksums.
     """
     for number, stem in enumerate(store.shards.stems):
         first, stop = store.contents.removed.searchsorted(store.shards.bounds[number : number + 2]).tolist()
@@ -256,11 +252,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def export_merged(store: Store, folder: Path, name: str, tick: ProgressCallback) -> list[str]:
-    """Export all shards as one Megatron prefix; return notes on losses.
-
-    Raises:
-        OutputError: a file cannot be written.
-    """
+    """Export all shards as one Megatron prefix; return notes on losses."""
     lengths = _read_remaining_lengths(store, 0, len(store))
     write_chunks(folder / f"{name}.idx", iter_index_chunks(lengths, store.dtype))
     write_chunks(folder / f"{name}.bin", _iter_ids(iter_document_ranges(store), tick))
@@ -269,11 +261,7 @@ def export_merged(store: Store, folder: Path, name: str, tick: ProgressCallback)
 
 
 def export_flat(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
-    """Export all ids as a flat file with a JSON sidecar; return notes on losses.
-
-    Raises:
-        OutputError: a file cannot be written.
-    """
+    """Export all ids as a flat file with a JSON sidecar; return notes on losses."""
     name = store.split or store.path.name
     ends = _EndTokenCheck(store.end_id)
     write_chunks(folder / f"{name}.bin", _iter_ids(ends.watch(iter_document_ranges(store)), tick))

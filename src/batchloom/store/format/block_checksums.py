@@ -103,11 +103,7 @@ class BlockChecksums:
 
 
 def compute_file_checksums(path: Path) -> BlockChecksums:
-    """Compute the block checksums of a file.
-
-    Raises:
-        StoreError: the file cannot be read.
-    """
+    """Compute the block checksums of a file."""
     checksums, view = BlockChecksums(), map_file(path)
     for start in range(0, len(view), _CHUNK_BYTES):
         chunk = np.frombuffer(view[start : start + _CHUNK_BYTES], np.uint8)
@@ -173,11 +169,7 @@ class ChecksumFile:
         self._verified_blocks = np.zeros(len(root_checksums), bool)
 
     def read_checksums(self, first: int, stop: int) -> ChecksumArray:
-        """Return the checksums of blocks ``first`` to ``stop - 1``, u64.
-
-        Raises:
-            StoreError: the entries do not match their root checksum.
-        """
+        """Return the checksums of blocks ``first`` to ``stop - 1``, u64."""
         start, end = first * self._width // BLOCK_BYTES, -(-stop * self._width // BLOCK_BYTES)
         if not self._verified_blocks[start:end].all():
             checksums = compute_block_checksums(self._raw[start * BLOCK_BYTES : end * BLOCK_BYTES].data)
@@ -201,12 +193,7 @@ class ChecksumFile:
 
 
 def map_checksum_file(path: Path, expected_checksum: str, size: int, width: int = PLAIN_ENTRY_BYTES) -> ChecksumFile:
-    """Map the ``.sums`` file of a file of ``size`` bytes.
-
-    Raises:
-        StoreError: the file is missing, has another type, version or number of blocks, or its header is not what the
-            manifest says.
-    """
+    """Map the ``.sums`` file of a file of ``size`` bytes."""
     view, count, header_width = map_file_with_header(path, MAGIC)
     if header_width != width:
         raise make_wrong_format_error(path)

@@ -101,11 +101,7 @@ def make_missing_store_error(path: Path) -> StoreMissingError:
 
 
 def resolve_store_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the absolute folder of a store.
-
-    Raises:
-        StoreMissingError: there is no store; quotes the path as given.
-    """
+    """Return the absolute folder of a store."""
     folder = Path(path).absolute()
     try:
         is_missing = not (folder / MANIFEST_NAME).exists()

@@ -426,13 +426,7 @@ def compute_subset_fingerprint(manifest: Manifest, subset: str) -> str:
 
 
 def make_generation_entry(manifest: Manifest, kind: GenerationKind, selected: tuple[str, ...] = ()) -> GenerationEntry:
-    """Build the history entry of a manifest's own generation.
-
-    Args:
-        manifest: manifest of the generation.
-        kind: kind of change that made the generation.
-        selected: source names given to a removal.
-    """
+    """Build the history entry of a manifest's own generation."""
     entry = GenerationEntry(
         number=manifest.generation,
         made=kind,
@@ -453,14 +447,7 @@ def compute_filtered_fingerprint(subset_fingerprint: str, media: str) -> str:
 
 
 def find_generation(manifest: Manifest, subset: str, target_fingerprint: str, media: str = "") -> int | None:
-    """Return the first generation whose subset has a fingerprint; None if none has.
-
-    Args:
-        manifest: manifest of any later generation.
-        subset: name of the subset.
-        target_fingerprint: fingerprint to find.
-        media: media filter of the fingerprint; empty for the complete subset.
-    """
+    """Return the first generation whose subset has a fingerprint; None if none has."""
     numbers = [
         entry.number
         for entry in manifest.all_history
@@ -496,11 +483,7 @@ def compute_content_checksum(manifest: Manifest) -> str:
 
 
 def seal_manifest(manifest: Manifest) -> Manifest:
-    """Return the manifest with its checksum; every manifest is sealed before writing.
-
-    Raises:
-        StoreError: the manifest would exceed the size limit.
-    """
+    """Return the manifest with its checksum; every manifest is sealed before writing."""
     sealed = replace(manifest, checksum=compute_content_checksum(manifest))
     size = len(encode_manifest(sealed))
     if size > SMALL_FILE_LIMIT:
@@ -546,14 +529,7 @@ def read_generation_manifest(
     generation: int | None,
     tries: int = 1,
 ) -> Manifest:
-    """Read and check a manifest through ``read_file``; see :func:`read_manifest`.
-
-    Args:
-        read_file: returns the content of a file of the store; raises FileNotFoundError for a missing manifest.
-        store_path: the store, for error messages.
-        generation: an older generation; None for the newest.
-        tries: maximum number of reads of a manifest that was damaged in transit.
-    """
+    """Read and check a manifest through ``read_file``; see :func:`read_manifest`."""
     newest = _read_verified(read_file, store_path, MANIFEST_NAME, tries)
     if generation is None or generation == newest.generation:
         return newest
@@ -616,15 +592,7 @@ def _describe_missing_generation(folder: Path | str, newest: Manifest, generatio
 
 
 def decode_manifest(data: bytes, path: Path | str) -> Manifest:
-    """Decode and check a manifest.
-
-    Args:
-        data: content of the file.
-        path: path of the file, for error messages.
-
-    Raises:
-        StoreError: as in :func:`read_manifest`.
-    """
+    """Decode and check a manifest."""
     # Values follow commas and opening brackets. Strings contain more of these, so the exact count is lower.
     if len(data) > _VALUE_LIMIT and sum(map(data.count, (b",", b"[", b"{"))) > _VALUE_LIMIT:
         raise StoreError(f"{path} has more than {_VALUE_LIMIT:,} values; {_RESTORE_REMEDY}.")

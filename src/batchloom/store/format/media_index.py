@@ -176,11 +176,7 @@ class ShardMedia:
 
 
 def read_blob(path: Path, begin: int, size: int) -> bytes:
-    """Read the bytes of a medium; fewer than ``size`` if the file ends earlier.
-
-    Raises:
-        StoreError: the file cannot be read.
-    """
+    """Read the bytes of a medium; fewer than ``size`` if the file ends earlier."""
     try:
         with path.open("rb") as file:
             # A damaged row can ask for more bytes than fit into memory.
@@ -251,14 +247,7 @@ def _find_fault(rows: NDArray[np.void], documents: int, locations_size: int) -> 
 
 
 def make_stored_media(media: MediaRows, rows: range, first: int, blobs: Path | None) -> list[StoredMedium]:
-    """Convert rows of a shard to :class:`StoredMedium` values.
-
-    Args:
-        media: media of the shard.
-        rows: row numbers.
-        first: number of the shard's first document.
-        blobs: path of the shard's ``.blobs``.
-    """
+    """Convert rows of a shard to :class:`StoredMedium` values."""
     stored_media = []
     for number in rows:
         row = media.rows[number]

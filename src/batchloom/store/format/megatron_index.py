@@ -34,11 +34,7 @@ def encode_index(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) -> by
 
 
 def iter_index_chunks(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) -> Iterator[bytes]:
-    """Yield the bytes of :func:`encode_index` in bounded chunks.
-
-    Raises:
-        StoreError: a document is longer than an index can record.
-    """
+    """Yield the bytes of :func:`encode_index` in bounded chunks."""
     count = len(lengths)
     if count and int(lengths.max()) > _MAX_TOKENS:
         raise StoreError(
@@ -79,12 +75,7 @@ class MegatronIndex:
 
 
 def map_index(path: Path) -> MegatronIndex:
-    """Map an ``.idx`` file and check its header against the file size.
-
-    Raises:
-        StoreError: the file is not an index, has another version or an unknown dtype, or its
-            counts do not match the file size.
-    """
+    """Map an ``.idx`` file and check its header against the file size."""
     view = map_file(path)
     if len(view) < HEADER.size:
         raise StoreError(f"{path} is cut short: {len(view)} bytes, its header alone has {HEADER.size}.")

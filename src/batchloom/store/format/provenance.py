@@ -81,12 +81,7 @@ class ProvenanceTable:
 
 
 def iter_provenance_chunks(count: int, columns: Sequence[Iterable[NDArray[np.generic]]]) -> Iterator[bytes]:
-    """Yield the bytes of a ``.docs`` file without needing all columns in memory.
-
-    Args:
-        count: number of documents.
-        columns: hashes, records, offsets and parts as in :class:`ProvenanceTable`, each in chunks.
-    """
+    """Yield the bytes of a ``.docs`` file without needing all columns in memory."""
     yield HEADER.pack(MAGIC, 1, count, 0)
     for column, dtype in zip(columns, ("<u8", "<u8", "<u8", "<u4"), strict=True):
         for chunk in column:
@@ -142,11 +137,7 @@ class PartTable(NamedTuple):
     preceding_records: NDArray[np.int64]
 
     def resolve_provenance(self, provenance: ProvenanceTable) -> list[DocumentProvenance]:
-        """Look up source names and record numbers of documents.
-
-        Raises:
-            StoreError: a record number exceeds the records of its part.
-        """
+        """Look up source names and record numbers of documents."""
         invalid_rows = np.flatnonzero(provenance.records >= self.records[provenance.parts].astype(np.uint64))
         if invalid_rows.size:
             row = int(invalid_rows[0])
@@ -179,11 +170,7 @@ def make_part_table(sources: Sequence[SourceEntry]) -> PartTable:
 
 
 def check_known_parts(provenance: ProvenanceTable, sources: Sequence[SourceEntry], store: Path) -> ProvenanceTable:
-    """Return ``provenance`` after checking that the manifest lists all its parts.
-
-    Raises:
-        StoreError: a document names an unknown part.
-    """
+    """Return ``provenance`` after checking that the manifest lists all its parts."""
     if len(provenance) and int(provenance.parts.max()) >= sum(len(source.parts) for source in sources):
         raise StoreError(
             f"{store}: a document names a part of its sources that the manifest does not list. The store is "

@@ -51,11 +51,7 @@ _SEARCH_REACH = 8
 
 
 def map_file_with_header(path: Path, magic: bytes) -> tuple[memoryview, int, int]:
-    """Map a file and return its content, its count and the last header field.
-
-    Raises:
-        StoreError: the file is missing, truncated, or of another type or version.
-    """
+    """Map a file and return its content, its count and the last header field."""
     view = map_file(path)
     return view, *read_header(view, path, magic)
 
@@ -107,13 +103,7 @@ class MaskBuilder:
 
 
 def iter_mask_chunks(tokens: int, trained: int, flags: Iterable[NDArray[np.bool_]]) -> Iterator[bytes]:
-    """Yield the bytes of a ``.mask`` file in bounded chunks, given its counts.
-
-    Args:
-        tokens: number of tokens.
-        trained: number of trained tokens.
-        flags: chunks of the trained flags, in token order.
-    """
+    """Yield the bytes of a ``.mask`` file in bounded chunks, given its counts."""
     yield HEADER.pack(_MASK_MAGIC, 1, tokens, trained)
     pending_flags = np.zeros(0, bool)
     for chunk in flags:
@@ -151,11 +141,7 @@ class LossMask:
 
 
 def map_mask(path: Path, tokens: int) -> LossMask:
-    """Map the ``.mask`` file of a shard of ``tokens`` tokens.
-
-    Raises:
-        StoreError: the file is missing, of another type or version, or has another number of tokens.
-    """
+    """Map the ``.mask`` file of a shard of ``tokens`` tokens."""
     return parse_mask(map_file(path), path, tokens)
 
 
@@ -217,9 +203,6 @@ def compute_pair_numbers(parts: NDArray[np.uint32], records: NDArray[np.uint64])
     Args:
         parts: index into the manifest's list of parts, uint32 [D].
         records: 0-based number of the record inside its part, uint64 [D].
-
-    Raises:
-        InputError: there are too many parts or records.
     """
     if parts.size and (int(parts.max()) >= _MAX_PARTS or int(records.max()) >= 1 << _RECORD_BITS):
         raise InputError(
@@ -230,17 +213,7 @@ def compute_pair_numbers(parts: NDArray[np.uint32], records: NDArray[np.uint64])
 
 
 def map_pair_index(path: Path, documents: int, preferences: PreferenceKind) -> PairIndex:
-    """Map and verify the ``.pairs`` file of a shard; the columns are views of it.
-
-    Args:
-        path: path of the file.
-        documents: number of documents of the shard.
-        preferences: kind of the preferences.
-
-    Raises:
-        StoreError: the file is missing, of another type or version, has another number of documents, or a
-            document lacks its other side.
-    """
+    """Map and verify the ``.pairs`` file of a shard; the columns are views of it."""
     return parse_pair_index(map_file(path), path, documents, preferences)
 
 

@@ -32,14 +32,7 @@ _REMOVED_MAGIC = b"BLMGONE\x00"
 
 
 def make_span_error(store_path: object, document: int, tokens: int, stop: int) -> StoreError:
-    """Build the error for a span that ends beyond its document.
-
-    Args:
-        store_path: path of the store.
-        document: number of the document.
-        tokens: length of the document in tokens.
-        stop: end of the span in tokens.
-    """
+    """Build the error for a span that ends beyond its document."""
     return StoreError(
         f"Document {document} of {store_path} has {tokens} tokens, and a span of it ends at {stop}: the plan "
         "belongs to another store, or the store was changed. Open it again."
@@ -169,15 +162,7 @@ def _find_mapping(array: NDArray[np.uint32]) -> mmap.mmap | None:
 
 
 def map_lengths(folder: Path, subset: SubsetEntry) -> StoreLengths:
-    """Map the lengths of a subset.
-
-    Args:
-        folder: folder of the subset.
-        subset: manifest entry of the subset.
-
-    Raises:
-        StoreError: a file is missing or its size does not match the manifest.
-    """
+    """Map the lengths of a subset."""
     arrays = []
     for name, layer in zip(subset.length_files, subset.all_layers, strict=True):
         view = map_file(folder / name)
@@ -205,13 +190,6 @@ def map_removed(folder: Path, subset: SubsetEntry) -> NDArray[np.int64]:
     """Return the removed documents of a subset, ascending, int64 [D].
 
     The array is empty if none are removed.
-
-    Args:
-        folder: folder of the subset.
-        subset: manifest entry of the subset.
-
-    Raises:
-        StoreError: the file is missing, of another type or version, or contradicts the manifest.
     """
     if subset.removed is None or subset.removed_file is None:
         return np.empty(0, np.int64)

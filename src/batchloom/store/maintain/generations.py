@@ -272,11 +272,6 @@ def commit_manifest(folder: Path, base: Manifest, manifest: Manifest) -> int:
     """Replace a store's manifest ``base``; return the number of stale files deleted.
 
     The new files must exist, and the caller must hold :func:`lock_store`.
-
-    Raises:
-        StoreConflictError: the store has another generation by now, or a file is missing.
-        StoreError: the manifest contradicts itself.
-        OutputError: the store cannot be written.
     """
     _check_base(folder, base, manifest)
     decode_manifest(encode_manifest(manifest), folder / MANIFEST_NAME)
@@ -296,11 +291,7 @@ def commit_manifest(folder: Path, base: Manifest, manifest: Manifest) -> int:
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Refuse a store with an unfinished job, whose new files are in no manifest yet.
-
-    Raises:
-        StoreConflictError: a job is unfinished.
-    """
+    """Refuse a store with an unfinished job, whose new files are in no manifest yet."""
     if (folder / WORK_NAME).is_dir():
         _refuse_running_job(folder)
         raise StoreConflictError(
@@ -327,11 +318,7 @@ def _refuse_running_job(folder: Path) -> None:
 
 
 def write_generation_report(folder: Path, generation: int, facts: dict[str, Any]) -> None:
-    """Write the report of a generation: the time of the change, and ``facts``.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+    """Write the report of a generation: the time of the change, and ``facts``."""
     report = {"started": datetime.now(UTC).isoformat(timespec="seconds"), **facts}
     path = folder / format_generation_file_name(REPORT_NAME, generation)
     write_file(path, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
@@ -341,10 +328,6 @@ def delete_stale_files(folder: Path, newest: Manifest) -> int:
     """Delete files of compacted or uncommitted generations; return their number.
 
     Only files with names that a store uses are deleted. The caller must hold :func:`lock_store`.
-
-    Raises:
-        StoreError: an older manifest is missing or damaged; nothing is deleted then.
-        OutputError: a file cannot be deleted.
     """
     referenced_files = {format_generation_name(number) for number in newest.readable[:-1]} | list_sidecars(newest)
     for number in newest.readable:

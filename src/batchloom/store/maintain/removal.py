@@ -71,11 +71,7 @@ class NamedDocuments:
 
 
 def add_named_sources(named_documents: NamedDocuments, patterns: Sequence[str], manifest: Manifest) -> None:
-    """Add all documents of sources or data sets that match the names or globs.
-
-    Raises:
-        InputError: a pattern matches nothing; suggests similar names.
-    """
+    """Add all documents of sources or data sets that match the names or globs."""
     # Most sources have no data set; an empty name must not match all of them.
     source_names = [[name for name in (source.name, source.dataset) if name] for source in manifest.sources]
     for pattern in patterns:
@@ -93,13 +89,7 @@ def add_named_sources(named_documents: NamedDocuments, patterns: Sequence[str], 
 
 
 def add_named_documents(named_documents: NamedDocuments, path: Path, manifest: Manifest) -> None:
-    """Add the documents listed in a file; empty lines and lines with # are skipped.
-
-    Raises:
-        InputMissingError: the file does not exist.
-        InputError: the file cannot be read, or has lines of unknown form, or numbers that the store lacks; lists up to
-            ten of them.
-    """
+    """Add the documents listed in a file; empty lines and lines with # are skipped."""
     try:
         text = read_regular_file(path).decode("utf-8-sig")
     except FileNotFoundError as error:

@@ -155,11 +155,7 @@ def _describe_generations(manifest: Manifest) -> str:
 
 
 def verify_synthetic(name: str) -> VerificationResult:
-    """Describe synthetic data; there is nothing to verify.
-
-    Args:
-        name: name and settings, as in :func:`~batchloom.store.open_store`.
-    """
+    """Describe synthetic data; there is nothing to verify."""
     store = open_store(name)
     verdict = VerificationResult(name, "synthetic", data="synthetic")
     verdict.facts["made of"] = str(store.path)
@@ -547,9 +543,6 @@ def list_count_faults(folder: Path, manifest: Manifest) -> list[str]:
     """List the counts in a manifest that are wrong, one sentence each.
 
     Shards, lengths and ``.docs`` must have been verified before.
-
-    Raises:
-        StoreError: a file cannot be read.
     """
     return [
         f"{folder}: the manifest says {expected_count:,} {label}, {actual_phrase} {actual_count:,}; {_REMEDY}."

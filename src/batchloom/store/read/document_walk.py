@@ -101,11 +101,7 @@ def _read_provenance(
 
 
 def to_int32(ids: NDArray[Any]) -> NDArray[np.int32]:
-    """Convert ids to int32 [n].
-
-    Raises:
-        InputError: an id does not fit, which is only possible in a bare prefix.
-    """
+    """Convert ids to int32 [n]."""
     if ids.size and ids.dtype.itemsize > 4 and int(np.abs(ids).max()) >= 2**31:
         raise InputError(
             f"Id {int(ids[np.abs(ids).argmax()])} does not fit into int32: no vocabulary is that large, so the "

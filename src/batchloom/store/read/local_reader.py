@@ -277,11 +277,7 @@ class FirstRead:
             self._verify_file(folder / subset.removed_file, subset.removed.file)
 
     def verify_mask(self, shard: int) -> None:
-        """Verify the mask of a shard.
-
-        Raises:
-            StoreError: the mask was changed.
-        """
+        """Verify the mask of a shard."""
         entry = self._subset.shards[shard]
         if entry.mask is not None:
             self._verify_file(self._folder / f"{entry.name}.mask", entry.mask)
@@ -293,9 +289,6 @@ class FirstRead:
             shards: shard of each span, int64 [N].
             begins: byte offset of each span in its shard, int64 [N].
             sizes: size of each span in bytes, int64 [N].
-
-        Raises:
-            StoreError: a shard or its ``.sums`` was changed.
         """
         bases = self._bases.take(shards)
         firsts = bases + begins // BLOCK_BYTES

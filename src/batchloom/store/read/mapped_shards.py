@@ -105,11 +105,7 @@ class MappedShards:
         self._order: deque[int] = deque()
 
     def map(self, number: int) -> MappedShard:
-        """Return a shard, mapping it if needed.
-
-        Raises:
-            StoreError: the shard is missing, damaged, or contradicts the lengths.
-        """
+        """Return a shard, mapping it if needed."""
         shard = self.opened[number]
         if shard is None:
             location, first = self.table.locations[number], self.table.bounds[number]
@@ -127,11 +123,7 @@ class MappedShards:
 
 
 def map_shard(location: ShardLocation, dtype: np.dtype[np.generic], lengths: NDArray[np.uint32]) -> MappedShard:
-    """Map a shard and check its index against the store's ``lengths``, uint32 [D].
-
-    Raises:
-        StoreError: the shard is missing, damaged, or contradicts the manifest or the lengths.
-    """
+    """Map a shard and check its index against the store's ``lengths``, uint32 [D]."""
     stem = location.stem
     index = map_index(stem.with_name(stem.name + ".idx"))
     if index.dtype != dtype:
@@ -158,12 +150,7 @@ def map_shard(location: ShardLocation, dtype: np.dtype[np.generic], lengths: NDA
 
 
 def map_prefix(stem: Path) -> tuple[MappedShard, NDArray[np.uint32]]:
-    """Map a bare Megatron prefix; return it with its document lengths, uint32 [D].
-
-    Raises:
-        StoreError: a file is missing or damaged, the two do not match, documents overlap, or the
-            tokens are not integers.
-    """
+    """Map a bare Megatron prefix; return it with its document lengths, uint32 [D]."""
     index = map_index(stem.with_name(stem.name + ".idx"))
     if index.dtype.kind not in "iu":
         raise StoreError(
@@ -237,10 +224,6 @@ def compute_document_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uin
     """Check a foreign index and return the tokens of each document, uint32 [D - 1].
 
     The result is a view of the index if every document is one sequence.
-
-    Raises:
-        StoreError: decreasing bounds, negative lengths, misaligned pointers, or
-            documents whose sequences are not adjacent.
     """
     plain = is_one_sequence_each(index)
     itemsize = index.dtype.itemsize

@@ -21,11 +21,7 @@ _RECORD_BITS = 40
 
 
 def find_provenance(store: Store, documents: Sequence[int]) -> list[DocumentProvenance | None]:
-    """Return the provenance of each document; None for a bare prefix.
-
-    Raises:
-        StoreError: a shard's ``.docs`` is missing or damaged.
-    """
+    """Return the provenance of each document; None for a bare prefix."""
     if store.manifest is None:
         return [None] * len(documents)
     part_table, bounds = (

@@ -215,12 +215,6 @@ def refuse_standalone_shard(stem: Path) -> None:
 
     These stores hold synthetic documents, preferences, media or removed documents. The shard alone would pass for real
     data, or for answers that are all to be imitated.
-
-    Args:
-        stem: prefix of the shard.
-
-    Raises:
-        InputError: the shard belongs to such a store; names the store.
     """
     folder = stem.absolute().parent
     store = folder.parent
@@ -247,16 +241,7 @@ def refuse_standalone_shard(stem: Path) -> None:
 
 
 def refuse_media(manifest: Manifest | None, store_name: str, reader: str) -> None:
-    """Refuse a store with images or audio for a reader of tokens only.
-
-    Args:
-        manifest: manifest of the store; None for data without a manifest.
-        store_name: the store, for the error message.
-        reader: the reader, for the error message.
-
-    Raises:
-        InputError: the store holds images or audio.
-    """
+    """Refuse a store with images or audio for a reader of tokens only."""
     if manifest is not None and manifest.processor is not None:
         raise InputError(
             f"{store_name} holds images or audio, which {reader} does not support yet: only their placeholders would "

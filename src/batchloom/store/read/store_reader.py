@@ -156,31 +156,18 @@ class StoreProvenance:
         self._reader, self._documents = reader, documents
 
     def of(self, document: int) -> DocumentProvenance:
-        """Return the provenance of a document.
-
-        Raises:
-            StoreError: the store is a bare prefix without provenance, or its ``.docs`` is missing or damaged.
-            IndexError: there is no such document.
-        """
+        """Return the provenance of a document."""
         if self._manifest is None:
             raise StoreError(f"{self._path} is a bare Megatron prefix: it does not say where documents came from.")
         shard, row = self._reader.table.find(_as_document(document, self._documents))
         return make_part_table(self._manifest.sources).resolve_provenance(self.rows(shard, np.array([row])))[0]
 
     def rows(self, shard: int, rows: NDArray[np.int64]) -> ProvenanceTable:
-        """Return the provenance of rows of a shard; only these are fetched if remote.
-
-        Raises:
-            StoreError: the ``.docs`` of the shard is missing or damaged.
-        """
+        """Return the provenance of rows of a shard; only these are fetched if remote."""
         return self._reader.files.provenance(shard, rows)
 
     def shard(self, shard: int) -> ProvenanceTable:
-        """Return the provenance of all documents of a shard.
-
-        Raises:
-            StoreError: the ``.docs`` of the shard is missing or damaged.
-        """
+        """Return the provenance of all documents of a shard."""
         return self._reader.files.provenance(shard)
 
 
@@ -201,11 +188,7 @@ class StoreShards:
 
     @property
     def stems(self) -> tuple[Path, ...]:
-        """Path of each shard without suffix.
-
-        Raises:
-            InputError: the store is remote.
-        """
+        """Path of each shard without suffix."""
         if self._location.is_remote:
             raise InputError(
                 f"{self._location.name} is remote, and its shards are not local files: copy it here first."
@@ -222,12 +205,7 @@ class StoreShards:
         return None if mapped is None else mapped.opened
 
     def map(self, shard: int) -> MappedShard:
-        """Return a mapped shard, mapping it if ``mapped`` does not hold it yet.
-
-        Raises:
-            StoreError: the shard is missing, damaged, or contradicts the lengths.
-            InputError: ``mapped`` is None because documents are not read as stored.
-        """
+        """Return a mapped shard, mapping it if ``mapped`` does not hold it yet."""
         mapped = self._reader.mapped
         if mapped is None:
             raise InputError(f"{self._location.name} is not read from mapped shards: use Store.read.")
@@ -238,11 +216,7 @@ class StoreShards:
         self._reader.limit_mapped(shards)
 
     def sides(self, shard: int) -> PairIndex:
-        """Return the pairs and sides of a shard of a preference store.
-
-        Raises:
-            StoreError: the ``.pairs`` file is missing or damaged.
-        """
+        """Return the pairs and sides of a shard of a preference store."""
         return self._reader.files.sides(shard)
 
     def name_of(self, document: int) -> str:

@@ -35,16 +35,7 @@ _KIND_SETS = 1 << len(MEDIUM_KINDS)
 def read_processor_state(
     read_file: Callable[[str], bytes], store_path: Path | str, entry: ProcessorEntry
 ) -> dict[str, Any]:
-    """Read the processor state of a store.
-
-    Args:
-        read_file: returns the content of a file of the store.
-        store_path: the store, for error messages.
-        entry: manifest entry of the processor.
-
-    Raises:
-        StoreError: the state cannot be read or is not the manifest's.
-    """
+    """Read the processor state of a store."""
     path = f"{store_path}/{PROCESSOR_NAME}"
     try:
         data = read_file(PROCESSOR_NAME)
@@ -366,9 +357,6 @@ def normalize_media_filter(media_filter: object) -> str:
     """Return the canonical spelling of a media filter.
 
     It is ``none``, ``any``, or kinds joined by ``+`` in the order of ``MEDIUM_KINDS``.
-
-    Raises:
-        SettingsError: the filter is invalid.
     """
     words = media_filter.split(_KIND_SEPARATOR) if isinstance(media_filter, str) else []
     if media_filter in (NO_MEDIA, ANY_MEDIA):
@@ -386,15 +374,6 @@ def filter_by_media(store: Store, media_filter: object) -> Store:
     """Return a store whose lengths are 0 for documents that do not match the filter.
 
     A document matches a filter of kinds only if it holds exactly these kinds.
-
-    Args:
-        store: an open store with all its documents.
-        media_filter: ``none``, ``any``, a kind (``image``: images and nothing else), or several joined by ``+``.
-
-    Raises:
-        SettingsError: the filter is invalid, or the store is a bare prefix or synthetic.
-        InputError: no document matches; lists the kinds that exist.
-        StoreError: a ``.media`` file is missing or damaged.
     """
     media, lengths = normalize_media_filter(media_filter), store.lengths
     if store.manifest is None or not isinstance(lengths, StoreLengths | RemoteLengths):

@@ -101,43 +101,23 @@ class StoreFiles(Protocol):
     """Sidecar files of a subset's shards, and small files of the store."""
 
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
-        """Read the provenance of rows of a shard, or of all documents if ``rows`` is None.
-
-        Raises:
-            StoreError: the ``.docs`` of the shard is missing or damaged.
-        """
+        """Read the provenance of rows of a shard, or of all documents if ``rows`` is None."""
         ...
 
     def sides(self, shard: int) -> PairIndex:
-        """Read the pairs and sides of a shard of a preference store.
-
-        Raises:
-            StoreError: the ``.pairs`` of the shard is missing or damaged.
-        """
+        """Read the pairs and sides of a shard of a preference store."""
         ...
 
     def media(self, shard: int) -> MediaRows:
-        """Read the media index of a shard that has one.
-
-        Raises:
-            StoreError: the ``.media`` of the shard is missing or damaged.
-        """
+        """Read the media index of a shard that has one."""
         ...
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:
-        """Read bytes of the ``.blobs`` of a shard, fewer at the end of the file.
-
-        Raises:
-            StoreError: the bytes cannot be read, or do not match their checksums.
-        """
+        """Read bytes of the ``.blobs`` of a shard, fewer at the end of the file."""
         ...
 
     def file(self, name: str) -> bytes:
-        """Read a small file of the store.
-
-        Raises:
-            OSError: the file cannot be read; FileNotFoundError if it does not exist.
-        """
+        """Read a small file of the store."""
         ...
 
     def read_tokenizer(self) -> Tokenizer:
@@ -237,9 +217,6 @@ class SubsetReader(Protocol):
         Args:
             documents: document numbers, ascending, int64 [N].
             block: number of documents that are used together; complete blocks are fetched.
-
-        Raises:
-            StoreError, InputError: as :meth:`Store.read`.
         """
         ...
 

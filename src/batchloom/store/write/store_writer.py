@@ -33,12 +33,7 @@ def wrap_write_errors(path: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Create ``path`` and its missing parents.
-
-    Raises:
-        InputError: the path is a URL.
-        OutputError: the folder cannot be created.
-    """
+    """Create ``path`` and its missing parents."""
     refuse_url(path, "The output")
     with wrap_write_errors(path):
         path.mkdir(parents=True, exist_ok=True)

@@ -25,11 +25,6 @@ def compute_range_bounds(store: Store, begins: Sequence[tuple[int, int]]) -> NDA
     """Return the first document of each stream range, int64 [S + 1].
 
     The last element is the number of documents.
-
-    Args:
-        store: the subset, with local files.
-        begins: for each range in order, the index of its first part in the manifest's list of parts and the
-            byte offset in the source.
     """
     bounds = np.zeros(len(begins) + 1, np.int64)
     bounds[-1] = len(store)
@@ -55,11 +50,7 @@ def compute_range_bounds(store: Store, begins: Sequence[tuple[int, int]]) -> NDA
 
 
 def write_range_bounds(store: Store, bounds: NDArray[np.int64]) -> None:
-    """Write range bounds into the folder of the store whose train subset they index.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+    """Write range bounds into the folder of the store whose train subset they index."""
     path = store.path / _FILE_NAME
     make_folder(path.parent)
     header = HEADER.pack(MAGIC, 1, len(bounds) - 1, _hash_document_order(store))
