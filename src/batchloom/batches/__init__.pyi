@@ -5,16 +5,8 @@ from .assembly.batch_assembly import (
     assemble_rows as assemble_rows,
     assemble_varlen as assemble_varlen,
 )
-from .assembly.batch_spec import (
-    BatchOptions as BatchOptions,
-    BatchSpec as BatchSpec,
-    MediaOptions as MediaOptions,
-)
-from .forms import (
-    make_megatron_arrays as make_megatron_arrays,
-    to_padded as to_padded,
-    to_varlen as to_varlen,
-)
+from .assembly.batch_spec import BatchOptions as BatchOptions, BatchSpec as BatchSpec, MediaOptions as MediaOptions
+from .forms import make_megatron_arrays as make_megatron_arrays, to_padded as to_padded, to_varlen as to_varlen
 from .isolation import (
     accepts_argument as accepts_argument,
     compute_token_losses as compute_token_losses,

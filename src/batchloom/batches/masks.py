@@ -129,10 +129,7 @@ def add_image_masks(batch: Batch, sliding_window: int) -> Batch:
     distance = columns[:, :, None] - columns[:, None, :]
     same_image = numbers[:, :, None] == numbers[:, None, :]
     visible = (spans[:, :, None] == spans[:, None, :]) & ((distance >= 0) | same_image)
-    masks = {
-        "full_attention": visible[:, None],
-        "sliding_attention": (visible & (distance < sliding_window))[:, None],
-    }
+    masks = {"full_attention": visible[:, None], "sliding_attention": (visible & (distance < sliding_window))[:, None]}
     return Batch({**batch, "attention_mask": masks}, batch.step, batch.origin, batch.layout)
 
 

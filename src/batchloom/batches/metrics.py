@@ -177,10 +177,7 @@ class MetricsExchange:
         weakref.finalize(self, _stop_exchange, self._state)
         keys = [f"batchloom/{name}/{n}" for n in range(world_size)]
         threading.Thread(
-            target=_run_exchange,
-            args=(self._state, store, keys, rank),
-            name="batchloom-board",
-            daemon=True,
+            target=_run_exchange, args=(self._state, store, keys, rank), name="batchloom-board", daemon=True
         ).start()
 
     def publish(self, metrics: Mapping[str, float]) -> None:

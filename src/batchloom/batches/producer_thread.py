@@ -109,11 +109,7 @@ class PrefetchIterator(Generic[T]):
     """
 
     def __init__(
-        self,
-        make: Callable[[int], T | None],
-        first: int,
-        depth: int,
-        end: Callable[[], None] = lambda: None,
+        self, make: Callable[[int], T | None], first: int, depth: int, end: Callable[[], None] = lambda: None
     ) -> None:
         self._make, self._number, self._end = make, first, end
         self._ready: deque[_ProducedItem[T]] = deque()

@@ -41,10 +41,7 @@ from .maintain.generations import (
 from .maintain.removal import remove_documents as remove_documents
 from .maintain.verification import verify_prefix as verify_prefix, verify_store as verify_store
 from .read.document_walk import iter_document_ranges as iter_document_ranges
-from .read.preference_reader import (
-    LabelledAnswers as LabelledAnswers,
-    PreferencePairs as PreferencePairs,
-)
+from .read.preference_reader import LabelledAnswers as LabelledAnswers, PreferencePairs as PreferencePairs
 from .read.provenance_lookup import find_documents as find_documents
 from .read.store_opening import open_store as open_store
 from .read.store_reader import Store as Store, decode_beginning as decode_beginning

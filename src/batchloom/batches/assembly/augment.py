@@ -18,14 +18,7 @@ from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX
 from batchloom.core.errors import SettingsError, StateError
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import GOLDEN, HashKey, hash_indices, mix_in_place
-from batchloom.core.settings import (
-    as_int,
-    coerce_int_fields,
-    from_plain,
-    quote_value,
-    raise_problems,
-    to_plain,
-)
+from batchloom.core.settings import as_int, coerce_int_fields, from_plain, quote_value, raise_problems, to_plain
 from batchloom.plan import PlanSpec
 from batchloom.plan.packing import Rows, align_lengths
 
@@ -33,10 +26,7 @@ from batchloom.plan.packing import Rows, align_lengths
 AUGMENT_KEY = "augment"
 # Version of the seeded token selection; docs/augmentation.md describes each version.
 AUGMENT_VERSION = 1
-_PROBABILITIES = (
-    *("mask_prob", "mask_replace_prob", "random_replace_prob"),
-    *("noise_prob", "loss_drop_prob"),
-)
+_PROBABILITIES = (*("mask_prob", "mask_replace_prob", "random_replace_prob"), *("noise_prob", "loss_drop_prob"))
 _MAX_IDS = 1 << 31
 _KNOWN_MASK_TOKENS = ("[MASK]", "<mask>", "<|mask|>", "<|mdm_mask|>")
 Ids = NDArray[np.int64]
@@ -77,11 +67,7 @@ class Augment:
 
     def __post_init__(self) -> None:
         most = (1 << 128) - 1
-        bounds = {
-            "mask_id": (0, _MAX_IDS - 1),
-            "seed": (-most, most),
-            "vocab_size": (1, _MAX_IDS),
-        }
+        bounds = {"mask_id": (0, _MAX_IDS - 1), "seed": (-most, most), "vocab_size": (1, _MAX_IDS)}
         problems = [
             f"{name}: {quote_value(getattr(self, name))} is not a probability from 0 to 1"
             for name in _PROBABILITIES
@@ -317,13 +303,7 @@ def _describe_setting_differences(saved_entry: Any, current_entry: Any) -> list[
 
 
 def augment_batch(
-    arrays: Mapping[str, Any],
-    augmentation: Augmentation,
-    rows: Rows,
-    positions: Ids,
-    plan: PlanSpec,
-    *,
-    labels: str,
+    arrays: Mapping[str, Any], augmentation: Augmentation, rows: Rows, positions: Ids, plan: PlanSpec, *, labels: str
 ) -> None:
     """Change ``input_ids`` and ``labels`` of an assembled batch in place.
 

@@ -310,11 +310,7 @@ def assemble_rows(
     for _, begin, end, _ in paddings:
         targets[begin:end] = IGNORE_INDEX
     shape = (count, seq_len)
-    return {
-        "input_ids": ids.reshape(shape),
-        "labels": targets.reshape(shape),
-        "position_ids": positions.reshape(shape),
-    }
+    return {"input_ids": ids.reshape(shape), "labels": targets.reshape(shape), "position_ids": positions.reshape(shape)}
 
 
 def _span_starts(rows: Rows, seq_len: int) -> Ids:

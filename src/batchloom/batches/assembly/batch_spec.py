@@ -4,14 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from batchloom.core.settings import (
-    coerce_int_fields,
-    is_bool,
-    is_text,
-    quote_value,
-    raise_problems,
-    suggest,
-)
+from batchloom.core.settings import coerce_int_fields, is_bool, is_text, quote_value, raise_problems, suggest
 from batchloom.plan import Mesh
 from batchloom.plan.order import DATA_PARALLEL, UnevenPolicy
 
@@ -148,10 +141,7 @@ class BatchSpec(BatchOptions):
     def options(self) -> BatchOptions:
         """Return the part that a ``Loader`` takes as ``batch``."""
         return BatchOptions(
-            mesh=self.mesh,
-            uneven=self.uneven,
-            micro_batch_size=self.micro_batch_size,
-            balance=self.balance,
+            mesh=self.mesh, uneven=self.uneven, micro_batch_size=self.micro_batch_size, balance=self.balance
         )
 
     def _find_device_problems(self) -> list[str]:

@@ -138,11 +138,7 @@ class CombinedStore:
         return views
 
     def _read_store_spans(
-        self,
-        number: int,
-        views: list[NDArray[np.generic]],
-        view_indices: Ids,
-        spans: tuple[Ids, Ids, Ids],
+        self, number: int, views: list[NDArray[np.generic]], view_indices: Ids, spans: tuple[Ids, Ids, Ids]
     ) -> None:
         """Fill in the spans of a store without mapped shards, or the banned ones (-1)."""
         documents, starts, lengths = (array[view_indices] for array in spans)

@@ -187,10 +187,7 @@ class DocumentRows:
         """
         media_documents = self.with_media(longest)
         short = max([_SHORT_TOKENS, *self._documents.lengths(media_documents).tolist()])
-        candidates = [
-            *media_documents,
-            *self._documents.first(min(short, longest)),
-        ] or self._documents.first(longest)
+        candidates = [*media_documents, *self._documents.first(min(short, longest))] or self._documents.first(longest)
         numbers: list[int] = []
         room = longest
         for number, length in zip(candidates, self._documents.lengths(candidates).tolist(), strict=True):

@@ -48,16 +48,8 @@ from batchloom.batches.loading.loader_options import (
     PlanOptions,
     refuse_other_types,
 )
-from batchloom.batches.loading.media_rules import (
-    check_edit_keeps_media,
-    make_store_media,
-    make_stream_media,
-)
-from batchloom.batches.loading.pool_tables import (
-    load_tables,
-    start_counting_once_per_node,
-    wait_for_tables,
-)
+from batchloom.batches.loading.media_rules import check_edit_keeps_media, make_store_media, make_stream_media
+from batchloom.batches.loading.pool_tables import load_tables, start_counting_once_per_node, wait_for_tables
 from batchloom.batches.loading.rank_share import (
     RankShare,
     RowCosts,
@@ -348,11 +340,7 @@ class Loader:
         """Return a prefetcher of a plan's steps from ``first`` on."""
         rows = make_step_rows_function(plan, self._share, self._balance)
         return RemotePrefetcher(
-            self._stores(),
-            get_block_sizes(plan),
-            rows,
-            first,
-            compute_step_sizes(plan, self._share),
+            self._stores(), get_block_sizes(plan), rows, first, compute_step_sizes(plan, self._share)
         )
 
     def __repr__(self) -> str:

@@ -130,12 +130,7 @@ def wait_for_table(order: SourceOrder, folders: list[Path]) -> None:
         nonlocal last_report_time
         if time.monotonic() - last_report_time > _PROGRESS_SECONDS:
             last_report_time = time.monotonic()
-            log.info(
-                "Counting sequences for the length of the run: %d of %d pools%s.",
-                done,
-                pools,
-                source_suffix,
-            )
+            log.info("Counting sequences for the length of the run: %d of %d pools%s.", done, pools, source_suffix)
 
     source_suffix = "" if order.name == SOURCE else f" of {order.name}"
     while not order.is_counted and not load_table(order, folders):

@@ -271,10 +271,7 @@ def select_rank_rows(
         rows, positions = plan.rows(start, stop, part), plan.run.positions_in(start, stop, part)
     else:
         first, last = rank_positions(0, stop - start, placement.rank, placement.world_size)
-        rows, positions = (
-            plan.rows(start + first, start + last),
-            np.arange(start + first, start + last),
-        )
+        rows, positions = (plan.rows(start + first, start + last), np.arange(start + first, start + last))
     return pad_rank_rows(rows, positions, share)
 
 

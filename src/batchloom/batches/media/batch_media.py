@@ -312,13 +312,7 @@ class BatchMedia:
         return self._traits
 
     def begin(
-        self,
-        arrays: dict[str, Any],
-        reader: TokenReader,
-        rows: Rows,
-        layout: BatchLayout,
-        *,
-        varlen: bool,
+        self, arrays: dict[str, Any], reader: TokenReader, rows: Rows, layout: BatchLayout, *, varlen: bool
     ) -> PendingItem[BatchLayout]:
         """Start to add the media of rows to their batch, which is complete when finished.
 
@@ -387,9 +381,7 @@ class BatchMedia:
                 }
             return stacked_features, {
                 name: MediaOffsets(
-                    1,
-                    _row_offsets(owners, [arrays[name].shape[1] for arrays in features], rows),
-                    counts,
+                    1, _row_offsets(owners, [arrays[name].shape[1] for arrays in features], rows), counts
                 )
                 for name in stacked_features
             }
@@ -469,10 +461,7 @@ class BatchMedia:
         if self._pool is None or self._pool[0] != pid:
             if self._pool is not None:
                 # The budget that the parent's threads held at the fork is never released here.
-                self._budget, self._features = (
-                    _MemoryBudget(self._spec.memory),
-                    FeatureExtractor(self._files),
-                )
+                self._budget, self._features = (_MemoryBudget(self._spec.memory), FeatureExtractor(self._files))
             workers = self._spec.workers or min(8, os.cpu_count() or 1)
             self._pool = pid, ThreadPoolExecutor(workers, "batchloom-media")
         return self._pool[1]
@@ -592,9 +581,7 @@ def _group_video_frames(batch_media: Sequence[BatchMedium]) -> list[list[BatchMe
     return files
 
 
-def _number_files(
-    files: Sequence[Sequence[BatchMedium]],
-) -> Iterator[tuple[int, Sequence[BatchMedium]]]:
+def _number_files(files: Sequence[Sequence[BatchMedium]]) -> Iterator[tuple[int, Sequence[BatchMedium]]]:
     """Yield each file's media with the index of the first one."""
     first = 0
     for some in files:

@@ -158,10 +158,7 @@ class Mixture:
         sized = any(uses_size_weights(weights) for weights in (self.weights, *(s.weights for s in self.stages)))
         problems += [
             f"{name}: applies only to weights by size, and explicit weights are given; use weights='size'"
-            for name, idle in (
-                ("temperature", self.temperature == 1),
-                ("most_epochs", self.most_epochs is None),
-            )
+            for name, idle in (("temperature", self.temperature == 1), ("most_epochs", self.most_epochs is None))
             if not (idle or sized)
         ]
         if self.exhausted == "repeat":

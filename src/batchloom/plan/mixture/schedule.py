@@ -136,11 +136,7 @@ class Schedule:
                 return sources, np.zeros(len(positions), np.int64), indices
             return sources, positions % self.lanes, positions // self.lanes
         lanes = (self._lane[slot] + period_index) % self.lanes
-        return (
-            sources,
-            lanes,
-            self._count_earlier(sources, lanes, period_index) + self._occurrence[slot],
-        )
+        return (sources, lanes, self._count_earlier(sources, lanes, period_index) + self._occurrence[slot])
 
     def _count_earlier(self, sources: Ints, lanes: Ints, turn: Ints) -> Ints:
         """Count the slots of sources in lanes in the periods before ``turn``."""
@@ -242,9 +238,7 @@ def measure_source(name: str, store: PlanStore, spec: PlanSpec) -> SourceStatist
             raw = store.lengths.take(members).astype(np.int64)
             served_shares = float(lengths.sum() / raw.sum()), float((lengths > 0).sum() / len(raw))
             return SourceStatistics(
-                store.tokens * served_shares[0],
-                pools.documents * served_shares[1],
-                (tokens, documents),
+                store.tokens * served_shares[0], pools.documents * served_shares[1], (tokens, documents)
             )
     raise PlanError(
         f"Source {name!r} gives no sequence: all of its documents are empty, or longer than seq_len {spec.seq_len} "
@@ -254,11 +248,7 @@ def measure_source(name: str, store: PlanStore, spec: PlanSpec) -> SourceStatist
 
 
 def flatten_weights(
-    weights: Weights,
-    names: Sequence[str],
-    size: Callable[[str], float],
-    temperature: float,
-    caps: "EpochCap | None",
+    weights: Weights, names: Sequence[str], size: Callable[[str], float], temperature: float, caps: "EpochCap | None"
 ) -> dict[str, float]:
     """Return the weight of each source with one above 0; the weights sum to 1.
 

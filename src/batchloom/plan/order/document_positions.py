@@ -92,12 +92,7 @@ def _group_by_length(plan: Plan, document_positions: list[DocumentPosition]) -> 
 
 
 def _has_epoch_begun(
-    plan: Plan,
-    order: SourceOrder,
-    segments: list[TimelineSegment],
-    number: int,
-    epoch: int,
-    end: int,
+    plan: Plan, order: SourceOrder, segments: list[TimelineSegment], number: int, epoch: int, end: int
 ) -> bool:
     """Return whether an epoch of a source begins before a position in any lane."""
     _count_pools(order)

@@ -5,23 +5,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from batchloom.core.errors import PlanError, SettingsError
-from batchloom.core.settings import (
-    as_int,
-    coerce_int_fields,
-    is_text,
-    quote_value,
-    raise_problems,
-    suggest,
-)
+from batchloom.core.settings import as_int, coerce_int_fields, is_text, quote_value, raise_problems, suggest
 from batchloom.plan.mixture.mixture_spec import Mixture, PlanStore, Weights, list_weight_problems, uses_size_weights
 from batchloom.plan.packing.plan_spec import PlanSpec, describe_window_conflict, list_window_problems
 
-_BOUNDS = {
-    "step": (0, 1 << 48),
-    "skip": (0, 1 << 48),
-    "global_batch_size": (1, 1 << 24),
-    "seq_len": (1, 1 << 24),
-}
+_BOUNDS = {"step": (0, 1 << 48), "skip": (0, 1 << 48), "global_batch_size": (1, 1 << 24), "seq_len": (1, 1 << 24)}
 _CHANGE_FIELDS = ("weights", "skip", "ban", "global_batch_size", "seq_len")
 _CAPPED_HINT = (
     "are limited by most_epochs for the run's original number of tokens; an edit of batch size, seq_len or skip "
@@ -136,10 +124,7 @@ def check_edit(edit: Edit, stores: Mapping[str, Any], last: int, spec: PlanSpec,
 
 
 def check_run(
-    data: PlanStore | Mixture,
-    stores: Mapping[str, PlanStore],
-    spec: PlanSpec,
-    edits: Sequence[Edit],
+    data: PlanStore | Mixture, stores: Mapping[str, PlanStore], spec: PlanSpec, edits: Sequence[Edit]
 ) -> None:
     """Refuse data, settings and edits that contradict each other.
 

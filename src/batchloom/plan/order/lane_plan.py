@@ -20,11 +20,7 @@ from batchloom.core.keyed_hashing import HashKey, shuffle_range
 from batchloom.core.wording import format_count
 from batchloom.plan.mixture.mixture_spec import PlanStore
 from batchloom.plan.order.edits import Edit
-from batchloom.plan.order.plan_state import (
-    check_state_belongs,
-    describe_other_settings,
-    wrap_state_errors,
-)
+from batchloom.plan.order.plan_state import check_state_belongs, describe_other_settings, wrap_state_errors
 from batchloom.plan.order.run_positions import WHOLE
 from batchloom.plan.order.source_order import SourceOrder
 from batchloom.plan.order.source_orders import SOURCE
@@ -139,10 +135,7 @@ def pack_lane_pool(lengths: NDArray[np.uint32], spec: PlanSpec, lane: int, epoch
     members = np.arange(len(lengths))
     if spec.shuffle:
         members = shuffle_range(len(lengths), derive_lane_key(spec, "members", lane, epoch, pool))
-    keys = (
-        derive_lane_key(spec, "spans", lane, epoch, pool),
-        derive_lane_key(spec, "sequences", lane, epoch, pool),
-    )
+    keys = (derive_lane_key(spec, "spans", lane, epoch, pool), derive_lane_key(spec, "sequences", lane, epoch, pool))
     return pack_rows(members, np.zeros_like(members), fit_lengths(lengths, spec)[members], spec, keys)
 
 
@@ -456,9 +449,7 @@ class LanePlan:
             state_fingerprint, position = state["fingerprint"], int(state["position"])
         plan_identity = self.identity
         check_state_belongs(
-            state,
-            self.fingerprint,
-            lambda: describe_other_settings(state_identity, plan_identity, state_fingerprint),
+            state, self.fingerprint, lambda: describe_other_settings(state_identity, plan_identity, state_fingerprint)
         )
         with wrap_state_errors():
             pools = [_LanePoolPosition(*state["lanes"][str(lane)]) for lane in list_rank_lanes(self.spec.lanes, 0, 1)]

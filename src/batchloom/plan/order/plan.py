@@ -144,10 +144,7 @@ class Plan:
         if not self.edits:
             return self.spec
         step_range = self.orders.run_layout.range_of_step(step)
-        if (step_range.size, step_range.seq_len) == (
-            self.spec.global_batch_size,
-            self.spec.seq_len,
-        ):
+        if (step_range.size, step_range.seq_len) == (self.spec.global_batch_size, self.spec.seq_len):
             return self.spec
         return replace(self.spec, global_batch_size=step_range.size, seq_len=step_range.seq_len)
 

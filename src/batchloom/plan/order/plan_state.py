@@ -232,9 +232,7 @@ def resume_from_state(run: RunPositions, identity: PlanIdentity, state: dict[str
     last_position = position if end is None else max(min(position, end) - 1, 0)
     cursor_position = _find_window_start(run, position, end) if orders.spec.group_by_length else last_position
     orders.timeline.adopt(
-        {names[n]: exhausted_at for n, exhausted_at in state.get("exhausted", {}).items()},
-        cursor_position,
-        tails,
+        {names[n]: exhausted_at for n, exhausted_at in state.get("exhausted", {}).items()}, cursor_position, tails
     )
     for name, plain_cuts in state.get("cuts", {}).items():
         for era, plain_cut in enumerate(plain_cuts, 1):
@@ -307,11 +305,7 @@ def check_state_belongs(state: dict[str, Any], plan_fingerprint: str, describe_m
 
 
 def _describe_other_plan(
-    orders: SourceOrders,
-    identity: PlanIdentity,
-    state_identity: Any,
-    state_edits: Any,
-    state_fingerprint: str,
+    orders: SourceOrders, identity: PlanIdentity, state_identity: Any, state_edits: Any, state_fingerprint: str
 ) -> str:
     """Describe the difference between a state's plan and this one, and a remedy."""
     differences = list_differences(state_identity, identity.origin)

@@ -114,12 +114,7 @@ class Mesh:
                 f"Numbers that fit: {sizes}."
             )
         data = world_size // self.processes_per_data_rank
-        sizes_of = {
-            "tensor": self.tensor,
-            "context": self.context,
-            "pipeline": self.pipeline,
-            "data": data,
-        }
+        sizes_of = {"tensor": self.tensor, "context": self.context, "pipeline": self.pipeline, "data": data}
         coordinates = {}
         for name in self.order:
             rank, coordinates[name] = divmod(rank, sizes_of[name])
@@ -163,10 +158,7 @@ def check_world(global_batch_size: int, rank: int, world_size: int, uneven: Unev
 
 
 def count_rank_rows(
-    global_batch_size: int,
-    world_size: int,
-    micro_batch_size: int | None = None,
-    uneven: UnevenPolicy = "refuse",
+    global_batch_size: int, world_size: int, micro_batch_size: int | None = None, uneven: UnevenPolicy = "refuse"
 ) -> int:
     """Return the rows of each rank's batches, including rows without loss.
 

@@ -243,11 +243,7 @@ class RowWindows:
         group_rows = []
         for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(order)], strict=True):
             group_start = order[begin]
-            number, lane, first = (
-                int(sources[group_start]),
-                int(lanes[group_start]),
-                int(indices[group_start]),
-            )
+            number, lane, first = (int(sources[group_start]), int(lanes[group_start]), int(indices[group_start]))
             row_slices = (
                 self.orders.order(number, segment.era).rows(lane, first, first + end - begin, epochs)
                 if first >= 0

@@ -19,12 +19,7 @@ from batchloom.plan.mixture.schedule import (
     measure_source,
 )
 from batchloom.plan.order.edits import Edit, check_run
-from batchloom.plan.order.source_order import (
-    Cursor,
-    PoolCountCache,
-    SourceOrder,
-    compute_quotas,
-)
+from batchloom.plan.order.source_order import Cursor, PoolCountCache, SourceOrder, compute_quotas
 from batchloom.plan.order.timeline import StepRange, Timeline, build_run_layout
 from batchloom.plan.packing.plan_spec import PlanSpec, describe_window_conflict
 from batchloom.plan.packing.pools import ExcludedDocuments, Pools
@@ -61,11 +56,7 @@ def compute_source_cut(order: SourceOrder, served: Ints) -> SourceCut | None:
 
 
 def continue_after_cut(
-    order: SourceOrder,
-    spec: PlanSpec,
-    source_cut: SourceCut | None,
-    served: Ints,
-    epochs: int | None,
+    order: SourceOrder, spec: PlanSpec, source_cut: SourceCut | None, served: Ints, epochs: int | None
 ) -> SourceOrder:
     """Return the order that continues from a cut under another spec.
 
@@ -86,12 +77,7 @@ def continue_after_cut(
         begins.append(Cursor(epoch, slot, len(remainder_rows) if remainder_rows is not None else 0))
     served_tokens = order.served_tokens + int(served.sum()) * order.spec.seq_len
     return SourceOrder(
-        order.name,
-        order.store,
-        spec,
-        remainders=tuple(remainders),
-        begins=tuple(begins),
-        served_tokens=served_tokens,
+        order.name, order.store, spec, remainders=tuple(remainders), begins=tuple(begins), served_tokens=served_tokens
     )
 
 
@@ -167,10 +153,7 @@ def _find_unserved_lent(order: SourceOrder, served: Ints, epochs: int | None) ->
         is_epoch_finished = int(served[lane]) == epoch_starts[lane] and lane_epoch > min(lane_epochs)
         last_epoch = lane_epoch - (lane_epoch == epochs or is_epoch_finished)
         last_epoch = max(
-            [
-                last_epoch,
-                *(epoch for epoch, unserved in unserved_by_epoch.items() if unserved.has_lent[lane]),
-            ]
+            [last_epoch, *(epoch for epoch, unserved in unserved_by_epoch.items() if unserved.has_lent[lane])]
         )
         numbers = {
             epoch: unserved.list_numbers(lane) for epoch, unserved in unserved_by_epoch.items() if epoch <= last_epoch
@@ -289,11 +272,7 @@ class SourceOrders:
         """Return copies of the counts of orders, source statistics and cuts."""
         # Iterate over a copy, because another thread may add an order meanwhile.
         count_caches = {key: order.count_cache for key, order in list(self._orders.items())}
-        return (
-            {**self._count_caches, **count_caches},
-            dict(self._source_statistics),
-            dict(self.source_cuts),
-        )
+        return ({**self._count_caches, **count_caches}, dict(self._source_statistics), dict(self.source_cuts))
 
     def _load_caches(self, caches: Learned, *, every_era: bool) -> None:
         """Load the caches of other orders, of every era or of the first only."""
@@ -478,10 +457,7 @@ class SourceOrders:
         if mixture.most_epochs is not None:
             if self.spec.steps is None:
                 raise SettingsError(["steps: missing; most_epochs needs a run with a known number of steps"])
-            caps = EpochCap(
-                mixture.most_epochs,
-                self.spec.steps * self.spec.global_batch_size * self.spec.seq_len,
-            )
+            caps = EpochCap(mixture.most_epochs, self.spec.steps * self.spec.global_batch_size * self.spec.seq_len)
 
         def size(name: str) -> float:
             return self._measure(self.names.index(name), era).tokens
@@ -531,8 +507,7 @@ class SourceOrders:
         """
         counts = [order.pools.left_out() for order in self.latest()]
         return ExcludedDocuments(
-            sum(excluded.documents for excluded in counts),
-            sum(excluded.tokens for excluded in counts),
+            sum(excluded.documents for excluded in counts), sum(excluded.tokens for excluded in counts)
         )
 
     @property

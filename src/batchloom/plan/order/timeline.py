@@ -106,12 +106,7 @@ class RunLayout:
         return self.step_ranges[max(range_index - 1, 0)]
 
 
-def build_run_layout(
-    weights: Weights,
-    first: StepRange,
-    stages: Sequence[Stage],
-    edits: Sequence[Edit],
-) -> RunLayout:
+def build_run_layout(weights: Weights, first: StepRange, stages: Sequence[Stage], edits: Sequence[Edit]) -> RunLayout:
     """Lay out stages and edits by step (at the same step stages come first).
 
     ``weights`` and ``first`` hold at step and position 0. An edit that begins past the largest position raises
@@ -137,10 +132,7 @@ def build_run_layout(
                 f"{_MAX_POSITION:,} sequences. Give a smaller skip or step."
             )
         next_range = StepRange(
-            edit.step,
-            position,
-            edit.global_batch_size or current_range.size,
-            edit.seq_len or current_range.seq_len,
+            edit.step, position, edit.global_batch_size or current_range.size, edit.seq_len or current_range.seq_len
         )
         if next_range.step == current_range.step:
             step_ranges.pop()

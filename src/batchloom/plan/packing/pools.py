@@ -220,10 +220,7 @@ class Pools:
     def _iter_length_chunks(self) -> Iterator[tuple[int, NDArray[np.uint32]]]:
         """Yield all lengths in store order in chunks, each with its first document."""
         for start in range(0, self.documents, _CHUNK_DOCUMENTS):
-            yield (
-                start,
-                self._lengths.take(np.arange(start, min(start + _CHUNK_DOCUMENTS, self.documents))),
-            )
+            yield (start, self._lengths.take(np.arange(start, min(start + _CHUNK_DOCUMENTS, self.documents))))
 
     def count_sequences(self, pool: int) -> int:
         """Return the number of sequences of a pool, the same in every epoch."""

@@ -93,12 +93,7 @@ def export_store(
     """
     raise_problems(_list_problems(to, merge))
     # Without verification, a flipped bit would go into files without checksums. A bare prefix has no checksums.
-    store = open_store(
-        path,
-        split,
-        generation=generation,
-        verify="first-read" if Path(path).is_dir() else None,
-    )
+    store = open_store(path, split, generation=generation, verify="first-read" if Path(path).is_dir() else None)
     output_folder = Path(out)
     if not store.location.on_disk:
         raise InputError(
@@ -204,11 +199,7 @@ def _verify_shard(store: Store, number: int) -> None:
     if store.manifest is None:
         return
     entry = store.manifest.subsets[store.split].shards[number]
-    for suffix, expected_checksum in (
-        (".bin", entry.bin),
-        (".idx", entry.idx),
-        (".mask", entry.mask),
-    ):
+    for suffix, expected_checksum in ((".bin", entry.bin), (".idx", entry.idx), (".mask", entry.mask)):
         path = store.shards.stems[number].with_name(entry.name + suffix)
         if expected_checksum is not None and compute_checksum(map_file(path)) != expected_checksum:
             raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK_REMEDY}")
@@ -312,9 +303,7 @@ def _write_mask(store: Store, path: Path) -> None:
         write_chunks(
             path,
             iter_mask_chunks(
-                store.contents.remaining_counts[1],
-                store.contents.trained_tokens,
-                _iter_mask_flags(store),
+                store.contents.remaining_counts[1], store.contents.trained_tokens, _iter_mask_flags(store)
             ),
         )
 

@@ -21,12 +21,7 @@ from batchloom.core.files import release_pages
 from batchloom.remote import BLOCK_BYTES
 from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.shard_sidecars import (
-    CHECK_REMEDY,
-    HEADER,
-    make_wrong_format_error,
-    map_file_with_header,
-)
+from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wrong_format_error, map_file_with_header
 
 MAGIC = b"BLMSUMS\x00"
 # A checksum alone, or a checksum followed by the number of tokens before the block.
@@ -159,12 +154,7 @@ class ChecksumFile:
     """
 
     def __init__(self, path: Path, root_checksums: ChecksumArray, entries: NDArray[np.uint8], width: int) -> None:
-        self.path, self._root_checksums, self._raw, self._width = (
-            path,
-            root_checksums,
-            entries,
-            width,
-        )
+        self.path, self._root_checksums, self._raw, self._width = (path, root_checksums, entries, width)
         self._entries: ChecksumArray = entries.view("<u8").reshape(-1, width // 8)
         self._verified_blocks = np.zeros(len(root_checksums), bool)
 

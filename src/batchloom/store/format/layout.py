@@ -45,10 +45,7 @@ DTYPE_CODES: dict[int, np.dtype[np.generic]] = {
     7: np.dtype("<f4"),
     8: np.dtype("<u2"),
 }
-TOKEN_DTYPES: dict[str, np.dtype[np.generic]] = {
-    "uint16": np.dtype("<u2"),
-    "int32": np.dtype("<i4"),
-}
+TOKEN_DTYPES: dict[str, np.dtype[np.generic]] = {"uint16": np.dtype("<u2"), "int32": np.dtype("<i4")}
 # Megatron stores smaller vocabularies in 16 bits (DType.optimal_dtype).
 UINT16_VOCABULARY = 65_500
 # Largest vocabulary whose ids fit into 16 bits.

@@ -524,10 +524,7 @@ def read_manifest(folder: Path, generation: int | None = None) -> Manifest:
 
 
 def read_generation_manifest(
-    read_file: Callable[[str], bytes],
-    store_path: Path | str,
-    generation: int | None,
-    tries: int = 1,
+    read_file: Callable[[str], bytes], store_path: Path | str, generation: int | None, tries: int = 1
 ) -> Manifest:
     """Read and check a manifest through ``read_file``; see :func:`read_manifest`."""
     newest = _read_verified(read_file, store_path, MANIFEST_NAME, tries)
@@ -543,11 +540,7 @@ def read_generation_manifest(
 
 
 def _read_verified(
-    read_file: Callable[[str], bytes],
-    store_path: Path | str,
-    name: str,
-    tries: int,
-    expected: str | None = None,
+    read_file: Callable[[str], bytes], store_path: Path | str, name: str, tries: int, expected: str | None = None
 ) -> Manifest:
     """Read a manifest, retrying while it is damaged.
 

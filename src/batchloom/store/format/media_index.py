@@ -23,14 +23,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
 from batchloom.core.files import describe_os_error
-from batchloom.core.medium import (
-    MEDIUM_KINDS,
-    AudioFacts,
-    FrameFacts,
-    ImageFacts,
-    MediumFacts,
-    MediumKind,
-)
+from batchloom.core.medium import MEDIUM_KINDS, AudioFacts, FrameFacts, ImageFacts, MediumFacts, MediumKind
 from batchloom.store.format.megatron_index import map_file
 from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, read_header
 

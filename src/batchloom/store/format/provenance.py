@@ -16,12 +16,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError
 from batchloom.store.format.manifest import SourceEntry
 from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.shard_sidecars import (
-    CHECK_REMEDY,
-    HEADER,
-    make_wrong_format_error,
-    read_header,
-)
+from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wrong_format_error, read_header
 
 MAGIC = b"BLMDOCS\x00"
 PROVENANCE_ROW_BYTES = 36
@@ -68,10 +63,7 @@ class ProvenanceTable:
     def take(self, selection: NDArray[np.int64] | NDArray[np.bool_]) -> Self:
         """Return the rows ``selection`` (indices or a mask), in that order."""
         return type(self)(
-            self.hashes[selection],
-            self.records[selection],
-            self.offsets[selection],
-            self.parts[selection],
+            self.hashes[selection], self.records[selection], self.offsets[selection], self.parts[selection]
         )
 
     def to_bytes(self) -> bytes:
@@ -91,12 +83,7 @@ def iter_provenance_chunks(count: int, columns: Sequence[Iterable[NDArray[np.gen
 def locate_provenance_columns(count: int) -> list[tuple[int, int]]:
     """Return byte offset and row size of each column of a ``.docs`` file."""
     offset = HEADER.size
-    return [
-        (offset, 16),
-        (offset + 16 * count, 8),
-        (offset + 24 * count, 8),
-        (offset + 32 * count, 4),
-    ]
+    return [(offset, 16), (offset + 16 * count, 8), (offset + 24 * count, 8), (offset + 32 * count, 4)]
 
 
 def map_provenance(path: Path) -> ProvenanceTable:

@@ -16,12 +16,7 @@ from batchloom.core.errors import StoreError
 from batchloom.store.format.layout import LENGTHS_NAME
 from batchloom.store.format.manifest import SubsetEntry
 from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.shard_sidecars import (
-    CHECK_REMEDY,
-    HEADER,
-    make_wrong_format_error,
-    read_header,
-)
+from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wrong_format_error, read_header
 
 # Smaller lengths files are fast to read completely and need no read-ahead.
 _LARGE_ARRAY = 1 << 22
@@ -51,16 +46,7 @@ class StoreLengths:
         layers: number of documents of each array; a plan never packs documents of two layers together.
     """
 
-    __slots__ = (
-        "_arrays",
-        "_longest",
-        "_maps",
-        "_requested_pages",
-        "_starts",
-        "_taken_counts",
-        "layers",
-        "size",
-    )
+    __slots__ = ("_arrays", "_longest", "_maps", "_requested_pages", "_starts", "_taken_counts", "layers", "size")
 
     def __init__(self, *arrays: NDArray[np.uint32], longest: int = _NO_LIMIT) -> None:
         self._arrays, self._longest = arrays, longest
@@ -109,10 +95,7 @@ class StoreLengths:
         if requested_pages is None or self._taken_counts[layer] > array.size:
             # After a pass over the file, the first pages may have been evicted from memory.
             requested_pages = np.zeros(array.nbytes // mmap.PAGESIZE + 1, bool)
-            self._requested_pages[layer], self._taken_counts[layer] = (
-                requested_pages,
-                len(documents),
-            )
+            self._requested_pages[layer], self._taken_counts[layer] = (requested_pages, len(documents))
         pages = documents // (mmap.PAGESIZE // array.itemsize)
         pages = np.unique(pages[~requested_pages[pages]])
         if not len(pages) or len(pages) > _MAX_READ_AHEAD_PAGES:

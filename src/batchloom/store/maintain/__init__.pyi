@@ -6,7 +6,4 @@ from .generations import (
 )
 from .remote_verification import verify_remote_store as verify_remote_store
 from .removal import RemovalResult as RemovalResult
-from .verification import (
-    VerificationResult as VerificationResult,
-    verify_synthetic as verify_synthetic,
-)
+from .verification import VerificationResult as VerificationResult, verify_synthetic as verify_synthetic

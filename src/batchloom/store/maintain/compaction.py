@@ -103,13 +103,7 @@ def compact_store(path: str | os.PathLike[str], progress: Callable[[int], None] 
         write_generation_report(folder, newest.generation, {"removed": removed_count})
         files += commit_manifest(folder, base, newest)
     return CompactionResult(
-        folder,
-        newest.generation,
-        made=True,
-        documents=removed_count,
-        shards=shards,
-        files=files,
-        ended=base.readable,
+        folder, newest.generation, made=True, documents=removed_count, shards=shards, files=files, ended=base.readable
     )
 
 
@@ -139,10 +133,7 @@ def _write_compacted(folder: Path, base: Manifest, tick: Callable[[int], None]) 
         if shards:
             subsets[name] = _make_subset_entry(store, shards, base.generation + 1)
     return replace(
-        base,
-        subsets=subsets,
-        counts=removed_counts.counts(subsets),
-        sources=removed_counts.sources(),
+        base, subsets=subsets, counts=removed_counts.counts(subsets), sources=removed_counts.sources()
     ), rewritten
 
 
@@ -183,10 +174,9 @@ def _write_compacted_shard(
             map_signature_file(folder / f"{old.name}.bands", old.documents).take(remaining_documents)
             if old.bands
             else None,
-            ShardMedia(
-                map_media(folder / f"{old.name}.media", old.documents),
-                folder / f"{old.name}.blobs",
-            ).take(remaining_documents)
+            ShardMedia(map_media(folder / f"{old.name}.media", old.documents), folder / f"{old.name}.blobs").take(
+                remaining_documents
+            )
             if old.media
             else None,
         )

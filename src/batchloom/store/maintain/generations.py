@@ -112,10 +112,7 @@ def extend_manifest(base: Manifest, added: Manifest) -> Manifest:
     for name, old, new in (
         ("tokenizer", base.tokenizer.fingerprint, added.tokenizer.fingerprint),
         ("dtype", base.dtype, added.dtype),
-        (
-            "processor",
-            *(manifest.processor and manifest.processor.fingerprint for manifest in (base, added)),
-        ),
+        ("processor", *(manifest.processor and manifest.processor.fingerprint for manifest in (base, added))),
     ):
         if old != new:
             raise StoreConflictError(

@@ -308,9 +308,7 @@ def _select_documents(
     return store, numbers
 
 
-def _split_already_removed(
-    selected_documents: _SelectedDocuments,
-) -> tuple[_SelectedDocuments, int]:
+def _split_already_removed(selected_documents: _SelectedDocuments) -> tuple[_SelectedDocuments, int]:
     """Return the documents to remove, and the number of those removed before."""
     documents_to_remove: _SelectedDocuments = {}
     already_removed = 0

@@ -129,9 +129,7 @@ def verify_store(
         verdict.facts["processor"] = f"{manifest.processor.name}, {manifest.processor.fingerprint}"
         try:
             read_processor_state(
-                lambda name: read_regular_file(folder / name, SMALL_FILE_LIMIT),
-                folder,
-                manifest.processor,
+                lambda name: read_regular_file(folder / name, SMALL_FILE_LIMIT), folder, manifest.processor
             )
         except StoreError as error:
             verdict.faults.append(str(error))
@@ -410,10 +408,7 @@ def _list_pair_faults(stem: Path, shard: ShardEntry, manifest: Manifest, last: i
 
 
 def _check_content(
-    folder: Path,
-    manifest: Manifest,
-    verdict: VerificationResult,
-    open_subset: Callable[[str, int], Store],
+    folder: Path, manifest: Manifest, verdict: VerificationResult, open_subset: Callable[[str, int], Store]
 ) -> None:
     """Check the tokenizer, decode a document, and test the tokens for noise."""
     nonempty_subsets = [name for name, subset in manifest.subsets.items() if subset.documents]
@@ -579,19 +574,9 @@ def _compare_sources(folder: Path, manifest: Manifest) -> Iterator[CountComparis
     for source in manifest.sources:
         part_slice = slice(part, part := part + len(source.parts))
         actual_phrase = "the documents that name it as their source are"
-        yield (
-            f"documents of {source.name}",
-            source.documents,
-            actual_phrase,
-            int(documents[part_slice].sum()),
-        )
+        yield (f"documents of {source.name}", source.documents, actual_phrase, int(documents[part_slice].sum()))
         actual_phrase = "the documents that name it as their source hold"
-        yield (
-            f"tokens of {source.name}",
-            source.tokens,
-            actual_phrase,
-            int(tokens[part_slice].sum()),
-        )
+        yield (f"tokens of {source.name}", source.tokens, actual_phrase, int(tokens[part_slice].sum()))
     strays = int(documents[part:].sum())
     yield "documents of sources it does not list", 0, "its .docs files have", strays
 

@@ -344,10 +344,7 @@ class FirstRead:
         if len(self._shards) >= self.max_mapped:
             self._shards.pop(next(iter(self._shards)))
         mapped = _Mapped(
-            data,
-            checksum_file.entries,
-            checksum_file,
-            bytearray(-(-len(checksum_file.entries) // ENTRIES)),
+            data, checksum_file.entries, checksum_file, bytearray(-(-len(checksum_file.entries) // ENTRIES))
         )
         self._shards[shard] = mapped
         return mapped

@@ -93,10 +93,7 @@ class MappedShards:
     """
 
     def __init__(
-        self,
-        table: ShardTable,
-        dtype: np.dtype[np.generic],
-        lengths: Callable[[int, int], NDArray[np.uint32]],
+        self, table: ShardTable, dtype: np.dtype[np.generic], lengths: Callable[[int, int], NDArray[np.uint32]]
     ) -> None:
         self.table, self.dtype, self.limit = table, dtype, _MAX_MAPPED
         self._lengths = lengths
@@ -267,11 +264,7 @@ def compute_prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic], *, maske
     edges = {}
     for suffix in (".bin", ".idx", *([".mask"] if masked else [])):
         view = map_file(stem.with_name(stem.name + suffix))
-        edges[suffix] = [
-            len(view),
-            compute_checksum(view[:_EDGE_BYTES]),
-            compute_checksum(view[-_EDGE_BYTES:]),
-        ]
+        edges[suffix] = [len(view), compute_checksum(view[:_EDGE_BYTES]), compute_checksum(view[-_EDGE_BYTES:])]
     return fingerprint({"prefix": edges, "dtype": dtype.name})
 
 

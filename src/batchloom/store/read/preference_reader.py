@@ -70,11 +70,7 @@ class PreferencePairs:
                 f"Documents {first} and {first + 1} of {self.store.path} are a pair and have different prompts. The "
                 "store is damaged: run batchloom check on it."
             )
-        return {
-            "prompt_ids": chosen[:start],
-            "chosen_ids": chosen[start:],
-            "rejected_ids": rejected[start:],
-        }
+        return {"prompt_ids": chosen[:start], "chosen_ids": chosen[start:], "rejected_ids": rejected[start:]}
 
 
 @final
@@ -111,11 +107,7 @@ class LabelledAnswers:
     def __getitem__(self, index: int) -> Example:
         number = _check_index(index, len(self), "document")
         ((ids, start),) = _read_answers(self.store, [int(self._documents[number])])
-        return {
-            "prompt_ids": ids[:start],
-            "completion_ids": ids[start:],
-            "label": bool(self.good[number]),
-        }
+        return {"prompt_ids": ids[:start], "completion_ids": ids[start:], "label": bool(self.good[number])}
 
 
 def _list_remaining(store: Store, step: int) -> NDArray[np.int64]:
@@ -149,10 +141,7 @@ def _read_answers(store: Store, numbers: list[int]) -> list[tuple[list[int], int
     starts, lengths = np.zeros_like(documents), store.lengths.take(documents).astype(np.int64)
     answers = []
     for number, ids, trained in zip(
-        numbers,
-        store.read(documents, starts, lengths),
-        store.mask(documents, starts, lengths),
-        strict=True,
+        numbers, store.read(documents, starts, lengths), store.mask(documents, starts, lengths), strict=True
     ):
         start = ids.size - int(np.count_nonzero(trained))
         if start == ids.size or not trained[start:].all():

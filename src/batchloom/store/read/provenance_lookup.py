@@ -24,10 +24,7 @@ def find_provenance(store: Store, documents: Sequence[int]) -> list[DocumentProv
     """Return the provenance of each document; None for a bare prefix."""
     if store.manifest is None:
         return [None] * len(documents)
-    part_table, bounds = (
-        make_part_table(store.manifest.sources),
-        np.array(store.shards.bounds, np.int64),
-    )
+    part_table, bounds = (make_part_table(store.manifest.sources), np.array(store.shards.bounds, np.int64))
     document_numbers = np.array(documents, np.int64)
     shards = bounds.searchsorted(document_numbers, side="right") - 1
     provenance: list[DocumentProvenance | None] = [None] * len(documents)

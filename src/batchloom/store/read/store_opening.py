@@ -66,14 +66,7 @@ def open_store(
     """
     if media is not None:
         normalize_media_filter(media)
-        store = open_store(
-            path,
-            split,
-            generation=generation,
-            cache=cache,
-            cache_limit=cache_limit,
-            verify=verify,
-        )
+        store = open_store(path, split, generation=generation, cache=cache, cache_limit=cache_limit, verify=verify)
         return filter_by_media(store, media)
     if generation is not None and as_int(generation) is None:
         raise SettingsError([f"generation: {quote_value(generation)} is not the number of a generation"])

@@ -285,16 +285,10 @@ class Store:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
         # The options hold the generation number, so that unpickling opens the same generation.
-        return partial(self.location.open, **self.location.options), (
-            self.location.address,
-            self.split,
-        )
+        return partial(self.location.open, **self.location.options), (self.location.address, self.split)
 
     def read(
-        self,
-        documents: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        lengths: NDArray[np.int64],
+        self, documents: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> list[NDArray[np.generic]]:
         """Read token ranges of documents, as views of the mapped shards where possible.
 
@@ -311,10 +305,7 @@ class Store:
         return self.reader.read(documents, starts, lengths)
 
     def mask(
-        self,
-        documents: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        lengths: NDArray[np.int64],
+        self, documents: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> list[NDArray[np.bool_]]:
         """Read the trained flags of token ranges; arguments as of :meth:`read`.
 

@@ -235,11 +235,7 @@ class StoreMedia:
         return media
 
     def _add_shard_media(
-        self,
-        media: list[list[StoredMedium]],
-        shard: int,
-        positions: NDArray[np.int64],
-        documents: NDArray[np.int64],
+        self, media: list[list[StoredMedium]], shard: int, positions: NDArray[np.int64], documents: NDArray[np.int64]
     ) -> None:
         """Set ``media`` at the positions of the documents that a shard holds."""
         rows, owners, *_ = self._get_summary(shard)

@@ -338,11 +338,7 @@ def load_stored_tokenizer(read_file: Callable[[str], bytes], store_path: str, en
         tokenizer = restore_tokenizer(state)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from error
-    if (tokenizer.vocab_size, tokenizer.end_id, tokenizer.bos_id) != (
-        entry.vocab_size,
-        entry.end_id,
-        entry.bos_id,
-    ):
+    if (tokenizer.vocab_size, tokenizer.end_id, tokenizer.bos_id) != (entry.vocab_size, entry.end_id, entry.bos_id):
         raise StoreError(
             f"{path} has {tokenizer.vocab_size} ids, end {tokenizer.end_id} and BOS {tokenizer.bos_id}; the "
             f"manifest says {entry.vocab_size}, {entry.end_id} and {entry.bos_id}: it is another tokenizer."
