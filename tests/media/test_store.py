@@ -500,8 +500,6 @@ def test_golden_bytes_of_a_media_file(tmp_path):
     assert file.read_bytes() == golden.read_bytes()
     mapped = map_media(file, 4)
     assert [mapped.read_location(number) for number in (0, 1)] == ["a", "bc"]
-    assert mapped.locate_rows(3) == (1, 2)
-    assert mapped.locate_rows(1) == (1, 1)
     selected = mapped.take(np.array([1, 3]))
     assert selected.rows["document"].tolist() == [1]
     assert selected.read_location(0) == "bc"

@@ -334,7 +334,7 @@ STORE = (
     # A compaction that rewrites several shards keeps the last of them alone.
     Mutant(
         "compacted-shard-overwritten",
-        "store/maintain/compaction.py",
+        "store/maintain/removal.py",
         "numbers[name] += 1",
         "numbers[name] += 0",
         ("store/test_remove.py", "store/test_generations.py"),

@@ -5,7 +5,12 @@ from .assembly.batch_assembly import (
     assemble_rows as assemble_rows,
     assemble_varlen as assemble_varlen,
 )
-from .assembly.batch_spec import BatchOptions as BatchOptions, BatchSpec as BatchSpec, MediaOptions as MediaOptions
+from .assembly.batch_spec import (
+    BatchOptions as BatchOptions,
+    BatchSpec as BatchSpec,
+    MediaOptions as MediaOptions,
+    PlanOptions as PlanOptions,
+)
 from .forms import make_megatron_arrays as make_megatron_arrays, to_padded as to_padded, to_varlen as to_varlen
 from .isolation import (
     accepts_argument as accepts_argument,
@@ -18,8 +23,7 @@ from .isolation import (
 )
 from .loading.document_rows import DocumentRows as DocumentRows
 from .loading.loader import Loader as Loader
-from .loading.loader_options import PlanOptions as PlanOptions
-from .loading.media_rules import check_text_only as check_text_only
+from .loading.loader_data import check_text_only as check_text_only
 from .loading.rank_share import (
     RowCosts as RowCosts,
     find_world as find_world,

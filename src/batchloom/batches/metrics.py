@@ -163,14 +163,7 @@ class _ExchangeState:
 
 @final
 class MetricsExchange:
-    """One rank's view of the metrics exchange; no call blocks.
-
-    Args:
-        store: key-value store of the metrics.
-        rank: rank of this process.
-        world_size: number of ranks.
-        name: name of this exchange, the same on all ranks.
-    """
+    """One rank's view of the metrics exchange; no call blocks."""
 
     def __init__(self, store: KeyValueStore, rank: int, world_size: int, name: str) -> None:
         self._state = _ExchangeState()

@@ -43,12 +43,7 @@ ItemStarter = Callable[[int], PendingItem[T] | None]
 
 @final
 class PrefetchWindow(Generic[T]):
-    """Maker of ordered items that starts several together to keep workers busy.
-
-    Args:
-        begin: starts the item of a number.
-        size: number of items that may be started at once, at least 1.
-    """
+    """Maker of ordered items that starts several together to keep workers busy."""
 
     def __init__(self, begin: ItemStarter[T], size: int) -> None:
         self._begin, self._size = begin, size
@@ -100,12 +95,6 @@ class PrefetchIterator(Generic[T]):
     A consumer that finds no ready item makes the next one itself instead of waiting for
     the thread. While the consumer is faster than the producer, the thread gets no room to run:
     handing over every item would cost a quarter of the throughput, and the thread would gain nothing.
-
-    Args:
-        make: makes the item of a number; None ends. Called by one thread at a time.
-        first: first number.
-        depth: number of items that may wait, at least 1.
-        end: called by the thread after the last item.
     """
 
     def __init__(

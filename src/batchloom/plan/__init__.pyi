@@ -1,14 +1,13 @@
 from .mixture.mixture_spec import Mixture as Mixture, SourceSpec as SourceSpec, Stage as Stage
 from .mixture.schedule import Schedule as Schedule
 from .order.assumed_lengths import parse_assumed_stores as parse_assumed_stores
-from .order.document_positions import find_document_positions as find_document_positions
 from .order.edits import Edit as Edit
 from .order.lane_plan import (
     LanePlan as LanePlan,
     choose_lane_pool_size as choose_lane_pool_size,
     order_lane_ranges as order_lane_ranges,
 )
-from .order.plan import Plan as Plan, with_journal as with_journal
+from .order.plan import Plan as Plan, find_document_positions as find_document_positions, with_journal as with_journal
 from .order.rank_slices import (
     Mesh as Mesh,
     check_world as check_world,

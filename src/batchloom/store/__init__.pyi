@@ -30,7 +30,6 @@ from .format.shard_sidecars import (
     map_signature_file as map_signature_file,
 )
 from .format.store_lengths import StoreLengths as StoreLengths
-from .maintain.compaction import compact_store as compact_store
 from .maintain.generations import (
     add_generation as add_generation,
     extend_manifest as extend_manifest,
@@ -38,11 +37,10 @@ from .maintain.generations import (
     lock_store as lock_store,
     read_log as read_log,
 )
-from .maintain.removal import remove_documents as remove_documents
+from .maintain.removal import compact_store as compact_store, remove_documents as remove_documents
 from .maintain.verification import verify_prefix as verify_prefix, verify_store as verify_store
-from .read.document_walk import iter_document_ranges as iter_document_ranges
+from .read.document_walk import find_documents as find_documents, iter_document_ranges as iter_document_ranges
 from .read.preference_reader import LabelledAnswers as LabelledAnswers, PreferencePairs as PreferencePairs
-from .read.provenance_lookup import find_documents as find_documents
 from .read.store_opening import open_store as open_store
 from .read.store_reader import Store as Store, decode_beginning as decode_beginning
 from .read.stored_media import StoreMedia as StoreMedia

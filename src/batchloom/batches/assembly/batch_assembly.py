@@ -259,20 +259,16 @@ class TokenReader(Protocol):
     @property
     def end_id(self) -> int:
         """Id that fills padding."""
-        ...
 
     @property
     def masked(self) -> bool:
         """True if some tokens carry no loss."""
-        ...
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
         """Return the ids of document spans."""
-        ...
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """Return for each span whether each of its tokens carries a loss."""
-        ...
 
 
 def assemble_rows(

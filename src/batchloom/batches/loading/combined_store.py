@@ -24,9 +24,6 @@ _LOG = logging.getLogger("batchloom")
 class CombinedStore:
     """The stores of a mixture as one token reader; banned documents read as padding.
 
-    Args:
-        stores: stores by source name, in the order of source numbers; all share one tokenizer.
-
     Attributes:
         stores: as given.
         end_id: the id that fills padding.
@@ -34,10 +31,6 @@ class CombinedStore:
         masked: whether some tokens carry no loss.
         tokens, trained_tokens: sums over the stores.
         replicated: whether every rank reads rank 0's share.
-
-    Raises:
-        InputError: stores of preferences.
-        PlanError: stores whose end tokens differ.
     """
 
     def __init__(self, stores: Mapping[str, Store], *, bans: bool) -> None:
@@ -51,7 +44,6 @@ class CombinedStore:
         self.vocab_size = max((s.vocab_size or 0 for s in tokenized_stores), default=0) or None
         self._stores = store_list
         self._firsts = np.cumsum([0, *(len(store) for store in store_list)])
-        self._bans = bans
         self.masked = bans or any(store.masked for store in store_list)
         self.tokens = sum(store.tokens for store in store_list)
         self.trained_tokens = sum(store.contents.trained_tokens for store in store_list)

@@ -12,7 +12,7 @@ from batchloom.batches.assembly.batch_assembly import Batch, BatchLayout, Ids, T
 from batchloom.batches.assembly.device import to_torch
 from batchloom.batches.loading.combined_store import CombinedStore, stores_of
 from batchloom.batches.loading.loader import Loader
-from batchloom.batches.loading.media_rules import make_stream_media
+from batchloom.batches.loading.loader_data import make_stream_media
 from batchloom.batches.loading.stream_steps import RawStream
 from batchloom.batches.media.batch_media import BatchMedia
 from batchloom.batches.media.media_stores import make_media_of_stores
@@ -34,29 +34,23 @@ class _DocumentSource(Protocol):
     @property
     def reader(self) -> TokenReader:
         """Reader of the tokens."""
-        ...
 
     @property
     def media_maker(self) -> BatchMedia:
         """Maker of the documents' media features."""
-        ...
 
     @property
     def origin(self) -> str:
         """Name of the data in messages."""
-        ...
 
     def lengths(self, documents: Sequence[int]) -> Ids:
         """Return the number of tokens of each document."""
-        ...
 
     def with_media(self, longest: int) -> list[int]:
         """Return a short document of each media kind, of at most ``longest`` tokens."""
-        ...
 
     def first(self, longest: int) -> list[int]:
         """Return a few documents of 2 to ``longest`` tokens."""
-        ...
 
 
 @final

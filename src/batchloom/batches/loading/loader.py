@@ -17,12 +17,16 @@ from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, Batch, Token
 from batchloom.batches.assembly.batch_spec import (
     DEFAULT_BATCH_OPTIONS,
     DEFAULT_MEDIA_SPEC,
+    DEFAULT_PLAN_OPTIONS,
     BatchOptions,
     BatchSpec,
     Form,
     Labels,
     MediaOptions,
     Output,
+    PlanArguments,
+    PlanOptions,
+    refuse_other_types,
 )
 from batchloom.batches.assembly.device import StagedBatch, make_stager
 from batchloom.batches.loading.combined_store import (
@@ -36,19 +40,15 @@ from batchloom.batches.loading.loader_data import (
     LoaderData,
     announce_left_out,
     announce_split_conversations,
+    check_edit_keeps_media,
     check_generation,
     count_left_out,
     find_tokenizer_source,
     make_loader_plan,
     make_plan_store,
+    make_store_media,
+    make_stream_media,
 )
-from batchloom.batches.loading.loader_options import (
-    DEFAULT_PLAN_OPTIONS,
-    PlanArguments,
-    PlanOptions,
-    refuse_other_types,
-)
-from batchloom.batches.loading.media_rules import check_edit_keeps_media, make_store_media, make_stream_media
 from batchloom.batches.loading.pool_tables import load_tables, start_counting_once_per_node, wait_for_tables
 from batchloom.batches.loading.rank_share import (
     RankShare,

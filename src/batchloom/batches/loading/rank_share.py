@@ -162,11 +162,9 @@ class ShareSource(Protocol):
     @property
     def streamed(self) -> bool:
         """True if it reads a stream, whose steps all have the same shape."""
-        ...
 
     def share_at(self, step: int) -> RankShare:
         """Return this process's share of a step, which edits may change."""
-        ...
 
 
 @functools.lru_cache(maxsize=1024)

@@ -125,11 +125,6 @@ class FeatureJoin:
 
     If the shapes are known, each thread copies its features into place and frees its own memory: the thread's
     next medium reuses it, and no copy is needed afterwards.
-
-    Args:
-        shapes: known feature shapes.
-        memory: pool of the joined arrays.
-        media: the media, in order.
     """
 
     def __init__(self, shapes: FeatureShapes, memory: ArrayPool, media: Sequence[StoredMedium]) -> None:
@@ -228,24 +223,19 @@ class MediaSource(Protocol):
     @property
     def limits(self) -> MediaLimits:
         """Size limits of media."""
-        ...
 
     @property
     def remedy(self) -> str:
         """Advice for a medium that cannot be read, as a sentence."""
-        ...
 
     def read_bytes(self, medium: StoredMedium) -> bytes:
         """Return the bytes of a medium from a file of the source, possibly truncated."""
-        ...
 
     def folder_of(self, document: int) -> str | None:
         """Return the base folder of a document's media paths; None if unknown."""
-        ...
 
     def describe_document(self, document: int) -> str:
         """Return the name of a document to begin a sentence, with its file and line."""
-        ...
 
 
 class BatchMedium(NamedTuple):
@@ -280,13 +270,7 @@ class ProcessorContext(NamedTuple):
 
 @final
 class BatchMedia:
-    """Maker of the media arrays of a batch.
-
-    Args:
-        find: finds the media of rows; also an attribute.
-        processing: makes their features; also an attribute.
-        spec: the media settings.
-    """
+    """Maker of the media arrays of a batch."""
 
     def __init__(self, find: MediaFinder, processing: ProcessorContext, spec: MediaOptions) -> None:
         self.find, self.processing, self._spec = find, processing, spec

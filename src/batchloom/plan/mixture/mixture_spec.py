@@ -28,17 +28,14 @@ class PlanStore(Protocol):
     @property
     def lengths(self) -> DocumentLengths:
         """Lengths of the documents in tokens."""
-        ...
 
     @property
     def tokens(self) -> int:
         """Total tokens of all documents."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the store's content."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,11 +69,6 @@ class AssumedLengths:
 class AssumedStore:
     """Store with assumed lengths that a plan can be computed on.
 
-    Args:
-        name: name of the source.
-        tokens: tokens of all documents.
-        documents: number of documents.
-
     Attributes:
         lengths: assumed lengths with the requested mean.
         tokens: as given.

@@ -309,18 +309,8 @@ class LengthGroupedRows:
             position = end
         return join_rows(row_slices, stop - start)
 
-    def find_original_position(self, position: int) -> int:
-        """Return the position before grouping of the row at a position."""
-        if not self._steps:
-            return position
-        begin, stop = self._run.window(position)
-        return begin + int(self._get_window(begin, stop)[0][position - begin])
-
     def find_served_position(self, position: int) -> int:
-        """Return the served position of a row, given its position before grouping.
-
-        It is the inverse of :meth:`find_original_position`.
-        """
+        """Return the served position of a row, given its position before grouping."""
         if not self._steps:
             return position
         begin, stop = self._run.window(position)

@@ -195,12 +195,6 @@ class SourceOrders:
     An era is the part of a run between two edits of ``seq_len``: each era repacks its sources. Pools are counted
     and orders are created when they are first needed.
 
-    Args:
-        data: one store, or a mixture.
-        spec: settings of the order.
-        edits: changes later in the run, in the order they were appended.
-        previous_orders: orders of the same data and spec, whose counts and cuts are reused to save work.
-
     Attributes:
         data, edits: as given.
         spec: as given, with the pool size chosen.

@@ -23,11 +23,9 @@ class DocumentLengths(Protocol):
     @property
     def size(self) -> int:
         """Number of documents."""
-        ...
 
     def take(self, documents: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return the lengths of these documents, uint32 of the same length."""
-        ...
 
 
 @runtime_checkable
@@ -37,7 +35,6 @@ class LayeredLengths(Protocol):
     @property
     def layers(self) -> tuple[int, ...]:
         """Documents of each generation that added some, in order; they sum to ``size``."""
-        ...
 
 
 @runtime_checkable
@@ -47,7 +44,6 @@ class PartialLengths(Protocol):
     @property
     def document_count(self) -> int:
         """Number of documents that are served."""
-        ...
 
 
 _CHUNK_DOCUMENTS = 1 << 20

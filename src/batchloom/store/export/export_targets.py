@@ -21,7 +21,7 @@ from batchloom.core.settings import raise_problems, suggest
 from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.megatron_index import iter_index_chunks, map_file
 from batchloom.store.format.shard_sidecars import CHECK_REMEDY, iter_mask_chunks
-from batchloom.store.read.document_walk import DocumentRange, iter_document_ranges
+from batchloom.store.read.document_walk import DocumentRange, iter_document_ranges, read_remaining_lengths
 from batchloom.store.read.store_opening import open_store, refuse_media
 from batchloom.store.read.store_reader import Store
 from batchloom.store.write.store_writer import make_folder, sync_folder, wrap_write_errors, write_chunks, write_file
@@ -207,7 +207,7 @@ def _verify_shard(store: Store, number: int) -> None:
 
 def _write_shard(store: Store, number: int, stem: Path, tick: ProgressCallback) -> None:
     """Write a shard without its removed documents, or nothing if all are removed."""
-    lengths = _read_remaining_lengths(store, *store.shards.bounds[number : number + 2])
+    lengths = read_remaining_lengths(store, *store.shards.bounds[number : number + 2])
     if not lengths.size:
         return
     write_chunks(stem.with_suffix(".idx"), iter_index_chunks(lengths, store.dtype))
@@ -224,13 +224,6 @@ def _write_shard(store: Store, number: int, stem: Path, tick: ProgressCallback) 
         write_chunks(stem.with_suffix(".mask"), iter_mask_chunks(flags.size, trained, [flags]))
 
 
-def _read_remaining_lengths(store: Store, start: int, stop: int) -> NDArray[np.uint32]:
-    """Return the lengths of documents ``start`` to ``stop - 1`` that are not removed."""
-    lengths = store.lengths.slice(start, stop)
-    first, last = store.contents.removed.searchsorted([start, stop])
-    return np.delete(lengths, store.contents.removed[first:last] - start) if first < last else lengths
-
-
 def _link_or_copy(source: Path, target: Path) -> None:
     with wrap_write_errors(target):
         try:
@@ -244,7 +237,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 def export_merged(store: Store, folder: Path, name: str, tick: ProgressCallback) -> list[str]:
     """Export all shards as one Megatron prefix; return notes on losses."""
-    lengths = _read_remaining_lengths(store, 0, len(store))
+    lengths = read_remaining_lengths(store, 0, len(store))
     write_chunks(folder / f"{name}.idx", iter_index_chunks(lengths, store.dtype))
     write_chunks(folder / f"{name}.bin", _iter_ids(iter_document_ranges(store), tick))
     _write_mask(store, folder / f"{name}.mask")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 import xxhash
@@ -46,7 +46,6 @@ _Int = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 _CHECKSUM_PATTERN = re.compile(rb',\n "checksum": "([0-9a-f]{32})"\n}\n\Z')
 _CHECKSUM_BYTES = 64
 GenerationKind = Literal["prepared", "appended", "removed", "compacted"]
-GENERATION_KINDS: tuple[str, ...] = get_args(GenerationKind)
 # The upper bounds keep products of counts with the bytes of a row or token below 2**63.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]

@@ -92,14 +92,6 @@ class MediaRows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def locate_rows(self, document: int) -> tuple[int, int]:
-        """Return the first row of a document and the row after its last."""
-        documents = self.rows["document"]
-        return (
-            int(np.searchsorted(documents, document, side="left")),
-            int(np.searchsorted(documents, document, side="right")),
-        )
-
     def read_location(self, row: int) -> str:
         """Return the path or URL of a medium."""
         begin = int(self.rows["place"][row])

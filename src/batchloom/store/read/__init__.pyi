@@ -1,9 +1,9 @@
+from .document_walk import find_provenance as find_provenance, find_source_names as find_source_names
 from .mapped_shards import (
     MappedShard as MappedShard,
     compute_mapped_limit as compute_mapped_limit,
     map_prefix as map_prefix,
 )
-from .provenance_lookup import find_provenance as find_provenance, find_source_names as find_source_names
 from .remote_store import RemoteSubset as RemoteSubset, open_remote_manifest as open_remote_manifest
 from .store_opening import refuse_media as refuse_media, refuse_standalone_shard as refuse_standalone_shard
 from .stored_media import MediaCount as MediaCount, has_media as has_media

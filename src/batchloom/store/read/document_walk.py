@@ -1,19 +1,28 @@
-"""Sequential iteration over the documents of an open store."""
+"""Iteration over the documents of an open store, and lookup by source record."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
+from batchloom.core.settings import quote_value, suggest
+from batchloom.store.format.provenance import DocumentProvenance, make_part_table
 from batchloom.store.format.shard_sidecars import PairIndex
-from batchloom.store.format.store_lengths import mask_removed
+from batchloom.store.format.store_lengths import StoreLengths, mask_removed
+from batchloom.store.read.remote_lengths import RemoteLengths
 from batchloom.store.read.store_reader import Store
+from batchloom.store.read.subset_reader import FilteredLengths
 
 _MAX_DOCUMENTS = 1 << 14
 _MAX_TOKENS = 1 << 20
+# Documents per step of a search, and per step of a sequential scan.
+_SEARCH_POINTS, _SCAN_DOCUMENTS = 16, 1 << 16
+# A part has fewer than 2**40 records.
+_RECORD_BITS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,13 @@ def _read_provenance(
     return sources[provenance.parts], preceding_records[provenance.parts] + provenance.records.astype(np.int64)
 
 
+def read_remaining_lengths(store: Store, start: int, stop: int) -> NDArray[np.uint32]:
+    """Return the lengths of documents ``start`` to ``stop - 1`` that are not removed."""
+    lengths = store.lengths.slice(start, stop)
+    first, last = store.contents.removed.searchsorted([start, stop])
+    return np.delete(lengths, store.contents.removed[first:last] - start) if first < last else lengths
+
+
 def to_int32(ids: NDArray[Any]) -> NDArray[np.int32]:
     """Convert ids to int32 [n]."""
     if ids.size and ids.dtype.itemsize > 4 and int(np.abs(ids).max()) >= 2**31:
@@ -108,3 +124,110 @@ def to_int32(ids: NDArray[Any]) -> NDArray[np.int32]:
             "prefix does not hold tokens."
         )
     return ids.astype(np.int32)
+
+
+def find_provenance(store: Store, documents: Sequence[int]) -> list[DocumentProvenance | None]:
+    """Return the provenance of each document; None for a bare prefix."""
+    if store.manifest is None:
+        return [None] * len(documents)
+    part_table, bounds = (make_part_table(store.manifest.sources), np.array(store.shards.bounds, np.int64))
+    document_numbers = np.array(documents, np.int64)
+    shards = bounds.searchsorted(document_numbers, side="right") - 1
+    provenance: list[DocumentProvenance | None] = [None] * len(documents)
+    for shard in np.unique(shards).tolist():
+        positions = np.flatnonzero(shards == shard)
+        rows = store.provenance.rows(shard, document_numbers[positions] - bounds[shard])
+        for position, entry in zip(positions.tolist(), part_table.resolve_provenance(rows), strict=True):
+            provenance[position] = entry
+    return provenance
+
+
+def find_source_names(store: Store, name: str) -> list[str]:
+    """Return the names of input files with this name or of the data set of this name."""
+    sources = store.manifest.sources if store.manifest else ()
+    names = [source.name for source in sources if source.name == name]
+    return names or [source.name for source in sources if source.dataset == name]
+
+
+def find_documents(store: Store, file: str, record: int) -> list[int]:
+    """Return the numbers of the documents of a record; empty if it was left out.
+
+    Documents are in the order of their records, so that a search reads only a few.
+
+    Args:
+        store: an open store.
+        file: name of an input file of the store.
+        record: 0-based number of the record in the file.
+
+    Raises:
+        InputError: the store has no provenance, no such file, or the file no such record.
+        StoreError: a shard's ``.docs`` is missing or damaged.
+    """
+    if store.manifest is None or not store.location.on_disk:
+        raise InputError(
+            f"{store.path} does not say which records its documents came from; ask by the number of a document."
+        )
+    part_table = make_part_table(store.manifest.sources)
+    names = [source.name for source in part_table.sources]
+    if file not in names:
+        raise InputError(
+            f"{store.path} has no input called {quote_value(file)}{suggest(file, names) or '.'} batchloom log --json "
+            "lists them."
+        )
+    number = names.index(file)
+    records = sum(part.records for part in part_table.sources[number].parts)
+    if not 0 <= record < records:
+        raise InputError(f"There is no record {record} of {file}: {records:,} were read, numbered from 0.")
+    parts = np.flatnonzero((part_table.numbers == number) & (part_table.preceding_records <= record))
+    part = int(parts[part_table.preceding_records[parts] == part_table.preceding_records[parts].max()][-1])
+    part_record = record - int(part_table.preceding_records[part])
+    layers, record_key = _layer_bounds(store), (part << _RECORD_BITS) + part_record
+    documents: list[int] = []
+    for start, stop in pairwise(layers):
+        documents += _find_in_layer(store, start, stop, record_key)
+    return documents
+
+
+def _layer_bounds(store: Store) -> list[int]:
+    """Return the first document of each layer, and the number of documents."""
+    lengths = store.lengths
+    if isinstance(lengths, StoreLengths | RemoteLengths | FilteredLengths):
+        return [0, *np.cumsum(lengths.layers).tolist()]
+    return [0, lengths.size]
+
+
+def _find_in_layer(store: Store, start: int, stop: int, record_key: int) -> list[int]:
+    """Return the documents of a record in a layer."""
+    low, high, step = start, stop, 2 * _SEARCH_POINTS
+    is_ordered = True
+    while is_ordered and high - low > _SEARCH_POINTS:
+        candidates = np.linspace(low, high - 1, _SEARCH_POINTS).astype(np.int64)
+        records = _read_record_keys(store, candidates)
+        first = int(records.searchsorted(record_key))
+        high = int(candidates[first]) if first < len(candidates) else high
+        low = int(candidates[first - 1]) + 1 if first else low
+        is_ordered = bool((records[1:] >= records[:-1]).all())
+    if not is_ordered:
+        # Batchloom writes records in ascending order; any other layer is scanned completely.
+        low, step = start, _SCAN_DOCUMENTS
+    documents: list[int] = []
+    while low < stop:
+        candidates = np.arange(low, min(low + step, stop))
+        records = _read_record_keys(store, candidates)
+        documents += candidates[records == record_key].tolist()
+        if is_ordered and records[-1] > record_key:
+            break
+        low = int(candidates[-1]) + 1
+    return documents
+
+
+def _read_record_keys(store: Store, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Read part and record of documents, combined into one number each, int64 [N]."""
+    bounds = np.array(store.shards.bounds, np.int64)
+    shards = bounds.searchsorted(documents, side="right") - 1
+    keys = np.empty(len(documents), np.int64)
+    for shard in np.unique(shards).tolist():
+        positions = np.flatnonzero(shards == shard)
+        rows = store.provenance.rows(shard, documents[positions] - bounds[shard])
+        keys[positions] = (rows.parts.astype(np.int64) << _RECORD_BITS) + rows.records.astype(np.int64)
+    return keys

@@ -58,13 +58,7 @@ def name_shard_file(table: ShardTable, shard: int, suffix: str) -> Path:
 
 @final
 class LocalFiles:
-    """Sidecar files of a local subset.
-
-    Args:
-        path: the store's folder, or the prefix.
-        manifest: the store's manifest; None for a bare prefix.
-        table: the subset's shards.
-    """
+    """Sidecar files of a local subset."""
 
     def __init__(self, path: Path, manifest: Manifest | None, table: ShardTable) -> None:
         self._path, self._manifest, self.table = path, manifest, table
@@ -106,19 +100,7 @@ class LocalFiles:
 
 @final
 class LocalReader:
-    """Reader of mapped files, with optional verification as they are read.
-
-    Args:
-        path: the store's folder, or the prefix.
-        split: name of the subset; ``""`` for a bare prefix.
-        manifest: the store's manifest; None for a bare prefix.
-        lengths: lengths that ranges are checked against.
-        shards: the subset's shards.
-        checks: verifies data against checksums; None to read without verification.
-
-    Raises:
-        StoreError: the list of removed documents is missing or damaged.
-    """
+    """Reader of mapped files, with optional verification as they are read."""
 
     is_fully_cached = True
     fetched_bytes = 0
@@ -248,17 +230,9 @@ class FirstRead:
 
     A shard of an older store, which has no block checksums, is verified completely.
 
-    Args:
-        folder: folder of the subset.
-        subset: manifest entry of the subset.
-        always: whether verified blocks are verified again.
-
     Attributes:
         always: as given.
         max_mapped: maximum of shards mapped for verification; each takes two descriptors.
-
-    Raises:
-        StoreError: the lengths or the list of removed documents were changed.
     """
 
     def __init__(self, folder: Path, subset: SubsetEntry, *, always: bool) -> None:

@@ -51,9 +51,6 @@ class ShardLocation(NamedTuple):
 class ShardTable:
     """Shards of a subset and their document ranges.
 
-    Args:
-        locations: the shards in order.
-
     Attributes:
         locations: as given.
         bounds: number of the first document of each shard, and the number of documents.
@@ -79,11 +76,6 @@ class ShardTable:
 @final
 class MappedShards:
     """Shards of a subset, mapped on first use; at most ``limit`` stay mapped.
-
-    Args:
-        table: the shards.
-        dtype: dtype of a token.
-        lengths: returns the lengths of documents ``start`` to ``stop - 1``.
 
     Attributes:
         table, dtype: as given.

@@ -86,15 +86,12 @@ class LengthReader(Protocol):
     @property
     def size(self) -> int:
         """Number of documents."""
-        ...
 
     def take(self, documents: Ids) -> NDArray[np.uint32]:
         """Return the lengths of ``documents``, uint32 of the same length."""
-        ...
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
         """Return the lengths of documents ``start`` to ``stop - 1``, uint32."""
-        ...
 
 
 class StoreFiles(Protocol):
@@ -102,34 +99,27 @@ class StoreFiles(Protocol):
 
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
         """Read the provenance of rows of a shard, or of all documents if ``rows`` is None."""
-        ...
 
     def sides(self, shard: int) -> PairIndex:
         """Read the pairs and sides of a shard of a preference store."""
-        ...
 
     def media(self, shard: int) -> MediaRows:
         """Read the media index of a shard that has one."""
-        ...
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:
         """Read bytes of the ``.blobs`` of a shard, fewer at the end of the file."""
-        ...
 
     def file(self, name: str) -> bytes:
         """Read a small file of the store."""
-        ...
 
     def read_tokenizer(self) -> Tokenizer:
         """Read the tokenizer; raises as ``Store.tokenizer``."""
-        ...
 
     def read_manifest(self, generation: int | None = None) -> Manifest:
         """Read the current manifest of a generation, or of the newest if None.
 
         Raises as ``open_store``.
         """
-        ...
 
 
 class SubsetReader(Protocol):
@@ -142,74 +132,59 @@ class SubsetReader(Protocol):
     @property
     def lengths(self) -> LengthReader:
         """Lengths of all documents of the subset, in tokens."""
-        ...
 
     @property
     def table(self) -> ShardTable:
         """Shards of the subset; empty for synthetic data."""
-        ...
 
     @property
     def tokens(self) -> int:
         """Number of tokens of the subset."""
-        ...
 
     @property
     def trained_tokens(self) -> int:
         """Number of trained tokens of the subset."""
-        ...
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """Dtype of a token on disk."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the subset's content, 32 hex digits."""
-        ...
 
     @property
     def end_id(self) -> int:
         """End-of-document id, which also fills padding and removed documents."""
-        ...
 
     @property
     def removed(self) -> Ids:
         """Numbers of the removed documents, ascending, int64."""
-        ...
 
     @property
     def masked(self) -> bool:
         """True if some tokens are not trained."""
-        ...
 
     @property
     def mapped(self) -> MappedShards | None:
         """Mapped shards, if documents are read exactly as stored; else None."""
-        ...
 
     @property
     def is_fully_cached(self) -> bool:
         """True if all tokens and stored media are local and verified."""
-        ...
 
     @property
     def fetched_bytes(self) -> int:
         """Number of bytes that this process fetched over the network."""
-        ...
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
         """Read token ranges; see :meth:`Store.read`."""
-        ...
 
     def document(self, number: int, length: int) -> NDArray[np.generic]:
         """Read the first ``length`` tokens of one document."""
-        ...
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """Read the trained flags of token ranges; see :meth:`Store.mask`."""
-        ...
 
     def fetch(self, documents: Ids, block: int = 1) -> None:
         """Fetch documents of a remote store in few requests; a no-op for local data.
@@ -218,31 +193,21 @@ class SubsetReader(Protocol):
             documents: document numbers, ascending, int64 [N].
             block: number of documents that are used together; complete blocks are fetched.
         """
-        ...
 
     @property
     def files(self) -> StoreFiles:
         """Sidecar files of the subset."""
-        ...
 
     def limit_mapped(self, shards: int) -> None:
         """Limit the number of mapped shards, to leave file descriptors to other stores."""
-        ...
 
     def for_lengths(self, lengths: FilteredLengths) -> "SubsetReader":
         """Return a reader of the same subset that uses the given lengths."""
-        ...
 
 
 @final
 class SubsetMasks:
     """Loss masks of the documents of a subset.
-
-    Args:
-        masked: numbers of the shards that have a mask; all tokens of other shards are trained.
-        removed: numbers of the removed documents, ascending; their tokens are not trained.
-        load: returns the mask of a shard.
-        limit: maximum number of masks in memory.
 
     Attributes:
         shards: as ``masked``.

@@ -56,14 +56,7 @@ class SyntheticLengths:
 
 @final
 class SyntheticFiles:
-    """Sidecar files of synthetic data: it has provenance and a tokenizer only.
-
-    Args:
-        spec: specification of the documents.
-        read: reads the first tokens of a document.
-        lengths: lengths of the documents.
-        tokenizer: tokenizer without text.
-    """
+    """Sidecar files of synthetic data: it has provenance and a tokenizer only."""
 
     def __init__(
         self,

@@ -202,12 +202,7 @@ def write_checksum_file(path: Path, checksums: BlockChecksums) -> str:
 
 
 class ShardWriter:
-    """Writer of one shard: streams tokens, and adds index and provenance at the end.
-
-    Args:
-        stem: path of the shard without suffix (``OUT/train/shard_00000``).
-        dtype: dtype of a token on disk.
-    """
+    """Writer of one shard: streams tokens, and adds index and provenance at the end."""
 
     def __init__(self, stem: Path, dtype: np.dtype[np.generic]) -> None:
         self._stem, self._dtype = stem, dtype
@@ -289,12 +284,7 @@ class ShardWriter:
 
 
 class LengthsWriter:
-    """Writer of the lengths of documents that a generation adds, in shard order.
-
-    Args:
-        folder: folder of the subset.
-        generation: number of the generation; the first one's file is ``lengths.u32``.
-    """
+    """Writer of the lengths of documents that a generation adds, in shard order."""
 
     def __init__(self, folder: Path, generation: int = 1) -> None:
         self._path = folder / format_generation_file_name(LENGTHS_NAME, generation)
