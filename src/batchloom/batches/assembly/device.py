@@ -29,15 +29,7 @@ _CLOSE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ArrayLayout:
-    """Location of an array in a block.
-
-    Attributes:
-        name: key of the array in the batch.
-        dtype: numpy dtype.
-        shape: shape of the array.
-        begin: offset of its first byte, a multiple of 512.
-        stop: offset behind its last byte.
-    """
+    """Location of an array in a block."""
 
     name: str
     dtype: np.dtype[Any]
@@ -68,12 +60,7 @@ def pack_arrays(batch: Mapping[str, Any], parts: list[ArrayLayout], block: NDArr
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """A batch whose tensors may still be in transfer to their device.
-
-    Attributes:
-        batch: the batch; its tensors may not be complete yet.
-        arrive: makes the calling thread's current stream wait for the tensors; None if they are complete.
-    """
+    """A batch whose tensors may still be in transfer to their device."""
 
     batch: Batch
     arrive: Callable[[], None] | None = None

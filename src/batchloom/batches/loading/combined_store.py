@@ -25,7 +25,6 @@ class CombinedStore:
     """The stores of a mixture as one token reader; banned documents read as padding.
 
     Attributes:
-        stores: as given.
         end_id: the id that fills padding.
         vocab_size: exclusive upper bound of the ids; None if no store knows it.
         masked: whether some tokens carry no loss.

@@ -75,12 +75,7 @@ class RawStream(Protocol):
 
 @final
 class StreamCursor:
-    """A loader's position in a stream.
-
-    Attributes:
-        stream: the stream that is read.
-        loaded: lane positions of the rank in a loaded state; None without one.
-    """
+    """A loader's position in a stream."""
 
     def __init__(self, stream: RawStream, rank: int, world_size: int) -> None:
         self.stream, self._ranks = stream, (rank, world_size)
@@ -132,13 +127,7 @@ def random_access_error(step: str) -> PlanError:
 
 @dataclass(slots=True, eq=False)
 class Iteration:
-    """One iteration over a loader.
-
-    Attributes:
-        next_step: step after the last batch it gave.
-        batch_count: number of batches it gave.
-        steps: source of its steps, for a stream.
-    """
+    """One iteration over a loader."""
 
     next_step: int
     batch_count: int = 0

@@ -239,13 +239,7 @@ class MediaSource(Protocol):
 
 
 class BatchMedium(NamedTuple):
-    """A medium of a batch.
-
-    Attributes:
-        span: index of its span in the rows.
-        source: source of the medium.
-        medium: the stored medium.
-    """
+    """A medium of a batch."""
 
     span: int
     source: MediaSource
@@ -257,12 +251,7 @@ MediaFinder = Callable[[TokenReader, Rows], list[BatchMedium]]
 
 
 class ProcessorContext(NamedTuple):
-    """Processor that makes features, consistent with the tokens.
-
-    Attributes:
-        state: processor state, with the placeholder tokens.
-        control: returns the ids of the tokenizer's control tokens.
-    """
+    """Processor that makes features, consistent with the tokens."""
 
     state: Mapping[str, Any]
     control: Callable[[], Mapping[str, int]]

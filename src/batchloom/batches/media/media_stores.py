@@ -23,14 +23,7 @@ _BATCH_DOCUMENTS = 512
 
 @final
 class StoreSource:
-    """An open store as a media source.
-
-    Attributes:
-        store: the open store.
-        media: index of the documents' media.
-        limits: media limits that the store was prepared with.
-        remedy: advice for a medium that cannot be read.
-    """
+    """An open store as a media source."""
 
     remedy = (
         "batchloom check STORE --missing-media FILE lists such documents; MediaOptions(replace=FILE), or train "
@@ -122,13 +115,7 @@ def _read_limits(store: Store) -> MediaLimits:
 
 
 class MediaCheckBatch(NamedTuple):
-    """Check result of some neighbouring documents.
-
-    Attributes:
-        documents: number of documents that hold media.
-        media: number of their media.
-        faults: first fault of each document with an unreadable medium, by document number.
-    """
+    """Check result of some neighbouring documents."""
 
     documents: int
     media: int

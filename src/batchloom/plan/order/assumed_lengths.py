@@ -67,13 +67,7 @@ class AssumedLengths:
 
 @final
 class AssumedStore:
-    """Store with assumed lengths that a plan can be computed on.
-
-    Attributes:
-        lengths: assumed lengths with the requested mean.
-        tokens: as given.
-        fingerprint: fingerprint of the assumptions.
-    """
+    """Store with assumed lengths that a plan can be computed on."""
 
     __slots__ = ("fingerprint", "lengths", "tokens")
 

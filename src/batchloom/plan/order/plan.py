@@ -301,14 +301,7 @@ def _refuse_changed(number: int, edit: dict[str, Any]) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class DocumentPosition:
-    """Sequence that holds a document.
-
-    Attributes:
-        step: step of the sequence.
-        row: index of its row in the step, over all ranks.
-        position: position in the run.
-        epoch: pass over the source, from 0.
-    """
+    """Sequence that holds a document."""
 
     step: int
     row: int

@@ -78,6 +78,14 @@ class PoolCountCache(NamedTuple):
 class SourceOrder:
     """Order of one source under one spec, from a cursor on.
 
+    Args:
+        name: name of the source, part of every key.
+        store: store with the documents of the source.
+        spec: settings; ``lanes``, ``seq_len`` and those that :class:`Pools` reads are used.
+        remainders: repacked rows of each lane that come first after an edit.
+        begins: first complete pool of each lane after them; ``before`` is the length of the lane's remainder.
+        served_tokens: upper bound of the tokens in sequences served before ``remainders``.
+
     Attributes:
         pools: pools of the source.
         lanes: number of lanes.

@@ -196,8 +196,7 @@ class SourceOrders:
     and orders are created when they are first needed.
 
     Attributes:
-        data, edits: as given.
-        spec: as given, with the pool size chosen.
+        spec: the settings of the order, with the pool size chosen.
         stores: stores by source name.
         names: source names, in the order of their numbers in rows. A single store is called ``data``.
         run_layout: run layout: positions at which edits and stages change weights, sizes and lengths.

@@ -38,17 +38,7 @@ ProgressCallback = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """Result of an export.
-
-    Attributes:
-        path: output folder.
-        to: export target.
-        documents: number of documents.
-        tokens: number of tokens.
-        files: number of files.
-        bytes: total size of the files.
-        notes: information that the target cannot hold, one sentence each.
-    """
+    """Result of an export."""
 
     path: Path
     to: str

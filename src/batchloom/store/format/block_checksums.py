@@ -146,12 +146,7 @@ def parse_root_checksums(
 
 @final
 class ChecksumFile:
-    """A mapped ``.sums`` file; entries are verified once, at their first read.
-
-    Attributes:
-        path: path of the file.
-        preceding_tokens: tokens before each block of a lengths file, u64 [N]; verified by :meth:`read_checksums`.
-    """
+    """A mapped ``.sums`` file; entries are verified once, at their first read."""
 
     def __init__(self, path: Path, root_checksums: ChecksumArray, entries: NDArray[np.uint8], width: int) -> None:
         self.path, self._root_checksums, self._raw, self._width = (path, root_checksums, entries, width)

@@ -73,12 +73,7 @@ def make_wrong_format_error(path: Path) -> StoreError:
 
 @final
 class MaskBuilder:
-    """Incremental bit mask of a shard.
-
-    Attributes:
-        tokens: number of tokens added.
-        trained: number of those that are trained.
-    """
+    """Incremental bit mask of a shard."""
 
     def __init__(self) -> None:
         self.tokens = self.trained = 0
@@ -116,13 +111,7 @@ def iter_mask_chunks(tokens: int, trained: int, flags: Iterable[NDArray[np.bool_
 
 @final
 class LossMask:
-    """A mapped ``.mask`` file.
-
-    Attributes:
-        tokens: tokens of the shard.
-        trained: number of trained tokens according to the header.
-        bits: view of the file with eight tokens per byte, uint8 [ceil(tokens / 8)].
-    """
+    """A mapped ``.mask`` file."""
 
     __slots__ = ("bits", "tokens", "trained")
 

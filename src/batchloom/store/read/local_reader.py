@@ -58,34 +58,29 @@ def name_shard_file(table: ShardTable, shard: int, suffix: str) -> Path:
 
 @final
 class LocalFiles:
-    """Sidecar files of a local subset."""
+    """``StoreFiles`` of a local subset."""
 
     def __init__(self, path: Path, manifest: Manifest | None, table: ShardTable) -> None:
         self._path, self._manifest, self.table = path, manifest, table
 
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
-        """Read the provenance of rows of a shard, or of all documents if ``rows`` is None."""
         provenance = map_provenance(name_shard_file(self.table, shard, ".docs"))
         refuse_unlike_count(provenance, self.table, shard)
         sources = self._manifest.sources if self._manifest else ()
         return check_known_parts(provenance if rows is None else provenance.take(rows), sources, self._path)
 
     def sides(self, shard: int) -> PairIndex:
-        """Read the pairs and sides of a shard of a preference store."""
         preferences = self._manifest.preferences if self._manifest else ""
         documents = self.table.locations[shard].documents
         return map_pair_index(name_shard_file(self.table, shard, ".pairs"), documents, preferences)
 
     def media(self, shard: int) -> MediaRows:
-        """Map the media index of a shard that has one."""
         return map_media(name_shard_file(self.table, shard, ".media"), self.table.locations[shard].documents)
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:
-        """Read bytes of the ``.blobs`` of a shard, fewer at the end of the file."""
         return read_blob(name_shard_file(self.table, shard, ".blobs"), begin, size)
 
     def file(self, name: str) -> bytes:
-        """Read a small file of the store."""
         return read_regular_file(self._path / name, SMALL_FILE_LIMIT)
 
     def read_tokenizer(self) -> Tokenizer:
@@ -94,13 +89,12 @@ class LocalFiles:
         return load_stored_tokenizer(self.file, str(self._path), self._manifest.tokenizer)
 
     def read_manifest(self, generation: int | None = None) -> Manifest:
-        """Read the current manifest of a generation, or of the newest if None."""
         return read_manifest(self._path, generation)
 
 
 @final
 class LocalReader:
-    """Reader of mapped files, with optional verification as they are read."""
+    """``SubsetReader`` of mapped files, with optional verification as they are read."""
 
     is_fully_cached = True
     fetched_bytes = 0
@@ -133,37 +127,31 @@ class LocalReader:
 
     @property
     def trained_tokens(self) -> int:
-        """Number of trained tokens of the subset."""
         if self._manifest is None:
             return self._masks.get_mask(0).count() if self._masks.shards else self.tokens
         return self._manifest.subsets[self._split].trained_tokens
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the subset's content; for a prefix, of its sizes and edges."""
         if self._manifest is None:
             return compute_prefix_fingerprint(self._path, self.dtype, masked=self.masked)
         return compute_subset_fingerprint(self._manifest, self._split)
 
     @property
     def mapped(self) -> MappedShards | None:
-        """Mapped shards, if documents are read exactly as stored; else None."""
         return None if self._checks is not None or self.removed.size else self._shards
 
     def limit_mapped(self, shards: int) -> None:
-        """Limit the number of mapped shards, to leave file descriptors to other stores."""
         limit = min(self._shards.limit, shards)
         self._shards.limit = self._masks.limit = limit
         if self._checks is not None:
             self._checks.max_mapped = limit
 
     def for_lengths(self, lengths: FilteredLengths) -> "LocalReader":
-        """Return a reader of the same files that checks ranges against these lengths."""
         shards = self._shards.unmapped()
         return LocalReader(self._path, self._split, self._manifest, lengths, shards, self._checks)
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
-        """Read token ranges, as views of the mapped shards."""
         stops = starts + lengths
         refuse_ranges_beyond(self.lengths, documents, stops, self._path)
         mapped, shift = self._shards, self._shift
@@ -193,7 +181,6 @@ class LocalReader:
         return fill_removed(views, documents, self.removed, self.end_id)
 
     def document(self, number: int, length: int) -> NDArray[np.generic]:
-        """Read the first ``length`` tokens of one document."""
         if self._checks is not None or self.removed.size:
             return self.read(np.array([number]), np.zeros(1, np.int64), np.array([length]))[0]
         shard, row = self.table.find(number)
@@ -202,7 +189,6 @@ class LocalReader:
         return tokens[begin : begin + length]
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
-        """Read the trained flags of token ranges."""
         if not self.masked:
             return all_trained(lengths)
         shards = self.table.shards_of(documents)
@@ -229,10 +215,6 @@ class FirstRead:
     """Verification of one subset as it is read.
 
     A shard of an older store, which has no block checksums, is verified completely.
-
-    Attributes:
-        always: as given.
-        max_mapped: maximum of shards mapped for verification; each takes two descriptors.
     """
 
     def __init__(self, folder: Path, subset: SubsetEntry, *, always: bool) -> None:

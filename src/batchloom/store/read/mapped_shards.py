@@ -52,7 +52,6 @@ class ShardTable:
     """Shards of a subset and their document ranges.
 
     Attributes:
-        locations: as given.
         bounds: number of the first document of each shard, and the number of documents.
         starts: ``bounds`` without the last element, int64 [shards].
     """
@@ -75,14 +74,7 @@ class ShardTable:
 
 @final
 class MappedShards:
-    """Shards of a subset, mapped on first use; at most ``limit`` stay mapped.
-
-    Attributes:
-        table, dtype: as given.
-        limit: maximum number of mapped shards.
-        opened: live list of the mapped shards, None for unmapped ones.
-        openings: number of times that a shard was mapped.
-    """
+    """Shards of a subset, mapped on first use; at most ``limit`` stay mapped."""
 
     def __init__(
         self, table: ShardTable, dtype: np.dtype[np.generic], lengths: Callable[[int, int], NDArray[np.uint32]]

@@ -207,11 +207,7 @@ class SubsetReader(Protocol):
 
 @final
 class SubsetMasks:
-    """Loss masks of the documents of a subset.
-
-    Attributes:
-        shards: as ``masked``.
-    """
+    """Loss masks of the documents of a subset."""
 
     def __init__(self, masked: frozenset[int], removed: Ids, load: Callable[[int], LossMask], limit: int) -> None:
         self.shards, self._removed, self._load, self.limit = masked, removed, load, limit

@@ -42,21 +42,18 @@ class SyntheticLengths:
 
     @property
     def size(self) -> int:
-        """Number of documents."""
         return self._data.spec.documents
 
     def take(self, documents: Ids) -> NDArray[np.uint32]:
-        """Return the lengths of ``documents`` in tokens, uint32 of the same length."""
         return self._data.lengths(documents)
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
-        """Return the lengths of documents ``start`` to ``stop - 1``, uint32."""
         return self._data.lengths(np.arange(start, min(stop, self.size)))
 
 
 @final
 class SyntheticFiles:
-    """Sidecar files of synthetic data: it has provenance and a tokenizer only."""
+    """``StoreFiles`` of synthetic data: it has provenance and a tokenizer only."""
 
     def __init__(
         self,
@@ -68,7 +65,6 @@ class SyntheticFiles:
         self.spec, self._read, self._lengths, self._tokenizer = spec, read, lengths, tokenizer
 
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:  # noqa: ARG002 - there are no shards
-        """Return the provenance of documents: records of one source, hashed by their ids."""
         numbers = np.arange(self.spec.documents) if rows is None else rows
         names = [
             compute_checksum(self._read(number, length).astype("<u4").data)
@@ -99,7 +95,6 @@ class SyntheticFiles:
         raise FileNotFoundError(name)
 
     def read_tokenizer(self) -> UnknownTokenizer:
-        """Return the tokenizer."""
         return self._tokenizer
 
     def read_manifest(self, generation: int | None = None) -> Manifest:  # noqa: ARG002 - there is none
@@ -109,16 +104,7 @@ class SyntheticFiles:
 
 @final
 class SyntheticReader:
-    """Reader of synthetic data, which is computed as it is read.
-
-    Attributes:
-        spec: specification of the documents.
-        lengths: lengths of the documents.
-        tokens: total number of tokens.
-        tokenizer: tokenizer whose ids stand for no text.
-        dtype: dtype of a token.
-        manifest: manifest that a store of these documents would have, without shards.
-    """
+    """``SubsetReader`` of synthetic data, which is computed as it is read."""
 
     is_fully_cached, masked, fetched_bytes = True, False, 0
     mapped: MappedShards | None = None
@@ -145,7 +131,6 @@ class SyntheticReader:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the settings that determine the content."""
         return fingerprint(self.spec.identity)
 
     @property
@@ -154,18 +139,15 @@ class SyntheticReader:
         return self.spec.name == DUMMY
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
-        """Compute the ids of token ranges; arguments as of ``Store.read``."""
         refuse_ranges_beyond(self.lengths, documents, starts + lengths, Path(self.spec.spec_string))
         ids = self._data.ids(documents, starts, lengths).astype(self.dtype)
         stops = np.cumsum(lengths).tolist()
         return [ids[a:b] for a, b in zip([0, *stops], stops, strict=False)]
 
     def document(self, number: int, length: int) -> NDArray[np.generic]:
-        """Compute the first ``length`` tokens of one document."""
         return self.read(np.array([number]), np.zeros(1, np.int64), np.array([length]))[0]
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:  # noqa: ARG002 - see below
-        """Return masks of token ranges: every token is trained."""
         return all_trained(lengths)
 
     def fetch(self, documents: Ids, block: int = 1) -> None:
@@ -175,7 +157,6 @@ class SyntheticReader:
         """Do nothing: there are no files."""
 
     def for_lengths(self, lengths: FilteredLengths) -> "SyntheticReader":  # noqa: ARG002 - it holds no media
-        """Return this reader."""
         return self
 
 
