@@ -5,10 +5,10 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import coerce_int_fields, is_bool, is_text, quote_value, raise_problems, suggest
+from batchloom.core.settings import coerce_int_fields, is_bool, is_text, quote_value, raise_problems
 from batchloom.plan import Mesh, PlanSpec
 from batchloom.plan.order import DATA_PARALLEL, UnevenPolicy
-from batchloom.plan.packing import DEFAULT_GROUPED_STEPS, OverlongMode, PackingOptions
+from batchloom.plan.packing import DEFAULT_GROUPED_STEPS, OverlongMode, PackingOptions, list_choice_problems
 
 Labels = Literal["aligned", "shifted"]
 Output = Literal["torch", "numpy"]
@@ -21,7 +21,7 @@ _BOUNDS = {
     "micro_batch_size": (1, 1 << 24),
 }
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,4})?", re.ASCII)
-_CHOICES = (("labels", Labels), ("output", Output), ("form", Form), ("uneven", UnevenPolicy))
+_CHOICES = {"labels": Labels, "output": Output, "form": Form, "uneven": UnevenPolicy}
 Order = Literal["pools", "lanes"]
 
 
@@ -115,12 +115,7 @@ class BatchSpec(BatchOptions):
     media: MediaOptions = DEFAULT_MEDIA_SPEC
 
     def __post_init__(self) -> None:
-        problems = coerce_int_fields(self, _BOUNDS)
-        for name, literal_type in _CHOICES:
-            value, options = getattr(self, name), literal_type.__args__  # type: ignore[attr-defined]
-            if value not in options:
-                hint = suggest(str(value), options)
-                problems.append(f"{name}: {value!r} is none of {', '.join(options)}{hint}")
+        problems = coerce_int_fields(self, _BOUNDS) + list_choice_problems(self, _CHOICES)
         mesh: object = self.mesh
         if not isinstance(mesh, Mesh):
             problems.append(f"mesh: {quote_value(mesh)} is not a batchloom.plan.Mesh")

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 from batchloom.core.errors import PlanError
 from batchloom.core.settings import as_int, is_text, quote_value, raise_problems, suggest
-from batchloom.plan.packing.plan_spec import OverlongMode
+from batchloom.plan.packing.plan_spec import OverlongMode, list_choice_problems
 from batchloom.plan.packing.pools import DocumentLengths
 
 WeightUnit = Literal["tokens", "documents", "epochs"]
@@ -124,11 +124,7 @@ class Mixture:
 
     def __post_init__(self) -> None:
         problems = self._stores_problems()
-        for name, literal_type in (("unit", WeightUnit), ("exhausted", ExhaustedPolicy)):
-            value, options = getattr(self, name), literal_type.__args__  # type: ignore[attr-defined]
-            if value not in options:
-                hint = suggest(str(value), options)
-                problems.append(f"{name}: {value!r} is none of {', '.join(options)}{hint}")
+        problems += list_choice_problems(self, {"unit": WeightUnit, "exhausted": ExhaustedPolicy})
         if not is_positive_weight(self.temperature):
             problems.append(f"temperature: {quote_value(self.temperature)} is not {_POSITIVE_DESCRIPTION}")
         if self.most_epochs is not None and not is_positive_weight(self.most_epochs):

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
-from batchloom.core.settings import coerce_int_fields, raise_problems, suggest
+from batchloom.core.settings import coerce_int_fields, raise_problems
+from batchloom.plan.packing.plan_spec import list_choice_problems
 from batchloom.plan.packing.rows import Rows
 
 UnevenPolicy = Literal["refuse", "pad"]
@@ -75,11 +76,7 @@ class Mesh:
 
     def __post_init__(self) -> None:
         sizes = dict.fromkeys(("tensor", "context", "pipeline"), (1, _MAX_PEERS))
-        problems = coerce_int_fields(self, sizes)
-        if self.slices not in SliceLayout.__args__:  # type: ignore[attr-defined]
-            options = SliceLayout.__args__  # type: ignore[attr-defined]
-            hint = suggest(str(self.slices), options)
-            problems.append(f"slices: {self.slices!r} is none of {', '.join(options)}{hint}")
+        problems = coerce_int_fields(self, sizes) + list_choice_problems(self, {"slices": SliceLayout})
         if sorted(self.order) != sorted(MESH_ORDER):
             problems.append(f"order: {self.order!r} must name {', '.join(MESH_ORDER)}, each once")
         raise_problems([f"mesh.{problem}" for problem in problems])

@@ -1,7 +1,8 @@
 """Settings of a plan."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from batchloom.core.settings import Setting, convert_int_settings, is_bool, raise_problems, suggest, to_plain
 from batchloom.plan.packing.strategies import STRATEGIES, is_strategy, strategy_to_identity
@@ -171,10 +172,7 @@ class PlanSpec(PackingOptions):
         if not isinstance(self.packing, str) or not is_strategy(self.packing):
             hint = suggest(str(self.packing), STRATEGIES)
             problems.append(f"packing: {self.packing!r} is none of {', '.join(STRATEGIES)}{hint}")
-        for name, literal_type in (("overlong", OverlongMode), ("last", LastStepPolicy)):
-            value, options = getattr(self, name), literal_type.__args__  # type: ignore[attr-defined]
-            if value not in options:
-                problems.append(f"{name}: {value!r} is none of {', '.join(options)}{suggest(str(value), options)}")
+        problems += list_choice_problems(self, {"overlong": OverlongMode, "last": LastStepPolicy})
         invalid_fields = {problem.split(":")[0] for problem in problems}
         if not invalid_fields & {"pool_size", "block"} and self.block and self.pool_size % self.block:
             problems.append(f"pool_size: {self.pool_size} is not a multiple of block {self.block}")
@@ -262,6 +260,16 @@ def describe_window_conflict(step: int, steps: int) -> str:
         f"inside a window of {steps} steps (group_by_length), whose rows are ordered by length: the part already "
         f"served is not a prefix of the run. Give step={following}, or another multiple of {steps}."
     )
+
+
+def list_choice_problems(spec: object, choices: Mapping[str, Any]) -> list[str]:
+    """List the problems of fields whose value is not in their ``Literal`` type."""
+    values = {name: getattr(spec, name) for name in choices}
+    return [
+        f"{name}: {value!r} is none of {', '.join(options)}{suggest(str(value), options)}"
+        for name, value in values.items()
+        if value not in (options := get_args(choices[name]))
+    ]
 
 
 def find_nearest_divisor(number: int, most: int) -> int:
