@@ -12,6 +12,7 @@ from msgspec.structs import replace
 import batchloom
 from batchloom import StoreError
 from batchloom.batches import MediaOptions, PlanOptions
+from batchloom.batches.media import read_missing_media
 from batchloom.core.errors import DownloadError
 from batchloom.preparation.remote_output import _STORE_FILE
 from batchloom.remote import (
@@ -25,7 +26,6 @@ from batchloom.store import (
     encode_manifest,
     map_media,
     read_manifest,
-    read_missing_media,
     write_file,
 )
 from media.processors import PROCESSORS, save_processor
