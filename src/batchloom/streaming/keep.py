@@ -68,12 +68,7 @@ def rename_out_in_errors() -> Iterator[None]:
 
 
 def resolve_keep_folder(keep: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder of ``keep``; None without one.
-
-    Raises:
-        SettingsError: it is no path.
-        InputError: it is a URL.
-    """
+    """Return the folder of ``keep``; None without one."""
     if keep is None:
         return None
     name = os.fspath(keep) if isinstance(keep, os.PathLike) else keep
@@ -84,20 +79,11 @@ def resolve_keep_folder(keep: str | os.PathLike[str] | None) -> Path | None:
 
 
 def check_keep(inputs: Sequence[str], out: Path) -> None:
-    """Reject a folder that is or holds an input, or is neither a store nor its work.
-
-    Raises:
-        StoreConflictError: the folder is rejected.
-    """
+    """Reject a folder that is or holds an input, or is neither a store nor its work."""
     with rename_out_in_errors():
         check_separate(inputs, out)
         if not (out / MANIFEST_NAME).exists():
             check_output_folder(out)
-
-
-def is_unfinished(out: Path) -> bool:
-    """Return whether a stream has cached data in a folder without a finished store."""
-    return (out / WORK_NAME / STREAM_BATCHES_FOLDER / _BEGUN_FILE).exists() and not (out / MANIFEST_NAME).exists()
 
 
 def find_abandoned_folder(before: str | None, keeping: "StreamStoreWriter | None") -> Path | None:
@@ -105,10 +91,12 @@ def find_abandoned_folder(before: str | None, keeping: "StreamStoreWriter | None
 
     ``before`` is the previous folder, ``keeping`` the current store.
     """
-    if before is None or not is_unfinished(Path(before)):
+    if before is None:
         return None
-    is_current = keeping is not None and keeping.out.resolve() == Path(before).resolve()
-    return None if is_current else Path(before)
+    folder = Path(before)
+    is_begun = (folder / WORK_NAME / STREAM_BATCHES_FOLDER / _BEGUN_FILE).exists()
+    is_current = keeping is not None and keeping.out.resolve() == folder.resolve()
+    return folder if is_begun and not (folder / MANIFEST_NAME).exists() and not is_current else None
 
 
 @final
@@ -117,18 +105,6 @@ class StreamStoreWriter:
 
     A range group that a lane reads from its beginning to its end is cached. ``prepare`` does not read units again if
     all their range groups are cached; it reads the input of the others.
-
-    Args:
-        out: folder of the store, which every rank can access.
-        recipe: recipe of the store.
-        listing: its inputs.
-        settings: sizes that decide units.
-        units: units of the inputs.
-        tokenizer: tokenizer of the store.
-
-    Raises:
-        StoreConflictError: the folder holds a finished store of other inputs or of another recipe.
-        StoreError: the folder holds a damaged store.
     """
 
     def __init__(
@@ -165,10 +141,6 @@ class StreamStoreWriter:
         """Return the cache for a rank's range groups; None if the store is finished.
 
         Rank 0 begins the job; other ranks wait for it.
-
-        Raises:
-            StoreConflictError: the folder holds another job's work, or another run is writing to it.
-            OutputError: it cannot be written.
         """
         if self.finished:
             _LOG.info("%s is a finished store already: the stream does not write to it.", self.out)
@@ -196,11 +168,7 @@ class StreamStoreWriter:
     def finish(
         self, range_groups: Sequence[RangeGroup], listener: Listener, execution: ExecutionSettings
     ) -> PrepareResult:
-        """Complete the store; ``prepare`` reads all records that are not cached.
-
-        Raises:
-            BatchloomError: any error of ``prepare``.
-        """
+        """Complete the store; ``prepare`` reads all records that are not cached."""
         settings = replace(self._settings, execution=execution)
         with rename_out_in_errors():
             result = run_recipe(self._recipe, self.out, listener, settings=settings)

@@ -1,6 +1,6 @@
 """Reader of one lane: tokenizes its range groups and forms pools of documents."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
+from batchloom.core.wording import format_count
 from batchloom.plan import PlanSpec, order_lane_ranges
 from batchloom.plan.order import compute_lane_pool_size, make_no_sequence_error
 from batchloom.preparation import ChatEncoder
@@ -20,6 +21,7 @@ from batchloom.preparation.phases import UnitTokenizer
 from batchloom.preparation.units import (
     StreamBatchWriter,
     Unit,
+    UnitFacts,
     UnitProgress,
     UnitTask,
     UnusableError,
@@ -27,13 +29,58 @@ from batchloom.preparation.units import (
 from batchloom.sources import RecordBounds, format_record_name, make_bad_record_error
 from batchloom.sources.files import Source
 from batchloom.store.format import SUBSETS
-from batchloom.streaming.range_reading import RangeRecordReader
-from batchloom.streaming.record_counts import RecordCounts
-from batchloom.streaming.record_ranges import RangeGroup
+from batchloom.streaming.record_ranges import RangeGroup, RangeRecordReader
 from batchloom.streaming.stream_media import DocumentMedia, MediaSpill, PoolMedia
+
+_BAD_PREFIX, _EMPTY_REASON, _SHARE_PREFIX = "bad", "empty", "for "
 
 _MAX_FAULTS = 8
 _MAX_CACHED_BOUNDS = 256
+
+
+@final
+@dataclass(slots=True)
+class RecordCounts:
+    """Counts of an epoch of a lane.
+
+    Attributes:
+        records: number of records read.
+        reasons: number of records without a train document, by reason.
+    """
+
+    records: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, facts: UnitFacts, shares: NDArray[np.int64]) -> None:
+        """Add a range group's records, and its number of documents per subset."""
+        for part in facts.parts:
+            self.records += part.records
+            self.reasons.update({_BAD_PREFIX: part.bad, _EMPTY_REASON: part.empty, **part.dropped})
+        for name, count in zip(SUBSETS[1:], shares[1:].tolist(), strict=True):
+            self.reasons[_SHARE_PREFIX + name] += count
+
+    def explain_no_document(self, bad: Sequence[str]) -> tuple[str, str]:
+        """Return why there is no document, and a remedy.
+
+        ``bad`` holds the messages about the first bad records.
+        """
+        nonzero_reasons = [(reason, count) for reason, count in self.reasons.most_common() if count > 0]
+        if not nonzero_reasons:
+            return "the lane received no record of the input", "Give more input"
+        reason_text = ", ".join(f"{count:,} {reason}" for reason, count in nonzero_reasons)
+        first = f". The first bad record: {bad[0]}" if bad else ""
+        why = f"no document to train on remains of {format_count(self.records, 'record')}: {reason_text}{first}"
+        return why, _suggest_remedy(nonzero_reasons[0][0])
+
+
+def _suggest_remedy(reason: str) -> str:
+    if reason == _BAD_PREFIX:
+        return "Fix the input, or name another"
+    if reason == _EMPTY_REASON:
+        return "Name other inputs"
+    if reason.startswith(_SHARE_PREFIX):
+        return f"Give a smaller {reason.removeprefix(_SHARE_PREFIX)}_fraction"
+    return "Leave fewer out (clean=, max_tokens=, train_on=), or name other inputs"
 
 
 class LanePosition(NamedTuple):
@@ -242,13 +289,7 @@ class LaneContext:
 
 @final
 class LaneReader:
-    """Reader of a lane from a position on, pool by pool.
-
-    Args:
-        context: context shared by all lanes.
-        lane: lane number.
-        position: start position.
-    """
+    """Reader of a lane from a position on, pool by pool."""
 
     def __init__(
         self,
@@ -273,12 +314,7 @@ class LaneReader:
         self._source = self._iter_epoch(position)
 
     def next(self) -> StreamPool:
-        """Return the next pool.
-
-        Raises:
-            InputError: a source cannot be read.
-            PlanError: the lane has no document at all.
-        """
+        """Return the next pool."""
         while True:
             position = self.position
             size = compute_lane_pool_size(self._spec, position.epoch, position.pool)

@@ -2,23 +2,100 @@
 
 import queue
 import threading
-from dataclasses import dataclass
-from typing import Literal, final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
 
 from batchloom.core.errors import WorkerError
+from batchloom.plan import PlanSpec, order_lane_ranges
+from batchloom.preparation.documents import make_chat_encoder
+from batchloom.preparation.phases import WorkerSetup
 from batchloom.preparation.workers import (
+    MessageCallback,
     ProcessPool,
     TaskFunction,
     TaskLoss,
     TaskResult,
+    check_versions,
     count_cores,
 )
-from batchloom.streaming.lane import LanePosition, StreamPool
-from batchloom.streaming.stream_worker import PoolTask, StreamSetup
+from batchloom.streaming.lane import CachedRanges, LaneContext, LanePosition, LaneReader, StreamPool
+from batchloom.streaming.record_ranges import RangeGroup
+from batchloom.streaming.stream_media import MediaSpill
 
 _MAX_WORKER_DEATHS = 3
 _POLL_SECONDS = 0.02
 _WAIT_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTask:
+    """Request for the pool of a lane at a position."""
+
+    lane: int
+    position: LanePosition
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSetup:
+    """Setup of a stream worker, which can be sent to other processes.
+
+    Attributes:
+        worker_setup: how records become documents.
+        range_groups: range groups of the lanes read here, by number.
+        count: number of all range groups.
+        spec: settings of the data order.
+        lanes: number of lanes.
+        keep: cache of range groups for a store; None without one.
+        media: spill folder of media bytes from records; None if media are not read.
+    """
+
+    worker_setup: WorkerSetup
+    range_groups: Mapping[int, RangeGroup]
+    count: int
+    spec: PlanSpec
+    lanes: int
+    keep: CachedRanges | None
+    media: Path | None = None
+
+    def for_lanes(self, lanes: Sequence[int]) -> "StreamSetup":
+        """Return the setup of a worker of these lanes, with only their range groups.
+
+        With very many files, the full list is large.
+        """
+        numbers_by_lane = [order_lane_ranges(self.count, self.lanes, self.spec, lane, 0) for lane in lanes]
+        numbers = np.concatenate(numbers_by_lane).tolist()
+        return replace(self, range_groups={number: self.range_groups[number] for number in numbers})
+
+    def __call__(self) -> TaskFunction:
+        """Create the task function in the process that runs it.
+
+        A lane stays open at its position, and is reopened at another one.
+        """
+        check_versions(self.worker_setup.versions)
+        task, recipe = self.worker_setup.load_context(), self.worker_setup.recipe
+        chat = cache(lambda: make_chat_encoder(task.tokenizer, recipe))
+        media_spill = None if self.media is None else MediaSpill(self.media)
+        context = LaneContext(
+            *(task, chat, self.range_groups, self.count, self.spec, self.lanes, self.keep),
+            media_spill=media_spill,
+        )
+        open_lanes: dict[int, LaneReader] = {}
+
+        def make_pool(pool_task: Any, _send: MessageCallback) -> StreamPool:
+            # A lane whose reading fails does not stay open.
+            reader = open_lanes.pop(pool_task.lane, None)
+            if reader is None or reader.position != pool_task.position:
+                reader = LaneReader(context, pool_task.lane, pool_task.position)
+            pool = reader.next()
+            open_lanes[pool_task.lane] = reader
+            return pool
+
+        return make_pool
 
 
 def choose_worker_count(workers: int | Literal["auto"], lanes: int, local_ranks: int) -> int:
@@ -62,11 +139,6 @@ class WorkerPools:
 
     A lane belongs to one worker, which keeps its files open. A separate thread submits tasks, since
     Linux ends a process with the thread that started it.
-
-    Args:
-        setup: setup of the workers.
-        workers: number of workers.
-        lanes: lanes that will be requested.
     """
 
     def __init__(self, setup: StreamSetup, workers: int, lanes: range) -> None:

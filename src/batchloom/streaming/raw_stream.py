@@ -1,12 +1,15 @@
 """``stream``: raw inputs for a ``Loader``, without a prepared store."""
 
+import fcntl
 import logging
 import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, Unpack, final
 
@@ -25,7 +28,7 @@ from batchloom.plan.order import (
     choose_default_lanes,
     list_rank_lanes,
 )
-from batchloom.plan.packing import OverlongMode
+from batchloom.plan.packing import CUTTING_STRATEGIES, OverlongMode
 from batchloom.preparation import (
     ExecutionSettings,
     Note,
@@ -56,7 +59,7 @@ from batchloom.preparation.settings import (
 )
 from batchloom.preparation.units import plan_units
 from batchloom.preparation.workers import collect_versions
-from batchloom.sources.files import Spool
+from batchloom.sources.files import Source, Spool
 from batchloom.store import write_file
 from batchloom.streaming.keep import (
     StreamStoreWriter,
@@ -65,18 +68,9 @@ from batchloom.streaming.keep import (
     resolve_keep_folder,
 )
 from batchloom.streaming.lane import LanePosition, StreamPool
-from batchloom.streaming.lane_pools import InlinePools, WorkerPools, choose_worker_count
+from batchloom.streaming.lane_pools import InlinePools, StreamSetup, WorkerPools, choose_worker_count
 from batchloom.streaming.rank_feed import FeedSettings, LaneCursors, RankFeed
 from batchloom.streaming.record_ranges import make_range_groups
-from batchloom.streaming.spill_folder import make_spill_folder
-from batchloom.streaming.stream_overlong import (
-    check_no_cuts,
-    choose_overlong,
-    describe_cut_conversations,
-    describe_left_out,
-    has_conversations,
-    may_hold_media,
-)
 from batchloom.streaming.stream_state import (
     StreamIdentity,
     check_same_stream,
@@ -84,13 +78,19 @@ from batchloom.streaming.stream_state import (
     merge_states,
     read_stream_state,
 )
-from batchloom.streaming.stream_worker import StreamSetup
 from batchloom.tokens import get_engine_choice
 
 _LOG = logging.getLogger("batchloom")
 _MAX_WORKERS = 1024
 _TOKENIZER_STATE_FILE = "tokenizer_state.json"
 _NOT_STREAM_SETTINGS = ("epochs", "steps", "last", "block", "group_by_length")
+
+# Number of files sampled for a warning; conversations in other files are reported when they are read.
+_MAX_SAMPLED_FILES = 64
+# Kinds of files that always hold plain text.
+_TEXT_KINDS = ("text", "code")
+
+_FOLDER_PREFIX, _OWNER_FILE = "batchloom-stream-", "owner"
 
 
 def stream(
@@ -525,3 +525,98 @@ def _remove_stream_folder(folder: Path, lock_file: IO[bytes], owner: int) -> Non
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
         lock_file.close()
+
+
+def may_hold_media(sources: Sequence[Source], record_parsers: RecordParsers) -> bool:
+    """Return whether documents of some source may hold media, by its record kind."""
+    return record_parsers.reads_media and any(
+        record_parsers.get_parser(source).record_kind in ("conversation", "interleaved") for source in sources
+    )
+
+
+def check_no_cuts(packing: str, overlong: OverlongMode | None) -> None:
+    """Reject settings that cut documents, for a stream with images or audio."""
+    cuts = packing in CUTTING_STRATEGIES
+    setting = f"packing={packing!r}" if cuts else f"overlong={overlong!r}"
+    if cuts or overlong in ("split", "truncate"):
+        raise PlanError(
+            f"{setting} cuts documents, and documents with images or audio are never cut: give packing='best_fit' "
+            "and overlong='drop' or 'error'."
+        )
+
+
+def choose_overlong(sources: Sequence[Source], record_parsers: RecordParsers) -> OverlongMode:
+    """Return ``drop`` if all inputs hold conversations or some media, else ``split``.
+
+    A loader over their store chooses the same, except for conversations without media next to texts, with a
+    processor:
+    only reading all inputs shows whether they hold media.
+
+    Files that are texts by their kind are not read, nor any file after the first without conversations.
+    """
+    if may_hold_media(sources, record_parsers):
+        return "drop"
+    texts_first = sorted(sources, key=lambda source: source.kind not in _TEXT_KINDS)
+    alone = all(record_parsers.get_parser(source).templated for source in texts_first)
+    return "drop" if alone else "split"
+
+
+def has_conversations(sources: Sequence[Source], record_parsers: RecordParsers) -> bool:
+    """Return whether sampled files hold conversations.
+
+    The sample begins with the first file of each input that may hold them.
+    """
+    unsure = [source for source in sources if source.kind not in _TEXT_KINDS]
+    first = {source.input: source for source in reversed(unsure)}
+    other_sources = (source for source in unsure if first[source.input] is not source)
+    sampled_sources = islice((*first.values(), *other_sources), _MAX_SAMPLED_FILES)
+    return any(record_parsers.get_parser(source).templated for source in sampled_sources)
+
+
+def describe_cut_conversations(spec: PlanSpec) -> str:
+    """Return the warning that conversations mixed with texts are cut."""
+    return (
+        f"The inputs hold texts and conversations, and all documents longer than seq_len {spec.seq_len} are cut, "
+        f"including conversations. overlong='drop' drops them all; stream(max_tokens={spec.seq_len}) drops only "
+        "conversations."
+    )
+
+
+def describe_left_out(spec: PlanSpec, *, media: bool) -> str:
+    """Return the warning about documents left out; empty if all are read.
+
+    Documents with media are never cut.
+    """
+    if spec.overlong not in ("drop", "truncate"):
+        return ""
+    remedy = "a larger seq_len" if media else "overlong='split'"
+    dropped_content = "documents" if spec.overlong == "drop" else "the ends of documents"
+    return (
+        f"overlong={spec.overlong!r} leaves out {dropped_content} longer than seq_len {spec.seq_len}; {remedy} keeps "
+        "them."
+    )
+
+
+def make_spill_folder() -> tuple[Path, IO[bytes]]:
+    """Create a temporary folder and the open, locked file that marks it as in use.
+
+    The lock lasts while the file is open in any process, ends with its holder, and is
+    visible to every process that sees the file, also from another container.
+    """
+    _remove_orphaned_folders(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
+    file = (folder / f"{_OWNER_FILE}.new").open("wb")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    # The rename makes the file visible only after it is locked.
+    (folder / f"{_OWNER_FILE}.new").rename(folder / _OWNER_FILE)
+    return folder, file
+
+
+def _remove_orphaned_folders(home: Path) -> None:
+    """Delete this user's folders whose owners have ended."""
+    for owner_file in home.glob(f"{_FOLDER_PREFIX}*/{_OWNER_FILE}"):
+        # A folder that is locked or unreadable has an owner.
+        with suppress(OSError), owner_file.open("rb") as file:
+            if owner_file.lstat().st_uid == os.getuid():
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(owner_file.parent, ignore_errors=True)

@@ -1,11 +1,13 @@
 """Range groups: the read units of lanes, cut from ``prepare``'s units by size."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Self, final
 
+from batchloom.core.document import Records
 from batchloom.preparation.units import Unit
-from batchloom.sources import ReadRules, SourcePart
+from batchloom.sources import PartReader, ReadRules, RecordBounds, SourcePart
 from batchloom.sources.files import choose_read_method, is_splittable
 
 # Minimum number if the input is large enough, so that lanes have about equal shares.
@@ -13,6 +15,9 @@ _MIN_RANGES = 1024
 _MIN_RANGE_BYTES = 1 << 10
 # Reading a range of a text starts at the beginning of its part.
 _MAX_TEXT_CUTS = 64
+
+# Read methods that find a record by its first byte alone.
+_BYTE_KINDS = ("jsonl", "line", "cut")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +66,13 @@ class RangeGroup:
     ranges: tuple[RecordRange, ...]
 
 
-def choose_group_bytes(units: Sequence[Unit], unit_bytes: int) -> int:
-    """Return the approximate bytes of a range group, a power of two up to a unit.
-
-    There are about a thousand groups.
-    """
-    total = sum(unit.bytes for unit in units)
-    target_bytes = max(_MIN_RANGE_BYTES, total // _MIN_RANGES)
-    return min(unit_bytes, 1 << (target_bytes.bit_length() - 1))
-
-
 def make_range_groups(units: Sequence[Unit], rules: ReadRules, unit_bytes: int) -> list[RangeGroup]:
-    """Return the range groups of all units in input order, independent of lanes."""
-    size = choose_group_bytes(units, unit_bytes)
+    """Return the range groups of all units in input order, independent of lanes.
+
+    A group has about a thousandth of the input: a power of two of bytes, up to a unit.
+    """
+    target_bytes = max(_MIN_RANGE_BYTES, sum(unit.bytes for unit in units) // _MIN_RANGES)
+    size = min(unit_bytes, 1 << (target_bytes.bit_length() - 1))
     range_groups: list[RangeGroup] = []
     for unit in units:
         groups = list(_group_ranges(_iter_ranges(unit, rules, size), size))
@@ -112,3 +111,110 @@ def _group_ranges(ranges: Iterator[RecordRange], size: int) -> Iterator[tuple[Re
         group_bytes += length
     if group:
         yield tuple(group)
+
+
+@final
+class RangeRecordReader:
+    """Records of a range, numbered from 0 inside it; use as a context manager.
+
+    Args:
+        record_range: the range to read.
+        rules: read rules of its source.
+        bounds: finds the record bounds between ranges.
+        record: first record to return; earlier ones are skipped.
+        offset: byte offset of that record in the source, used to seek if possible.
+
+    Attributes:
+        start: first byte of the range in the (decompressed) source.
+        stop: one after its last byte; for a compressed source known after ``finish``.
+    """
+
+    def __init__(
+        self,
+        record_range: RecordRange,
+        rules: ReadRules,
+        bounds: RecordBounds,
+        record: int = 0,
+        offset: int = 0,
+    ) -> None:
+        source, self._record = record_range.unit_part.source, record
+        self._first, self._base = 0, 0
+        self._low, self._high = -1, -1
+        self._reads_whole_part = record_range.covers_part and not record
+        self._table = choose_read_method(source, rules) == "table"
+        at_byte = record > 0 and choose_read_method(source, rules) in _BYTE_KINDS and source.compression is None
+        text = is_sequential_text(record_range.unit_part, rules)
+        if at_byte and source.member is None:
+            stop = record_range.unit_part.stop if text else record_range.stop
+            part, used = SourcePart(source, offset, bounds.find_bound(source, stop)), None
+            self._base = record
+        elif text and not record_range.covers_part:
+            part, used = record_range.unit_part, bounds
+        else:
+            part, used = record_range.part, bounds
+        if text and not record_range.covers_part:
+            self._low = record_range.start if record_range.start > record_range.unit_part.start else -1
+            self._high = record_range.stop if record_range.stop < record_range.unit_part.stop else -1
+        self._reader = PartReader(part, rules, used)
+        self.start, self.stop = self._reader.start, self._reader.stop
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._reader.__exit__(*exc)
+
+    def __iter__(self) -> Iterator[Records]:
+        for records in self._reader:
+            is_past_end = self._trim_to_range(records)
+            self._number(records)
+            yield records
+            if is_past_end:
+                return
+
+    def _trim_to_range(self, records: Records) -> bool:
+        """Remove records outside of the range; return True at its end."""
+        if self._low < 0 and self._high < 0:
+            return False
+        low, high = self._low, self._high if self._high >= 0 else 1 << 63
+        offsets = [*records.offsets, *(bad.offset for bad in records.bad)]
+        is_past_end = any(offset >= high for offset in offsets)
+        before = sum(offset < low for offset in offsets)
+        # Every record of a text is a document or a bad record.
+        self._first += before
+        records.records_read = sum(low <= offset < high for offset in offsets)
+        indices = [n for n, offset in enumerate(records.offsets) if low <= offset < high]
+        _select_records(records, indices)
+        records.bad = [bad for bad in records.bad if low <= bad.offset < high]
+        return is_past_end
+
+    def _number(self, records: Records) -> None:
+        """Number records inside of the range, and remove those before the first requested."""
+        shift = self._base - self._first
+        if shift:
+            records.records = [number + shift for number in records.records]
+            records.bad = [replace(bad, record=bad.record + shift) for bad in records.bad]
+        if self._record:
+            indices = [n for n, number in enumerate(records.records) if number >= self._record]
+            if len(indices) < len(records.records):
+                _select_records(records, indices)
+            records.bad = [bad for bad in records.bad if bad.record >= self._record]
+
+    @property
+    def consumed(self) -> int:
+        """Bytes of the listed file that were read so far."""
+        return self._reader.consumed
+
+    def finish(self) -> bytes:
+        """Return the XXH3-128 of a completely read part, 16 bytes; else empty bytes."""
+        if self._high >= 0 or (self._table and not self._reads_whole_part):
+            return b""
+        digest = self._reader.finish()
+        self.stop = self._reader.stop
+        return digest if self._reads_whole_part else b""
+
+
+def _select_records(records: Records, indices: list[int]) -> None:
+    records.values = [records.values[n] for n in indices]
+    records.records = [records.records[n] for n in indices]
+    records.offsets = [records.offsets[n] for n in indices]

@@ -52,11 +52,7 @@ class PoolMedia:
         )
 
     def read_bytes(self, medium: StoredMedium) -> bytes:
-        """Return the spilled bytes of a medium from a record.
-
-        Raises:
-            StoreError: they cannot be read.
-        """
+        """Return the spilled bytes of a medium from a record."""
         if medium.blob is None:
             raise AssertionError(f"a medium of {self.describe_document(medium.document)} has only a name, no bytes")
         path, begin = medium.blob
@@ -99,11 +95,7 @@ class MediaSpill:
     def write_media(
         self, media: Sequence[Sequence[PlacedMedium]]
     ) -> tuple[list[tuple[StoredMedium, ...]], Path | None]:
-        """Return the stored media of documents, and their spill file; None without bytes.
-
-        Raises:
-            OutputError: the file cannot be written.
-        """
+        """Return the stored media of documents, and their spill file; None without bytes."""
         has_data = any(placed_medium.medium.data is not None for some in media for placed_medium in some)
         if not has_data:
             return [tuple(_make_stored_medium(placed_medium, None) for placed_medium in some) for some in media], None

@@ -81,11 +81,7 @@ def _parse_identity(state: Mapping[str, Any]) -> StreamIdentity:
 
 
 def check_same_stream(state: Mapping[str, Any], facts: StreamIdentity) -> StreamIdentity:
-    """Return the identity in a state, after a check that it is of this stream.
-
-    Raises:
-        StateError: the state is invalid, was changed, or belongs to another stream; names the fields that differ.
-    """
+    """Return the identity in a state, after a check that it is of this stream."""
     saved_identity = _parse_identity(_validate_state(state))
     if saved_identity.fingerprint == facts.fingerprint:
         return saved_identity
@@ -110,11 +106,7 @@ def check_same_stream(state: Mapping[str, Any], facts: StreamIdentity) -> Stream
 def read_stream_state(
     state: Mapping[str, Any], facts: StreamIdentity, rank_lanes: range
 ) -> tuple[int, LaneCursors, str | None]:
-    """Return a state's position, its lane positions, and its ``keep`` folder.
-
-    Raises:
-        StateError: the state is invalid, was changed, belongs to another stream, or lacks a lane.
-    """
+    """Return a state's position, its lane positions, and its ``keep`` folder."""
     saved_identity, lanes = check_same_stream(state, facts), state["lanes"]
     missing = [lane for lane in rank_lanes if str(lane) not in lanes]
     if missing:
