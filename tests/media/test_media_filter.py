@@ -9,8 +9,7 @@ from hypothesis import given, strategies as st
 
 import batchloom
 from batchloom import InputError, Mixture, SettingsError
-from batchloom.analysis import forecast_plan
-from batchloom.analysis.plan_questions import explain_unserved
+from batchloom.analysis import explain_unserved, forecast_plan
 from batchloom.batches import check_text_only, read_mixture
 from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.store import StoreMedia

@@ -7,7 +7,7 @@ import pytest
 
 import batchloom
 from batchloom import Edit, Mixture, PlanError
-from batchloom.analysis.plan_questions import assign_step_ranks, sort_by_rank
+from batchloom.analysis import assign_step_ranks, sort_by_rank
 from batchloom.batches import BatchOptions
 from batchloom.plan import SourceSpec, compute_imbalance, deal_contiguous
 from media.processors import PROCESSORS, save_processor

@@ -6,12 +6,28 @@ from .explanation import (
 from .inspection import Inspection as Inspection, inspect as inspect
 from .path_check import check as check
 from .plan_forecast import (
+    MixingMeasure as MixingMeasure,
     PlanForecast as PlanForecast,
     SourceForecast as SourceForecast,
     forecast_plan as forecast_plan,
 )
+from .plan_questions import (
+    JournalEntry as JournalEntry,
+    PlanRequest as PlanRequest,
+    adopt_tables as adopt_tables,
+    assign_step_ranks as assign_step_ranks,
+    is_endless as is_endless,
+    make_data_label as make_data_label,
+    make_journal_entry as make_journal_entry,
+    read_checkpoint as read_checkpoint,
+    read_journal as read_journal,
+    resolve_plan as resolve_plan,
+    sort_by_rank as sort_by_rank,
+    write_tables as write_tables,
+)
 from .serving_steps import (
     ServedSequence as ServedSequence,
+    explain_unserved as explain_unserved,
     find_serving_steps as find_serving_steps,
     when as when,
 )

@@ -5,8 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.analysis.plan_questions.pool_counts import ensure_tables_for
-from batchloom.analysis.plan_questions.rank_rows import assign_step_ranks, get_plan, resolve_world, sort_by_rank
+from batchloom.analysis.plan_questions import (
+    assign_step_ranks,
+    ensure_tables_for,
+    get_plan,
+    resolve_world,
+    sort_by_rank,
+)
 from batchloom.batches import Loader
 from batchloom.core.addresses import redact_url as shown_address
 from batchloom.core.errors import PlanError, SettingsError

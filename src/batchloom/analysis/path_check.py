@@ -1,22 +1,68 @@
-"""``check``: verify a path, including the media of a store."""
+"""``check``: verify a store with its media, a Megatron prefix, or raw input."""
 
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from batchloom.analysis import raw_check as inputs
 from batchloom.batches.media import SubsetMissingMedia, check_store_media, write_missing_media
-from batchloom.core.addresses import is_url, strip_file_scheme
-from batchloom.core.errors import SettingsError, StoreError
+from batchloom.core.addresses import (
+    format_input_label,
+    is_url,
+    is_url_or_stdin,
+    redact_url,
+    strip_file_scheme,
+)
+from batchloom.core.errors import (
+    BatchloomError,
+    DownloadError,
+    InputError,
+    InputMissingError,
+    NoRangesError,
+    SettingsError,
+    StoreError,
+    StoreMissingError,
+)
+from batchloom.core.files import describe_os_error
+from batchloom.core.synthetic_data import parse_synthetic_spec
 from batchloom.core.wording import format_count
-from batchloom.store import Store, open_store, read_manifest
-from batchloom.store.maintain import VerificationResult
+from batchloom.preparation import ReadRecipe, Recipe
+from batchloom.preparation.dedup import DuplicateCounter
+from batchloom.preparation.documents import (
+    RecordParsers,
+    compute_document_keys,
+    iter_parsed_records,
+    iter_texts,
+    normalize_records,
+)
+from batchloom.preparation.request import list_inputs, resolve_inputs
+from batchloom.preparation.units import plan_units
+from batchloom.remote import is_web_url
+from batchloom.sources import (
+    ReadLimits,
+    RecordBounds,
+    SourceListing,
+    SourcePart,
+    describe_missing_input,
+    make_bad_record_error,
+    prefetch_sources,
+)
+from batchloom.sources.files import Spool, find_hub_name
+from batchloom.store import MANIFEST_NAME, Store, open_store, read_manifest, verify_prefix, verify_store
+from batchloom.store.format import describe_partial_store
+from batchloom.store.maintain import (
+    VerificationResult,
+    verify_remote_store,
+    verify_synthetic,
+)
 from batchloom.store.read import open_remote_manifest
 
 _MAX_LISTED = 10
+# Characters of the first document that a verdict shows.
+_SAMPLE_CHARACTERS = 200
 # Cache limit for a remote store while its media are checked.
 _MEDIA_CACHE_BYTES = 1 << 30
 
@@ -55,7 +101,7 @@ def check(
     """
     if missing_media is not None and not media:
         raise SettingsError(["missing_media: missing media are found only with media=True"])
-    verdict = inputs.check_raw_or_prepared(path, text_field=text_field, vocab_size=vocab_size, generation=generation)
+    verdict = _check_raw_or_prepared(path, text_field, vocab_size, generation)
     if "processor" in verdict.facts:
         if media:
             _check_media(verdict, strip_file_scheme(os.fspath(path)), generation, missing_media)
@@ -119,3 +165,142 @@ def _iter_subsets(location: str, generation: int | None) -> Iterator[Iterator[St
     with tempfile.TemporaryDirectory(prefix="batchloom-check-") as cache:
         open_subset = partial(open_store, location, generation=generation, cache=cache, cache_limit=_MEDIA_CACHE_BYTES)
         yield (open_subset(split=name) for name in names)
+
+
+def _check_raw_or_prepared(
+    path: str | os.PathLike[str], text_field: str | None, vocab_size: int | None, generation: int | None
+) -> VerificationResult:
+    location = strip_file_scheme(os.fspath(path))
+    local_path = Path(location)
+    if is_url(location):
+        return _check_remote(location, text_field, generation)
+    if is_url_or_stdin(location) and generation is None:
+        return _check_raw(location, text_field)
+    try:
+        verdict = _check_prepared(location, vocab_size, generation)
+    except BatchloomError:
+        raise
+    except OSError as error:
+        raise InputError(f"{local_path} cannot be read: {describe_os_error(error)}.") from error
+    return verdict or _check_raw(location, text_field)
+
+
+def _check_remote(url: str, text_field: str | None, generation: int | None) -> VerificationResult:
+    """Verify a URL: a store if it has a manifest, otherwise raw input."""
+    is_store, strange = generation is not None, None
+    # A URL with a suffix is a file, and its server may answer anything for a path below it.
+    if not is_store and not Path(redact_url(url)).suffix:
+        try:
+            open_remote_manifest(url)
+            is_store = True
+        except StoreMissingError:
+            pass
+        except StoreError:
+            is_store = True  # It is damaged; the verification says how.
+        except NoRangesError:
+            raise  # A manifest exists, so a store was meant.
+        except InputError as error:
+            # Reading records reports an unreachable server, but not an unexpected answer to the manifest request.
+            strange = error if is_web_url(url) and isinstance(error, DownloadError) else None
+    if is_store:
+        return verify_remote_store(url, generation=generation)
+    try:
+        verdict = _check_raw(url, text_field)
+    except InputMissingError:
+        if strange is not None:
+            raise strange from None
+        raise
+    if strange is not None:
+        verdict.facts["no store"] = str(strange)
+    return verdict
+
+
+def _check_prepared(location: str, vocab_size: int | None, generation: int | None) -> VerificationResult | None:
+    """Verify a store or a prefix; None if the path is neither."""
+    local_path = Path(location)
+    if (local_path / MANIFEST_NAME).exists():
+        return verify_store(local_path, generation=generation)
+    if generation is not None:
+        raise SettingsError([f"generation: only stores have generations, and {local_path} is not a store"])
+    stem = local_path.with_suffix("") if local_path.suffix in (".bin", ".idx") else local_path
+    if not local_path.is_dir() and stem.name and stem.with_name(stem.name + ".idx").is_file():
+        return verify_prefix(stem, vocab_size)
+    if stem == local_path and find_hub_name(location):
+        return None
+    if not local_path.exists():
+        if not os.path.lexists(local_path) and parse_synthetic_spec(str(local_path)):
+            return verify_synthetic(str(local_path))
+        raise InputMissingError(describe_missing_input(location))
+    if half := describe_partial_store(local_path):
+        raise InputError(half)
+    return None
+
+
+def _check_raw(location: str, text_field: str | None) -> VerificationResult:
+    resolved_inputs = resolve_inputs(location, ReadRecipe(text_field=text_field), None)
+    recipe = Recipe(
+        inputs=resolved_inputs.inputs,
+        sources=resolved_inputs.sources,
+        reading=resolved_inputs.reading,
+        follow_links=resolved_inputs.follow_links,
+    )
+    with Spool() as spool:
+        listing = list_inputs(recipe, spool)
+        listing = replace(listing, notes=(*resolved_inputs.notes, *listing.notes))
+        path = format_input_label(location) if is_url_or_stdin(location) else location
+        with DuplicateCounter() as duplicates:
+            verdict = _check_documents(listing, path, RecordParsers(recipe, ReadLimits()), duplicates)
+            repeated_documents = duplicates.count_repeated()
+    if repeated_documents:
+        verdict.facts["duplicates"] = (
+            f"{format_count(repeated_documents, 'document')} seen before: prepare leaves them out (--no-dedup keeps "
+            "them)"
+        )
+    return verdict
+
+
+def _check_documents(
+    listing: SourceListing, path: str, record_parsers: RecordParsers, duplicates: DuplicateCounter
+) -> VerificationResult:
+    verdict = VerificationResult(path, "file")
+    for number, note in enumerate(listing.notes, 1):
+        verdict.facts["note" if number == 1 else f"note {number}"] = note
+    rules = record_parsers.rules
+    parts = (
+        (part, None)
+        for unit in plan_units(listing.sources, rules)
+        for part in prefetch_sources(unit.parts, lambda one: one.source)
+    )
+    records = documents = empty = bad = 0
+
+    def on_refused_part(_: SourcePart, error: InputError) -> None:
+        verdict.faults.append(str(error))
+
+    for parsed_records in iter_parsed_records(parts, record_parsers, RecordBounds(rules), on_refused_part):
+        record_batch = parsed_records.batch
+        if parsed_records.record_parser.detected:
+            verdict.facts[f"detected in {parsed_records.part.source.name}"] = parsed_records.record_parser.detected
+        empty += sum(isinstance(document, str) and not document.strip() for document in record_batch.values)
+        documents += len(record_batch.values)
+        records += record_batch.records_read
+        bad += len(record_batch.bad)
+        for record in record_batch.bad[: max(0, _MAX_LISTED - len(verdict.faults))]:
+            error = make_bad_record_error(parsed_records.part.source, rules, parsed_records.before or 0, record)
+            verdict.faults.append(str(error))
+        if not verdict.sample and record_batch.values:
+            verdict.sample = "\n".join(iter_texts(record_batch.values[0]))[:_SAMPLE_CHARACTERS]
+        normalize_records(record_batch, parsed_records.record_parser.record_kind, normalized=True)
+        if record_batch.values:
+            duplicates.add(compute_document_keys(record_batch.values))
+    verdict.facts["files"] = len(listing.sources)
+    verdict.facts["records"] = f"{records:,} ({documents - empty:,} documents, {empty:,} empty, {bad:,} bad)"
+    if bad > _MAX_LISTED:
+        verdict.faults.append(f"{path}: and {bad - _MAX_LISTED:,} more bad records.")
+    if not documents - empty:
+        verdict.faults.append(f"{path}: holds no document.")
+    verdict.used = (
+        f"batchloom prepare {path} --out STORE reads {format_count(documents - empty, 'document')} of it"
+        if documents - empty
+        else "nothing"
+    )
+    return verdict

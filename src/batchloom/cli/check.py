@@ -1,13 +1,13 @@
 """``batchloom check``."""
 
-import json
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import batchloom
-from batchloom.cli.terminal.console import plain_console
+from batchloom.cli.terminal import AsJson, Generation, plain_console, print_json
 from batchloom.core.errors import InputMissingError
 from batchloom.core.wording import escape_unprintable, format_count
 from batchloom.store.maintain import VerificationResult
@@ -23,12 +23,10 @@ def check(
     *,
     text_field: Annotated[
         str | None,
-        typer.Option(help="Field of raw records that holds the text; told from them by default."),
+        typer.Option(help="Field of raw records that holds the text.", show_default="detected from the records"),
     ] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Every id of a bare prefix must be below this.")] = None,
-    generation: Annotated[
-        int | None, typer.Option(help="An older generation of a store; the newest by default.")
-    ] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Exclusive upper bound of the ids of a bare prefix.")] = None,
+    generation: Generation = None,
     media: Annotated[
         bool,
         typer.Option(help="Read, decode and process the images and audio that a store holds or names."),
@@ -39,7 +37,7 @@ def check(
             help="Write the documents whose images or audio cannot be read to this file, for MediaOptions(replace=...)."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Verify a store or raw file, and report real, synthetic or absent data.
 
@@ -58,10 +56,10 @@ def check(
         if not as_json:
             plain_console().print(f"{'data:':12} absent")
             raise
-        print(_format_json(VerificationResult(path, "absent", [str(error)], used="nothing"), "absent"))
+        _print_json(VerificationResult(path, "absent", [str(error)], used="nothing"), "absent")
         return 1
     if as_json:
-        print(_format_json(verdict, verdict.data))
+        _print_json(verdict, verdict.data)
         return 0 if verdict.sound else 1
     console = plain_console()
     console.print(f"{'data:':12} {verdict.data}")
@@ -79,16 +77,5 @@ def check(
     return 0 if verdict.sound else 1
 
 
-def _format_json(verdict: VerificationResult, data: str) -> str:
-    return json.dumps(
-        {
-            "path": verdict.path,
-            "kind": verdict.kind,
-            "sound": verdict.sound,
-            "data": data,
-            "used": verdict.used,
-            "faults": verdict.faults,
-            "facts": verdict.facts,
-            "sample": verdict.sample,
-        }
-    )
+def _print_json(verdict: VerificationResult, data: str) -> None:
+    print_json({**dataclasses.asdict(verdict), "data": data, "sound": verdict.sound})

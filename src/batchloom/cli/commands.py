@@ -1,8 +1,11 @@
 """The commands and their options, with option aliases of other tools."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, final
 
 import typer
+from typer.core import TyperCommand
 
 from batchloom import __version__
 from batchloom.cli.check import check
@@ -19,8 +22,7 @@ from batchloom.cli.import_ import import_
 from batchloom.cli.inspect import inspect
 from batchloom.cli.plan import plan
 from batchloom.cli.prepare import prepare
-from batchloom.cli.terminal.option_once import SingleOptionCommand
-from batchloom.cli.terminal.secrets import redact_urls
+from batchloom.cli.terminal import redact_urls
 from batchloom.cli.train import train
 from batchloom.cli.worker import worker
 
@@ -35,16 +37,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# Order of the help: the most used commands first.
-for command in (
-    *(doctor, prepare, check, inspect, plan, train, worker),
-    *(edit, explain, when, compare, convert),
-):
-    app.command(cls=SingleOptionCommand)(command)
-app.command("import", cls=SingleOptionCommand)(import_)
-for last in (export, log, remove, compact, datasets, demo):
-    app.command(cls=SingleOptionCommand)(last)
-
+# Commands with examples for the end of their help, the most used first.
+_COMMANDS: tuple[tuple[Callable[..., object], *tuple[str, ...]], ...] = (
+    (doctor, "batchloom doctor data.jsonl", "batchloom doctor data/ --tokenizer gpt2 --full"),
+    (prepare, "batchloom prepare data/*.jsonl --out store", "batchloom prepare org/name --out store --workers 8"),
+    (check, "batchloom check store", "batchloom check data.jsonl"),
+    (inspect, "batchloom inspect store --split val", "batchloom inspect store --seq-len 4096 --json"),
+    (plan, "batchloom plan store --seq-len 4096 --global-batch-size 512", "batchloom plan --checkpoint run"),
+    (train, "batchloom train --data store --out run", "torchrun --nproc-per-node 8 -m batchloom train --data store"),
+    (worker, "batchloom worker --dataset-type synthetic --num-steps 20"),
+    (edit, "batchloom edit run --mixture mix.yaml --at-step 1000 --weights web=0.5,code=0.5"),
+    (explain, "batchloom explain store --step 7 --seq-len 4096 --global-batch-size 512"),
+    (when, "batchloom when store --document 17 --seq-len 4096 --global-batch-size 512"),
+    (compare, "batchloom compare store --frameworks pytorch,hf-trainer", "batchloom compare --runs run-a run-b"),
+    (convert, "batchloom convert data.csv --out data.jsonl", "batchloom convert org/name --out - --columns text"),
+    (import_, "batchloom import megatron/train --out store --tokenizer gpt2"),
+    (export, "batchloom export store --to parquet --out exported", "batchloom export store --to flat --out flat"),
+    (log, "batchloom log store"),
+    (remove, "batchloom remove store --source 'web/*' --dry-run", "batchloom remove store --documents-file list.txt"),
+    (compact, "batchloom compact store"),
+    (datasets, "batchloom datasets"),
+    (demo, "batchloom demo --out demo --steps 100"),
+)
 # Option names of other tools.
 _ALIASES: dict[str, list[str]] = {
     "--input-files": [],
@@ -63,6 +77,27 @@ _OPTIONS = {
     "optim.lr": "--lr",
     "model.init": "--init",
 }
+
+
+@final
+class SingleOptionCommand(TyperCommand):
+    """A command that refuses repeated options; click would silently use the last value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse arguments as click's ``Command.parse_args``; reject a repeated option."""
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        counts: Counter[Any] = Counter(param for param in order if param.param_type_name == "option")
+        for param, times in counts.items():
+            if times > 1 and not (param.multiple or param.count or param.is_eager):
+                name = max(param.opts, key=len)
+                raise typer.BadParameter(f"it is given {times} times, and has one value: give it once", param_hint=name)
+        return super().parse_args(ctx, args)
+
+
+for _command, *_examples in _COMMANDS:
+    # An empty line keeps each example on a line of its own.
+    _epilog = "\n\n".join(["Examples:", *_examples])
+    app.command(_command.__name__.strip("_"), cls=SingleOptionCommand, epilog=_epilog)(_command)
 
 
 @app.callback(invoke_without_command=True)

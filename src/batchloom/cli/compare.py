@@ -1,14 +1,12 @@
 """``batchloom compare``."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from batchloom.analysis.compare import compare_runs, read_loss_curve, require_compare_packages
-from batchloom.cli.terminal.console import plain_console
+from batchloom.cli.terminal import AsJson, make_table, plain_console, print_json
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputMissingError, SettingsError
 from batchloom.core.files import describe_missing_path
@@ -37,37 +35,50 @@ def compare(
     frameworks: Annotated[
         str | None,
         typer.Option(
-            help="Names with commas between; also a module or a .py file with train(model, job). All that are "
-            "installed by default."
+            help="Comma-separated frameworks to run; also a module or a .py file with train(model, job).",
+            show_default="all that are installed",
         ),
     ] = None,
-    processes: Annotated[int | None, typer.Option(help="Ranks of each run; 1 by default.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Of each run; 50 by default.")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence; 128 by default.")] = None,
+    processes: Annotated[int | None, typer.Option(help="Number of ranks of each run.", show_default="1")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps of each run.", show_default="50")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Number of tokens of a sequence.", show_default="128")] = None,
     global_batch_size: Annotated[
-        int | None, typer.Option(help="Sequences of a step, over all ranks; 8 by default.")
+        int | None, typer.Option(help="Number of sequences of a step over all ranks.", show_default="8")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Sequences of a forward pass of a rank; 2 by default.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the order and the first weights; 0 by default.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Number of sequences of a rank's forward pass.", show_default="2")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the data order and of the initial weights.", show_default="0")
+    ] = None,
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="Relative, of losses; 1e-4 by default. With --runs, losses are compared only where it is given."
+            help="Largest relative difference of losses that agree.",
+            show_default="1e-4; with --runs, losses are not compared with each other",
         ),
     ] = None,
-    seconds: Annotated[float | None, typer.Option(help="After which a framework is given up; 600 by default.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Seconds after which a framework's run is killed.", show_default="600")
+    ] = None,
     synthetic: Annotated[
         bool,
-        typer.Option("--synthetic", help="A pure throughput run on made-up data, marked as such."),
+        typer.Option("--synthetic", help="Measure throughput on synthetic data; the output is marked as synthetic."),
     ] = False,
-    runs: Annotated[bool, typer.Option("--runs", help="Compare finished runs by their logs; nothing is run.")] = False,
-    by: Annotated[str | None, typer.Option(help="Of --runs: step (the default) or tokens.")] = None,
-    out: Annotated[str, typer.Option(help="Folder of compare.json, compare.png and compare.html.")] = "comparison",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    runs: Annotated[
+        bool, typer.Option("--runs", help="Compare finished runs by their logs, without running anything.")
+    ] = False,
+    by: Annotated[
+        str | None, typer.Option(help="Axis on which --runs compares: step or tokens.", show_default="step")
+    ] = None,
+    out: Annotated[
+        str, typer.Option(help="Folder for compare.json, compare.png and compare.html; created if missing.")
+    ] = "comparison",
+    as_json: AsJson = False,
 ) -> int:
     """Compare batches, losses and speed of one model in every framework.
 
-    After a stop, the same command goes on behind the last framework that finished.
+    After a stop, the same command continues after the last framework that finished.
     Exit code 0: all agree, 1: a batch or a loss differs, or a framework failed, 2: wrong options.
     """
     sizes = {
@@ -109,11 +120,11 @@ def _compare_frameworks(locations: list[str], settings: dict[str, Any], by: str 
     if by is not None:
         raise SettingsError(["by: is of --runs; frameworks are compared step by step"])
     require_compare_packages()
-    from batchloom.analysis.compare import comparison as comparing  # noqa: PLC0415 - needs torch
+    from batchloom.analysis.compare import CompareSpec, compare as compare_frameworks  # noqa: PLC0415 - needs torch
 
-    spec = comparing.CompareSpec(store=locations[0] if locations else None, **settings)
+    spec = CompareSpec(store=locations[0] if locations else None, **settings)
     console = plain_console(stderr=True)
-    return comparing.compare(spec, lambda line: console.print(escape_unprintable(line)), out)
+    return compare_frameworks(spec, lambda line: console.print(escape_unprintable(line)), out)
 
 
 def _is_path(location: str) -> bool:
@@ -140,25 +151,22 @@ def _compare_run_logs(locations: list[str], settings: dict[str, Any], by: str | 
 
 
 def _print_comparison(comparison: "AnyComparison", out: Path, *, as_json: bool) -> int:
-    from batchloom.analysis.compare import compare_output as written, compare_report as told  # noqa: PLC0415 - needs torch
+    from batchloom.analysis.compare import compare_report as report  # noqa: PLC0415 - needs torch
 
-    files = written.write_comparison(comparison, out)
+    files = report.write_comparison(comparison, out)
     if as_json:
-        print(json.dumps(told.comparison_to_plain(comparison), ensure_ascii=False))
+        print_json(report.comparison_to_plain(comparison))
         return 0 if comparison.agree else 1
     console = plain_console()
     if not console.is_terminal:
         console.width = _TABLE_WIDTH
     if comparison.synthetic:
-        console.print(told.make_banner(comparison), style="bold red")
-    table = Table(title=escape_unprintable(told.make_title(comparison)), title_justify="left")
-    for name in told.list_columns(comparison):
-        table.add_column(name)
-    for row in told.make_table_rows(comparison):
-        table.add_row(*map(escape_unprintable, row))
+        console.print(report.make_banner(comparison), style="bold red")
+    columns, rows = report.list_columns(comparison), report.make_table_rows(comparison)
+    table = make_table(columns, rows, title=report.make_title(comparison), framed=True)
     console.print(table, soft_wrap=False)
-    for sentence in told.describe_comparison(comparison):
+    for sentence in report.describe_comparison(comparison):
         console.print(escape_unprintable(sentence))
-    console.print(told.describe_verdict(comparison), style="bold" if comparison.agree else "bold red")
+    console.print(report.describe_verdict(comparison), style="bold" if comparison.agree else "bold red")
     console.print(f"Written: {', '.join(str(file) for file in files)}")
     return 0 if comparison.agree else 1

@@ -1,14 +1,12 @@
 """``batchloom convert``."""
 
-import dataclasses
-import json
 from typing import Annotated
 
 import typer
 
 from batchloom.chat import parse_mapping
 from batchloom.cli.prepare import ProgressDisplay, unescape_marker
-from batchloom.cli.terminal.console import plain_console
+from batchloom.cli.terminal import AsJson, plain_console, print_json
 from batchloom.core.wording import format_count
 from batchloom.preparation import convert as convert_rows
 from batchloom.preparation.conversion import ConversionResult
@@ -17,47 +15,47 @@ from batchloom.preparation.conversion import ConversionResult
 def convert(
     inputs: Annotated[
         list[str],
-        typer.Argument(metavar="INPUT...", help="Whatever prepare reads."),
+        typer.Argument(metavar="INPUT...", help="Files, folders, globs, URLs and data sets that prepare reads."),
     ],
     *,
     out: Annotated[
         str,
         typer.Option(
-            help="File that ends in .jsonl, .jsonl.zst, .jsonl.gz, .json or .parquet; - writes JSON "
-            "lines to standard output."
+            help="File to write, in the format of its name: .jsonl, .jsonl.zst, .jsonl.gz, .json or .parquet; - writes "
+            "JSON lines to standard output."
         ),
     ],
     map_: Annotated[
         str | None,
-        typer.Option("--map", help="Columns that take a role's name: prompt=q,response=a."),
+        typer.Option("--map", help="Columns to rename to a role: prompt=q,response=a.", show_default="no column"),
     ] = None,
     columns: Annotated[
         str | None,
-        typer.Option(metavar="A,B,C", help="Columns that are written, in this order."),
+        typer.Option(metavar="A,B,C", help="Columns to write, in this order.", show_default="all columns"),
     ] = None,
     text_field: Annotated[
         str | None,
-        typer.Option(help="The one column that is the text: rows hold text alone."),
+        typer.Option(help="Column that holds the text; the other columns are left out.", show_default="all columns"),
     ] = None,
     split_on: Annotated[
         str,
-        typer.Option(help="What a document of a text file is, as for prepare."),
+        typer.Option(help="Where a text file is split into documents, in the form prepare takes."),
     ] = "auto",
     max_bad: Annotated[
         str,
         typer.Option(
-            help="Bad records allowed: a number, or a share that allows at least 10. They go to OUT.quarantine.jsonl."
+            help="Largest number or share of bad records; a share allows at least 10. They go to OUT.quarantine.jsonl."
         ),
     ] = "0.1%",
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")] = False,
     follow_links: Annotated[
         bool,
         typer.Option(
             "--follow-links",
-            help="Follow symbolic links that lead out of an input folder, as for prepare.",
+            help="Follow symbolic links that lead out of an input folder.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write the rows of any input, unchanged, to a JSON Lines, JSON or Parquet file."""
     with ProgressDisplay() as display:
@@ -76,7 +74,7 @@ def convert(
     # Standard output may hold the rows.
     console = plain_console(stderr=result.path is None)
     if as_json and result.path is not None:
-        print(json.dumps(dataclasses.asdict(result), default=str))
+        print_json(result)
         return
     console.print(_format_summary(result), markup=False)
 

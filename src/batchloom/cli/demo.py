@@ -11,12 +11,12 @@ from batchloom.train import require_train_packages
 
 def demo(
     *,
-    out: Annotated[Path, typer.Option(help="The demo's own folder.")] = Path("demo"),
-    steps: Annotated[int | None, typer.Option(help="Steps to train; 250 when not given.", min=1)] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the files of the demo; created if missing.")] = Path("demo"),
+    steps: Annotated[int | None, typer.Option(help="Number of steps to train.", min=1, show_default="250")] = None,
 ) -> None:
     """Prepare, check, load, train and sample on real text, in three minutes.
 
-    The text is on every machine that has Python: no network, no account.
+    The text comes with Python: the demo needs no network and no account.
     """
     require_train_packages()
     from batchloom.train import run_demo  # noqa: PLC0415 - importing torch takes seconds

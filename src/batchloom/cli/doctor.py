@@ -1,29 +1,28 @@
 """``batchloom doctor``."""
 
-import json
+import re
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 import batchloom
-from batchloom.analysis.doctor import (
-    Diagnosis,
-    LengthFacts,
-    PreparedFacts,
-    SourceFacts,
-    make_unread_diagnosis,
-)
+from batchloom.analysis.doctor import Diagnosis, DocumentPreview, LengthFacts, PreparedFacts, SourceFacts
 from batchloom.cli.prepare import ProgressDisplay, parse_setting_options
 from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal.console import plain_console
-from batchloom.cli.terminal.preview_output import print_preview
-from batchloom.cli.terminal.secrets import redact_urls
+from batchloom.cli.terminal import AsJson, plain_console, print_json, redact_urls
+from batchloom.core.addresses import redact_url
 from batchloom.core.errors import BatchloomError, SettingsError
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
 from batchloom.preparation import Recipe
 
 _LABEL_WIDTH = 14
+# Marks of a preview: every line starts with one, so that no document text can be mistaken for a mark.
+_TRAINED_STYLE = "green"
+# A control token and its repetitions.
+_REPEATED_TOKEN = re.compile(r"(<[^<>\s]{1,40}>)\1{7,}")
+_LEGEND = r"T: trained; |: a line begins, >: it goes on; \x1b and the like: what cannot be seen"
 
 
 @with_settings(
@@ -49,7 +48,7 @@ def doctor(
         typer.Option("--full", help="Read everything; without it a sample of what exceeds 16 MiB."),
     ] = False,
     preview: Annotated[int, typer.Option(help="How many documents of each source to show as a model sees them.")] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Inspect raw inputs: schema, lengths, faults, packing, first documents.
 
@@ -69,13 +68,9 @@ def doctor(
     except BatchloomError as error:
         if isinstance(error, SettingsError) or not as_json:
             raise
-        diagnosis = make_unread_diagnosis(inputs, redact_urls(str(error), inputs))
-    return _report_diagnosis(diagnosis, as_json=as_json)
-
-
-def _report_diagnosis(diagnosis: Diagnosis, *, as_json: bool) -> int:
+        diagnosis = Diagnosis(inputs=tuple(map(redact_url, inputs)), faults=(redact_urls(str(error), inputs),))
     if as_json:
-        print(json.dumps(diagnosis.plain()))
+        print_json(diagnosis.plain())
     else:
         _print_diagnosis(plain_console(), diagnosis)
     return 0 if diagnosis.sound else 1
@@ -90,7 +85,7 @@ def _print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
         _print_totals(console, diagnosis)
     previews = [document for source in diagnosis.sources for document in source.preview]
     previews += [document for prepared in diagnosis.prepared for document in prepared.preview]
-    print_preview(console, previews)
+    _print_preview(console, previews)
     for kind, style, sentences in (
         ("note", "", diagnosis.notes),
         ("warning", "yellow", diagnosis.warnings),
@@ -253,3 +248,49 @@ def _print_totals(console: Console, diagnosis: Diagnosis) -> None:
             first,
             f"{start}; about {format_size(estimate.memory_bytes)} of memory a run; {steps}",
         )
+
+
+def _print_preview(console: Console, documents: Sequence[DocumentPreview]) -> None:
+    """Print documents, after an explanation of the marks."""
+    if documents:
+        console.print(f"preview ({_LEGEND})", style="bold")
+    for document in documents:
+        location = f"line {document.line}" if document.line else f"row {document.row}"
+        location_note = f", {location}" if document.line or document.row else ""
+        console.print(
+            f"-- {escape_unprintable(document.file)}{location_note}: {document.tokens:,} tokens, "
+            f"{document.trained:,} trained"
+        )
+        for mark, line, trained in make_preview_lines(document):
+            console.print(f"{mark} {line}".rstrip(), style=_TRAINED_STYLE if trained else "")
+
+
+def make_preview_lines(document: DocumentPreview) -> list[tuple[str, str, bool]]:
+    """Return a document as lines: mark, visible text, whether it is trained."""
+    lines: list[tuple[str, str, bool]] = []
+    begins = True
+    for segment in document.pieces:
+        if segment.trained is None:
+            lines.append(("  ", f"... {segment.tokens:,} tokens are not shown ...", False))
+            begins = False
+            continue
+        mark = "T" if segment.trained else " "
+        parts = segment.text.split("\n")
+        for number, part in enumerate(parts):
+            last = number == len(parts) - 1
+            # Without text after the last newline, the next segment starts the next line.
+            if part or not last:
+                lines.append(
+                    (
+                        mark + ("|" if begins else ">"),
+                        shorten_token_runs(escape_unprintable(part)),
+                        segment.trained,
+                    )
+                )
+            begins = not last or (begins and not part)
+    return lines
+
+
+def shorten_token_runs(text: str) -> str:
+    """Return a line with each run of a repeated token replaced by one and its count."""
+    return _REPEATED_TOKEN.sub(lambda run: f"{run[1]}[x{len(run[0]) // len(run[1])}]", text)

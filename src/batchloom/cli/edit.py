@@ -8,7 +8,7 @@ import typer
 
 from batchloom import Edit
 from batchloom.batches import read_mixture
-from batchloom.cli.terminal.console import plain_console
+from batchloom.cli.terminal import DryRun, plain_console
 from batchloom.core.errors import SettingsError
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import format_count
@@ -19,49 +19,52 @@ _MAX_LISTED = 20
 
 
 def edit(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or one of its checkpoints.")],
+    run: Annotated[Path, typer.Argument(help="Folder of the run, or of one of its checkpoints.")],
     *,
     at_step: Annotated[
         int,
-        typer.Option(
-            help="The first step it holds for, numbered from 0: after the checkpoint of step 40 the next is 40."
-        ),
+        typer.Option(help="First step with the change, from 0. After the checkpoint of step 40 the next step is 40."),
     ],
-    data: Annotated[str | None, typer.Option(help="The store the run is on.")] = None,
+    data: Annotated[str | None, typer.Option(help="Store of the run: a folder or a URL.")] = None,
     mixture: Annotated[
         str | None,
-        typer.Option(help="The mixture the run is on, as train takes it; it may have more stores."),
+        typer.Option(help="Mixture of the run, in the form train takes it; stores may be added."),
     ] = None,
     generation: Annotated[
-        int | None, typer.Option(help="Of the store at --data; the one that the run was begun on.")
+        int | None, typer.Option(help="Generation of the store at --data.", show_default="the one the run started on")
     ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
-            help="New weights, in place of all there were: web=0.5,code=0.5, size, or a mapping in braces as in YAML."
+            help="New weights, which replace all present ones: web=0.5,code=0.5, size, or a YAML mapping in braces.",
+            show_default="unchanged",
         ),
     ] = None,
-    skip: Annotated[int, typer.Option(help="Leave out so many steps.")] = 0,
+    skip: Annotated[int, typer.Option(help="Number of steps to leave out.")] = 0,
     ban: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SOURCE:NUMBERS",
-            help="Documents that are padding from here on: web:17,18; of a run on one store 17,18. Several times for "
-            "several.",
+            help="Documents to replace by padding: web:17,18, or 17,18 in a run on one store. Repeat the option for "
+            "several sources.",
         ),
     ] = None,
-    global_batch_size: Annotated[int | None, typer.Option(help="Sequences of a step.")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
-    note: Annotated[str, typer.Option(help="Why, for whoever reads the journal.")] = "",
+    global_batch_size: Annotated[
+        int | None, typer.Option(help="New number of sequences of a step over all ranks.", show_default="unchanged")
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(help="New number of tokens of a sequence.", show_default="unchanged")
+    ] = None,
+    note: Annotated[str, typer.Option(help="Reason for the change, for the journal.")] = "",
     wait: Annotated[
-        float, typer.Option(min=0, help="Seconds in which a run that trains is to answer.")
+        float, typer.Option(min=0, help="Seconds to wait for the answer of a run that is training.")
     ] = STARTUP_TIMEOUT_S,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and leave all as it is.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Change a run from a step on: weights, steps left out, banned documents, sizes.
 
-    The edit is appended to the journal in the run's newest checkpoint; train --resume goes on by it. A run that
-    trains is handed the edit, and takes it between two steps or refuses it.
+    The change is added to the journal in the run's newest checkpoint, and train --resume applies it. A run that is
+    training receives it, and applies or refuses it between two steps.
     """
     require_train_packages()
     requested_edit = Edit(

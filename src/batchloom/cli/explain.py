@@ -1,42 +1,46 @@
 """``batchloom explain`` and ``batchloom when``."""
 
-import dataclasses
-import json
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 import batchloom
-from batchloom.analysis import ExplainedSequence, ExplainedSpan, ServedSequence, find_serving_steps
-from batchloom.analysis.plan_questions import PlanRequest, is_endless, make_data_label, resolve_plan
+from batchloom.analysis import (
+    ExplainedSequence,
+    ExplainedSpan,
+    PlanRequest,
+    ServedSequence,
+    find_serving_steps,
+    is_endless,
+    make_data_label,
+    resolve_plan,
+)
 from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal import plan_options as order
-from batchloom.cli.terminal.console import plain_console
+from batchloom.cli.terminal import AsJson, StorePath, WorldSize, log_to_stderr, plain_console, print_json
 from batchloom.core.wording import escape_unprintable, format_count
 
 
 @with_settings(PlanRequest)
 def explain(
-    store: order.StorePath = None,
+    store: StorePath = None,
     *,
     step: Annotated[int, typer.Option(help="Number of the step, from 0.")],
     rank: Annotated[int | None, typer.Option(help="Show only the rows of this rank of --world-size.")] = None,
     row: Annotated[int | None, typer.Option(help="Show only this row of the step, or of the rank's batch.")] = None,
     text: Annotated[int, typer.Option(help="Maximum characters of each span's text; 0 for none.")] = 80,
-    world_size: order.WorldSize = None,
+    world_size: WorldSize = None,
     settings: dict[str, Any],
-    as_json: order.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the documents of a step: provenance, and how each begins."""
     request = PlanRequest(store=store, **settings)
-    with order.log_to_stderr():
+    with log_to_stderr():
         plan, _ = resolve_plan(request)
         sequences = batchloom.explain(plan, step, rank=rank, world_size=world_size, row=row, text=text)
     if as_json:
-        plain = [dataclasses.asdict(sequence) for sequence in sequences]
         header = {"step": step, "fingerprint": plan.fingerprint, **make_data_label(plan)}
-        print(json.dumps({**header, "sequences": plain}, ensure_ascii=False))
+        print_json({**header, "sequences": sequences})
         return
     console, mark = plain_console(), "".join(f"  {k}={v}" for k, v in make_data_label(plan).items())
     console.print(f"step {step:,} of plan {plan.fingerprint}{mark}")
@@ -79,7 +83,7 @@ def _format_span(span: ExplainedSpan) -> str:
 
 @with_settings(PlanRequest)
 def when(
-    store: order.StorePath = None,
+    store: StorePath = None,
     *,
     document: Annotated[int | None, typer.Option(help="Number of a document in its store.")] = None,
     source: Annotated[
@@ -91,13 +95,13 @@ def when(
     last_step: Annotated[
         int | None, typer.Option(help="Last step to search.", show_default="the last step of the run")
     ] = None,
-    world_size: order.WorldSize = None,
+    world_size: WorldSize = None,
     settings: dict[str, Any],
-    as_json: order.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show every step and row in which a document is served, past and future."""
     request = PlanRequest(store=store, **settings)
-    with order.log_to_stderr():
+    with log_to_stderr():
         plan, saved_position = resolve_plan(request)
         steps_done = (
             plan.orders.run_layout.step_at(int(saved_position.state["position"]))[0] if saved_position else None
@@ -115,11 +119,7 @@ def when(
         )
     if as_json:
         header = {"fingerprint": plan.fingerprint, "step": steps_done, **make_data_label(plan)}
-        results = {
-            "showings": [dataclasses.asdict(showing) for showing in showings],
-            "unserved": [dataclasses.asdict(entry) for entry in unserved],
-        }
-        print(json.dumps({**header, **results}, ensure_ascii=False))
+        print_json({**header, "showings": showings, "unserved": unserved})
         return
     mark = "".join(f"  {k}={v}" for k, v in make_data_label(plan).items())
     until = f" up to step {last_step:,}" if last_step is not None else ""

@@ -1,7 +1,5 @@
 """``batchloom export``."""
 
-import dataclasses
-import json
 import sys
 import time
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Annotated, final
 
 import typer
 
-from batchloom.cli.terminal.console import plain_console
+from batchloom.cli.terminal import AsJson, Generation, Split, plain_console, print_json
 from batchloom.core.wording import format_count, format_size
 from batchloom.store import export_store
 
@@ -17,25 +15,27 @@ _PROGRESS_SECONDS = 5.0
 
 
 def export(
-    path: Annotated[Path, typer.Argument(help="A store's folder or a Megatron prefix.")],
+    path: Annotated[Path, typer.Argument(help="Folder of a store, or a Megatron prefix.")],
     *,
     to: Annotated[
         str,
         typer.Option(
-            help="megatron (shards as they are), flat (one file of ids), parquet, hf (for "
-            "datasets.load_from_disk), mds (for mosaicml-streaming)."
+            help="Format to write: megatron (copies of the shards), flat (one file of ids), parquet, hf (read by "
+            "datasets.load_from_disk) or mds (read by mosaicml-streaming)."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write; must not exist, or be empty.")],
-    split: Annotated[str, typer.Option(help="train, val or test.")] = "train",
+    out: Annotated[Path, typer.Option(help="Folder to write, which must be empty or not exist.")],
+    split: Split = "train",
     merge: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="With --to megatron: all shards as one prefix NAME."),
+        typer.Option(
+            metavar="NAME",
+            help="With --to megatron, write all shards as one prefix of this name.",
+            show_default="one prefix per shard",
+        ),
     ] = None,
-    generation: Annotated[
-        int | None, typer.Option(help="An older generation of the store; the newest by default.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+    generation: Generation = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a store in a form that other tools read."""
     result = export_store(
@@ -48,7 +48,7 @@ def export(
         progress=_ExportProgress().count,
     )
     if as_json:
-        print(json.dumps(dataclasses.asdict(result), default=str))
+        print_json(result)
         return
     console = plain_console()
     console.print(

@@ -1,31 +1,29 @@
 """``batchloom log``, ``remove`` and ``compact``: the generations of a store."""
 
-import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from batchloom.cli.terminal.console import plain_console
+from batchloom.cli.terminal import AsJson, DryRun, plain_console, print_json
 from batchloom.core.wording import escape_unprintable, format_count
 from batchloom.store import compact_store, read_log, remove_documents
 from batchloom.store.maintain import GenerationLogEntry, RemovalResult
 
 _MAX_LISTED = 10
-_STORE_ARGUMENT = typer.Argument(help="A store's folder.")
+_STORE_ARGUMENT = typer.Argument(help="Folder of the store.")
 
 
 def log(
     path: Annotated[Path, _STORE_ARGUMENT],
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """List the generations of a store: what made each, and what it holds."""
+    """List the generations of a store with their origin and content."""
     entries = read_log(path)
     if as_json:
-        print(json.dumps([dataclasses.asdict(entry) for entry in entries], ensure_ascii=False))
+        print_json(entries)
         return
     console = plain_console()
     for entry in entries:
@@ -58,24 +56,24 @@ def remove(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Remove the documents of the source or data set of this name, or of all that a glob fits; several "
-            "times for several.",
+            help="Remove the documents of this source or data set, or of all that match a glob. Repeat the option "
+            "for several.",
         ),
     ] = None,
     documents_file: Annotated[
         Path | None,
         typer.Option(
-            help="Remove the documents that the lines of this file name: train:17 (a number), 32 hex digits (a "
-            "hash), or the name of a source and the number of a record, counted from 0.",
+            help="Remove the documents that the lines of this file name: train:17 (subset and number), 32 hex digits "
+            "(hash of the text), or the name of a source and the number of a record, from 0.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and change nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Take documents out of a store, as its next generation."""
+    """Remove documents from a store, which makes its next generation."""
     result = remove_documents(path, sources=source or (), documents_file=documents_file, dry_run=dry_run)
     if as_json:
-        print(json.dumps(dataclasses.asdict(result), default=str, ensure_ascii=False))
+        print_json(result)
         return
     _print_removal(result, dry_run=dry_run)
 
@@ -132,15 +130,15 @@ def _print_removal(result: RemovalResult, *, dry_run: bool) -> None:
 def compact(
     path: Annotated[Path, _STORE_ARGUMENT],
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Delete removed documents and older generations of a store for good.
 
-    Let no training read the store meanwhile.
+    No training may read the store meanwhile.
     """
     result = compact_store(path)
     if as_json:
-        print(json.dumps(dataclasses.asdict(result), default=str, ensure_ascii=False))
+        print_json(result)
         return
     console, store_path = plain_console(), escape_unprintable(str(result.path))
     if not result.made:

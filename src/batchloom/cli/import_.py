@@ -1,14 +1,12 @@
 """``batchloom import``."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from batchloom.cli.prepare import ProgressDisplay, parse_size, print_result
-from batchloom.cli.terminal.console import plain_console
+from batchloom.cli.terminal import AsJson, plain_console, print_json
 from batchloom.core.errors import SettingsError
 from batchloom.preparation.imports import ImportSpec, LinkMode, run_import
 
@@ -18,41 +16,49 @@ def import_(
         list[str],
         typer.Argument(
             metavar="PREFIX|FILE...",
-            help="Megatron prefixes, flat files of ids, .npy files, folders of prefixes.",
+            help="Megatron prefixes, folders of prefixes, and flat or .npy files of token ids.",
         ),
     ],
     *,
-    out: Annotated[Path, typer.Option(help="Folder of the store.")],
-    val: Annotated[list[str] | None, typer.Option(help="A prefix or file of the subset val (repeatable).")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="What made the ids, as for prepare (but for train:N).")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the store to make.")],
+    val: Annotated[
+        list[str] | None, typer.Option(help="Prefix or file for the subset val. Repeat the option for several.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Tokenizer that made the ids, in the form prepare takes; not train:N.")
+    ] = None,
     end_token: Annotated[
         str | None,
-        typer.Option(help="End-of-document token, where the tokenizer does not say."),
+        typer.Option(help="End-of-document token, if the tokenizer defines none.", show_default="the tokenizer's"),
     ] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Without a tokenizer: every id is below this.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the ids of a flat file: uint16, uint32, int32, ...")] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Exclusive upper bound of the ids, if no tokenizer is given.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Type of the ids of a flat file: uint16, uint32, int32, ...")
+    ] = None,
     eod: Annotated[
         int | None,
-        typer.Option(help="Id that ends each document of a flat file (the tokenizer's, when not given)."),
+        typer.Option(help="Id that ends each document of a flat file.", show_default="the tokenizer's end token"),
     ] = None,
     document_tokens: Annotated[
         int | None,
-        typer.Option(help="Cut a flat file into documents of so many tokens instead."),
+        typer.Option(help="Number of tokens after which a flat file is cut into documents, instead of --eod."),
     ] = None,
     val_fraction: Annotated[
         float,
-        typer.Option(help="Share of documents, by hash, for validation; only with --copy."),
+        typer.Option(help="With --copy, share of the documents for the subset val, chosen by hash."),
     ] = 0.0,
-    tokens_per_shard: Annotated[str, typer.Option(help="With --copy: a shard has at most so many tokens.")] = "100M",
-    copy: Annotated[bool, typer.Option("--copy", help="Write shards anew instead of linking the files.")] = False,
+    tokens_per_shard: Annotated[str, typer.Option(help="With --copy, largest number of tokens of a shard.")] = "100M",
+    copy: Annotated[bool, typer.Option("--copy", help="Write new shards instead of linking the files.")] = False,
     symlink: Annotated[
         bool,
         typer.Option(
             "--symlink",
-            help="Link by name, where hard links are impossible; the store needs the files where they are.",
+            help="Use symbolic links, for files on another file system. The files must stay where they are.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Make a store around existing files of token ids, without copying them."""
     if copy and symlink:
@@ -74,7 +80,7 @@ def import_(
     with ProgressDisplay() as display:
         result = run_import(spec, out, display.show)
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=str) + b"\n")
+        print_json(result)
     else:
         print_result(plain_console(), result)
     return 0

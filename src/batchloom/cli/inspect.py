@@ -1,17 +1,14 @@
 """``batchloom inspect``."""
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 import batchloom
 from batchloom.analysis import Inspection
-from batchloom.cli.terminal.console import plain_console
+from batchloom.cli.terminal import AsJson, Generation, Split, make_table, plain_console, print_json
 from batchloom.core.wording import escape_unprintable, format_count
 from batchloom.preparation import describe_missed_shares
 from batchloom.store import MANIFEST_NAME, PAGE_NAME, read_manifest
@@ -23,21 +20,19 @@ _BAR_WIDTH = 40
 def inspect(
     path: Annotated[
         str,
-        typer.Argument(help="A store's folder or URL, a Megatron prefix, or the name of synthetic data."),
+        typer.Argument(help="Folder or URL of a store, a Megatron prefix, or the name of synthetic data."),
     ],
     *,
-    split: Annotated[str, typer.Option(help="train, val or test.")] = "train",
-    seq_len: Annotated[int, typer.Option(help="Tokens of a sequence, for the packing table.")] = 2048,
-    first: Annotated[int, typer.Option(help="How many documents to show decoded.")] = 3,
-    generation: Annotated[
-        int | None, typer.Option(help="An older generation of the store; the newest by default.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    split: Split = "train",
+    seq_len: Annotated[int, typer.Option(help="Number of tokens of a sequence, for the packing table.")] = 2048,
+    first: Annotated[int, typer.Option(help="Number of documents whose beginning is shown as text.")] = 3,
+    generation: Generation = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show shards, documents, tokens, lengths, packing and first documents."""
     inspection = batchloom.inspect(path, split=split, seq_len=seq_len, first=first, generation=generation)
     if as_json:
-        print(json.dumps(dataclasses.asdict(inspection), ensure_ascii=False))
+        print_json(inspection)
         return
     console = plain_console()
     _print_counts(console, inspection)
@@ -115,16 +110,13 @@ def _print_shares(console: Console, path: str, generation: int | None) -> None:
 
 
 def _print_packing(console: Console, inspection: Inspection) -> None:
-    table = Table(
-        title=f"packing at seq_len {inspection.seq_len:,}, overlong={inspection.overlong!r}",
-        title_justify="left",
-    )
-    for name in ("packing", "sequences", "filled", "documents cut"):
-        table.add_column(name, justify="left" if name == "packing" else "right")
-    for row in inspection.efficiencies:
-        about = "" if row.exact else "about "
-        table.add_row(row.packing, f"{about}{row.sequences:,}", f"{row.fill:.3%}", f"{row.cut:.2%}")
-    console.print(table)
+    names = ("packing", "sequences", "filled", "documents cut")
+    rows = [
+        (row.packing, f"{'' if row.exact else 'about '}{row.sequences:,}", f"{row.fill:.3%}", f"{row.cut:.2%}")
+        for row in inspection.efficiencies
+    ]
+    title = f"packing at seq_len {inspection.seq_len:,}, overlong={inspection.overlong!r}"
+    console.print(make_table(names, rows, numbers=names[1:], title=title, framed=True))
     dropped, truncated = inspection.left_out["drop"], inspection.left_out["truncate"]
     if not dropped.documents:
         console.print(f"no document is longer than {inspection.seq_len:,} tokens")

@@ -94,7 +94,7 @@ def run_command_line(arguments: "Sequence[str]") -> int:
     import errno  # noqa: PLC0415
 
     from batchloom.cli.commands import execute, name_options  # noqa: PLC0415 - slow import
-    from batchloom.cli.terminal.secrets import redact_urls  # noqa: PLC0415
+    from batchloom.cli.terminal import redact_urls  # noqa: PLC0415
     from batchloom.core.errors import BatchloomError, SettingsError  # noqa: PLC0415
     from batchloom.core.files import describe_os_error  # noqa: PLC0415
 

@@ -1,18 +1,19 @@
 """``batchloom plan``."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from batchloom.analysis import PlanForecast, SourceForecast, forecast_plan
-from batchloom.analysis.plan_questions import (
+from batchloom.analysis import (
     JournalEntry,
     MixingMeasure,
+    PlanForecast,
     PlanRequest,
+    SourceForecast,
     adopt_tables,
+    forecast_plan,
     make_data_label,
     make_journal_entry,
     read_checkpoint,
@@ -21,8 +22,7 @@ from batchloom.analysis.plan_questions import (
     write_tables,
 )
 from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal import plan_options as order
-from batchloom.cli.terminal.console import plain_console
+from batchloom.cli.terminal import AsJson, StorePath, WorldSize, log_to_stderr, plain_console, print_json
 from batchloom.core.errors import SettingsError
 from batchloom.core.wording import escape_unprintable, format_count
 
@@ -33,7 +33,7 @@ _SIZE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 @with_settings(PlanRequest)
 def plan(
-    store: order.StorePath = None,
+    store: StorePath = None,
     *,
     journal: Annotated[
         Path | None,
@@ -54,9 +54,9 @@ def plan(
     tokens_per_second: Annotated[
         float | None, typer.Option(help="Throughput of all ranks together, for the hours of the run.")
     ] = None,
-    world_size: order.WorldSize = None,
+    world_size: WorldSize = None,
     settings: dict[str, Any],
-    as_json: order.AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Forecast a run from lengths: steps, epochs, padding, mixture, bytes, hours."""
     if journal is not None:
@@ -65,7 +65,7 @@ def plan(
     request = PlanRequest(store=store, assume=assume, **settings)
     if write and assume is not None:
         raise SettingsError(["write: there is no store to keep tables of; leave --assume or --write out"])
-    with order.log_to_stderr():
+    with log_to_stderr():
         resolved_plan, _ = resolve_plan(request)
         table_files = write_tables(resolved_plan) if write else ()
         adopt_tables(resolved_plan)
@@ -79,13 +79,7 @@ def plan(
         [make_journal_entry(edit) for edit in resolved_plan.journal],
     )
     if as_json:
-        plain = {
-            **dataclasses.asdict(forecast),
-            "edits": [dataclasses.asdict(entry) for entry in edits],
-            **mark,
-            "written": [str(path) for path in table_files],
-        }
-        print(json.dumps(plain, ensure_ascii=False))
+        print_json({**dataclasses.asdict(forecast), "edits": edits, **mark, "written": table_files})
         return
     _print_forecast(forecast, edits, "".join(f"  {name}={value}" for name, value in mark.items()))
     for path in table_files:
@@ -204,8 +198,7 @@ def _format_bytes(size: int) -> str:
 def _print_journal(path: Path, *, as_json: bool) -> None:
     first, entries = read_journal(read_checkpoint(path))
     if as_json:
-        edits = [dataclasses.asdict(entry) for entry in entries]
-        print(json.dumps({"fingerprint": first, "edits": edits}, ensure_ascii=False))
+        print_json({"fingerprint": first, "edits": entries})
         return
     console = plain_console()
     console.print(f"began as {first}; {format_count(len(entries), 'edit')}")

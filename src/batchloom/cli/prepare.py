@@ -6,22 +6,19 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self, final
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress as Bars, TaskID, TextColumn
-from rich.table import Table
 
 from batchloom.chat import parse_mapping
 from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal.console import plain_console
-from batchloom.cli.terminal.profile_output import print_profile
-from batchloom.core.files import decode_file_name
+from batchloom.cli.terminal import AsJson, make_table, plain_console, print_json
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
 from batchloom.preparation import (
     ExecutionSettings,
     Note,
+    PrepareReport,
     Progress,
     Recipe,
     RunSettings,
@@ -182,7 +179,7 @@ def prepare(
         Path | None,
         typer.Option(help="Working folder of a store for a remote --out."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Prepare files into a store: tokenize, clean, deduplicate and split them.
 
@@ -208,9 +205,12 @@ def prepare(
     )
     with ProgressDisplay() as display:
         result = run_request(request, out, display.show, run_settings)
-    _print_outcome(result, as_json=as_json)
+    if as_json:
+        print_json(result)
+    else:
+        print_result(plain_console(), result)
     if profile:
-        print_profile(plain_console(stderr=as_json), read_last_report(out))
+        _print_profile(plain_console(stderr=as_json), read_last_report(out))
     return 0
 
 
@@ -229,17 +229,6 @@ def _print_recipe(request: PrepareRequest) -> int:
         plain_console(stderr=True).print(escape_unprintable(note))
     sys.stdout.write(format_recipe(request.recipe, request.tokenizer_note))
     return 0
-
-
-def _print_outcome(result: PrepareResult, *, as_json: bool) -> None:
-    if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(result, enc_hook=_format_path) + b"\n")
-    else:
-        print_result(plain_console(), result)
-
-
-def _format_path(value: object) -> str:
-    return decode_file_name(str(value))
 
 
 @final
@@ -320,33 +309,28 @@ def print_result(console: Console, result: PrepareResult) -> None:
         return
     if result.already_done:
         console.print(f"{path} is finished already; nothing to do.")
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(justify="left")
-    table.add_column(justify="right")
-    table.add_row(
-        "new input" if grown else "input",
-        f"{format_count(result.input_files, 'file')}, {format_size(result.input_bytes)}",
-    )
-    table.add_row("records read", f"{counts.records:,}")
-    for reason, count in counts.dropped.items():
-        table.add_row(f"dropped: {escape_unprintable(reason)}", f"{count:,}")
     name = format_generation_file_name(QUARANTINE_NAME, result.generation) if grown else QUARANTINE_NAME
     # A dry run has no store.
     quarantine_note = f" (see {path}/{name})" if counts.quarantined and result.subsets else ""
-    table.add_row(f"quarantined{quarantine_note}", f"{counts.quarantined:,}")
-    table.add_row("documents added" if grown else "documents kept", f"{counts.documents:,}")
-    table.add_row("tokens added" if grown else "tokens", f"{counts.tokens:,}")
-    console.print(table)
+    input_size = f"{format_count(result.input_files, 'file')}, {format_size(result.input_bytes)}"
+    rows = [
+        ("new input" if grown else "input", input_size),
+        ("records read", f"{counts.records:,}"),
+        *((f"dropped: {reason}", f"{count:,}") for reason, count in counts.dropped.items()),
+        (f"quarantined{quarantine_note}", f"{counts.quarantined:,}"),
+        ("documents added" if grown else "documents kept", f"{counts.documents:,}"),
+        ("tokens added" if grown else "tokens", f"{counts.tokens:,}"),
+    ]
+    console.print(make_table(("fact", "number"), rows, numbers={"number"}, header=False))
     if not result.subsets:
         # A dry run, which has already printed a note.
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("subset")
-    for name in ("documents", "tokens", "shards"):
-        table.add_column(name, justify="right")
-    for name, subset in result.subsets.items():
-        table.add_row(name, f"{subset.documents:,}", f"{subset.tokens:,}", f"{subset.shards:,}")
-    console.print(table)
+    names = ("subset", "documents", "tokens", "shards")
+    subset_rows = [
+        (name, f"{subset.documents:,}", f"{subset.tokens:,}", f"{subset.shards:,}")
+        for name, subset in result.subsets.items()
+    ]
+    console.print(make_table(names, subset_rows, numbers=names[1:]))
     if not result.already_done:
         rate = result.input_bytes / max(result.seconds, 1e-9)
         speed = f" ({format_size(rate)}/s)" if result.input_bytes else ""
@@ -366,4 +350,34 @@ def _format_totals(result: PrepareResult) -> str:
         f"{escape_unprintable(str(result.path))} is generation {result.generation}, with {documents:,} documents "
         f"and {tokens:,} "
         f"tokens in all{older}."
+    )
+
+
+def _print_profile(console: Console, report: PrepareReport | None) -> None:
+    """Print seconds, shares and speeds by stage; ``report`` is None if it is not readable."""
+    if report is None:
+        console.print("Where the time went is in report.json beside the store.")
+        return
+    phases = ", ".join(f"{name} {format_duration(s)}" for name, s in report.seconds_by_phase.items())
+    summary = f"{format_duration(report.seconds)} in all" + (f": {phases}" if phases else "")
+    console.print(escape_unprintable(f"{summary}; {report.workers:,} at work ({report.crew})"))
+    stages = report.content.stages
+    if not stages:
+        return
+    total = sum(stage.seconds for stage in stages.values()) or 1.0
+    names = ("stage", "seconds", "share", "speed", "documents/s")
+    rows = [
+        (
+            name,
+            f"{stage.seconds:,.2f}",
+            f"{stage.seconds / total:.0%}",
+            f"{format_size(stage.bytes / stage.seconds)}/s" if stage.seconds > 0 and stage.bytes else "",
+            f"{stage.documents / stage.seconds:,.0f}" if stage.seconds > 0 and stage.documents else "",
+        )
+        for name, stage in stages.items()
+    ]
+    console.print(make_table(names, rows, numbers=names[1:]))
+    console.print(
+        "Seconds are over all workers where each does a stage for its units; what runs at the same time counts each "
+        "for itself."
     )

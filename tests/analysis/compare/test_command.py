@@ -23,7 +23,7 @@ from batchloom.analysis.compare import (
     frameworks,
     run_example,
 )
-from batchloom.analysis.compare.compare_page import render_comparison_page
+from batchloom.analysis.compare.compare_report import render_comparison_page
 from batchloom.analysis.compare.launch import _run_to_end
 from batchloom.analysis.compare.loss_curves import LossCurve
 from batchloom.cli import run_command_line

@@ -1,12 +1,7 @@
-from .diagnosis import (
-    Diagnosis as Diagnosis,
-    doctor as doctor,
-    make_unread_diagnosis as make_unread_diagnosis,
-)
+from .diagnosis import Diagnosis as Diagnosis, doctor as doctor, quote_for_shell as quote_for_shell
+from .estimates import estimate_packing as estimate_packing
 from .examination import examine_inputs as examine_inputs
 from .findings import LengthFacts as LengthFacts, SourceFacts as SourceFacts
-from .packing_estimate import estimate_packing as estimate_packing
-from .prepare_command import quote_for_shell as quote_for_shell
 from .prepared_inputs import PreparedFacts as PreparedFacts
 from .preview import DocumentPreview as DocumentPreview, PreviewSegment as PreviewSegment
 from .sampling import SampleSizes as SampleSizes

@@ -1,9 +1,12 @@
 """The ``doctor`` command: facts about inputs and the commands that prepare them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import os
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Unpack
 
+from batchloom.analysis.doctor.estimates import FeedEstimate, PackingFacts, estimate_feeds, estimate_packing
 from batchloom.analysis.doctor.examination import examine_inputs
 from batchloom.analysis.doctor.findings import (
     BadFacts,
@@ -12,9 +15,6 @@ from batchloom.analysis.doctor.findings import (
     SourceFacts,
     TokenizerFacts,
 )
-from batchloom.analysis.doctor.map_or_stream import FeedEstimate, estimate_feeds
-from batchloom.analysis.doctor.packing_estimate import PackingFacts, estimate_packing
-from batchloom.analysis.doctor.prepare_command import make_prepare_commands, quote_for_shell
 from batchloom.analysis.doctor.prepared_inputs import (
     PreparedFacts,
     detect_prepared_kind,
@@ -41,8 +41,101 @@ from batchloom.preparation.settings import (
     parse_names,
 )
 
+_DEFAULT_OUT = "store"
+
 # Available everywhere, unlike prepare's default, since it is trained on the input.
 _FALLBACK_TOKENIZER = "train:8192"
+
+
+def quote_for_shell(word: str) -> str:
+    r"""Quote a word for a shell; unprintable characters are escaped: ``$'a\x1bb'``."""
+    if word.isprintable():
+        return shlex.quote(word)
+    plain = os.fsencode(word)
+    spelled = "".join(chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}" for byte in plain)
+    return f"$'{spelled}'"
+
+
+def make_prepare_commands(
+    recipe: Recipe, tokenizer: str, inputs: Sequence[str], sources: Sequence[SourceFacts]
+) -> list[str]:
+    """Return the prepare commands: one, or one per distinct ``--map``.
+
+    ``inputs`` holds names for the command line; an input that cannot be named there has an empty name.
+    """
+    if not all(inputs):
+        return []
+    suggested = {source.suggestion for source in sources if source.suggestion}
+    refused = [source for source in sources if source.fault and not source.suggestion]
+    if not suggested:
+        return [_make_prepare_command(recipe, tokenizer, inputs, "")]
+    if len(suggested) == 1 and not refused and all(source.suggestion for source in sources):
+        return [_make_prepare_command(recipe, tokenizer, inputs, suggested.pop())]
+    by_map: dict[str, list[str]] = {}
+    for source in sources:
+        if source not in refused:
+            by_map.setdefault(source.suggestion or "", []).append(source.path)
+    return [
+        _make_prepare_command(recipe, tokenizer, paths, mapping, number)
+        for number, (mapping, paths) in enumerate(by_map.items(), 1)
+    ]
+
+
+def _make_prepare_command(
+    recipe: Recipe, tokenizer: str, inputs: Iterable[str], suggestion: str, number: int = 0
+) -> str:
+    words = [
+        "batchloom",
+        "prepare",
+        *inputs,
+        "--out",
+        _choose_out_folder(number),
+        "--tokenizer",
+        tokenizer,
+    ]
+    mapping = suggestion or ",".join(f"{role}={column}" for role, column in recipe.reading.mapping.items())
+    if mapping:
+        words += ["--map", mapping]
+    if recipe.reading.ignore:
+        words += ["--ignore", ",".join(recipe.reading.ignore)]
+    if (media := recipe.reading.media) is not None:
+        words += ["--processor", media.processor]
+        words += ["--data-folder", media.data_folder] if media.data_folder is not None else []
+        words += ["--media", media.keep] if media.keep != "reference" else []
+    for spec, names in (
+        (recipe, ("end_token", "max_bad")),
+        (recipe.reading, ("text_field", "split_on")),
+        (recipe.chat, ("template", "train_on", "max_tokens", "overlong")),
+    ):
+        for name in names:
+            value = getattr(spec, name)
+            if value != _get_default(spec, name):
+                words += [f"--{name.replace('_', '-')}", _format_setting(name, value)]
+    if recipe.follow_links:
+        words.append("--follow-links")
+    if not recipe.reading.normalize:
+        words.append("--no-normalize")
+    return " ".join(map(quote_for_shell, words))
+
+
+def _format_setting(name: str, value: object) -> str:
+    r"""Format a value for the command line: a newline in a marker as ``\n``."""
+    text = str(value)
+    return text.replace("\n", "\\n").replace("\t", "\\t") if name == "split_on" else text
+
+
+def _get_default(spec: Recipe | ReadRecipe | ChatRecipe, name: str) -> object:
+    default = next(field.default for field in fields(spec) if field.name == name)
+    return None if default is MISSING else default
+
+
+def _choose_out_folder(number: int) -> str:
+    """Return the name of a folder that does not exist yet."""
+    name, count = f"{_DEFAULT_OUT}-{number}" if number else _DEFAULT_OUT, 2
+    folder = name
+    while os.path.lexists(folder):
+        folder, count = f"{name}-{count}", count + 1
+    return folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,27 +168,27 @@ class Diagnosis:
     """
 
     inputs: tuple[str, ...]
-    exact: bool
-    files: int
-    bytes: int
-    read_bytes: int
-    sources: tuple[SourceFacts, ...]
-    prepared: tuple[PreparedFacts, ...]
-    tokenizer: TokenizerFacts | None
-    documents: int
-    tokens: int | None
-    trained_tokens: int | None
-    duplicates: DuplicateFacts | None
-    bad: tuple[BadFacts, ...]
-    bad_seen: int
-    packing: PackingFacts | None
-    seconds: float | None
-    store_bytes: int | None
-    ways: tuple[FeedEstimate, ...]
-    faults: tuple[str, ...]
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
-    commands: tuple[str, ...]
+    exact: bool = True
+    files: int = 0
+    bytes: int = 0
+    read_bytes: int = 0
+    sources: tuple[SourceFacts, ...] = ()
+    prepared: tuple[PreparedFacts, ...] = ()
+    tokenizer: TokenizerFacts | None = None
+    documents: int = 0
+    tokens: int | None = None
+    trained_tokens: int | None = None
+    duplicates: DuplicateFacts | None = None
+    bad: tuple[BadFacts, ...] = ()
+    bad_seen: int = 0
+    packing: PackingFacts | None = None
+    seconds: float | None = None
+    store_bytes: int | None = None
+    ways: tuple[FeedEstimate, ...] = ()
+    faults: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
 
     @property
     def sound(self) -> bool:
@@ -275,47 +368,15 @@ def _describe_overlong_handling(record_kinds: set[str], *, media: bool) -> str:
     return "a loader cuts them (overlong='split')"
 
 
-def make_unread_diagnosis(inputs: Sequence[str], *faults: str) -> Diagnosis:
-    """Return a diagnosis for inputs of which nothing was read.
-
-    Args:
-        inputs: inputs as they were given.
-        faults: reasons.
-    """
-    return Diagnosis(
-        inputs=tuple(map(input_name, inputs)),
-        exact=True,
-        files=0,
-        bytes=0,
-        read_bytes=0,
-        sources=(),
-        prepared=(),
-        tokenizer=None,
-        documents=0,
-        tokens=None,
-        trained_tokens=None,
-        duplicates=None,
-        bad=(),
-        bad_seen=0,
-        packing=None,
-        seconds=None,
-        store_bytes=None,
-        ways=(),
-        faults=faults,
-        warnings=(),
-        notes=(),
-        commands=(),
-    )
-
-
 def _diagnose_prepared(inputs: Sequence[str], prepared: Sequence[PreparedFacts]) -> Diagnosis:
     """Return the diagnosis if all inputs are prepared, so nothing is read."""
     inspections = [facts.inspection for facts in prepared if facts.inspection]
-    return replace(
-        make_unread_diagnosis(inputs, *(fault for facts in prepared for fault in facts.faults)),
+    return Diagnosis(
+        inputs=tuple(map(input_name, inputs)),
         prepared=tuple(prepared),
         documents=sum(inspection.documents for inspection in inspections),
         tokens=sum(inspection.tokens for inspection in inspections),
+        faults=tuple(fault for facts in prepared for fault in facts.faults),
         notes=tuple(note for facts in prepared if (note := _describe_prepared(facts))),
         commands=_list_usage_commands(prepared),
     )

@@ -1,0 +1,622 @@
+"""Plans to report on: of stores, mixtures or a checkpoint; without torch."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.batches import Loader, PlanOptions, read_mixture
+from batchloom.batches.loading import (
+    MAX_INLINE_POOLS,
+    RawStream,
+    get_open_store,
+    load_table,
+    table_folders,
+    table_name,
+    wait_for_table,
+)
+from batchloom.core.errors import InputError, InputMissingError, PlanError, SettingsError, StateError
+from batchloom.core.files import describe_missing_path, describe_os_error, read_regular_file
+from batchloom.core.fingerprint import fingerprint
+from batchloom.core.settings import Setting, as_int, from_plain, quote_value
+from batchloom.plan import (
+    Mixture,
+    Plan,
+    PlanSpec,
+    SourceSpec,
+    Stage,
+    check_world,
+    deal_balanced,
+    deal_contiguous,
+    parse_assumed_stores,
+    with_journal,
+)
+from batchloom.plan.mixture import PlanStore
+from batchloom.plan.order import SOURCE, AssumedStore, SourceOrder, refuse_lane_order, sort_by_cost
+from batchloom.plan.packing import MAX_STEPS, strategy_from_identity
+from batchloom.store import Store, open_store
+
+_STATE_FILE, _RUN_FILE = "state.json", "run.json"
+_MAX_BYTES = 64 << 20
+_SAVED_REMEDY = "Use the file as it was saved"
+
+# Settings allowed with a checkpoint: the length of the run, but nothing that determines its order.
+_CHECKPOINT_SETTINGS = {"steps"}
+_OPTIONS = {field.name for field in fields(PlanOptions)}
+_OWN_DATA_KEY = "data"
+_DATA_PANEL = "Data"
+_NO_STORE = "store: missing; give a store, --mixture or (to plan) --assume"
+
+# Walking over more pools than this takes seconds, so the table is computed and cached instead.
+_MAX_WALKED_POOLS = 128
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPosition:
+    """A saved position.
+
+    Attributes:
+        path: the file it was read from.
+        state: state of the loader, as returned by ``state_dict``.
+        step: number of completed steps; None if only the state is known.
+        steps: steps of the complete run; None if they are not recorded.
+    """
+
+    path: Path
+    state: Mapping[str, Any]
+    step: int | None
+    steps: int | None
+
+
+def read_checkpoint(path: Path) -> SavedPosition:
+    """Read the state from a run folder (newest checkpoint), checkpoint or JSON file.
+
+    Raises:
+        InputMissingError: nothing exists there, or the run has no checkpoint yet.
+        StateError: the content is damaged or not a state.
+    """
+    file = _find_state_file(path)
+    plain = _read_json_object(file)
+    if "loader" in plain:
+        checked_fields = {name: value for name, value in plain.items() if name != "check"}
+        if plain.get("check") != fingerprint(checked_fields) or not isinstance(plain["loader"], dict):
+            raise StateError(
+                f"{file} was changed after it was written: its checksum does not match its fields. {_SAVED_REMEDY}."
+            )
+        state, step = plain["loader"], plain.get("step")
+    else:
+        state, step = plain, None
+    if not isinstance(state.get("identity"), dict) or "position" not in state:
+        raise StateError(f"{file} holds no loader state. Give the value that state_dict() returned.")
+    run = file.parent.parent.parent / _RUN_FILE
+    steps = _read_json_object(run).get("steps") if step is not None and run.is_file() else None
+    return SavedPosition(file, state, step, steps if isinstance(steps, int) else None)
+
+
+def _find_state_file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    if (path / _STATE_FILE).is_file():
+        return path / _STATE_FILE
+    if (path / _RUN_FILE).is_file():
+        state_files = sorted(
+            (file for file in path.glob(f"checkpoints/step_*/{_STATE_FILE}")),
+            key=lambda file: (
+                int(file.parent.name.removeprefix("step_") or 0)
+                if file.parent.name.removeprefix("step_").isdigit()
+                else -1
+            ),
+        )
+        if not state_files:
+            raise InputMissingError(
+                f"The run in {path} has no checkpoint yet (--save-interval sets how often one is made)."
+            )
+        return state_files[-1]
+    if path.is_dir():
+        raise InputMissingError(
+            f"{path} is neither the folder of a run (with {_RUN_FILE}) nor of a checkpoint (with {_STATE_FILE})."
+        )
+    remedy = "name a checkpoint, or the folder of a run"
+    raise InputMissingError(describe_missing_path(str(path), remedy))
+
+
+def _read_json_object(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(read_regular_file(file, _MAX_BYTES))
+    except OSError as error:
+        raise StateError(f"{file} cannot be read: {describe_os_error(error)}.") from error
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{file} is not JSON: {error}. {_SAVED_REMEDY}.") from error
+    if not isinstance(value, dict):
+        raise StateError(f"{file} holds no JSON object. {_SAVED_REMEDY}.")
+    return value
+
+
+def rebuild_plan(saved_position: SavedPosition, stores: Mapping[str, PlanStore], steps: int | None) -> Plan:
+    """Rebuild the plan of a checkpoint with its journal, and check the state.
+
+    ``stores`` maps source names to stores; for a run on one store the name does not matter. ``steps`` is
+    used if the checkpoint does not record the steps of the run. Raises ``StateError`` if the stores are not those
+    of the run; it names each field that differs, and the stores that would continue it.
+    """
+    identity = saved_position.state["identity"]
+    total = saved_position.steps if steps is None else steps
+    try:
+        plans = [
+            Plan(_make_plan_data(identity, stores), _make_plan_spec(identity, total, block=block))
+            for block in _read_blocks(identity)
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, (PlanError, SettingsError)):
+            raise
+        raise StateError(f"{saved_position.path} does not identify a plan ({error!r}). {_SAVED_REMEDY}.") from error
+    # A requested and a chosen block give the same order, but different plans for later generations; try both.
+    matching_plans = [plan for plan in plans if plan.identity == identity]
+    plan = with_journal((matching_plans or plans)[0], saved_position.state)
+    plan.resume(dict(saved_position.state))
+    return plan
+
+
+def _read_blocks(identity: Mapping[str, Any]) -> list[int]:
+    block = identity["spec"]["block"]
+    return [block] if "mixture" in identity else [0, block]
+
+
+def _make_plan_spec(identity: Mapping[str, Any], steps: int | None, *, block: int) -> PlanSpec:
+    spec = identity["spec"]
+    settings = {**spec, "block": block, "packing": strategy_from_identity(spec["packing"])}
+    if settings.get("epochs") is not None or settings.get("steps") is not None:
+        # The order of rows grouped by length depends on the end of the run.
+        return from_plain(PlanSpec, settings)
+    if steps is None and "mixture" in identity:
+        steps = identity["mixture"].get("steps") or _choose_endless_steps(settings)
+    return from_plain(PlanSpec, {**settings, "steps": steps or _choose_endless_steps(settings)})
+
+
+def _choose_endless_steps(settings: Mapping[str, Any]) -> int:
+    """Return the largest number of steps, for a run of unknown length."""
+    most = min(MAX_STEPS, (1 << 62) // int(settings["global_batch_size"]))
+    return most - most % max(int(settings.get("group_by_length", 0)), 1)
+
+
+def is_endless(plan: Plan) -> bool:
+    """Return whether a plan has no given length."""
+    spec = plan.spec
+    names = ("global_batch_size", "group_by_length")
+    return spec.steps == _choose_endless_steps({name: getattr(spec, name) for name in names})
+
+
+def _make_plan_data(identity: Mapping[str, Any], stores: Mapping[str, PlanStore]) -> PlanStore | Mixture:
+    source_entries = identity["sources"]
+    mixture = identity.get("mixture")
+    if mixture is None:
+        if len(stores) != 1:
+            raise StateError(
+                f"The run was on one store ({source_entries[SOURCE]['documents']:,} documents, fingerprint "
+                f"{source_entries[SOURCE]['store'][:12]}); {len(stores)} are given. Give that store."
+            )
+        return next(iter(stores.values()))
+    missing = [name for name in source_entries if name not in stores]
+    if missing:
+        prints = ", ".join(f"{name} (fingerprint {source_entries[name]['store'][:12]})" for name in missing)
+        raise StateError(
+            f"The run was on a mixture, and no store is given for {prints}; the given stores are "
+            f"{', '.join(stores)}. Name every store: --mixture with the run's file, or with the paths of its stores."
+        )
+    return Mixture(
+        mixture["weights"],
+        stores=stores,
+        unit=mixture["unit"],
+        temperature=mixture["temperature"],
+        most_epochs=mixture["most_epochs"],
+        exhausted=mixture["exhausted"],
+        sources={name: _make_source_spec(entry) for name, entry in source_entries.items()},
+        stages=[Stage(**stage) for stage in mixture["stages"]],
+    )
+
+
+def _make_source_spec(entry: Mapping[str, Any]) -> SourceSpec:
+    return SourceSpec(**{n: entry[n] for n in ("epochs", "seed", "overlong") if n in entry})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """Data and settings of a plan to report on.
+
+    Attributes:
+        store: a store's folder, a prefix or a name of synthetic data.
+        mixture: a mixture as ``read_mixture`` accepts it; with ``assume``, ``NAME=WEIGHT,...`` over its names.
+        assume: sources that do not exist, as ``parse_assumed_stores`` accepts them.
+        checkpoint: a run's folder, a checkpoint's, or a JSON file of a loader's state.
+        split: the subset.
+        generation: generation of the store; None for the newest, or the one of the checkpoint.
+        settings: the given settings of ``PlanSpec``.
+    """
+
+    store: str | None = None
+    mixture: Annotated[
+        str | None,
+        Setting(
+            help="YAML file of a mixture, or PATH=WEIGHT,PATH=WEIGHT; used instead of a store.",
+            panel=_DATA_PANEL,
+        ),
+    ] = None
+    assume: str | None = None
+    checkpoint: Annotated[
+        Path | None,
+        Setting(
+            help="Folder of a run or checkpoint, or JSON file of a loader's state; its plan replaces the settings "
+            "below.",
+            panel=_DATA_PANEL,
+        ),
+    ] = None
+    split: Annotated[str, Setting(help="Subset: train, val or test.", panel=_DATA_PANEL)] = "train"
+    generation: Annotated[
+        int | None,
+        Setting(
+            help="Generation of the store.",
+            shown_default="the newest, or that of the checkpoint",
+            panel=_DATA_PANEL,
+        ),
+    ] = None
+    settings: Annotated[Mapping[str, Any], PlanSpec] = field(default_factory=dict)
+
+
+def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:
+    """Return the requested plan, and the checkpoint it was made from.
+
+    Raises:
+        SettingsError: settings are missing, unknown or contradict each other; lists every problem.
+        InputError, StoreError: there are no such stores.
+        StateError: the checkpoint belongs to other stores; names each field that differs.
+    """
+    problems = _find_request_problems(request)
+    if problems:
+        raise SettingsError(problems)
+    if request.checkpoint is not None:
+        saved_position = read_checkpoint(request.checkpoint)
+        _check_not_stream(saved_position)
+        data_folder = saved_position.path.parent.parent.parent / _OWN_DATA_KEY
+        if request.store is None and request.mixture is None:
+            # A run that prepares its own data stores it next to its checkpoints.
+            if not data_folder.is_dir():
+                raise SettingsError([_NO_STORE])
+            request = replace(request, store=str(data_folder))
+        stores = _open_checkpoint_stores(request, saved_position)
+        return rebuild_plan(saved_position, stores, request.settings.get("steps")), saved_position
+    data = _open_request_data(request)
+    missing = [
+        f"{name}: missing; give a whole number of at least 1"
+        for name in ("seq_len", "global_batch_size")
+        if request.settings.get(name) is None
+    ]
+    if missing:
+        raise SettingsError(missing)
+    settings = {name: value for name, value in request.settings.items() if value is not None}
+    if isinstance(data, Store) or (isinstance(data, Mixture) and request.assume is None):
+        # A loader chooses defaults of its own, and the plan must be the one it would serve.
+        options = PlanOptions(**{name: settings.pop(name) for name in _OPTIONS & settings.keys()})
+        loader = Loader(data, **settings, plan=options, output="numpy", rank=0, world_size=1, prefetch=0)
+        return loader.plan, None
+    return Plan(data, PlanSpec(**settings)), None
+
+
+def _find_request_problems(request: PlanRequest) -> list[str]:
+    data_options = [n for n in ("store", "mixture", "assume") if getattr(request, n) is not None]
+    problems = []
+    if not data_options and request.checkpoint is None:
+        problems.append(_NO_STORE)
+    if len(data_options) > 1 and data_options != ["mixture", "assume"]:
+        problems.append(f"{data_options[1]}: {data_options[0]} and {data_options[1]} exclude each other; give one")
+    if request.checkpoint is None:
+        return problems
+    if request.assume is not None:
+        problems.append("assume: a checkpoint belongs to existing stores; leave it out")
+    setting_names = [name for name, value in request.settings.items() if value is not None]
+    return problems + [
+        f"{name}: the checkpoint sets it; leave it out" for name in setting_names if name not in _CHECKPOINT_SETTINGS
+    ]
+
+
+def _open_request_data(request: PlanRequest) -> PlanStore | Mixture:
+    if request.assume is not None:
+        return _parse_assumed(request.assume, request.mixture)
+    if request.mixture is not None:
+        return read_mixture(request.mixture)
+    return open_store(request.store or "", request.split, generation=request.generation)
+
+
+def _parse_assumed(text: str, mixture: str | None) -> AssumedStore | Mixture:
+    stores = parse_assumed_stores(text)
+    if mixture is not None:
+        return Mixture(parse_weights(mixture), stores=stores)
+    return next(iter(stores.values())) if len(stores) == 1 else Mixture("size", stores=stores)
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """Parse weights such as ``web=0.7,code=0.3``."""
+    weights: dict[str, float] = {}
+    for word in text.split(","):
+        name, equals, weight = word.strip().rpartition("=")
+        try:
+            weights[name] = float(weight)
+        except ValueError:
+            equals = ""
+        if not equals or not name:
+            raise SettingsError([f"mixture: {word!r} is not NAME=WEIGHT"])
+    return weights
+
+
+def _open_checkpoint_stores(request: PlanRequest, saved_position: SavedPosition) -> dict[str, PlanStore]:
+    """Open the stores of a checkpoint, in its generations if they are known."""
+    source_entries = saved_position.state["identity"].get("sources", {})
+    if request.mixture is not None:
+        stores = read_mixture(request.mixture).stores
+        return {name: _open_initial_generation(store, source_entries.get(name)) for name, store in stores.items()}
+    if SOURCE not in source_entries:
+        raise InputError(
+            f"The run was on a mixture of {', '.join(source_entries)}; one store is given. Give --mixture with the "
+            "run's file, "
+            "or the paths of its stores."
+        )
+    store = open_store(request.store or "", request.split, generation=request.generation)
+    return {
+        SOURCE: store if request.generation is not None else _open_initial_generation(store, source_entries[SOURCE])
+    }
+
+
+def _check_not_stream(saved_position: SavedPosition) -> None:
+    """Raise ``InputError`` for a run on a stream, which has no plan to report on."""
+    identity = saved_position.state["identity"]
+    if "lanes_version" in identity:
+        verb = "was on" if "inputs" in identity else "repeats"
+        raise InputError(
+            f"The run of {saved_position.path} {verb} a stream: streams take no edits, and explain, when and plan do "
+            "not support them. Use a run on prepared data: batchloom prepare, or the store that a stream writes "
+            "(--keep)."
+        )
+
+
+def _open_initial_generation(store: PlanStore, source_entry: Mapping[str, Any] | None) -> PlanStore:
+    """Open a store in the generation a run started on.
+
+    Returns it unchanged if no generation of it is the one of the run.
+    """
+    if not isinstance(store, Store) or store.location.generation is None or source_entry is None:
+        return store
+    number = store.contents.find_generation(str(source_entry.get("store")))
+    if number is None or number == store.location.generation:
+        return store
+    return open_store(store.location.address, store.split, **{**store.location.options, "generation": number})
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """An edit of a run.
+
+    Attributes:
+        step: first step it applies to.
+        changes: changed values, by the name of the setting.
+        note: reason for the edit.
+        fingerprint: fingerprint of the plan after it.
+    """
+
+    step: int
+    changes: Mapping[str, Any]
+    note: str
+    fingerprint: str
+
+
+def make_journal_entry(edit: Mapping[str, Any]) -> JournalEntry:
+    """Return the journal entry of an edit."""
+    changes = {k: v for k, v in edit.items() if k not in ("step", "note", "added", "fingerprint")}
+    return JournalEntry(edit["step"], changes, str(edit.get("note", "")), edit["fingerprint"])
+
+
+def read_journal(saved_position: SavedPosition) -> tuple[str, tuple[JournalEntry, ...]]:
+    """Return the fingerprint of a run's first plan, and its edits; needs no store.
+
+    Raises:
+        InputError: the run was on a stream.
+        StateError: the journal was changed by hand; names the edit.
+    """
+    _check_not_stream(saved_position)
+    state = saved_position.state
+    first = name = fingerprint(state["identity"])
+    entries = []
+    try:
+        for number, edit in enumerate(state["edits"]):
+            edit_fields = {key: value for key, value in edit.items() if key != "fingerprint"}
+            name = fingerprint([name, edit_fields])
+            if name != edit["fingerprint"]:
+                raise StateError(
+                    f"{saved_position.path}: edit {number} of the journal (step {edit['step']}) was changed by hand: "
+                    "its fingerprint does not match its fields. Use the journal that was saved."
+                )
+            entries.append(make_journal_entry(edit))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise StateError(f"{saved_position.path} holds no journal of edits ({error!r}).") from error
+    if name != state.get("fingerprint"):
+        raise StateError(
+            f"{saved_position.path}: the journal does not lead to the plan's fingerprint "
+            f"{state.get('fingerprint')!r}: an "
+            "edit is missing. Use the journal that was saved."
+        )
+    return first, tuple(entries)
+
+
+def make_data_label(plan: Plan) -> dict[str, str]:
+    """Return ``source``: ``assumed`` or ``synthetic``; an empty dict for real data."""
+    stores = plan.stores.values()
+    if any(isinstance(store, AssumedStore) for store in stores):
+        return {"source": "assumed"}
+    if any(isinstance(store, Store) and store.contents.synthetic for store in stores):
+        return {"source": "synthetic"}
+    return {}
+
+
+def adopt_tables(plan: Plan) -> bool:
+    """Adopt the cached tables of a plan's sources; return whether all have one."""
+    for era, numbers in enumerate(plan.orders.weighted_sources_by_era):
+        orders = [plan.orders.order(number, era) for number in numbers]
+        for order in orders:
+            if not order.is_counted and isinstance(order.store, Store):
+                load_table(order, table_folders(order.store))
+        # The position at which an edit packs again follows from the counts before it.
+        if not all(order.is_counted for order in orders):
+            return False
+    return True
+
+
+def ensure_tables(plan: Plan) -> None:
+    """Load or compute the counts of all pools; progress is logged to ``batchloom``.
+
+    Computed tables of stores on disk are cached.
+    """
+    for era, numbers in enumerate(plan.orders.weighted_sources_by_era):
+        for number in numbers:
+            order = plan.orders.order(number, era)
+            if order.is_counted:
+                continue
+            if order.pools.count <= MAX_INLINE_POOLS or not isinstance(order.store, Store):
+                order.count_all()
+            else:
+                wait_for_table(order, table_folders(order.store))
+
+
+def ensure_tables_for(plan: Plan, position: int) -> None:
+    """Prepare to find a position: walk to a near one, use tables for a distant one."""
+    if adopt_tables(plan):
+        return
+    orders = [plan.orders.order(number) for number in plan.orders.weighted_sources]
+    if all(order.pools.count <= MAX_INLINE_POOLS for order in orders):
+        return
+    pools = sum(order.pools.count for order in orders)
+    tokens = sum(order.store.tokens for order in orders) / pools
+    near = _count_positions_ahead(plan, orders[0], position)
+    if near * plan.spec.seq_len / max(tokens, 1) > _MAX_WALKED_POOLS:
+        ensure_tables(plan)
+
+
+def _count_positions_ahead(plan: Plan, order: SourceOrder, position: int) -> int:
+    """Count positions from the nearest known pool to the requested one."""
+    if plan.spec.lanes > 1 or len(plan.names) > 1:
+        return position
+    anchor_positions = [cursor.before for cursor in order.anchors[0] if cursor.before <= position]
+    return position - max(anchor_positions, default=0)
+
+
+def write_tables(plan: Plan) -> tuple[Path, ...]:
+    """Count the sequences of every pool and cache the tables; progress is logged.
+
+    Returns:
+        Paths of the table files.
+
+    Raises:
+        InputError: a source has only lengths.
+        StoreError: no folder for the tables is writable.
+    """
+    table_files = []
+    for era, numbers in enumerate(plan.orders.weighted_sources_by_era):
+        for number in numbers:
+            order = plan.orders.order(number, era)
+            folders = table_folders(get_open_store(order))
+            if not load_table(order, folders):
+                wait_for_table(order, folders)
+            name = table_name(order)
+            table_files += [folder / name for folder in folders if (folder / name).is_file()][:1]
+    return tuple(dict.fromkeys(table_files))
+
+
+def get_plan(data: Plan | Loader) -> Plan:
+    """Return the plan of a loader, or the given plan.
+
+    Raises:
+        PlanError: it is a stream, or repeats one.
+        TypeError: it is neither a plan nor a loader.
+    """
+    plan: object = data.plan if isinstance(data, Loader) else data
+    refuse_lane_order(plan, "cannot be used with explain or when")
+    if isinstance(plan, RawStream):
+        raise PlanError(
+            "A stream cannot be used with explain or when: its steps come one after the other. Make a plan of pools "
+            "over prepared data: batchloom prepare, or the store of stream(keep=FOLDER)."
+        )
+    if isinstance(data, Loader):
+        return data.plan
+    if not isinstance(data, Plan):
+        raise TypeError(
+            f"Give a Plan or a Loader, not {type(data).__name__}: explain(Loader(store, seq_len=..., "
+            "global_batch_size=...), step)"
+        )
+    return data
+
+
+def assign_step_ranks(data: Plan | Loader, step: int, world_size: int) -> Ints:
+    """Return the data-parallel rank of each row of a step, int64 [global_batch_size].
+
+    Args:
+        data: a plan, or a loader, whose ``balance`` and ``uneven`` apply.
+        step: the step.
+        world_size: number of data-parallel ranks.
+
+    Raises:
+        PlanError: the world size does not divide the step.
+    """
+    plan = get_plan(data)
+    start, stop = plan.positions_of(step)
+    size, lanes = stop - start, plan.spec.lanes
+    uneven = data.spec.uneven if isinstance(data, Loader) else "refuse"
+    check_world(size, 0, world_size, uneven)
+    if isinstance(data, Loader) and data.spec.balance and world_size > 1:
+        return deal_balanced(data.costs.of(plan, plan.rows(start, stop)), world_size)
+    if lanes > 1 and lanes % world_size == 0:
+        return plan.run.lanes_of(start, stop) % world_size
+    return deal_contiguous(size, world_size)
+
+
+def sort_by_rank(data: Plan | Loader, step: int, row_ranks: Ints) -> Ints:
+    """Return the rows of a step rank by rank, those of each rank in batch order.
+
+    Args:
+        data: a plan, or a loader.
+        step: the step.
+        row_ranks: rank of each row, int64 [global_batch_size].
+    """
+    if isinstance(data, Loader) and data.spec.balance and row_ranks.any():
+        order = sort_by_cost(data.costs.of(data.plan, data.plan.rows(*data.plan.positions_of(step))))
+        return order[np.argsort(row_ranks[order], kind="stable")]
+    return np.argsort(row_ranks, kind="stable")
+
+
+def resolve_world(data: Plan | Loader, rank: int | None, world_size: int | None) -> tuple[int | None, int]:
+    """Return the data-parallel rank (None for all) and world size of a request.
+
+    Raises:
+        SettingsError: a rank is given without a world size, or a number is invalid.
+        PlanError: the rank does not exist.
+    """
+    ranks, number = as_int(world_size), as_int(rank)
+    problems = [
+        f"{name}: {quote_value(value)} is not a whole number of at least {least}"
+        for name, value, parsed_value, least in (
+            ("world_size", world_size, ranks, 1),
+            ("rank", rank, number, 0),
+        )
+        if value is not None and (parsed_value is None or parsed_value < least)
+    ]
+    own = data.spec.mesh.get_placement(data.spec.rank, data.spec.world_size) if isinstance(data, Loader) else None
+    if rank is not None and world_size is None and own is None:
+        problems.append("world_size: missing; a rank needs the number of ranks")
+    if problems:
+        raise SettingsError(problems)
+    ranks = ranks or (own.world_size if own else 1)
+    if number is not None and number >= ranks:
+        raise PlanError(f"rank {number} of world_size {ranks} does not exist; ranks run from 0 to {ranks - 1}.")
+    return number, ranks

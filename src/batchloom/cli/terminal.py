@@ -1,0 +1,106 @@
+"""Output and options that the commands share."""
+
+import json
+import logging
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, final
+
+import msgspec
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from batchloom.core.files import decode_file_name
+from batchloom.core.wording import escape_unprintable
+
+_URL_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:([^/?#\s]*)@)?[^?#\s]*(?:\?([^#\s]*))?(?:#(\S*))?")
+# URL parts of one character are wildcards, not secrets.
+_MIN_SECRET_LENGTH = 2
+
+StorePath = Annotated[
+    str | None,
+    typer.Argument(
+        help="A store's folder, a bare Megatron prefix, or the name of synthetic data.",
+        show_default=False,
+    ),
+]
+WorldSize = Annotated[int | None, typer.Option(help="Number of data-parallel ranks.", rich_help_panel="Plan")]
+Split = Annotated[str, typer.Option(help="Subset of the store: train, val or test.")]
+Generation = Annotated[int | None, typer.Option(help="Generation of the store.", show_default="the newest")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change, without changing anything.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+
+
+def plain_console(*, stderr: bool = False) -> Console:
+    """Return a console without markup and emoji codes, which names may contain."""
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def make_table(
+    names: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Collection[str] = (),
+    title: str | None = None,
+    framed: bool = False,
+    header: bool = True,
+) -> Table:
+    """Return a table of visible text; columns in ``numbers`` are aligned to the right."""
+    table = Table(
+        title=None if title is None else escape_unprintable(title),
+        title_justify="left",
+        box=box.HEAVY_HEAD if framed else None,
+        pad_edge=framed,
+        show_header=header,
+    )
+    for name in names:
+        table.add_column(name, justify="right" if name in numbers else "left")
+    for row in rows:
+        table.add_row(*map(escape_unprintable, row))
+    return table
+
+
+def print_json(value: object) -> None:
+    """Print a value as one line of JSON; dataclasses become objects, and paths text."""
+    # The JSON must be valid in a terminal of any encoding.
+    is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    print(json.dumps(value, ensure_ascii=not is_utf8, default=_to_plain))
+
+
+def _to_plain(value: object) -> Any:
+    return msgspec.to_builtins(value, enc_hook=lambda part: decode_file_name(str(part)))
+
+
+def redact_urls(sentence: str, arguments: Sequence[str]) -> str:
+    """Return a sentence without credentials, query and fragment of any URL.
+
+    A path or library may have changed a URL, so each secret is removed wherever it occurs.
+    """
+    url_parts = {part for word in arguments for match in _URL_PATTERN.findall(word) for part in match}
+    for part in sorted((part for part in url_parts if len(part) >= _MIN_SECRET_LENGTH), key=len, reverse=True):
+        sentence = sentence.replace(part, "...")
+    return sentence
+
+
+@final
+class _StderrLogHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def log_to_stderr() -> Iterator[None]:
+    """Print the log ``batchloom``, mainly counting progress, to standard error."""
+    log, handler = logging.getLogger("batchloom"), _StderrLogHandler()
+    previous_level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(previous_level)
+        log.removeHandler(handler)

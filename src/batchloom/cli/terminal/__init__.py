@@ -1,4 +1,0 @@
-"""Terminal helpers of the commands: console, previews, and shared options.
-
-Read `console.py` first.
-"""
