@@ -10,7 +10,7 @@ import pytest
 
 from batchloom import OutputError
 from batchloom.core.errors import StoreConflictError
-from batchloom.core.locks import lock_exclusively
+from batchloom.core.files import lock_exclusively
 from batchloom.preparation import WorkFolder
 from batchloom.store import AtomicFile, export_store, lock_store
 from batchloom.testing import write_store

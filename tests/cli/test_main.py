@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -86,6 +87,7 @@ def test_help_is_printed_as_it_is_written(command, capsys, monkeypatch):
     assert run_command_line([command, "--help"]) == 0
     output = capsys.readouterr().out
     assert "\\[" not in output
+    assert re.search(rf"Examples:\s+(torchrun .*)?batchloom {command}", output)
     if command == "prepare":
         assert "(org/name[:config][/split][@revision])" in output
 

@@ -15,7 +15,7 @@ import pytest
 
 from batchloom import Edit, Loader, PlanError, StateError
 from batchloom.cli import run_command_line as command
-from batchloom.core import locks
+from batchloom.core import files
 from batchloom.core.errors import StoreConflictError, TrainError
 from batchloom.testing import write_store
 from batchloom.train import RunFolder, edit_run, read_log, submit_edit
@@ -343,7 +343,7 @@ def test_edits_without_file_locks_give_a_warning(tmp_path, store, monkeypatch, c
         raise OSError(errno.ENOLCK, "No locks available")
 
     run_training(store, tmp_path / "run", {"steps": 2})
-    monkeypatch.setattr(locks.fcntl, "flock", refuse_lock)
+    monkeypatch.setattr(files.fcntl, "flock", refuse_lock)
     edit_run(tmp_path / "run", store.path, Edit(step=6, skip=1))
     assert re.search(r"No locks .*never reads again, and is lost .*: stop a run", caplog.text)
 

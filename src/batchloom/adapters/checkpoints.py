@@ -13,7 +13,7 @@ import torch.distributed as dist
 from batchloom.adapters.agreement import all_gather_bytes
 from batchloom.batches import Loader
 from batchloom.core.errors import StateError
-from batchloom.core.partial_files import PARTIAL_SUFFIX, wrap_os_errors
+from batchloom.core.files import PARTIAL_SUFFIX, wrap_os_errors
 from batchloom.store.write import sync_folder
 
 _CHECKPOINT_NAME = re.compile(r"checkpoint-(\d+)")

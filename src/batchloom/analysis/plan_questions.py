@@ -535,12 +535,7 @@ def write_tables(plan: Plan) -> tuple[Path, ...]:
 
 
 def get_plan(data: Plan | Loader) -> Plan:
-    """Return the plan of a loader, or the given plan.
-
-    Raises:
-        PlanError: it is a stream, or repeats one.
-        TypeError: it is neither a plan nor a loader.
-    """
+    """Return the plan of a loader, or the given plan."""
     plan: object = data.plan if isinstance(data, Loader) else data
     refuse_lane_order(plan, "cannot be used with explain or when")
     if isinstance(plan, RawStream):
@@ -596,12 +591,7 @@ def sort_by_rank(data: Plan | Loader, step: int, row_ranks: Ints) -> Ints:
 
 
 def resolve_world(data: Plan | Loader, rank: int | None, world_size: int | None) -> tuple[int | None, int]:
-    """Return the data-parallel rank (None for all) and world size of a request.
-
-    Raises:
-        SettingsError: a rank is given without a world size, or a number is invalid.
-        PlanError: the rank does not exist.
-    """
+    """Return the data-parallel rank (None for all) and world size of a request."""
     ranks, number = as_int(world_size), as_int(rank)
     problems = [
         f"{name}: {quote_value(value)} is not a whole number of at least {least}"

@@ -12,7 +12,6 @@ from batchloom.cli.check import check
 from batchloom.cli.compare import compare
 from batchloom.cli.convert import convert
 from batchloom.cli.datasets import datasets
-from batchloom.cli.demo import demo
 from batchloom.cli.doctor import doctor
 from batchloom.cli.edit import edit
 from batchloom.cli.explain import explain, when
@@ -23,7 +22,7 @@ from batchloom.cli.inspect import inspect
 from batchloom.cli.plan import plan
 from batchloom.cli.prepare import prepare
 from batchloom.cli.terminal import redact_urls
-from batchloom.cli.train import train
+from batchloom.cli.train import demo, train
 from batchloom.cli.worker import worker
 
 # Newer versions of typer vendor click; the exceptions it raises are those it exports.
@@ -45,7 +44,7 @@ _COMMANDS: tuple[tuple[Callable[..., object], *tuple[str, ...]], ...] = (
     (inspect, "batchloom inspect store --split val", "batchloom inspect store --seq-len 4096 --json"),
     (plan, "batchloom plan store --seq-len 4096 --global-batch-size 512", "batchloom plan --checkpoint run"),
     (train, "batchloom train --data store --out run", "torchrun --nproc-per-node 8 -m batchloom train --data store"),
-    (worker, "batchloom worker --dataset-type synthetic --num-steps 20"),
+    (worker, "batchloom worker --dataset-type dummy --num-steps 20"),
     (edit, "batchloom edit run --mixture mix.yaml --at-step 1000 --weights web=0.5,code=0.5"),
     (explain, "batchloom explain store --step 7 --seq-len 4096 --global-batch-size 512"),
     (when, "batchloom when store --document 17 --seq-len 4096 --global-batch-size 512"),
@@ -81,7 +80,7 @@ _OPTIONS = {
 
 @final
 class SingleOptionCommand(TyperCommand):
-    """A command that refuses repeated options; click would silently use the last value."""
+    """A command that rejects repeated options; click would use the last value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments as click's ``Command.parse_args``; reject a repeated option."""
@@ -144,11 +143,7 @@ def name_options(problem: str, arguments: Sequence[str]) -> str:
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """Run a command line and return its exit code.
-
-    Raises:
-        Exception: any error of the command; only wrong usage is handled here.
-    """
+    """Run a command line and return its exit code."""
     # Not `app(...)`: typer would convert KeyboardInterrupt to an exit; `main` handles it.
     command = typer.main.get_command(app)
     try:

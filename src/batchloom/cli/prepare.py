@@ -49,11 +49,7 @@ _ROW_PHASES = ("look", "convert")
 
 
 def parse_size(text: str, option: str = "--tokens-per-shard") -> int:
-    """Parse ``100M``, ``1G`` or ``100_000`` as a number.
-
-    Raises:
-        typer.BadParameter: it is no number.
-    """
+    """Parse ``100M``, ``1G`` or ``100_000`` as a number."""
     size = parse_token_count(text)
     if size is None:
         raise typer.BadParameter(f"{quote_value(text)} is not {SIZE_HINT}", param_hint=option)
@@ -354,7 +350,7 @@ def _format_totals(result: PrepareResult) -> str:
 
 
 def _print_profile(console: Console, report: PrepareReport | None) -> None:
-    """Print seconds, shares and speeds by stage; ``report`` is None if it is not readable."""
+    """Print seconds, shares and speeds by stage; None is an unreadable report."""
     if report is None:
         console.print("Where the time went is in report.json beside the store.")
         return

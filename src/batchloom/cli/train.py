@@ -1,4 +1,4 @@
-"""``batchloom train``."""
+"""``batchloom train`` and ``batchloom demo``."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, final
+from typing import Annotated, Any, final
 
 import typer
 
@@ -35,6 +35,25 @@ def train(*, settings: dict[str, Any]) -> None:
         from batchloom.train import start_training  # noqa: PLC0415
 
         start_training(from_plain(TrainRequest, _parse_options(settings)), print_line)
+
+
+def demo(
+    *,
+    out: Annotated[Path, typer.Option(help="Folder for the files of the demo; created if missing.")] = Path("demo"),
+    steps: Annotated[int | None, typer.Option(help="Number of steps to train.", min=1, show_default="250")] = None,
+) -> None:
+    """Prepare, check, load, train and sample on real text, in three minutes.
+
+    The text comes with Python: the demo needs no network and no account.
+    """
+    require_train_packages()
+    from batchloom.train import run_demo  # noqa: PLC0415 - importing torch takes seconds
+
+    try:
+        run_demo(out, steps, print_line)
+    except KeyboardInterrupt:
+        typer.echo(f"\nStopped; the same command begins again in {out}.", err=True)
+        raise typer.Exit(130) from None
 
 
 def _parse_options(settings: dict[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from batchloom.batches import find_world
 from batchloom.batches.loading import check_no_preferences
-from batchloom.compat.array_output import as_asked, check_output
-from batchloom.compat.script_tokenizer import tokenizer_of
+from batchloom.compat.script_arguments import as_asked, check_output, tokenizer_of
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.settings import as_int, quote_value, raise_problems, suggest
@@ -44,7 +43,7 @@ class GPTDataLoader:
             ``context_length``) and ``batch_size``. Optional are ``seed`` (0), ``val_fraction`` (0.1; the end of
             data without a val split), ``dtype`` of shards without an index (``uint32``) and ``output``
             (``torch`` or ``numpy``). All other settings are ignored.
-        tokenizer: see :func:`batchloom.compat.script_tokenizer.tokenizer_of`; None with a store or shards
+        tokenizer: see :func:`batchloom.compat.script_arguments.tokenizer_of`; None with a store or shards
             to skip the check of ids against a vocabulary.
         dataset_dir: a store; or a folder of ``shard_00000.bin`` ... or ``train.bin`` and ``val.bin``,
             headerless, also in ``train/`` and ``val/``.

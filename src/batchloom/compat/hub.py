@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches import assemble_rows
-from batchloom.compat.array_output import as_asked, check_output
-from batchloom.compat.script_tokenizer import tokenizer_of
+from batchloom.compat.script_arguments import as_asked, check_output, tokenizer_of
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputMissingError
 from batchloom.core.settings import as_int, quote_value, raise_problems
@@ -66,7 +65,7 @@ def create_huggingface_dataset(
         world_size: number of ranks.
         num_batches: length of the sequence; the data is repeated as often as needed.
         batch_size: rows of a batch.
-        tokenizer_name: see :func:`batchloom.compat.script_tokenizer.tokenizer_of`.
+        tokenizer_name: see :func:`batchloom.compat.script_arguments.tokenizer_of`.
         seq_len: tokens of a row. Documents are packed into rows (best fit; a longer document is
             split and all its parts are used); empty positions are padding without loss.
         streaming: True to read files remotely, False to download them first.

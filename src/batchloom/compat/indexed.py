@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from batchloom.batches import IGNORE_INDEX
 from batchloom.batches.loading import check_no_preferences
-from batchloom.compat.array_output import as_asked, check_output
-from batchloom.compat.script_tokenizer import tokenizer_of
+from batchloom.compat.script_arguments import as_asked, check_output, tokenizer_of
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.settings import as_int, quote_value
 from batchloom.store import Store, open_store
@@ -113,7 +112,7 @@ class PretrainingDataset:
     Args:
         prefix: as for :class:`IndexedDataset`.
         tokenizer: tokenizer that made the ids; its end token fills padding. See
-            :func:`batchloom.compat.script_tokenizer.tokenizer_of`.
+            :func:`batchloom.compat.script_arguments.tokenizer_of`.
         seq_length: tokens of a row.
         split: ``train``, ``val`` or ``test``; only for a store.
         output: ``torch`` or ``numpy``.

@@ -1,15 +1,136 @@
 """``MultiModalDataset``: packed rows of multimodal conversations, map-style."""
 
+import fcntl
+import logging
 import os
-from typing import final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, final
 
-from batchloom.batches import MediaOptions
+import numpy as np
+
+from batchloom.batches import Loader, MediaOptions
 from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
-from batchloom.batches.loading import CollateRow
-from batchloom.compat.multimodal_rows import Collator, PackedRows
-from batchloom.core.errors import InputError
+from batchloom.batches.loading import (
+    CollateRow,
+    collate_rows,
+    stacks_features_by_row,
+    take_single_row,
+)
+from batchloom.compat.script_arguments import check_output
+from batchloom.core.errors import InputError, OutputError, SettingsError
+from batchloom.core.files import describe_os_error
+from batchloom.core.fingerprint import fingerprint
 from batchloom.core.settings import as_int, quote_value
-from batchloom.preparation import DatasetConfig
+from batchloom.preparation import DatasetConfig, prepare
+from batchloom.store import Store, open_store
+
+# Number of rows that are read from the plan at once.
+_AT_ONCE = 1 << 16
+
+_LOG = logging.getLogger("batchloom")
+Collator = Callable[[Sequence[CollateRow]], dict[str, Any]]
+
+
+@final
+class PackedRows:
+    """Rows of one epoch, in the order of a ``Loader`` over the store of :meth:`build`."""
+
+    def __init__(
+        self,
+        config: DatasetConfig | str | os.PathLike[str],
+        out: str | os.PathLike[str] | None,
+        seed: int,
+        output: str,
+        media: MediaOptions,
+    ) -> None:
+        check_output(output)
+        self._config = config if isinstance(config, DatasetConfig) else DatasetConfig.load(config)
+        self._settings = self._config.plan_settings()
+        if not self._settings:
+            file = self._config.location.file
+            problem = f"config: {file} lists data sets and does not say how to make rows of them"
+            raise SettingsError([f"{problem}; write dataset: with packing and packing_length"])
+        self._settings |= {"seed": seed, "output": output, "media": media}
+        self._folder = _get_default_folder(self._config) if out is None else Path(out)
+        self._store: Store | None = None
+        self._by_row = False
+        self._process_loader: tuple[int, Loader] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_process_loader": None}
+
+    def build(self) -> None:
+        """Prepare the datasets, unless they are prepared, and open the store.
+
+        Several processes may call it at once: one works, and the others wait.
+        """
+        with _lock_folder(self._folder):
+            result = prepare(self._config, out=self._folder, val_fraction=0)
+        _LOG.info("%s documents are in %s.", f"{result.counts.documents:,}", self._folder)
+        self._store, self._process_loader = open_store(self._folder), None
+        self._by_row = stacks_features_by_row(self._store)
+        self.loader().announce()
+
+    def loader(self) -> Loader:
+        """Return this process's loader, whose step p is row p."""
+        if self._store is None:
+            raise InputError("There are no rows yet: call build() first.")
+        # Locks and maps do not survive a fork.
+        if self._process_loader is None or self._process_loader[0] != os.getpid():
+            settings = {**self._settings, "global_batch_size": 1, "rank": 0, "world_size": 1}
+            self._process_loader = os.getpid(), Loader(self._store, prefetch=0, **settings)
+        return self._process_loader[1]
+
+    def __len__(self) -> int:
+        return len(self.loader())
+
+    def row(self, number: int) -> CollateRow:
+        """Return a row by its position; one after the last has no document and no loss."""
+        return take_single_row(self.loader().batch(number), by_row=self._by_row)
+
+    def collator(self) -> Collator:
+        """Return a collator that can be pickled."""
+        self.loader()
+        return partial(collate_rows, by_row=self._by_row)
+
+    def lengths(self) -> list[int]:
+        """Return the tokens of each row, negative for rows without media."""
+        loader, row_lengths = self.loader(), list[int]()
+        for start in range(0, len(loader), _AT_ONCE):
+            rows = loader.plan.rows(start, min(start + _AT_ONCE, len(loader)))
+            tokens = np.add.reduceat(rows.lengths, rows.pointers[:-1])
+            media = loader.costs.media_tokens(loader.plan, rows)
+            row_lengths += np.where(media > 0, tokens, -tokens).tolist()
+        return row_lengths
+
+
+def _get_default_folder(config: DatasetConfig) -> Path:
+    """Return the default store folder of a config, in the user's cache."""
+    plain_config = config.model_dump(mode="json")
+    # Relative paths depend on the config's folder, so it is part of the name.
+    base_path = str(Path(config.location.file or "").absolute())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "batchloom" / "datasets" / fingerprint({"config": plain_config, "begin": base_path})
+
+
+@contextmanager
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Hold the lock of a store folder, so that one process at a time makes it."""
+    lock_path = folder.with_name(f"{folder.name}.lock")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise OutputError(f"{lock_path} cannot be written: {describe_os_error(error)}.") from error
+    try:
+        # The kernel releases the lock when the process ends, even if it is killed.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @final

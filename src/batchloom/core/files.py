@@ -1,17 +1,23 @@
-"""Safe reading of files: only regular files are read, and errors name a remedy."""
+"""Files: safe reading, errors with remedies, unfinished files and locks.
 
+Only regular files are read.
+"""
+
+import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
-from batchloom.core.errors import InputError
+from batchloom.core.errors import BatchloomError, InputError, OutputError, StoreConflictError
 from batchloom.core.settings import suggest
 
 # A one-letter scheme is a drive.
@@ -52,6 +58,8 @@ WRITE_REMEDIES = {
     errno.ENOENT: "a parent folder is missing or cannot be created; choose another --out",
 }
 _MAX_SIBLINGS = 4096
+# Suffix of unfinished files.
+PARTIAL_SUFFIX = ".partial"
 
 
 def describe_os_error(error: OSError, special: Mapping[int, str] | None = None) -> str:
@@ -162,3 +170,65 @@ def suggest_path(path: str) -> str:
     except OSError:
         return "."
     return suggest(name, siblings) or "."
+
+
+@contextlib.contextmanager
+def wrap_os_errors(action: str, path: Path) -> Iterator[None]:
+    """Turn an OSError about ``path`` into one sentence with its remedy.
+
+    ``action`` is the failed action, for example "write" for "Cannot write".
+
+    Raises:
+        OutputError: replaces any OSError of the system raised inside.
+    """
+    try:
+        yield
+    except BatchloomError:
+        # Some BatchloomErrors are OSErrors with a complete message.
+        raise
+    except OSError as error:
+        raise OutputError(f"Cannot {action} {path}: {describe_os_error(error, WRITE_REMEDIES)}.") from error
+
+
+def lock_exclusively(
+    descriptor: int,
+    path: Path,
+    *,
+    busy: Callable[[], str],
+    ended: str,
+    unable: Callable[[str], str] | None = None,
+) -> None:
+    """Lock an open file or folder until it is closed or the process dies.
+
+    Args:
+        descriptor: descriptor of the file or folder.
+        path: the path it was opened by.
+        busy: returns the message if another process holds the lock.
+        ended: message if the previous holder has deleted or renamed the path meanwhile: the open file
+            then has no lock, and may be the other process's finished output.
+        unable: returns the message for a reason if the file system has no locks; None re-raises the OSError.
+
+    Raises:
+        StoreConflictError: another process holds the lock, or has just ended.
+        OutputError: the file cannot be locked.
+    """
+    try:
+        # The kernel releases it when the process dies, even if it is killed.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StoreConflictError(busy()) from error
+    except OSError as error:
+        if unable is None:
+            raise
+        raise OutputError(unable(describe_os_error(error))) from error
+    if not has_same_inode(path, descriptor):
+        raise StoreConflictError(ended)
+
+
+def has_same_inode(path: Path, descriptor: int) -> bool:
+    """Return whether the open file still has this path."""
+    try:
+        now = path.stat()
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(now, os.fstat(descriptor))

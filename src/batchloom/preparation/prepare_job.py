@@ -15,7 +15,7 @@ from batchloom.core.errors import (
     StoreConflictError,
     TooManyBadRecordsError,
 )
-from batchloom.core.gc_pause import pause_gc
+from batchloom.core.process_state import pause_gc
 from batchloom.core.settings import quote_value
 from batchloom.preparation.phases.append import read_base_manifest, read_tokenizer_state, select_new_inputs
 from batchloom.preparation.prepare_run import PrepareRun

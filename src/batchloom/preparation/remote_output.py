@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, final
 import msgspec
 
 from batchloom.core.errors import StoreConflictError, StoreError
-from batchloom.core.files import JSON_DECODE_ERRORS
-from batchloom.core.partial_files import PARTIAL_SUFFIX
+from batchloom.core.files import JSON_DECODE_ERRORS, PARTIAL_SUFFIX
 from batchloom.preparation.rerun import describe_job_differences
 from batchloom.preparation.settings.recipe import Recipe
 from batchloom.preparation.units.work_folder import JobIdentity

@@ -16,7 +16,7 @@ import xxhash
 
 from batchloom.core.addresses import get_scheme, is_url, redact_url
 from batchloom.core.errors import OutputError, StoreConflictError, StoreError
-from batchloom.core.locks import lock_exclusively
+from batchloom.core.files import lock_exclusively
 from batchloom.core.synthetic_data import SyntheticSpec
 from batchloom.preparation.remote_output import (
     OWNER_NAME,

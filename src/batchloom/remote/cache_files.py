@@ -25,9 +25,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from batchloom.core.files import describe_os_error
-from batchloom.core.locks import has_same_inode
-from batchloom.core.partial_files import PARTIAL_SUFFIX
+from batchloom.core.files import PARTIAL_SUFFIX, describe_os_error, has_same_inode
 from batchloom.remote.fetch_locks import FetchLocks, open_fetch_locks
 from batchloom.remote.intervals import BLOCK_BYTES
 

@@ -17,7 +17,7 @@ import msgspec
 
 from batchloom.core.errors import InputMissingError, PlanError, SettingsError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.gc_pause import pause_gc
+from batchloom.core.process_state import pause_gc
 from batchloom.core.settings import as_int, is_text, quote_value
 from batchloom.core.wording import format_count
 from batchloom.plan import ORDER_VERSION, PlanSpec, choose_lane_pool_size

@@ -166,11 +166,7 @@ def _write_subset(
 
 
 def _check_ids_fit(documents: DocumentIds, dtype: str) -> None:
-    """Reject ids that would wrap around in the files.
-
-    Raises:
-        InputError: the error names the first of them.
-    """
+    """Reject ids that would wrap around in the files."""
     largest = np.iinfo(dtype).max
     for document in documents:
         ids = np.array(document, np.int64)

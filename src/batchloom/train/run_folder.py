@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from batchloom.core.errors import OutputError, StateError, StoreConflictError, TrainError
-from batchloom.core.locks import lock_exclusively
+from batchloom.core.files import lock_exclusively
 from batchloom.train.checkpoint import (
     PARTIAL_SUFFIX,
     fsync_path,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, final
 
 from batchloom.core.errors import OutputError, StateError
-from batchloom.core.plots import escape_plot_text, save_figure
+from batchloom.core.report_output import escape_plot_text, save_figure
 from batchloom.train.json_files import parse_json_object
 
 PrintLine = Callable[[str], None]

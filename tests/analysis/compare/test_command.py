@@ -17,7 +17,7 @@ import pytest
 from analysis.compare.warm_examples import run_warm
 from batchloom.adapters.requirements import Requirement
 from batchloom.analysis.compare import (
-    compare_plots,
+    compare_report,
     compare_runs,
     comparison,
     frameworks,
@@ -28,7 +28,7 @@ from batchloom.analysis.compare.launch import _run_to_end
 from batchloom.analysis.compare.loss_curves import LossCurve
 from batchloom.cli import run_command_line
 from batchloom.core.errors import TrainError
-from batchloom.core.plots import save_figure
+from batchloom.core.report_output import save_figure
 from batchloom.testing import write_store
 from processes import start_processes
 
@@ -365,8 +365,8 @@ def draw_axes(monkeypatch, tmp_path):
 
     def draw(result):
         saved_figures = []
-        monkeypatch.setattr(compare_plots, "save_figure", lambda *saved: saved_figures.append(saved))
-        compare_plots.draw_comparison(result, tmp_path / "a.png")
+        monkeypatch.setattr(compare_report, "save_figure", lambda *saved: saved_figures.append(saved))
+        compare_report.draw_comparison(result, tmp_path / "a.png")
         figure, png = saved_figures[0]
         save_figure(figure, png)
         return figure.axes

@@ -14,9 +14,8 @@ from batchloom.analysis.compare.comparison import PARTIAL, FrameworkComparison, 
 from batchloom.analysis.compare.run_comparison import ComparedRun, RunComparison, get_curve_positions
 from batchloom.analysis.explanation import ExplainedSequence
 from batchloom.core.addresses import redact_url
-from batchloom.core.html_page import render_page
-from batchloom.core.partial_files import wrap_os_errors
-from batchloom.core.plots import escape_plot_text, save_figure
+from batchloom.core.files import wrap_os_errors
+from batchloom.core.report_output import escape_plot_text, render_page, save_figure
 from batchloom.core.wording import format_count, format_size
 
 FORMAT, VERSION = "batchloom-compare", 1

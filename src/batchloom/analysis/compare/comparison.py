@@ -35,7 +35,7 @@ from batchloom.analysis.compare.launch import WitnessRecord, run_example
 from batchloom.analysis.compare.run_comparison import is_close_loss
 from batchloom.batches import check_text_only
 from batchloom.core.errors import InputError, SettingsError, TrainError
-from batchloom.core.partial_files import PARTIAL_SUFFIX, wrap_os_errors
+from batchloom.core.files import PARTIAL_SUFFIX, wrap_os_errors
 from batchloom.core.settings import (
     coerce_int_fields,
     is_positive_number,
@@ -72,9 +72,6 @@ class FinishedRuns:
         command: everything that determines the result of a run, as plain values. Records of another command are
             deleted.
         print_line: callback that gets a line on what changed if records are deleted.
-
-    Raises:
-        OutputError: the folder cannot be written.
     """
 
     def __init__(self, out: Path, command: Mapping[str, Any], print_line: Callable[[str], None]) -> None:

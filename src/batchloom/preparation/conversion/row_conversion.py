@@ -18,8 +18,7 @@ from batchloom.core.errors import (
     StoreConflictError,
     UnusableRecordError,
 )
-from batchloom.core.files import refuse_url
-from batchloom.core.partial_files import PARTIAL_SUFFIX
+from batchloom.core.files import PARTIAL_SUFFIX, refuse_url
 from batchloom.core.settings import is_bool, quote_value, raise_problems
 from batchloom.preparation.conversion.output_columns import (
     RowMapper,

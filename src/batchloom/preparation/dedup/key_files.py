@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import OutputError
-from batchloom.core.partial_files import PARTIAL_SUFFIX, wrap_os_errors
+from batchloom.core.files import PARTIAL_SUFFIX, wrap_os_errors
 
 
 def describe_io_errors(path: Path) -> contextlib.AbstractContextManager[None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from batchloom.core.partial_files import PARTIAL_SUFFIX
+from batchloom.core.files import PARTIAL_SUFFIX
 from batchloom.preparation.documents.media_processor import get_processor_state
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.phases.phase_runner import PhaseResults

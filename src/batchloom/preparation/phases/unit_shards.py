@@ -12,8 +12,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreConflictError
-from batchloom.core.files import release_pages
-from batchloom.core.partial_files import PARTIAL_SUFFIX
+from batchloom.core.files import PARTIAL_SUFFIX, release_pages
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.phases.duplicate_resolution import iter_rows_with_reasons, iter_unit_rows
 from batchloom.preparation.units.media_files import MEDIA_NAMES

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from batchloom.core.html_page import render_page
+from batchloom.core.report_output import render_page
 from batchloom.core.wording import format_count, format_duration, format_size
 from batchloom.preparation.report.report import PrepareReport, ReportContent
 from batchloom.preparation.report.report_charts import Bar, draw_horizontal_bars, draw_vertical_bars

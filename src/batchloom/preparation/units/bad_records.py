@@ -9,7 +9,7 @@ from typing import BinaryIO
 import msgspec
 
 from batchloom.core.document import BadRecord
-from batchloom.core.partial_files import PARTIAL_SUFFIX
+from batchloom.core.files import PARTIAL_SUFFIX
 
 # Bytes sorted in memory at once, and bytes buffered per sorted run during the merge.
 _RUN_BYTES = 8 << 20

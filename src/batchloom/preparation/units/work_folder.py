@@ -16,10 +16,10 @@ from batchloom.core.errors import BatchloomError, StoreConflictError
 from batchloom.core.files import (
     JSON_DECODE_ERRORS,
     describe_os_error,
+    lock_exclusively,
     open_regular_file,
     read_regular_file,
 )
-from batchloom.core.locks import lock_exclusively
 from batchloom.preparation.units.tasks import RecordPosition
 from batchloom.preparation.units.unit_files import (
     BAD_NAME,

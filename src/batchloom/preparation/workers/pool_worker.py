@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from batchloom.core.worker_process import mark_worker
+from batchloom.core.process_state import mark_worker
 from batchloom.preparation.workers.protocols import TaskFunction, TaskLoss, TaskMessage
 from batchloom.preparation.workers.worker_results import OUT_OF_MEMORY, encode_failure, run_task
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, final
 
-from batchloom.core.worker_process import mark_worker
+from batchloom.core.process_state import mark_worker
 from batchloom.preparation.workers.machine_limits import (
     describe_memory_excess,
     measure_process_memory,

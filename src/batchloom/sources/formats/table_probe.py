@@ -20,7 +20,7 @@ from multiprocessing.spawn import get_executable
 from typing import BinaryIO, cast, final
 
 from batchloom.core.errors import InputError
-from batchloom.core.worker_process import is_worker
+from batchloom.core.process_state import is_worker
 from batchloom.sources.files.decompression import ReadOnlyFile
 from batchloom.sources.files.source_rules import ReadRules, Source
 

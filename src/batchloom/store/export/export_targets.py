@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreConflictError, StoreError
-from batchloom.core.locks import lock_exclusively
-from batchloom.core.partial_files import PARTIAL_SUFFIX
+from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively
 from batchloom.core.settings import raise_problems, suggest
 from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.megatron_index import iter_index_chunks, map_file

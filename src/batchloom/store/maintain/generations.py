@@ -21,8 +21,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreConflictError, StoreError
-from batchloom.core.files import JSON_DECODE_ERRORS, read_regular_file, refuse_url
-from batchloom.core.locks import lock_exclusively
+from batchloom.core.files import JSON_DECODE_ERRORS, lock_exclusively, read_regular_file, refuse_url
 from batchloom.store.format.layout import (
     GENERATIONS_NAME,
     LOCK_NAME,

@@ -11,9 +11,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from batchloom.core.files import refuse_url
-from batchloom.core.locks import lock_exclusively
-from batchloom.core.partial_files import PARTIAL_SUFFIX, wrap_os_errors
+from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively, refuse_url, wrap_os_errors
 from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums
 from batchloom.store.format.layout import LENGTHS_CHECKSUMS_NAME, LENGTHS_NAME, format_generation_file_name
 from batchloom.store.format.manifest import ShardEntry

@@ -1,16 +1,19 @@
-"""Self-contained HTML pages: one file, inline styles, no script, escaped data."""
+"""Reports: self-contained HTML pages (inline styles, no script) and plots."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from batchloom.core.errors import OutputError
 from batchloom.core.wording import escape_unprintable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 _BASE_TEMPLATE = Path(__file__).with_name("page.html.j2")
+
+_MAX_TITLE_LENGTH = 160
 
 
 def render_page(template: Path, values: Mapping[str, Any], filters: Mapping[str, Callable[..., Any]]) -> str:
@@ -38,3 +41,22 @@ def _make_environment(template: Path) -> "Environment":
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, loader=pages)
     environment.filters |= {"seen": escape_unprintable, "count": "{:,}".format}
     return environment
+
+
+def escape_plot_text(text: str) -> str:
+    """Escape a text for matplotlib: characters missing in the font, and dollars.
+
+    Long titles, for example of many stores, are cut.
+    """
+    title = text if len(text) <= _MAX_TITLE_LENGTH else f"{text[: _MAX_TITLE_LENGTH - 3]}..."
+    return title.encode("ascii", "backslashreplace").decode().replace("$", r"\$")
+
+
+def save_figure(figure: Any, png: Path) -> None:
+    """Write a figure as PNG, through a temporary file."""
+    partial_path = png.with_name(png.name + ".partial")
+    try:
+        figure.savefig(partial_path, format="png", dpi=120)
+        partial_path.rename(png)
+    except OSError as error:
+        raise OutputError(f"{png} cannot be written: {error.strerror}.") from error
