@@ -1,6 +1,5 @@
 """``batchloom check``."""
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -78,4 +77,15 @@ def check(
 
 
 def _print_json(verdict: VerificationResult, data: str) -> None:
-    print_json({**dataclasses.asdict(verdict), "data": data, "sound": verdict.sound})
+    print_json(
+        {
+            "path": verdict.path,
+            "kind": verdict.kind,
+            "sound": verdict.sound,
+            "data": data,
+            "used": verdict.used,
+            "faults": verdict.faults,
+            "facts": verdict.facts,
+            "sample": verdict.sample,
+        }
+    )

@@ -26,11 +26,7 @@ from batchloom.preparation import (
     run_request,
 )
 from batchloom.preparation.report import PrepareResult, read_last_report
-from batchloom.preparation.request import (
-    PrepareRequest,
-    format_recipe,
-    make_append_request,
-)
+from batchloom.preparation.request import PrepareRequest, format_recipe, make_append_request
 from batchloom.preparation.settings import SIZE_HINT, parse_token_count
 from batchloom.store.format import QUARANTINE_NAME, format_generation_file_name
 

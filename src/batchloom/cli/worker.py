@@ -15,13 +15,7 @@ import typer
 
 from batchloom.cli.train import print_line
 from batchloom.core.errors import SettingsError
-from batchloom.train import (
-    DATASET_TYPES,
-    MODEL_SIZES,
-    LeaveEvent,
-    WorkerConfig,
-    require_train_packages,
-)
+from batchloom.train import DATASET_TYPES, MODEL_SIZES, LeaveEvent, WorkerConfig, require_train_packages
 
 # Settings with another option name; one-word settings are left out, as errors use such words.
 _OPTION_NAMES = {"tokenizer_name": "--tokenizer"}

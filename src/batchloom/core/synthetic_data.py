@@ -13,14 +13,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import SettingsError
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import GOLDEN, hash_indices, mix_in_place
-from batchloom.core.settings import (
-    as_int,
-    coerce_int_fields,
-    quote_value,
-    raise_problems,
-    suggest,
-    to_plain,
-)
+from batchloom.core.settings import as_int, coerce_int_fields, quote_value, raise_problems, suggest, to_plain
 
 SyntheticContent = Literal["random", "text"]
 # The first gives the same batch on every rank, the second a share for each.

@@ -18,14 +18,7 @@ from batchloom.plan.order import compute_lane_pool_size, make_no_sequence_error
 from batchloom.preparation import ChatEncoder
 from batchloom.preparation.documents import EncodeContext, PlacedMedium
 from batchloom.preparation.phases import UnitTokenizer
-from batchloom.preparation.units import (
-    StreamBatchWriter,
-    Unit,
-    UnitFacts,
-    UnitProgress,
-    UnitTask,
-    UnusableError,
-)
+from batchloom.preparation.units import StreamBatchWriter, Unit, UnitFacts, UnitProgress, UnitTask, UnusableError
 from batchloom.sources import RecordBounds, format_record_name, make_bad_record_error
 from batchloom.sources.files import Source
 from batchloom.store.format import SUBSETS

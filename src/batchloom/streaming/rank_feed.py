@@ -15,12 +15,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError, TooManyBadRecordsError
 from batchloom.plan import PlanSpec
-from batchloom.plan.order import (
-    describe_all_too_long,
-    list_rank_lanes,
-    make_no_sequence_error,
-    pack_lane_pool,
-)
+from batchloom.plan.order import describe_all_too_long, list_rank_lanes, make_no_sequence_error, pack_lane_pool
 from batchloom.plan.packing import Rows, join_rows, reorder_rows, slice_rows
 from batchloom.preparation.settings import count_allowed_bad
 from batchloom.store.format import StoredMedium

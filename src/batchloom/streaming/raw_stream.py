@@ -21,13 +21,7 @@ from batchloom.core.process_state import pause_gc
 from batchloom.core.settings import as_int, is_text, quote_value
 from batchloom.core.wording import format_count
 from batchloom.plan import ORDER_VERSION, PlanSpec, choose_lane_pool_size
-from batchloom.plan.order import (
-    LANES_VERSION,
-    check_lane_world,
-    check_lanes,
-    choose_default_lanes,
-    list_rank_lanes,
-)
+from batchloom.plan.order import LANES_VERSION, check_lane_world, check_lanes, choose_default_lanes, list_rank_lanes
 from batchloom.plan.packing import CUTTING_STRATEGIES, OverlongMode
 from batchloom.preparation import (
     ExecutionSettings,
@@ -61,12 +55,7 @@ from batchloom.preparation.units import plan_units
 from batchloom.preparation.workers import collect_versions
 from batchloom.sources.files import Source, Spool
 from batchloom.store import write_file
-from batchloom.streaming.keep import (
-    StreamStoreWriter,
-    check_keep,
-    find_abandoned_folder,
-    resolve_keep_folder,
-)
+from batchloom.streaming.keep import StreamStoreWriter, check_keep, find_abandoned_folder, resolve_keep_folder
 from batchloom.streaming.lane import LanePosition, StreamPool
 from batchloom.streaming.lane_pools import InlinePools, StreamSetup, WorkerPools, choose_worker_count
 from batchloom.streaming.rank_feed import FeedSettings, LaneCursors, RankFeed

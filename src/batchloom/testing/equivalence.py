@@ -15,14 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from batchloom.batches import (
-    IGNORE_INDEX,
-    Loader,
-    accepts_argument,
-    compute_token_losses,
-    find_unknown_id,
-    is_leaking,
-)
+from batchloom.batches import IGNORE_INDEX, Loader, accepts_argument, compute_token_losses, find_unknown_id, is_leaking
 from batchloom.core.settings import as_int, quote_value, raise_problems
 from batchloom.plan.packing import Rows
 from batchloom.store import Store

@@ -24,7 +24,7 @@ from batchloom.analysis.compare import (
     run_example,
 )
 from batchloom.analysis.compare.compare_report import render_comparison_page
-from batchloom.analysis.compare.launch import _run_to_end
+from batchloom.analysis.compare.frameworks import _run_to_end
 from batchloom.analysis.compare.loss_curves import LossCurve
 from batchloom.cli import run_command_line
 from batchloom.core.errors import TrainError

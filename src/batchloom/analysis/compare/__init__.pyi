@@ -1,7 +1,11 @@
 from .compare_report import AnyComparison as AnyComparison
 from .comparison import CompareSpec as CompareSpec, compare as compare
-from .frameworks import FRAMEWORKS as FRAMEWORKS, require_compare_packages as require_compare_packages
-from .launch import read_record as read_record, run_example as run_example
+from .frameworks import (
+    FRAMEWORKS as FRAMEWORKS,
+    read_record as read_record,
+    require_compare_packages as require_compare_packages,
+    run_example as run_example,
+)
 from .loss_curves import read_loss_curve as read_loss_curve
 from .run_comparison import compare_runs as compare_runs, judge_loss_curve as judge_loss_curve
 from .witness import BatchWitness as BatchWitness, iter_expected_entries as iter_expected_entries

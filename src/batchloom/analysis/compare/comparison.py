@@ -27,21 +27,17 @@ from batchloom.analysis.compare.batch_difference import (
 from batchloom.analysis.compare.frameworks import (
     FRAMEWORKS,
     Framework,
+    WitnessRecord,
     find_framework,
     find_missing_packages,
     hash_example,
+    run_example,
 )
-from batchloom.analysis.compare.launch import WitnessRecord, run_example
 from batchloom.analysis.compare.run_comparison import is_close_loss
 from batchloom.batches import check_text_only
 from batchloom.core.errors import InputError, SettingsError, TrainError
 from batchloom.core.files import PARTIAL_SUFFIX, wrap_os_errors
-from batchloom.core.settings import (
-    coerce_int_fields,
-    is_positive_number,
-    quote_value,
-    raise_problems,
-)
+from batchloom.core.settings import coerce_int_fields, is_positive_number, quote_value, raise_problems
 from batchloom.core.wording import format_count
 
 # This folder is removed when the files of the comparison are written.

@@ -66,10 +66,7 @@ def read_events(files: Sequence[Path]) -> list[list[dict[str, Any]]]:
     process, is no damage) and ``MissingDependencyError`` without tensorboard.
     """
     try:
-        from tensorboard.compat.proto.event_pb2 import (  # noqa: PLC0415 - it is optional
-            Event,
-            SessionLog,
-        )
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # noqa: PLC0415 - it is optional
     except ImportError as error:
         raise MissingDependencyError(
             f"{files[0]} holds TensorBoard events, and tensorboard is not installed: pip install tensorboard."
@@ -111,9 +108,7 @@ def _iter_event_records(file: Path) -> Iterator[bytes]:
 
     A record is its length, the checksum of the length, the bytes, and the checksum of the bytes.
     """
-    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import (  # noqa: PLC0415 - it is optional
-        masked_crc32c,
-    )
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c  # noqa: PLC0415 - it is optional
 
     data, offset = file.read_bytes(), 0
     while offset + _RECORD_HEADER.size <= len(data):

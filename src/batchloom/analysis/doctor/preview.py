@@ -9,12 +9,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
-from batchloom.preparation.documents import (
-    EncodeContext,
-    encode_documents,
-    iter_parsed_records,
-    normalize_records,
-)
+from batchloom.preparation.documents import EncodeContext, encode_documents, iter_parsed_records, normalize_records
 from batchloom.sources import SourcePart, locate_record
 from batchloom.sources.files import Source
 from batchloom.tokens import Tokenizer
