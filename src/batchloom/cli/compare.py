@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from batchloom.analysis.compare import compare_runs, read_loss_curve, require_compare_packages
+from batchloom.analysis.compare import CompareSpec, compare_runs, read_loss_curve, require_compare_packages
+from batchloom.cli.setting_options import with_settings
 from batchloom.cli.terminal import AsJson, make_table, plain_console, print_json
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputMissingError, SettingsError
@@ -22,6 +23,7 @@ _RUN_ONLY_OPTIONS = ("tolerance",)
 _TABLE_WIDTH = 140
 
 
+@with_settings(CompareSpec)
 def compare(
     places: Annotated[
         list[str] | None,
@@ -32,39 +34,7 @@ def compare(
         ),
     ] = None,
     *,
-    frameworks: Annotated[
-        str | None,
-        typer.Option(
-            help="Comma-separated frameworks to run; also a module or a .py file with train(model, job).",
-            show_default="all that are installed",
-        ),
-    ] = None,
-    processes: Annotated[int | None, typer.Option(help="Number of ranks of each run.", show_default="1")] = None,
-    steps: Annotated[int | None, typer.Option(help="Number of steps of each run.", show_default="50")] = None,
-    seq_len: Annotated[int | None, typer.Option(help="Number of tokens of a sequence.", show_default="128")] = None,
-    global_batch_size: Annotated[
-        int | None, typer.Option(help="Number of sequences of a step over all ranks.", show_default="8")
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Number of sequences of a rank's forward pass.", show_default="2")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the data order and of the initial weights.", show_default="0")
-    ] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            help="Largest relative difference of losses that agree.",
-            show_default="1e-4; with --runs, losses are not compared with each other",
-        ),
-    ] = None,
-    seconds: Annotated[
-        float | None, typer.Option(help="Seconds after which a framework's run is killed.", show_default="600")
-    ] = None,
-    synthetic: Annotated[
-        bool,
-        typer.Option("--synthetic", help="Measure throughput on synthetic data; the output is marked as synthetic."),
-    ] = False,
+    settings: dict[str, Any],
     runs: Annotated[
         bool, typer.Option("--runs", help="Compare finished runs by their logs, without running anything.")
     ] = False,
@@ -81,23 +51,11 @@ def compare(
     After a stop, the same command continues after the last framework that finished.
     Exit code 0: all agree, 1: a batch or a loss differs, or a framework failed, 2: wrong options.
     """
-    sizes = {
-        "processes": processes,
-        "steps": steps,
-        "seq_len": seq_len,
-        "global_batch_size": global_batch_size,
-        "batch_size": batch_size,
-        "seed": seed,
-        "tolerance": tolerance,
-        "seconds": seconds,
-    }
-    settings: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
-    if frameworks is not None:
-        settings["frameworks"] = tuple(name.strip() for name in frameworks.split(",") if name.strip())
-        if not settings["frameworks"]:
-            raise SettingsError([f"frameworks: {frameworks!r} names none; leave it out for all"])
-    if synthetic:
-        settings["synthetic"] = True
+    if "frameworks" in settings:
+        names = tuple(name.strip() for name in settings["frameworks"].split(",") if name.strip())
+        if not names:
+            raise SettingsError([f"frameworks: {settings['frameworks']!r} names none; leave it out for all"])
+        settings["frameworks"] = names
     if not out:
         # Path("") would be the current folder.
         raise SettingsError(["out: '' is no folder; give one, such as comparison"])
@@ -120,7 +78,7 @@ def _compare_frameworks(locations: list[str], settings: dict[str, Any], by: str 
     if by is not None:
         raise SettingsError(["by: is of --runs; frameworks are compared step by step"])
     require_compare_packages()
-    from batchloom.analysis.compare import CompareSpec, compare as compare_frameworks  # noqa: PLC0415 - needs torch
+    from batchloom.analysis.compare import compare as compare_frameworks  # noqa: PLC0415 - needs torch
 
     spec = CompareSpec(store=locations[0] if locations else None, **settings)
     console = plain_console(stderr=True)

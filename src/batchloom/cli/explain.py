@@ -17,7 +17,7 @@ from batchloom.analysis import (
     resolve_plan,
 )
 from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal import AsJson, StorePath, WorldSize, log_to_stderr, plain_console, print_json
+from batchloom.cli.terminal import AsJson, StorePath, WorldSize, plain_console, print_json, print_log
 from batchloom.core.wording import escape_unprintable, format_count
 
 
@@ -35,7 +35,7 @@ def explain(
 ) -> None:
     """Show the documents of a step: provenance, and how each begins."""
     request = PlanRequest(store=store, **settings)
-    with log_to_stderr():
+    with print_log():
         plan, _ = resolve_plan(request)
         sequences = batchloom.explain(plan, step, rank=rank, world_size=world_size, row=row, text=text)
     if as_json:
@@ -101,7 +101,7 @@ def when(
 ) -> None:
     """Show every step and row in which a document is served, past and future."""
     request = PlanRequest(store=store, **settings)
-    with log_to_stderr():
+    with print_log():
         plan, saved_position = resolve_plan(request)
         steps_done = (
             plan.orders.run_layout.step_at(int(saved_position.state["position"]))[0] if saved_position else None

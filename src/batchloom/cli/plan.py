@@ -22,7 +22,7 @@ from batchloom.analysis import (
     write_tables,
 )
 from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal import AsJson, StorePath, WorldSize, log_to_stderr, plain_console, print_json
+from batchloom.cli.terminal import AsJson, StorePath, WorldSize, plain_console, print_json, print_log
 from batchloom.core.errors import SettingsError
 from batchloom.core.wording import escape_unprintable, format_count
 
@@ -65,7 +65,7 @@ def plan(
     request = PlanRequest(store=store, assume=assume, **settings)
     if write and assume is not None:
         raise SettingsError(["write: there is no store to keep tables of; leave --assume or --write out"])
-    with log_to_stderr():
+    with print_log():
         resolved_plan, _ = resolve_plan(request)
         table_files = write_tables(resolved_plan) if write else ()
         adopt_tables(resolved_plan)

@@ -4,7 +4,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, final
 
@@ -86,16 +86,26 @@ def redact_urls(sentence: str, arguments: Sequence[str]) -> str:
     return sentence
 
 
+def _print_to_stderr(record: logging.LogRecord) -> None:
+    print(record.getMessage(), file=sys.stderr, flush=True)
+
+
 @final
-class _StderrLogHandler(logging.Handler):
+class _PrintingHandler(logging.Handler):
+    def __init__(self, print_record: Callable[[logging.LogRecord], None], level: int) -> None:
+        super().__init__(level)
+        self._print_record = print_record
+
     def emit(self, record: logging.LogRecord) -> None:
-        print(record.getMessage(), file=sys.stderr, flush=True)
+        self._print_record(record)
 
 
 @contextmanager
-def log_to_stderr() -> Iterator[None]:
-    """Print the log ``batchloom``, mainly counting progress, to standard error."""
-    log, handler = logging.getLogger("batchloom"), _StderrLogHandler()
+def print_log(
+    print_record: Callable[[logging.LogRecord], None] = _print_to_stderr, level: int = logging.INFO
+) -> Iterator[None]:
+    """Print the log ``batchloom``, such as counting progress, from a level on."""
+    log, handler = logging.getLogger("batchloom"), _PrintingHandler(print_record, level)
     previous_level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, final
+from typing import Annotated, Any
 
 import typer
 
 from batchloom.batches import read_mixture
 from batchloom.cli.setting_options import with_settings
+from batchloom.cli.terminal import print_log
 from batchloom.core.addresses import is_url
 from batchloom.core.settings import from_plain, quote_value
 from batchloom.core.wording import parse_size
@@ -72,8 +73,10 @@ def _parse_options(settings: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def _run_in_terminal() -> Iterator[None]:
     """Print the log of a run to the terminal; Ctrl-C ends it with one sentence."""
+    # Only one rank prints information.
+    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
     try:
-        with _handle_first_interrupt(), _log_to_terminal():
+        with _handle_first_interrupt(), print_log(_print_record, level):
             yield
     except KeyboardInterrupt as stop:
         # Ctrl-C reaches all ranks; only one prints.
@@ -98,26 +101,8 @@ def print_line(line: str, *, err: bool = False) -> None:
     typer.echo(line.encode(encoding, "backslashreplace").decode(encoding), err=err)
 
 
-@final
-class _TerminalLogHandler(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        print_line(record.getMessage(), err=record.levelno >= logging.WARNING)
-
-
-@contextmanager
-def _log_to_terminal() -> Iterator[None]:
-    """Print the log ``batchloom``: info to stdout, warnings to stderr."""
-    log, handler = logging.getLogger("batchloom"), _TerminalLogHandler()
-    # Only one rank prints.
-    handler.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
-    previous_level = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.setLevel(previous_level)
-        log.removeHandler(handler)
+def _print_record(record: logging.LogRecord) -> None:
+    print_line(record.getMessage(), err=record.levelno >= logging.WARNING)
 
 
 @contextmanager

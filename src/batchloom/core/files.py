@@ -190,6 +190,19 @@ def wrap_os_errors(action: str, path: Path) -> Iterator[None]:
         raise OutputError(f"Cannot {action} {path}: {describe_os_error(error, WRITE_REMEDIES)}.") from error
 
 
+@contextlib.contextmanager
+def replace_file(path: Path) -> Iterator[Path]:
+    """Yield the path of a partial file that takes the place of ``path`` at the end.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    partial_path = path.with_name(path.name + PARTIAL_SUFFIX)
+    with wrap_os_errors("write", path):
+        yield partial_path
+        partial_path.rename(path)
+
+
 def lock_exclusively(
     descriptor: int,
     path: Path,

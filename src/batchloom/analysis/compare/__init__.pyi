@@ -1,7 +1,8 @@
 from .compare_report import AnyComparison as AnyComparison
-from .comparison import CompareSpec as CompareSpec, compare as compare
+from .comparison import compare as compare
 from .frameworks import (
     FRAMEWORKS as FRAMEWORKS,
+    CompareSpec as CompareSpec,
     read_record as read_record,
     require_compare_packages as require_compare_packages,
     run_example as run_example,

@@ -14,7 +14,7 @@ from batchloom.analysis.compare.comparison import PARTIAL, FrameworkComparison, 
 from batchloom.analysis.compare.run_comparison import ComparedRun, RunComparison, get_curve_positions
 from batchloom.analysis.explanation import ExplainedSequence
 from batchloom.core.addresses import redact_url
-from batchloom.core.files import wrap_os_errors
+from batchloom.core.files import replace_file, wrap_os_errors
 from batchloom.core.report_output import escape_plot_text, render_page, save_figure
 from batchloom.core.wording import format_count, format_size
 
@@ -392,16 +392,11 @@ def write_comparison(comparison: AnyComparison, out: Path) -> tuple[Path, Path, 
     with wrap_os_errors("write", out):
         out.mkdir(parents=True, exist_ok=True)
     draw_comparison(comparison, png)
-    _write_text(json_file, json.dumps(comparison_to_plain(comparison), ensure_ascii=False, indent=1) + "\n")
-    _write_text(html, render_comparison_page(comparison, png.read_bytes()))
+    plain = json.dumps(comparison_to_plain(comparison), ensure_ascii=False, indent=1)
+    for file, text in ((json_file, plain + "\n"), (html, render_comparison_page(comparison, png.read_bytes()))):
+        with replace_file(file) as partial_file:
+            partial_file.write_text(text, "utf-8", errors="replace")
     with wrap_os_errors("write", out):
         if isinstance(comparison, FrameworkComparison) and (out / PARTIAL).exists():
             shutil.rmtree(out / PARTIAL)
     return json_file, png, html
-
-
-def _write_text(path: Path, text: str) -> None:
-    partial_path = path.with_name(path.name + ".partial")
-    with wrap_os_errors("write", path):
-        partial_path.write_text(text, "utf-8", errors="replace")
-        partial_path.rename(path)

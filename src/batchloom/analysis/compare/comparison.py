@@ -26,6 +26,7 @@ from batchloom.analysis.compare.batch_difference import (
 )
 from batchloom.analysis.compare.frameworks import (
     FRAMEWORKS,
+    CompareSpec,
     Framework,
     WitnessRecord,
     find_framework,
@@ -36,8 +37,7 @@ from batchloom.analysis.compare.frameworks import (
 from batchloom.analysis.compare.run_comparison import is_close_loss
 from batchloom.batches import check_text_only
 from batchloom.core.errors import InputError, SettingsError, TrainError
-from batchloom.core.files import PARTIAL_SUFFIX, wrap_os_errors
-from batchloom.core.settings import coerce_int_fields, is_positive_number, quote_value, raise_problems
+from batchloom.core.files import replace_file, wrap_os_errors
 from batchloom.core.wording import format_count
 
 # This folder is removed when the files of the comparison are written.
@@ -46,15 +46,6 @@ PARTIAL = "compare.partial"
 # Default synthetic data: in memory, and large enough for any comparison.
 SYNTHETIC_STORE = "distributed_dummy:documents=20000,vocab=4096"
 _MAX_WARM_UP_STEPS = 5
-_MAX_COUNT = 1 << 31
-_BOUNDS = {
-    "processes": (1, 64),
-    "steps": (1, 1_000_000),
-    "seq_len": (2, 1 << 20),
-    "global_batch_size": (1, 1 << 20),
-    "batch_size": (1, 1 << 20),
-    "seed": (0, _MAX_COUNT),
-}
 
 SayFunction = Callable[[str], None]
 
@@ -89,73 +80,20 @@ class FinishedRuns:
 
     def save(self, number: int, record: WitnessRecord, seconds: float) -> None:
         """Save the record of a framework."""
-        with wrap_os_errors("write", self._folder):
-            self._write(str(number), {"seconds": seconds, "record": asdict(record)})
+        self._write(str(number), {"seconds": seconds, "record": asdict(record)})
 
     def _read(self, name: str) -> Any:
         file = self._folder / f"{name}.json"
         return json.loads(file.read_text("utf-8")) if file.exists() else None
 
     def _write(self, name: str, value: Any) -> None:
-        file = self._folder / f"{name}.json"
-        partial_file = file.with_name(file.name + PARTIAL_SUFFIX)
-        partial_file.write_text(json.dumps(value), "utf-8")
-        partial_file.rename(file)
+        with replace_file(self._folder / f"{name}.json") as partial_file:
+            partial_file.write_text(json.dumps(value), "utf-8")
 
 
 def _describe_changes(previous: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     changed = [name for name in current if previous.get(name) != current[name]]
     return ", ".join(f"{name} was {previous.get(name)} and is {current[name]}" for name in changed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompareSpec:
-    """Settings of a comparison.
-
-    Attributes:
-        store: a store's folder or URL, or a name of synthetic data; None with ``synthetic`` for the default.
-        frameworks: names, or modules or files of examples; empty for all that are installed.
-        processes: number of ranks.
-        steps: steps of each run.
-        seq_len, global_batch_size: sizes of the plan.
-        batch_size: sequences of one forward pass of one rank.
-        seed: seed of the data order and of the initial weights.
-        tolerance: relative tolerance of losses.
-        synthetic: whether this is a pure throughput run on synthetic data.
-        seconds: timeout of a framework in seconds.
-    """
-
-    store: str | None = None
-    frameworks: tuple[str, ...] = ()
-    processes: int = 1
-    steps: int = 50
-    seq_len: int = 128
-    global_batch_size: int = 8
-    batch_size: int = 2
-    seed: int = 0
-    tolerance: float = 1e-4
-    synthetic: bool = False
-    seconds: float = 600
-
-    def __post_init__(self) -> None:
-        problems = coerce_int_fields(self, _BOUNDS)
-        for name in ("tolerance", "seconds"):
-            if not is_positive_number(getattr(self, name)):
-                problems.append(f"{name}: {quote_value(getattr(self, name))} is not a number above 0")
-        if not problems:
-            problems += self._find_contradictions()
-        raise_problems(problems)
-
-    def _find_contradictions(self) -> list[str]:
-        if self.store is None and not self.synthetic:
-            return ["store: missing; give a store, or --synthetic for a throughput run on generated data"]
-        pass_size = self.processes * self.batch_size
-        if self.global_batch_size % pass_size:
-            size = -(-self.global_batch_size // pass_size) * pass_size
-            problem = f"cannot be distributed to {self.processes} processes in passes of {self.batch_size}"
-            remedy = f"give a multiple of {pass_size}, such as {size}"
-            return [f"global_batch_size: {self.global_batch_size} sequences {problem}: {remedy}"]
-        return []
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import xxhash
 
@@ -33,9 +33,79 @@ from batchloom.adapters.requirements import (
     require_installed,
 )
 from batchloom.core.errors import InputError, SettingsError, TrainError
-from batchloom.core.settings import suggest
+from batchloom.core.settings import (
+    Setting,
+    convert_int_settings,
+    is_positive_number,
+    quote_value,
+    raise_problems,
+    suggest,
+)
 
 _MAX_OUTPUT_CHARACTERS = 3000
+_MAX_SIZE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareSpec:
+    """Settings of a comparison.
+
+    Attributes:
+        store: a store's folder or URL, or a name of synthetic data; None with ``synthetic`` for the default.
+    """
+
+    store: str | None = None
+    frameworks: Annotated[
+        tuple[str, ...],
+        Setting(
+            help="Comma-separated frameworks to run; also a module or a .py file with train(model, job).",
+            option_type=str,
+            shown_default="all that are installed",
+        ),
+    ] = ()
+    processes: Annotated[int, Setting(help="Number of ranks of each run.", minimum=1, maximum=64)] = 1
+    steps: Annotated[int, Setting(help="Number of steps of each run.", minimum=1, maximum=1_000_000)] = 50
+    seq_len: Annotated[int, Setting(help="Number of tokens of a sequence.", minimum=2, maximum=_MAX_SIZE)] = 128
+    global_batch_size: Annotated[
+        int, Setting(help="Number of sequences of a step over all ranks.", minimum=1, maximum=_MAX_SIZE)
+    ] = 8
+    batch_size: Annotated[
+        int, Setting(help="Number of sequences of a rank's forward pass.", minimum=1, maximum=_MAX_SIZE)
+    ] = 2
+    seed: Annotated[
+        int, Setting(help="Seed of the data order and of the initial weights.", minimum=0, maximum=1 << 31)
+    ] = 0
+    tolerance: Annotated[
+        float,
+        Setting(
+            help="Largest relative difference of losses that agree.",
+            shown_default="1e-4; with --runs, losses are not compared with each other",
+        ),
+    ] = 1e-4
+    synthetic: Annotated[
+        bool, Setting(help="Measure throughput on synthetic data; the output is marked as synthetic.")
+    ] = False
+    seconds: Annotated[float, Setting(help="Seconds after which a framework's run is killed.")] = 600
+
+    def __post_init__(self) -> None:
+        problems = convert_int_settings(self)
+        for name in ("tolerance", "seconds"):
+            if not is_positive_number(getattr(self, name)):
+                problems.append(f"{name}: {quote_value(getattr(self, name))} is not a number above 0")
+        if not problems:
+            problems += self._find_contradictions()
+        raise_problems(problems)
+
+    def _find_contradictions(self) -> list[str]:
+        if self.store is None and not self.synthetic:
+            return ["store: missing; give a store, or --synthetic for a throughput run on generated data"]
+        pass_size = self.processes * self.batch_size
+        if self.global_batch_size % pass_size:
+            size = -(-self.global_batch_size // pass_size) * pass_size
+            problem = f"cannot be distributed to {self.processes} processes in passes of {self.batch_size}"
+            remedy = f"give a multiple of {pass_size}, such as {size}"
+            return [f"global_batch_size: {self.global_batch_size} sequences {problem}: {remedy}"]
+        return []
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from batchloom import Loader
+from batchloom.core.files import replace_file
 
 _PROC_STATUS = Path("/proc/self/status")
 _PEAK_PATTERN = re.compile(r"VmHWM:\s+(\d+) kB")
@@ -215,9 +216,8 @@ class WitnessRecorder:
             fault = f"{type(error).__name__}: {error}" if error else None
             record = {"rank": rank, "steps": witness.end(), "losses": self._losses, "fault": fault}
             # Another rank's failure may kill this one while it writes, so write to a partial file first.
-            partial_file = self._folder / f"rank_{rank}.partial"
-            partial_file.write_text(json.dumps(record))
-            partial_file.rename(partial_file.with_suffix(".json"))
+            with replace_file(self._folder / f"rank_{rank}.json") as partial_file:
+                partial_file.write_text(json.dumps(record))
 
 
 def iter_expected_entries(loader: Loader, steps: int) -> Iterator[dict[str, Any]]:
