@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
@@ -64,15 +64,49 @@ from batchloom.sources.files import Source, Spool, open_source
 from batchloom.store.format import TOKEN_DTYPES
 from batchloom.tokens import parse_train_spec
 
-_MAX_BAD_RECORDS = 10
-_BATCH_CHARACTERS = 1 << 20
-_BATCH_DOCUMENTS = 1 << 13
-
+_BATCH_CHARACTERS, _BATCH_DOCUMENTS = 1 << 20, 1 << 13
 _MAX_LISTED = 10
 _MAX_PREVIEWED_SOURCES = 5
 _EDGE_BYTES = 64 << 10
 # If a sample holds no record at all, this many sources are read further from their start.
 _MAX_SAMPLED_HEADS, _MAX_HEAD_CHARACTERS = 8, 4 << 20
+
+
+def examine_inputs(
+    recipe: Recipe,
+    listener: Listener,
+    *,
+    full: bool = False,
+    preview: int = 2,
+    tokenizer_optional: bool = False,
+    sizes: SampleSizes | None = None,
+) -> ExaminationResult:
+    """Read the inputs of a recipe, or a sample; report what ``prepare`` would find.
+
+    Inputs of up to 16 MiB in up to 256 files are read completely. Of larger ones a few megabytes are
+    read at positions spread evenly over all bytes (of compressed files, JSON lists and CSV from the
+    start), and counts are estimates from the share of bytes that was read.
+
+    Args:
+        recipe: recipe for ``prepare``.
+        listener: callback that receives progress.
+        full: whether to read everything, whatever its size.
+        preview: number of documents to preview per source.
+        tokenizer_optional: whether to continue without a tokenizer if it is not available.
+        sizes: limits on how much is read; only tests override the default.
+
+    Raises:
+        InputMissingError: an input does not exist or holds nothing usable.
+        InputError: an input cannot be listed, or a large table cannot be opened.
+        TokenizerError, MissingDependencyError: the tokenizer is not available.
+    """
+    with Spool() as spool:
+        # A sample of a Hub data set is read remotely, without downloading it.
+        listing = list_inputs(recipe, spool, streaming=None if full else True)
+        examination = _Examination(recipe, listing, listener, sizes or SampleSizes(), full=full)
+        examination.load_context(tokenizer_optional=tokenizer_optional)
+        duplicates = examination.read_samples()
+        return examination.report(duplicates, preview)
 
 
 @dataclass(slots=True)
@@ -88,47 +122,142 @@ class _PendingDocuments:
 
 
 @final
-class InputExaminer:
-    """Counter of parsed batches.
-
-    Attributes:
-        task: context that encodes documents; None if nothing can be encoded (any more).
-        records: number of records read.
-        faults: messages about parts that cannot be read.
-        bad: the first bad records.
-        reasons: number of bad records by kind of reason.
-    """
+class _Examination:
+    """Contents of inputs, or of a sample, as ``prepare`` would read and encode them."""
 
     def __init__(
-        self,
-        groups: Sequence[SourceGroup],
-        sample: InputSample,
-        task: EncodeContext | None,
-        duplicates: DuplicateCounter,
-        listener: Listener,
-        total: int,
+        self, recipe: Recipe, listing: SourceListing, listener: Listener, sizes: SampleSizes, *, full: bool
     ) -> None:
-        self._groups = groups
-        self._group_of = {source.name: group for group in groups for source in group.sources}
-        self._sample, self._duplicates = sample, duplicates
-        self._listener, self._total = listener, total
+        self._recipe, self._listing, self._listener = recipe, listing, listener
+        self._encode_recipe = recipe
+        if recipe.chat.overlong == "error":
+            # Overlong documents are counted here; with "error" the first one would end the examination.
+            self._encode_recipe = replace(recipe, chat=replace(recipe.chat, overlong="drop"))
+        self._record_parsers = RecordParsers(self._encode_recipe, ReadLimits())
+        self._sample = InputSample(listing.sources, self._record_parsers.rules, sizes, full=full)
+        self._groups = self._group_sources()
+        self._group_of = {source.name: group for group in self._groups for source in group.sources}
+        self._usable_sources = [source for group in self._groups if not group.fault for source in group.sources]
+        # None if nothing can be encoded (any more).
+        self._context: EncodeContext | None = None
+        self._tokenizer_missing = False
+        # Seconds to load the tokenizer, which prepare spends as well.
+        self._load_seconds = 0.0
+        self._faults = [group.fault for group in self._groups if group.fault]
+        self._warnings: list[str] = []
+        self._bad: list[BadFacts] = []
+        self._reasons = ReasonCounts()
+        self._duplicates = DuplicateCounter()
         self._pending: _PendingDocuments | None = None
         self._part: SourcePart | None = None
         self._progress = SampleProgress()
         self._clock = time.perf_counter()
-        self.task = task
-        self.records = 0
-        self.faults: list[str] = []
-        self.bad: list[BadFacts] = []
-        self.reasons = ReasonCounts()
+        self._records = 0
 
-    def refuse(self, part: SourcePart, error: InputError) -> None:
+    @property
+    def _about(self) -> str:
+        """Prefix of estimated counts."""
+        return "" if self._sample.complete else "about "
+
+    def _group_sources(self) -> list[SourceGroup]:
+        """Group sources by how they are read, in the order of each group's first source.
+
+        In a sample, small files form groups of their own: they are chosen by number and do not represent large ones.
+        """
+        sample, groups = self._sample, dict[object, SourceGroup]()
+        for source in {part.part.source.name: part.part.source for part in sample.parts}.values():
+            record_parser, fault, suggestion = None, "", None
+            try:
+                record_parser = self._record_parsers.get_parser(source)
+            except SchemaError as error:
+                fault, suggestion = str(error), error.suggestion
+            except InputError as error:
+                fault = str(error)
+            schema_key = (record_parser.record_kind, record_parser.detected) if record_parser else ("", suggestion)
+            small = sample.complete or sample.is_small(source)
+            key = source.name if sample.apart else (source.kind, source.compression, schema_key, small)
+            group = groups.setdefault(key, SourceGroup(record_parser, fault=fault, suggestion=suggestion))
+            group.sources.append(source)
+        return list(groups.values())
+
+    def load_context(self, *, tokenizer_optional: bool) -> None:
+        """Load what encodes documents, and record why that is impossible."""
+        try:
+            check_no_mixed_preferences(self._usable_sources, self._record_parsers)
+        except InputError as error:
+            self._faults.append(str(error))
+        began = time.perf_counter()
+        try:
+            self._context = self._make_context()
+        except (TokenizerError, MissingDependencyError) as error:
+            if not tokenizer_optional:
+                raise
+            self._tokenizer_missing = True
+            self._warnings.append(f"Token counts are missing, because there is no tokenizer: {error}")
+        self._load_seconds = time.perf_counter() - began
+
+    def _make_context(self) -> EncodeContext | None:
+        recipe, sources, record_parsers = self._encode_recipe, self._usable_sources, self._record_parsers
+        if not sources:
+            return None
+        add_warning = self._warnings.append
+        try:
+            tokenizer = choose_job_tokenizer(recipe, sources, record_parsers, add_warning)
+        except InputError as error:
+            self._faults.append(str(error))
+            if parse_train_spec(recipe.tokenizer) is not None:
+                return None
+            # A source that cannot be read must not prevent counting the tokens of the others.
+            tokenizer = choose_job_tokenizer(recipe, (), record_parsers, add_warning)
+        try:
+            dtype = choose_dtype_name(recipe, tokenizer)
+            encoder = choose_job_template(recipe, sources, record_parsers, tokenizer, add_warning)
+            media = make_media_encoder(tokenizer, recipe, encoder)
+        except InputError as error:
+            self._faults.append(str(error))
+            return None
+        return EncodeContext(
+            record_parsers.rules,
+            record_parsers,
+            RecordBounds(record_parsers.rules),
+            recipe.reading.normalize,
+            tokenizer,
+            TOKEN_DTYPES[dtype],
+            SubsetRule(0.0, 0.0),
+            encoder,
+            media=media,
+        )
+
+    def read_samples(self) -> DuplicateFacts:
+        """Read the sample, count its records and documents, and compare documents."""
+        self._clock, faults_before = time.perf_counter(), len(self._faults)
+        names = {source.name for source in self._usable_sources}
+        parts = [(part.part, part.max_characters) for part in self._sample.parts if part.part.source.name in names]
+        with self._duplicates:
+            self._read_parts(parts, RecordBounds(self._record_parsers.rules) if self._sample.complete else None)
+            if not self._records and not self._sample.complete:
+                # Records larger than a probe may be missed by all probes.
+                heads = self._usable_sources[:_MAX_SAMPLED_HEADS]
+                self._read_parts([(SourcePart(source, 0, source.size), _MAX_HEAD_CHARACTERS) for source in heads], None)
+            documents, repeated = self._duplicates.documents, self._duplicates.count_repeated()
+        if not self._sample.complete and len(self._faults) == faults_before:
+            self._faults += filter(None, map(_describe_unclosed_json, self._usable_sources))
+        distribute_unread_bytes(self._groups, self._listing.sources, self._sample)
+        is_left_out = self._recipe.dedup.mode != "none"
+        return DuplicateFacts(documents, repeated, repeated / max(documents, 1), self._sample.complete, is_left_out)
+
+    def _read_parts(self, parts: Sequence[tuple[SourcePart, int | None]], bounds: RecordBounds | None) -> None:
+        for parsed_records in iter_parsed_records(parts, self._record_parsers, bounds, self._refuse):
+            self._count_records(parsed_records)
+        self._flush()
+
+    def _refuse(self, part: SourcePart, error: InputError) -> None:
         """Record that a part cannot be read."""
-        self.faults.append(str(error))
+        self._faults.append(str(error))
         group = self._group_of[part.source.name]
         group.fault = group.fault or str(error)
 
-    def take(self, parsed_records: ParsedRecords) -> None:
+    def _count_records(self, parsed_records: ParsedRecords) -> None:
         """Count a batch."""
         group, record_batch = self._group_of[parsed_records.part.source.name], parsed_records.batch
         if parsed_records.part is not self._part:
@@ -136,38 +265,38 @@ class InputExaminer:
         progress, records_read = self._progress, record_batch.records_read
         if not self._sample.complete and self._sample.is_table(parsed_records.part):
             _truncate_records(record_batch, progress.records_read, self._sample.sizes.probe_bytes)
-        self.records += record_batch.records_read
+        self._records += record_batch.records_read
         group.records += record_batch.records_read
         progress.advance(records_read, record_batch.records_read, parsed_records.consumed)
         share = self._sample.estimate_share(parsed_records, progress)
         group.read_bytes += share - progress.share
         progress.share = share
         self._record_bad(group, parsed_records.part, parsed_records.before, record_batch.bad)
-        normalized = self.task is None or self.task.normalize
+        normalized = self._context is None or self._context.normalize
         normalize_records(record_batch, parsed_records.record_parser.record_kind, normalized=normalized)
         group.empty += record_batch.records_read - len(record_batch.bad) - len(record_batch.values)
         if record_batch.values:
-            self._add(group, parsed_records)
+            self._queue_documents(group, parsed_records)
         group.seconds += self._measure_lap()
 
-    def end(self) -> None:
+    def _flush(self) -> None:
         """Tokenize the pending documents."""
         pending, self._pending = self._pending, None
         if pending is not None and pending.documents:
-            self._encode(pending)
+            self._encode_pending(pending)
             pending.group.seconds += self._measure_lap()
 
     def _measure_lap(self) -> float:
         before, self._clock = self._clock, time.perf_counter()
         return self._clock - before
 
-    def _add(self, group: SourceGroup, parsed_records: ParsedRecords) -> None:
+    def _queue_documents(self, group: SourceGroup, parsed_records: ParsedRecords) -> None:
         record_batch, pending = parsed_records.batch, self._pending
         sizes = [sum(map(len, iter_texts(document))) for document in record_batch.values]
         if parsed_records.record_parser.record_kind != "tokens":
             group.characters.update(sizes)
         if pending is None or pending.group is not group:
-            self.end()
+            self._flush()
             pending = self._pending = _PendingDocuments(group, parsed_records.record_parser)
         pending.documents += record_batch.values
         pending.hashes.append(compute_document_keys(record_batch.values))
@@ -177,28 +306,28 @@ class InputExaminer:
         ]
         pending.characters += sum(map(estimate_characters, record_batch.values))
         if pending.characters >= _BATCH_CHARACTERS or len(pending.documents) >= _BATCH_DOCUMENTS:
-            self.end()
+            self._flush()
 
-    def _encode(self, pending: _PendingDocuments) -> None:
+    def _encode_pending(self, pending: _PendingDocuments) -> None:
         group, count = pending.group, len(pending.documents)
         encoded_batch: EncodedBatch | None = None
-        if self.task is not None:
+        if self._context is not None:
             try:
-                encoded_batch = encode_documents(self.task, pending.record_parser, pending.documents)
+                encoded_batch = encode_documents(self._context, pending.record_parser, pending.documents)
             except TemplateError as error:
-                self.faults.append(str(error))
-                self.task = None
+                self._faults.append(str(error))
+                self._context = None
         keys = np.concatenate(pending.hashes)
         if encoded_batch is None:
             group.documents += count
         else:
-            self._count(group, pending, encoded_batch)
+            self._count_documents(group, pending, encoded_batch)
             keys = _make_duplicate_keys(keys, encoded_batch.numbers)
         self._duplicates.add(keys)
         if self._sample.complete:
             self._report_progress()
 
-    def _count(self, group: SourceGroup, pending: _PendingDocuments, encoded_batch: EncodedBatch) -> None:
+    def _count_documents(self, group: SourceGroup, pending: _PendingDocuments, encoded_batch: EncodedBatch) -> None:
         for fault in encoded_batch.faults:
             part, before, record, offset = pending.record_locations[fault.number]
             self._record_bad(group, part, before, [BadRecord(record, offset, None, fault.reason, fault.snippet)])
@@ -222,9 +351,9 @@ class InputExaminer:
     ) -> None:
         for bad in bad_records:
             group.bad += 1
-            count_reason(self.reasons, bad.reason)
-            if len(self.bad) < _MAX_BAD_RECORDS:
-                self.bad.append(self._make_bad_facts(part, before, bad))
+            count_reason(self._reasons, bad.reason)
+            if len(self._bad) < _MAX_LISTED:
+                self._bad.append(self._make_bad_facts(part, before, bad))
 
     def _make_bad_facts(self, part: SourcePart, before: int | None, bad: BadRecord) -> BadFacts:
         source = part.source
@@ -244,14 +373,122 @@ class InputExaminer:
         self._listener(
             Progress(
                 "tokenize",
-                min(done, self._total),
-                self._total,
+                min(done, self._listing.bytes),
+                self._listing.bytes,
                 0,
                 sum(group.documents for group in groups),
                 sum(group.tokens for group in groups),
                 sum(group.bad for group in groups),
             )
         )
+
+    def report(self, duplicates: DuplicateFacts, preview: int) -> ExaminationResult:
+        """Return the result, with ``preview`` documents of each source."""
+        groups, context = self._groups, self._context
+        previews = self._make_previews(preview)
+        self._judge_bad()
+        self._judge_input()
+        unused = [
+            ()
+            if group.fault
+            else find_unused_columns(
+                map(self._record_parsers.get_parser, group.sources), context.chat if context else None
+            )
+            for group in groups
+        ]
+        lengths, weights = weight_lengths(groups)
+        size = sum(group.estimate_store_bytes(context.dtype.itemsize) for group in groups) if context else 0
+        seconds = self._load_seconds + sum(group.seconds * group.scale for group in groups)
+        return ExaminationResult(
+            inputs=tuple(map(redact_url, self._recipe.inputs)),
+            exact=self._sample.complete,
+            files=len(self._listing.sources),
+            bytes=self._listing.bytes,
+            read_bytes=round(sum(group.read_bytes for group in groups)),
+            sources=tuple(
+                group.make_facts(first, names, tokenized=context is not None)
+                for group, first, names in zip(groups, previews, unused, strict=True)
+            ),
+            tokenizer=_make_tokenizer_facts(self._recipe, context) if context else None,
+            tokenizer_missing=self._tokenizer_missing,
+            duplicates=duplicates,
+            bad=tuple(self._bad),
+            bad_seen=sum(group.bad for group in groups),
+            lengths=lengths if context else np.zeros(0, np.int64),
+            weights=weights if context else np.zeros(0, np.float64),
+            seconds=seconds if context else None,
+            store_bytes=round(size) if context else None,
+            held_bytes=round(sum(group.media_bytes * group.scale for group in groups)),
+            faults=_shorten_list(self._faults),
+            warnings=tuple(dict.fromkeys(self._warnings)),
+            notes=self._listing.notes,
+        )
+
+    def _make_previews(self, count: int) -> list[tuple[DocumentPreview, ...]]:
+        previews: list[tuple[DocumentPreview, ...]] = []
+        for group in self._groups:
+            first: tuple[DocumentPreview, ...] = ()
+            if self._context is not None and not group.fault and sum(map(bool, previews)) < _MAX_PREVIEWED_SOURCES:
+                try:
+                    first = preview_documents(group.sources, self._context, count)
+                except InputError as error:
+                    self._faults.append(str(error))
+            previews.append(first)
+        return previews
+
+    def _judge_bad(self) -> None:
+        """Add a fault if bad records exceed the budget, otherwise a warning."""
+        groups, max_bad = self._groups, self._recipe.max_bad
+        bad_seen = sum(group.bad for group in groups)
+        if not bad_seen:
+            return
+        records = sum(group.scale_count(group.records) for group in groups)
+        bad = sum(group.bad * group.scale for group in groups)
+        # For a sample, use a lower bound two standard deviations below the count, so that noise causes no fault.
+        least = bad if self._sample.complete else bad * max(0.0, 1 - 2 / math.sqrt(bad_seen))
+        fact = f"{round(bad):,} of {records:,} records are bad"
+        if not self._sample.complete:
+            fact = f"{bad_seen:,} of {sum(group.records for group in groups):,} records in the sample are bad"
+            fact += f", an estimated {round(bad):,} in total"
+        if least > count_allowed_bad(max_bad, records):
+            reasons = describe_bad_records(bad, records, self._reasons)
+            self._faults.append(f"{fact}, more than --max-bad {max_bad} allows: {reasons}.")
+        else:
+            more = "" if self._sample.complete else " (--full counts them)"
+            self._warnings.append(f"{fact}{more}: prepare writes them to quarantine.jsonl.")
+
+    def _judge_input(self) -> None:
+        """Add faults and warnings about the complete input."""
+        groups, about = self._groups, self._about
+        if not self._faults and not any(group.documents for group in groups):
+            self._faults.append(self._explain_no_document())
+        strict = self._recipe.chat.overlong == "error"
+        for rule, count in _sum_counts(groups, [group.dropped for group in groups]).items():
+            sentence = f"{about}{format_count(count, 'document')} {'is' if count == 1 else 'are'} left out: {rule}."
+            (self._faults if strict and rule == "overlong" else self._warnings).append(sentence)
+        for change, count in _sum_counts(groups, [group.altered for group in groups]).items():
+            self._warnings.append(f"In {about}{format_count(count, 'conversation')} the template {change}.")
+        empty = sum(group.scale_count(group.empty) for group in groups)
+        if empty:
+            self._warnings.append(f"{about}{format_count(empty, 'record')} without any text give no document.")
+        # A text file and a text column give the same kind of record, so they are not different schemas.
+        parsers = [group.record_parser for group in groups if group.record_parser and not group.fault]
+        texts = any(parser.detected and parser.record_kind == "text" for parser in parsers)
+        schemas: dict[str, str] = {}
+        for group in groups:
+            if group.record_parser and not group.fault and (group.record_parser.detected or not texts):
+                schemas.setdefault(group.record_parser.detected or "plain text", group.sources[0].name)
+        if len(schemas) > 1:
+            listed = "; ".join(f"{schema} ({name})" for schema, name in list(schemas.items())[:_MAX_LISTED])
+            self._warnings.append(f"The sources hold {len(schemas)} different schemas: {listed}.")
+
+    def _explain_no_document(self) -> str:
+        if not self._sample.complete and not any(group.records for group in self._groups):
+            return "The sample holds no complete record, because the first ones are too long: --full reads everything."
+        if self._reasons:
+            count, reason = max(self._reasons.values(), key=lambda count_and_reason: count_and_reason[0])
+            return f"The input gives no document: {format_count(count, 'record')} cannot be used ({reason})."
+        return "The input gives no document: name other inputs, or leave fewer out."
 
 
 def _make_duplicate_keys(keys: NDArray[np.uint64], numbers: NDArray[np.int64] | None) -> NDArray[np.uint64]:
@@ -288,244 +525,6 @@ def _truncate_records(record_batch: Records, first: int, max_characters: int) ->
             return
 
 
-def examine_inputs(
-    recipe: Recipe,
-    listener: Listener,
-    *,
-    full: bool = False,
-    preview: int = 2,
-    tokenizer_optional: bool = False,
-    sizes: SampleSizes | None = None,
-) -> ExaminationResult:
-    """Read the inputs of a recipe, or a sample; report what ``prepare`` would find.
-
-    Inputs of up to 16 MiB in up to 256 files are read completely. Of larger ones a few megabytes are
-    read at positions spread evenly over all bytes (of compressed files, JSON lists and CSV from the
-    start), and counts are estimates from the share of bytes that was read.
-
-    Args:
-        recipe: recipe for ``prepare``.
-        listener: callback that receives progress.
-        full: whether to read everything, whatever its size.
-        preview: number of documents to preview per source.
-        tokenizer_optional: whether to continue without a tokenizer if it is not available.
-        sizes: limits on how much is read; only tests override the default.
-
-    Raises:
-        InputMissingError: an input does not exist or holds nothing usable.
-        InputError: an input cannot be listed, or a large table cannot be opened.
-        TokenizerError, MissingDependencyError: the tokenizer is not available.
-    """
-    with Spool() as spool:
-        # A sample of a Hub data set is read remotely, without downloading it.
-        listing = list_inputs(recipe, spool, streaming=None if full else True)
-        return _examine_listing(
-            *(recipe, listing, listener, sizes or SampleSizes()),
-            full=full,
-            preview=preview,
-            tokenizer_optional=tokenizer_optional,
-        )
-
-
-def _examine_listing(
-    recipe: Recipe,
-    listing: SourceListing,
-    listener: Listener,
-    sizes: SampleSizes,
-    *,
-    full: bool,
-    preview: int,
-    tokenizer_optional: bool,
-) -> ExaminationResult:
-    original_recipe = recipe
-    if recipe.chat.overlong == "error":
-        # Overlong documents are counted here; with "error" the first one would end the examination.
-        recipe = replace(recipe, chat=replace(recipe.chat, overlong="drop"))
-    record_parsers = RecordParsers(recipe, ReadLimits())
-    sample = InputSample(listing.sources, record_parsers.rules, sizes, full=full)
-    sources = list({sampled_part.part.source.name: sampled_part.part.source for sampled_part in sample.parts}.values())
-    groups = _group_sources(sources, record_parsers, sample)
-    state = _ExaminationState(original_recipe, listing, groups, sample.complete)
-    state.faults += [group.fault for group in groups if group.fault]
-    usable_sources = [source for group in groups if not group.fault for source in group.sources]
-    try:
-        check_no_mixed_preferences(usable_sources, record_parsers)
-    except InputError as error:
-        state.faults.append(str(error))
-    began = time.perf_counter()
-    try:
-        state.task = _make_encode_context(recipe, usable_sources, record_parsers, state)
-    except (TokenizerError, MissingDependencyError) as error:
-        if not tokenizer_optional:
-            raise
-        state.tokenizer_missing = True
-        state.warnings.append(f"Token counts are missing, because there is no tokenizer: {error}")
-    state.ready = time.perf_counter() - began
-    with DuplicateCounter() as duplicates:
-        examiner = InputExaminer(groups, sample, state.task, duplicates, listener, listing.bytes)
-        _read_samples(examiner, sample, record_parsers, usable_sources)
-        repeated = duplicates.count_repeated()
-        share = repeated / max(duplicates.documents, 1)
-        compared = DuplicateFacts(duplicates.documents, repeated, share, sample.complete, recipe.dedup.mode != "none")
-    state.task = examiner.task
-    state.faults += examiner.faults
-    if not sample.complete and not examiner.faults:
-        state.faults += filter(None, map(_describe_unclosed_json, usable_sources))
-    distribute_unread_bytes(groups, listing.sources, sample)
-    previews = _make_previews(state, preview)
-    _judge_bad(state, examiner.reasons)
-    _judge_input(state, examiner.reasons)
-    encoder = state.task.chat if state.task else None
-    unused = [
-        () if group.fault else find_unused_columns(map(record_parsers.get_parser, group.sources), encoder)
-        for group in groups
-    ]
-    return _make_examination(state, previews, unused, compared, examiner.bad)
-
-
-@dataclass(slots=True)
-class _ExaminationState:
-    """Intermediate results of an examination."""
-
-    recipe: Recipe
-    listing: SourceListing
-    groups: list[SourceGroup]
-    complete: bool
-    task: EncodeContext | None = None
-    tokenizer_missing: bool = False
-    # Seconds to load the tokenizer, which prepare spends as well.
-    ready: float = 0.0
-    faults: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def about(self) -> str:
-        """Prefix of estimated counts."""
-        return "" if self.complete else "about "
-
-
-def _make_examination(
-    state: _ExaminationState,
-    previews: Sequence[tuple[DocumentPreview, ...]],
-    unused: Sequence[tuple[str, ...]],
-    duplicates: DuplicateFacts,
-    bad: Sequence[BadFacts],
-) -> ExaminationResult:
-    groups, task = state.groups, state.task
-    lengths, weights = weight_lengths(groups)
-    size = sum(group.estimate_store_bytes(task.dtype.itemsize) for group in groups) if task else 0
-    return ExaminationResult(
-        inputs=tuple(redact_url(input_path) for input_path in state.recipe.inputs),
-        exact=state.complete,
-        files=len(state.listing.sources),
-        bytes=state.listing.bytes,
-        read_bytes=round(sum(group.read_bytes for group in groups)),
-        sources=tuple(
-            group.make_facts(first, names, tokenized=task is not None)
-            for group, first, names in zip(groups, previews, unused, strict=True)
-        ),
-        tokenizer=_make_tokenizer_facts(state.recipe, task) if task else None,
-        tokenizer_missing=state.tokenizer_missing,
-        duplicates=duplicates,
-        bad=tuple(bad),
-        bad_seen=sum(group.bad for group in groups),
-        lengths=lengths if task else np.zeros(0, np.int64),
-        weights=weights if task else np.zeros(0, np.float64),
-        seconds=state.ready + sum(group.seconds * group.scale for group in groups) if task else None,
-        store_bytes=round(size) if task else None,
-        held_bytes=round(sum(group.media_bytes * group.scale for group in groups)),
-        faults=_shorten_list(state.faults),
-        warnings=tuple(dict.fromkeys(state.warnings)),
-        notes=state.listing.notes,
-    )
-
-
-def _group_sources(sources: Sequence[Source], record_parsers: RecordParsers, sample: InputSample) -> list[SourceGroup]:
-    """Group sources by how they are read, in the order of each group's first source.
-
-    In a sample, small files form groups of their own: they are chosen by number and do not represent large ones.
-    """
-    groups: dict[object, SourceGroup] = {}
-    for source in sources:
-        record_parser, fault, suggestion = None, "", None
-        try:
-            record_parser = record_parsers.get_parser(source)
-        except SchemaError as error:
-            fault, suggestion = str(error), error.suggestion
-        except InputError as error:
-            fault = str(error)
-        schema_key = (record_parser.record_kind, record_parser.detected) if record_parser else ("", suggestion)
-        small = sample.complete or sample.is_small(source)
-        key = source.name if sample.apart else (source.kind, source.compression, schema_key, small)
-        group = groups.setdefault(key, SourceGroup(record_parser, fault=fault, suggestion=suggestion))
-        group.sources.append(source)
-    return list(groups.values())
-
-
-def _make_encode_context(
-    recipe: Recipe,
-    sources: Sequence[Source],
-    record_parsers: RecordParsers,
-    state: _ExaminationState,
-) -> EncodeContext | None:
-    """Return the context that encodes documents; None if nothing can be encoded."""
-    if not sources:
-        return None
-    add_warning = state.warnings.append
-    try:
-        tokenizer = choose_job_tokenizer(recipe, sources, record_parsers, add_warning)
-    except InputError as error:
-        state.faults.append(str(error))
-        if parse_train_spec(recipe.tokenizer) is not None:
-            return None
-        # A source that cannot be read must not prevent counting the tokens of the others.
-        tokenizer = choose_job_tokenizer(recipe, (), record_parsers, add_warning)
-    try:
-        dtype = choose_dtype_name(recipe, tokenizer)
-        encoder = choose_job_template(recipe, sources, record_parsers, tokenizer, add_warning)
-        media = make_media_encoder(tokenizer, recipe, encoder)
-    except InputError as error:
-        state.faults.append(str(error))
-        return None
-    return EncodeContext(
-        record_parsers.rules,
-        record_parsers,
-        RecordBounds(record_parsers.rules),
-        recipe.reading.normalize,
-        tokenizer,
-        TOKEN_DTYPES[dtype],
-        SubsetRule(0.0, 0.0),
-        encoder,
-        media=media,
-    )
-
-
-def _read_samples(
-    examiner: InputExaminer,
-    sample: InputSample,
-    record_parsers: RecordParsers,
-    usable_sources: Sequence[Source],
-) -> None:
-    names = {source.name for source in usable_sources}
-    parts = [
-        (sampled_part.part, sampled_part.max_characters)
-        for sampled_part in sample.parts
-        if sampled_part.part.source.name in names
-    ]
-    bounds = RecordBounds(record_parsers.rules) if sample.complete else None
-    for parsed_records in iter_parsed_records(parts, record_parsers, bounds, examiner.refuse):
-        examiner.take(parsed_records)
-    examiner.end()
-    if not examiner.records and not sample.complete:
-        # Records larger than a probe may be missed by all probes.
-        heads = [
-            (SourcePart(source, 0, source.size), _MAX_HEAD_CHARACTERS) for source in usable_sources[:_MAX_SAMPLED_HEADS]
-        ]
-        for parsed_records in iter_parsed_records(heads, record_parsers, None, examiner.refuse):
-            examiner.take(parsed_records)
-        examiner.end()
-
-
 def _describe_unclosed_json(source: Source) -> str:
     """Describe a plain JSON file that is cut short; empty if it is complete."""
     if source.kind != "json" or source.compression or source.member or is_url(source.path):
@@ -539,81 +538,12 @@ def _describe_unclosed_json(source: Source) -> str:
     return f"{source.name} ends inside its list: it is truncated; fetch or write it again, or leave it out."
 
 
-def _make_previews(state: _ExaminationState, count: int) -> list[tuple[DocumentPreview, ...]]:
-    previews: list[tuple[DocumentPreview, ...]] = []
-    for group in state.groups:
-        first: tuple[DocumentPreview, ...] = ()
-        if state.task is not None and not group.fault and sum(map(bool, previews)) < _MAX_PREVIEWED_SOURCES:
-            try:
-                first = preview_documents(group.sources, state.task, count)
-            except InputError as error:
-                state.faults.append(str(error))
-        previews.append(first)
-    return previews
-
-
-def _judge_input(state: _ExaminationState, reasons: Mapping[str, tuple[int, str]]) -> None:
-    """Add faults and warnings about the complete input."""
-    groups, about = state.groups, state.about
-    if not state.faults and not any(group.documents for group in groups):
-        if not state.complete and not any(group.records for group in groups):
-            fault = "The sample holds no complete record, because the first ones are too long: --full reads everything."
-        elif reasons:
-            count, reason = max(reasons.values(), key=lambda count_and_reason: count_and_reason[0])
-            fault = f"The input gives no document: {format_count(count, 'record')} cannot be used ({reason})."
-        else:
-            fault = "The input gives no document: name other inputs, or leave fewer out."
-        state.faults.append(fault)
-    strict = state.recipe.chat.overlong == "error"
-    for rule, count in _sum_counts(groups, [group.dropped for group in groups]).items():
-        sentence = f"{about}{format_count(count, 'document')} {'is' if count == 1 else 'are'} left out: {rule}."
-        (state.faults if strict and rule == "overlong" else state.warnings).append(sentence)
-    for change, count in _sum_counts(groups, [group.altered for group in groups]).items():
-        state.warnings.append(f"In {about}{format_count(count, 'conversation')} the template {change}.")
-    empty = sum(group.scale_count(group.empty) for group in groups)
-    if empty:
-        state.warnings.append(f"{about}{format_count(empty, 'record')} without any text give no document.")
-    # A text file and a text column give the same kind of record, so they are not different schemas.
-    record_parsers = [group.record_parser for group in groups if group.record_parser and not group.fault]
-    texts = any(record_parser.detected and record_parser.record_kind == "text" for record_parser in record_parsers)
-    schemas: dict[str, str] = {}
-    for group in groups:
-        if group.record_parser and not group.fault and (group.record_parser.detected or not texts):
-            schemas.setdefault(group.record_parser.detected or "plain text", group.sources[0].name)
-    if len(schemas) > 1:
-        listed = "; ".join(f"{schema} ({name})" for schema, name in list(schemas.items())[:_MAX_LISTED])
-        state.warnings.append(f"The sources hold {len(schemas)} different schemas: {listed}.")
-
-
 def _sum_counts(groups: Sequence[SourceGroup], counts: Sequence[Counter[str]]) -> Counter[str]:
     """Sum the counts of all groups, scaled to the complete input."""
     total: Counter[str] = Counter()
     for group, group_counts in zip(groups, counts, strict=True):
         total.update({name: group.scale_count(count) for name, count in group_counts.items()})
     return total
-
-
-def _judge_bad(state: _ExaminationState, reasons: Mapping[str, tuple[int, str]]) -> None:
-    """Add a fault if bad records exceed the budget, otherwise a warning."""
-    groups, max_bad = state.groups, state.recipe.max_bad
-    bad_seen = sum(group.bad for group in groups)
-    if not bad_seen:
-        return
-    records = sum(group.scale_count(group.records) for group in groups)
-    bad = sum(group.bad * group.scale for group in groups)
-    # For a sample, use a lower bound two standard deviations below the count, so that noise causes no fault.
-    least = bad if state.complete else bad * max(0.0, 1 - 2 / math.sqrt(bad_seen))
-    fact = f"{round(bad):,} of {records:,} records are bad"
-    if not state.complete:
-        records_read = sum(group.records for group in groups)
-        fact = f"{bad_seen:,} of {records_read:,} records in the sample are bad, an estimated {round(bad):,} in total"
-    if least > count_allowed_bad(max_bad, records):
-        state.faults.append(
-            f"{fact}, more than --max-bad {max_bad} allows: {describe_bad_records(bad, records, reasons)}."
-        )
-    else:
-        more = "" if state.complete else " (--full counts them)"
-        state.warnings.append(f"{fact}{more}: prepare writes them to quarantine.jsonl.")
 
 
 def _shorten_list(sentences: list[str]) -> tuple[str, ...]:
