@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -169,18 +170,19 @@ class _Settings:
     """Settings read from a config's attributes or keys."""
 
     def __init__(self, config: Any) -> None:
-        options = config if isinstance(config, Mapping) else _Attributes(config)
-        block = next((name for name in _BLOCK_SIZE if options.get(name) is not None), _BLOCK_SIZE[0])
-        self.block_size = as_int(options.get(block)) or 0
-        self.batch_size = as_int(options.get("batch_size")) or 0
-        self.seed = options.get("seed", 0)
-        self.val_fraction = options.get("val_fraction", _VAL_FRACTION)
-        self.dtype = np.dtype(options.get("dtype", "uint32")).name if _is_dtype(options) else ""
-        self.output = options.get("output", "torch")
+        read = config.get if isinstance(config, Mapping) else partial(getattr, config)
+        block = next((name for name in _BLOCK_SIZE if read(name, None) is not None), _BLOCK_SIZE[0])
+        self.block_size = as_int(read(block, None)) or 0
+        self.batch_size = as_int(read("batch_size", None)) or 0
+        dtype = read("dtype", "uint32")
+        self.seed = read("seed", 0)
+        self.val_fraction = read("val_fraction", _VAL_FRACTION)
+        self.dtype = np.dtype(dtype).name if _is_dtype(dtype) else ""
+        self.output = read("output", "torch")
         problems = [
             f"config.{name}: missing"
-            if options.get(name) is None
-            else f"config.{name}: {quote_value(options.get(name))} is not a whole number above 0"
+            if read(name, None) is None
+            else f"config.{name}: {quote_value(read(name, None))} is not a whole number above 0"
             for name, value in ((block, self.block_size), ("batch_size", self.batch_size))
             if value < 1
         ]
@@ -189,26 +191,17 @@ class _Settings:
         if not isinstance(self.val_fraction, int | float) or not 0 <= self.val_fraction < 1:
             problems.append(f"config.val_fraction: {quote_value(self.val_fraction)} is not in [0, 1)")
         if self.dtype not in _DTYPES:
-            problems.append(f"config.dtype: {quote_value(options.get('dtype'))} is not one of {', '.join(_DTYPES)}")
+            problems.append(f"config.dtype: {quote_value(dtype)} is not one of {', '.join(_DTYPES)}")
         raise_problems(problems)
 
 
-def _is_dtype(options: Any) -> bool:
+def _is_dtype(value: Any) -> bool:
     try:
-        dtype = np.dtype(options.get("dtype", "uint32"))
+        dtype = np.dtype(value)
     except TypeError:
         return False
     # Shards are read as little-endian on any machine.
     return bool(dtype.newbyteorder("<") == dtype)
-
-
-@final
-class _Attributes:
-    def __init__(self, config: Any) -> None:
-        self._config = config
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return getattr(self._config, name, default)
 
 
 @final

@@ -165,7 +165,7 @@ class _Examination:
         In a sample, small files form groups of their own: they are chosen by number and do not represent large ones.
         """
         sample, groups = self._sample, dict[object, SourceGroup]()
-        for source in {part.part.source.name: part.part.source for part in sample.parts}.values():
+        for source in {part.source.name: part.source for part, _ in sample.parts}.values():
             record_parser, fault, suggestion = None, "", None
             try:
                 record_parser = self._record_parsers.get_parser(source)
@@ -232,7 +232,7 @@ class _Examination:
         """Read the sample, count its records and documents, and compare documents."""
         self._clock, faults_before = time.perf_counter(), len(self._faults)
         names = {source.name for source in self._usable_sources}
-        parts = [(part.part, part.max_characters) for part in self._sample.parts if part.part.source.name in names]
+        parts = [sampled_part for sampled_part in self._sample.parts if sampled_part[0].source.name in names]
         with self._duplicates:
             self._read_parts(parts, RecordBounds(self._record_parsers.rules) if self._sample.complete else None)
             if not self._records and not self._sample.complete:

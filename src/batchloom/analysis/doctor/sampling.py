@@ -24,6 +24,8 @@ _COMPRESSED_WEIGHT = 4
 _MAX_LINE_COUNT_BYTES = 1 << 30
 _READ_BLOCK_BYTES = 1 << 20
 
+SampledPart = tuple[SourcePart, int | None]
+
 
 @dataclass(frozen=True, slots=True)
 class SampleSizes:
@@ -41,24 +43,6 @@ class SampleSizes:
     whole_files: int = 256
     sample_bytes: int = 8 << 20
     probe_bytes: int = 256 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class SampledPart:
-    """A part of a source to read.
-
-    Attributes:
-        part: the part.
-        max_characters: approximate limit on the document characters to read; None for all.
-    """
-
-    part: SourcePart
-    max_characters: int | None
-
-
-def is_compressed(source: Source) -> bool:
-    """Return whether a source is smaller than its decoded content."""
-    return source.compression is not None or source.kind in COLUMNAR_KINDS
 
 
 @dataclass(slots=True)
@@ -98,20 +82,23 @@ class InputSample:
     Attributes:
         complete: whether everything is read; otherwise a sample.
         apart: whether sources are few enough to report one by one.
-        parts: the parts, in source order.
+        parts: the parts in source order, each with the approximate number of document characters to read; None for
+            all.
     """
 
     def __init__(self, sources: Sequence[Source], rules: ReadRules, sizes: SampleSizes, *, full: bool) -> None:
         self.rules, self.sizes = rules, sizes
-        total = sum(source.size * (_COMPRESSED_WEIGHT if is_compressed(source) else 1) for source in sources)
+        total = sum(
+            source.size * (_COMPRESSED_WEIGHT if source.compression or source.kind in COLUMNAR_KINDS else 1)
+            for source in sources
+        )
         small = total <= sizes.whole_bytes and len(sources) <= sizes.whole_files
         self.complete, self.apart = full or small, len(sources) <= _MAX_SEPARATE_SOURCES
         self._tables: dict[str, tuple[list[int], list[int] | None]] = {}
-        self.parts = self._select_all_parts(sources) if self.complete else self._select_sample_parts(sources)
-
-    def _select_all_parts(self, sources: Sequence[Source]) -> list[SampledPart]:
-        units = plan_units(sources, self.rules)
-        return [SampledPart(part, None) for unit in units for part in unit.parts]
+        if self.complete:
+            self.parts: list[SampledPart] = [(part, None) for unit in plan_units(sources, rules) for part in unit.parts]
+        else:
+            self.parts = self._select_sample_parts(sources)
 
     def _select_sample_parts(self, sources: Sequence[Source]) -> list[SampledPart]:
         """Select positions in large files, complete small files, and one file per format.
@@ -157,10 +144,10 @@ class InputSample:
         # Without row counts, a row group must be read completely to learn how many rows it has.
         has_row_counts = not self.is_table(sample_range.part) or self._table(sample_range.part.source)[1] is not None
         if sample_range.position_count is None or not has_row_counts:
-            return SampledPart(sample_range.part, None)
+            return sample_range.part, None
         max_characters = sample_range.position_count * self.sizes.probe_bytes
         packed = sample_range.part.source.compression is not None
-        return SampledPart(sample_range.part, max(max_characters, _MIN_COMPRESSED_BYTES) if packed else max_characters)
+        return sample_range.part, max(max_characters, _MIN_COMPRESSED_BYTES) if packed else max_characters
 
     def is_table(self, part: SourcePart) -> bool:
         """Return whether a part belongs to a columnar source."""
