@@ -16,7 +16,7 @@ from batchloom.batches import Loader
 from batchloom.core.addresses import redact_url as shown_address
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.medium import MediumKind
-from batchloom.core.settings import as_int, quote_value, raise_problems
+from batchloom.core.settings import as_int, quote_value
 from batchloom.plan import Plan
 from batchloom.plan.packing import MAX_STEPS, Rows, reorder_rows, slice_rows
 from batchloom.store import Store, StoreMedia, decode_beginning
@@ -192,8 +192,8 @@ def _validate_step(value: int) -> int:
 def _validate_text_limit(value: int) -> int:
     text = as_int(value)
     if text is None or not 0 <= text <= _MAX_TEXT_TOKENS:
-        raise_problems([f"text: {quote_value(value)} is not a number of characters up to {_MAX_TEXT_TOKENS:,}"])
-    return text or 0
+        raise SettingsError([f"text: {quote_value(value)} is not a number of characters up to {_MAX_TEXT_TOKENS:,}"])
+    return text
 
 
 def _select_one_row(row_numbers: NDArray[np.int64], value: int) -> NDArray[np.int64]:

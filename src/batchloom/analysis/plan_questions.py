@@ -21,7 +21,7 @@ from batchloom.batches.loading import (
 )
 from batchloom.core.errors import InputError, InputMissingError, PlanError, SettingsError, StateError
 from batchloom.core.files import describe_missing_path, describe_os_error, read_regular_file
-from batchloom.core.fingerprint import fingerprint
+from batchloom.core.fingerprint import find_broken_link, fingerprint
 from batchloom.core.settings import Setting, as_int, from_plain, quote_value
 from batchloom.plan import (
     Mixture,
@@ -428,27 +428,23 @@ def read_journal(saved_position: SavedPosition) -> tuple[str, tuple[JournalEntry
     """
     _check_not_stream(saved_position)
     state = saved_position.state
-    first = name = fingerprint(state["identity"])
-    entries = []
+    first = fingerprint(state["identity"])
     try:
-        for number, edit in enumerate(state["edits"]):
-            edit_fields = {key: value for key, value in edit.items() if key != "fingerprint"}
-            name = fingerprint([name, edit_fields])
-            if name != edit["fingerprint"]:
-                raise StateError(
-                    f"{saved_position.path}: edit {number} of the journal (step {edit['step']}) was changed by hand: "
-                    "its fingerprint does not match its fields. Use the journal that was saved."
-                )
-            entries.append(make_journal_entry(edit))
+        number = find_broken_link(state["identity"], state["edits"])
+        if number is not None:
+            raise StateError(
+                f"{saved_position.path}: edit {number} of the journal (step {state['edits'][number]['step']}) was "
+                "changed by hand: its fingerprint does not match its fields. Use the journal that was saved."
+            )
+        entries = tuple(map(make_journal_entry, state["edits"]))
     except (AttributeError, KeyError, TypeError) as error:
         raise StateError(f"{saved_position.path} holds no journal of edits ({error!r}).") from error
-    if name != state.get("fingerprint"):
+    if (entries[-1].fingerprint if entries else first) != state.get("fingerprint"):
         raise StateError(
             f"{saved_position.path}: the journal does not lead to the plan's fingerprint "
-            f"{state.get('fingerprint')!r}: an "
-            "edit is missing. Use the journal that was saved."
+            f"{state.get('fingerprint')!r}: an edit is missing. Use the journal that was saved."
         )
-    return first, tuple(entries)
+    return first, entries
 
 
 def make_data_label(plan: Plan) -> dict[str, str]:

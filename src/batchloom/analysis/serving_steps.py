@@ -29,16 +29,15 @@ def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
         last: last step that was searched.
     """
     name = plan.names[number]
-    length = int(plan.stores[name].lengths.take(np.array([document]))[0])
-    source_store = plan.stores[name]
-    media = source_store.contents.media if isinstance(source_store, Store) else ""
+    store = plan.stores[name]
+    length = int(store.lengths.take(np.array([document]))[0])
+    media = store.contents.media if isinstance(store, Store) else ""
     if not length and media:
         return f"it is empty, or its media are not the ones that source {name!r} takes from its store (media={media!r})"
     if not length:
         return "it is empty: there is no token to serve"
     specs = [plan.orders.order(number, era).spec for era in _list_packings(plan, number)]
     if all(spec.overlong == "drop" and length > spec.seq_len for spec in specs):
-        store = plan.stores[name]
         overlong_remedy = "" if isinstance(store, Store) and has_media(store) else ", overlong='split' or 'truncate'"
         return (
             f"it has {length:,} tokens, more than seq_len {max(spec.seq_len for spec in specs):,}, and overlong='drop' "
@@ -188,22 +187,15 @@ def find_serving_steps(
         bans = [p for p, n, numbers in plan.orders.run_layout.bans if n == name and document_number in numbers]
         locations = find_document_positions(plan, number, document_number, last) if last >= 0 else []
         if not locations:
-            unserved.append(
-                UnservedDocument(name, document_number, explain_unserved(plan, number, document_number, last))
-            )
+            reason = explain_unserved(plan, number, document_number, last)
+            unserved.append(UnservedDocument(name, document_number, reason))
         for location in locations:
             rank = int(assign_step_ranks(data, location.step, ranks)[location.row]) if ranks > 1 else 0
             is_banned = any(location.position >= position for position in bans)
             served_sequences.append(
                 ServedSequence(
-                    name,
-                    document_number,
-                    location.step,
-                    location.row,
-                    rank,
-                    location.position,
-                    location.epoch,
-                    is_banned,
+                    *(name, document_number, location.step, location.row, rank),
+                    *(location.position, location.epoch, is_banned),
                 )
             )
     served_sequences.sort(key=lambda showing: (showing.position, showing.document))
