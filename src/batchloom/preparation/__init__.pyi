@@ -10,11 +10,7 @@ from .documents.text_sample import sample_texts as sample_texts
 from .imports.token_import import import_tokens as import_tokens
 from .prepare_job import prepare as prepare, run_recipe as run_recipe, run_request as run_request
 from .report.progress import Note as Note, Progress as Progress
-from .report.report import (
-    PrepareReport as PrepareReport,
-    ReportContent as ReportContent,
-    read_report as read_report,
-)
+from .report.report import PrepareReport as PrepareReport, ReportContent as ReportContent, read_report as read_report
 from .request.recipe_choice import make_request as make_request, read_recipe as read_recipe
 from .rerun import (
     begin_or_resume as begin_or_resume,
@@ -36,10 +32,7 @@ from .settings.recipe import (
     compute_recipe_fingerprint as compute_recipe_fingerprint,
     recipe_to_plain as recipe_to_plain,
 )
-from .settings.recipe_values import (
-    parse_clean_steps as parse_clean_steps,
-    parse_dedup as parse_dedup,
-)
+from .settings.recipe_values import parse_clean_steps as parse_clean_steps, parse_dedup as parse_dedup
 from .synthetic_run import parse_synthetic_input as parse_synthetic_input
 from .units.stopwatch import StageTime as StageTime
 from .units.stream_units import STREAM_BATCHES_FOLDER as STREAM_BATCHES_FOLDER

@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 from batchloom.core.addresses import is_url
-from batchloom.core.errors import (
-    InputError,
-    SettingsError,
-    StoreConflictError,
-    TooManyBadRecordsError,
-)
+from batchloom.core.errors import InputError, SettingsError, StoreConflictError, TooManyBadRecordsError
 from batchloom.core.process_state import pause_gc
 from batchloom.core.settings import quote_value
 from batchloom.preparation.phases.append import read_base_manifest, read_tokenizer_state, select_new_inputs
@@ -48,14 +43,7 @@ from batchloom.preparation.workers.executors import ExecutionSettings, ExecutorN
 from batchloom.preparation.workers.run_settings import RunSettings
 from batchloom.sources import SourceListing
 from batchloom.sources.files import Spool
-from batchloom.store import (
-    MANIFEST_NAME,
-    WORK_NAME,
-    Manifest,
-    lock_store,
-    read_manifest,
-    wrap_write_errors,
-)
+from batchloom.store import MANIFEST_NAME, WORK_NAME, Manifest, lock_store, read_manifest, wrap_write_errors
 from batchloom.store.format import QUARANTINE_NAME
 
 

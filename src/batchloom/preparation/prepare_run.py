@@ -26,12 +26,7 @@ from batchloom.preparation.report.report import PrepareReport, ReportContent, en
 from batchloom.preparation.request.append_checks import check_same_preferences
 from batchloom.preparation.request.recipe_file import recipe_settings_for_report
 from batchloom.preparation.request.recipe_of_store import describe_input_locations
-from batchloom.preparation.rerun import (
-    begin_or_resume,
-    hash_sources,
-    make_job_identity,
-    make_report_sources,
-)
+from batchloom.preparation.rerun import begin_or_resume, hash_sources, make_job_identity, make_report_sources
 from batchloom.preparation.settings.evaluation_sets import build_step_indexes, check_files_unchanged
 from batchloom.preparation.settings.read_recipe import describe_unused_weights
 from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint
@@ -39,14 +34,7 @@ from batchloom.preparation.units.stopwatch import STAGES, StageTime, add_stage_t
 from batchloom.preparation.units.work_folder import WorkFolder
 from batchloom.preparation.workers.run_settings import RunSettings
 from batchloom.sources import SourceListing, prefetch_sources
-from batchloom.store import (
-    PAGE_NAME,
-    REPORT_NAME,
-    Manifest,
-    extend_manifest,
-    read_manifest,
-    write_file,
-)
+from batchloom.store import PAGE_NAME, REPORT_NAME, Manifest, extend_manifest, read_manifest, write_file
 from batchloom.tokens import Tokenizer, parse_train_spec
 
 
@@ -127,8 +115,7 @@ class PrepareRun:
             "--dry-run reuses this work."
         )
         return self._make_result(
-            self._extend_base_manifest(make_manifest(completed_job, {})),
-            completed_job.results.tokenizer.engine.note,
+            self._extend_base_manifest(make_manifest(completed_job, {})), completed_job.results.tokenizer.engine.note
         )
 
     def _make_result(self, manifest: Manifest, engine_note: str) -> PrepareResult:

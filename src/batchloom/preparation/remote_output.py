@@ -19,14 +19,7 @@ from batchloom.preparation.rerun import describe_job_differences
 from batchloom.preparation.settings.recipe import Recipe
 from batchloom.preparation.units.work_folder import JobIdentity
 from batchloom.remote import RemoteFile, RemoteFolder
-from batchloom.store import (
-    MANIFEST_NAME,
-    PAGE_NAME,
-    REPORT_NAME,
-    WORK_NAME,
-    Manifest,
-    wrap_write_errors,
-)
+from batchloom.store import MANIFEST_NAME, PAGE_NAME, REPORT_NAME, WORK_NAME, Manifest, wrap_write_errors
 from batchloom.store.format import (
     LENGTHS_CHECKSUMS_NAME,
     LENGTHS_NAME,
@@ -46,10 +39,7 @@ _STORE_FILE = re.compile(
         [
             *map(
                 re.escape,
-                (
-                    *(MANIFEST_NAME, TOKENIZER_NAME, PROCESSOR_NAME),
-                    *(QUARANTINE_NAME, REPORT_NAME, PAGE_NAME),
-                ),
+                (*(MANIFEST_NAME, TOKENIZER_NAME, PROCESSOR_NAME), *(QUARANTINE_NAME, REPORT_NAME, PAGE_NAME)),
             ),
             rf"({'|'.join(SUBSETS)})/({re.escape(LENGTHS_NAME)}|{re.escape(LENGTHS_CHECKSUMS_NAME)}|{SHARD_NAME.pattern}\.[a-z0-9]+)",
         ]
@@ -264,10 +254,7 @@ class StoreUploader:
         """
         with wrap_write_errors(local):
             status = local.stat()
-        if self.is_uploaded(name) and self._upload_records[name][1::2] == (
-            status.st_size,
-            status.st_mtime_ns,
-        ):
+        if self.is_uploaded(name) and self._upload_records[name][1::2] == (status.st_size, status.st_mtime_ns):
             return False
         remote_file = self._files.get(name)
         if is_present := remote_file is not None and self._remote_folder.holds(local, name, remote_file):

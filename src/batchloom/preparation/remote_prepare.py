@@ -53,14 +53,7 @@ from batchloom.preparation.workers.run_settings import RunSettings
 from batchloom.remote import RemoteFile, RemoteFolder
 from batchloom.sources import SourceListing
 from batchloom.sources.files import Spool
-from batchloom.store import (
-    PAGE_NAME,
-    REPORT_NAME,
-    WORK_NAME,
-    Manifest,
-    wrap_write_errors,
-    write_file,
-)
+from batchloom.store import PAGE_NAME, REPORT_NAME, WORK_NAME, Manifest, wrap_write_errors, write_file
 from batchloom.store.write import make_folder
 
 _UPLOADS_NAME, _STORE_NAME, _LOCK_NAME = "uploads.jsonl", "store", "lock"
@@ -94,10 +87,7 @@ def run_remote(
     check_remote_separate(recipe.inputs, url)
     with RemoteFolder(url) as remote_folder, _lock_work_folder(folder):
         files = remote_folder.list_files(first=True)
-        with (
-            _release_on_failure(remote_folder, folder / _STORE_NAME) as claimed_owners,
-            _open_spool(folder) as spool,
-        ):
+        with _release_on_failure(remote_folder, folder / _STORE_NAME) as claimed_owners, _open_spool(folder) as spool:
             manifest = read_remote_manifest(remote_folder, files)
             build = _plan_remote_build(request, folder, spool, settings, finished=manifest is not None)
             build.begin(remote_folder, files, manifest, restart=settings.restart)
@@ -210,14 +200,7 @@ class _RemoteBuild:
             return
         try:
             report = read_report(self.store)
-            find_finished_store(
-                self.store,
-                self.recipe,
-                self.inputs,
-                report,
-                self.tokenizer_state,
-                hashed=self.hashed,
-            )
+            find_finished_store(self.store, self.recipe, self.inputs, report, self.tokenizer_state, hashed=self.hashed)
         except StoreError:
             with wrap_write_errors(self.store):
                 for path in self.store.iterdir():
@@ -312,13 +295,7 @@ def _make_upload_listener(result: PrepareResult, listener: Listener) -> Callable
     def on_progress(finished_bytes: int, total: int, resumed_bytes: int) -> None:
         listener(
             Progress(
-                "upload",
-                finished_bytes,
-                total,
-                resumed_bytes,
-                counts.documents,
-                counts.tokens,
-                counts.quarantined,
+                "upload", finished_bytes, total, resumed_bytes, counts.documents, counts.tokens, counts.quarantined
             )
         )
 

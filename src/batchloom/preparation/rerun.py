@@ -406,12 +406,10 @@ def _list_source_differences(previous_sources: Sequence[SourceEntry], current_so
 
 
 def _list_input_differences(
-    previous_sources: Sequence[tuple[str, int, int]],
-    current_sources: Sequence[tuple[str, int, int]],
+    previous_sources: Sequence[tuple[str, int, int]], current_sources: Sequence[tuple[str, int, int]]
 ) -> list[str]:
     differences = _describe_list_changes(
-        [(name, size) for name, size, _ in previous_sources],
-        [(name, size) for name, size, _ in current_sources],
+        [(name, size) for name, size, _ in previous_sources], [(name, size) for name, size, _ in current_sources]
     )
     if differences:
         return differences

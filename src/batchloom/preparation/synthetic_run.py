@@ -12,12 +12,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import SettingsError, StoreConflictError
 from batchloom.core.settings import quote_value, raise_problems, to_plain
-from batchloom.core.synthetic_data import (
-    SYNTHETIC,
-    SyntheticDocuments,
-    SyntheticSpec,
-    parse_synthetic_spec,
-)
+from batchloom.core.synthetic_data import SYNTHETIC, SyntheticDocuments, SyntheticSpec, parse_synthetic_spec
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.imports.token_pass import TokenBatch, hash_ids
 from batchloom.preparation.phases.finish import make_subset_entry, move_store
@@ -28,23 +23,8 @@ from batchloom.preparation.rerun import check_output_folder, remove_leftover_wor
 from batchloom.preparation.settings.recipe import Recipe, flatten_settings
 from batchloom.preparation.units.unit_files import ROW
 from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder
-from batchloom.store import (
-    MANIFEST_NAME,
-    REPORT_NAME,
-    Manifest,
-    ShardEntry,
-    encode_manifest,
-    read_manifest,
-    write_file,
-)
-from batchloom.store.format import (
-    SUBSETS,
-    TOKEN_DTYPES,
-    TOKENIZER_NAME,
-    UINT16_IDS,
-    choose_token_dtype,
-    seal_manifest,
-)
+from batchloom.store import MANIFEST_NAME, REPORT_NAME, Manifest, ShardEntry, encode_manifest, read_manifest, write_file
+from batchloom.store.format import SUBSETS, TOKEN_DTYPES, TOKENIZER_NAME, UINT16_IDS, choose_token_dtype, seal_manifest
 from batchloom.store.read import make_synthetic_manifest, make_synthetic_tokenizer
 from batchloom.store.write import make_folder
 
@@ -162,10 +142,7 @@ def _begin_synthetic(work: WorkFolder, plain: dict[str, Any]) -> None:
 def _write_synthetic_shards(
     spec: SyntheticSpec, recipe: Recipe, work: WorkFolder, listener: Listener
 ) -> dict[str, list[ShardEntry]]:
-    data, dtype = (
-        SyntheticDocuments(spec),
-        TOKEN_DTYPES[choose_token_dtype(recipe.dtype, spec.vocab)],
-    )
+    data, dtype = (SyntheticDocuments(spec), TOKEN_DTYPES[choose_token_dtype(recipe.dtype, spec.vocab)])
     membership = SubsetRule(recipe.val_fraction, recipe.test_fraction)
     settings = ShardSettings(work.store, dtype, membership, membership, recipe.tokens_per_shard)
     writers = {name: SubsetWriter(settings, name, 0, 0) for name in SUBSETS}
@@ -209,11 +186,7 @@ def _make_synthetic_rows(batch: TokenBatch) -> NDArray[np.void]:
 
 
 def _finish_synthetic(
-    spec: SyntheticSpec,
-    plain: dict[str, Any],
-    shards: dict[str, list[ShardEntry]],
-    work: WorkFolder,
-    notes: list[str],
+    spec: SyntheticSpec, plain: dict[str, Any], shards: dict[str, list[ShardEntry]], work: WorkFolder, notes: list[str]
 ) -> Manifest:
     """Write all files except the shards, the manifest last."""
     make_folder(work.store)

@@ -110,6 +110,5 @@ def unknown_column_error(option: str, column: str, column_names: Sequence[str]) 
     """Return the error for a column that the first records lack."""
     hint = suggest(column, column_names) or f"; name one of them with {option}"
     return SchemaError(
-        f"no column {column!r} ({option}): the first records have {format_columns(column_names)}{hint}",
-        column_names,
+        f"no column {column!r} ({option}): the first records have {format_columns(column_names)}{hint}", column_names
     )

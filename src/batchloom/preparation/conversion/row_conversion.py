@@ -11,13 +11,7 @@ from typing import Any, Literal, final
 
 from batchloom.chat.schema import match_mapping_columns
 from batchloom.core.document import BadRecord, Records
-from batchloom.core.errors import (
-    InputError,
-    InputMissingError,
-    SchemaError,
-    StoreConflictError,
-    UnusableRecordError,
-)
+from batchloom.core.errors import InputError, InputMissingError, SchemaError, StoreConflictError, UnusableRecordError
 from batchloom.core.files import PARTIAL_SUFFIX, refuse_url
 from batchloom.core.settings import is_bool, quote_value, raise_problems
 from batchloom.preparation.conversion.output_columns import (
@@ -209,10 +203,7 @@ def _list_conversion_inputs(
 
 
 def _resolve_mapping(
-    listing: SourceListing,
-    rules: ReadRules,
-    mapping: Mapping[str, str],
-    columns: Sequence[str] | None,
+    listing: SourceListing, rules: ReadRules, mapping: Mapping[str, str], columns: Sequence[str] | None
 ) -> Mapping[str, str]:
     """Match the mapping to the column names of the first records."""
     if not mapping and columns is None:
@@ -223,10 +214,7 @@ def _resolve_mapping(
     mapping = match_mapping_columns(mapping, column_names)
     source_prefix = f"{listing.sources[0].name}: " if len(listing.sources) == 1 else ""
     for option, column in find_missing_columns(mapping, columns, rows):
-        raise SchemaError(
-            f"{source_prefix}{unknown_column_error(option, column, list(column_names))}",
-            column_names,
-        )
+        raise SchemaError(f"{source_prefix}{unknown_column_error(option, column, list(column_names))}", column_names)
     for source, sample_rows in samples:
         # Texts have no columns to map.
         if sample_rows and source.kind not in ("text", "code"):
@@ -247,12 +235,7 @@ class _RowConversion:
     """One conversion, read batch by batch, with the counts of bad records."""
 
     def __init__(
-        self,
-        listing: SourceListing,
-        rules: ReadRules,
-        choose: RowMapper | None,
-        max_bad: int | str,
-        hear: Listener,
+        self, listing: SourceListing, rules: ReadRules, choose: RowMapper | None, max_bad: int | str, hear: Listener
     ) -> None:
         self._listing, self._rules, self._choose = listing, rules, choose
         self._max_bad, self._hear = max_bad, hear
@@ -273,8 +256,7 @@ class _RowConversion:
                 else _import_row_tables().ParquetRowFile(out, schema)
             )
             counters, lines = self._write(
-                file,
-                lambda source, one: bad.write(encode_quarantine_line(source, self._rules, 0, one)),
+                file, lambda source, one: bad.write(encode_quarantine_line(source, self._rules, 0, one))
             )
             if lines:
                 bad.finish()
@@ -344,11 +326,7 @@ class _RowConversion:
             else:
                 mapped_batch.records.append(batch.records[number])
                 mapped_batch.offsets.append(batch.offsets[number])
-        batch.values, batch.records, batch.offsets = (
-            mapped_batch.values,
-            mapped_batch.records,
-            mapped_batch.offsets,
-        )
+        batch.values, batch.records, batch.offsets = (mapped_batch.values, mapped_batch.records, mapped_batch.offsets)
 
     def _make_counters(self, phase: Phase) -> JobCounters:
         return JobCounters(self._hear, self._max_bad, self._listing.bytes, phase)

@@ -98,11 +98,7 @@ class JsonRowFile:
     """
 
     def __init__(
-        self,
-        file: IO[bytes] | io.RawIOBase,
-        *,
-        array: bool = False,
-        compression: Compression | None = None,
+        self, file: IO[bytes] | io.RawIOBase, *, array: bool = False, compression: Compression | None = None
     ) -> None:
         self._array = array
         self._before, self._after = (b"[\n", b"") if array else (b"", b"\n")

@@ -11,11 +11,7 @@ from batchloom.preparation.conversion.row_files import Row, SkippedRow
 from batchloom.preparation.conversion.row_types import ColumnType, UntabularError
 
 _GROUP_BYTES = 32 << 20
-_SCALAR_TYPES: dict[type, pa.DataType] = {
-    bool: pa.bool_(),
-    str: pa.string(),
-    bytes: pa.binary(),
-}
+_SCALAR_TYPES: dict[type, pa.DataType] = {bool: pa.bool_(), str: pa.string(), bytes: pa.binary()}
 
 
 def build_arrow_schema(shape: ColumnType) -> pa.Schema:

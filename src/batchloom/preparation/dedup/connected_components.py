@@ -21,12 +21,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.keyed_hashing import mix_in_place
 from batchloom.preparation.dedup.duplicate_search import DUPLICATE, make_duplicate_rows
-from batchloom.preparation.dedup.key_files import (
-    count_records,
-    describe_io_errors,
-    map_records,
-    write_key_file,
-)
+from batchloom.preparation.dedup.key_files import count_records, describe_io_errors, map_records, write_key_file
 
 # Documents per partition, and pairs per chunk in memory: links in both directions, with room.
 _PARTITION_DOCUMENTS = 1 << 20
@@ -129,10 +124,7 @@ def find_components(links: Sequence[Path], scratch: Path, out: Path, first_new: 
 
 def _spill_links(links: Sequence[Path], scratch: Path, partitions: int) -> tuple[_PairSpill, _PairSpill]:
     """Return the part of each linked document, and the links in both directions."""
-    parts, once = (
-        _PairSpill(scratch / "parts", partitions),
-        _PairSpill(scratch / "once", partitions),
-    )
+    parts, once = (_PairSpill(scratch / "parts", partitions), _PairSpill(scratch / "once", partitions))
     for path in links:
         rows = map_records(path, DUPLICATE)
         for start in range(0, len(rows), _CHUNK):
@@ -211,10 +203,7 @@ def _min_neighbours(pairs: _PairSpill, partition: int) -> tuple[_DocumentIds, _D
     for chunk in pairs.chunks(partition):
         nodes, neighbours = chunk
         if len(documents):
-            nodes, neighbours = (
-                np.concatenate([documents, nodes]),
-                np.concatenate([firsts, neighbours]),
-            )
+            nodes, neighbours = (np.concatenate([documents, nodes]), np.concatenate([firsts, neighbours]))
             order = np.argsort(nodes, kind="stable")
             nodes, neighbours = nodes[order], neighbours[order]
         starts = np.flatnonzero(np.concatenate([[True], nodes[1:] != nodes[:-1]]))

@@ -43,11 +43,7 @@ class _KeyBatch(NamedTuple):
 
 
 def search_duplicates(
-    files: Sequence[Path],
-    range_: tuple[int, int],
-    first_new: int,
-    out: Path,
-    kind: np.dtype[np.void] = KEY,
+    files: Sequence[Path], range_: tuple[int, int], first_new: int, out: Path, kind: np.dtype[np.void] = KEY
 ) -> int:
     """Write the duplicates of one key range and return their number.
 
@@ -115,10 +111,7 @@ class _DuplicateMatcher:
             self._first_keys = keys.take(order[firsts])
 
     def _write_duplicates(
-        self,
-        keys: _KeyBatch,
-        duplicate_indices: NDArray[np.int64],
-        first_indices: NDArray[np.int64],
+        self, keys: _KeyBatch, duplicate_indices: NDArray[np.int64], first_indices: NDArray[np.int64]
     ) -> None:
         is_new = keys.document_ids[duplicate_indices] >= np.uint64(self._first_new << 32)
         duplicate_indices, first_indices = duplicate_indices[is_new], first_indices[is_new]

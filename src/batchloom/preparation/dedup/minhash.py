@@ -67,12 +67,7 @@ def choose_banding(similarity: float, hashes: int = 112) -> tuple[int, int]:
 
 
 def compute_signatures(
-    ids: NDArray[np.generic],
-    lengths: NDArray[np.uint32],
-    *,
-    bands: int,
-    rows: int,
-    shingle: int,
+    ids: NDArray[np.generic], lengths: NDArray[np.uint32], *, bands: int, rows: int, shingle: int
 ) -> NDArray[np.uint64]:
     """Return one key per band for each document, uint64 [D, bands].
 

@@ -53,8 +53,7 @@ class SeenTexts:
             numbers = np.array([numbers_by_digest.get(digest, _UNKNOWN_LENGTH) for digest in digests], np.int64)
             return SeenBatch(numbers, numbers == _UNKNOWN_LENGTH)
         numbers = np.array(
-            [numbers_by_digest.setdefault(digest, len(numbers_by_digest)) for digest in digests],
-            np.int64,
+            [numbers_by_digest.setdefault(digest, len(numbers_by_digest)) for digest in digests], np.int64
         )
         # Numbers ascend, so a new number is above all numbers before it.
         highest = np.maximum.accumulate(np.concatenate([[before - 1], numbers[:-1]]))

@@ -10,12 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.files import release_pages
-from batchloom.preparation.dedup.key_files import (
-    count_records,
-    describe_io_errors,
-    map_records,
-    write_key_file,
-)
+from batchloom.preparation.dedup.key_files import count_records, describe_io_errors, map_records, write_key_file
 
 # Two keys match if both halves are equal. `part` is the index of the file part in the unit.
 KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<u4"), ("part", "<u4")])
@@ -125,12 +120,7 @@ def make_key_records(
     return records
 
 
-def write_keys(
-    path: Path,
-    hashes: NDArray[np.uint64],
-    numbers: NDArray[np.uint32],
-    parts: NDArray[np.uint32],
-) -> None:
+def write_keys(path: Path, hashes: NDArray[np.uint64], numbers: NDArray[np.uint32], parts: NDArray[np.uint32]) -> None:
     """Write the keys of one unit from memory; see :func:`make_key_records`.
 
     Raises:

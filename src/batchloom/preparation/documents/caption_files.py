@@ -53,10 +53,7 @@ def add_file_columns(row: Mapping[str, Any]) -> Mapping[str, Any]:
         raise UnusableRecordError(
             f"columns {file_name_column!r} and {filled_column!r} both name media; leave one of them out"
         )
-    return {
-        **{name: cell for name, cell in row.items() if name not in _FILE_NAME_COLUMNS},
-        **media_columns,
-    }
+    return {**{name: cell for name, cell in row.items() if name not in _FILE_NAME_COLUMNS}, **media_columns}
 
 
 def is_possible_caption(source: Source, limits: ReadLimits) -> bool:

@@ -10,12 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.chat import choose_template
-from batchloom.chat.templates import (
-    DEFAULT_DATE,
-    ConversationRenderer,
-    PlaceholderFormat,
-    make_control_pattern,
-)
+from batchloom.chat.templates import DEFAULT_DATE, ConversationRenderer, PlaceholderFormat, make_control_pattern
 from batchloom.core.errors import TokenizerError
 from batchloom.core.medium import MediumKind
 from batchloom.media import ProcessorFamily

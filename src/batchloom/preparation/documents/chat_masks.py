@@ -87,10 +87,7 @@ _BYTES_DIFFER = "the bytes of its tokens differ from the bytes of its text"
 
 
 def _mask_by_bytes(
-    encoder: ControlEncoder,
-    texts: Sequence[RenderedText],
-    encoded: EncodedIds,
-    sizes: NDArray[np.int64],
+    encoder: ControlEncoder, texts: Sequence[RenderedText], encoded: EncodedIds, sizes: NDArray[np.int64]
 ) -> list[MaskedTokens | str]:
     """Compute masks from the bytes of ids, and verify that they are the text's bytes."""
     ids, bounds = encoded

@@ -108,10 +108,7 @@ def encode_conversations(
             out.add(rendered_conversation.number, proved.ids, proved.mask, placed)
         else:
             out.dropped.append(
-                EncodeFault(
-                    rendered_conversation.number,
-                    "nothing to train: its trained turns have no tokens",
-                )
+                EncodeFault(rendered_conversation.number, "nothing to train: its trained turns have no tokens")
             )
     return out.result()
 
@@ -142,10 +139,7 @@ def _mask_and_verify(
     placed: list[PlacedMedium] = []
     if rendered_conversation.media is not None:
         masked_tokens, placed = expand_media_tokens(
-            masked_tokens,
-            rendered_conversation.media,
-            rendered_conversation.conversation.media,
-            encoder,
+            masked_tokens, rendered_conversation.media, rendered_conversation.conversation.media, encoder
         )
         text = text._replace(trained_spans=subtract_media(text.trained_spans, rendered_conversation.media.media))
     if prove and (problem := _find_mask_mismatch(encoder, text, masked_tokens)):
@@ -175,11 +169,7 @@ class _ConversationResults:
     media: list[list[PlacedMedium]] = field(default_factory=list)
 
     def add(
-        self,
-        number: int,
-        ids: NDArray[np.uint32],
-        mask: NDArray[np.bool_],
-        media: Sequence[PlacedMedium] = (),
+        self, number: int, ids: NDArray[np.uint32], mask: NDArray[np.bool_], media: Sequence[PlacedMedium] = ()
     ) -> None:
         """Add a document of conversation ``number``."""
         self.ids.append(ids)
@@ -209,16 +199,11 @@ def _apply_overlong(
     rules: ChatRules,
 ) -> None:
     """Apply the overlong policy to a conversation."""
-    number, rendered, limit = (
-        rendered_conversation.number,
-        rendered_conversation.rendered,
-        rules.max_tokens or 0,
-    )
+    number, rendered, limit = (rendered_conversation.number, rendered_conversation.rendered, rules.max_tokens or 0)
     excess = f"{masked_tokens.ids.size:,} tokens where {limit:,} are allowed"
     if rules.overlong == "error":
         raise OverlongError(
-            number,
-            f"has {excess}: allow more, or choose a policy for long conversations (drop, truncate-turns, split)",
+            number, f"has {excess}: allow more, or choose a policy for long conversations (drop, truncate-turns, split)"
         )
     if rules.overlong == "drop":
         out.dropped.append(EncodeFault(number, f"overlong: {excess}"))

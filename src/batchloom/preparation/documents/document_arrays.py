@@ -22,10 +22,7 @@ def make_duplicate_keys(hashes: NDArray[np.uint64], bad: NDArray[np.bool_]) -> N
 
 
 def add_control_tokens(
-    ids: NDArray[np.generic],
-    bounds: NDArray[np.int64],
-    tokenizer: Tokenizer,
-    dtype: np.dtype[np.generic],
+    ids: NDArray[np.generic], bounds: NDArray[np.int64], tokenizer: Tokenizer, dtype: np.dtype[np.generic]
 ) -> NDArray[np.generic]:
     """Concatenate documents with their end tokens and, if the model expects it, BOS.
 
@@ -38,10 +35,7 @@ def add_control_tokens(
 
 
 def write_with_control(
-    ids: NDArray[np.generic],
-    bounds: NDArray[np.int64],
-    tokenizer: Tokenizer,
-    output: NDArray[np.generic],
+    ids: NDArray[np.generic], bounds: NDArray[np.int64], tokenizer: Tokenizer, output: NDArray[np.generic]
 ) -> None:
     """Write the result of :func:`add_control_tokens` into ``output``."""
     extra = 1 if tokenizer.bos_id is None else 2

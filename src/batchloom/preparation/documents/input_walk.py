@@ -77,7 +77,4 @@ def iter_parsed_records(
                     yield ParsedRecords(part, record_parser, Records(), before, character_count, ended=True)
         except InputError as error:
             on_input_error(part, error)
-        ends[part.source.name] = (
-            part.stop,
-            None if before is None or truncated else before + record_count,
-        )
+        ends[part.source.name] = (part.stop, None if before is None or truncated else before + record_count)

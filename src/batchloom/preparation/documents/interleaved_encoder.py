@@ -108,10 +108,7 @@ def _encode_with_media(
 
 
 def _expand_media(
-    masked_tokens: MaskedTokens | str,
-    text: MediaText,
-    document: InterleavedText,
-    encoder: ControlEncoder,
+    masked_tokens: MaskedTokens | str, text: MediaText, document: InterleavedText, encoder: ControlEncoder
 ) -> _InterleavedTokens:
     if isinstance(masked_tokens, str):
         raise RenderError(masked_tokens)

@@ -67,10 +67,7 @@ def write_expansions(media: Sequence[Medium], rendered: ConversationText, encode
         *(rendered.media_spans, placeholder_texts, encoder.control),
     )
     expanded_text = rendered._replace(
-        text=expanded.text,
-        turns=expanded.turns,
-        control=expanded.control,
-        generation=expanded.generation,
+        text=expanded.text, turns=expanded.turns, control=expanded.control, generation=expanded.generation
     )
     media_ranges = [
         (start + prefix_length, start + prefix_length + len(expansion.text))
@@ -115,9 +112,7 @@ def expand_media_tokens(
         mask[first:behind] = False
         bounds.append(
             _find_covering_tokens(
-                masked_tokens,
-                rendered_text,
-                *_find_media_bounds(rendered_text, start, stop, encoder),
+                masked_tokens, rendered_text, *_find_media_bounds(rendered_text, start, stop, encoder)
             )
         )
     if any(behind > first for (_, behind), (first, _) in pairwise(bounds)):

@@ -10,11 +10,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.conversation import Conversation, LabelledConversation, PreferencePair
 from batchloom.preparation.documents.chat_encoding import ChatEncoder
-from batchloom.preparation.documents.conversation_encoder import (
-    EncodedConversations,
-    EncodeFault,
-    encode_conversations,
-)
+from batchloom.preparation.documents.conversation_encoder import EncodedConversations, EncodeFault, encode_conversations
 from batchloom.preparation.documents.document_arrays import add_control_tokens
 from batchloom.preparation.documents.token_encoder import EncodedBatch
 from batchloom.preparation.settings.chat_rules import ChatRules
@@ -78,10 +74,7 @@ class _PreferenceResults:
 
 
 def encode_preference_pairs(
-    pairs: Sequence[PreferencePair],
-    encoder: ChatEncoder,
-    rules: ChatRules,
-    dtype: np.dtype[np.generic],
+    pairs: Sequence[PreferencePair], encoder: ChatEncoder, rules: ChatRules, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Render, tokenize and mask both sides of pairs of conversations.
 
@@ -114,18 +107,13 @@ def encode_preference_pairs(
 
 
 def encode_labelled_answers(
-    labelled: Sequence[LabelledConversation],
-    encoder: ChatEncoder,
-    rules: ChatRules,
-    dtype: np.dtype[np.generic],
+    labelled: Sequence[LabelledConversation], encoder: ChatEncoder, rules: ChatRules, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Render, tokenize and mask conversations with labelled answers."""
     conversations = [example.conversation for example in labelled]
     encoded = _encode_sides(conversations, encoder, rules, lambda n: (n, ""))
     out = _PreferenceResults(
-        encoded.altered,
-        faults=_index_reasons(encoded.faults),
-        dropped=_index_reasons(encoded.dropped),
+        encoded.altered, faults=_index_reasons(encoded.faults), dropped=_index_reasons(encoded.dropped)
     )
     for number, answers in _split_answers(encoded).items():
         answer = answers[0]
@@ -144,10 +132,7 @@ def _index_reasons(faults: Sequence[EncodeFault]) -> dict[int, str]:
 
 
 def encode_text_pairs(
-    pairs: Sequence[PreferencePair],
-    tokenizer: Tokenizer,
-    rules: ChatRules,
-    dtype: np.dtype[np.generic],
+    pairs: Sequence[PreferencePair], tokenizer: Tokenizer, rules: ChatRules, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Tokenize pairs of plain texts, each with its end token.
 
@@ -198,10 +183,7 @@ def _count_common_tokens(first_ids: NDArray[np.generic], second_ids: NDArray[np.
 
 
 def _encode_sides(
-    sides: Sequence[Conversation | str],
-    encoder: ChatEncoder,
-    rules: ChatRules,
-    owner: Callable[[int], tuple[int, str]],
+    sides: Sequence[Conversation | str], encoder: ChatEncoder, rules: ChatRules, owner: Callable[[int], tuple[int, str]]
 ) -> EncodedConversations:
     """Encode sides; an overlong error is renumbered to the preference it belongs to."""
     conversations = [side for side in sides if isinstance(side, Conversation)]

@@ -24,12 +24,7 @@ from batchloom.chat.schema import (
     parse_messages,
     unused_message_keys,
 )
-from batchloom.core.conversation import (
-    Conversation,
-    InterleavedText,
-    LabelledConversation,
-    PreferencePair,
-)
+from batchloom.core.conversation import Conversation, InterleavedText, LabelledConversation, PreferencePair
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
 from batchloom.media import MediaInspector, MediaLimits, MediaResolver
@@ -62,11 +57,7 @@ _SAMPLE_RECORDS = 100
 _SAMPLE_BYTES, _MAX_SAMPLE_BYTES = 8 << 20, 64 << 20
 _TEXT_KINDS = ("text", "code")
 _MAX_CACHED_SCHEMAS = 1024
-_PREFERENCE_KINDS: dict[RecordKind, PreferenceKind] = {
-    "pairs": "pairs",
-    "text-pairs": "pairs",
-    "labels": "labels",
-}
+_PREFERENCE_KINDS: dict[RecordKind, PreferenceKind] = {"pairs": "pairs", "text-pairs": "pairs", "labels": "labels"}
 
 _PREFERENCE_LABELS = {
     "": "documents that are not preferences",
@@ -209,9 +200,7 @@ class RecordParsers:
             message = f"{location}: {error} (use mapping: in that file)"
             raise SchemaError(message, error.columns, error.suggestion) from None
         record_parser = replace(
-            record_parser,
-            unused_columns=unused_columns(rows, schema),
-            unused_keys=unused_message_keys(rows, schema),
+            record_parser, unused_columns=unused_columns(rows, schema), unused_keys=unused_message_keys(rows, schema)
         )
         if is_file_table and record_parser.record_reader is not None:
             record_parser = replace(record_parser, record_reader=_wrap_file_rows(record_parser.record_reader))
@@ -227,11 +216,7 @@ class RecordParsers:
             return None
         folder = _parent_folder(source)
         if self._folder is None or self._folder[0] != folder:
-            self._folder = (
-                folder,
-                list_media_by_stem(folder),
-                self._make_media_checker(source, own_folder=True),
-            )
+            self._folder = (folder, list_media_by_stem(folder), self._make_media_checker(source, own_folder=True))
         _, media_by_stem, inspector = self._folder
         media = media_by_stem.get(source.path.rpartition("/")[2].rpartition(".")[0])
         if not media:
@@ -422,11 +407,7 @@ def _wrap_check_media(record_reader: RecordReader, inspector: MediaInspector) ->
 
 
 def _make_preference_parser(
-    source: Source,
-    rows: Sequence[Mapping[str, Any]],
-    rules: ReadRules,
-    schema: Schema,
-    chat: ChatRecipe,
+    source: Source, rows: Sequence[Mapping[str, Any]], rules: ReadRules, schema: Schema, chat: ChatRecipe
 ) -> RecordParser:
     if chat.train_on not in (None, "completion"):
         raise InputError(
@@ -445,12 +426,7 @@ def _make_preference_parser(
         )
     chat_rules = chat.rules(completion=True)
     return RecordParser(
-        rules,
-        record_kind,
-        record_reader,
-        chat_rules,
-        schema.description,
-        _find_filled_columns(schema, rows),
+        rules, record_kind, record_reader, chat_rules, schema.description, _find_filled_columns(schema, rows)
     )
 
 

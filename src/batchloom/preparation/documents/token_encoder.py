@@ -11,25 +11,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.chat.schema import TokenRow
-from batchloom.core.conversation import (
-    Conversation,
-    InterleavedText,
-    LabelledConversation,
-    PreferencePair,
-)
+from batchloom.core.conversation import Conversation, InterleavedText, LabelledConversation, PreferencePair
 from batchloom.core.medium import Medium
 from batchloom.preparation.documents.chat_encoding import ChatEncoder
 from batchloom.preparation.documents.conversation_encoder import EncodeFault, encode_conversations
-from batchloom.preparation.documents.document_arrays import (
-    add_control_tokens,
-    make_duplicate_keys,
-    write_with_control,
-)
-from batchloom.preparation.documents.fill_in_the_middle import (
-    FimCutter,
-    apply_fim,
-    insert_sentinels,
-)
+from batchloom.preparation.documents.document_arrays import add_control_tokens, make_duplicate_keys, write_with_control
+from batchloom.preparation.documents.fill_in_the_middle import FimCutter, apply_fim, insert_sentinels
 from batchloom.preparation.documents.media_tokens import PlacedMedium
 from batchloom.preparation.settings.chat_rules import ChatRules
 from batchloom.sources.formats import excerpt_record
@@ -93,12 +80,7 @@ def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.gene
 
 
 def encode_fim_texts(
-    texts: list[str],
-    tokenizer: Tokenizer,
-    dtype: np.dtype[np.generic],
-    fim: FimCutter,
-    *,
-    compared: bool,
+    texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.generic], fim: FimCutter, *, compared: bool
 ) -> EncodedBatch:
     """Tokenize ``texts`` with fill-in-the-middle and clear the list.
 
@@ -131,22 +113,12 @@ def _iter_cache_batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def encode_chats(
-    conversations: Sequence[Conversation],
-    encoder: ChatEncoder,
-    rules: ChatRules,
-    dtype: np.dtype[np.generic],
+    conversations: Sequence[Conversation], encoder: ChatEncoder, rules: ChatRules, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Render, tokenize and mask conversations; no token is added to the template's."""
     encoded = encode_conversations(conversations, encoder, rules)
     return EncodedBatch(
-        *(
-            encoded.ids.astype(dtype),
-            encoded.lengths,
-            encoded.mask,
-            encoded.numbers,
-            encoded.faults,
-            encoded.dropped,
-        ),
+        *(encoded.ids.astype(dtype), encoded.lengths, encoded.mask, encoded.numbers, encoded.faults, encoded.dropped),
         altered=encoded.altered,
         media=encoded.media,
     )

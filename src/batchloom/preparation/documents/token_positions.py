@@ -82,10 +82,7 @@ def to_byte_offsets(text: str, character_offsets: Sequence[int]) -> list[int]:
 
 
 def find_misaligned_texts(
-    tokens: TokenBytes,
-    flagged: NDArray[np.bool_],
-    bounds: NDArray[np.int64],
-    expected: Sequence[Sequence[int]],
+    tokens: TokenBytes, flagged: NDArray[np.bool_], bounds: NDArray[np.int64], expected: Sequence[Sequence[int]]
 ) -> NDArray[np.bool_]:
     """Flag texts whose flagged tokens begin at unexpected offsets, bool [texts]."""
     token_indices = np.flatnonzero(flagged)

@@ -6,15 +6,8 @@ from typing import Any
 from batchloom.chat import choose_template
 from batchloom.core.errors import InputError
 from batchloom.preparation.documents.chat_encoding import ChatEncoder, MediaTextEncoder
-from batchloom.preparation.documents.media_processor import (
-    open_job_processor,
-    read_processor_template,
-)
-from batchloom.preparation.documents.record_parsers import (
-    TEMPLATED_KINDS,
-    RecordParser,
-    RecordParsers,
-)
+from batchloom.preparation.documents.media_processor import open_job_processor, read_processor_template
+from batchloom.preparation.documents.record_parsers import TEMPLATED_KINDS, RecordParser, RecordParsers
 from batchloom.preparation.documents.text_sample import (
     TRAIN_BYTES,
     TRAIN_PROBE_BYTES,
@@ -97,11 +90,7 @@ def choose_job_tokenizer(
 
 
 def choose_job_template(
-    recipe: Recipe,
-    sources: Sequence[Source],
-    record_parsers: RecordParsers,
-    tokenizer: Tokenizer,
-    on_note: OnNote,
+    recipe: Recipe, sources: Sequence[Source], record_parsers: RecordParsers, tokenizer: Tokenizer, on_note: OnNote
 ) -> ChatEncoder | None:
     """Return tokenizer and template for a job's conversations; None if it has none.
 

@@ -24,13 +24,7 @@ from batchloom.preparation.imports.token_pass import (
 from batchloom.preparation.phases.unit_shards import ShardSettings, SubsetWriter
 from batchloom.preparation.units.unit_files import ROW
 from batchloom.store import ShardEntry, map_file, wrap_write_errors
-from batchloom.store.format import (
-    SUBSETS,
-    TOKEN_DTYPES,
-    BlockChecksums,
-    iter_index_chunks,
-    iter_provenance_chunks,
-)
+from batchloom.store.format import SUBSETS, TOKEN_DTYPES, BlockChecksums, iter_index_chunks, iter_provenance_chunks
 from batchloom.store.write import write_checksum_file, write_chunks
 
 _CHUNK_SIZE = 1 << 20
@@ -73,12 +67,7 @@ def choose_linked_dtype(file: TokenFile) -> str:
 
 
 def link_shard(
-    imported_file: ImportedFile,
-    stem: Path,
-    part: int,
-    link_mode: str,
-    check: VocabularyCheck,
-    tick: OnBatch,
+    imported_file: ImportedFile, stem: Path, part: int, link_mode: str, check: VocabularyCheck, tick: OnBatch
 ) -> ShardEntry:
     """Check a file of ids, write its sidecar files and link it as a shard.
 

@@ -19,12 +19,7 @@ from batchloom.preparation.imports.import_shards import (
     choose_subset_rule,
     link_shard,
 )
-from batchloom.preparation.imports.token_files import (
-    DocumentBoundaries,
-    TokenInput,
-    find_token_inputs,
-    open_token_file,
-)
+from batchloom.preparation.imports.token_files import DocumentBoundaries, TokenInput, find_token_inputs, open_token_file
 from batchloom.preparation.imports.token_pass import TokenBatch, VocabularyCheck
 from batchloom.preparation.phases.finish import make_subset_entry, move_store
 from batchloom.preparation.report.prepare_result import PrepareResult, make_result
@@ -164,12 +159,7 @@ def _check_no_repeats(token_inputs: Sequence[TokenInput]) -> None:
 
 def _make_reported_sources(token_inputs: Sequence[TokenInput]) -> list[ReportedSource]:
     return [
-        ReportedSource(
-            token_input.name,
-            str(token_input.path.resolve()),
-            token_input.size,
-            token_input.mtime_ns,
-        )
+        ReportedSource(token_input.name, str(token_input.path.resolve()), token_input.size, token_input.mtime_ns)
         for token_input in token_inputs
     ]
 
@@ -211,12 +201,7 @@ class _ImportRun:
         tokenizer: Tokenizer | None,
         listener: Listener,
     ) -> None:
-        self._work, self._spec, self._token_inputs, self._first_val = (
-            work,
-            spec,
-            token_inputs,
-            first_val,
-        )
+        self._work, self._spec, self._token_inputs, self._first_val = (work, spec, token_inputs, first_val)
         self._tokenizer, self._listener = tokenizer, listener
         self._vocab_size = tokenizer.vocab_size if tokenizer else spec.vocab_size or 0
         whose = f"tokenizer {tokenizer.name!r}" if tokenizer else "a vocabulary of that size"
@@ -230,12 +215,7 @@ class _ImportRun:
         self._begin()
         manifest = read_manifest(self._work.store) if self._work.complete else self._make()
         move_store(self._work)
-        return make_result(
-            self._work.out,
-            manifest,
-            seconds=time.perf_counter() - began,
-            notes=tuple(self._notes),
-        )
+        return make_result(self._work.out, manifest, seconds=time.perf_counter() - began, notes=tuple(self._notes))
 
     def _begin(self) -> None:
         job = JobIdentity(

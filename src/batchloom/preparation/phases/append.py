@@ -122,12 +122,7 @@ def _write_base_keys(work: WorkFolder, base: Manifest) -> tuple[Path, ...]:
             count = len(shard_documents.parts)
             bad = np.zeros(count, bool) if shard_documents.sides is None else shard_documents.sides == BAD
             numbers = np.arange(count, dtype=np.uint32)
-            write_keys(
-                path,
-                make_duplicate_keys(shard_documents.hashes, bad),
-                numbers,
-                shard_documents.parts,
-            )
+            write_keys(path, make_duplicate_keys(shard_documents.hashes, bad), numbers, shard_documents.parts)
         paths.append(path)
     return tuple(paths)
 

@@ -107,10 +107,7 @@ def finish_store(work: WorkFolder, completed_job: CompletedJob, make_report: Cal
         write_file(work.store / PROCESSOR_NAME, processor)
     _write_quarantine(work, completed_job)
     report = make_report()
-    write_file(
-        work.store / format_generation_file_name(REPORT_NAME, completed_job.generation),
-        encode_report(report),
-    )
+    write_file(work.store / format_generation_file_name(REPORT_NAME, completed_job.generation), encode_report(report))
     write_report_page(report, work.store / format_generation_file_name(PAGE_NAME, completed_job.generation))
     new_manifest = make_manifest(completed_job, subsets)
     manifest = (
@@ -197,17 +194,12 @@ def make_subset_entry(folder: Path, entries: list[ShardEntry], generation: int =
     )
 
 
-def _iter_parts(
-    completed_job: CompletedJob,
-) -> Iterator[tuple[Source, PartCounts, PartDedupCounts]]:
+def _iter_parts(completed_job: CompletedJob) -> Iterator[tuple[Source, PartCounts, PartDedupCounts]]:
     for tokenized_unit, unit_dedup_counts in zip(
         completed_job.results.units, completed_job.results.dedup_counts, strict=True
     ):
         for part, counts, part_dedup_counts in zip(
-            tokenized_unit.unit.parts,
-            tokenized_unit.facts.parts,
-            unit_dedup_counts.parts,
-            strict=True,
+            tokenized_unit.unit.parts, tokenized_unit.facts.parts, unit_dedup_counts.parts, strict=True
         ):
             yield part.source, counts, part_dedup_counts
 

@@ -31,11 +31,7 @@ class RecordIngester:
         statistics: UnitStatistics,
         stopwatch: Stopwatch,
     ) -> None:
-        self._normalized, self._cleaner, self._line_deduplicator = (
-            normalized,
-            cleaner,
-            line_deduplicator,
-        )
+        self._normalized, self._cleaner, self._line_deduplicator = (normalized, cleaner, line_deduplicator)
         self._statistics, self._stopwatch = statistics, stopwatch
 
     def ingest(self, records: Records, record_parser: RecordParser, source: str) -> Counter[str]:

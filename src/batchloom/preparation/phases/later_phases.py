@@ -83,12 +83,7 @@ class LaterPhases:
         attempt: str,
     ) -> None:
         self._work, self._units, self._sharding = work, units, sharding
-        self._base_generations, self._dedup, self._dtype, self._attempt = (
-            base_generations,
-            dedup,
-            dtype,
-            attempt,
-        )
+        self._base_generations, self._dedup, self._dtype, self._attempt = (base_generations, dedup, dtype, attempt)
 
     def resolve_duplicates(self, executor: Executor, duplicate_files: DuplicateFiles) -> list[UnitDedupCounts]:
         """Return the counts of remaining documents of every unit."""
@@ -120,10 +115,7 @@ class LaterPhases:
         mode, units = self._dedup.mode, self._units
         if mode == "none" or not units:
             return DuplicateFiles()
-        folder, documents = (
-            self._work.duplicates,
-            sum(tokenized_unit.facts.documents for tokenized_unit in units),
-        )
+        folder, documents = (self._work.duplicates, sum(tokenized_unit.facts.documents for tokenized_unit in units))
         base_files = self._base_generations.files
         files = (*base_files, *(tokenized_unit.folder / KEYS_NAME for tokenized_unit in units))
         exact = find_all_duplicates(executor, files, folder / EXACT, self._attempt, first_new=len(base_files))
@@ -133,12 +125,7 @@ class LaterPhases:
         # Stored documents are always kept, so only new ones need links.
         first = len(base_files)
         links = find_all_duplicates(
-            executor,
-            signature_files,
-            folder / "links",
-            self._attempt,
-            first_new=first,
-            kind=SIGNATURE_KEY,
+            executor, signature_files, folder / "links", self._attempt, first_new=first, kind=SIGNATURE_KEY
         )
         near_folder = folder / NEAR
         if near_folder.exists():

@@ -17,11 +17,7 @@ from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.documents.tokenizer_choice import choose_dtype_name, choose_job_template, find_unused_columns
 from batchloom.preparation.phases.append import BaseGenerations, read_base_generations
-from batchloom.preparation.phases.dedup_report import (
-    DuplicatePairReader,
-    PairList,
-    load_or_find_pairs,
-)
+from batchloom.preparation.phases.dedup_report import DuplicatePairReader, PairList, load_or_find_pairs
 from batchloom.preparation.phases.duplicate_resolution import ShardingSettings
 from batchloom.preparation.phases.later_phases import (
     DuplicateFiles,
@@ -151,19 +147,10 @@ class PhaseRunner:
     """
 
     def __init__(
-        self,
-        work: WorkFolder,
-        recipe: Recipe,
-        listing: SourceListing,
-        record_parsers: RecordParsers,
-        run: RunContext,
+        self, work: WorkFolder, recipe: Recipe, listing: SourceListing, record_parsers: RecordParsers, run: RunContext
     ) -> None:
         self._work, self._recipe, self._listing = work, recipe, listing
-        self._record_parsers, self._settings, self._content = (
-            record_parsers,
-            run.settings,
-            run.content,
-        )
+        self._record_parsers, self._settings, self._content = (record_parsers, run.settings, run.content)
         self._base, self._listener, self._note = run.base, run.listener, run.note
         _check_input_count(len(listing.sources) + (len(run.base.sources) if run.base else 0))
         self._units = plan_units(listing.sources, record_parsers.rules, run.settings.unit_bytes)
@@ -250,11 +237,7 @@ class PhaseRunner:
         execution = self._settings.execution
         executor_request = ExecutorRequest(execution, self._work.path, self._prestarted_workers)
         with make_executor(
-            executor_request,
-            worker_setup,
-            lambda: task_function,
-            workers,
-            tokenize_phase.handle_message,
+            executor_request, worker_setup, lambda: task_function, workers, tokenize_phase.handle_message
         ) as executor:
             tasks = self._make_unit_tasks(executor, tokenize_phase, folders)
             facts = self._run_timed("tokenize", lambda: run_tokenize_phase(tokenize_phase, executor, tasks))
@@ -270,12 +253,7 @@ class PhaseRunner:
         return replace(results, resumed=resumed, workers=workers, executor_name=name, seconds=self._seconds)
 
     def _resolve_and_write(
-        self,
-        executor: Executor,
-        units: list[TokenizedUnit],
-        context: EncodeContext,
-        dtype: str,
-        reports: UnitReport,
+        self, executor: Executor, units: list[TokenizedUnit], context: EncodeContext, dtype: str, reports: UnitReport
     ) -> PhaseResults:
         """Run the phases after tokenization; ``dtype`` is the name of the token dtype."""
         recipe = self._recipe
@@ -296,15 +274,7 @@ class PhaseRunner:
             tokens=base_generations.tokens,
             balance=recipe.balance_subsets,
         )
-        phases = LaterPhases(
-            self._work,
-            units,
-            sharding,
-            base_generations,
-            recipe.dedup,
-            context.dtype,
-            self._attempt,
-        )
+        phases = LaterPhases(self._work, units, sharding, base_generations, recipe.dedup, context.dtype, self._attempt)
         duplicate_files = self._run_timed("find duplicates", lambda: phases.find_duplicates(executor))
         dedup_counts = self._run_timed("settle", lambda: phases.resolve_duplicates(executor, duplicate_files))
         decision = phases.decide(dedup_counts)
@@ -324,15 +294,13 @@ class PhaseRunner:
         ):
             self._note(text)
         pairs, omitted_rows = self._run_timed(
-            "find duplicates",
-            lambda: self._find_pairs(duplicate_files, units, base_generations, context),
+            "find duplicates", lambda: self._find_pairs(duplicate_files, units, base_generations, context)
         )
         on_unit_written = self._make_write_listener(dedup_counts, context.dtype.itemsize)
         shards: list[UnitShardEntries] = []
         if not self._settings.dry_run:
             shards = self._run_timed(
-                "write shards",
-                lambda: phases.write(executor, dedup_counts, decision, on_unit_written),
+                "write shards", lambda: phases.write(executor, dedup_counts, decision, on_unit_written)
             )
         content = build_content(
             reports,
@@ -355,18 +323,11 @@ class PhaseRunner:
             describe_input_locations(self._recipe.inputs)["inputs"],
         )
         reader = DuplicatePairReader(
-            *(units, len(base_generations.files), inputs),
-            context.membership,
-            context.dtype,
-            context.tokenizer,
+            *(units, len(base_generations.files), inputs), context.membership, context.dtype, context.tokenizer
         )
         if not files:
             return reader.read_pairs(files)
-        key_parts = [
-            [tokenized_unit.folder.name for tokenized_unit in units],
-            inputs,
-            base_generations.generation,
-        ]
+        key_parts = [[tokenized_unit.folder.name for tokenized_unit in units], inputs, base_generations.generation]
         path = self._work.duplicates / "pairs" / fingerprint(key_parts)
         return load_or_find_pairs(path, self._attempt, lambda: reader.read_pairs(files))
 
@@ -476,15 +437,7 @@ class PhaseRunner:
             done_counts[1] += unit.tokens * size if already_written else 0
             done_counts[2] += unit.documents
             self._listener(
-                Progress(
-                    "write",
-                    done_counts[0],
-                    total,
-                    done_counts[1],
-                    done_counts[2],
-                    done_counts[0] // size,
-                    0,
-                )
+                Progress("write", done_counts[0], total, done_counts[1], done_counts[2], done_counts[0] // size, 0)
             )
 
         return on_unit_written
@@ -505,12 +458,7 @@ def collect_unit_settings(recipe: Recipe, tokenizer: Tokenizer, constants: Seque
         "version": WORK_VERSION,
         "recipe": compute_recipe_fingerprint(recipe),
         "constants": list(constants),
-        "tokenizer": [
-            tokenizer.fingerprint,
-            tokenizer.engine.name,
-            tokenizer.engine.version,
-            tokenizer.engine.note,
-        ],
+        "tokenizer": [tokenizer.fingerprint, tokenizer.engine.name, tokenizer.engine.version, tokenizer.engine.note],
         "versions": collect_versions(recipe.reading.clean),
     }
 
@@ -524,11 +472,7 @@ def _compute_flows(units: list[TokenizedUnit], dedup_counts: list[UnitDedupCount
         sum(counts.tokens for counts in dedup_counts),
     )
     dedup = StepFlow(
-        step="dedup",
-        documents_in=documents_in,
-        documents_out=documents,
-        tokens_in=tokens,
-        tokens_out=remaining_tokens,
+        step="dedup", documents_in=documents_in, documents_out=documents, tokens_in=tokens, tokens_out=remaining_tokens
     )
     write = StepFlow(
         step="write",
@@ -542,10 +486,7 @@ def _compute_flows(units: list[TokenizedUnit], dedup_counts: list[UnitDedupCount
 
 
 def _describe_long_documents(
-    units: Sequence[TokenizedUnit],
-    dedup_counts: Sequence[UnitDedupCounts],
-    rules: ReadRules,
-    tokens_per_shard: int,
+    units: Sequence[TokenizedUnit], dedup_counts: Sequence[UnitDedupCounts], rules: ReadRules, tokens_per_shard: int
 ) -> list[str]:
     """Describe documents longer than a shard, with the position of the longest."""
     count = sum(counts.long for counts in dedup_counts)

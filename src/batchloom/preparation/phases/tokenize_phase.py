@@ -63,10 +63,7 @@ class TokenizePhase:
         if isinstance(message, CrashMarker):
             self.crash_tracker.record_marker(number, message)
             return
-        previous, self._progress_by_unit[number] = (
-            self._progress_by_unit.get(number, UnitProgress()),
-            message,
-        )
+        previous, self._progress_by_unit[number] = (self._progress_by_unit.get(number, UnitProgress()), message)
         counters = self._counters
         counters.count_read(message.bytes - previous.bytes, message.records - previous.records)
         if message.bad > previous.bad:
@@ -88,12 +85,7 @@ class TokenizePhase:
         """
         progress = self._progress_by_unit.pop(number, UnitProgress())
         self._counters.forget(
-            progress.bytes,
-            progress.records,
-            progress.documents,
-            progress.tokens,
-            progress.bad,
-            progress.reasons,
+            progress.bytes, progress.records, progress.documents, progress.tokens, progress.bad, progress.reasons
         )
         return self.crash_tracker.handle_crash(number, task, reason)
 

@@ -282,10 +282,7 @@ class UnitTokenizer:
         for candidate in bad_records:
             count_reason(self._reasons, candidate.reason)
         self._progress = msgspec.structs.replace(
-            self._progress,
-            bad=self._progress.bad + len(bad_records),
-            first_bad=first,
-            reasons=dict(self._reasons),
+            self._progress, bad=self._progress.bad + len(bad_records), first_bad=first, reasons=dict(self._reasons)
         )
         self._send_message(self._progress)
 

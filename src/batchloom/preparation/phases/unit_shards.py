@@ -193,10 +193,7 @@ def _finish_linked_shard(shard_task: WriteShardsTask, settings: ShardSettings, s
     )
     signatures = _map_unit_signatures(shard_task, settings)
     signatures = None if signatures is None else signatures.take(np.flatnonzero(np.concatenate(subset_masks)))
-    lengths, tokens = (
-        shard_rows["length"].astype(np.uint32),
-        int(shard_rows["length"].sum(dtype=np.int64)),
-    )
+    lengths, tokens = (shard_rows["length"].astype(np.uint32), int(shard_rows["length"].sum(dtype=np.int64)))
     idx = write_file(stem.with_suffix(".idx"), encode_index(lengths, settings.dtype))
     docs = write_file(stem.with_suffix(".docs"), _make_provenance(shard_rows, shard_task.first_part).to_bytes())
     mask_builder = _read_mask_bits(shard_task.folder / trained_file_name(stem.parent.name))
@@ -251,10 +248,7 @@ def _copy_shards(
     """Write the shards of these subsets document by document."""
     for name, checksum in shard_task.checksums.items():
         _check_unchanged(shard_task.folder / tokens_file_name(name), checksum)
-    signatures, media = (
-        _map_unit_signatures(shard_task, settings),
-        read_unit_media(shard_task.folder),
-    )
+    signatures, media = (_map_unit_signatures(shard_task, settings), read_unit_media(shard_task.folder))
     writers = {
         name: SubsetWriter(settings, name, first, shard_task.first_part, signatures, media)
         for name, first in first_shards.items()
@@ -345,12 +339,7 @@ def _iter_shard_batches(shard_task: WriteShardsTask, settings: ShardSettings) ->
         )
         for begin, end in _iter_row_ranges(rows):
             row_slice = slice(begin, end)
-            selection = (
-                rows[row_slice],
-                remaining_mask[row_slice],
-                codes[row_slice],
-                starts[row_slice],
-            )
+            selection = (rows[row_slice], remaining_mask[row_slice], codes[row_slice], starts[row_slice])
             yield _ShardBatch(*selection, tokens, trained, first + begin)
             for file in files:
                 release_pages(file)
@@ -366,10 +355,7 @@ def _iter_row_ranges(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:
     start = 0
     while start < len(rows):
         tokens_before = int(cumulative_lengths[start - 1]) if start else 0
-        stop = max(
-            int(np.searchsorted(cumulative_lengths, tokens_before + _CHUNK_TOKENS, side="right")),
-            start + 1,
-        )
+        stop = max(int(np.searchsorted(cumulative_lengths, tokens_before + _CHUNK_TOKENS, side="right")), start + 1)
         stop += int(rows["side"][stop - 1] == CHOSEN)
         yield start, stop
         start = stop

@@ -15,10 +15,7 @@ from batchloom.preparation.documents.fill_in_the_middle import make_fim_cutter
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.documents.tokenizer_choice import make_chat_encoder, make_media_encoder
-from batchloom.preparation.phases.duplicate_resolution import (
-    ResolveDuplicatesTask,
-    resolve_unit_duplicates,
-)
+from batchloom.preparation.phases.duplicate_resolution import ResolveDuplicatesTask, resolve_unit_duplicates
 from batchloom.preparation.phases.duplicate_tasks import (
     FindDuplicatesTask,
     LinkComponentsTask,

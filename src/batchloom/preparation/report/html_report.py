@@ -20,16 +20,7 @@ _TEMPLATE = Path(__file__).with_name("report.html.j2")
 _MAX_BARS = 20
 _MAX_NOTES = 100
 # The recipe settings that matter most to a reader of the summary.
-_SUMMARY_SETTINGS = (
-    "tokenizer",
-    "clean",
-    "fim",
-    "dedup",
-    "split_on",
-    "val_fraction",
-    "test_fraction",
-    "template",
-)
+_SUMMARY_SETTINGS = ("tokenizer", "clean", "fim", "dedup", "split_on", "val_fraction", "test_fraction", "template")
 
 
 def write_report_page(report: PrepareReport, path: Path) -> None:

@@ -73,13 +73,7 @@ class JobCounters:
         first: description of the first bad record.
     """
 
-    def __init__(
-        self,
-        listener: Listener,
-        max_bad: int | str,
-        bytes_total: int,
-        phase: Phase = "tokenize",
-    ) -> None:
+    def __init__(self, listener: Listener, max_bad: int | str, bytes_total: int, phase: Phase = "tokenize") -> None:
         self._listener, self._max_bad, self._bytes_total = listener, max_bad, bytes_total
         self._phase = phase
         self._bytes_done = self._resumed_bytes = 0

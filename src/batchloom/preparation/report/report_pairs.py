@@ -58,11 +58,7 @@ def group_sources(names: Sequence[str], inputs: Sequence[str]) -> tuple[list[int
         names: names of the sources.
         inputs: label of each source's input.
     """
-    for group_names in (
-        list(names),
-        [name.rpartition("/")[0] or name for name in names],
-        list(inputs),
-    ):
+    for group_names in (list(names), [name.rpartition("/")[0] or name for name in names], list(inputs)):
         groups = {name: number for number, name in enumerate(dict.fromkeys(group_names))}
         if len(groups) <= _MAX_GROUPS:
             return [groups[name] for name in group_names], list(groups)

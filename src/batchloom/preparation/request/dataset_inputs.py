@@ -6,12 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from batchloom.core.addresses import (
-    STANDARD_INPUT,
-    is_url,
-    redact_url as address,
-    strip_file_scheme,
-)
+from batchloom.core.addresses import STANDARD_INPUT, is_url, redact_url as address, strip_file_scheme
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.settings import quote_value, raise_problems
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
@@ -180,9 +175,7 @@ def _locate_config(config: DatasetConfig) -> list[tuple[str, SourceRecipe, Datas
 
 
 def _locate_entries(
-    entries: Iterable[tuple[str, DatasetEntry, ConfigLocation]],
-    locator: "_DatasetLocator",
-    default_type: DatasetType,
+    entries: Iterable[tuple[str, DatasetEntry, ConfigLocation]], locator: "_DatasetLocator", default_type: DatasetType
 ) -> list[tuple[str, SourceRecipe, DatasetType]]:
     located = []
     for name, entry, config_location in entries:
@@ -341,13 +334,7 @@ class _DatasetLocator:
         if folder and not os.path.isabs(folder):  # noqa: PTH117
             full = os.path.join(config_folder, folder)  # noqa: PTH118
             if self._is_confined:
-                self._check_inside(
-                    full,
-                    config_folder,
-                    location,
-                    entry.data_folder or "",
-                    "the folder of the manifest",
-                )
+                self._check_inside(full, config_folder, location, entry.data_folder or "", "the folder of the manifest")
             folder = full
         path = os.path.expanduser(strip_file_scheme(entry.path))  # noqa: PTH111
         root = folder or config_folder

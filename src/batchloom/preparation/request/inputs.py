@@ -90,9 +90,7 @@ def _default_tokenizer(reading: ReadRecipe) -> str:
     return _DEFAULT_TOKENIZER if reading.media is None else reading.media.processor
 
 
-def as_input_tuple(
-    inputs: InputArgument | Sequence[InputArgument],
-) -> "tuple[str | DatasetConfig, ...]":
+def as_input_tuple(inputs: InputArgument | Sequence[InputArgument]) -> "tuple[str | DatasetConfig, ...]":
     """Return one input or several as a tuple, paths as strings."""
     return (inputs,) if is_dataset_config(inputs) else as_recipe_inputs(inputs)  # type: ignore[arg-type,return-value]
 

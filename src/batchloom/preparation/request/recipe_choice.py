@@ -42,12 +42,7 @@ _SHORT_FORMS = {
 _COLUMN_SETTINGS = ("text_field", "mapping")
 _READING_SETTINGS = tuple(field.name for field in fields(ReadRecipe))
 # Lines and paragraphs repeat without being copies (docs/decisions/0012-dedup.md).
-_SPLIT_DEDUP_MODES = {
-    "line": "lines",
-    "paragraph": "paragraphs",
-    "\n": "lines",
-    "\n\n": "paragraphs",
-}
+_SPLIT_DEDUP_MODES = {"line": "lines", "paragraph": "paragraphs", "\n": "lines", "\n\n": "paragraphs"}
 _CHAT_SETTINGS = tuple(field.name for field in fields(ChatRecipe))
 
 
@@ -105,9 +100,7 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
 
 
 def make_request(
-    inputs: InputArgument | Sequence[InputArgument] | None,
-    options: Mapping[str, Any],
-    recipe: RecipeReference | None,
+    inputs: InputArgument | Sequence[InputArgument] | None, options: Mapping[str, Any], recipe: RecipeReference | None
 ) -> PrepareRequest:
     """Return the job of a recipe, with inputs and options that override it.
 

@@ -12,12 +12,7 @@ import xxhash
 
 from batchloom.core.addresses import STANDARD_INPUT, is_url_or_stdin, redact_url, strip_file_scheme
 from batchloom.core.errors import InputError, InputMissingError, SettingsError, StoreError
-from batchloom.core.files import (
-    JSON_DECODE_ERRORS,
-    decode_file_name,
-    describe_os_error,
-    read_regular_file,
-)
+from batchloom.core.files import JSON_DECODE_ERRORS, decode_file_name, describe_os_error, read_regular_file
 from batchloom.core.settings import from_plain, raise_problems, suggest
 from batchloom.core.synthetic_data import SYNTHETIC, SyntheticSpec
 from batchloom.preparation.request.recipe_file import SETTINGS, RawRecipe
@@ -67,10 +62,7 @@ def describe_input_locations(inputs: Sequence[str]) -> dict[str, Any]:
         redact_url(input_path) if is_url_or_stdin(input_path) else os.path.expanduser(strip_file_scheme(input_path))  # noqa: PTH111
         for input_path in inputs
     ]
-    return {
-        "inputs": [decode_file_name(location) for location in locations],
-        "folder": decode_file_name(folder),
-    }
+    return {"inputs": [decode_file_name(location) for location in locations], "folder": decode_file_name(folder)}
 
 
 def is_store_path(path: Path) -> bool:

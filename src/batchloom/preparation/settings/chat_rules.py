@@ -16,17 +16,13 @@ TRAIN_ON = Setting(
 )
 # Token counts are stored in 64 bits.
 MaxTokensSetting = Annotated[
-    int | None,
-    Setting(help="Maximum tokens of a conversation.", minimum=1, maximum=10**12, panel=CHAT_PANEL),
+    int | None, Setting(help="Maximum tokens of a conversation.", minimum=1, maximum=10**12, panel=CHAT_PANEL)
 ]
 OverlongSetting = Annotated[
     OverlongPolicy,
     Setting(help="Policy for longer conversations: drop, truncate-turns, split or error.", panel=CHAT_PANEL),
 ]
-ProveSetting = Annotated[
-    bool,
-    Setting(help="Decode trained tokens and compare them with the text.", panel=CHAT_PANEL),
-]
+ProveSetting = Annotated[bool, Setting(help="Decode trained tokens and compare them with the text.", panel=CHAT_PANEL)]
 
 
 @dataclass(frozen=True, slots=True)

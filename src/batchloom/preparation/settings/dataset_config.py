@@ -30,11 +30,7 @@ from batchloom.core.errors import SettingsError
 from batchloom.core.settings import is_text, quote_value, raise_problems, suggest
 from batchloom.media import FrameSampling
 from batchloom.plan import PlanSpec
-from batchloom.preparation.settings.dataset_file import (
-    ConfigLocation,
-    DatasetFile,
-    read_dataset_file,
-)
+from batchloom.preparation.settings.dataset_file import ConfigLocation, DatasetFile, read_dataset_file
 from batchloom.preparation.settings.read_recipe import check_column_settings, is_weight
 from batchloom.sources.files import InputFormat
 

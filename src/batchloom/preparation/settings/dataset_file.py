@@ -157,18 +157,14 @@ def _read_trainer_dataset(path: Path, trainer_datasets: dict[str, Any]) -> Datas
         raise InputError(f"{path}: {key_path} is {quote_value(name)}, and names no data set; write a path or a Hub id.")
     location = ConfigLocation(path, key_path.removesuffix(_TRAINER_KEY), has_block=False)
     return DatasetFile(
-        {"dataset_path": name},
-        location.with_note(f"{key_path} ({name}) is read, and the rest is the trainer's"),
+        {"dataset_path": name}, location.with_note(f"{key_path} ({name}) is read, and the rest is the trainer's")
     )
 
 
 def _describe_keys(content: Mapping[str, Any]) -> str:
     names = list(content)
     more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    hint = next(
-        (suggestion for name in names if (suggestion := suggest(name, [*_BLOCK_KEYS, *_DATASET_KEYS]))),
-        "",
-    )
+    hint = next((suggestion for name in names if (suggestion := suggest(name, [*_BLOCK_KEYS, *_DATASET_KEYS]))), "")
     listed = ", ".join(quote_value(name) for name in names[:_MAX_LISTED]) or "nothing"
     return f"it holds {listed}{more}{hint}"
 

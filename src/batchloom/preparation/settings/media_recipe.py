@@ -10,10 +10,7 @@ from batchloom.core.addresses import redact_url as address
 from batchloom.core.errors import SettingsError
 from batchloom.core.settings import Setting, find_problems, is_text, quote_value, raise_problems, suggest, to_plain
 from batchloom.media import FrameSampling, MediaLimits, read_processor_files
-from batchloom.preparation.settings.processor_lookup import (
-    find_processor_folder,
-    is_repository_name,
-)
+from batchloom.preparation.settings.processor_lookup import find_processor_folder, is_repository_name
 
 MediaStorage = Literal["reference", "embed"]
 MEDIA_PANEL = "Images, audio and video"

@@ -50,8 +50,7 @@ class ReadRecipe:
     """
 
     text_field: Annotated[
-        str | None,
-        Setting(help="Field of a record that holds the text.", shown_default="detected from the records"),
+        str | None, Setting(help="Field of a record that holds the text.", shown_default="detected from the records")
     ] = None
     mapping: Annotated[
         Mapping[str, str],

@@ -24,18 +24,11 @@ from batchloom.preparation.settings.chat_rules import (
     ProveSetting,
 )
 from batchloom.preparation.settings.dedup_recipe import DedupRecipe
-from batchloom.preparation.settings.evaluation_sets import (
-    clean_steps_to_plain,
-    fingerprint_step_files,
-)
+from batchloom.preparation.settings.evaluation_sets import clean_steps_to_plain, fingerprint_step_files
 from batchloom.preparation.settings.fim_recipe import fim_to_plain
 from batchloom.preparation.settings.media_recipe import media_to_plain
 from batchloom.preparation.settings.overlong_policy import OVERLONG_POLICIES
-from batchloom.preparation.settings.read_recipe import (
-    ReadRecipe,
-    SourceRecipe,
-    sources_to_plain,
-)
+from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe, sources_to_plain
 from batchloom.preparation.settings.recipe_values import clean_steps_to_settings, dedup_to_plain
 from batchloom.sources import make_input_labels
 
@@ -175,8 +168,7 @@ class Recipe:
         ),
     ] = False
     val_fraction: Annotated[
-        float,
-        Setting(help="Share of the tokens in the val subset; complete documents are chosen by hash.", below=1),
+        float, Setting(help="Share of the tokens in the val subset; complete documents are chosen by hash.", below=1)
     ] = 0.01
     test_fraction: Annotated[float, Setting(help="Share of the tokens in the test subset.", below=1)] = 0.0
     balance_subsets: Annotated[
@@ -217,9 +209,7 @@ class Recipe:
         return reading.text_field, reading.mapping
 
 
-def as_recipe_inputs(
-    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-) -> tuple[str, ...]:
+def as_recipe_inputs(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
     """Return one path or several as a tuple of strings."""
     # Invalid paths are passed on: the recipe reports them with its other problems.
     if isinstance(inputs, (str, bytes, os.PathLike)) or not isinstance(inputs, Iterable):

@@ -26,11 +26,7 @@ class CrashIsolation:
         excluded: excluded records, each with the reason.
     """
 
-    def __init__(
-        self,
-        suspected_ranges: Sequence[RecordRange],
-        excluded: Sequence[tuple[RecordPosition, str]],
-    ) -> None:
+    def __init__(self, suspected_ranges: Sequence[RecordRange], excluded: Sequence[tuple[RecordPosition, str]]) -> None:
         self._suspected_ranges, self._excluded = tuple(suspected_ranges), dict(excluded)
 
     def split_batch(self, part: int, batch: Records) -> Iterator[tuple[Records, bool]]:
@@ -198,9 +194,4 @@ class CrashTracker:
         else:
             self._note(f"A worker of unit {number} ({name}) {reason}: the unit is retried.")
         attempt = f"{task.attempt.partition('-')[0]}-{deaths.count}-{len(deaths.excluded)}"
-        return replace(
-            task,
-            attempt=attempt,
-            suspected_ranges=deaths.suspected_ranges,
-            excluded=deaths.excluded,
-        )
+        return replace(task, attempt=attempt, suspected_ranges=deaths.suspected_ranges, excluded=deaths.excluded)

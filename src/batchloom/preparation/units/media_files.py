@@ -64,11 +64,7 @@ class UnitMediaWriter:
         row["blob"] = NOT_STORED if medium.data is None else self._store_blob(medium.data)
         row["place"], row["place_size"] = self._location_bytes, size
         row["facts"], row["grid"] = encode_facts(medium.info.facts), placed_medium.grid
-        row["document"], row["start"], row["tokens"] = (
-            document,
-            placed_medium.start,
-            placed_medium.tokens,
-        )
+        row["document"], row["start"], row["tokens"] = (document, placed_medium.start, placed_medium.tokens)
         row["kind"] = MEDIUM_KINDS.index(get_facts_kind(medium.info.facts))
         self._location_bytes += size
 

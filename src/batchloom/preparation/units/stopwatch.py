@@ -44,11 +44,7 @@ class StageTime(msgspec.Struct, frozen=True):
     documents: int = 0
 
     def __add__(self, other: "StageTime") -> "StageTime":
-        return StageTime(
-            self.seconds + other.seconds,
-            self.bytes + other.bytes,
-            self.documents + other.documents,
-        )
+        return StageTime(self.seconds + other.seconds, self.bytes + other.bytes, self.documents + other.documents)
 
 
 def add_stage_times(first: Mapping[str, StageTime], second: Mapping[str, StageTime]) -> dict[str, StageTime]:

@@ -39,10 +39,7 @@ from batchloom.store import wrap_write_errors, write_file
 from batchloom.store.write import make_folder, sync_folder
 
 STREAM_BATCHES_FOLDER = "stretches"
-_FACTS, _TOKENS, _ROWS, _FLAGS, _BAD = (
-    *("stretch.json", "tokens.bin", "documents.rows", "trained.bool"),
-    "bad.jsonl",
-)
+_FACTS, _TOKENS, _ROWS, _FLAGS, _BAD = (*("stretch.json", "tokens.bin", "documents.rows", "trained.bool"), "bad.jsonl")
 
 
 class StreamBatchFacts(msgspec.Struct, frozen=True):
@@ -191,11 +188,7 @@ def adopt_unit(unit: Unit, batches_folder: Path, folder: Path, attempt: str, con
 
 
 def _copy_stream_batch(
-    folder: Path,
-    stream_batch: StreamBatchFacts,
-    files: UnitFiles,
-    records_before: list[int],
-    context: AdoptionContext,
+    folder: Path, stream_batch: StreamBatchFacts, files: UnitFiles, records_before: list[int], context: AdoptionContext
 ) -> None:
     """Copy a batch with the numbering of its unit.
 

@@ -104,10 +104,7 @@ class DocumentMoves:
 
 
 def choose_moves(
-    subset_groups: Iterable[DocumentGroup],
-    train_groups: Iterable[DocumentGroup],
-    tokens: int,
-    target: float,
+    subset_groups: Iterable[DocumentGroup], train_groups: Iterable[DocumentGroup], tokens: int, target: float
 ) -> DocumentMoves:
     """Choose the documents that bring a subset to its target.
 
@@ -163,9 +160,7 @@ def _choose_large(large: list[DocumentGroup], least: int, most: int, target: flo
 
 
 def balance_subsets(
-    shares: Mapping[str, float],
-    tokens: Mapping[str, int],
-    groups: Mapping[str, list[DocumentGroup]],
+    shares: Mapping[str, float], tokens: Mapping[str, int], groups: Mapping[str, list[DocumentGroup]]
 ) -> dict[int, str]:
     """Return the subset of each hash that must move to balance the token shares.
 

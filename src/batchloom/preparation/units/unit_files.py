@@ -197,11 +197,7 @@ class UnitFiles:
                     tokens = plain[0]
                     compared_lengths[rows["seen"] == 0] = plain[1]
                 self._write_signatures(
-                    tokens,
-                    compared_lengths,
-                    rows,
-                    fresh,
-                    (added, compute_media_salts(media, len(rows))),
+                    tokens, compared_lengths, rows, fresh, (added, compute_media_salts(media, len(rows)))
                 )
             self._rows += len(rows)
 

@@ -21,13 +21,7 @@ from batchloom.core.files import (
     read_regular_file,
 )
 from batchloom.preparation.units.tasks import RecordPosition
-from batchloom.preparation.units.unit_files import (
-    BAD_NAME,
-    DEDUP_COUNTS_NAME,
-    FACTS_NAME,
-    ROWS_NAME,
-    SHARDS_NAME,
-)
+from batchloom.preparation.units.unit_files import BAD_NAME, DEDUP_COUNTS_NAME, FACTS_NAME, ROWS_NAME, SHARDS_NAME
 from batchloom.preparation.units.unit_report import UnitReport
 from batchloom.preparation.units.units import Unit
 from batchloom.store import MANIFEST_NAME, WORK_NAME, ShardEntry, wrap_write_errors, write_file

@@ -40,8 +40,7 @@ def read_placed_media(media: ShardMedia | None, first: int, documents: int) -> l
     placed_media: list[list[PlacedMedium]] = [[] for _ in range(documents)]
     blob_cache: dict[int, bytes] = {}
     for number, document_media in groupby(
-        make_stored_media(media.rows, range(begin, end), 0, media.blobs),
-        lambda stored_medium: stored_medium.document,
+        make_stored_media(media.rows, range(begin, end), 0, media.blobs), lambda stored_medium: stored_medium.document
     ):
         placed_media[number - first] = [_read_medium(stored_medium, blob_cache) for stored_medium in document_media]
     return placed_media
@@ -58,9 +57,6 @@ def _read_medium(stored_medium: StoredMedium, blob_cache: dict[int, bytes]) -> P
             data = blob_cache[begin] = read_blob(path, begin, stored_medium.size)
     kind = "image" if stored_medium.kind == "video" else stored_medium.kind
     medium = Medium(
-        kind,
-        stored_medium.location,
-        data,
-        MediumInfo(stored_medium.facts, stored_medium.digest, stored_medium.size),
+        kind, stored_medium.location, data, MediumInfo(stored_medium.facts, stored_medium.digest, stored_medium.size)
     )
     return PlacedMedium(medium, stored_medium.start, stored_medium.tokens, stored_medium.grid)

@@ -6,11 +6,7 @@ from typing import Literal
 
 from batchloom.core.settings import as_int, quote_value, raise_problems, suggest
 from batchloom.preparation.workers.inline_executor import InlineExecutor
-from batchloom.preparation.workers.machine_limits import (
-    compute_worker_count,
-    count_cores,
-    measure_free_memory,
-)
+from batchloom.preparation.workers.machine_limits import compute_worker_count, count_cores, measure_free_memory
 from batchloom.preparation.workers.process_pool import PrestartedWorkers, ProcessPool
 from batchloom.preparation.workers.protocols import Executor, MessageCallback, TaskFunctionFactory
 

@@ -4,13 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Self, final
 
-from batchloom.preparation.workers.protocols import (
-    TaskFunction,
-    TaskFunctionFactory,
-    TaskLoss,
-    TaskMessage,
-    TaskResult,
-)
+from batchloom.preparation.workers.protocols import TaskFunction, TaskFunctionFactory, TaskLoss, TaskMessage, TaskResult
 
 
 @final

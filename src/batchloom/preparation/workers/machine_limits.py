@@ -14,12 +14,7 @@ _PROCESS_CGROUPS = Path("/proc/self/cgroup")
 
 
 def compute_worker_count(
-    workers: int | Literal["auto"],
-    task_count: int,
-    *,
-    cores: int,
-    free: int | None = None,
-    memory: int | None = None,
+    workers: int | Literal["auto"], task_count: int, *, cores: int, free: int | None = None, memory: int | None = None
 ) -> int:
     """Compute the number of workers from the given limits alone.
 
@@ -89,10 +84,7 @@ def read_cpu_quota(own: Path, root: Path) -> float | None:
     for folder in _list_cgroup_folders(own, root, "cpu"):
         words = _read_words(folder / "cpu.max")
         if not words:
-            words = [
-                *_read_words(folder / "cpu.cfs_quota_us"),
-                *_read_words(folder / "cpu.cfs_period_us"),
-            ]
+            words = [*_read_words(folder / "cpu.cfs_quota_us"), *_read_words(folder / "cpu.cfs_period_us")]
         if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
             quotas.append(int(words[0]) / int(words[1]))
     return min(quotas, default=None)
@@ -102,10 +94,7 @@ def read_memory_left(own: Path, root: Path) -> int | None:
     """Return the bytes of memory left by control groups; None without a limit."""
     free_bytes = []
     for folder in _list_cgroup_folders(own, root, "memory"):
-        for bound, used in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
+        for bound, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             words = [*_read_words(folder / bound), *_read_words(folder / used)]
             if len(words) == 2 and words[0].isdigit():
                 # Page cache counts as used, but the kernel can reclaim it.

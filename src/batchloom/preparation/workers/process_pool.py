@@ -20,17 +20,9 @@ from multiprocessing.spawn import get_executable
 from typing import Any, Self, final
 
 from batchloom.core.errors import SettingsError, WorkerError
-from batchloom.preparation.workers.machine_limits import (
-    describe_memory_excess,
-    measure_process_memory,
-)
+from batchloom.preparation.workers.machine_limits import describe_memory_excess, measure_process_memory
 from batchloom.preparation.workers.pool_worker import WorkerRequest
-from batchloom.preparation.workers.protocols import (
-    TaskFunctionFactory,
-    TaskLoss,
-    TaskMessage,
-    TaskResult,
-)
+from batchloom.preparation.workers.protocols import TaskFunctionFactory, TaskLoss, TaskMessage, TaskResult
 from batchloom.preparation.workers.worker_results import TaskFailure, restore_error
 
 # After this many deaths per worker before any is ready, the next one would die of the same cause.
@@ -233,10 +225,7 @@ class ProcessPool:
             elif self._memory is not None and not worker.end_reason:
                 used_memory = measure_process_memory(worker.process.pid)
                 if used_memory > self._memory:
-                    worker.end_reason, worker.idle = (
-                        describe_memory_excess(used_memory, self._memory),
-                        False,
-                    )
+                    worker.end_reason, worker.idle = (describe_memory_excess(used_memory, self._memory), False)
                     worker.process.kill()
         return None
 
@@ -320,10 +309,7 @@ def _start_worker(module: str = "") -> _PoolWorker:
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter
-            command,
-            stdin=subprocess.DEVNULL,
-            env={**_SINGLE_THREAD_ENV, **os.environ},
-            pass_fds=(child_fd,),
+            command, stdin=subprocess.DEVNULL, env={**_SINGLE_THREAD_ENV, **os.environ}, pass_fds=(child_fd,)
         )
     except OSError as error:
         os.close(parent_fd)

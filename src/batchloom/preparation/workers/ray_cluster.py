@@ -11,29 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
 
-from batchloom.core.errors import (
-    InputError,
-    MissingDependencyError,
-    OutputError,
-    SettingsError,
-    WorkerError,
-)
+from batchloom.core.errors import InputError, MissingDependencyError, OutputError, SettingsError, WorkerError
 from batchloom.core.files import describe_os_error
 from batchloom.core.settings import quote_value
 from batchloom.preparation.workers.machine_limits import count_cores
-from batchloom.preparation.workers.protocols import (
-    TaskFunctionFactory,
-    TaskLoss,
-    TaskMessage,
-    TaskResult,
-)
-from batchloom.preparation.workers.ray_worker import (
-    MessageMailbox,
-    RayJob,
-    RayMessage,
-    UnreachableFolder,
-    run_ray_task,
-)
+from batchloom.preparation.workers.protocols import TaskFunctionFactory, TaskLoss, TaskMessage, TaskResult
+from batchloom.preparation.workers.ray_worker import MessageMailbox, RayJob, RayMessage, UnreachableFolder, run_ray_task
 from batchloom.preparation.workers.worker_results import TaskFailure, restore_error
 
 _POLL_SECONDS = 1.0
@@ -236,8 +219,7 @@ class RayExecutor:
         drained_messages = self._ray.get(self._mailbox.drain.remote()) if first in self._tasks else []
         self._handle_messages(
             sorted(
-                self._ray.get(self._take_reference) + drained_messages,
-                key=lambda numbered_message: numbered_message[0],
+                self._ray.get(self._take_reference) + drained_messages, key=lambda numbered_message: numbered_message[0]
             )
         )
         self._take_reference = self._mailbox.take.remote()
@@ -285,10 +267,7 @@ class RayExecutor:
 def count_worker_slots(nodes: list[dict[str, float]], memory: int | None) -> int:
     """Count the workers of one processor and ``memory`` bytes that fit on the nodes."""
     return sum(
-        min(
-            int(resources.get("CPU", 0)),
-            int(resources.get("memory", 0) // memory) if memory else 1 << 30,
-        )
+        min(int(resources.get("CPU", 0)), int(resources.get("memory", 0) // memory) if memory else 1 << 30)
         for resources in nodes
     )
 

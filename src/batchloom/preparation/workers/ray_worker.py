@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from batchloom.core.process_state import mark_worker
-from batchloom.preparation.workers.machine_limits import (
-    describe_memory_excess,
-    measure_process_memory,
-)
+from batchloom.preparation.workers.machine_limits import describe_memory_excess, measure_process_memory
 from batchloom.preparation.workers.protocols import TaskFunction
 from batchloom.preparation.workers.worker_results import OUT_OF_MEMORY, encode_failure, run_task
 
@@ -133,12 +130,7 @@ def run_ray_task(job: RayJob, setup: bytes, serial: int, pickled_task: bytes, ma
             threading.Thread(target=_watch_limits, args=(job, os.getppid()), daemon=True).start()
         _running_tasks["order"] = (serial, send)
         number, value = pickle.loads(pickled_task)  # noqa: S301 - bytes of the coordinator
-        return run_task(
-            number,
-            _task_functions[job.key],
-            value,
-            lambda message: send(RayMessage(serial, message)),
-        )
+        return run_task(number, _task_functions[job.key], value, lambda message: send(RayMessage(serial, message)))
     except MemoryError:
         send(RayMessage(serial, last=OUT_OF_MEMORY))
         os._exit(1)

@@ -10,9 +10,7 @@ _POLL_SECONDS = 1.0
 
 
 def iter_task_events(
-    executor: Executor,
-    tasks: Iterable[tuple[int, Any]],
-    handle_crash: Callable[[int, Any, str], Any | None],
+    executor: Executor, tasks: Iterable[tuple[int, Any]], handle_crash: Callable[[int, Any, str], Any | None]
 ) -> Iterator[TaskMessage | TaskResult]:
     """Yield the messages and results of all tasks, in any order.
 
