@@ -62,7 +62,7 @@ NEAR = (
 import numpy as np
 from pathlib import Path
 import fastokens
-from batchloom.preparation.dedup.connected_components import find_components
+from batchloom.preparation.dedup.near_duplicates import find_components
 from batchloom.preparation.dedup.duplicate_search import search_duplicates, read_unit_duplicates
 from batchloom.preparation.dedup.sorted_keys import SIGNATURE_KEY, count_keys, count_partitions
 from batchloom.preparation.dedup.minhash import compute_signatures

@@ -402,7 +402,7 @@ SYNTHESIZING_MODULES = {
     *(f"plan/order/{name}.py" for name in ("assumed_lengths", "lane_plan", "run_positions")),
 }
 # Modules that hash existing data with the same functions and draw nothing.
-HASHING_MODULES = {"preparation/dedup/connected_components.py", "preparation/dedup/minhash.py"}
+HASHING_MODULES = {"preparation/dedup/near_duplicates.py", "preparation/dedup/minhash.py"}
 # Modules that change or move tokens on request.
 CHANGING_MODULES = {
     "batches/assembly/augment.py",

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from batchloom.preparation.dedup import DuplicateCounter, duplicate_count
+from batchloom.preparation.dedup import DuplicateCounter, duplicate_search
 
 
 @pytest.mark.parametrize("max_buffered", [1 << 21, 100])
 def test_repeated_documents_are_counted_exactly_in_memory_and_in_files(max_buffered, monkeypatch, tmp_path):
-    monkeypatch.setattr(duplicate_count, "_MAX_BUFFERED", max_buffered)
+    monkeypatch.setattr(duplicate_search, "_MAX_BUFFERED", max_buffered)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     hashes = np.random.default_rng(0).integers(0, 1 << 64, (500, 2), np.uint64, endpoint=False)
     hashes[100:150, 0] = hashes[0, 0]

@@ -24,8 +24,13 @@ from batchloom.preparation.report import (
     group_sources,
     write_report_page,
 )
-from batchloom.preparation.report.html_report import make_length_bars, render_report_page
-from batchloom.preparation.report.report_charts import Bar, draw_horizontal_bars, draw_vertical_bars
+from batchloom.preparation.report.html_report import (
+    Bar,
+    draw_horizontal_bars,
+    draw_vertical_bars,
+    make_length_bars,
+    render_report_page,
+)
 from batchloom.preparation.report.report_pairs import MAX_ROWS
 from batchloom.preparation.request import recipe_settings_for_report
 from batchloom.preparation.units import (

@@ -6,7 +6,12 @@ from .documents.preference_encoder import (
     encode_preference_pairs as encode_preference_pairs,
     encode_text_pairs as encode_text_pairs,
 )
-from .documents.text_sample import sample_texts as sample_texts
+from .documents.subsets import (
+    DocumentGroup as DocumentGroup,
+    balance_subsets as balance_subsets,
+    describe_missed_shares as describe_missed_shares,
+)
+from .documents.tokenizer_choice import sample_texts as sample_texts
 from .imports.token_import import import_tokens as import_tokens
 from .prepare_job import prepare as prepare, run_recipe as run_recipe, run_request as run_request
 from .report.progress import Note as Note, Progress as Progress
@@ -19,28 +24,21 @@ from .rerun import (
     find_finished_store as find_finished_store,
     make_job_identity as make_job_identity,
 )
-from .settings.chat_rules import ChatRules as ChatRules
+from .settings.chat_rules import ChatRules as ChatRules, OverlongError as OverlongError
 from .settings.dataset_config import DatasetConfig as DatasetConfig
 from .settings.dedup_recipe import DedupRecipe as DedupRecipe
-from .settings.fim_recipe import FimRecipe as FimRecipe
 from .settings.media_recipe import MediaRecipe as MediaRecipe
-from .settings.overlong_policy import OverlongError as OverlongError
-from .settings.read_recipe import ReadRecipe as ReadRecipe
+from .settings.read_recipe import FimRecipe as FimRecipe, ReadRecipe as ReadRecipe
 from .settings.recipe import (
     ChatRecipe as ChatRecipe,
     Recipe as Recipe,
     compute_recipe_fingerprint as compute_recipe_fingerprint,
+    parse_clean_steps as parse_clean_steps,
+    parse_dedup as parse_dedup,
     recipe_to_plain as recipe_to_plain,
 )
-from .settings.recipe_values import parse_clean_steps as parse_clean_steps, parse_dedup as parse_dedup
 from .synthetic_run import parse_synthetic_input as parse_synthetic_input
 from .units.stopwatch import StageTime as StageTime
 from .units.stream_units import STREAM_BATCHES_FOLDER as STREAM_BATCHES_FOLDER
-from .units.subset_balance import (
-    DocumentGroup as DocumentGroup,
-    balance_subsets as balance_subsets,
-    describe_missed_shares as describe_missed_shares,
-)
 from .units.work_folder import WorkFolder as WorkFolder
-from .workers.executors import ExecutionSettings as ExecutionSettings
-from .workers.run_settings import RunSettings as RunSettings
+from .workers.executors import ExecutionSettings as ExecutionSettings, RunSettings as RunSettings

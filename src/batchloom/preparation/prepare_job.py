@@ -15,8 +15,15 @@ from batchloom.core.settings import quote_value
 from batchloom.preparation.phases.append import read_base_manifest, read_tokenizer_state, select_new_inputs
 from batchloom.preparation.prepare_run import PrepareRun
 from batchloom.preparation.remote_prepare import run_remote
-from batchloom.preparation.report.prepare_result import PrepareResult, make_result, subtract_base
-from batchloom.preparation.report.progress import Listener, Note, Progress, log_note
+from batchloom.preparation.report.progress import (
+    Listener,
+    Note,
+    PrepareResult,
+    Progress,
+    log_note,
+    make_result,
+    subtract_base,
+)
 from batchloom.preparation.report.report import PrepareReport, read_report
 from batchloom.preparation.request.append_checks import check_same_recipe
 from batchloom.preparation.request.inputs import InputArgument, list_inputs
@@ -35,12 +42,16 @@ from batchloom.preparation.rerun import (
     previous_detections,
     remove_leftover_work,
 )
-from batchloom.preparation.settings.keyword_options import PrepareOptions, check_option_names
-from batchloom.preparation.settings.recipe import Recipe, count_allowed_bad, is_valid_path
+from batchloom.preparation.settings.recipe import (
+    PrepareOptions,
+    Recipe,
+    check_option_names,
+    count_allowed_bad,
+    is_valid_path,
+)
 from batchloom.preparation.synthetic_run import parse_synthetic_input, write_synthetic
 from batchloom.preparation.units.work_folder import SPOOL_NAME, WorkFolder
-from batchloom.preparation.workers.executors import ExecutionSettings, ExecutorName
-from batchloom.preparation.workers.run_settings import RunSettings
+from batchloom.preparation.workers.executors import ExecutionSettings, ExecutorName, RunSettings
 from batchloom.sources import SourceListing
 from batchloom.sources.files import Spool
 from batchloom.store import MANIFEST_NAME, WORK_NAME, Manifest, lock_store, read_manifest, wrap_write_errors

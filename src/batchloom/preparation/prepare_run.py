@@ -20,8 +20,7 @@ from batchloom.preparation.documents.tokenizer_choice import choose_dtype_name, 
 from batchloom.preparation.phases.finish import CompletedJob, finish_store, make_manifest, move_store
 from batchloom.preparation.phases.phase_runner import PhaseResults, PhaseRunner, RunContext
 from batchloom.preparation.report.html_report import write_report_page
-from batchloom.preparation.report.prepare_result import PrepareResult, make_result, subtract_base
-from batchloom.preparation.report.progress import Listener, Note, Progress
+from batchloom.preparation.report.progress import Listener, Note, PrepareResult, Progress, make_result, subtract_base
 from batchloom.preparation.report.report import PrepareReport, ReportContent, encode_report
 from batchloom.preparation.request.append_checks import check_same_preferences
 from batchloom.preparation.request.recipe_file import recipe_settings_for_report
@@ -32,7 +31,7 @@ from batchloom.preparation.settings.read_recipe import describe_unused_weights
 from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint
 from batchloom.preparation.units.stopwatch import STAGES, StageTime, add_stage_times
 from batchloom.preparation.units.work_folder import WorkFolder
-from batchloom.preparation.workers.run_settings import RunSettings
+from batchloom.preparation.workers.executors import RunSettings
 from batchloom.sources import SourceListing, prefetch_sources
 from batchloom.store import PAGE_NAME, REPORT_NAME, Manifest, extend_manifest, read_manifest, write_file
 from batchloom.tokens import Tokenizer, parse_train_spec

@@ -29,8 +29,7 @@ from batchloom.preparation.remote_output import (
     release_claim,
 )
 from batchloom.preparation.report.html_report import write_report_page
-from batchloom.preparation.report.prepare_result import PrepareResult, make_result
-from batchloom.preparation.report.progress import Listener, Note, Progress
+from batchloom.preparation.report.progress import Listener, Note, PrepareResult, Progress, make_result
 from batchloom.preparation.report.report import parse_report, read_report
 from batchloom.preparation.request.inputs import list_inputs
 from batchloom.preparation.request.recipe_choice import PrepareRequest
@@ -49,7 +48,7 @@ from batchloom.preparation.synthetic_run import (
     write_synthetic,
 )
 from batchloom.preparation.units.work_folder import SPOOL_NAME, WORK_VERSION, JobIdentity
-from batchloom.preparation.workers.run_settings import RunSettings
+from batchloom.preparation.workers.executors import RunSettings
 from batchloom.remote import RemoteFile, RemoteFolder
 from batchloom.sources import SourceListing
 from batchloom.sources.files import Spool

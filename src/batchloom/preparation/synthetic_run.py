@@ -14,11 +14,10 @@ from batchloom.core.errors import SettingsError, StoreConflictError
 from batchloom.core.settings import quote_value, raise_problems, to_plain
 from batchloom.core.synthetic_data import SYNTHETIC, SyntheticDocuments, SyntheticSpec, parse_synthetic_spec
 from batchloom.preparation.documents.subsets import SubsetRule
-from batchloom.preparation.imports.token_pass import TokenBatch, hash_ids
+from batchloom.preparation.imports.token_files import TokenBatch, hash_ids
 from batchloom.preparation.phases.finish import make_subset_entry, move_store
 from batchloom.preparation.phases.unit_shards import ShardSettings, SubsetWriter
-from batchloom.preparation.report.prepare_result import PrepareResult, make_result
-from batchloom.preparation.report.progress import Listener, Note, Progress
+from batchloom.preparation.report.progress import Listener, Note, PrepareResult, Progress, make_result
 from batchloom.preparation.rerun import check_output_folder, remove_leftover_work
 from batchloom.preparation.settings.recipe import Recipe, flatten_settings
 from batchloom.preparation.units.unit_files import ROW

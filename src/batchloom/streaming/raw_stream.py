@@ -38,9 +38,7 @@ from batchloom.preparation.documents import (
     RecordParsers,
     choose_dtype_name,
     choose_job_tokenizer,
-    get_processor_state,
     make_media_encoder,
-    open_job_processor,
 )
 from batchloom.preparation.phases import WorkerSetup
 from batchloom.preparation.report import PrepareResult, log_note
@@ -50,6 +48,8 @@ from batchloom.preparation.settings import (
     build_step_indexes,
     check_option_names,
     describe_unused_weights,
+    get_processor_state,
+    open_job_processor,
 )
 from batchloom.preparation.units import plan_units
 from batchloom.preparation.workers import collect_versions

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from batchloom.preparation.dedup import (
-    connected_components,
     find_components,
+    near_duplicates,
     read_unit_duplicates,
 )
 from batchloom.preparation.dedup.duplicate_search import make_duplicate_rows
@@ -72,16 +72,16 @@ def test_groups_are_those_of_a_union_find(tmp_path_factory, links, files, first_
     links = [sorted(link, reverse=True) for link in links]
     paths = write_links(folder, links, files)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connected_components, "_PARTITION_DOCUMENTS", chunk_size)
-        patch.setattr(connected_components, "_CHUNK", max(2, chunk_size // 2))
+        patch.setattr(near_duplicates, "_PARTITION_DOCUMENTS", chunk_size)
+        patch.setattr(near_duplicates, "_CHUNK", max(2, chunk_size // 2))
         rows, _ = find_groups(folder, paths, first_new)
     assert rows == group_in_memory(links, first_new)
 
 
 @pytest.mark.parametrize("shape", ["chain", "star", "binary tree"])
 def test_long_and_wide_groups_end_at_their_first(tmp_path, monkeypatch, shape):
-    monkeypatch.setattr(connected_components, "_PARTITION_DOCUMENTS", 100)
-    monkeypatch.setattr(connected_components, "_CHUNK", 64)
+    monkeypatch.setattr(near_duplicates, "_PARTITION_DOCUMENTS", 100)
+    monkeypatch.setattr(near_duplicates, "_CHUNK", 64)
     count = 1000
     permutation = np.random.default_rng(2).permutation(count).tolist()
     links = {

@@ -12,7 +12,6 @@ from batchloom.core.files import release_pages
 from batchloom.preparation.dedup import (
     SIGNATURE_KEY,
     compute_signatures,
-    connected_components,
     count_partitions,
     find_components,
     map_signatures,
@@ -109,8 +108,8 @@ def test_near_duplicates_are_those_of_comparing_every_pair(
     banding = {"bands": bands, "rows": rows, "shingle": shingle}
     with pytest.MonkeyPatch.context() as patch:
         for module, name in (
-            (connected_components, "_PARTITION_DOCUMENTS"),
-            (connected_components, "_CHUNK"),
+            (near_duplicates, "_PARTITION_DOCUMENTS"),
+            (near_duplicates, "_CHUNK"),
             (near_duplicates, "_CHUNK_KEYS"),
         ):
             patch.setattr(module, name, chunk_size)

@@ -1,2 +1,2 @@
-from .output_columns import coerce_row as coerce_row
 from .row_conversion import ConversionResult as ConversionResult
+from .row_files import coerce_row as coerce_row

@@ -3,27 +3,19 @@
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
-from batchloom.chat.schema import match_mapping_columns
+from batchloom.chat.schema import format_columns, get_column_value, match_mapping_columns
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, InputMissingError, SchemaError, StoreConflictError, UnusableRecordError
 from batchloom.core.files import PARTIAL_SUFFIX, refuse_url
-from batchloom.core.settings import is_bool, quote_value, raise_problems
-from batchloom.preparation.conversion.output_columns import (
-    RowMapper,
-    check_output_columns,
-    coerce_row,
-    find_missing_columns,
-    make_row_mapper,
-    unknown_column_error,
-)
-from batchloom.preparation.conversion.row_files import JsonRowFile, Row, RowFile
-from batchloom.preparation.conversion.row_types import (
+from batchloom.core.settings import is_bool, quote_value, raise_problems, suggest
+from batchloom.preparation.conversion.row_files import JsonRowFile, Row, RowFile, coerce_row
+from batchloom.preparation.conversion.row_tables import (
     ColumnType,
     UntabularError,
     describe_type_changes,
@@ -31,7 +23,7 @@ from batchloom.preparation.conversion.row_types import (
 )
 from batchloom.preparation.documents.record_parsers import read_sample_rows
 from batchloom.preparation.report.progress import JobCounters, Listener, Note, Phase
-from batchloom.preparation.request.manifest_inputs import check_no_manifests
+from batchloom.preparation.request.inputs import check_no_manifests
 from batchloom.preparation.settings.read_recipe import ReadRecipe
 from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs, is_valid_path
 from batchloom.preparation.units.quarantine import encode_quarantine_line
@@ -48,6 +40,107 @@ from batchloom.sources import (
 )
 from batchloom.sources.files import COLUMNAR_KINDS, Compression, Source, detect_kind_by_name
 from batchloom.store import AtomicFile
+
+RowMapper = Callable[[Row], Row]
+
+
+def make_row_mapper(mapping: Mapping[str, str], columns: Sequence[str] | None) -> RowMapper | None:
+    """Return the function from input rows to output rows; None if rows stay unchanged.
+
+    It raises UnusableRecordError if a role would hide another column.
+
+    Args:
+        mapping: columns by role. A column is renamed to its role in place; the value at a path
+            (``answers.text[0]``) is appended as a new column.
+        columns: output names in order; None for all. A missing column is skipped.
+    """
+    if not mapping and columns is None:
+        return None
+    roles = {column: role for role, column in mapping.items()}
+
+    def choose(row: Row) -> Row:
+        renamed_row = _rename_columns(row, roles) if roles else row
+        if columns is None:
+            return renamed_row
+        return {name: renamed_row[name] for name in columns if name in renamed_row}
+
+    return choose
+
+
+def _rename_columns(row: Row, roles: Mapping[str, str]) -> Row:
+    names = [roles.get(name, name) for name in row]
+    renamed_row = dict(zip(names, row.values(), strict=True))
+    if len(renamed_row) < len(names):
+        raise _column_conflict_error(next(name for name in names if names.count(name) > 1))
+    for column, role in roles.items():
+        value = None if column in row else get_column_value(row, column)
+        if value is not None:
+            if role in renamed_row:
+                raise _column_conflict_error(role)
+            renamed_row[role] = value
+    return renamed_row
+
+
+def _column_conflict_error(role: str) -> UnusableRecordError:
+    return UnusableRecordError(
+        f"a column {role!r} already exists next to the one mapped to it; map that one to another role, or rename "
+        "it first"
+    )
+
+
+def check_output_columns(mapping: Mapping[str, str], columns: object) -> list[str]:
+    """Return the problems of the requested columns, before any row is read."""
+    problems = [f"map.{role}: names no column; leave {role}= out" for role in mapping if not mapping[role]]
+    mapped_columns = [column for column in mapping.values() if column]
+    problems += [
+        f"map: column {column!r} is named for several roles; name it once"
+        for column in sorted(
+            {mapped_column for mapped_column in mapped_columns if mapped_columns.count(mapped_column) > 1}
+        )
+    ]
+    if columns is None:
+        return problems
+    if (
+        isinstance(columns, str)
+        or not isinstance(columns, Sequence)
+        or not columns
+        or not all(isinstance(name, str) for name in columns)
+    ):
+        return [*problems, f"columns: {quote_value(columns)} is not a list of column names"]
+    renamed = {column: role for role, column in mapping.items() if column not in mapping}
+    problems += [
+        f"columns: {name!r} is called {renamed[name]!r} after --map; use that name"
+        for name in columns
+        if name in renamed
+    ]
+    repeated_names = sorted({name for name in columns if columns.count(name) > 1})
+    return problems + [f"columns: {name!r} is named twice" for name in repeated_names]
+
+
+def find_missing_columns(
+    mapping: Mapping[str, str], columns: Sequence[str] | None, rows: Iterable[Row]
+) -> list[tuple[str, str]]:
+    """Return the requested columns that no row has, as (option, column)."""
+    missing_columns = {("--map", column) for column in mapping.values()}
+    missing_columns |= {("--columns", name) for name in columns or () if name not in mapping}
+    for row in rows:
+        missing_columns -= {
+            missing_column
+            for missing_column in missing_columns
+            if missing_column[1] in row or get_column_value(row, missing_column[1]) is not None
+        }
+        if not missing_columns:
+            break
+    return sorted(missing_columns)
+
+
+def unknown_column_error(option: str, column: str, column_names: Sequence[str]) -> SchemaError:
+    """Return the error for a column that the first records lack."""
+    hint = suggest(column, column_names) or f"; name one of them with {option}"
+    return SchemaError(
+        f"no column {column!r} ({option}): the first records have {format_columns(column_names)}{hint}", column_names
+    )
+
 
 OutputFormat = Literal["jsonl", "json", "parquet"]
 

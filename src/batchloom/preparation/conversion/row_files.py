@@ -17,6 +17,11 @@ Row = dict[str, Any]
 SkippedRow = tuple[int, str]
 
 
+def coerce_row(value: Any) -> Row:
+    """Return a reader's value as a row; a text becomes a row of one column."""
+    return {"text": value} if isinstance(value, str) else value
+
+
 class RowFile(Protocol):
     """Protocol of a file that takes rows in order."""
 

@@ -1,7 +1,6 @@
-from .connected_components import find_components as find_components
-from .duplicate_count import DuplicateCounter as DuplicateCounter
 from .duplicate_search import (
     DUPLICATE as DUPLICATE,
+    DuplicateCounter as DuplicateCounter,
     read_unit_duplicates as read_unit_duplicates,
     search_duplicates as search_duplicates,
 )
@@ -12,7 +11,11 @@ from .minhash import (
     compute_signatures as compute_signatures,
     match_probability as match_probability,
 )
-from .near_duplicates import map_signatures as map_signatures, write_signature_keys as write_signature_keys
+from .near_duplicates import (
+    find_components as find_components,
+    map_signatures as map_signatures,
+    write_signature_keys as write_signature_keys,
+)
 from .seen_texts import SeenTexts as SeenTexts
 from .sorted_keys import (
     SIGNATURE_KEY as SIGNATURE_KEY,

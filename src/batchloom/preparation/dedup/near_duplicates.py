@@ -1,24 +1,33 @@
-"""Signature files, and the keys of the documents to search for near duplicates.
+"""Near duplicates: keys of MinHash signatures, and components of their links.
 
-For each unit, :func:`~batchloom.preparation.dedup.compute_signatures` gives one key per band and
-document, stored in a file (little-endian u64 [D, bands], no header). After exact deduplication,
-:func:`write_signature_keys` sorts the keys of the remaining documents.
-:func:`~batchloom.preparation.dedup.search_duplicates` links each document to the first with the same
-key, and :func:`~batchloom.preparation.dedup.find_components` decides which documents to drop.
+For each unit, :func:`compute_signatures` gives one key per band and document, stored in a file (little-endian
+u64 [D, bands], no header). After exact deduplication, :func:`write_signature_keys` sorts the keys of the remaining
+documents. :func:`search_duplicates` links each document to the first with the same key, and
+:func:`find_components` decides which documents to drop.
 """
 
-from collections.abc import Sequence
+import contextlib
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import OutputError
 from batchloom.core.files import release_pages
-from batchloom.preparation.dedup.duplicate_search import read_unit_duplicates
-from batchloom.preparation.dedup.key_files import describe_io_errors
+from batchloom.core.keyed_hashing import mix_in_place
+from batchloom.preparation.dedup.duplicate_search import DUPLICATE, make_duplicate_rows, read_unit_duplicates
 from batchloom.preparation.dedup.minhash import NO_KEY
-from batchloom.preparation.dedup.sorted_keys import SIGNATURE_KEY, open_key_writer
+from batchloom.preparation.dedup.sorted_keys import (
+    SIGNATURE_KEY,
+    count_records,
+    describe_io_errors,
+    map_records,
+    open_key_writer,
+    write_key_file,
+)
 
 # Keys that are converted at once.
 _CHUNK_KEYS = 1 << 20
@@ -81,3 +90,217 @@ def write_signature_keys(
             add(records.reshape(-1))
             release_pages(signatures)
             release_pages(parts)
+
+
+# Documents per partition, and pairs per chunk in memory: links in both directions, with room.
+_PARTITION_DOCUMENTS = 1 << 20
+_CHUNK = 1 << 22
+_U32 = np.uint64(32)
+_PAIR = np.dtype([("one", "<u8"), ("other", "<u8")])
+
+_DocumentIds = NDArray[np.uint64]
+
+
+@final
+class _PairSpill:
+    """Pairs of documents in files, partitioned by the hash of the first one."""
+
+    def __init__(self, folder: Path, partitions: int) -> None:
+        self._folder, self._partitions = folder, partitions
+        # Most partitions are read twice in a row, so the last one that fits one chunk is cached.
+        self._cached_chunk: tuple[int, tuple[_DocumentIds, _DocumentIds]] | None = None
+        with describe_io_errors(folder):
+            folder.mkdir(parents=True)
+
+    def add(self, nodes: _DocumentIds, values: _DocumentIds) -> None:
+        """Append pairs of ``nodes`` [K] and ``values`` [K]."""
+        if not len(nodes):
+            return
+        partition = mix_in_place(nodes.copy())
+        partition %= np.uint64(self._partitions)
+        partition = partition.astype(np.min_scalar_type(self._partitions))
+        order = np.argsort(partition, kind="stable")
+        pairs = np.stack([nodes[order], values[order]], axis=1)
+        partition = partition[order]
+        starts = np.flatnonzero(np.concatenate([[True], partition[1:] != partition[:-1]]))
+        numbers = partition[starts].tolist()
+        for number, partition_pairs in zip(numbers, np.split(pairs, starts[1:]), strict=True):
+            path = self._path(number)
+            # Each write opens the file: there may be more partitions than a process may open files.
+            with describe_io_errors(path), path.open("ab") as file:
+                file.write(np.ascontiguousarray(partition_pairs, "<u8").data)
+
+    def chunks(self, partition: int) -> Iterator[tuple[_DocumentIds, _DocumentIds]]:
+        """Yield the pairs of a partition in chunks, each sorted by the first document."""
+        path = self._path(partition)
+        if self._cached_chunk is not None and self._cached_chunk[0] == partition:
+            yield self._cached_chunk[1]
+        elif path.exists():
+            self._cached_chunk = None
+            pairs = map_records(path, _PAIR)
+            for start in range(0, len(pairs), _CHUNK):
+                nodes = pairs["one"][start : start + _CHUNK].copy()
+                order = np.argsort(nodes, kind="stable")
+                chunk = nodes[order], pairs["other"][start : start + _CHUNK][order]
+                if len(order) == len(pairs):
+                    self._cached_chunk = partition, chunk
+                yield chunk
+
+    def remove(self) -> None:
+        self._cached_chunk = None
+        with describe_io_errors(self._folder):
+            shutil.rmtree(self._folder)
+
+    def _path(self, partition: int) -> Path:
+        return self._folder / f"{partition:05d}.pairs"
+
+
+def find_components(links: Sequence[Path], scratch: Path, out: Path, first_new: int = 0) -> list[Path]:
+    """Write the documents to drop, each with the document that stays in its place.
+
+    :func:`~batchloom.preparation.dedup.read_unit_duplicates` reads the files.
+
+    Args:
+        links: files of :func:`~batchloom.preparation.dedup.search_duplicates` over signature keys, which
+            link each document to an earlier similar one.
+        scratch: folder for temporary files, emptied first and removed at the end.
+        out: output folder of ``near_00000.drops`` and so on.
+        first_new: number of the first new unit; documents of earlier units stay.
+
+    Returns:
+        The written files; every document occurs in at most one of them.
+
+    Raises:
+        OutputError: a file cannot be read or written, or is truncated.
+    """
+    count = sum(count_records(path, DUPLICATE) for path in links)
+    partitions = max(1, -(-count // _PARTITION_DOCUMENTS))
+    with describe_io_errors(scratch), contextlib.ExitStack() as stack:
+        shutil.rmtree(scratch, ignore_errors=True)
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        parts, pairs = _spill_links(links, scratch, partitions)
+        changed, round_ = True, 0
+        while changed:
+            large = _PairSpill(scratch / f"large_{round_}", partitions)
+            changed = _large_star(pairs, large, partitions)
+            pairs.remove()
+            pairs = _PairSpill(scratch / f"small_{round_}", partitions)
+            changed |= _small_star(large, pairs, partitions)
+            large.remove()
+            round_ += 1
+        return _write_component_drops(pairs, parts, scratch, out, partitions, first_new)
+
+
+def _spill_links(links: Sequence[Path], scratch: Path, partitions: int) -> tuple[_PairSpill, _PairSpill]:
+    """Return the part of each linked document, and the links in both directions."""
+    parts, once = (_PairSpill(scratch / "parts", partitions), _PairSpill(scratch / "once", partitions))
+    for path in links:
+        rows = map_records(path, DUPLICATE)
+        for start in range(0, len(rows), _CHUNK):
+            chunk = rows[start : start + _CHUNK]
+            later, first = _document_ids(chunk, ""), _document_ids(chunk, "first_")
+            parts.add(*_unique_pairs(later, chunk["part"].astype("<u8")))
+            parts.add(*_unique_pairs(first, chunk["first_part"].astype("<u8")))
+            once.add(*_unique_pairs(later, first))
+    # Similar documents mostly agree in many bands. Their repeated links meet only here.
+    pairs = _PairSpill(scratch / "links", partitions)
+    for partition in range(partitions):
+        for linked in once.chunks(partition):
+            later, first = _unique_pairs(*linked)
+            pairs.add(later, first)
+            pairs.add(first, later)
+    once.remove()
+    return parts, pairs
+
+
+def _large_star(pairs: _PairSpill, out: _PairSpill, partitions: int) -> bool:
+    """Link later neighbours to the first of the neighbourhood; return if any changed."""
+    changed = False
+    for partition in range(partitions):
+        table = _min_neighbours(pairs, partition)
+        for nodes, neighbours in pairs.chunks(partition):
+            first = np.minimum(nodes, _lookup_minimum(table, nodes))
+            outward = neighbours > nodes
+            changed |= bool((first != nodes)[outward].any())
+            out.add(neighbours[outward], first[outward])
+    return changed
+
+
+def _small_star(pairs: _PairSpill, out: _PairSpill, partitions: int) -> bool:
+    """Link earlier neighbours and the node to the first; return if any changed."""
+    changed = False
+    for partition in range(partitions):
+        table = _min_neighbours(pairs, partition)
+        for nodes, neighbours in pairs.chunks(partition):
+            first = _lookup_minimum(table, nodes)
+            linked = first == neighbours
+            changed |= not bool(linked.all())
+            later = np.where(linked, nodes, neighbours)
+            out.add(later, first)
+            out.add(first, later)
+    return changed
+
+
+def _write_component_drops(
+    stars: _PairSpill, parts: _PairSpill, scratch: Path, out: Path, partitions: int, first_new: int
+) -> list[Path]:
+    """Add parts to dropped and remaining documents and write the drops by partition."""
+    first_parts = _PairSpill(scratch / "first_parts", partitions)
+    for partition in range(partitions):
+        part_table = _min_neighbours(parts, partition)
+        for nodes, neighbours in stars.chunks(partition):
+            outward = neighbours > nodes
+            first_parts.add(neighbours[outward], _lookup_minimum(part_table, nodes[outward]))
+    files = []
+    for partition in range(partitions):
+        later, first = _min_neighbours(stars, partition)
+        dropped_indices = np.flatnonzero(first < later)
+        later, first = later[dropped_indices], first[dropped_indices]
+        part = _lookup_minimum(_min_neighbours(parts, partition), later)
+        first_part = _lookup_minimum(_min_neighbours(first_parts, partition), later)
+        rows = make_duplicate_rows(later, part, first, first_part)
+        path = out / f"near_{partition:05d}.drops"
+        with write_key_file(path) as file, describe_io_errors(path):
+            file.write(rows[rows["unit"] >= first_new].data)
+        files.append(path)
+    return files
+
+
+def _min_neighbours(pairs: _PairSpill, partition: int) -> tuple[_DocumentIds, _DocumentIds]:
+    """Return the sorted documents of a partition and the smallest neighbour of each."""
+    documents = firsts = np.zeros(0, np.uint64)
+    for chunk in pairs.chunks(partition):
+        nodes, neighbours = chunk
+        if len(documents):
+            nodes, neighbours = (np.concatenate([documents, nodes]), np.concatenate([firsts, neighbours]))
+            order = np.argsort(nodes, kind="stable")
+            nodes, neighbours = nodes[order], neighbours[order]
+        starts = np.flatnonzero(np.concatenate([[True], nodes[1:] != nodes[:-1]]))
+        documents, firsts = nodes[starts], np.minimum.reduceat(neighbours, starts)
+    return documents, firsts
+
+
+def _lookup_minimum(table: tuple[_DocumentIds, _DocumentIds], documents: _DocumentIds) -> _DocumentIds:
+    """Look up sorted documents in a table of :func:`_min_neighbours`.
+
+    Documents may repeat.
+    """
+    new = np.ones(len(documents), bool)
+    np.not_equal(documents[1:], documents[:-1], out=new[1:])
+    starts = np.flatnonzero(new)
+    values = table[1][np.searchsorted(table[0], documents[starts])]
+    return np.repeat(values, np.diff(starts, append=len(documents)))
+
+
+def _unique_pairs(nodes: _DocumentIds, values: _DocumentIds) -> tuple[_DocumentIds, _DocumentIds]:
+    """Sort pairs and remove repeated ones."""
+    order = np.lexsort((values, nodes))
+    nodes, values = nodes[order], values[order]
+    new = np.ones(len(nodes), bool)
+    new[1:] = (nodes[1:] != nodes[:-1]) | (values[1:] != values[:-1])
+    return nodes[new], values[new]
+
+
+def _document_ids(rows: NDArray[np.void], prefix: str) -> _DocumentIds:
+    units = rows[f"{prefix}unit"].astype(np.uint64)
+    return (units << _U32) | rows[f"{prefix}number"].astype(np.uint64)

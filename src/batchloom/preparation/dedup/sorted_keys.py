@@ -1,16 +1,20 @@
-"""Key files of documents, lines and bands, sorted in runs to read key ranges."""
+"""Key files of documents, lines and bands, sorted in runs to read key ranges.
+
+Files are renamed into place, so existing ones are complete.
+"""
 
 import contextlib
+import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, final
+from typing import IO, BinaryIO, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.files import release_pages
-from batchloom.preparation.dedup.key_files import count_records, describe_io_errors, map_records, write_key_file
+from batchloom.core.errors import OutputError
+from batchloom.core.files import PARTIAL_SUFFIX, release_pages, wrap_os_errors
 
 # Two keys match if both halves are equal. `part` is the index of the file part in the unit.
 KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<u4"), ("part", "<u4")])
@@ -156,3 +160,63 @@ def iter_key_range(
         if last > first:
             yield run[first:last]
             release_pages(records)
+
+
+def describe_io_errors(path: Path) -> contextlib.AbstractContextManager[None]:
+    """Raise OSErrors about ``path`` as an OutputError with a remedy."""
+    return wrap_os_errors("use", path)
+
+
+@contextlib.contextmanager
+def write_key_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that is renamed to ``path`` on success and removed on failure.
+
+    Exceptions of the body pass unchanged, so callers wrap their writes in :func:`describe_io_errors`.
+    """
+    partial_path = path.with_name(path.name + PARTIAL_SUFFIX)
+    with contextlib.ExitStack() as stack:
+        with describe_io_errors(path):
+            file = partial_path.open("wb")
+        stack.callback(_discard_partial, file, partial_path)
+        yield file
+        with describe_io_errors(path):
+            file.flush()
+            os.fsync(file.fileno())
+            partial_path.replace(path)
+
+
+def _discard_partial(file: BinaryIO, partial_path: Path) -> None:
+    # The write error is already raised. An error on closing would only repeat it.
+    with contextlib.suppress(OSError):
+        file.close()
+    with contextlib.suppress(OSError):
+        partial_path.unlink(missing_ok=True)
+
+
+def count_records(path: Path, kind: np.dtype[np.void]) -> int:
+    """Return the number of records of ``kind``.
+
+    Raises:
+        OutputError: the file cannot be read, or is truncated.
+    """
+    with describe_io_errors(path):
+        size = path.stat().st_size
+    count, remainder = divmod(size, kind.itemsize)
+    if remainder:
+        raise OutputError(
+            f"{path} has {size:,} bytes, which is not a multiple of {kind.itemsize}: it was truncated or "
+            "overwritten; delete its work folder to start over."
+        )
+    return count
+
+
+def map_records(path: Path, kind: np.dtype[np.void]) -> NDArray[np.void]:
+    """Memory-map the records of a file, ``kind`` [records].
+
+    Raises:
+        OutputError: the file cannot be read, or is truncated.
+    """
+    if not count_records(path, kind):
+        return np.zeros(0, kind)
+    with describe_io_errors(path):
+        return np.memmap(path, kind, "r").view(np.ndarray)

@@ -9,19 +9,23 @@ from .document_encoder import (
     fault_rule as fault_rule,
     normalize_records as normalize_records,
 )
-from .input_walk import ParsedRecords as ParsedRecords, iter_parsed_records as iter_parsed_records
-from .media_processor import get_processor_state as get_processor_state, open_job_processor as open_job_processor
 from .media_tokens import PlacedMedium as PlacedMedium
 from .record_parsers import (
     TEMPLATED_KINDS as TEMPLATED_KINDS,
+    ParsedRecords as ParsedRecords,
     RecordParser as RecordParser,
     RecordParsers as RecordParsers,
     check_no_mixed_preferences as check_no_mixed_preferences,
+    iter_parsed_records as iter_parsed_records,
     iter_texts as iter_texts,
     make_record_parser as make_record_parser,
     read_sample_rows as read_sample_rows,
 )
-from .subsets import SubsetRule as SubsetRule, hash_to_unit_interval as hash_to_unit_interval
+from .subsets import (
+    MoveCandidates as MoveCandidates,
+    SubsetRule as SubsetRule,
+    hash_to_unit_interval as hash_to_unit_interval,
+)
 from .token_encoder import (
     EncodedBatch as EncodedBatch,
     compute_document_keys as compute_document_keys,

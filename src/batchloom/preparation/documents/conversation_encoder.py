@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from batchloom.chat import RenderError
 from batchloom.chat.templates import ConversationText, NothingTrainedError, compute_trained_spans
 from batchloom.core.conversation import Conversation
-from batchloom.preparation.documents.chat_encoding import ChatEncoder
-from batchloom.preparation.documents.chat_masks import MaskedTokens, RenderedText, mask_texts
+from batchloom.preparation.documents.chat_encoding import ChatEncoder, MaskedTokens, RenderedText, mask_texts
 from batchloom.preparation.documents.media_tokens import (
     MediaText,
     PlacedMedium,
@@ -22,8 +21,7 @@ from batchloom.preparation.documents.media_tokens import (
     truncate_media,
     write_expansions,
 )
-from batchloom.preparation.settings.chat_rules import ChatRules
-from batchloom.preparation.settings.overlong_policy import OverlongError, count_fitting_tokens, split_at_limit
+from batchloom.preparation.settings.chat_rules import ChatRules, OverlongError, count_fitting_tokens, split_at_limit
 
 
 class EncodeFault(NamedTuple):

@@ -13,7 +13,6 @@ from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.documents.chat_encoding import ChatEncoder, MediaTextEncoder
 from batchloom.preparation.documents.conversation_encoder import EncodeFault
 from batchloom.preparation.documents.fill_in_the_middle import FimCutter
-from batchloom.preparation.documents.interleaved_encoder import encode_interleaved
 from batchloom.preparation.documents.preference_encoder import (
     encode_labelled_answers,
     encode_preference_pairs,
@@ -25,6 +24,7 @@ from batchloom.preparation.documents.token_encoder import (
     EncodedBatch,
     encode_chats,
     encode_fim_texts,
+    encode_interleaved,
     encode_texts,
     encode_token_rows,
     make_snippet,

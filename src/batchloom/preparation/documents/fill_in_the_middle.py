@@ -16,7 +16,7 @@ from batchloom.core.errors import TokenizerError
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import GOLDEN, HashKey, hash_indices, mix_in_place
 from batchloom.core.settings import suggest
-from batchloom.preparation.settings.fim_recipe import FimRecipe
+from batchloom.preparation.settings.read_recipe import FimRecipe
 from batchloom.tokens import Tokenizer
 
 # Sentinels before prefix, suffix and middle, as published models have them.

@@ -12,9 +12,7 @@ from batchloom.core.addresses import redact_url
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.medium import Medium
 from batchloom.media import PlaceholderExpansion, ProcessorFamily
-from batchloom.preparation.documents.chat_encoding import ControlEncoder
-from batchloom.preparation.documents.chat_masks import MaskedTokens
-from batchloom.preparation.documents.token_positions import to_byte_offsets
+from batchloom.preparation.documents.chat_encoding import ControlEncoder, MaskedTokens, to_byte_offsets
 
 
 class MediaText(NamedTuple):

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from batchloom.core.conversation import Conversation, LabelledConversation, PreferencePair
 from batchloom.preparation.documents.chat_encoding import ChatEncoder
 from batchloom.preparation.documents.conversation_encoder import EncodedConversations, EncodeFault, encode_conversations
-from batchloom.preparation.documents.document_arrays import add_control_tokens
-from batchloom.preparation.documents.token_encoder import EncodedBatch
-from batchloom.preparation.settings.chat_rules import ChatRules
-from batchloom.preparation.settings.overlong_policy import OverlongError
+from batchloom.preparation.documents.token_encoder import EncodedBatch, add_control_tokens
+from batchloom.preparation.settings.chat_rules import ChatRules, OverlongError
 from batchloom.store import BAD, CHOSEN, GOOD, REJECTED
 from batchloom.tokens import Tokenizer
 

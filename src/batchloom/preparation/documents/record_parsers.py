@@ -1,7 +1,8 @@
 """Record parsers of sources, chosen by the schema of their first records."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, final
 
@@ -24,24 +25,20 @@ from batchloom.chat.schema import (
     parse_messages,
     unused_message_keys,
 )
+from batchloom.core.addresses import is_url
 from batchloom.core.conversation import Conversation, InterleavedText, LabelledConversation, PreferencePair
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
+from batchloom.core.files import describe_os_error
+from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind, detect_medium_kind
+from batchloom.core.wording import describe_json_type
 from batchloom.media import MediaInspector, MediaLimits, MediaResolver
-from batchloom.preparation.documents.caption_files import (
-    MediaByStem,
-    add_file_columns,
-    is_media_table,
-    is_possible_caption,
-    list_media_by_stem,
-    make_captioned,
-)
-from batchloom.preparation.documents.media_processor import open_job_processor
+from batchloom.preparation.documents.token_encoder import estimate_characters
 from batchloom.preparation.settings.chat_rules import ChatRules
-from batchloom.preparation.settings.media_recipe import MediaRecipe
+from batchloom.preparation.settings.media_recipe import MediaRecipe, open_job_processor
 from batchloom.preparation.settings.recipe import ChatRecipe, Recipe
-from batchloom.sources import PartReader, ReadLimits, ReadRules, SourcePart
-from batchloom.sources.files import Source
+from batchloom.sources import PartReader, ReadLimits, ReadRules, RecordBounds, SourcePart
+from batchloom.sources.files import Source, get_suffix
 from batchloom.sources.formats import SNIPPET_BYTES
 from batchloom.store.format import PreferenceKind
 
@@ -500,3 +497,154 @@ def _find_text_column(schema: Schema, rows: Sequence[Mapping[str, Any]]) -> str 
         return None
     (column,) = schema.columns["text"]
     return column if any(column in row for row in rows) else None
+
+
+_METADATA_STEM = "metadata"
+_FILE_NAME_COLUMNS = ("file_name", "file_names")
+_CAPTION_SUFFIXES = (".txt", ".caption")
+
+# Media of a folder by file name stem.
+MediaByStem = Mapping[str, tuple[Medium, ...]]
+
+
+def is_media_table(source: Source) -> bool:
+    """Return whether a source is named ``metadata.*``: a table of adjacent media."""
+    return source.path.rpartition("/")[2].partition(".")[0] == _METADATA_STEM
+
+
+def add_file_columns(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a table row with its files as ``images``, ``audios`` and ``videos``.
+
+    A name without an image, audio or video extension raises UnusableRecordError.
+    """
+    file_name_column = next((name for name in _FILE_NAME_COLUMNS if row.get(name) is not None), None)
+    if file_name_column is None:
+        return row
+    value = row[file_name_column]
+    media_columns: dict[str, list[str]] = {}
+    for name in value if isinstance(value, list) else [value]:
+        if not isinstance(name, str):
+            raise UnusableRecordError(
+                f"column {file_name_column!r} holds {describe_json_type(name)}, not the name of a file next to the "
+                "table"
+            )
+        kind = detect_medium_kind(name)
+        if kind is None:
+            raise UnusableRecordError(
+                f"column {file_name_column!r} names {name!r:.200}, which has no image, audio or video extension; "
+                "leave it out"
+            )
+        media_columns.setdefault(f"{kind}s", []).append(name)
+    if filled_column := next((column for column in media_columns if row.get(column)), None):
+        raise UnusableRecordError(
+            f"columns {file_name_column!r} and {filled_column!r} both name media; leave one of them out"
+        )
+    return {**{name: cell for name, cell in row.items() if name not in _FILE_NAME_COLUMNS}, **media_columns}
+
+
+def is_possible_caption(source: Source, limits: ReadLimits) -> bool:
+    """Return whether a text may be the caption of media with the same name stem.
+
+    Compressed, archived and remote texts are no captions, nor are texts long enough to be split.
+    """
+    return (
+        get_suffix(source.path).lower() in _CAPTION_SUFFIXES
+        and source.compression is None
+        and source.member is None
+        and source.size <= limits.whole_text_bytes
+        and not is_url(source.path)
+    )
+
+
+def list_media_by_stem(folder: str) -> MediaByStem:
+    """List the media of a folder by file name stem, images first."""
+    files_by_stem: dict[str, list[tuple[int, str, MediumKind]]] = {}
+    try:
+        for name in os.listdir(folder):  # noqa: PTH208 - names suffice, and there may be very many
+            kind = detect_medium_kind(name)
+            if kind is not None and not name.startswith("."):
+                stem = name.rpartition(".")[0]
+                files_by_stem.setdefault(stem, []).append((MEDIUM_KINDS.index(kind), name, kind))
+    except OSError as error:
+        raise InputError(
+            f"Cannot read folder {folder}, so captions cannot be distinguished from other texts: "
+            f"{describe_os_error(error)}."
+        ) from error
+    return {stem: tuple(Medium(kind, name) for _, name, kind in sorted(files)) for stem, files in files_by_stem.items()}
+
+
+def make_captioned(media: tuple[Medium, ...], text: str) -> InterleavedText:
+    """Return media followed by their caption, without the final line end of its file."""
+    caption = text.removesuffix("\n").removesuffix("\r")
+    return InterleavedText([*[""] * len(media), caption], list(media))
+
+
+# Minimum number of characters that a batch counts as, so that batches without documents also end a part.
+_MIN_BATCH_CHARACTERS = 64 << 10
+
+OnInputError = Callable[[SourcePart, InputError], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRecords:
+    """Batch of parsed records.
+
+    Attributes:
+        part: part that is read.
+        record_parser: parser of the part.
+        batch: documents; rows that give none are among its bad records.
+        before: records of the source before the part; None if they were not counted.
+        consumed: bytes of the part (as listed) read so far.
+        ended: the part was read to its end; this batch is empty.
+    """
+
+    part: SourcePart
+    record_parser: RecordParser
+    batch: Records
+    before: int | None
+    consumed: int
+    ended: bool = False
+
+
+def iter_parsed_records(
+    parts: Iterable[tuple[SourcePart, int | None]],
+    record_parsers: RecordParsers,
+    bounds: RecordBounds | None,
+    on_input_error: OnInputError,
+) -> Iterator[ParsedRecords]:
+    """Yield the parsed batches of parts, one part after the other.
+
+    Args:
+        parts: parts, each with the number of document characters after which reading stops (None: read all).
+        record_parsers: record parser of each source.
+        bounds: moves nominal part ends to record boundaries; None if the parts end there already.
+        on_input_error: called for each part that cannot be read; the other parts are still read.
+    """
+    ends: dict[str, tuple[int, int | None]] = {}
+    for part, max_characters in parts:
+        end, before = ends.get(part.source.name, (0, 0))
+        if part.start != end:
+            before = None
+        record_count, character_count, truncated = 0, 0, False
+        try:
+            record_parser = record_parsers.get_parser(part.source)
+            with PartReader(part, record_parser.rules, bounds) as reader:
+                for batch in reader:
+                    record_parser.parse_records(batch)
+                    record_count += batch.records_read
+                    character_count += (
+                        0
+                        if max_characters is None
+                        else max(sum(map(estimate_characters, batch.values)), _MIN_BATCH_CHARACTERS)
+                    )
+                    yield ParsedRecords(part, record_parser, batch, before, reader.consumed)
+                    truncated = max_characters is not None and character_count >= max_characters
+                    if truncated:
+                        break
+                if not truncated:
+                    reader.finish()
+                    character_count = part.stop - part.start
+                    yield ParsedRecords(part, record_parser, Records(), before, character_count, ended=True)
+        except InputError as error:
+            on_input_error(part, error)
+        ends[part.source.name] = (part.stop, None if before is None or truncated else before + record_count)

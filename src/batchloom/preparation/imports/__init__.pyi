@@ -1,2 +1,1 @@
-from .import_settings import ImportSpec as ImportSpec, LinkMode as LinkMode
-from .token_import import run_import as run_import
+from .token_import import ImportSpec as ImportSpec, LinkMode as LinkMode, run_import as run_import

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, OutputError
 from batchloom.preparation.documents.subsets import SmallestHashes, SubsetRule
-from batchloom.preparation.imports.token_files import TokenFile
-from batchloom.preparation.imports.token_pass import (
+from batchloom.preparation.imports.token_files import (
     EdgeTokens,
     TokenBatch,
+    TokenFile,
     VocabularyCheck,
     hash_ids,
     iter_token_batches,

@@ -12,7 +12,7 @@ from batchloom.core.errors import StoreError
 from batchloom.core.files import JSON_DECODE_ERRORS, describe_os_error, read_regular_file
 from batchloom.core.wording import format_count
 from batchloom.preparation.dedup.sorted_keys import write_keys
-from batchloom.preparation.documents.document_arrays import make_duplicate_keys
+from batchloom.preparation.documents.token_encoder import make_duplicate_keys
 from batchloom.preparation.phases.duplicate_tasks import StoredSignatures
 from batchloom.preparation.report.report import read_report
 from batchloom.preparation.rerun import hash_recorded_parts, make_report_sources

@@ -15,9 +15,14 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import release_pages
 from batchloom.preparation.dedup.duplicate_search import read_unit_duplicates
-from batchloom.preparation.documents.subsets import SmallestHashes, SubsetRule
+from batchloom.preparation.documents.subsets import (
+    MoveCandidates,
+    SmallestHashes,
+    SubsetRule,
+    balance_subsets,
+    misses_share,
+)
 from batchloom.preparation.units.shard_cutter import ShardCutter
-from batchloom.preparation.units.subset_balance import MoveCandidates, balance_subsets, misses_share
 from batchloom.preparation.units.unit_files import (
     DEDUP_COUNTS_NAME,
     DROPPED_NAME,

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from batchloom.preparation.dedup.connected_components import find_components
 from batchloom.preparation.dedup.duplicate_search import search_duplicates
-from batchloom.preparation.dedup.key_files import map_records
-from batchloom.preparation.dedup.near_duplicates import map_signatures, write_signature_keys
-from batchloom.preparation.dedup.sorted_keys import KEY, SIGNATURE_KEY
+from batchloom.preparation.dedup.near_duplicates import find_components, map_signatures, write_signature_keys
+from batchloom.preparation.dedup.sorted_keys import KEY, SIGNATURE_KEY, map_records
 from batchloom.preparation.units.unit_files import ROW, ROWS_NAME, SIGNATURES_NAME
 from batchloom.preparation.units.work_folder import attempt_folder, move_into_place, open_attempt_file
 from batchloom.store import map_signature_file

@@ -39,8 +39,7 @@ from batchloom.preparation.units.work_folder import (
     read_dedup_counts,
     read_unit_shards,
 )
-from batchloom.preparation.workers.protocols import Executor, TaskMessage
-from batchloom.preparation.workers.task_retry import iter_task_events
+from batchloom.preparation.workers.protocols import Executor, TaskMessage, iter_task_events
 from batchloom.store import ShardEntry, write_file
 
 # No single document can crash these tasks, so deaths come from the machine.

@@ -14,7 +14,7 @@ from batchloom.core.wording import format_count
 from batchloom.preparation.documents.chat_encoding import ChatEncoder
 from batchloom.preparation.documents.document_encoder import EncodeContext
 from batchloom.preparation.documents.record_parsers import RecordParsers
-from batchloom.preparation.documents.subsets import SubsetRule
+from batchloom.preparation.documents.subsets import SubsetRule, describe_missed_shares
 from batchloom.preparation.documents.tokenizer_choice import choose_dtype_name, choose_job_template, find_unused_columns
 from batchloom.preparation.phases.append import BaseGenerations, read_base_generations
 from batchloom.preparation.phases.dedup_report import DuplicatePairReader, PairList, load_or_find_pairs
@@ -37,7 +37,6 @@ from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerp
 from batchloom.preparation.units.crash_isolation import CrashTracker, RecordExcludedError
 from batchloom.preparation.units.part_cuts import make_cuts_tasks, select_unit_cuts
 from batchloom.preparation.units.stream_units import STREAM_BATCHES_FOLDER, AdoptionContext, adopt_unit
-from batchloom.preparation.units.subset_balance import describe_missed_shares
 from batchloom.preparation.units.tasks import SegmentKeysTask, UnitTask
 from batchloom.preparation.units.unit_report import StepFlow, UnitReport
 from batchloom.preparation.units.units import compute_unit_identity, plan_units
@@ -53,6 +52,7 @@ from batchloom.preparation.units.work_folder import (
 )
 from batchloom.preparation.workers.executors import (
     ExecutorRequest,
+    RunSettings,
     choose_worker_count,
     make_executor,
     prestart_workers,
@@ -61,7 +61,6 @@ from batchloom.preparation.workers.executors import (
 from batchloom.preparation.workers.machine_limits import count_cores
 from batchloom.preparation.workers.process_pool import PrestartedWorkers
 from batchloom.preparation.workers.protocols import Executor
-from batchloom.preparation.workers.run_settings import RunSettings
 from batchloom.preparation.workers.versions import collect_versions
 from batchloom.sources import ReadRules, SourceListing, format_record_name
 from batchloom.sources.files import PartStart

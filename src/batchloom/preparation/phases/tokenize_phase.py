@@ -10,8 +10,7 @@ from batchloom.preparation.units.tasks import CrashMarker, UnitProgress, UnitTas
 from batchloom.preparation.units.unit_report import UnitReportMerger
 from batchloom.preparation.units.units import Unit
 from batchloom.preparation.units.work_folder import UnitFacts
-from batchloom.preparation.workers.protocols import Executor, TaskMessage
-from batchloom.preparation.workers.task_retry import iter_task_events
+from batchloom.preparation.workers.protocols import Executor, TaskMessage, iter_task_events
 from batchloom.sources import ReadRules, make_bad_record_error
 
 

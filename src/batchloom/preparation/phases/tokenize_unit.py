@@ -26,7 +26,7 @@ from batchloom.preparation.documents.token_encoder import (
     split_digests,
 )
 from batchloom.preparation.phases.ingest import RecordIngester
-from batchloom.preparation.settings.overlong_policy import OverlongError
+from batchloom.preparation.settings.chat_rules import OverlongError
 from batchloom.preparation.units.crash_isolation import CrashIsolation
 from batchloom.preparation.units.quarantine import ReasonCounts, count_reason
 from batchloom.preparation.units.stopwatch import Stopwatch

@@ -1,6 +1,10 @@
 from .html_report import write_report_page as write_report_page
-from .prepare_result import PrepareResult as PrepareResult
-from .progress import JobCounters as JobCounters, Listener as Listener, log_note as log_note
+from .progress import (
+    JobCounters as JobCounters,
+    Listener as Listener,
+    PrepareResult as PrepareResult,
+    log_note as log_note,
+)
 from .report import (
     ReportedSource as ReportedSource,
     build_content as build_content,

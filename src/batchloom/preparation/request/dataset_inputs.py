@@ -11,7 +11,7 @@ from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.settings import quote_value, raise_problems
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
 from batchloom.media import FrameSampling
-from batchloom.preparation.request.manifest_inputs import is_manifest_path
+from batchloom.preparation.request.inputs import is_manifest_path
 from batchloom.preparation.settings.dataset_config import (
     FORM_BY_FORMAT,
     MULTIMODAL_TYPES,

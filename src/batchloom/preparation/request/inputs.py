@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias, Union
 from batchloom.core.addresses import redact_url
 from batchloom.core.errors import InputError
 from batchloom.media import FrameSampling
-from batchloom.preparation.request.manifest_inputs import is_manifest_path
 from batchloom.preparation.settings.media_recipe import MediaRecipe
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs
@@ -19,6 +18,9 @@ from batchloom.sources.files import DetectedFile, Spool
 
 if TYPE_CHECKING:
     from batchloom.preparation.settings.dataset_config import DatasetConfig
+import glob
+
+from batchloom.core.addresses import is_url_or_stdin
 
 # DatasetConfig is quoted, because its module is only loaded when needed.
 InputArgument: TypeAlias = Union[str, os.PathLike[str], "DatasetConfig"]
@@ -155,3 +157,29 @@ def hoist_common_settings(
         return sources, reading
     lifted = replace(reading, text_field=first.text_field, mapping=first.mapping)
     return tuple(replace(source, text_field=None, mapping={}) for source in sources), lifted
+
+
+_MANIFEST_SUFFIXES = (".yaml", ".yml")
+
+
+def is_manifest_path(value: object) -> bool:
+    """Return whether an input is a YAML manifest; such files inside folders are not."""
+    if not isinstance(value, str) or not value.lower().endswith(_MANIFEST_SUFFIXES) or is_url_or_stdin(value):
+        return False
+    if glob.has_magic(value) and not os.path.lexists(value):
+        return False
+    return not os.path.isdir(value)  # noqa: PTH112 - a string stays a string
+
+
+def check_no_manifests(inputs: Sequence[str], command: str) -> None:
+    """Refuse manifests in a command that takes the files they list.
+
+    Raises:
+        InputError: the message names the first.
+    """
+    for path in inputs:
+        if is_manifest_path(path):
+            raise InputError(
+                f"{path} is named like a manifest, which {command} does not read; name the files it lists, or "
+                "inspect it with batchloom doctor."
+            )

@@ -20,11 +20,17 @@ from batchloom.preparation.request.inputs import (
 from batchloom.preparation.request.recipe_file import RawRecipe, read_recipe_file, to_raw_recipe
 from batchloom.preparation.request.recipe_of_store import is_store_path, read_store_recipe
 from batchloom.preparation.settings.dedup_recipe import DedupRecipe
-from batchloom.preparation.settings.fim_recipe import parse_fim
 from batchloom.preparation.settings.media_recipe import MediaRecipe, media_to_settings, parse_media
-from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
-from batchloom.preparation.settings.recipe import ChatRecipe, Recipe, is_valid_path
-from batchloom.preparation.settings.recipe_values import coerce_token_count, parse_clean_steps, parse_dedup, parse_names
+from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe, parse_fim
+from batchloom.preparation.settings.recipe import (
+    ChatRecipe,
+    Recipe,
+    coerce_token_count,
+    is_valid_path,
+    parse_clean_steps,
+    parse_dedup,
+    parse_names,
+)
 from batchloom.sources import make_input_labels
 from batchloom.store import MANIFEST_NAME, read_manifest
 from batchloom.store.format import split_checksum

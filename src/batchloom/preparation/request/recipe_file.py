@@ -14,11 +14,15 @@ from batchloom.core.files import decode_file_name, refuse_url
 from batchloom.core.settings import quote_value, raise_problems, suggest
 from batchloom.core.yaml_reader import EXPONENT_PATTERN, FLOAT_TAG, read_yaml
 from batchloom.preparation.settings.dataset_file import MANIFEST_KEYS, ConfigLocation
-from batchloom.preparation.settings.fim_recipe import fim_to_plain
 from batchloom.preparation.settings.media_recipe import media_to_settings
-from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
-from batchloom.preparation.settings.recipe import ChatRecipe, Recipe
-from batchloom.preparation.settings.recipe_values import clean_steps_to_settings, dedup_to_plain, format_token_count
+from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe, fim_to_plain
+from batchloom.preparation.settings.recipe import (
+    ChatRecipe,
+    Recipe,
+    clean_steps_to_settings,
+    dedup_to_plain,
+    format_token_count,
+)
 from batchloom.store import MANIFEST_NAME
 
 # Order of a printed recipe; settings that are not listed come before those of conversations.

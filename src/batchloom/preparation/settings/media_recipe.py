@@ -1,16 +1,25 @@
-"""Settings of images, audio and video: processor, data folder and storage."""
+"""Settings of images, audio and video, and the processor that they name."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
 from batchloom.core.addresses import redact_url as address
-from batchloom.core.errors import SettingsError
+from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.settings import Setting, find_problems, is_text, quote_value, raise_problems, suggest, to_plain
-from batchloom.media import FrameSampling, MediaLimits, read_processor_files
-from batchloom.preparation.settings.processor_lookup import find_processor_folder, is_repository_name
+from batchloom.media import (
+    PROCESSOR_FILES,
+    TEMPLATE_FILES,
+    FrameSampling,
+    MediaLimits,
+    MediaProcessor,
+    open_processor,
+    read_processor_files,
+)
+from batchloom.tokens import HUB_ID_PATTERN, RepositoryFiles, fetch_hub_folder, read_sidecar_hints
 
 MediaStorage = Literal["reference", "embed"]
 MEDIA_PANEL = "Images, audio and video"
@@ -162,3 +171,82 @@ def media_to_plain(media: MediaRecipe) -> dict[str, Any]:
     elif media.data_folder is not None:
         plain["data_folder"] = address(media.data_folder)
     return plain
+
+
+_FOLDER_HINT = "give the folder that a processor's save_pretrained wrote"
+_REQUIRED_FILES = RepositoryFiles(
+    # video_preprocessor_config.json alone is no processor.
+    PROCESSOR_FILES[:2],
+    (
+        *PROCESSOR_FILES[2:],
+        *TEMPLATE_FILES,
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "config.json",
+    ),
+    InputError,
+    f"it is of no processor; {_FOLDER_HINT}",
+    f"{_FOLDER_HINT} (there is none of this name here)",
+)
+
+
+def is_repository_name(processor: str) -> bool:
+    """Return whether a name is a Hub repository: no local path, and of its form."""
+    return HUB_ID_PATTERN.fullmatch(processor) is not None and not Path(processor).exists()
+
+
+def find_processor_folder(processor: str) -> Path:
+    """Return the folder of a processor, fetched from the Hub if it is a repository.
+
+    Files in the local Hub cache are not requested again.
+
+    Raises:
+        MissingDependencyError: it is on the Hub, and huggingface_hub is not installed.
+        InputError: it cannot be fetched from the Hub.
+    """
+    if is_repository_name(processor):
+        return fetch_hub_folder(processor, _REQUIRED_FILES)
+    return Path(processor).expanduser()
+
+
+def open_job_processor(media: MediaRecipe, tokenizer: str) -> MediaProcessor:
+    """Open the processor of a recipe; its folder is read again if its files change.
+
+    Args:
+        media: media settings, which name the processor.
+        tokenizer: tokenizer as the recipe names it; used if the processor's folder has no tokenizer.
+
+    Raises:
+        InputError: the processor does not exist or cannot be loaded.
+        MissingDependencyError: transformers or Pillow is not installed.
+    """
+    folder = find_processor_folder(media.processor)
+    tokenizer_path = Path(tokenizer).expanduser()
+    tokenizer_folder = tokenizer_path if tokenizer_path.is_dir() else None
+    return _open_cached_processor(folder, tokenizer_folder, read_processor_files(folder).fingerprint)
+
+
+def get_processor_state(media: MediaRecipe, tokenizer: str) -> dict[str, Any]:
+    """Return the stored state of a recipe's processor, with its media tokens.
+
+    Args:
+        media: media settings, which name the processor.
+        tokenizer: as in :func:`open_job_processor`, which also lists the exceptions.
+    """
+    processor = open_job_processor(media, tokenizer)
+    tokens = {kind: family.token for kind, family in processor.families.items()}
+    return {**processor.files.state(), "tokens": tokens}
+
+
+@lru_cache(maxsize=4)
+def _open_cached_processor(folder: Path, tokenizer: Path | None, fingerprint: str) -> MediaProcessor:
+    processor = open_processor(folder, tokenizer)
+    if processor.files.fingerprint != fingerprint:
+        raise AssertionError(f"{folder} changed while it was read")
+    return processor
+
+
+def read_processor_template(media: MediaRecipe) -> str | None:
+    """Read the chat template next to a processor; None if there is none."""
+    return read_sidecar_hints(find_processor_folder(media.processor)).chat.templates.get("default")

@@ -5,7 +5,6 @@ from .quarantine import (
 )
 from .stopwatch import STAGES as STAGES, Stopwatch as Stopwatch, add_stage_times as add_stage_times
 from .stream_units import StreamBatchWriter as StreamBatchWriter, read_stream_batches as read_stream_batches
-from .subset_balance import MoveCandidates as MoveCandidates
 from .tasks import UnitProgress as UnitProgress, UnitTask as UnitTask, UnusableError as UnusableError
 from .unit_files import UnitFiles as UnitFiles
 from .unit_report import (

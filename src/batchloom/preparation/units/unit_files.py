@@ -16,8 +16,8 @@ from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
 from batchloom.preparation.dedup.minhash import NO_KEY, compute_signatures
 from batchloom.preparation.dedup.sorted_keys import make_key_records, open_key_writer
-from batchloom.preparation.documents.document_arrays import BAD_LABEL, make_duplicate_keys, strip_control_tokens
 from batchloom.preparation.documents.media_tokens import PlacedMedium
+from batchloom.preparation.documents.token_encoder import BAD_LABEL, make_duplicate_keys, strip_control_tokens
 from batchloom.preparation.settings.dedup_recipe import DedupRecipe
 from batchloom.preparation.units.bad_records import sort_bad_records
 from batchloom.preparation.units.media_files import UnitMediaWriter, compute_media_salts

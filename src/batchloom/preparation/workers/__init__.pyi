@@ -7,12 +7,14 @@ from .machine_limits import (
 from .process_pool import PrestartedWorkers as PrestartedWorkers, ProcessPool as ProcessPool
 from .protocols import (
     MessageCallback as MessageCallback,
+    TaskFailure as TaskFailure,
     TaskFunction as TaskFunction,
     TaskLoss as TaskLoss,
     TaskMessage as TaskMessage,
     TaskResult as TaskResult,
+    encode_failure as encode_failure,
+    iter_task_events as iter_task_events,
+    restore_error as restore_error,
 )
 from .ray_cluster import RayClusterSettings as RayClusterSettings, RayExecutor as RayExecutor
-from .task_retry import iter_task_events as iter_task_events
 from .versions import check_versions as check_versions, collect_versions as collect_versions
-from .worker_results import TaskFailure as TaskFailure, encode_failure as encode_failure, restore_error as restore_error

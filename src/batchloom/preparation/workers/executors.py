@@ -1,14 +1,16 @@
-"""Choice of the executor: this process, a pool of processes, or a Ray cluster."""
+"""Settings of a run, and the choice of its executor."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from batchloom.core.settings import as_int, quote_value, raise_problems, suggest
+from batchloom.preparation.units.units import UNIT_BYTES
 from batchloom.preparation.workers.inline_executor import InlineExecutor
 from batchloom.preparation.workers.machine_limits import compute_worker_count, count_cores, measure_free_memory
 from batchloom.preparation.workers.process_pool import PrestartedWorkers, ProcessPool
 from batchloom.preparation.workers.protocols import Executor, MessageCallback, TaskFunctionFactory
+from batchloom.sources import ReadLimits
 
 ExecutorName = Literal["pool", "ray"]
 _EXECUTOR_NAMES = ("pool", "ray")
@@ -112,3 +114,35 @@ def make_executor(
     if runs_inline(execution, workers):
         return InlineExecutor(inline_setup, listener)
     return ProcessPool(setup, workers, execution.memory, request.ready)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Run settings of a job.
+
+    Attributes:
+        execution: execution settings.
+        append: add the new inputs to an existing store as a new generation.
+        restart: replace the work of another recipe or of other inputs; identical units are reused.
+        streaming: read remote Hub datasets without downloading them; None: only large ones.
+        work: folder in which a store for a remote target is made; None for one below the user's cache.
+        hash_inputs: identify inputs by content, not by mtime.
+        dry_run: stop before shards are written, after counting what would be dropped.
+        limits: read limits, which affect documents.
+        unit_bytes: listed input bytes of a unit.
+    """
+
+    execution: ExecutionSettings = field(default_factory=ExecutionSettings)
+    append: bool = False
+    restart: bool = False
+    streaming: bool | None = None
+    work: Path | None = None
+    hash_inputs: bool = False
+    dry_run: bool = False
+    limits: ReadLimits = field(default_factory=ReadLimits)
+    unit_bytes: int = UNIT_BYTES
+
+    @property
+    def constants(self) -> list[int]:
+        """Sizes that affect documents and units."""
+        return [*astuple(self.limits)[:-1], self.unit_bytes]

@@ -1,17 +1,21 @@
 """Pool of worker processes on this machine, each with its own pipe.
 
 Workers share nothing, so a worker killed at any moment and by any cause loses only its own task
-(docs/decisions/0013-execution.md).
+(docs/decisions/0013-execution.md). They are started by module name, not forked from the coordinator, and do not
+import the coordinator's main module.
 """
 
 import contextlib
 import fcntl
+import importlib
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -20,10 +24,20 @@ from multiprocessing.spawn import get_executable
 from typing import Any, Self, final
 
 from batchloom.core.errors import SettingsError, WorkerError
+from batchloom.core.process_state import mark_worker
 from batchloom.preparation.workers.machine_limits import describe_memory_excess, measure_process_memory
-from batchloom.preparation.workers.pool_worker import WorkerRequest
-from batchloom.preparation.workers.protocols import TaskFunctionFactory, TaskLoss, TaskMessage, TaskResult
-from batchloom.preparation.workers.worker_results import TaskFailure, restore_error
+from batchloom.preparation.workers.protocols import (
+    OUT_OF_MEMORY,
+    TaskFailure,
+    TaskFunction,
+    TaskFunctionFactory,
+    TaskLoss,
+    TaskMessage,
+    TaskResult,
+    encode_failure,
+    restore_error,
+    run_task,
+)
 
 # After this many deaths per worker before any is ready, the next one would die of the same cause.
 _MAX_DEATHS_PER_WORKER = 3
@@ -33,7 +47,7 @@ _POLL_SECONDS = 0.2
 _EXIT_SECONDS = 5.0
 # The search path must be set before anything of batchloom is imported.
 _WORKER_COMMAND = (
-    "import sys; sys.path[:] = sys.argv[4:]; from batchloom.preparation.workers.pool_worker import main; "
+    "import sys; sys.path[:] = sys.argv[4:]; from batchloom.preparation.workers.process_pool import main; "
     "main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
 )
 # There are as many workers as cores, so threads of libraries would only compete.
@@ -318,3 +332,82 @@ def _start_worker(module: str = "") -> _PoolWorker:
         os.close(child_fd)
         signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
     return _PoolWorker(process, Connection(parent_fd))
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRequest:
+    """Request of an idle worker for the setup (once) or for a task."""
+
+    setup: bool
+
+
+def main(pipe: int, coordinator: int, module: str = "") -> None:
+    """Run the tasks that arrive through a socket until it closes.
+
+    ``pipe`` is the file descriptor of the worker's end; ``module`` is imported before the first request.
+    """
+    # The terminal sends Ctrl-C to all processes, but only the coordinator may end its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    mark_worker()
+    os.set_inheritable(pipe, False)  # noqa: FBT003 - positional only
+    _exit_with_coordinator(pipe, coordinator)
+    if module:
+        importlib.import_module(module)
+    try:
+        _serve_tasks(Connection(pipe))
+    except (EOFError, OSError):
+        # The coordinator has ended, so no one can receive an error.
+        os._exit(1)
+
+
+def _exit_with_coordinator(pipe: int, coordinator: int) -> None:
+    """End this process as soon as the coordinator ends, so that it writes no more.
+
+    On Linux the kernel does it, even while native code holds the GIL. Elsewhere, and if the coordinator
+    died before the call, a thread detects that the other end closed.
+    """
+    if sys.platform == "linux":
+        import ctypes  # noqa: PLC0415 - needed on Linux only
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != coordinator:
+        os._exit(1)
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(pipe, 0)
+        poll.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _serve_tasks(pipe: Connection) -> None:
+    pipe.send_bytes(pickle.dumps(WorkerRequest(setup=True)))
+    work = _receive_setup(pipe)
+    while True:
+        pipe.send_bytes(pickle.dumps(WorkerRequest(setup=False)))
+        number, order = pickle.loads(pipe.recv_bytes())  # noqa: S301 - bytes of the coordinator
+
+        def tell(message: Any, number: int = number) -> None:
+            pipe.send_bytes(pickle.dumps(TaskMessage(number, message), protocol=5))
+
+        try:
+            pipe.send_bytes(run_task(number, work, order, tell))
+        except MemoryError:
+            pipe.send_bytes(pickle.dumps(TaskLoss(number, OUT_OF_MEMORY)))
+            os._exit(1)
+        del order
+
+
+def _receive_setup(pipe: Connection) -> TaskFunction:
+    try:
+        setup = pickle.loads(pipe.recv_bytes())  # noqa: S301 - bytes of the coordinator
+        return setup()  # type: ignore[no-any-return]
+    except Exception as error:  # noqa: BLE001 - process boundary: every error is reported
+        pipe.send_bytes(encode_failure(-1, error))
+        os._exit(1)

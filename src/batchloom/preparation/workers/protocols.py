@@ -1,12 +1,16 @@
-"""Protocols of execution: an executor runs tasks and reports results in any order.
+"""Protocol of executors, and the loop that runs tasks on any of them.
 
 The effect of a task depends on the task alone, so an executor may run it on any worker, and again on another
 one if the first is lost. Tasks, messages and results are pickled in transit.
 """
 
-from collections.abc import Callable
+import pickle
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
+
+from batchloom.core.errors import BatchloomError, WorkerError
 
 # Sends a message of a running task; messages sent before a worker dies still arrive.
 MessageCallback = Callable[[Any], None]
@@ -73,3 +77,89 @@ class Executor(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *exc: object) -> None: ...
+
+
+# Reason of a worker that ends after a MemoryError, because its state can no longer be trusted.
+OUT_OF_MEMORY = "ran out of memory"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailure:
+    """Exception of a task (or of the setup, with number -1).
+
+    Attributes:
+        number: number of the task.
+        error: the exception; None if it cannot be pickled.
+        text: its traceback as text.
+    """
+
+    number: int
+    error: Exception | None
+    text: str
+
+
+def run_task(number: int, task_function: TaskFunction, task: Any, send_message: MessageCallback) -> bytes:
+    """Run a task and return its pickled TaskResult or TaskFailure.
+
+    A MemoryError is raised again; the process should report it and end.
+    """
+    try:
+        return pickle.dumps(TaskResult(number, task_function(task, send_message)), protocol=5)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - process boundary: every error is reported
+        return encode_failure(number, error)
+
+
+def encode_failure(number: int, error: Exception) -> bytes:
+    """Return a pickled TaskFailure that any process can unpickle."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        pickled_failure = pickle.dumps(TaskFailure(number, error, text), protocol=5)
+        restored_error = pickle.loads(pickled_failure).error  # noqa: S301 - bytes pickled just above
+        if type(restored_error) is type(error) and str(restored_error) == str(error):
+            return pickled_failure
+    except Exception:  # noqa: BLE001, S110 - pickling may raise anything; the text is sent instead
+        pass
+    return pickle.dumps(TaskFailure(number, None, text))
+
+
+def restore_error(failure: TaskFailure) -> Exception:
+    """Return the exception to raise in the coordinator.
+
+    An error that is no :class:`BatchloomError` carries the traceback of the worker.
+    """
+    if failure.error is None:
+        return WorkerError(f"A worker raised an error that cannot be pickled; its text:\n{failure.text}")
+    if not isinstance(failure.error, BatchloomError):
+        failure.error.add_note(f"In a worker process:\n{failure.text}")
+    return failure.error
+
+
+# An executor may be silent for as long as a task takes; this only bounds one wait.
+_POLL_SECONDS = 1.0
+
+
+def iter_task_events(
+    executor: Executor, tasks: Iterable[tuple[int, Any]], handle_crash: Callable[[int, Any, str], Any | None]
+) -> Iterator[TaskMessage | TaskResult]:
+    """Yield the messages and results of all tasks, in any order.
+
+    If a worker is lost, ``handle_crash(number, task, reason)`` returns the task to run under the same
+    number instead, or None for none; it may also raise.
+    """
+    active_tasks = {}
+    for number, task in tasks:
+        active_tasks[number] = task
+        executor.submit(number, task)
+    while active_tasks:
+        event = executor.next(_POLL_SECONDS)
+        if isinstance(event, TaskLoss):
+            retried_task = handle_crash(event.number, active_tasks.pop(event.number), event.reason)
+            if retried_task is not None:
+                active_tasks[event.number] = retried_task
+                executor.submit(event.number, retried_task)
+        elif event is not None:
+            if isinstance(event, TaskResult):
+                del active_tasks[event.number]
+            yield event
