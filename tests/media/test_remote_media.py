@@ -14,7 +14,7 @@ from batchloom import StoreError
 from batchloom.batches import MediaOptions, PlanOptions
 from batchloom.batches.media import read_missing_media
 from batchloom.core.errors import DownloadError
-from batchloom.preparation.remote_output import _STORE_FILE
+from batchloom.preparation.remote_prepare import _STORE_FILE
 from batchloom.remote import (
     range_requests,
     s3_upload,

@@ -402,9 +402,9 @@ PREPARATION = (
     # Appended documents stay although the store holds the same documents already.
     Mutant(
         "appended-duplicates-kept",
-        "preparation/phases/later_phases.py",
-        "number=tokenized_unit.unit.number + len(self._base_generations.files),",
-        "number=tokenized_unit.unit.number,",
+        "preparation/phases/duplicate_resolution.py",
+        "number=number + first_number,",
+        "number=number,",
         ("preparation/test_append.py",),
     ),
     # A document that was moved to val once comes to train when it is appended again.

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from batchloom import BatchloomError
-from batchloom.preparation import ExecutionSettings, Note, RunSettings, run_recipe
-from batchloom.preparation.phases import WorkerSetup, phase_runner
+from batchloom.preparation import ExecutionSettings, Note, RunSettings, prepare_run, run_recipe
+from batchloom.preparation.phases import WorkerSetup
 from batchloom.preparation.phases.worker_setup import make_task_function
 from preparation.stores import SMALL_LIMITS, make_recipe
 
@@ -109,7 +109,7 @@ def run_job(job):
     with pytest.MonkeyPatch.context() as patch:
         if job["crash"]:
             patch.setattr(
-                phase_runner,
+                prepare_run,
                 "WorkerSetup",
                 lambda *args, **settings: CrashingSetup(WorkerSetup(*args, **settings), **job["crash"]),
             )

@@ -9,9 +9,9 @@ from hypothesis import given, strategies as st
 
 from batchloom.core.document import BadRecord
 from batchloom.preparation import DedupRecipe
-from batchloom.preparation.units import UnitFiles, bad_records
-from batchloom.preparation.units.bad_records import sort_bad_records
-from batchloom.preparation.units.unit_files import BAD_NAME
+from batchloom.preparation.units import UnitFiles, unit_files
+from batchloom.preparation.units.unit_files import sort_bad_records
+from batchloom.preparation.units.work_folder import BAD_NAME
 
 
 def encode_line(part, record, reason=""):
@@ -28,8 +28,8 @@ def test_any_runs_give_the_same_order(tmp_path_factory, positions, run, block):
     lines = [encode_line(*position, f"number {n}") for n, position in enumerate(positions)]
     path.write_bytes(b"".join(lines))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bad_records, "_RUN_BYTES", run)
-        patch.setattr(bad_records, "_BLOCK_BYTES", block)
+        patch.setattr(unit_files, "_RUN_BYTES", run)
+        patch.setattr(unit_files, "_BLOCK_BYTES", block)
         sort_bad_records(path)
     expected = sorted(zip(positions, lines, strict=True), key=lambda pair: pair[0])
     assert path.read_bytes() == b"".join(text for _, text in expected)
@@ -51,4 +51,4 @@ def test_a_unit_of_bad_records_alone_takes_no_more_memory(tmp_path):
     assert (tmp_path / BAD_NAME).stat().st_size > 24 << 20
     assert peak < 24 << 20
     with (tmp_path / BAD_NAME).open("rb") as file:
-        assert [bad_records._record_position(text) for text in file] == [(0, n) for n in range(50_000)]
+        assert [unit_files._record_position(text) for text in file] == [(0, n) for n in range(50_000)]

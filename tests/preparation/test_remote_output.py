@@ -15,8 +15,13 @@ from batchloom import InputError, OutputError, SettingsError, prepare
 from batchloom.cli import run_command_line
 from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import prepare_run, remote_prepare, rerun
-from batchloom.preparation.remote_output import OWNER_NAME, StoreUploader, sort_for_upload
-from batchloom.preparation.remote_prepare import check_remote_separate, default_work_folder
+from batchloom.preparation.remote_prepare import (
+    OWNER_NAME,
+    StoreUploader,
+    check_remote_separate,
+    default_work_folder,
+    sort_for_upload,
+)
 from batchloom.remote import (
     RemoteFolder,
     client,

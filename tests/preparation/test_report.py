@@ -13,15 +13,14 @@ from hypothesis import given, strategies as st
 import batchloom
 from batchloom import Recipe
 from batchloom.preparation import PrepareReport, ReadRecipe, ReportContent, StageTime, read_report
+from batchloom.preparation.phases import DuplicatePairCounter, group_sources
 from batchloom.preparation.report import (
     DuplicateExample,
     DuplicatePair,
-    DuplicatePairCounter,
     OmittedRows,
     ReportedSource,
     build_content,
     encode_report,
-    group_sources,
     write_report_page,
 )
 from batchloom.preparation.report.html_report import (
@@ -31,7 +30,7 @@ from batchloom.preparation.report.html_report import (
     make_length_bars,
     render_report_page,
 )
-from batchloom.preparation.report.report_pairs import MAX_ROWS
+from batchloom.preparation.report.report import MAX_ROWS
 from batchloom.preparation.request import recipe_settings_for_report
 from batchloom.preparation.units import (
     MAX_SAMPLES,

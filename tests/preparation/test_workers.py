@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from batchloom.core.errors import WorkerError
-from batchloom.preparation import ExecutionSettings, RunSettings, run_recipe
-from batchloom.preparation.phases import phase_runner, worker_setup
+from batchloom.preparation import ExecutionSettings, RunSettings, prepare_run, run_recipe
+from batchloom.preparation.phases import worker_setup
 from batchloom.preparation.units import UnitTask
 from batchloom.sources.formats import SequentialCuts
 from preparation.stores import SMALL_LIMITS, hash_store_files, make_recipe, prepare_store, write_jsonl
@@ -58,9 +58,9 @@ def test_part_cuts_are_found_once_for_all_workers(tmp_path, sequential_inputs, m
 
 def test_a_worker_with_another_version_ends_the_job_in_a_sentence(tmp_path, monkeypatch):
     write_jsonl(tmp_path / "a.jsonl", [{"text": f"document {n}"} for n in range(2000)])
-    collect_versions = phase_runner.collect_versions
+    collect_versions = prepare_run.collect_versions
     monkeypatch.setattr(
-        phase_runner, "collect_versions", lambda steps: collect_versions(steps) | {"tokenizers": "0.0.1"}
+        prepare_run, "collect_versions", lambda steps: collect_versions(steps) | {"tokenizers": "0.0.1"}
     )
     with pytest.raises(WorkerError) as error:
         prepare_in_pool([tmp_path / "a.jsonl"], tmp_path / "out")
@@ -95,7 +95,7 @@ def test_a_task_run_by_two_workers_has_the_same_result(tmp_path, sequential_inpu
 
         return run_task_twice
 
-    monkeypatch.setattr(phase_runner, "make_task_function", run_twice)
+    monkeypatch.setattr(prepare_run, "make_task_function", run_twice)
     prepare_store(sequential_inputs, tmp_path / "twice", **settings)
     assert {
         "UnitTask",

@@ -20,9 +20,9 @@ from batchloom.core.errors import InputMissingError, RecordError
 from batchloom.core.settings import from_plain, to_plain
 from batchloom.preparation.settings import build_overlap_index, evaluation_sets
 from batchloom.preparation.settings.evaluation_sets import (
-    compute_overlap_index,
+    _index_sets,
+    _iter_records,
     fingerprint_step_files,
-    iter_set_records,
 )
 from batchloom.text import CleanStep, DecontaminationSettings, DroppedText
 from batchloom.text.decontamination import build_index, overlap
@@ -133,7 +133,7 @@ def test_an_index_is_a_file_that_workers_map(tmp_path):
     settings = DecontaminationSettings(
         sets={"quiz": str(tmp_path / "quiz.jsonl"), "lines": str(tmp_path / "lines.txt")}
     )
-    assert list(iter_set_records(settings.sets["quiz"])) == [(QUESTION, "red", "blue"), (SHORT,)]
+    assert list(_iter_records(settings.sets["quiz"], [])) == [(QUESTION, "red", "blue"), (SHORT,)]
     ready_settings = build_overlap_index(settings, tmp_path)
     assert build_overlap_index(settings, tmp_path) == ready_settings
     assert from_plain(DecontaminationSettings, to_plain(ready_settings)) == ready_settings
@@ -141,7 +141,10 @@ def test_an_index_is_a_file_that_workers_map(tmp_path):
     assert clean(f"- {SHORT}").detail.startswith("record 2 of quiz")
     assert clean(" ".join(make_words(14))).reason in overlap.list_overlap_reasons(settings)
     assert clean("nothing of it") == "nothing of it"
-    assert load_index(ready_settings.index).fingerprint == compute_overlap_index(settings).fingerprint
+    assert (
+        load_index(ready_settings.index).fingerprint
+        == _index_sets(settings, {name: [] for name in settings.sets}).fingerprint
+    )
     clean_step = CleanStep("decontaminate", {"sets": settings.sets})
     fingerprint = fingerprint_step_files([clean_step])
     (tmp_path / "lines.txt").write_text(f"short\n{' '.join(make_words(21))}\n")
@@ -214,7 +217,10 @@ def test_sets_of_every_form(tmp_path):
     sets = {"here": str(folder), "far": "memory://evaluation/h.jsonl"}
     settings = DecontaminationSettings(sets=sets)
     ready_settings = build_overlap_index(settings, tmp_path)
-    assert load_index(ready_settings.index).fingerprint == compute_overlap_index(settings).fingerprint
+    assert (
+        load_index(ready_settings.index).fingerprint
+        == _index_sets(settings, {name: [] for name in settings.sets}).fingerprint
+    )
     fsspec.filesystem("memory").pipe("/evaluation/h.jsonl", lines.upper())
     assert build_overlap_index(settings, tmp_path).index != ready_settings.index
 
@@ -229,7 +235,7 @@ def test_a_set_that_changes_during_reading_gives_no_wrong_index(tmp_path):
     fingerprints = {}
     for text in (old_text, new_text):
         path.write_text(text)
-        fingerprints[compute_overlap_index(settings).fingerprint] = Path(
+        fingerprints[_index_sets(settings, {name: [] for name in settings.sets}).fingerprint] = Path(
             build_overlap_index(settings, tmp_path).index
         ).name
     assert len(set(fingerprints.values())) == 2
@@ -290,7 +296,7 @@ def test_invalid_evaluation_sets(tmp_path):
         overlap.make_decontamination_step(DecontaminationSettings(sets={"a": "b"}))
     (tmp_path / "bad.jsonl").write_text('{"q": "x"}\n{broken\n')
     with pytest.raises(RecordError, match="line 2 in bad.jsonl"):
-        list(iter_set_records(str(tmp_path / "bad.jsonl")))
+        list(_iter_records(str(tmp_path / "bad.jsonl"), []))
 
 
 @pytest.mark.parametrize("unit", ["a ", "x", "語", "\u0301", "a\u0301", "\n", "…", QUESTION[:60] + " "])

@@ -38,7 +38,7 @@ from .settings.recipe import (
     recipe_to_plain as recipe_to_plain,
 )
 from .synthetic_run import parse_synthetic_input as parse_synthetic_input
-from .units.stopwatch import StageTime as StageTime
 from .units.stream_units import STREAM_BATCHES_FOLDER as STREAM_BATCHES_FOLDER
+from .units.unit_report import StageTime as StageTime
 from .units.work_folder import WorkFolder as WorkFolder
 from .workers.executors import ExecutionSettings as ExecutionSettings, RunSettings as RunSettings

@@ -1,207 +1,290 @@
-"""One run of a recipe: the tokenizer, three phases over all units, and the end."""
+"""One run of a recipe, phase by phase: from listed inputs to the store.
+
+:func:`make_store` decides whether there is work, and :class:`PrepareRun` does it. `phases/` has a module per phase.
+"""
 
 import os
 import resource
 import sys
-import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
-from msgspec.structs import replace
+import msgspec
 
 from batchloom.core.addresses import is_url, redact_url
+from batchloom.core.document import BadRecord
+from batchloom.core.errors import InputError, InputMissingError, StoreConflictError, TooManyBadRecordsError
 from batchloom.core.files import decode_file_name
+from batchloom.core.fingerprint import fingerprint
+from batchloom.core.process_state import pause_gc
 from batchloom.core.wording import format_count
+from batchloom.preparation.append import (
+    BaseGenerations,
+    check_same_preferences,
+    check_same_recipe,
+    read_base_generations,
+    read_base_manifest,
+    read_tokenizer_state,
+    select_new_inputs,
+)
+from batchloom.preparation.documents.document_encoder import EncodeContext
 from batchloom.preparation.documents.fill_in_the_middle import make_fim_cutter
 from batchloom.preparation.documents.record_parsers import PLAIN_TEXT_NOTE, RecordParsers, check_no_mixed_preferences
-from batchloom.preparation.documents.tokenizer_choice import choose_dtype_name, choose_job_tokenizer
-from batchloom.preparation.phases.finish import CompletedJob, finish_store, make_manifest, move_store
-from batchloom.preparation.phases.phase_runner import PhaseResults, PhaseRunner, RunContext
+from batchloom.preparation.documents.subsets import SubsetRule, describe_missed_shares
+from batchloom.preparation.documents.tokenizer_choice import (
+    choose_dtype_name,
+    choose_job_template,
+    choose_job_tokenizer,
+    find_unused_columns,
+)
+from batchloom.preparation.phases.duplicate_resolution import (
+    ShardingSettings,
+    decide,
+    parse_overrides,
+    resolve_duplicates,
+)
+from batchloom.preparation.phases.find_duplicates import find_duplicate_pairs, find_duplicates
+from batchloom.preparation.phases.finish import JobResults, collect_store, finish_store, make_manifest, move_store
+from batchloom.preparation.phases.tokenize_phase import SegmentSearch, TokenizePhase
+from batchloom.preparation.phases.unit_shards import OnUnitWritten, ShardSettings, write_shards
+from batchloom.preparation.phases.worker_setup import (
+    WorkerSetup,
+    collect_unit_settings,
+    collect_versions,
+    make_task_function,
+)
 from batchloom.preparation.report.html_report import write_report_page
-from batchloom.preparation.report.progress import Listener, Note, PrepareResult, Progress, make_result, subtract_base
-from batchloom.preparation.report.report import PrepareReport, ReportContent, encode_report
-from batchloom.preparation.request.append_checks import check_same_preferences
+from batchloom.preparation.report.progress import (
+    JobCounters,
+    PrepareLog,
+    PrepareResult,
+    Progress,
+    make_result,
+    subtract_base,
+)
+from batchloom.preparation.report.report import PrepareReport, ReportContent, build_content, encode_report
+from batchloom.preparation.request.recipe_choice import PrepareRequest
 from batchloom.preparation.request.recipe_file import recipe_settings_for_report
 from batchloom.preparation.request.recipe_of_store import describe_input_locations
-from batchloom.preparation.rerun import begin_or_resume, hash_sources, make_job_identity, make_report_sources
+from batchloom.preparation.rerun import (
+    begin_or_resume,
+    clear_leftover_work,
+    find_finished_store,
+    hash_sources,
+    make_job_identity,
+    make_report_sources,
+    remove_leftover_work,
+)
 from batchloom.preparation.settings.evaluation_sets import build_step_indexes, check_files_unchanged
 from batchloom.preparation.settings.read_recipe import describe_unused_weights
-from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint
-from batchloom.preparation.units.stopwatch import STAGES, StageTime, add_stage_times
-from batchloom.preparation.units.work_folder import WorkFolder
-from batchloom.preparation.workers.executors import RunSettings
-from batchloom.sources import SourceListing, prefetch_sources
-from batchloom.store import PAGE_NAME, REPORT_NAME, Manifest, extend_manifest, read_manifest, write_file
-from batchloom.tokens import Tokenizer, parse_train_spec
+from batchloom.preparation.settings.recipe import compute_recipe_fingerprint, count_allowed_bad
+from batchloom.preparation.units.crash_isolation import CrashTracker, RecordExcludedError
+from batchloom.preparation.units.stream_units import STREAM_BATCHES_FOLDER, adopt_unit
+from batchloom.preparation.units.unit_report import STAGES, StageTime, StepFlow, UnitReport, add_stage_times
+from batchloom.preparation.units.units import compute_unit_identity, plan_units
+from batchloom.preparation.units.work_folder import (
+    TokenizedUnit,
+    UnitDedupCounts,
+    UnitFacts,
+    WorkFolder,
+    read_unit_facts,
+)
+from batchloom.preparation.workers.executors import (
+    RunSettings,
+    choose_worker_count,
+    make_executor,
+    prestart_workers,
+    runs_inline,
+)
+from batchloom.preparation.workers.machine_limits import count_cores
+from batchloom.preparation.workers.process_pool import PrestartedWorkers
+from batchloom.preparation.workers.protocols import Executor
+from batchloom.sources import ReadRules, SourceListing, format_record_name, prefetch_sources
+from batchloom.sources.files import Spool
+from batchloom.store import (
+    PAGE_NAME,
+    REPORT_NAME,
+    Manifest,
+    ShardEntry,
+    extend_manifest,
+    lock_store,
+    read_manifest,
+    write_file,
+)
+from batchloom.store.format import QUARANTINE_NAME, SMALL_FILE_LIMIT
+from batchloom.store.maintain import next_part_number
+from batchloom.tokens import Tokenizer, get_engine_choice, parse_train_spec
+
+# Minimum size of an input file's manifest entry, in bytes.
+_MIN_ENTRY_BYTES = 240
+
+
+def make_store(
+    request: PrepareRequest,
+    out: Path,
+    listing: SourceListing,
+    spool: Spool,
+    settings: RunSettings,
+    log: PrepareLog,
+    report: PrepareReport | None = None,
+) -> PrepareResult:
+    """Make the store of listed inputs, append them to it, or return the finished one.
+
+    ``report`` is that of the existing store.
+    """
+    base = read_base_manifest(out) if settings.append else None
+    if base is not None:
+        return _append_generation(request, out, listing, spool, settings, log, base)
+    if settings.append:
+        note = f"There is no store at {out} yet: it is made, with the tokenizer {request.recipe.tokenizer}."
+        listing = replace(listing, notes=(*listing.notes, note))
+    result = _find_finished_job(request, out, listing, settings, log, report)
+    if result is not None:
+        remove_leftover_work(out, result.generation)
+        return result
+    with WorkFolder(out) as work:
+        # Another run may have finished before this one got the lock.
+        result = _find_finished_job(request, out, listing, settings, log, report)
+        if result is not None:
+            clear_leftover_work(work, result.generation)
+            return result
+        spool.sweep()
+        return PrepareRun(work, request, listing, settings, log).run()
+
+
+def _append_generation(
+    request: PrepareRequest,
+    out: Path,
+    listing: SourceListing,
+    spool: Spool,
+    settings: RunSettings,
+    log: PrepareLog,
+    base: Manifest,
+) -> PrepareResult:
+    """Append the new inputs to a store as a generation."""
+    check_same_recipe(request.recipe, base, out, request.tokenizer_state)
+    listing = select_new_inputs(listing, base, out, hashed=settings.hash_inputs)
+    if not listing.sources:
+        remove_leftover_work(out, base.generation)
+        for note in listing.notes:
+            log.note(note)
+        result = make_result(out, base, seconds=log.elapsed, already_done=True, notes=listing.notes)
+        return subtract_base(result, base)
+    with lock_store(out):
+        # From here on, commands that change the store see that a job is running in it.
+        work = WorkFolder(out)
+    with work:
+        if (newest := read_manifest(out).generation) != base.generation:
+            raise StoreConflictError(
+                f"{out} has become generation {newest} since this run looked at it; give the command again."
+            )
+        spool.sweep()
+        clear_leftover_work(work, base.generation)
+        # Appended documents are encoded with the store's tokenizer.
+        request = replace(request, tokenizer_state=read_tokenizer_state(out))
+        return PrepareRun(work, request, listing, settings, log, base).run()
+
+
+def _find_finished_job(
+    request: PrepareRequest,
+    out: Path,
+    listing: SourceListing,
+    settings: RunSettings,
+    log: PrepareLog,
+    report: PrepareReport | None,
+) -> PrepareResult | None:
+    """Return the result of a finished job; None if there is work to do."""
+    recipe = request.recipe
+    with pause_gc():
+        manifest = find_finished_store(
+            out, recipe, listing, report, request.tokenizer_state, hashed=settings.hash_inputs
+        )
+    if manifest is None:
+        return None
+    bad, records = manifest.counts.quarantined, manifest.counts.records
+    if bad > count_allowed_bad(recipe.max_bad, records):
+        raise TooManyBadRecordsError(
+            f"{bad:,} of the {records:,} records that {out} was made of are bad, more than --max-bad {recipe.max_bad} "
+            f"allows; they stand in {out / QUARANTINE_NAME}. Mend the input, or give the budget it was made with."
+        )
+    note = report.engine_note if report else ""
+    return make_result(out, manifest, engine_note=note, seconds=log.elapsed, already_done=True)
 
 
 @final
 class PrepareRun:
-    """One run of a recipe in its work folder."""
+    """One run of a recipe in its locked work folder.
+
+    Args:
+        work: the work folder.
+        request: the recipe, and the state of its tokenizer if the recipe alone does not determine it.
+        listing: the inputs.
+        settings: settings of the run.
+        log: notes and durations of the run.
+        base: newest generation of the store to append to; None for a new store.
+    """
 
     def __init__(
         self,
         work: WorkFolder,
-        recipe: Recipe,
+        request: PrepareRequest,
         listing: SourceListing,
-        listener: Listener,
         settings: RunSettings,
-        began: float,
+        log: PrepareLog,
         base: Manifest | None = None,
     ) -> None:
-        self._work, self._recipe, self._listing = work, recipe, listing
-        self._listener, self._settings, self._began = listener, settings, began
+        self._work, self._recipe, self._tokenizer_state = work, request.recipe, request.tokenizer_state
+        self._listing, self._settings, self._log, self._base = listing, settings, log, base
         self._started = datetime.now(UTC)
-        self._record_parsers = RecordParsers(recipe, settings.limits)
+        self._record_parsers = RecordParsers(self._recipe, settings.limits)
         unread = settings.hash_inputs and not listing.content
         self._content = hash_sources(listing.sources) if unread else listing.content
-        self._base = base
-        run = RunContext(settings, self._content, base, listener, self._note)
-        self._phase_runner = PhaseRunner(work, recipe, listing, self._record_parsers, run)
-        self._notes: list[str] = []
-        self._resumed = 0
-        self._seconds: dict[str, float] = {}
-        self._tokenizer_state: Mapping[str, Any] | None = None
+        _check_input_count(len(listing.sources) + (len(base.sources) if base else 0))
+        first_part = next_part_number(base) if base else 0
+        self._units = plan_units(listing.sources, self._record_parsers.rules, settings.unit_bytes, first_part)
+        # Computed once: it depends on free memory, and workers that have started already use some.
+        self._workers = choose_worker_count(settings.execution, len(self._units))
         self._clean_files: str | None = None
+        self._resumed = 0
 
-    def run(self, tokenizer_state: Mapping[str, Any] | None = None) -> PrepareResult:
-        """Run the remaining work.
-
-        Args:
-            tokenizer_state: state of the tokenizer, if the recipe alone does not determine it.
-        """
-        self._tokenizer_state = tokenizer_state
-        for text in self._listing.notes:
-            self._note(text)
-        if weights := describe_unused_weights(self._recipe.sources):
-            self._note(weights)
-        self._report_schemas()
-        check_no_mixed_preferences(self._listing.sources, self._record_parsers)
-        check_same_preferences(self._listing.sources, self._record_parsers, self._base, self._work.out)
-        content = list(self._content.values())
-        base = self._base.generation if self._base else 0
-        job = make_job_identity(self._recipe, self._listing, self._settings.constants, content, base)
-        self._clean_files = job.recipe["reading"].get("clean_files")
-        begin_or_resume(self._work, self._recipe, job, tokenizer_state, restart=self._settings.restart)
-        self._work.sweep()
-        note, clean = "", self._recipe.reading.clean
-        if not self._work.complete:
-            # An evaluation set may be unusable; find out before a tokenizer is learned.
-            build_step_indexes(clean, self._work.path, self._note)
-            check_files_unchanged(clean, self._clean_files)
+    def run(self) -> PrepareResult:
+        """Run the remaining work: announce, begin or resume, all phases, finish, move."""
+        self._announce()
+        self._begin_or_resume()
         if self._settings.dry_run:
-            return self._run_dry()
+            return self._report_dry_run(self._run_phases())
         if self._work.complete:
-            self._note("Resuming: the store was complete and only had to be moved into --out.")
-            manifest = read_manifest(self._work.store)
-            self._resumed = self._phase_runner.units
+            self._log.note("Resuming: the store was complete and only had to be moved into --out.")
+            manifest, engine_note = read_manifest(self._work.store), ""
+            self._resumed = len(self._units)
         else:
-            manifest, note = self._make()
+            results = self._run_phases()
+            with self._log.time("finish"):
+                subsets = collect_store(self._work, results)
+            manifest = finish_store(self._work, results, subsets, self._make_report(results))
+            engine_note = results.tokenizer.engine.note
         move_store(self._work)
-        return self._make_result(manifest, note)
+        return self._make_result(manifest, engine_note)
 
-    def _run_dry(self) -> PrepareResult:
-        """Report what would be left out, and keep finished work for a later run."""
-        completed_job = self._run_phases()
-        page = self._work.path / PAGE_NAME
-        report = self._make_report(completed_job)
-        write_file(self._work.path / REPORT_NAME, encode_report(report))
-        write_report_page(report, page)
-        self._note(
-            f"Dry run: no store was written. {page} shows which documents would be left out. The same command without "
-            "--dry-run reuses this work."
-        )
-        return self._make_result(
-            self._extend_base_manifest(make_manifest(completed_job, {})), completed_job.results.tokenizer.engine.note
-        )
+    def _announce(self) -> None:
+        """Note what will be done with every source, before work begins."""
+        sources, parsers = self._listing.sources, self._record_parsers
+        for text in self._listing.notes:
+            self._log.note(text)
+        if weights := describe_unused_weights(self._recipe.sources):
+            self._log.note(weights)
+        self._announce_schemas()
+        check_no_mixed_preferences(sources, parsers)
+        check_same_preferences(sources, parsers, self._base, self._work.out)
 
-    def _make_result(self, manifest: Manifest, engine_note: str) -> PrepareResult:
-        """Return the result for a store with this manifest."""
-        result = make_result(
-            self._work.out,
-            manifest,
-            engine_note=engine_note,
-            seconds=time.perf_counter() - self._began,
-            resumed_units=self._resumed,
-            notes=tuple(self._notes),
-        )
-        return result if self._base is None else subtract_base(result, self._base)
-
-    def _extend_base_manifest(self, manifest: Manifest) -> Manifest:
-        """Return the manifest extended by the previous generations of the store."""
-        return manifest if self._base is None else extend_manifest(self._base, manifest)
-
-    def _make(self) -> tuple[Manifest, str]:
-        completed_job = self._run_phases()
-        began = time.perf_counter()
-
-        def report() -> PrepareReport:
-            self._seconds["finish"] = time.perf_counter() - began
-            return self._make_report(completed_job)
-
-        return finish_store(self._work, completed_job, report), completed_job.results.tokenizer.engine.note
-
-    def _run_phases(self) -> CompletedJob:
-        """Run all phases."""
-        began = time.perf_counter()
-        # The time before: listing inputs and sampling their first records.
-        self._seconds["list"] = began - self._began
-        with self._phase_runner.start_workers():
-            tokenizer = self._choose_tokenizer()
-            self._seconds["sample"] = time.perf_counter() - began
-            results = self._phase_runner.make(tokenizer)
-        # The manifest names the files that documents were compared with.
-        check_files_unchanged(self._recipe.reading.clean, self._clean_files)
-        self._resumed = results.resumed
-        self._seconds |= results.seconds
-        self._report_altered(results)
-        sources, rules = self._listing.sources, self._record_parsers.rules
-        return CompletedJob(self._recipe, rules, self._record_parsers, sources, results, self._base)
-
-    def _report_altered(self, results: PhaseResults) -> None:
-        """Note the counts of altered texts, which document counts do not show."""
-        repeat_unit = self._recipe.dedup.repeat_unit
-        for flow in results.content.flows:
-            if flow.step == "tokenize" and flow.altered:
-                self._note(
-                    f"Fill-in-the-middle: {flow.altered:,} of {format_count(flow.documents_out, 'document')} were "
-                    "rearranged (counted before duplicates are removed)."
-                )
-            if flow.step == repeat_unit and flow.bytes_in:
-                self._note(
-                    f"Removed {flow.bytes_in - flow.bytes_out:,} bytes of repeated {repeat_unit}: from "
-                    f"{format_count(flow.altered, 'document')} that remain, and from "
-                    f"{format_count(flow.documents_in - flow.documents_out, 'document')} without any other text."
-                )
-
-    def _make_content(self, results: PhaseResults) -> ReportContent:
-        """Return the content of the report, with the job's phases among the stages."""
-        phases: dict[str, StageTime] = {
-            name: StageTime(round(seconds, 3)) for name, seconds in self._seconds.items() if name in STAGES
-        }
-        return replace(results.content, stages=add_stage_times(results.content.stages, phases))
-
-    def _choose_tokenizer(self) -> Tokenizer:
-        """Return the job's tokenizer: saved by an earlier run, learned, or resolved."""
-        state = self._work.tokenizer_state()
-        if state is None and parse_train_spec(self._recipe.tokenizer) is not None:
-            self._listener(Progress("sample", 0, self._listing.bytes, 0, 0, 0, 0))
-        tokenizer_state = self._tokenizer_state if state is None else state
-        tokenizer = choose_job_tokenizer(
-            self._recipe, self._listing.sources, self._record_parsers, self._note, tokenizer_state
-        )
-        choose_dtype_name(self._recipe, tokenizer)
-        make_fim_cutter(self._recipe.reading.fim, tokenizer)
-        if state is None:
-            self._work.keep_tokenizer(tokenizer.state())
-        return tokenizer
-
-    def _report_schemas(self) -> None:
-        """Note the detected record format of every source, before work begins."""
+    def _announce_schemas(self) -> None:
+        """Note the detected record format of every source."""
         names: dict[str, list[str]] = {}
-        read_recipe, dedup = self._recipe.reading, self._recipe.dedup
+        repeat_unit = self._recipe.dedup.repeat_unit
         other_names: list[str] = []
         for source in prefetch_sources(self._listing.sources, lambda item: item):
             record_parser = self._record_parsers.get_parser(source)
@@ -211,24 +294,338 @@ class PrepareRun:
             if record_parser.detected and record_parser.detected != PLAIN_TEXT_NOTE:
                 names.setdefault(record_parser.detected, []).append(source.name)
         for detected, source_names in names.items():
-            self._note(f"Detected {detected} in {_format_first_names(source_names)}.")
-        if other_names and read_recipe.clean:
-            self._note(f"Cleaning applies only to texts and does not change {_format_first_names(other_names)}.")
-        if dedup.repeat_unit:
-            self._note(
-                f"Repeated {dedup.repeat_unit} are removed from texts, except for the first copy, also in verse, "
-                f"tables and code (--dedup {dedup.repeat_unit}). --dedup exact does not change texts."
+            self._log.note(f"Detected {detected} in {_format_first_names(source_names)}.")
+        if other_names and self._recipe.reading.clean:
+            self._log.note(f"Cleaning applies only to texts and does not change {_format_first_names(other_names)}.")
+        if repeat_unit:
+            self._log.note(
+                f"Repeated {repeat_unit} are removed from texts, except for the first copy, also in verse, "
+                f"tables and code (--dedup {repeat_unit}). --dedup exact does not change texts."
             )
-        if other_names and dedup.repeat_unit:
-            self._note(
-                f"Repeated {dedup.repeat_unit} are removed only from texts. From {_format_first_names(other_names)} "
+        if other_names and repeat_unit:
+            self._log.note(
+                f"Repeated {repeat_unit} are removed only from texts. From {_format_first_names(other_names)} "
                 "only equal documents are removed."
             )
 
-    def _make_report(self, completed_job: CompletedJob) -> PrepareReport:
+    def _begin_or_resume(self) -> None:
+        """Begin the job in its work folder, or check that the work there is its own."""
+        recipe, base = self._recipe, self._base.generation if self._base else 0
+        content = list(self._content.values())
+        job = make_job_identity(recipe, self._listing, self._settings.constants, content, base)
+        self._clean_files = job.recipe["reading"].get("clean_files")
+        begin_or_resume(self._work, recipe, job, self._tokenizer_state, restart=self._settings.restart)
+        self._work.sweep()
+        if not self._work.complete:
+            # An evaluation set may be unusable; find out before a tokenizer is learned.
+            build_step_indexes(recipe.reading.clean, self._work.path, self._log.note)
+            check_files_unchanged(recipe.reading.clean, self._clean_files)
+
+    def _run_phases(self) -> JobResults:
+        """Choose the tokenizer and run all phases up to the last shard."""
+        # The time before: listing inputs and sampling their first records.
+        self._log.seconds["list"] = self._log.elapsed
+        with self._start_workers() as prestarted:
+            with self._log.time("sample"):
+                tokenizer = self._choose_tokenizer()
+            results = self._make_units(tokenizer, prestarted)
+        # The manifest names the files that documents were compared with.
+        check_files_unchanged(self._recipe.reading.clean, self._clean_files)
+        self._note_altered(results.content)
+        return results
+
+    def _start_workers(self) -> PrestartedWorkers:
+        """Start workers while the tokenizer is still loaded or trained."""
+        execution, units = self._settings.execution, len(self._units)
+        if isinstance(execution.workers, int) and execution.workers > units:
+            self._log.note(
+                f"The input makes {format_count(units, 'unit')} of work, so at most {units:,} of "
+                f"{execution.workers:,} workers are used."
+            )
+        if execution.engine == "ray" and execution.address is None:
+            self._log.note("Starting Ray on this machine, which takes some seconds.")
+        return prestart_workers(execution, self._workers)
+
+    def _choose_tokenizer(self) -> Tokenizer:
+        """Return the job's tokenizer: saved by an earlier run, learned, or resolved."""
+        recipe, state = self._recipe, self._work.tokenizer_state()
+        if state is None and parse_train_spec(recipe.tokenizer) is not None:
+            self._log.listener(Progress("sample", 0, self._listing.bytes, 0, 0, 0, 0))
+        tokenizer = choose_job_tokenizer(
+            recipe,
+            self._listing.sources,
+            self._record_parsers,
+            self._log.note,
+            self._tokenizer_state if state is None else state,
+        )
+        choose_dtype_name(recipe, tokenizer)
+        make_fim_cutter(recipe.reading.fim, tokenizer)
+        if state is None:
+            self._work.keep_tokenizer(tokenizer.state())
+        return tokenizer
+
+    def _make_units(self, tokenizer: Tokenizer, prestarted: PrestartedWorkers) -> JobResults:
+        """Run all phases over the units; start over when a record is excluded from all."""
+        recipe, parsers, note = self._recipe, self._record_parsers, self._log.note
+        chat = choose_job_template(recipe, self._listing.sources, parsers, tokenizer, note)
+        if unused := find_unused_columns(map(parsers.get_parser, self._listing.sources), chat):
+            note(f"Unused columns: {', '.join(unused)}")
+        setup = WorkerSetup(
+            recipe,
+            self._settings.limits,
+            self._work.tokenizer_path,
+            get_engine_choice(tokenizer),
+            choose_dtype_name(recipe, tokenizer),
+            chat is not None,
+            build_step_indexes(recipe.reading.clean, self._work.path, note),
+            overlap=count_cores() >= 2 * self._workers,
+            versions=collect_versions(recipe.reading.clean),
+        )
+        context = setup.make_context(tokenizer, parsers, chat)
+        starts_over = False
+        while True:
+            try:
+                return self._run_on_executor(setup, context, prestarted, starts_over=starts_over)
+            except RecordExcludedError as error:
+                starts_over = True
+                self._work.exclude(self._list_unit_names(tokenizer)[error.unit], error.excluded)
+
+    def _run_on_executor(
+        self, setup: WorkerSetup, context: EncodeContext, prestarted: PrestartedWorkers, *, starts_over: bool
+    ) -> JobResults:
+        """Run all phases with the records excluded so far."""
+        names, segments = self._name_units(context.tokenizer)
+        folders = [self._work.unit(name) for name in names]
+        if self._work.follow(fingerprint(names)) and not starts_over:
+            self._log.note(
+                "Versions of packages that affect the documents changed since this job was stopped: all units are "
+                "prepared again."
+            )
+        self._adopt_stream_batches(folders)
+        counters = JobCounters(self._log.listener, self._recipe.max_bad, self._listing.bytes)
+        crash_tracker = CrashTracker(self._units, self._log.note, together=segments is not None)
+        tokenize_phase = TokenizePhase(
+            self._units,
+            map(read_unit_facts, folders),
+            self._record_parsers.rules,
+            counters,
+            crash_tracker,
+            self._log.note,
+        )
+        self._resumed = sum(unit_facts is not None for unit_facts in tokenize_phase.facts)
+        if self._resumed:
+            self._log.note(
+                f"Resuming: {self._resumed:,} of {len(self._units):,} units were finished by an earlier run."
+            )
+        task_function = make_task_function(lambda: context)
+        with make_executor(
+            self._settings.execution,
+            self._workers,
+            self._work.path,
+            setup,
+            lambda: task_function,
+            tokenize_phase.handle_message,
+            prestarted,
+        ) as executor:
+            tasks = tokenize_phase.make_tasks(executor, self._work, folders, segments, self._log)
+            with self._log.time("tokenize"):
+                facts = tokenize_phase.run(executor, tasks)
+            counters.first = tokenize_phase.first_bad()
+            counters.check_bad_records()
+            if not counters.documents:
+                self._work.clear()
+                raise InputMissingError(_describe_no_documents(counters, facts))
+            units = [TokenizedUnit(*unit_fields) for unit_fields in zip(self._units, folders, facts, strict=True)]
+            return self._resolve_and_write(executor, units, context, tokenize_phase.reports.report())
+
+    def _name_units(self, tokenizer: Tokenizer) -> tuple[list[str], SegmentSearch | None]:
+        """Return the identities of all units, and the search for repeated lines if any."""
+        names = self._list_unit_names(tokenizer)
+        if not self._recipe.dedup.repeat_unit:
+            return names, None
+        # Removed lines depend on all units before, so every unit's name covers all exclusions.
+        excluded_by_name = self._work.read_excluded()
+        excluded = [excluded_by_name.get(name, ()) for name in names]
+        identities = [
+            fingerprint([name, records]) if records else name for name, records in zip(names, excluded, strict=True)
+        ]
+        segments_fingerprint = fingerprint(identities)
+        key_files = [self._work.segment_keys_path(identity) for identity in identities]
+        segments = SegmentSearch(key_files, excluded, self._work.duplicates / segments_fingerprint)
+        return self._list_unit_names(tokenizer, segments_fingerprint), segments
+
+    def _list_unit_names(self, tokenizer: Tokenizer, before: str = "") -> list[str]:
+        """Return the identities of all units.
+
+        ``before`` identifies the texts that decide which repeated lines are removed.
+        """
+        settings = collect_unit_settings(self._recipe, tokenizer, self._settings.constants)
+        if before:
+            settings["before"] = before
+        return [compute_unit_identity(unit, settings, self._content) for unit in self._units]
+
+    def _adopt_stream_batches(self, folders: list[Path]) -> None:
+        """Make units of batches that a stream has already cached."""
+        stream_folder = self._work.path / STREAM_BATCHES_FOLDER
+        if not stream_folder.is_dir() or self._recipe.dedup.mode != "none":
+            return
+        membership = SubsetRule(self._recipe.val_fraction, self._recipe.test_fraction)
+        adopted_count = 0
+        for unit, folder in zip(self._units, folders, strict=True):
+            if not folder.exists():
+                batches_folder = stream_folder / folder.name
+                adopted_count += adopt_unit(
+                    unit, batches_folder, folder, self._work.attempt, self._record_parsers, membership
+                )
+        if adopted_count:
+            self._log.note(f"Resuming: {adopted_count:,} of {len(self._units):,} units were already read by a stream.")
+
+    def _resolve_and_write(
+        self, executor: Executor, units: list[TokenizedUnit], context: EncodeContext, unit_report: UnitReport
+    ) -> JobResults:
+        """Run the phases after tokenization."""
+        recipe, work, log, itemsize = self._recipe, self._work, self._log, context.dtype.itemsize
+        base = read_base_generations(work, self._base, recipe.dedup)
+        if base.without_signatures:
+            log.note(
+                f"{work.out} holds signatures of this kind for {len(base.signatures) - base.without_signatures:,} of "
+                f"its {len(base.signatures):,} shards (prepare with --dedup near writes them): near "
+                "duplicates of documents in the other shards are not removed."
+            )
+        sharding = ShardingSettings(
+            membership=context.membership,
+            tokens_per_shard=recipe.tokens_per_shard,
+            shards=base.shards,
+            nonempty_subsets=base.nonempty_subsets,
+            base_overrides=base.overrides,
+            tokens=base.tokens,
+            balance=recipe.balance_subsets,
+        )
+        with log.time("find duplicates"):
+            duplicate_files = find_duplicates(executor, work, units, base, recipe.dedup)
+        with log.time("settle"):
+            dedup_counts = resolve_duplicates(executor, work, units, duplicate_files, sharding, len(base.files))
+        decision = decide(work, units, dedup_counts, sharding, base)
+        for text in context.membership.empty_notes(decision.shards, base.nonempty_subsets):
+            log.note(text)
+        self._note_missed_shares(context.membership, decision.tokens, base, dedup_counts)
+        if note := _describe_long_documents(units, dedup_counts, self._record_parsers.rules, recipe.tokens_per_shard):
+            log.note(note)
+        with log.time("find duplicates"):
+            inputs = describe_input_locations(recipe.inputs)["inputs"]
+            pairs, omitted_pairs = find_duplicate_pairs(work, units, duplicate_files, base, inputs, context)
+        shards: list[dict[str, list[ShardEntry]]] = []
+        if not self._settings.dry_run:
+            settings = ShardSettings(
+                store=work.store,
+                dtype=context.dtype,
+                base_membership=context.membership,
+                final_membership=sharding.apply_overrides(parse_overrides(decision)),
+                tokens_per_shard=recipe.tokens_per_shard,
+                banding=recipe.dedup.stored_banding,
+            )
+            on_unit_written = self._make_write_listener(dedup_counts, itemsize)
+            with log.time("write shards"):
+                shards = write_shards(executor, work, units, dedup_counts, decision, settings, on_unit_written)
+        flows = _compute_flows(units, dedup_counts, itemsize)
+        return JobResults(
+            recipe,
+            self._record_parsers,
+            self._listing.sources,
+            self._base,
+            context.tokenizer,
+            choose_dtype_name(recipe, context.tokenizer),
+            units,
+            dedup_counts,
+            decision,
+            shards,
+            build_content(unit_report, after=flows, duplicates=pairs, duplicates_rest=omitted_pairs),
+        )
+
+    def _note_missed_shares(
+        self,
+        membership: SubsetRule,
+        tokens: Mapping[str, int],
+        base: BaseGenerations,
+        dedup_counts: Sequence[UnitDedupCounts],
+    ) -> None:
+        sources = self._listing.sources
+        for text in describe_missed_shares(
+            membership.shares,
+            tokens,
+            base.documents + sum(counts.documents for counts in dedup_counts),
+            balance=self._recipe.balance_subsets,
+            texts=all(self._record_parsers.get_parser(source).record_kind == "text" for source in sources),
+            splits=any(source.kind in ("text", "code") for source in sources),
+        ):
+            self._log.note(text)
+
+    def _make_write_listener(self, dedup_counts: Sequence[UnitDedupCounts], size: int) -> OnUnitWritten:
+        """Make a callback that reports written units to the listener."""
+        total = sum(unit.tokens for unit in dedup_counts)
+        tokens = resumed_tokens = documents = 0
+
+        def on_unit_written(number: int, *, already_written: bool) -> None:
+            nonlocal tokens, resumed_tokens, documents
+            unit = dedup_counts[number]
+            tokens += unit.tokens
+            resumed_tokens += unit.tokens if already_written else 0
+            documents += unit.documents
+            self._log.listener(
+                Progress("write", tokens * size, total * size, resumed_tokens * size, documents, tokens, 0)
+            )
+
+        return on_unit_written
+
+    def _note_altered(self, content: ReportContent) -> None:
+        """Note the counts of altered texts, which document counts do not show."""
+        repeat_unit = self._recipe.dedup.repeat_unit
+        for flow in content.flows:
+            if flow.step == "tokenize" and flow.altered:
+                self._log.note(
+                    f"Fill-in-the-middle: {flow.altered:,} of {format_count(flow.documents_out, 'document')} were "
+                    "rearranged (counted before duplicates are removed)."
+                )
+            if flow.step == repeat_unit and flow.bytes_in:
+                self._log.note(
+                    f"Removed {flow.bytes_in - flow.bytes_out:,} bytes of repeated {repeat_unit}: from "
+                    f"{format_count(flow.altered, 'document')} that remain, and from "
+                    f"{format_count(flow.documents_in - flow.documents_out, 'document')} without any other text."
+                )
+
+    def _report_dry_run(self, results: JobResults) -> PrepareResult:
+        """Report what would be left out, and keep finished work for a later run."""
+        page = self._work.path / PAGE_NAME
+        report = self._make_report(results)
+        write_file(self._work.path / REPORT_NAME, encode_report(report))
+        write_report_page(report, page)
+        self._log.note(
+            f"Dry run: no store was written. {page} shows which documents would be left out. The same command without "
+            "--dry-run reuses this work."
+        )
+        manifest = make_manifest(results, {})
+        if self._base is not None:
+            manifest = extend_manifest(self._base, manifest)
+        return self._make_result(manifest, results.tokenizer.engine.note)
+
+    def _make_result(self, manifest: Manifest, engine_note: str) -> PrepareResult:
+        """Return the result for a store with this manifest."""
+        result = make_result(
+            self._work.out,
+            manifest,
+            engine_note=engine_note,
+            seconds=self._log.elapsed,
+            resumed_units=self._resumed,
+            notes=tuple(self._log.notes),
+        )
+        return result if self._base is None else subtract_base(result, self._base)
+
+    def _make_report(self, results: JobResults) -> PrepareReport:
         """Make the report: values that may differ between two runs of the same store."""
-        results = completed_job.results
-        seconds = time.perf_counter() - self._began
+        execution, seconds = self._settings.execution, self._log.elapsed
+        durations = {name: round(value, 3) for name, value in self._log.seconds.items()}
+        phases: dict[str, StageTime] = {name: StageTime(value) for name, value in durations.items() if name in STAGES}
+        content = msgspec.structs.replace(results.content, stages=add_stage_times(results.content.stages, phases))
         locations = describe_input_locations(self._recipe.inputs)
         return PrepareReport(
             sources=make_report_sources(self._listing.sources),
@@ -239,18 +636,18 @@ class PrepareRun:
             recipe_fingerprint=compute_recipe_fingerprint(self._recipe),
             started=self._started.isoformat(timespec="seconds"),
             seconds=round(seconds, 3),
-            seconds_by_phase={name: round(value, 3) for name, value in self._seconds.items()},
+            seconds_by_phase=durations,
             bytes_per_second=round(self._listing.bytes / max(seconds, 1e-9)),
             peak_memory_bytes=_read_peak_memory(),
-            units=self._phase_runner.units,
+            units=len(self._units),
             resumed_units=self._resumed,
-            notes=self._notes,
+            notes=self._log.notes,
             dry_run=self._settings.dry_run,
             settings=recipe_settings_for_report(self._recipe),
-            counts=make_manifest(completed_job, {}).counts,
-            workers=results.workers,
-            crew=results.executor_name,
-            content=self._make_content(results),
+            counts=make_manifest(results, {}).counts,
+            workers=self._workers,
+            crew="in-process" if runs_inline(execution, self._workers) else execution.engine,
+            content=content,
             media=self._find_media_folders(),
         )
 
@@ -268,9 +665,82 @@ class PrepareRun:
             if folder is not None
         }
 
-    def _note(self, text: str) -> None:
-        self._notes.append(text)
-        self._listener(Note(text))
+
+def _check_input_count(files: int) -> None:
+    """Raise, before any work, if the manifest would be too large to read."""
+    if files * _MIN_ENTRY_BYTES > SMALL_FILE_LIMIT:
+        raise InputError(
+            f"{files:,} input files make a manifest of more than {SMALL_FILE_LIMIT:,} bytes, which cannot be read. "
+            "Write the inputs as records of JSON Lines files, or make several stores."
+        )
+
+
+def _compute_flows(units: list[TokenizedUnit], dedup_counts: list[UnitDedupCounts], size: int) -> list[StepFlow]:
+    """Return the flows of the steps after tokenization: dedup and write."""
+    documents_in = sum(tokenized_unit.facts.documents for tokenized_unit in units)
+    tokens = sum(tokenized_unit.facts.tokens for tokenized_unit in units)
+    documents, remaining_tokens = (
+        sum(counts.documents for counts in dedup_counts),
+        sum(counts.tokens for counts in dedup_counts),
+    )
+    dedup = StepFlow(
+        step="dedup", documents_in=documents_in, documents_out=documents, tokens_in=tokens, tokens_out=remaining_tokens
+    )
+    write = StepFlow(
+        step="write",
+        documents_in=documents,
+        documents_out=documents,
+        bytes_out=remaining_tokens * size,
+        tokens_in=remaining_tokens,
+        tokens_out=remaining_tokens,
+    )
+    return [dedup, write]
+
+
+def _describe_long_documents(
+    units: Sequence[TokenizedUnit], dedup_counts: Sequence[UnitDedupCounts], rules: ReadRules, tokens_per_shard: int
+) -> str:
+    """Describe documents longer than a shard, with the position of the longest, or ""."""
+    count = sum(counts.long for counts in dedup_counts)
+    if not count:
+        return ""
+    number = max(range(len(dedup_counts)), key=lambda number: dedup_counts[number].longest[0])
+    length, part, record, offset = dedup_counts[number].longest
+    longest_part, records_before = units[number].unit.parts[part], 0
+    source, bound = longest_part.source, (units[number].unit.number, longest_part.start)
+    for tokenized_unit in units[: number + 1]:
+        for other_part, facts in zip(tokenized_unit.unit.parts, tokenized_unit.facts.parts, strict=True):
+            if other_part.source.path == source.path and (tokenized_unit.unit.number, other_part.start) < bound:
+                records_before += facts.records
+    record_name = format_record_name(source, rules, records_before, BadRecord(record, offset, None, "", ""))
+    documents_phrase = "1 document is" if count == 1 else f"{count:,} documents are"
+    return (
+        f"{documents_phrase} longer than a shard ({tokens_per_shard:,} tokens, --tokens-per-shard), so some shards "
+        f"are larger. The longest has {length:,} tokens: {record_name}. Raise --tokens-per-shard, or cut texts "
+        "into smaller documents (--split-on paragraph)."
+    )
+
+
+def _describe_no_documents(counters: JobCounters, facts: list[UnitFacts]) -> str:
+    dropped_counts: Counter[str] = Counter()
+    for fact in facts:
+        for part in fact.parts:
+            dropped_counts.update(part.dropped)
+    empty = counters.records - counters.quarantined - dropped_counts.total()
+    counts_by_reason = [
+        (counters.quarantined, "bad"),
+        *((n, rule) for rule, n in dropped_counts.items()),
+        (empty, "empty"),
+    ]
+    message = ", ".join(f"{n:,} {reason}" for n, reason in counts_by_reason if n > 0) or "the input has no records"
+    message = f"No documents were made from {format_count(counters.records, 'record')}: {message}."
+    if counters.first:
+        return f"{message} The first bad one: {counters.first}. Fix the input, or name another."
+    if dropped_counts:
+        flags = any(rule.startswith("nothing to train") for rule in dropped_counts)
+        more = ', "loss" or "train" flags of messages' if flags else ""
+        return f"{message} Relax the rules (--clean, --max-tokens, --overlong, --train-on{more}), or name other inputs."
+    return f"{message} Name other inputs."
 
 
 def _read_peak_memory() -> int:

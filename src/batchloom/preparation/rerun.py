@@ -119,20 +119,7 @@ def check_same_finished_job(
     *,
     hashed: bool = False,
 ) -> None:
-    """Refuse a finished store that another job has written.
-
-    Args:
-        location: name of the store's folder in messages.
-        manifest: manifest of the store.
-        report: report of the store; None if it has none.
-        recipe: recipe of this job.
-        listing: inputs of this job.
-        tokenizer_state: state of its tokenizer, if the recipe alone does not determine it.
-        hashed: whether inputs are compared by content alone.
-
-    Raises:
-        StoreConflictError: the recipe or the inputs differ; the message lists the differences.
-    """
+    """Refuse a finished store that another job has written."""
     if differences := _list_job_differences(manifest, report, recipe, listing, tokenizer_state, hashed=hashed):
         raise StoreConflictError(
             f"{location} holds a finished store of another job ({_format_differences(differences)}); choose another "
@@ -273,6 +260,18 @@ def begin_or_resume(
     if differences:
         work.clear(keep_units=True)
         work.begin(job)
+
+
+def begin_or_refuse(work: WorkFolder, job: JobIdentity) -> None:
+    """Begin a job without units; refuse a folder with the result of another job."""
+    if not work.has_results():
+        work.clear()
+        work.begin(job)
+    elif work.job() != job:
+        raise StoreConflictError(
+            f"{work.out} holds unfinished work of another job; delete {work.path} to start over, or choose another "
+            "--out."
+        )
 
 
 def make_job_identity(
@@ -457,11 +456,7 @@ def _list_content_differences(
 
 
 def hash_sources(sources: Sequence[Source]) -> dict[str, str]:
-    """Return the XXH3-128 of the decompressed bytes of each source, by path.
-
-    Raises:
-        InputError: a source cannot be read.
-    """
+    """Return the XXH3-128 of the decompressed bytes of each source, by path."""
     hashes = {}
     for source in sources:
         digest = xxhash.xxh3_128()

@@ -15,15 +15,15 @@ from batchloom.core.settings import quote_value, raise_problems, to_plain
 from batchloom.core.synthetic_data import SYNTHETIC, SyntheticDocuments, SyntheticSpec, parse_synthetic_spec
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.imports.token_files import TokenBatch, hash_ids
-from batchloom.preparation.phases.finish import make_subset_entry, move_store
+from batchloom.preparation.phases.finish import finish_plain_store, make_subset_entry, move_store
 from batchloom.preparation.phases.unit_shards import ShardSettings, SubsetWriter
 from batchloom.preparation.report.progress import Listener, Note, PrepareResult, Progress, make_result
-from batchloom.preparation.rerun import check_output_folder, remove_leftover_work
+from batchloom.preparation.rerun import begin_or_refuse, check_output_folder, remove_leftover_work
 from batchloom.preparation.settings.recipe import Recipe, flatten_settings
 from batchloom.preparation.units.unit_files import ROW
 from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder
-from batchloom.store import MANIFEST_NAME, REPORT_NAME, Manifest, ShardEntry, encode_manifest, read_manifest, write_file
-from batchloom.store.format import SUBSETS, TOKEN_DTYPES, TOKENIZER_NAME, UINT16_IDS, choose_token_dtype, seal_manifest
+from batchloom.store import MANIFEST_NAME, Manifest, ShardEntry, read_manifest
+from batchloom.store.format import SUBSETS, TOKEN_DTYPES, UINT16_IDS, choose_token_dtype
 from batchloom.store.read import make_synthetic_manifest, make_synthetic_tokenizer
 from batchloom.store.write import make_folder
 
@@ -48,13 +48,7 @@ def parse_synthetic_input(inputs: Sequence[str]) -> SyntheticSpec | None:
 
 
 def write_synthetic(spec: SyntheticSpec, recipe: Recipe, out: Path, listener: Listener) -> PrepareResult:
-    """Write all documents of a spec as a store; an interrupted job starts over.
-
-    Raises:
-        SettingsError: the recipe has settings that do not apply to synthetic data.
-        StoreConflictError: ``out`` holds data that this job would not write.
-        OutputError: ``out`` cannot be written.
-    """
+    """Write all documents of a spec as a store; an interrupted job starts over."""
     began = time.perf_counter()
     plain = synthetic_to_plain(spec, recipe)
     manifest = _find_finished_synthetic(out, plain)
@@ -65,7 +59,7 @@ def write_synthetic(spec: SyntheticSpec, recipe: Recipe, out: Path, listener: Li
     notes = [f"source={SYNTHETIC}: {spec.spec_string} is synthetic data; its store records that."]
     listener(Note(notes[0]))
     with WorkFolder(out) as work:
-        _begin_synthetic(work, plain)
+        begin_or_refuse(work, JobIdentity(WORK_VERSION, msgspec.to_builtins(plain), [], []))
         manifest = read_manifest(work.store) if work.complete else None
         if manifest is None:
             subsets = _write_synthetic_shards(spec, recipe, work, listener)
@@ -75,11 +69,7 @@ def write_synthetic(spec: SyntheticSpec, recipe: Recipe, out: Path, listener: Li
 
 
 def synthetic_to_plain(spec: SyntheticSpec, recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe of a synthetic store as its manifest holds it.
-
-    Raises:
-        SettingsError: the recipe has settings that do not apply to synthetic data.
-    """
+    """Return the recipe of a synthetic store as its manifest holds it."""
     _check_settings_apply(spec, recipe)
     return {**spec.identity, **{name: getattr(recipe, name) for name in _SYNTHETIC_SETTINGS}}
 
@@ -108,11 +98,7 @@ def _find_finished_synthetic(out: Path, plain: dict[str, Any]) -> Manifest | Non
 
 
 def check_same_data(location: str, manifest: Manifest, plain: dict[str, Any]) -> None:
-    """Refuse a finished store of other data or settings.
-
-    Raises:
-        StoreConflictError: the recipes differ; the message lists the differences.
-    """
+    """Refuse a finished store of other data or settings."""
     previous_recipe, current_recipe = manifest.recipe, msgspec.to_builtins(plain)
     names = sorted(previous_recipe.keys() | current_recipe.keys())
     differing_names = [name for name in names if previous_recipe.get(name) != current_recipe.get(name)]
@@ -123,18 +109,6 @@ def check_same_data(location: str, manifest: Manifest, plain: dict[str, Any]) ->
         raise StoreConflictError(
             f"{location} holds a finished store of another job ({differences}); choose another --out, or delete that "
             "folder."
-        )
-
-
-def _begin_synthetic(work: WorkFolder, plain: dict[str, Any]) -> None:
-    job = JobIdentity(WORK_VERSION, msgspec.to_builtins(plain), [], [])
-    if not work.has_results():
-        work.clear()
-        work.begin(job)
-    elif work.job() != job:
-        raise StoreConflictError(
-            f"{work.out} holds unfinished work of another job; delete {work.path} to start over, or choose another "
-            "--out."
         )
 
 
@@ -203,8 +177,4 @@ def _finish_synthetic(
     )
     report = {"sources": [], "out": str(work.out.absolute()), "notes": notes}
     state = make_synthetic_tokenizer(SyntheticDocuments(spec)).state()
-    write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(state))
-    write_file(work.store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
-    sealed = seal_manifest(manifest)
-    write_file(work.store / MANIFEST_NAME, encode_manifest(sealed))
-    return sealed
+    return finish_plain_store(work.store, manifest, state, report)

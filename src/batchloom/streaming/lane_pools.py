@@ -13,14 +13,13 @@ import numpy as np
 from batchloom.core.errors import WorkerError
 from batchloom.plan import PlanSpec, order_lane_ranges
 from batchloom.preparation.documents import make_chat_encoder
-from batchloom.preparation.phases import WorkerSetup
+from batchloom.preparation.phases import WorkerSetup, check_versions
 from batchloom.preparation.workers import (
     MessageCallback,
     ProcessPool,
     TaskFunction,
     TaskLoss,
     TaskResult,
-    check_versions,
     count_cores,
 )
 from batchloom.streaming.lane import CachedRanges, LaneContext, LanePosition, LaneReader, StreamPool

@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from batchloom import SettingsError
 from batchloom.preparation.workers import compute_worker_count, count_cores, measure_free_memory
 from batchloom.preparation.workers.machine_limits import read_cpu_quota, read_memory_left
 
@@ -12,27 +11,18 @@ GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("requested", "tasks", "free_memory", "memory", "workers"),
+    ("tasks", "free_memory", "memory", "workers"),
     [
-        ("auto", 100, None, None, 8),
-        ("auto", 3, None, None, 3),
-        ("auto", 0, None, None, 1),
-        ("auto", 100, 2 * GIB, None, 2),
-        ("auto", 100, 2 * GIB, GIB // 2, 4),
-        ("auto", 100, 1, None, 1),
-        (20, 100, 1, None, 20),
-        (20, 5, None, None, 5),
-        (1, 0, None, None, 1),
+        (100, None, None, 8),
+        (3, None, None, 3),
+        (0, None, None, 1),
+        (100, 2 * GIB, None, 2),
+        (100, 2 * GIB, GIB // 2, 4),
+        (100, 1, None, 1),
     ],
 )
-def test_workers_are_as_many_as_cores_tasks_and_memory_allow(requested, tasks, free_memory, memory, workers):
-    assert compute_worker_count(requested, tasks, cores=8, free=free_memory, memory=memory) == workers
-
-
-@pytest.mark.parametrize("requested", [0, -1, True, "many", 1.5])
-def test_other_numbers_of_workers_are_refused(requested):
-    with pytest.raises(SettingsError, match=r"workers: .* give 1 or more, or auto"):
-        compute_worker_count(requested, 5, cores=8)
+def test_workers_are_as_many_as_cores_tasks_and_memory_allow(tasks, free_memory, memory, workers):
+    assert compute_worker_count(tasks, cores=8, free=free_memory, memory=memory) == workers
 
 
 def write(folder, texts):

@@ -26,15 +26,7 @@ class RowFile(Protocol):
     """Protocol of a file that takes rows in order."""
 
     def write(self, rows: Sequence[Row], *, nan: bool) -> list[SkippedRow]:
-        """Append rows.
-
-        Args:
-            rows: the rows.
-            nan: whether their source can hold NaN.
-
-        Returns:
-            (index in ``rows``, reason) of each row that the file cannot hold.
-        """
+        """Append rows."""
 
     def finish(self) -> None:
         """Write the remaining data; the underlying file stays open."""
@@ -44,9 +36,6 @@ def _encode_row(row: Row, *, nan: bool) -> bytes:
     """Encode a row as one line of JSON with unchanged values.
 
     ``nan`` states whether the source can hold NaN, which orjson would write as null.
-
-    Raises:
-        UnusableRecordError: the row holds values that JSON cannot hold.
     """
     try:
         line = orjson.dumps(row, option=orjson.OPT_PASSTHROUGH_DATETIME)

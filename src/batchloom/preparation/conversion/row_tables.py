@@ -68,11 +68,7 @@ class ColumnType:
     items: "ColumnType | None" = None
 
     def add(self, values: Sequence[Any], path: tuple[str, ...] = ()) -> None:
-        """Add more values.
-
-        Raises:
-            UntabularError: they have no common type with earlier values.
-        """
+        """Add more values."""
         if len(path) > _MAX_DEPTH:
             raise UntabularError(path[:1], f"is nested more than {_MAX_DEPTH} levels deep")
         value_types = dict.fromkeys(map(type, values))
@@ -188,11 +184,7 @@ _SCALAR_TYPES: dict[type, pa.DataType] = {bool: pa.bool_(), str: pa.string(), by
 
 
 def build_arrow_schema(shape: ColumnType) -> pa.Schema:
-    """Return the schema of rows of this type.
-
-    Raises:
-        UntabularError: Parquet cannot hold the rows.
-    """
+    """Return the schema of rows of this type."""
     if not shape.fields:
         raise UntabularError((), "the rows have no columns")
     return pa.schema([(name, _arrow_type(field_shape, (name,))) for name, field_shape in shape.fields.items()])
@@ -219,12 +211,7 @@ def _arrow_type(shape: ColumnType, path: tuple[str, ...]) -> pa.DataType:
 
 @final
 class ParquetRowFile:
-    """A Parquet file with a known schema and row groups of about 32 MiB.
-
-    Args:
-        file: output file.
-        schema: schema of every row.
-    """
+    """A Parquet file with a known schema and row groups of about 32 MiB."""
 
     def __init__(self, file: IO[bytes] | io.RawIOBase, schema: pa.Schema) -> None:
         self._schema = schema

@@ -16,7 +16,6 @@ from .near_duplicates import (
     map_signatures as map_signatures,
     write_signature_keys as write_signature_keys,
 )
-from .seen_texts import SeenTexts as SeenTexts
 from .sorted_keys import (
     SIGNATURE_KEY as SIGNATURE_KEY,
     count_keys as count_keys,

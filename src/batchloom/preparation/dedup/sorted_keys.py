@@ -194,11 +194,7 @@ def _discard_partial(file: BinaryIO, partial_path: Path) -> None:
 
 
 def count_records(path: Path, kind: np.dtype[np.void]) -> int:
-    """Return the number of records of ``kind``.
-
-    Raises:
-        OutputError: the file cannot be read, or is truncated.
-    """
+    """Return the number of records of ``kind``."""
     with describe_io_errors(path):
         size = path.stat().st_size
     count, remainder = divmod(size, kind.itemsize)
@@ -211,11 +207,7 @@ def count_records(path: Path, kind: np.dtype[np.void]) -> int:
 
 
 def map_records(path: Path, kind: np.dtype[np.void]) -> NDArray[np.void]:
-    """Memory-map the records of a file, ``kind`` [records].
-
-    Raises:
-        OutputError: the file cannot be read, or is truncated.
-    """
+    """Memory-map the records of a file, ``kind`` [records]."""
     if not count_records(path, kind):
         return np.zeros(0, kind)
     with describe_io_errors(path):

@@ -69,11 +69,7 @@ class FimSegments:
 
 
 def make_fim_cutter(fim: FimRecipe | None, tokenizer: Tokenizer) -> FimCutter | None:
-    """Resolve the sentinel tokens of a tokenizer; None without a FIM recipe.
-
-    Raises:
-        TokenizerError: the tokenizer has no such tokens, or the parts of a text do not decode to the text.
-    """
+    """Resolve the sentinel tokens of a tokenizer; None without a FIM recipe."""
     if fim is None:
         return None
     words = {**tokenizer.added, **tokenizer.control}

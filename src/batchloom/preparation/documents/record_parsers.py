@@ -329,44 +329,32 @@ def make_record_parser(
     With an ``inspector`` its documents may hold media.
     """
     columns = _find_filled_columns(schema, rows)
-    if inspector is not None and schema.kind == "interleaved":
-        record_reader, rules = (
-            _wrap_check_media(make_record_reader(schema), inspector),
-            replace(rules, text_field=None),
-        )
-        return RecordParser(rules, "interleaved", record_reader, detected=schema.description, columns=columns)
     text_column = _find_text_column(schema, rows)
-    if inspector is not None and schema.kind != "conversation":
-        rules = replace(rules, text_field=None)
-        if schema.kind == "preference":
-            record_parser = _make_preference_parser(source, rows, rules, schema, chat)
-            return replace(
-                record_parser,
-                record_reader=record_parser.record_reader
-                and _wrap_refuse_media(record_parser.record_reader, _PREFERENCE_MEDIA),
-            )
-        record_kind: RecordKind = "text" if schema.kind == "text" else "tokens"
-        record_reader = _wrap_refuse_media(make_record_reader(schema), _LATE_MEDIA)
-        return RecordParser(rules, record_kind, record_reader, detected=schema.description, columns=columns)
-    if text_column is not None:
+    if text_column is not None and inspector is None:
+        # The fast text reader reads this column.
         rules = replace(rules, text_field=text_column)
         return RecordParser(rules, detected=schema.description, columns=columns)
     rules = replace(rules, text_field=None)
     if schema.kind == "preference":
-        return _make_preference_parser(source, rows, rules, schema, chat)
-    record_kind = "text" if schema.kind == "text" else "tokens"
-    if schema.kind != "conversation":
+        record_parser = _make_preference_parser(source, rows, rules, schema, chat)
+    elif schema.kind == "conversation":
+        record_reader = make_record_reader(schema, media=inspector is not None)
+        chat_rules = chat.rules(completion=schema.form == "prompt-completion")
+        record_parser = RecordParser(
+            rules, "conversation", record_reader, chat_rules, detected=schema.description, columns=columns
+        )
+    else:
+        record_kind: RecordKind = schema.kind if schema.kind in ("text", "interleaved") else "tokens"
         record_reader = make_record_reader(schema)
-        return RecordParser(rules, record_kind, record_reader, detected=schema.description, columns=columns)
-    record_reader = make_record_reader(schema, media=inspector is not None)
-    return RecordParser(
-        rules,
-        "conversation",
-        record_reader if inspector is None else _wrap_check_media(record_reader, inspector),
-        chat.rules(completion=schema.form == "prompt-completion"),
-        schema.description,
-        columns,
-    )
+        record_parser = RecordParser(rules, record_kind, record_reader, detected=schema.description, columns=columns)
+    if inspector is None or record_parser.record_reader is None:
+        return record_parser
+    if schema.kind in ("conversation", "interleaved"):
+        record_reader = _wrap_check_media(record_parser.record_reader, inspector)
+    else:
+        reason = _PREFERENCE_MEDIA if schema.kind == "preference" else _LATE_MEDIA
+        record_reader = _wrap_refuse_media(record_parser.record_reader, reason)
+    return replace(record_parser, record_reader=record_reader)
 
 
 def _wrap_refuse_media(record_reader: RecordReader, reason: str) -> RecordReader:

@@ -47,11 +47,7 @@ OnBatch = Callable[[TokenBatch], None]
 
 
 def choose_linked_dtype(file: TokenFile) -> str:
-    """Return the dtype of a store in which this file is a linked shard.
-
-    Raises:
-        InputError: the file must be copied instead, with the reason.
-    """
+    """Return the dtype of a store in which this file is a linked shard."""
     name = file.tokens.dtype.name
     if file.header:
         reason = "its ids begin after a header"
@@ -71,17 +67,7 @@ def link_shard(
 ) -> ShardEntry:
     """Check a file of ids, write its sidecar files and link it as a shard.
 
-    Args:
-        imported_file: the file; its checksum and edges are filled in.
-        stem: path of the shard without suffix.
-        part: number of the file among the store's parts.
-        link_mode: ``link`` or ``symlink``.
-        check: vocabulary check of the ids.
-        tick: called with each batch.
-
-    Raises:
-        InputError: an id is outside the vocabulary.
-        OutputError: the file cannot be linked, or the sidecars cannot be written.
+    Fills in the checksum and the edges of ``imported_file``.
     """
     file = imported_file.file
     dtype, count = TOKEN_DTYPES[choose_linked_dtype(file)], len(file.lengths)
@@ -164,15 +150,7 @@ def _link_path(path: Path, destination: Path, link_mode: str) -> None:
 
 @final
 class ShardCopier:
-    """Writer that copies files of ids, document by document, into shards of a store.
-
-    Args:
-        store: folder of the unfinished store.
-        dtype: dtype of a token on disk.
-        most: maximum number of tokens per shard.
-        check: vocabulary check of the ids.
-        tick: called with each written batch.
-    """
+    """Writer that copies files of ids, document by document, into shards of a store."""
 
     def __init__(self, store: Path, dtype: np.dtype[Any], most: int, check: VocabularyCheck, tick: OnBatch) -> None:
         everything = SubsetRule(0.0, 0.0)
@@ -184,10 +162,6 @@ class ShardCopier:
         """Copy files into shards.
 
         The hash of a ``train`` document chooses its subset; other documents keep theirs.
-
-        Raises:
-            InputError: an id is outside the vocabulary.
-            OutputError: a shard cannot be written.
         """
         try:
             for part, imported_file in enumerate(files):
@@ -223,9 +197,6 @@ def choose_subset_rule(
     """Return the rule that assigns documents to ``val`` by hash.
 
     Given two distinct documents, ``val`` gets at least one.
-
-    Raises:
-        InputError: an id is outside the vocabulary.
     """
     natural, smallest = SubsetRule(val_fraction, 0.0), SmallestHashes()
     if not val_fraction:

@@ -1,4 +1,4 @@
-"""Token id files: Megatron prefixes, flat files and ``.npy`` arrays, and their ids."""
+"""Token id files: Megatron prefixes, flat files, ``.npy`` arrays; their ids."""
 
 import ast
 import json
@@ -88,12 +88,7 @@ class TokenFile:
 
 
 def find_token_inputs(inputs: Sequence[str]) -> list[TokenInput]:
-    """Return the token files in ``inputs``: prefixes, files, and folders of prefixes.
-
-    Raises:
-        InputMissingError: an input does not exist, is empty or holds no tokens.
-        InputError: an input is a store, a shard that needs its store, or no token file.
-    """
+    """Return the token files in ``inputs``: prefixes, files, and folders of prefixes."""
     token_inputs: list[TokenInput] = []
     for path_text, label in zip(inputs, make_input_labels(inputs), strict=True):
         path = Path(os.path.expanduser(path_text))  # noqa: PTH111 - Path.expanduser raises for ~nobody
@@ -139,10 +134,6 @@ def open_token_file(token_input: TokenInput, cutting: DocumentBoundaries, scratc
         token_input: the input.
         cutting: user settings for files without an index.
         scratch: file for the document lengths of a flat file, so that they take no memory.
-
-    Raises:
-        InputError: the file contradicts the settings, or its document boundaries are unknown.
-        StoreError: a prefix is damaged.
     """
     if token_input.kind == "megatron":
         return _open_prefix(token_input, cutting)
@@ -416,12 +407,7 @@ def hash_ids(batch: TokenBatch) -> NDArray[np.uint64]:
 
 @final
 class VocabularyCheck:
-    """Check that ids belong to a vocabulary.
-
-    Args:
-        vocab_size: every id must be below it.
-        whose: owner of the vocabulary, for the message.
-    """
+    """Check that ids belong to a vocabulary."""
 
     def __init__(self, vocab_size: int, whose: str) -> None:
         self._vocab_size, self._whose = vocab_size, whose

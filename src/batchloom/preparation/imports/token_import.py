@@ -30,34 +30,29 @@ from batchloom.preparation.imports.token_files import (
     find_token_inputs,
     open_token_file,
 )
-from batchloom.preparation.phases.finish import make_subset_entry, move_store
+from batchloom.preparation.phases.finish import finish_plain_store, make_subset_entry, move_store
 from batchloom.preparation.report.progress import Listener, Note, PrepareResult, Progress, log_note, make_result
 from batchloom.preparation.report.report import ReportedSource, read_report
-from batchloom.preparation.rerun import check_output_folder, remove_leftover_work
+from batchloom.preparation.rerun import begin_or_refuse, check_output_folder, remove_leftover_work
 from batchloom.preparation.settings.recipe import as_recipe_inputs
 from batchloom.preparation.units.units import combine_part_hashes
 from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder
 from batchloom.sources import make_input_labels
 from batchloom.store import (
     MANIFEST_NAME,
-    REPORT_NAME,
     Manifest,
     PartEntry,
     ShardEntry,
-    encode_manifest,
     read_manifest,
-    write_file,
 )
 from batchloom.store.format import (
     FORMAT_VERSION,
     TOKEN_DTYPES,
-    TOKENIZER_NAME,
     SourceEntry,
     StoreCounts,
     choose_token_dtype,
     format_shard_name,
     make_tokenizer_entry,
-    seal_manifest,
 )
 from batchloom.store.write import make_folder
 from batchloom.tokens import Tokenizer, UnknownTokenizer, parse_train_spec, resolve_tokenizer
@@ -334,14 +329,7 @@ class _ImportRun:
             constants=[],
             sources=[(token_input.name, token_input.size, token_input.mtime_ns) for token_input in self._token_inputs],
         )
-        if not self._work.has_results():
-            self._work.clear()
-            self._work.begin(job)
-        elif self._work.job() != job:
-            raise StoreConflictError(
-                f"{self._work.out} holds unfinished work of another job; delete {self._work.path} to start over, "
-                "or choose another --out."
-            )
+        begin_or_refuse(self._work, job)
 
     def _make(self) -> Manifest:
         spec, declared_tokenizer = self._spec, self._tokenizer
@@ -456,11 +444,7 @@ class _ImportRun:
             "out": os.path.abspath(self._work.out),  # noqa: PTH100
             "notes": self._notes,
         }
-        write_file(store / TOKENIZER_NAME, msgspec.json.encode(tokenizer.state()))
-        write_file(store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
-        sealed = seal_manifest(manifest)
-        write_file(store / MANIFEST_NAME, encode_manifest(sealed))
-        return sealed
+        return finish_plain_store(store, manifest, tokenizer.state(), report)
 
     def _source(self, imported_file: ImportedFile, tokenizer: Tokenizer) -> SourceEntry:
         token_input, edges = imported_file.file.token_input, imported_file.edges

@@ -1,6 +1,7 @@
 """The phases of a job: tokenize units, resolve duplicates, write shards.
 
-Read `phase_runner.py` first, then `tokenize_unit.py`, `duplicate_resolution.py` and `unit_shards.py`.
+`../prepare_run.py` calls them in this order: `tokenize_phase.py` (with `tokenize_unit.py` in the workers),
+`find_duplicates.py`, `duplicate_resolution.py`, `unit_shards.py`, `finish.py`.
 """
 
 import lazy_loader

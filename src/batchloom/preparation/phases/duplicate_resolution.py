@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import release_pages
+from batchloom.preparation.append import BaseGenerations
 from batchloom.preparation.dedup.duplicate_search import read_unit_duplicates
 from batchloom.preparation.documents.subsets import (
     MoveCandidates,
@@ -22,25 +24,73 @@ from batchloom.preparation.documents.subsets import (
     balance_subsets,
     misses_share,
 )
-from batchloom.preparation.units.shard_cutter import ShardCutter
-from batchloom.preparation.units.unit_files import (
+from batchloom.preparation.phases.find_duplicates import DuplicateFiles
+from batchloom.preparation.settings.recipe import SHARD_DOCUMENTS
+from batchloom.preparation.units.unit_files import ROW, mark_first_of_records
+from batchloom.preparation.units.work_folder import (
     DEDUP_COUNTS_NAME,
     DROPPED_NAME,
-    ROW,
     ROWS_NAME,
-    mark_first_of_records,
-)
-from batchloom.preparation.units.work_folder import (
     Decision,
     PartDedupCounts,
+    TokenizedUnit,
     UnitDedupCounts,
+    WorkFolder,
     attempt_folder,
     move_into_place,
+    read_dedup_counts,
     translate_read_errors,
 )
+from batchloom.preparation.workers.protocols import Executor, run_tasks
 from batchloom.store import CHOSEN, wrap_write_errors, write_file
 from batchloom.store.format import SUBSETS
 from batchloom.store.write import make_folder, sync_folder
+
+
+@final
+class ShardCutter:
+    """Incremental cutter of one unit and subset into shards.
+
+    Args:
+        most_tokens: maximum tokens of a shard, except for a single longer document or pair.
+        most_documents: maximum documents of a shard.
+    """
+
+    def __init__(self, most_tokens: int, most_documents: int = SHARD_DOCUMENTS) -> None:
+        self._most_tokens, self._most_documents = most_tokens, most_documents
+        self._tokens = self._documents = 0
+        self.shards = 0
+
+    def cut(self, rows: NDArray[np.void]) -> list[tuple[int, int, bool]]:
+        """Return ranges (start, stop, begins a shard) of the next documents.
+
+        Args:
+            rows: documents, ROW [D]; no preference pair may be split between calls.
+        """
+        cumulative_tokens = np.cumsum(rows["length"], dtype=np.int64)
+        # A shard may end after every document but the first of a pair.
+        ends = np.flatnonzero(rows["side"] != CHOSEN) + 1
+        reach = cumulative_tokens[ends - 1]
+        shard_ranges, end_index, start = [], 0, 0
+        while end_index < len(ends):
+            before = int(reach[end_index - 1]) if end_index else 0
+            room = before + self._most_tokens - self._tokens
+            last = start + self._most_documents - self._documents
+            next_end_index = int(np.searchsorted(reach, room, side="right"))
+            next_end_index = min(next_end_index, int(np.searchsorted(ends, last, side="right")))
+            if next_end_index <= end_index and self._documents:
+                self._tokens = self._documents = 0
+                continue
+            next_end_index = max(next_end_index, end_index + 1)
+            stop = int(ends[next_end_index - 1])
+            fresh = self._documents == 0
+            self.shards += fresh
+            self._documents += stop - start
+            self._tokens += int(reach[next_end_index - 1]) - before
+            shard_ranges.append((start, stop, fresh))
+            end_index, start = next_end_index, stop
+        return shard_ranges
+
 
 _CHUNK_ROWS = 1 << 16
 # Dropped documents: number of the first document of their record in the unit, and the index of the reason.
@@ -106,6 +156,39 @@ class ResolveDuplicatesTask:
     exact: tuple[Path, ...]
     near: tuple[Path, ...]
     sharding: ShardingSettings
+
+
+def resolve_duplicates(
+    executor: Executor,
+    work: WorkFolder,
+    units: Sequence[TokenizedUnit],
+    duplicate_files: DuplicateFiles,
+    sharding: ShardingSettings,
+    first_number: int,
+) -> list[UnitDedupCounts]:
+    """Return the counts of remaining documents of every unit.
+
+    ``first_number`` is the number of the first unit among all searched files, those of earlier generations first.
+    """
+    dedup_counts: dict[int, UnitDedupCounts] = {}
+    tasks: dict[int, ResolveDuplicatesTask] = {}
+    for unit in units:
+        number = unit.unit.number
+        if (counts := read_dedup_counts(work.resolution_folder(number))) is not None:
+            dedup_counts[number] = counts
+            continue
+        tasks[number] = ResolveDuplicatesTask(
+            parts=len(unit.unit.parts),
+            folder=unit.folder,
+            resolution_folder=work.resolution_folder(number),
+            attempt=work.attempt,
+            number=number + first_number,
+            exact=duplicate_files.exact,
+            near=duplicate_files.near,
+            sharding=sharding,
+        )
+    dedup_counts |= run_tasks(executor, tasks)
+    return [dedup_counts[number] for number in sorted(dedup_counts)]
 
 
 def resolve_unit_duplicates(task: ResolveDuplicatesTask) -> UnitDedupCounts:
@@ -247,11 +330,28 @@ def _drop_number(drop: np.void) -> int:
     return int(drop["number"])
 
 
+def decide(
+    work: WorkFolder,
+    units: Sequence[TokenizedUnit],
+    dedup_counts: Sequence[UnitDedupCounts],
+    sharding: ShardingSettings,
+    base: BaseGenerations,
+) -> Decision:
+    """Decide subset overrides and shard numbers; a stored decision is reused."""
+    decision = work.decision()
+    if decision is None:
+        folders = [(unit.folder, work.resolution_folder(unit.unit.number)) for unit in units]
+        find_present_hashes = partial(base.find_present_hashes, work.out)
+        decision = make_decision(dedup_counts, folders, sharding, find_present_hashes)
+        work.decide(decision)
+    return decision
+
+
 def make_decision(
     dedup_counts: Sequence[UnitDedupCounts],
     folders: Sequence[tuple[Path, Path]],
     sharding: ShardingSettings,
-    find_present_hashes: Callable[[Collection[int]], Collection[int]] = lambda _: (),
+    find_present_hashes: Callable[[Collection[int]], Collection[int]],
 ) -> Decision:
     """Decide subset overrides and shard numbers, once for all units.
 

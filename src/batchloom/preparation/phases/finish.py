@@ -2,23 +2,30 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from batchloom.core.files import PARTIAL_SUFFIX
 from batchloom.preparation.documents.record_parsers import RecordParsers
-from batchloom.preparation.phases.phase_runner import PhaseResults
 from batchloom.preparation.report.html_report import write_report_page
-from batchloom.preparation.report.report import PrepareReport, encode_report
+from batchloom.preparation.report.report import PrepareReport, ReportContent, encode_report
 from batchloom.preparation.settings.media_recipe import get_processor_state
 from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint, recipe_to_plain
 from batchloom.preparation.units.quarantine import encode_quarantine_line
 from batchloom.preparation.units.units import combine_part_hashes
-from batchloom.preparation.units.work_folder import PartCounts, PartDedupCounts, WorkFolder, read_bad_records
-from batchloom.sources import ReadRules
+from batchloom.preparation.units.work_folder import (
+    Decision,
+    PartCounts,
+    PartDedupCounts,
+    TokenizedUnit,
+    UnitDedupCounts,
+    WorkFolder,
+    read_bad_records,
+)
 from batchloom.sources.files import Source
 from batchloom.store import (
     MANIFEST_NAME,
@@ -53,27 +60,38 @@ from batchloom.store.format import (
 )
 from batchloom.store.maintain import delete_stale_files
 from batchloom.store.write import LengthsWriter, make_folder, sync_folder
+from batchloom.tokens import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class CompletedJob:
-    """Complete results of a job after its last shard is written.
+class JobResults:
+    """Results of all phases, of which the store consists.
 
     Attributes:
         recipe: the job's recipe.
-        rules: how sources were split and text files read.
         record_parsers: record parser of each source.
         sources: the inputs in order.
-        results: results of all phases.
         base: newest generation of the store that is appended to; None for a new store.
+        tokenizer: tokenizer of the job.
+        dtype: name of the token dtype on disk.
+        units: tokenized units in order.
+        dedup_counts: counts of remaining documents of each unit.
+        decision: subset overrides and shard numbers.
+        shards: shards of each unit, by subset; empty for a dry run.
+        content: content of the report.
     """
 
     recipe: Recipe
-    rules: ReadRules
     record_parsers: RecordParsers
-    sources: tuple[Source, ...]
-    results: PhaseResults
-    base: Manifest | None = None
+    sources: Sequence[Source]
+    base: Manifest | None
+    tokenizer: Tokenizer
+    dtype: str
+    units: Sequence[TokenizedUnit]
+    dedup_counts: Sequence[UnitDedupCounts]
+    decision: Decision
+    shards: Sequence[dict[str, list[ShardEntry]]]
+    content: ReportContent
 
     @property
     def generation(self) -> int:
@@ -81,40 +99,46 @@ class CompletedJob:
         return 1 + (self.base.generation if self.base else 0)
 
 
-def finish_store(work: WorkFolder, completed_job: CompletedJob, make_report: Callable[[], PrepareReport]) -> Manifest:
-    """Write everything but the shards into the work store, its manifest last.
+def collect_store(work: WorkFolder, results: JobResults) -> dict[str, SubsetEntry]:
+    """Move the shards into the work store, write all files next to them but two.
 
-    Args:
-        work: the job's folder.
-        completed_job: results of the job.
-        make_report: makes the report; called after everything that takes time.
-
-    Returns:
-        The manifest.
-
-    Raises:
-        OutputError: a file cannot be written.
+    The report and the manifest follow with :func:`finish_store`. Returns the entry of each subset.
     """
     make_folder(work.store)
-    _move_shards(work, completed_job)
+    _move_shards(work, results)
     subsets = {}
     for name in SUBSETS:
-        entries = [entry for unit in completed_job.results.shards for entry in unit[name]]
+        entries = [entry for unit in results.shards for entry in unit[name]]
         if entries:
-            subsets[name] = make_subset_entry(work.store / name, entries, completed_job.generation)
-    write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(completed_job.results.tokenizer.state()))
-    if (processor := _read_processor_state(completed_job.recipe)) is not None:
+            subsets[name] = make_subset_entry(work.store / name, entries, results.generation)
+    write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(results.tokenizer.state()))
+    if (processor := _read_processor_state(results.recipe)) is not None:
         write_file(work.store / PROCESSOR_NAME, processor)
-    _write_quarantine(work, completed_job)
-    report = make_report()
-    write_file(work.store / format_generation_file_name(REPORT_NAME, completed_job.generation), encode_report(report))
-    write_report_page(report, work.store / format_generation_file_name(PAGE_NAME, completed_job.generation))
-    new_manifest = make_manifest(completed_job, subsets)
-    manifest = (
-        seal_manifest(new_manifest) if completed_job.base is None else extend_manifest(completed_job.base, new_manifest)
-    )
+    _write_quarantine(work, results)
+    return subsets
+
+
+def finish_store(
+    work: WorkFolder, results: JobResults, subsets: dict[str, SubsetEntry], report: PrepareReport
+) -> Manifest:
+    """Write the report into the work store and, last, the manifest; return that."""
+    write_file(work.store / format_generation_file_name(REPORT_NAME, results.generation), encode_report(report))
+    write_report_page(report, work.store / format_generation_file_name(PAGE_NAME, results.generation))
+    manifest = make_manifest(results, subsets)
+    manifest = seal_manifest(manifest) if results.base is None else extend_manifest(results.base, manifest)
     write_file(work.store / MANIFEST_NAME, encode_manifest(manifest))
     return manifest
+
+
+def finish_plain_store(
+    store: Path, manifest: Manifest, tokenizer_state: Mapping[str, Any], report: Mapping[str, Any]
+) -> Manifest:
+    """Write the files next to imported or synthetic shards; return the manifest."""
+    write_file(store / TOKENIZER_NAME, msgspec.json.encode(tokenizer_state))
+    write_file(store / REPORT_NAME, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    sealed = seal_manifest(manifest)
+    write_file(store / MANIFEST_NAME, encode_manifest(sealed))
+    return sealed
 
 
 def _read_processor_state(recipe: Recipe) -> bytes | None:
@@ -131,9 +155,9 @@ def _make_processor_entry(recipe: Recipe) -> ProcessorEntry | None:
     return ProcessorEntry(state["name"], state["fingerprint"], compute_checksum(data))
 
 
-def _move_shards(work: WorkFolder, completed_job: CompletedJob) -> None:
+def _move_shards(work: WorkFolder, results: JobResults) -> None:
     """Move the shards of all units into the work store; safe to repeat after a kill."""
-    for tokenized_unit, shards in zip(completed_job.results.units, completed_job.results.shards, strict=True):
+    for tokenized_unit, shards in zip(results.units, results.shards, strict=True):
         folder = work.shards(tokenized_unit.unit.number)
         for name in [name for name, entries in shards.items() if entries]:
             make_folder(work.store / name)
@@ -145,9 +169,6 @@ def move_store(work: WorkFolder) -> None:
     """Move the complete store to OUT, the manifest last; safe to repeat after a kill.
 
     An appended store becomes the newest generation of the existing one.
-
-    Raises:
-        OutputError: a file cannot be moved.
     """
     manifest = read_manifest(work.store)
     if manifest.generation > 1:
@@ -194,54 +215,52 @@ def make_subset_entry(folder: Path, entries: list[ShardEntry], generation: int =
     )
 
 
-def _iter_parts(completed_job: CompletedJob) -> Iterator[tuple[Source, PartCounts, PartDedupCounts]]:
-    for tokenized_unit, unit_dedup_counts in zip(
-        completed_job.results.units, completed_job.results.dedup_counts, strict=True
-    ):
+def _iter_parts(results: JobResults) -> Iterator[tuple[Source, PartCounts, PartDedupCounts]]:
+    for tokenized_unit, unit_dedup_counts in zip(results.units, results.dedup_counts, strict=True):
         for part, counts, part_dedup_counts in zip(
             tokenized_unit.unit.parts, tokenized_unit.facts.parts, unit_dedup_counts.parts, strict=True
         ):
             yield part.source, counts, part_dedup_counts
 
 
-def make_manifest(completed_job: CompletedJob, subsets: dict[str, SubsetEntry]) -> Manifest:
+def make_manifest(results: JobResults, subsets: dict[str, SubsetEntry]) -> Manifest:
     """Make the manifest of a job; of a dry run (no subsets) only the counts are valid."""
     dropped: Counter[str] = Counter()
-    for _, part, dedup_counts in _iter_parts(completed_job):
+    for _, part, dedup_counts in _iter_parts(results):
         dropped.update(part.dropped)
         dropped.update(dedup_counts.dropped)
         dropped["empty"] += part.empty
-    tokenizer = completed_job.results.tokenizer
+    tokenizer = results.tokenizer
     return Manifest(
         format_version=FORMAT_VERSION,
         generation=1,
-        dtype=completed_job.results.dtype,
+        dtype=results.dtype,
         tokenizer=make_tokenizer_entry(tokenizer),
-        recipe=recipe_to_plain(completed_job.recipe),
-        recipe_fingerprint=compute_recipe_fingerprint(completed_job.recipe),
+        recipe=recipe_to_plain(results.recipe),
+        recipe_fingerprint=compute_recipe_fingerprint(results.recipe),
         counts=StoreCounts(
-            records=sum(part.records for _, part, _ in _iter_parts(completed_job)),
-            documents=sum(unit_dedup_counts.documents for unit_dedup_counts in completed_job.results.dedup_counts),
-            tokens=sum(dedup_counts.tokens for dedup_counts in completed_job.results.dedup_counts),
-            quarantined=sum(part.bad for _, part, _ in _iter_parts(completed_job)),
+            records=sum(part.records for _, part, _ in _iter_parts(results)),
+            documents=sum(unit_dedup_counts.documents for unit_dedup_counts in results.dedup_counts),
+            tokens=sum(dedup_counts.tokens for dedup_counts in results.dedup_counts),
+            quarantined=sum(part.bad for _, part, _ in _iter_parts(results)),
             dropped={reason: count for reason, count in sorted(dropped.items()) if count},
-            further=sum(part.further for _, part, _ in _iter_parts(completed_job)),
+            further=sum(part.further for _, part, _ in _iter_parts(results)),
         ),
         subsets=subsets,
-        subset_overrides=completed_job.results.decision.overrides,
-        sources=_make_source_entries(completed_job),
-        processor=_make_processor_entry(completed_job.recipe),
+        subset_overrides=results.decision.overrides,
+        sources=_make_source_entries(results),
+        processor=_make_processor_entry(results.recipe),
     )
 
 
-def _make_source_entries(completed_job: CompletedJob) -> tuple[SourceEntry, ...]:
-    parts: dict[str, list[PartCounts]] = {source.path: [] for source in completed_job.sources}
-    part_dedup_counts: dict[str, list[PartDedupCounts]] = {source.path: [] for source in completed_job.sources}
-    for source, counts, dedup_counts in _iter_parts(completed_job):
+def _make_source_entries(results: JobResults) -> tuple[SourceEntry, ...]:
+    parts: dict[str, list[PartCounts]] = {source.path: [] for source in results.sources}
+    part_dedup_counts: dict[str, list[PartDedupCounts]] = {source.path: [] for source in results.sources}
+    for source, counts, dedup_counts in _iter_parts(results):
         parts[source.path].append(counts)
         part_dedup_counts[source.path].append(dedup_counts)
-    added = "absent" if completed_job.results.tokenizer.bos_id is None else "added"
-    source_parsers = {source.path: completed_job.record_parsers.get_parser(source) for source in completed_job.sources}
+    added = "absent" if results.tokenizer.bos_id is None else "added"
+    source_parsers = {source.path: results.record_parsers.get_parser(source) for source in results.sources}
     return tuple(
         SourceEntry(
             name=source.name,
@@ -257,10 +276,10 @@ def _make_source_entries(completed_job: CompletedJob) -> tuple[SourceEntry, ...]
             conversations=source_parsers[source.path].templated,
             preferences=source_parsers[source.path].preferences,
             revision=source.revision,
-            dataset=completed_job.recipe.source(source.input).name or "",
-            weight=_source_weight(completed_job.recipe, source),
+            dataset=results.recipe.source(source.input).name or "",
+            weight=_source_weight(results.recipe, source),
         )
-        for source in completed_job.sources
+        for source in results.sources
     )
 
 
@@ -269,21 +288,21 @@ def _source_weight(recipe: Recipe, source: Source) -> float | None:
     return None if weight is None else float(weight)
 
 
-def _write_quarantine(work: WorkFolder, completed_job: CompletedJob) -> None:
+def _write_quarantine(work: WorkFolder, results: JobResults) -> None:
     """Write all bad records in input order, with source names and line numbers."""
-    path = work.store / format_generation_file_name(QUARANTINE_NAME, completed_job.generation)
+    path = work.store / format_generation_file_name(QUARANTINE_NAME, results.generation)
     partial_path = path.with_name(path.name + PARTIAL_SUFFIX)
     records_before: dict[str, int] = {}
     with wrap_write_errors(path):
         with partial_path.open("wb") as file:
-            for tokenized_unit in completed_job.results.units:
+            for tokenized_unit in results.units:
                 starts = []
                 for part, counts in zip(tokenized_unit.unit.parts, tokenized_unit.facts.parts, strict=True):
                     starts.append(records_before.get(part.source.path, 0))
                     records_before[part.source.path] = starts[-1] + counts.records
                 for number, record in read_bad_records(tokenized_unit.folder):
                     source = tokenized_unit.unit.parts[number].source
-                    file.write(encode_quarantine_line(source, completed_job.rules, starts[number], record))
+                    file.write(encode_quarantine_line(source, results.record_parsers.rules, starts[number], record))
             file.flush()
             os.fsync(file.fileno())
         partial_path.replace(path)

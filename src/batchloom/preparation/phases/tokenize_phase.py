@@ -1,17 +1,79 @@
-"""Phase A over all units: task dispatch and progress counting."""
+"""Phase A over all units: part boundaries, task dispatch and progress counting."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 from batchloom.core.document import BadRecord
-from batchloom.preparation.report.progress import JobCounters
+from batchloom.preparation.phases.find_duplicates import search_all_ranges
+from batchloom.preparation.report.progress import JobCounters, PrepareLog
 from batchloom.preparation.units.crash_isolation import CrashTracker
-from batchloom.preparation.units.tasks import CrashMarker, UnitProgress, UnitTask, UnusableError
 from batchloom.preparation.units.unit_report import UnitReportMerger
-from batchloom.preparation.units.units import Unit
-from batchloom.preparation.units.work_folder import UnitFacts
-from batchloom.preparation.workers.protocols import Executor, TaskMessage, iter_task_events
+from batchloom.preparation.units.units import CrashMarker, SegmentKeysTask, Unit, UnitProgress, UnitTask, UnusableError
+from batchloom.preparation.units.work_folder import ExcludedRecords, UnitFacts, WorkFolder
+from batchloom.preparation.workers.protocols import Executor, TaskMessage, iter_task_events, run_tasks
 from batchloom.sources import ReadRules, make_bad_record_error
+from batchloom.sources.files import PartStart, Source, is_sequential
+from batchloom.sources.formats import KnownCut, SequentialCuts
+
+# Part starts by (path, nominal offset).
+CutsBySource = Mapping[tuple[str, int], PartStart | None]
+
+
+@dataclass(frozen=True, slots=True)
+class FindCutsTask:
+    """Task of finding the part boundaries of one source.
+
+    Attributes:
+        source: source with several parts.
+        nominal: byte offsets at or after which its parts begin, ascending.
+        attempt: required of every task, though this one writes no file.
+    """
+
+    source: Source
+    nominal: tuple[int, ...]
+    attempt: str = ""
+
+
+def find_part_cuts(task: FindCutsTask, rules: ReadRules) -> tuple[PartStart | None, ...]:
+    """Find the starts of a source's parts; None if no record follows an offset."""
+    sequential_cuts = SequentialCuts(task.source, rules)
+    return tuple(sequential_cuts.get_cut(nominal) for nominal in task.nominal)
+
+
+def make_cuts_tasks(units: Sequence[Unit], rules: ReadRules) -> list[FindCutsTask]:
+    """Make a task for each source whose part boundaries some units need."""
+    sources: dict[str, Source] = {}
+    offsets_by_path: dict[str, set[int]] = {}
+    for unit in units:
+        for part in unit.parts:
+            inner_offsets = {offset for offset in (part.start, part.stop) if 0 < offset < part.source.size}
+            if inner_offsets and is_sequential(part.source, rules):
+                sources[part.source.path] = part.source
+                offsets_by_path.setdefault(part.source.path, set()).update(inner_offsets)
+    return [FindCutsTask(sources[path], tuple(sorted(offsets_by_path[path]))) for path in sources]
+
+
+def select_unit_cuts(unit: Unit, cuts: CutsBySource) -> tuple[KnownCut, ...]:
+    """Select the cuts that a unit needs."""
+    cut_keys = dict.fromkeys((part.source.path, offset) for part in unit.parts for offset in (part.start, part.stop))
+    return tuple((path, offset, cuts[path, offset]) for path, offset in cut_keys if (path, offset) in cuts)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSearch:
+    """Search for repeated lines or paragraphs, which precedes tokenization.
+
+    Attributes:
+        key_files: file of the keys of each unit's segments.
+        excluded: excluded records of each unit, whose segments no document has.
+        folder: folder of the files that list repeated segments.
+    """
+
+    key_files: list[Path]
+    excluded: list[ExcludedRecords]
+    folder: Path
 
 
 @final
@@ -34,12 +96,18 @@ class TokenizePhase:
         self._units, self._rules = units, rules
         self.facts: list[UnitFacts | None] = [None] * len(units)
         self.reports = UnitReportMerger()
-        self._counters, self.crash_tracker, self._note = counters, crash_tracker, note
+        self._counters, self._crash_tracker, self._note = counters, crash_tracker, note
         self._progress_by_unit: dict[int, UnitProgress] = {}
         self._noted_alterations: set[str] = set()
         for unit, facts in zip(units, resumed_facts, strict=True):
             if facts is not None:
-                self._count_resumed(unit, facts)
+                counters.count_resumed(
+                    unit.bytes,
+                    sum(part.records for part in facts.parts),
+                    facts.documents,
+                    facts.tokens,
+                    sum(part.bad for part in facts.parts),
+                )
                 self._keep(unit.number, facts)
 
     def _keep(self, number: int, facts: UnitFacts) -> None:
@@ -47,20 +115,80 @@ class TokenizePhase:
         self.facts[number] = facts.counts
         self.reports.add(number, facts.report)
 
-    def _count_resumed(self, unit: Unit, facts: UnitFacts) -> None:
-        self._counters.count_resumed(
-            unit.bytes,
-            sum(part.records for part in facts.parts),
-            facts.documents,
-            facts.tokens,
-            sum(part.bad for part in facts.parts),
-        )
+    def make_tasks(
+        self,
+        executor: Executor,
+        work: WorkFolder,
+        folders: Sequence[Path],
+        segments: SegmentSearch | None,
+        log: PrepareLog,
+    ) -> dict[int, UnitTask]:
+        """Make the tasks of pending units, after finding part boundaries and repeats."""
+        pending_units = [unit for unit, facts in zip(self._units, self.facts, strict=True) if facts is None]
+        if not pending_units:
+            return {}
+        # Repeated lines are searched in all units.
+        cuts = self._find_cuts(executor, self._units if segments else pending_units, log)
+        repeated_files: tuple[Path, ...] = ()
+        if segments:
+            with log.time("find repeated pieces"):
+                repeated_files = self._find_repeated_segments(executor, work, segments, cuts)
+        return {
+            unit.number: UnitTask(
+                unit,
+                folders[unit.number],
+                work.attempt,
+                excluded=segments.excluded[unit.number] if segments else (),
+                repeated=repeated_files,
+                known_cuts=select_unit_cuts(unit, cuts),
+            )
+            for unit in pending_units
+        }
+
+    def _find_cuts(self, executor: Executor, units: Sequence[Unit], log: PrepareLog) -> CutsBySource:
+        """Find the part boundaries of large CSV files and JSON lists, one pass per file."""
+        tasks = make_cuts_tasks(units, self._rules)
+        if not tasks:
+            return {}
+        with log.time("find cuts"):
+            cuts_by_task = run_tasks(executor, dict(enumerate(tasks)))
+        return {
+            (task.source.path, nominal): begin
+            for number, task in enumerate(tasks)
+            for nominal, begin in zip(task.nominal, cuts_by_task[number], strict=True)
+        }
+
+    def _find_repeated_segments(
+        self, executor: Executor, work: WorkFolder, segments: SegmentSearch, cuts: CutsBySource
+    ) -> tuple[Path, ...]:
+        """Return the files that list repeated lines or paragraphs."""
+        tasks = {
+            unit.number: SegmentKeysTask(
+                unit, path, work.attempt, excluded=excluded, known_cuts=select_unit_cuts(unit, cuts)
+            )
+            for unit, path, excluded in zip(self._units, segments.key_files, segments.excluded, strict=True)
+            if not path.exists()
+        }
+        run_tasks(executor, tasks, crash_tracker=self._crash_tracker)
+        return search_all_ranges(executor, tuple(segments.key_files), segments.folder, work.attempt)
+
+    def run(self, executor: Executor, tasks: dict[int, UnitTask]) -> list[UnitFacts]:
+        """Run the tasks and return the facts of all units in order."""
+        try:
+            for event in iter_task_events(executor, tasks.items(), self._handle_crash):
+                if isinstance(event, TaskMessage):
+                    self.handle_message(event)
+                else:
+                    self._finish_unit(event.number, event.result)
+        except UnusableError as error:
+            raise self._make_error(error.unit, error.part, error.bad) from None
+        return [facts for facts in self.facts if facts is not None]
 
     def handle_message(self, event: Any) -> None:
         """Handle a worker's message; raises TooManyBadRecordsError above the budget."""
         number, message = event.number, event.message
         if isinstance(message, CrashMarker):
-            self.crash_tracker.record_marker(number, message)
+            self._crash_tracker.record_marker(number, message)
             return
         previous, self._progress_by_unit[number] = (self._progress_by_unit.get(number, UnitProgress()), message)
         counters = self._counters
@@ -77,7 +205,7 @@ class TokenizePhase:
         if message.documents > previous.documents:
             counters.count_documents(message.documents - previous.documents, message.tokens - previous.tokens)
 
-    def handle_crash(self, number: int, task: UnitTask, reason: str) -> UnitTask:
+    def _handle_crash(self, number: int, task: UnitTask, reason: str) -> UnitTask:
         """Return the retry task of a unit whose worker died.
 
         Raises WorkerError for repeated deaths, RecordExcludedError if an excluded record affects other units.
@@ -86,12 +214,12 @@ class TokenizePhase:
         self._counters.forget(
             progress.bytes, progress.records, progress.documents, progress.tokens, progress.bad, progress.reasons
         )
-        return self.crash_tracker.handle_crash(number, task, reason)
+        return self._crash_tracker.handle_crash(number, task, reason)
 
-    def finish_unit(self, number: int, facts: UnitFacts) -> None:
+    def _finish_unit(self, number: int, facts: UnitFacts) -> None:
         self._keep(number, facts)
         self._progress_by_unit.pop(number, None)
-        self.crash_tracker.forget_unit(number)
+        self._crash_tracker.forget_unit(number)
         for alteration, source in facts.altered.items():
             if alteration not in self._noted_alterations:
                 self._noted_alterations.add(alteration)
@@ -99,10 +227,6 @@ class TokenizePhase:
                     f"{alteration}, first in {source}: batchloom doctor counts such conversations and shows them "
                     "as a model sees them."
                 )
-
-    def describe_unusable(self, number: int, error: UnusableError) -> Exception:
-        """Return the error of a record that ends the job."""
-        return self._make_error(number, error.part, error.bad)
 
     def first_bad(self) -> str:
         """Describe the first bad record in input order; empty if there is none."""
@@ -128,16 +252,3 @@ class TokenizePhase:
                 return None
             record_count += sum(facts.parts[index].records for index in part_indices) if facts else 0
         return record_count
-
-
-def run_tokenize_phase(phase: TokenizePhase, executor: Executor, tasks: dict[int, UnitTask]) -> list[UnitFacts]:
-    """Run the pending units and return the facts of all units in order."""
-    try:
-        for event in iter_task_events(executor, tasks.items(), phase.handle_crash):
-            if isinstance(event, TaskMessage):
-                phase.handle_message(event)
-            else:
-                phase.finish_unit(event.number, event.result)
-    except UnusableError as error:
-        raise phase.describe_unusable(error.unit, error) from None
-    return [facts for facts in phase.facts if facts is not None]

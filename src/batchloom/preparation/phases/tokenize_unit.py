@@ -13,10 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
-from batchloom.preparation.dedup.line_dedup import LineDeduplicator
-from batchloom.preparation.dedup.seen_texts import SeenBatch, SeenTexts
+from batchloom.preparation.dedup.line_dedup import LineDeduplicator, hash_segments
+from batchloom.preparation.dedup.sorted_keys import open_key_writer
 from batchloom.preparation.documents.conversation_encoder import EncodeFault
-from batchloom.preparation.documents.document_encoder import EncodeContext, encode_documents, fault_rule
+from batchloom.preparation.documents.document_encoder import (
+    EncodeContext,
+    encode_documents,
+    fault_rule,
+    normalize_records,
+)
 from batchloom.preparation.documents.media_tokens import PlacedMedium
 from batchloom.preparation.documents.record_parsers import RecordParser
 from batchloom.preparation.documents.token_encoder import (
@@ -25,25 +30,206 @@ from batchloom.preparation.documents.token_encoder import (
     hash_and_measure,
     split_digests,
 )
-from batchloom.preparation.phases.ingest import RecordIngester
 from batchloom.preparation.settings.chat_rules import OverlongError
 from batchloom.preparation.units.crash_isolation import CrashIsolation
 from batchloom.preparation.units.quarantine import ReasonCounts, count_reason
-from batchloom.preparation.units.stopwatch import Stopwatch
-from batchloom.preparation.units.tasks import CrashMarker, RecordPosition, UnitProgress, UnitTask, UnusableError
-from batchloom.preparation.units.unit_files import FACTS_NAME, ROW, UnitFiles
-from batchloom.preparation.units.unit_report import DropSample, SourceCounts, StepFlow, UnitStatistics
+from batchloom.preparation.units.unit_files import ROW, UnitFiles
+from batchloom.preparation.units.unit_report import DropSample, SourceCounts, StepFlow, Stopwatch, UnitStatistics
+from batchloom.preparation.units.units import (
+    CrashMarker,
+    RecordPosition,
+    SegmentKeysTask,
+    UnitProgress,
+    UnitTask,
+    UnusableError,
+)
 from batchloom.preparation.units.work_folder import (
+    FACTS_NAME,
     PartCounts,
     UnitFacts,
     attempt_folder,
     move_into_place,
+    open_attempt_file,
     read_unit_facts,
 )
 from batchloom.preparation.workers.protocols import MessageCallback
 from batchloom.sources import PartReader, SourcePart, prefetch_sources
 from batchloom.store import write_file
 from batchloom.store.write import make_folder, sync_folder
+from batchloom.text import TextCleaner
+
+# Drop reason of a document that consists of repeated lines or paragraphs alone.
+REPEATED_REASON = "only repeated lines"
+
+
+@final
+class RecordIngester:
+    """Parser, normalizer and filter of records.
+
+    ``line_deduplicator`` removes repeated lines or paragraphs. ``statistics`` receives drops and flows.
+    """
+
+    def __init__(
+        self,
+        *,
+        normalized: bool,
+        cleaner: TextCleaner | None,
+        line_deduplicator: LineDeduplicator | None,
+        statistics: UnitStatistics,
+        stopwatch: Stopwatch,
+    ) -> None:
+        self._normalized, self._cleaner, self._line_deduplicator = (normalized, cleaner, line_deduplicator)
+        self._statistics, self._stopwatch = statistics, stopwatch
+
+    def ingest(self, records: Records, record_parser: RecordParser, source: str) -> Counter[str]:
+        """Turn records into documents in place; return the number of drops by reason.
+
+        Unusable records become bad records.
+        """
+        with self._stopwatch.time("read"):
+            record_parser.parse_records(records)
+        with self._stopwatch.time("clean", documents=len(records.values)):
+            normalize_records(records, record_parser.record_kind, normalized=self._normalized)
+            dropped: Counter[str] = Counter()
+            if record_parser.record_kind == "text" and records.values:
+                self._clean(records, source, dropped)
+                self._remove_repeated_lines(records, source, dropped)
+        return dropped
+
+    def _clean(self, records: Records, source: str, dropped: Counter[str]) -> None:
+        if self._cleaner is None:
+            return
+        names, original_texts = [step.name for step in self._cleaner.steps], records.values
+        clean_result = self._cleaner.clean(original_texts)
+        for position, number, drop in clean_result.drops:
+            dropped[drop.reason] += 1
+            self._statistics.dropped(names[number], drop.reason)
+            if self._statistics.wants_sample(drop.reason):
+                sample = DropSample(source, records.records[position], original_texts[position], drop.detail)
+                self._statistics.sample(names[number], drop.reason, sample)
+        for name, counts in zip(names, clean_result.counts, strict=True):
+            self._statistics.flow(
+                StepFlow(
+                    step=name,
+                    documents_in=counts.documents_in,
+                    documents_out=counts.documents_out,
+                    bytes_in=counts.bytes_in,
+                    bytes_out=counts.bytes_out,
+                    altered=counts.changed,
+                )
+            )
+        if clean_result.languages:
+            self._statistics.languages(Counter(clean_result.languages))
+        _replace_records(records, clean_result.texts, clean_result.indices)
+        # Cleaning may leave only whitespace.
+        normalize_records(records, "text", normalized=False)
+
+    def _remove_repeated_lines(self, records: Records, source: str, dropped: Counter[str]) -> None:
+        if self._line_deduplicator is None or not records.values:
+            return
+        original_texts, step = records.values, self._line_deduplicator.repeat_unit
+        remaining_texts = self._line_deduplicator(original_texts)
+        changed_count = sum(a is not b for a, b in zip(original_texts, remaining_texts, strict=True))
+        kept_positions = [position for position, text in enumerate(remaining_texts) if text is not None]
+        for position in sorted(set(range(len(remaining_texts))).difference(kept_positions)):
+            dropped[REPEATED_REASON] += 1
+            self._statistics.dropped(step, REPEATED_REASON)
+            if self._statistics.wants_sample(REPEATED_REASON):
+                sample = DropSample(source, records.records[position], original_texts[position])
+                self._statistics.sample(step, REPEATED_REASON, sample)
+        dropped_count = len(remaining_texts) - len(kept_positions)
+        self._statistics.flow(
+            StepFlow(
+                step=step,
+                documents_in=len(remaining_texts),
+                documents_out=len(kept_positions),
+                bytes_in=sum(map(_utf8_size, original_texts)),
+                bytes_out=sum(_utf8_size(text) for text in remaining_texts if text is not None),
+                altered=changed_count - dropped_count,
+            )
+        )
+        _replace_records(records, [remaining_texts[position] for position in kept_positions], kept_positions)
+
+
+def _utf8_size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _replace_records(records: Records, values: list[Any], positions: list[int]) -> None:
+    records.values = values
+    if len(positions) != len(records.records):
+        records.records = [records.records[position] for position in positions]
+        records.offsets = [records.offsets[position] for position in positions]
+
+
+# Maximum number of remembered texts, about 40 MB. Repeats of other texts are tokenized, and removed by deduplication.
+_MAX_REMEMBERED = 1 << 18
+_UNKNOWN_LENGTH = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SeenBatch:
+    """Repeats in a batch of texts, known before tokenization.
+
+    Attributes:
+        numbers: number of each text among the remembered ones, -1 if it is not remembered, int64 [D].
+        fresh: whether each text is new, bool [D].
+    """
+
+    numbers: NDArray[np.int64]
+    fresh: NDArray[np.bool_]
+
+
+@final
+class SeenTexts:
+    """Hashes of the texts of a unit, each with its number of tokens.
+
+    This only avoids tokenizing texts that are dropped later: deduplication over all units finds the
+    repeats again.
+
+    Args:
+        most: maximum number of remembered texts.
+    """
+
+    def __init__(self, most: int = _MAX_REMEMBERED) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._lengths = np.zeros(most, np.uint32)
+
+    def look(self, digests: Sequence[bytes]) -> SeenBatch:
+        """Return which of the next texts are repeats.
+
+        New texts are remembered while there is room.
+
+        Args:
+            digests: 16-byte hash of each text [D].
+        """
+        numbers_by_digest, before = self._numbers, len(self._numbers)
+        if before + len(digests) > len(self._lengths):
+            numbers = np.array([numbers_by_digest.get(digest, _UNKNOWN_LENGTH) for digest in digests], np.int64)
+            return SeenBatch(numbers, numbers == _UNKNOWN_LENGTH)
+        numbers = np.array(
+            [numbers_by_digest.setdefault(digest, len(numbers_by_digest)) for digest in digests], np.int64
+        )
+        # Numbers ascend, so a new number is above all numbers before it.
+        highest = np.maximum.accumulate(np.concatenate([[before - 1], numbers[:-1]]))
+        return SeenBatch(numbers, numbers > highest)
+
+    def lengths(self, batch: SeenBatch, fresh_lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return the number of tokens of each text of a batch, uint32 [D].
+
+        A repeat has the length of its first occurrence.
+
+        Args:
+            batch: result of :meth:`look`; batches come in the order of these calls.
+            fresh_lengths: number of tokens of each new text.
+        """
+        lengths = np.empty(len(batch.fresh), np.uint32)
+        lengths[batch.fresh] = fresh_lengths
+        new = batch.fresh & (batch.numbers != _UNKNOWN_LENGTH)
+        self._lengths[batch.numbers[new]] = lengths[new]
+        lengths[~batch.fresh] = self._lengths[batch.numbers[~batch.fresh]]
+        return lengths
+
 
 # Size of a tokenizer batch in characters and in documents; it does not affect the output.
 _BATCH_CHARACTERS = 4 << 20
@@ -150,19 +336,6 @@ class _EncodeBatch:
         )
 
 
-@dataclass(slots=True)
-class _PartCounters:
-    start: int = 0
-    stop: int = 0
-    records: int = 0
-    documents: int = 0
-    tokens: int = 0
-    bad: int = 0
-    further: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    hash: str = ""
-
-
 @final
 class UnitTokenizer:
     """State of one unit, or a section of one, while it is read.
@@ -197,7 +370,7 @@ class UnitTokenizer:
             statistics=self._statistics,
             stopwatch=self._stopwatch,
         )
-        self._parts = [_PartCounters() for _ in unit_task.unit.parts]
+        self._parts = [PartCounts() for _ in unit_task.unit.parts]
         self._batch = _EncodeBatch()
         self._pending_batch: _PendingBatch | None = None
         self._seen_texts = SeenTexts() if context.dedup.mode != "none" else None
@@ -242,7 +415,8 @@ class UnitTokenizer:
             self._send_message(CrashMarker("clean", in_hand))
         record_count, source = records.records_read, self._unit.parts[number].source.name
         dropped = self._ingester.ingest(records, record_parser, source)
-        self._parts[number].dropped.update(dropped)
+        for reason, count in dropped.items():
+            self._parts[number].count_dropped(reason, count)
         if records.bad:
             self._record_bad(number, records.bad)
         document_count = len(records.values) + dropped.total()
@@ -430,7 +604,7 @@ class UnitTokenizer:
     def _count_dropped(self, row: np.void, fault: EncodeFault) -> None:
         """Count a document that a conversation rule drops."""
         number, rule = int(row["part"]), fault_rule(fault)
-        self._parts[number].dropped[rule] += 1
+        self._parts[number].count_dropped(rule)
         self._statistics.dropped("tokenize", rule)
         if self._statistics.wants_sample(rule):
             source = self._unit.parts[number].source.name
@@ -452,25 +626,10 @@ class UnitTokenizer:
 
     def make_facts(self) -> UnitFacts:
         """Return the facts of the finished unit."""
-        parts = [
-            PartCounts(
-                start=part_counters.start,
-                stop=part_counters.stop,
-                records=part_counters.records,
-                documents=part_counters.documents,
-                tokens=part_counters.tokens,
-                empty=part_counters.records
-                + part_counters.further
-                - part_counters.documents
-                - part_counters.bad
-                - part_counters.dropped.total(),
-                bad=part_counters.bad,
-                further=part_counters.further,
-                dropped=dict(part_counters.dropped),
-                hash=part_counters.hash,
-            )
-            for part_counters in self._parts
-        ]
+        parts = self._parts
+        for part in parts:
+            used = part.documents + part.bad + sum(part.dropped.values())
+            part.empty = part.records + part.further - used
         if empty := sum(part.empty for part in parts):
             self._statistics.dropped("read", "empty", empty)
         return UnitFacts(
@@ -494,3 +653,46 @@ def _row_position(row: np.void) -> RecordPosition:
 def _make_bad_record(row: np.void, reason: str, snippet: str = "") -> BadRecord:
     """Return the bad record of a document that cannot be encoded."""
     return BadRecord(int(row["record"]), int(row["offset"]), None, reason, snippet)
+
+
+def write_segment_keys(segment_task: SegmentKeysTask, context: EncodeContext, send_message: MessageCallback) -> int:
+    """Write the keys of a unit's lines or paragraphs and return their number.
+
+    The number includes blank lines, which have no key. ``send_message`` receives a :class:`CrashMarker` before
+    each batch.
+    """
+    if context.repeat_unit is None:
+        raise AssertionError("repeated lines or paragraphs are not removed in this job")
+    # Drops and bad records are counted in the tokenization pass, not here.
+    ingester = RecordIngester(
+        normalized=context.normalize,
+        cleaner=context.cleaner,
+        line_deduplicator=None,
+        statistics=UnitStatistics(),
+        stopwatch=Stopwatch(),
+    )
+    crash_isolation, count = CrashIsolation(segment_task.suspected_ranges, segment_task.excluded), 0
+    context.bounds.set_known_cuts(segment_task.known_cuts)
+    parts = prefetch_sources(segment_task.unit.parts, lambda part: part.source)
+    with (
+        open_attempt_file(segment_task.keys_path, segment_task.attempt) as attempt_path,
+        open_key_writer(attempt_path) as add,
+    ):
+        for number, part in enumerate(parts):
+            record_parser = context.record_parsers.get_parser(part.source)
+            if record_parser.record_kind != "text":
+                continue
+            with PartReader(part, record_parser.rules, context.bounds) as reader:
+                for record_batch in reader:
+                    for record_slice, is_suspected in crash_isolation.split_batch(number, record_batch):
+                        if record_slice.records:
+                            records = record_slice.records[0], record_slice.records[-1]
+                            send_message(CrashMarker("clean", ((number, records[0]), (number, records[1]))))
+                        ingester.ingest(record_slice, record_parser, part.source.name)
+                        numbers = [number] * len(record_slice.values)
+                        keys, count = hash_segments(record_slice.values, numbers, count, context.repeat_unit)
+                        add(keys)
+                        if is_suspected:
+                            send_message(CrashMarker("clean", None))
+                reader.finish()
+    return count

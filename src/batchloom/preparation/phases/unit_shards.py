@@ -1,10 +1,10 @@
-"""Phase C, per unit: write the remaining documents as shards."""
+"""Phase C: write the remaining documents of each unit as shards."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Protocol, final
 
 import msgspec
 import numpy as np
@@ -14,25 +14,29 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import PARTIAL_SUFFIX, release_pages
 from batchloom.preparation.documents.subsets import SubsetRule
-from batchloom.preparation.phases.duplicate_resolution import iter_rows_with_reasons, iter_unit_rows
-from batchloom.preparation.units.media_files import MEDIA_NAMES
-from batchloom.preparation.units.shard_cutter import ShardCutter
+from batchloom.preparation.phases.duplicate_resolution import ShardCutter, iter_rows_with_reasons, iter_unit_rows
 from batchloom.preparation.units.unit_files import (
-    ROWS_NAME,
-    SHARDS_NAME,
-    SIGNATURES_NAME,
+    MEDIA_NAMES,
+    read_unit_media,
     split_ranges,
     stored_lengths,
     tokens_file_name,
     trained_file_name,
 )
 from batchloom.preparation.units.work_folder import (
+    ROWS_NAME,
+    SHARDS_NAME,
+    SIGNATURES_NAME,
+    Decision,
+    TokenizedUnit,
+    UnitDedupCounts,
+    WorkFolder,
     attempt_folder,
     move_into_place,
     read_unit_shards,
     translate_read_errors,
 )
-from batchloom.preparation.units.written_media import read_unit_media
+from batchloom.preparation.workers.protocols import Executor, run_tasks
 from batchloom.store import CHOSEN, WORK_NAME, ShardEntry, ShardMedia, wrap_write_errors, write_file
 from batchloom.store.format import (
     SUBSETS,
@@ -107,6 +111,49 @@ class WriteShardsTask:
     has_all_documents: bool
     numbers: dict[str, tuple[int, int]]
     settings: ShardSettings
+
+
+class OnUnitWritten(Protocol):
+    """Callback for units whose shards are written."""
+
+    def __call__(self, number: int, *, already_written: bool) -> None:
+        """Handle one unit; ``already_written``: an earlier run wrote its shards."""
+        ...
+
+
+def write_shards(
+    executor: Executor,
+    work: WorkFolder,
+    units: Sequence[TokenizedUnit],
+    dedup_counts: Sequence[UnitDedupCounts],
+    decision: Decision,
+    settings: ShardSettings,
+    on_unit_written: OnUnitWritten,
+) -> list[dict[str, list[ShardEntry]]]:
+    """Write the shards of every unit, and return those of each unit by subset."""
+    shards: dict[int, dict[str, list[ShardEntry]]] = {}
+    tasks: dict[int, WriteShardsTask] = {}
+    moved_units = set(decision.moved)
+    for unit, unit_counts, numbers in zip(units, dedup_counts, decision.shards, strict=True):
+        number = unit.unit.number
+        shard_entries = read_unit_shards(work.shards(number))
+        if shard_entries is not None:
+            shards[number] = shard_entries
+            on_unit_written(number, already_written=True)
+            continue
+        tasks[number] = WriteShardsTask(
+            first_part=unit.unit.first_part,
+            folder=unit.folder,
+            resolution_folder=work.resolution_folder(number),
+            shards=work.shards(number),
+            attempt=work.attempt,
+            checksums=unit.facts.checksums,
+            has_all_documents=not (unit_counts.dropped > unit_counts.seen or number in moved_units),
+            numbers=numbers,
+            settings=settings,
+        )
+    shards |= run_tasks(executor, tasks, lambda number: on_unit_written(number, already_written=False))
+    return [shards[number] for number in sorted(shards)]
 
 
 def write_unit_shards(shard_task: WriteShardsTask) -> dict[str, list[ShardEntry]]:

@@ -1,13 +1,15 @@
 """Worker setup, and task functions of every phase."""
 
-from collections.abc import Callable, Mapping
+import importlib.metadata
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from batchloom.core.errors import WorkerError
 from batchloom.core.files import read_regular_file
 from batchloom.preparation.documents.chat_encoding import ChatEncoder
 from batchloom.preparation.documents.document_encoder import EncodeContext
@@ -16,29 +18,79 @@ from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.documents.tokenizer_choice import make_chat_encoder, make_media_encoder
 from batchloom.preparation.phases.duplicate_resolution import ResolveDuplicatesTask, resolve_unit_duplicates
-from batchloom.preparation.phases.duplicate_tasks import (
+from batchloom.preparation.phases.find_duplicates import (
     FindDuplicatesTask,
     LinkComponentsTask,
     SortSignaturesTask,
     SortStoredSignaturesTask,
-    find_duplicates,
     link_components,
+    search_key_range,
     sort_signatures,
     sort_stored_signatures,
 )
-from batchloom.preparation.phases.repeated_lines import write_segment_keys
-from batchloom.preparation.phases.tokenize_unit import tokenize_unit
+from batchloom.preparation.phases.tokenize_phase import FindCutsTask, find_part_cuts
+from batchloom.preparation.phases.tokenize_unit import tokenize_unit, write_segment_keys
 from batchloom.preparation.phases.unit_shards import WriteShardsTask, write_unit_shards
-from batchloom.preparation.settings.recipe import Recipe
-from batchloom.preparation.units.part_cuts import FindCutsTask, find_part_cuts
-from batchloom.preparation.units.tasks import SegmentKeysTask, UnitTask
-from batchloom.preparation.units.work_folder import translate_read_errors
+from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint
+from batchloom.preparation.units.units import SegmentKeysTask, UnitTask
+from batchloom.preparation.units.work_folder import WORK_VERSION, translate_read_errors
 from batchloom.preparation.workers.protocols import MessageCallback, TaskFunction
-from batchloom.preparation.workers.versions import check_versions
 from batchloom.sources import ReadLimits, RecordBounds
 from batchloom.store.format import TOKEN_DTYPES
-from batchloom.text import CleanStep, TextCleaner
+from batchloom.text import CleanStep, TextCleaner, get_step_packages
 from batchloom.tokens import EngineChoice, Tokenizer, apply_engine_choice, restore_tokenizer
+
+_VERSIONED_PACKAGES = ("batchloom", "fastokens", "tokenizers")
+
+
+def collect_versions(steps: Sequence[CleanStep]) -> dict[str, str]:
+    """Return the installed versions by package; empty for a missing one.
+
+    Args:
+        steps: cleaning steps; some use optional packages.
+    """
+    return {name: _get_installed_version(name) for name in _VERSIONED_PACKAGES} | get_step_packages(steps)
+
+
+def collect_unit_settings(recipe: Recipe, tokenizer: Tokenizer, constants: Sequence[int]) -> dict[str, Any]:
+    """Return everything but the inputs that decides a unit's files, as plain values."""
+    return {
+        "version": WORK_VERSION,
+        "recipe": compute_recipe_fingerprint(recipe),
+        "constants": list(constants),
+        "tokenizer": [tokenizer.fingerprint, tokenizer.engine.name, tokenizer.engine.version, tokenizer.engine.note],
+        "versions": collect_versions(recipe.reading.clean),
+    }
+
+
+def check_versions(expected: Mapping[str, str]) -> None:
+    """Check that this process has the package versions of the coordinator.
+
+    Args:
+        expected: versions of the coordinator.
+
+    Raises:
+        WorkerError: package versions differ; it lists them.
+    """
+    installed_versions = {name: _get_installed_version(name) for name in expected}
+    differing = [
+        f"{name} {installed_versions[name] or 'is missing'} where the coordinator has {version or 'none'}"
+        for name, version in expected.items()
+        if installed_versions[name] != version
+    ]
+    if differing:
+        raise WorkerError(
+            f"A worker has {', '.join(differing)}: it would write other bytes. Install the same versions on every "
+            "node, then give the same command again to resume."
+        )
+
+
+@lru_cache(maxsize=64)
+def _get_installed_version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +179,7 @@ def make_task_function(make_context: Callable[[], EncodeContext]) -> TaskFunctio
 
 # Functions of tasks that need no encode context.
 _TASK_FUNCTIONS: dict[type, Callable[[Any], Any]] = {
-    FindDuplicatesTask: find_duplicates,
+    FindDuplicatesTask: search_key_range,
     SortSignaturesTask: sort_signatures,
     SortStoredSignaturesTask: sort_stored_signatures,
     LinkComponentsTask: link_components,

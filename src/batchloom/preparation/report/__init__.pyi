@@ -6,15 +6,11 @@ from .progress import (
     log_note as log_note,
 )
 from .report import (
+    DuplicateExample as DuplicateExample,
+    DuplicatePair as DuplicatePair,
+    OmittedRows as OmittedRows,
     ReportedSource as ReportedSource,
     build_content as build_content,
     encode_report as encode_report,
     read_last_report as read_last_report,
-)
-from .report_pairs import (
-    DuplicateExample as DuplicateExample,
-    DuplicatePair as DuplicatePair,
-    DuplicatePairCounter as DuplicatePairCounter,
-    OmittedRows as OmittedRows,
-    group_sources as group_sources,
 )

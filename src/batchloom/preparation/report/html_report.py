@@ -13,8 +13,7 @@ from typing import NamedTuple
 from batchloom.core.report_output import render_page
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
 from batchloom.preparation.report.report import PrepareReport, ReportContent
-from batchloom.preparation.units.stopwatch import StageTime
-from batchloom.preparation.units.unit_report import SourceCounts
+from batchloom.preparation.units.unit_report import SourceCounts, StageTime
 from batchloom.store import write_file
 
 _WIDTH, _ROW, _LABEL, _VALUE = 760, 22, 230, 130

@@ -1,8 +1,10 @@
 """Progress events, counters and the result of a run, for its caller."""
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -63,6 +65,42 @@ def log_note(event: Note | Progress) -> None:
     """Log notes to the logger ``batchloom``; the default listener."""
     if isinstance(event, Note):
         _LOG.warning(event.text)
+
+
+@final
+class PrepareLog:
+    """Notes and durations of a run.
+
+    Attributes:
+        began: time of the start, as ``time.perf_counter`` returns it.
+        listener: receives notes and progress.
+        notes: all notes so far.
+        seconds: duration of each phase.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self.began, self.listener = time.perf_counter(), listener
+        self.notes: list[str] = []
+        self.seconds: dict[str, float] = {}
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self.began
+
+    def note(self, text: str) -> None:
+        """Report a note."""
+        self.notes.append(text)
+        self.listener(Note(text))
+
+    @contextmanager
+    def time(self, phase: str) -> Iterator[None]:
+        """Add the duration of the body of a ``with`` statement, also if it fails."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
 @final
@@ -257,12 +295,7 @@ def make_result(
 
 
 def subtract_base(result: PrepareResult, base: Manifest) -> PrepareResult:
-    """Return the result of an append, without the counts of the previous generation.
-
-    Args:
-        result: result of :func:`make_result`.
-        base: manifest of the previous generation.
-    """
+    """Return the result of an append, without the counts of the previous generation."""
     counts, base_counts = result.counts, base.counts
     subsets = {name: _subtract_subset(subset, base.subsets.get(name)) for name, subset in result.subsets.items()}
     return replace(

@@ -13,12 +13,13 @@ from msgspec.structs import replace
 
 from batchloom.core.addresses import is_url
 from batchloom.core.files import JSON_DECODE_ERRORS, read_regular_file
-from batchloom.preparation.report.report_pairs import MAX_ROWS, DuplicatePair, OmittedRows
-from batchloom.preparation.units.stopwatch import StageTime
-from batchloom.preparation.units.unit_report import DropCounts, SourceCounts, StepFlow, UnitReport
+from batchloom.preparation.units.unit_report import DropCounts, SourceCounts, StageTime, StepFlow, UnitReport
 from batchloom.sources.files import Compression, FileKind
 from batchloom.store import MANIFEST_NAME, REPORT_NAME, WORK_NAME, read_manifest
 from batchloom.store.format import StoreCounts, format_generation_file_name
+
+# Maximum rows of sources, reasons, pairs and languages. The other rows are only counted.
+MAX_ROWS = 50
 
 
 class ReportedSource(msgspec.Struct, frozen=True, gc=False):
@@ -40,6 +41,39 @@ class SourceRow(msgspec.Struct, frozen=True):
 
     name: str
     counts: SourceCounts
+
+
+class DuplicateExample(msgspec.Struct, frozen=True):
+    """A dropped duplicate: its record, the kept copy's record, and its first words."""
+
+    dropped_record: int
+    kept_record: int
+    words: str = ""
+
+
+class DuplicatePair(msgspec.Struct, frozen=True, kw_only=True):
+    """Number of duplicates dropped from one source because another keeps them.
+
+    Both may be the same source.
+
+    Attributes:
+        dropped_from: source, or group of sources, of the dropped documents.
+        kept_in: source, or group of sources, of the kept copies.
+        count: number of documents.
+        examples: first of the documents in input order.
+    """
+
+    dropped_from: str
+    kept_in: str
+    count: int
+    examples: tuple[DuplicateExample, ...] = ()
+
+
+class OmittedRows(msgspec.Struct, frozen=True):
+    """Number of rows that a list omits, and their documents."""
+
+    rows: int = 0
+    documents: int = 0
 
 
 class ReportContent(msgspec.Struct, frozen=True, kw_only=True):

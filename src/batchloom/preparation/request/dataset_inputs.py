@@ -11,7 +11,12 @@ from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.settings import quote_value, raise_problems
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
 from batchloom.media import FrameSampling
-from batchloom.preparation.request.inputs import is_manifest_path
+from batchloom.preparation.request.inputs import (
+    ResolvedInputs,
+    default_tokenizer,
+    hoist_common_settings,
+    is_manifest_path,
+)
 from batchloom.preparation.settings.dataset_config import (
     FORM_BY_FORMAT,
     MULTIMODAL_TYPES,
@@ -20,7 +25,8 @@ from batchloom.preparation.settings.dataset_config import (
     DatasetType,
 )
 from batchloom.preparation.settings.dataset_file import ConfigLocation
-from batchloom.preparation.settings.read_recipe import SourceRecipe
+from batchloom.preparation.settings.media_recipe import MediaRecipe
+from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.sources import describe_missing_input, parse_hub_name, strip_wildcard_part
 from batchloom.sources.files import LinkBounds, find_hub_name, find_preset, is_inside
 
@@ -29,39 +35,10 @@ _PROCESSOR_SETTINGS = ("max_pixels", "min_pixels", "kwargs", "extra_kwargs")
 _MAX_LISTED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class ExpandedInputs:
-    """Inputs after every manifest is expanded.
-
-    Attributes:
-        inputs: inputs in order.
-        sources: settings of each input.
-        tokenizer: the declared tokenizer; None if there is none.
-        notes: notes for the user, one sentence each.
-        multimodal: location and type of a data set that declares images or audio; empty for none.
-        processor: the processor declared for those; None if there is none.
-        sampling: frame sampling of their videos.
-        follow_links: whether one of them follows symbolic links that lead out of an input folder.
-    """
-
-    inputs: tuple[str, ...]
-    sources: tuple[SourceRecipe, ...]
-    tokenizer: str | None
-    notes: tuple[str, ...]
-    multimodal: str = ""
-    processor: str | None = None
-    sampling: FrameSampling = field(default_factory=FrameSampling)
-    follow_links: bool = False
-
-
-def expand_inputs(input_arguments: Sequence[str | DatasetConfig]) -> ExpandedInputs:
-    """Replace each manifest and DatasetConfig by the data sets it names, in order.
-
-    Raises:
-        SettingsError: a manifest has invalid settings.
-        InputMissingError: a manifest, or an input that it names, is missing.
-        InputError: a manifest cannot be read, or names a path outside its folder.
-    """
+def expand_inputs(
+    input_arguments: Sequence[str | DatasetConfig], reading: ReadRecipe, tokenizer: str | None
+) -> ResolvedInputs:
+    """Replace each manifest and DatasetConfig by the data sets it names, in order."""
     inputs: list[str] = []
     sources: list[SourceRecipe] = []
     tokenizer_files: dict[str, str] = {}
@@ -93,27 +70,32 @@ def expand_inputs(input_arguments: Sequence[str | DatasetConfig]) -> ExpandedInp
             f"{first_file} names the tokenizer {first} and {second_file} names {second}, but a store has one; choose "
             "it with --tokenizer."
         )
+    reading = _add_media(reading, multimodal)
+    tokenizer = tokenizer if tokenizer is not None else next(iter(tokenizer_files), default_tokenizer(reading))
+    hoisted_sources, reading = hoist_common_settings(tuple(sources), reading)
+    return ResolvedInputs(tuple(inputs), hoisted_sources, reading, tokenizer, tuple(notes), follow_links)
+
+
+def _add_media(reading: ReadRecipe, multimodal: Sequence[tuple[str, DatasetConfig]]) -> ReadRecipe:
+    """Add the processor and the frame sampling that data sets with media declare."""
     for location, config in multimodal:
         _check_processor_settings(location, config)
-    processors = [name for _, config in multimodal if (name := config.tokenizer) is not None]
-    return ExpandedInputs(
-        tuple(inputs),
-        tuple(sources),
-        next(iter(tokenizer_files), None),
-        tuple(notes),
-        next((location for location, _ in multimodal), ""),
-        next(iter(processors), None),
-        _merge_sampling(multimodal),
-        follow_links,
-    )
+    sampling = _merge_sampling(multimodal)
+    if multimodal and reading.media is None:
+        processor = next((name for _, config in multimodal if (name := config.tokenizer) is not None), None)
+        if processor is None:
+            raise InputError(
+                f"{multimodal[0][0]} needs a processor, but none is given: write "
+                "processor_config: {processor_name: FOLDER}, or give --processor."
+            )
+        reading = replace(reading, media=MediaRecipe(processor=processor))
+    if reading.media is not None and reading.media.sampling == FrameSampling():
+        reading = replace(reading, media=replace(reading.media, sampling=sampling))
+    return reading
 
 
 def _merge_sampling(multimodal: Sequence[tuple[str, DatasetConfig]]) -> FrameSampling:
-    """Return the common frame sampling of all data sets.
-
-    Raises:
-        InputError: two differ; the message names both.
-    """
+    """Return the common frame sampling of all data sets."""
     video_configs = [(location, config) for location, config in multimodal if config.videos]
     if not video_configs:
         return FrameSampling()
@@ -128,11 +110,7 @@ def _merge_sampling(multimodal: Sequence[tuple[str, DatasetConfig]]) -> FrameSam
 
 
 def _check_processor_settings(location: str, config: DatasetConfig) -> None:
-    """Refuse processor settings, which would differ from the processor's files.
-
-    Raises:
-        SettingsError: the message names each.
-    """
+    """Refuse processor settings, which would differ from the processor's files."""
     processor_config = config.processor_config
     setting_names = [
         name for name in _PROCESSOR_SETTINGS if processor_config is not None and getattr(processor_config, name)
@@ -148,12 +126,7 @@ def _check_processor_settings(location: str, config: DatasetConfig) -> None:
 
 
 def locate_inputs(entries: Sequence[DatasetEntry], config_location: ConfigLocation) -> list[tuple[str, SourceRecipe]]:
-    """Return the location and the settings of each input of a recipe file.
-
-    Raises:
-        InputMissingError: the message names all missing inputs.
-        SettingsError: a data set declares images or audio, which a recipe configures in ``media``.
-    """
+    """Return the location and the settings of each input of a recipe file."""
     raise_problems(
         [
             f"{config_location.describe('')}inputs[{number}].type: {entry.type!r} is not supported in a recipe; "
@@ -273,11 +246,7 @@ class _DatasetLocator:
         return path
 
     def raise_missing(self) -> None:
-        """Raise one error for all missing inputs.
-
-        Raises:
-            InputMissingError: the message names the first, and the locations of the others.
-        """
+        """Raise one error for all missing inputs."""
         if not self.missing:
             return
         (location, path), *other_missing = self.missing
@@ -316,10 +285,9 @@ class _DatasetLocator:
         inside = entry.path.removeprefix(f"{folder}/")
         if is_url(inside) or os.path.isabs(inside) or ".." in inside.split("/"):  # noqa: PTH117
             raise _make_outside_folder_error(location, address(entry.path), f"its data_folder {address(folder)}")
-        return f"{folder}/{inside}" if is_url(folder) else self._raise_mixed_paths(entry, location)
-
-    def _raise_mixed_paths(self, entry: DatasetEntry, location: str) -> str:
-        raise _make_outside_folder_error(location, address(entry.path), f"its data_folder {entry.data_folder}")
+        if not is_url(folder):
+            raise _make_outside_folder_error(location, address(entry.path), f"its data_folder {entry.data_folder}")
+        return f"{folder}/{inside}"
 
     @property
     def _is_confined(self) -> bool:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, TypeAlias, Union
 
 from batchloom.core.addresses import redact_url
 from batchloom.core.errors import InputError
-from batchloom.media import FrameSampling
-from batchloom.preparation.settings.media_recipe import MediaRecipe
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs
 from batchloom.sources import SourceListing, list_sources
@@ -67,27 +65,15 @@ def resolve_inputs(
     """
     input_arguments = as_input_tuple(inputs)
     if not any(is_dataset_config(argument) or is_manifest_path(argument) for argument in input_arguments):
-        tokenizer = _default_tokenizer(reading) if tokenizer is None else tokenizer
+        tokenizer = default_tokenizer(reading) if tokenizer is None else tokenizer
         return ResolvedInputs(input_arguments, (), reading, tokenizer)  # type: ignore[arg-type]
     # Importing pydantic is slow.
     from batchloom.preparation.request.dataset_inputs import expand_inputs  # noqa: PLC0415
 
-    expanded = expand_inputs(input_arguments)
-    if expanded.multimodal and reading.media is None:
-        if expanded.processor is None:
-            raise InputError(
-                f"{expanded.multimodal} needs a processor, but none is given: write "
-                "processor_config: {processor_name: FOLDER}, or give --processor."
-            )
-        reading = replace(reading, media=MediaRecipe(processor=expanded.processor))
-    if reading.media is not None and reading.media.sampling == FrameSampling():
-        reading = replace(reading, media=replace(reading.media, sampling=expanded.sampling))
-    tokenizer_name = tokenizer if tokenizer is not None else expanded.tokenizer or _default_tokenizer(reading)
-    hoisted = hoist_common_settings(expanded.sources, reading)
-    return ResolvedInputs(expanded.inputs, *hoisted, tokenizer_name, expanded.notes, expanded.follow_links)
+    return expand_inputs(input_arguments, reading, tokenizer)
 
 
-def _default_tokenizer(reading: ReadRecipe) -> str:
+def default_tokenizer(reading: ReadRecipe) -> str:
     """Return the default tokenizer; with media that of the processor, which it needs."""
     return _DEFAULT_TOKENIZER if reading.media is None else reading.media.processor
 
@@ -172,11 +158,7 @@ def is_manifest_path(value: object) -> bool:
 
 
 def check_no_manifests(inputs: Sequence[str], command: str) -> None:
-    """Refuse manifests in a command that takes the files they list.
-
-    Raises:
-        InputError: the message names the first.
-    """
+    """Refuse manifests in a command that takes the files they list."""
     for path in inputs:
         if is_manifest_path(path):
             raise InputError(

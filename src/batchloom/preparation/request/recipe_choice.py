@@ -9,7 +9,7 @@ from typing import Any
 
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.settings import quote_value, raise_problems
-from batchloom.preparation.request.append_checks import check_base_has_recipe
+from batchloom.preparation.append import check_base_has_recipe
 from batchloom.preparation.request.inputs import (
     InputArgument,
     ResolvedInputs,

@@ -80,14 +80,7 @@ def to_raw_recipe(recipe: Recipe) -> RawRecipe:
 
 
 def read_recipe_file(path: Path) -> RawRecipe:
-    """Read a recipe file; its values are checked when a Recipe is made.
-
-    Raises:
-        InputMissingError: the file is missing or empty, or an input is missing.
-        RecordError: it is not valid YAML; with line and column.
-        SettingsError: unknown settings, or invalid inputs.
-        InputError: it is a manifest of data sets or of a store, or cannot be read.
-    """
+    """Read a recipe file; its values are checked when a Recipe is made."""
     refuse_url(path, "The recipe")
     content = read_yaml(path, _REMEDY)
     _check_is_recipe(path, content)

@@ -82,17 +82,6 @@ def read_store_recipe(path: Path, overridden_names: Collection[str]) -> RawRecip
 
     Relative inputs are resolved in the working folder. The manifest has only the last names of
     absolute inputs; the report next to it has their locations.
-
-    Args:
-        path: the store's folder, its manifest, or that of an older generation.
-        overridden_names: overridden settings, or ``inputs``, which need not exist.
-
-    Raises:
-        StoreMissingError: there is no store.
-        StoreError: it is damaged.
-        SettingsError: its recipe has unknown settings.
-        InputMissingError: an input or the template is missing; the message says how to give it.
-        InputError: it was imported, and has no recipe.
     """
     generation = _parse_generation(path)
     folder = path if path.is_dir() else path.parent if generation is None else path.parent.parent
@@ -237,11 +226,7 @@ def _read_stored_tokenizer(manifest: Manifest, folder: Path) -> Mapping[str, Any
 
 
 def _locate_recorded_inputs(labels: list[str], report: Path, *, of_hub: bool) -> tuple[list[str], tuple[str, ...]]:
-    """Return the current locations of a manifest's inputs, from the report, and notes.
-
-    Raises:
-        InputMissingError: some are missing.
-    """
+    """Return the current locations of a manifest's inputs, from the report, and notes."""
     reported, folder = _read_reported_locations(report), report.parent
     locations, relocated, missing = list(labels), [], []
     recorded_paths = reported.inputs if reported is not None and len(reported.inputs) == len(labels) else labels

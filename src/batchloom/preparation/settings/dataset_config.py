@@ -214,11 +214,7 @@ class DatasetEntry(_ConfigModel):
 
 
 def _make_sampling(video_settings: Mapping[str, Any]) -> FrameSampling:
-    """Return the frame sampling that video settings describe.
-
-    Raises:
-        SettingsError: the message names each invalid setting as it is written.
-    """
+    """Return the frame sampling that video settings describe."""
     default_strategy = "frame_num" if "frame_num" in video_settings and "fps" not in video_settings else "fps"
     strategy = video_settings.get("video_sampling_strategy", default_strategy)
     if strategy not in ("fps", "frame_num"):

@@ -47,11 +47,7 @@ class ConfigLocation:
         return replace(self, notes=(*self.notes, f"{self.file}: {note}."))
 
     def resolve_path(self, name: str) -> str:
-        """Return a name as a path in the file's folder if it exists there, else as it is.
-
-        Raises:
-            InputError: the path leaves that folder.
-        """
+        """Return a name as a path in the file's folder if it exists there, else as it is."""
         if self.file is None or os.path.isabs(name):  # noqa: PTH117
             return name
         path = self.file.parent / name
@@ -80,13 +76,7 @@ class DatasetFile:
 
 
 def read_dataset_file(path: Path) -> DatasetFile:
-    """Read the settings in a YAML file.
-
-    Raises:
-        InputMissingError: the file is missing or empty.
-        RecordError: it is not valid YAML; with line and column.
-        InputError: it names no data sets; the message says what it holds.
-    """
+    """Read the settings in a YAML file."""
     content = read_yaml(path)
     if isinstance(content, list):
         content, key_prefix = _find_listed_job(content)

@@ -65,11 +65,6 @@ def build_overlap_index(
     return replace(settings, index=str(path))
 
 
-def compute_overlap_index(settings: DecontaminationSettings) -> OverlapIndex:
-    """Build the index of the evaluation sets in the settings."""
-    return _index_sets(settings, {name: [] for name in settings.sets})
-
-
 def build_step_indexes(
     steps: Sequence[CleanStep], folder: Path, notify: Callable[[str], None]
 ) -> tuple[CleanStep, ...]:
@@ -100,9 +95,6 @@ def fingerprint_step_files(steps: Sequence[CleanStep]) -> str | None:
     """Return a fingerprint of all files that the steps read; None if they read none.
 
     Only bytes are read; building an index checks whether the files are usable.
-
-    Raises:
-        InputMissingError, InputError: a file cannot be read.
     """
     file_fingerprints: list[Any] = []
     for step in steps:
@@ -116,15 +108,7 @@ def fingerprint_step_files(steps: Sequence[CleanStep]) -> str | None:
 
 
 def check_files_unchanged(steps: Sequence[CleanStep], expected_fingerprint: str | None) -> None:
-    """Check that the files of these steps are still those that identify a job.
-
-    Args:
-        steps: cleaning steps.
-        expected_fingerprint: result of :func:`fingerprint_step_files` for the job.
-
-    Raises:
-        InputError: a file has changed.
-    """
+    """Check that the files of these steps are still those that identify a job."""
     if fingerprint_step_files(steps) == expected_fingerprint:
         return
     paths: list[str] = []
@@ -136,20 +120,6 @@ def check_files_unchanged(steps: Sequence[CleanStep], expected_fingerprint: str 
 
 def _set_label(set_path: str) -> str:
     return PurePath(set_path).name if PurePath(set_path).is_absolute() else set_path
-
-
-def iter_set_records(set_path: str) -> Iterator[tuple[str, ...]]:
-    """Yield the records of an evaluation set, as the texts of their fields in order.
-
-    Args:
-        set_path: a file or folder of any format that ``prepare`` reads; each line of a text file is a
-            record.
-
-    Raises:
-        InputMissingError, InputError: it cannot be read.
-        RecordError: a record is unusable; none is skipped, as it would be trained on unseen.
-    """
-    return _iter_records(set_path, [])
 
 
 def _iter_records(set_path: str, set_contents: _SetContents) -> Iterator[tuple[str, ...]]:

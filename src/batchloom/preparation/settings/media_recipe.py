@@ -146,11 +146,7 @@ def _sampling_to_plain(sampling: FrameSampling) -> dict[str, Any]:
 
 
 def compute_processor_fingerprint(processor: str) -> str:
-    """Return the fingerprint of a recipe's processor: 32 hex digits.
-
-    Raises:
-        InputError, MissingDependencyError: the processor does not exist, or cannot be fetched.
-    """
+    """Return the fingerprint of a recipe's processor: 32 hex digits."""
     return read_processor_files(find_processor_folder(processor)).fingerprint
 
 
@@ -158,9 +154,6 @@ def media_to_plain(media: MediaRecipe) -> dict[str, Any]:
     """Return the media settings for a manifest, without absolute paths.
 
     The processor is given by name and content.
-
-    Raises:
-        InputError: the processor does not exist.
     """
     plain = media_to_settings(media) or {}
     if not is_repository_name(media.processor):
@@ -200,10 +193,6 @@ def find_processor_folder(processor: str) -> Path:
     """Return the folder of a processor, fetched from the Hub if it is a repository.
 
     Files in the local Hub cache are not requested again.
-
-    Raises:
-        MissingDependencyError: it is on the Hub, and huggingface_hub is not installed.
-        InputError: it cannot be fetched from the Hub.
     """
     if is_repository_name(processor):
         return fetch_hub_folder(processor, _REQUIRED_FILES)

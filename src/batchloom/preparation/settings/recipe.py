@@ -408,11 +408,7 @@ def format_token_count(size: int) -> int | str:
 
 
 def coerce_token_count(value: object) -> object:
-    """Parse a number of tokens from a string; return other values unchanged.
-
-    Raises:
-        SettingsError: a string that is no size.
-    """
+    """Parse a number of tokens from a string; return other values unchanged."""
     if not isinstance(value, str):
         return value
     size = parse_token_count(value)

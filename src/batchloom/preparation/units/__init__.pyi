@@ -3,22 +3,26 @@ from .quarantine import (
     count_reason as count_reason,
     describe_bad_records as describe_bad_records,
 )
-from .stopwatch import STAGES as STAGES, Stopwatch as Stopwatch, add_stage_times as add_stage_times
 from .stream_units import StreamBatchWriter as StreamBatchWriter, read_stream_batches as read_stream_batches
-from .tasks import UnitProgress as UnitProgress, UnitTask as UnitTask, UnusableError as UnusableError
 from .unit_files import UnitFiles as UnitFiles
 from .unit_report import (
     MAX_SAMPLES as MAX_SAMPLES,
+    STAGES as STAGES,
     DropSample as DropSample,
     SourceCounts as SourceCounts,
     StepFlow as StepFlow,
+    Stopwatch as Stopwatch,
     UnitReport as UnitReport,
     UnitReportMerger as UnitReportMerger,
     UnitStatistics as UnitStatistics,
+    add_stage_times as add_stage_times,
 )
 from .units import (
     UNIT_BYTES as UNIT_BYTES,
     Unit as Unit,
+    UnitProgress as UnitProgress,
+    UnitTask as UnitTask,
+    UnusableError as UnusableError,
     compute_unit_identity as compute_unit_identity,
     plan_units as plan_units,
 )

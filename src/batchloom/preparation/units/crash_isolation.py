@@ -8,8 +8,7 @@ from typing import TypeVar, final
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import WorkerError
 from batchloom.preparation.documents.token_encoder import make_snippet
-from batchloom.preparation.units.tasks import CrashMarker, RecordPosition, SegmentKeysTask, UnitTask
-from batchloom.preparation.units.units import Unit
+from batchloom.preparation.units.units import CrashMarker, RecordPosition, SegmentKeysTask, Unit, UnitTask
 
 # A suspected range is processed in this many slices, so a few deaths find one record in thousands.
 _SPLITS = 16
@@ -19,12 +18,7 @@ RecordRange = tuple[RecordPosition, RecordPosition]
 
 @final
 class CrashIsolation:
-    """Splitter of batches into small suspected ones, without excluded records.
-
-    Args:
-        suspected_ranges: first and last record of each suspected range, both included.
-        excluded: excluded records, each with the reason.
-    """
+    """Splitter of batches into small suspected ones, without excluded records."""
 
     def __init__(self, suspected_ranges: Sequence[RecordRange], excluded: Sequence[tuple[RecordPosition, str]]) -> None:
         self._suspected_ranges, self._excluded = tuple(suspected_ranges), dict(excluded)
@@ -66,15 +60,12 @@ class CrashIsolation:
             if reason is None:
                 kept_indices.append(index)
                 continue
-            snippet = _make_snippet(batch.values[index])
+            value = batch.values[index]
+            snippet = make_snippet(value) if isinstance(value, str) else ""
             batch.bad.append(BadRecord(record, batch.offsets[index], None, reason, snippet))
         batch.values = [batch.values[index] for index in kept_indices]
         batch.records = [batch.records[index] for index in kept_indices]
         batch.offsets = [batch.offsets[index] for index in kept_indices]
-
-
-def _make_snippet(value: object) -> str:
-    return make_snippet(value) if isinstance(value, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +156,7 @@ class CrashTracker:
         self._deaths.pop(number, None)
 
     def handle_crash(self, number: int, task: _UnitTaskT, reason: str) -> _UnitTaskT:
-        """Return the retry task of a unit whose worker died.
-
-        Raises:
-            WorkerError: workers die repeatedly at this unit.
-            RecordExcludedError: a record is excluded, which affects other units.
-        """
+        """Return the retry task of a unit whose worker died."""
         stages = self._in_hand.pop(number, {})
         state = self._deaths.get(number, CrashState(excluded=task.excluded))
         deaths = self._deaths[number] = update_after_crash(state, list(stages.values()), reason)

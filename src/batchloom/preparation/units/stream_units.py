@@ -7,10 +7,10 @@ cached, its temporary files are byte-identical to those of the tokenization phas
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, final
+from typing import IO, final
 
 import msgspec
 import numpy as np
@@ -22,19 +22,18 @@ from batchloom.preparation.documents.media_tokens import PlacedMedium
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.settings.dedup_recipe import DedupRecipe
-from batchloom.preparation.units.media_files import UnitMediaWriter
-from batchloom.preparation.units.unit_files import FACTS_NAME, ROW, UnitFiles
+from batchloom.preparation.units.unit_files import ROW, UnitFiles, UnitMediaWriter, read_placed_media, read_unit_media
 from batchloom.preparation.units.unit_report import UnitReportMerger
 from batchloom.preparation.units.units import Unit
 from batchloom.preparation.units.work_folder import (
+    FACTS_NAME,
     PartCounts,
     UnitFacts,
     attempt_folder,
     move_into_place,
     translate_read_errors,
 )
-from batchloom.preparation.units.written_media import read_placed_media, read_unit_media
-from batchloom.sources import PartReader, RecordBounds
+from batchloom.sources import PartReader, RecordBounds, SourcePart
 from batchloom.store import wrap_write_errors, write_file
 from batchloom.store.write import make_folder, sync_folder
 
@@ -146,29 +145,15 @@ def read_stream_batches(folder: Path) -> list[StreamBatchFacts] | None:
     return stream_batches
 
 
-@dataclass(frozen=True, slots=True)
-class AdoptionContext:
-    """Components needed to make units of stream batches.
-
-    Attributes:
-        record_parsers: record parser of each source.
-        membership: subset rule of the shares.
-    """
-
-    record_parsers: RecordParsers
-    membership: SubsetRule
-
-
-def adopt_unit(unit: Unit, batches_folder: Path, folder: Path, attempt: str, context: AdoptionContext) -> bool:
-    """Make a unit's temporary files of its stream batches.
-
-    Returns:
-        Whether all batches were cached.
-
-    Raises:
-        InputError: a source cannot be read or has changed.
-        OutputError: the files cannot be written.
-    """
+def adopt_unit(
+    unit: Unit,
+    batches_folder: Path,
+    folder: Path,
+    attempt: str,
+    record_parsers: RecordParsers,
+    membership: SubsetRule,
+) -> bool:
+    """Make a unit's temporary files of its stream batches."""
     stream_batches = read_stream_batches(batches_folder)
     if stream_batches is None:
         return False
@@ -177,9 +162,9 @@ def adopt_unit(unit: Unit, batches_folder: Path, folder: Path, attempt: str, con
     records_before = [0] * len(unit.parts)
     with UnitFiles(partial_folder, DedupRecipe(mode="none")) as files:
         for number, stream_batch in enumerate(stream_batches):
-            _copy_stream_batch(batches_folder / f"{number:06d}", stream_batch, files, records_before, context)
+            _copy_stream_batch(batches_folder / f"{number:06d}", stream_batch, files, records_before, membership)
         files.sync()
-    facts = replace_checksums(_merge_unit_facts(unit, stream_batches, context), files.checksums())
+    facts = _merge_unit_facts(unit, stream_batches, record_parsers, files.checksums())
     write_file(partial_folder / FACTS_NAME, msgspec.json.encode(facts))
     sync_folder(partial_folder)
     move_into_place(partial_folder, folder)
@@ -188,7 +173,7 @@ def adopt_unit(unit: Unit, batches_folder: Path, folder: Path, attempt: str, con
 
 
 def _copy_stream_batch(
-    folder: Path, stream_batch: StreamBatchFacts, files: UnitFiles, records_before: list[int], context: AdoptionContext
+    folder: Path, stream_batch: StreamBatchFacts, files: UnitFiles, records_before: list[int], membership: SubsetRule
 ) -> None:
     """Copy a batch with the numbering of its unit.
 
@@ -210,7 +195,7 @@ def _copy_stream_batch(
             ids = np.fromfile(tokens_file, stream_batch.dtype, tokens)
             flags = np.fromfile(flags_file, bool, tokens) if flagged else None
             placed_media = read_placed_media(media, first, documents)
-            files.add(ids, rows, context.membership.codes(rows["hash"]), flags, media=placed_media)
+            files.add(ids, rows, membership.codes(rows["hash"]), flags, media=placed_media)
             first += documents
         for line in (folder / _BAD).read_bytes().splitlines():
             local_part, bad = msgspec.json.decode(line, type=tuple[int, BadRecord])
@@ -220,7 +205,9 @@ def _copy_stream_batch(
         records_before[part] += counts.records
 
 
-def _merge_unit_facts(unit: Unit, stream_batches: Sequence[StreamBatchFacts], context: AdoptionContext) -> UnitFacts:
+def _merge_unit_facts(
+    unit: Unit, stream_batches: Sequence[StreamBatchFacts], record_parsers: RecordParsers, checksums: dict[str, str]
+) -> UnitFacts:
     """Merge the facts of a unit's batches."""
     counts: list[PartCounts | None] = [None] * len(unit.parts)
     first: tuple[int, BadRecord] | None = None
@@ -242,7 +229,7 @@ def _merge_unit_facts(unit: Unit, stream_batches: Sequence[StreamBatchFacts], co
             altered.setdefault(alteration, source)
         reports.add(number, stream_batch.facts.report)
     merged_counts = [
-        part_counts if part_counts.hash else _rehash_part(unit, number, part_counts, context)
+        part_counts if part_counts.hash else _rehash_part(unit.parts[number], part_counts, record_parsers)
         for number, part_counts in enumerate(counts)
         if part_counts is not None
     ]
@@ -251,31 +238,23 @@ def _merge_unit_facts(unit: Unit, stream_batches: Sequence[StreamBatchFacts], co
         documents=sum(part_counts.documents for part_counts in merged_counts),
         tokens=sum(part_counts.tokens for part_counts in merged_counts),
         first_bad=first,
-        checksums={},
+        checksums=checksums,
         altered=altered,
         report=reports.report(),
     )
 
 
-def _rehash_part(unit: Unit, number: int, counts: PartCounts, context: AdoptionContext) -> PartCounts:
+def _rehash_part(part: SourcePart, counts: PartCounts, record_parsers: RecordParsers) -> PartCounts:
     """Add the hash of all bytes to the counts of a part that was read in sections."""
-    part = unit.parts[number]
-    rules = context.record_parsers.get_parser(part.source).rules
+    rules = record_parsers.get_parser(part.source).rules
     with PartReader(part, rules, RecordBounds(rules)) as reader:
         digest = reader.finish()
         start, stop = reader.start, reader.stop
     return msgspec.structs.replace(counts, start=start, stop=stop, hash=digest.hex())
 
 
-def replace_checksums(facts: UnitFacts, checksums: Mapping[str, str]) -> UnitFacts:
-    return msgspec.structs.replace(facts, checksums=dict(checksums))
-
-
 def _add_part_counts(first: PartCounts, second: PartCounts) -> PartCounts:
-    dropped: dict[str, Any] = dict(first.dropped)
-    for reason, count in second.dropped.items():
-        dropped[reason] = dropped.get(reason, 0) + count
-    return PartCounts(
+    part_sum = PartCounts(
         start=first.start,
         stop=second.stop,
         records=first.records + second.records,
@@ -284,6 +263,8 @@ def _add_part_counts(first: PartCounts, second: PartCounts) -> PartCounts:
         empty=first.empty + second.empty,
         bad=first.bad + second.bad,
         further=first.further + second.further,
-        dropped=dropped,
-        hash="",
+        dropped=dict(first.dropped),
     )
+    for reason, count in second.dropped.items():
+        part_sum.count_dropped(reason, count)
+    return part_sum

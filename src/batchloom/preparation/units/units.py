@@ -1,15 +1,21 @@
-"""Units of work, planned from the listing alone before anything is read."""
+"""Units of work, planned from the listing alone, and their tasks and messages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+import msgspec
 import xxhash
 
+from batchloom.core.document import BadRecord
+from batchloom.core.errors import InputError
 from batchloom.core.files import decode_file_name
 from batchloom.core.fingerprint import fingerprint
+from batchloom.preparation.units.quarantine import ReasonCounts
 from batchloom.sources import ReadRules, SourcePart, split_source
 from batchloom.sources.files import Source
+from batchloom.sources.formats import KnownCut
 
 # Listed input bytes of a unit; a constant, because the cuts of large files depend on it.
 UNIT_BYTES = 256 << 20
@@ -60,11 +66,13 @@ def compute_unit_identity(unit: Unit, decided_by: Mapping[str, Any], content: Ma
     )
 
 
-def plan_units(sources: Sequence[Source], rules: ReadRules, unit_bytes: int = UNIT_BYTES) -> list[Unit]:
+def plan_units(
+    sources: Sequence[Source], rules: ReadRules, unit_bytes: int = UNIT_BYTES, first_part: int = 0
+) -> list[Unit]:
     """Group the parts of all sources, in order, into units of about ``unit_bytes``."""
     units: list[Unit] = []
     group: list[SourcePart] = []
-    size = done = 0
+    size, done = 0, first_part
 
     def close() -> None:
         nonlocal group, size, done
@@ -87,3 +95,87 @@ def plan_units(sources: Sequence[Source], rules: ReadRules, unit_bytes: int = UN
 def combine_part_hashes(parts: Sequence[str]) -> str:
     """Return the hash of a source from the hashes of its parts, all as 32 hex digits."""
     return str(xxhash.xxh3_128_hexdigest(b"".join(bytes.fromhex(part) for part in parts)))
+
+
+# A record of a unit: (number of its part in the unit, its number in the part).
+RecordPosition = tuple[int, int]
+WorkerStage = Literal["clean", "encode"]
+
+
+class CrashMarker(msgspec.Struct, frozen=True):
+    """Range (first, last) of records that a worker is about to process; None for none."""
+
+    stage: WorkerStage
+    in_hand: tuple[RecordPosition, RecordPosition] | None
+
+
+class UnitProgress(msgspec.Struct, frozen=True):
+    """Progress of a unit since its start, with its first bad record and all reasons."""
+
+    bytes: int = 0
+    records: int = 0
+    documents: int = 0
+    tokens: int = 0
+    bad: int = 0
+    first_bad: tuple[int, BadRecord] | None = None
+    reasons: ReasonCounts = {}
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTask:
+    """Task of reading and tokenizing one unit.
+
+    Attributes:
+        unit: parts to read.
+        folder: final folder of its temporary files.
+        attempt: suffix that keeps the files of this attempt apart from those of other attempts.
+        suspected_ranges: record ranges (first, last) in which a worker died; processed in small batches, so
+            that the next death narrows them down.
+        excluded: records to skip, each with the reason.
+        repeated: files that list repeated lines or paragraphs.
+        known_cuts: part boundaries of its large CSV files and JSON lists.
+    """
+
+    unit: Unit
+    folder: Path
+    attempt: str
+    suspected_ranges: tuple[tuple[RecordPosition, RecordPosition], ...] = ()
+    excluded: tuple[tuple[RecordPosition, str], ...] = ()
+    repeated: tuple[Path, ...] = ()
+    known_cuts: tuple[KnownCut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentKeysTask:
+    """Task of writing the keys of a unit's lines or paragraphs, before tokenization.
+
+    Attributes:
+        unit: parts to read.
+        keys_path: output file.
+        attempt: suffix that keeps the file of this attempt apart from those of other attempts.
+        suspected_ranges, excluded, known_cuts: as in :class:`UnitTask`.
+    """
+
+    unit: Unit
+    keys_path: Path
+    attempt: str
+    suspected_ranges: tuple[tuple[RecordPosition, RecordPosition], ...] = ()
+    excluded: tuple[tuple[RecordPosition, str], ...] = ()
+    known_cuts: tuple[KnownCut, ...] = ()
+
+
+class UnusableError(InputError):
+    """A record that ends the job; the coordinator adds its position in the source.
+
+    Attributes:
+        unit: number of the unit.
+        part: number of the part inside the unit.
+        bad: the record.
+    """
+
+    def __init__(self, unit: int, part: int, bad: BadRecord) -> None:
+        super().__init__(bad.reason)
+        self.unit, self.part, self.bad = unit, part, bad
+
+    def __reduce__(self) -> tuple[type["UnusableError"], tuple[int, int, BadRecord]]:
+        return UnusableError, (self.unit, self.part, self.bad)

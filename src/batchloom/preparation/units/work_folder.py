@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,8 @@ from batchloom.core.files import (
     open_regular_file,
     read_regular_file,
 )
-from batchloom.preparation.units.tasks import RecordPosition
-from batchloom.preparation.units.unit_files import BAD_NAME, DEDUP_COUNTS_NAME, FACTS_NAME, ROWS_NAME, SHARDS_NAME
 from batchloom.preparation.units.unit_report import UnitReport
-from batchloom.preparation.units.units import Unit
+from batchloom.preparation.units.units import RecordPosition, Unit
 from batchloom.store import MANIFEST_NAME, WORK_NAME, ShardEntry, wrap_write_errors, write_file
 from batchloom.store.format import LOCK_NAME, TOKENIZER_NAME
 from batchloom.store.write import make_folder, sync_folder
@@ -33,6 +32,16 @@ T = TypeVar("T")
 # Excluded records, each with the reason.
 ExcludedRecords = tuple[tuple[RecordPosition, str], ...]
 
+# Files of a unit.
+ROWS_NAME = "documents.rows"
+# Hash and number of each document, for the duplicate search.
+KEYS_NAME = "documents.keys"
+SIGNATURES_NAME = "documents.bands"
+BAD_NAME = "bad.jsonl"
+FACTS_NAME = "unit.json"
+DEDUP_COUNTS_NAME = "kept.json"
+DROPPED_NAME = "dropped.rows"
+SHARDS_NAME = "shards.json"
 # Folder of inputs that can be read only once, with one subfolder per run.
 SPOOL_NAME = "spool"
 # Suffixes of keys, of duplicates, and of documents dropped as near duplicates.
@@ -41,22 +50,26 @@ KEYS_SUFFIX, DUPLICATES_SUFFIX, DROPS_SUFFIX = ".keys", ".rows", ".drops"
 WORK_VERSION = 7
 
 
-class PartCounts(msgspec.Struct, frozen=True):
+class PartCounts(msgspec.Struct):
     """Counts of one part; ``hash`` is the XXH3-128 of its decompressed bytes.
 
     ``further`` counts documents beyond the first of each record.
     """
 
-    start: int
-    stop: int
-    records: int
-    documents: int
-    tokens: int
-    empty: int
-    bad: int
-    further: int
-    dropped: dict[str, int]
-    hash: str
+    start: int = 0
+    stop: int = 0
+    records: int = 0
+    documents: int = 0
+    tokens: int = 0
+    empty: int = 0
+    bad: int = 0
+    further: int = 0
+    dropped: dict[str, int] = {}
+    hash: str = ""
+
+    def count_dropped(self, reason: str, count: int = 1) -> None:
+        """Count dropped documents."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
 
 
 class UnitFacts(msgspec.Struct, frozen=True):
@@ -153,11 +166,7 @@ class JobIdentity(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def translate_read_errors(path: Path) -> Iterator[None]:
-    """Translate read errors of a work folder's file into a readable error.
-
-    Raises:
-        StoreConflictError: for any OSError or invalid JSON.
-    """
+    """Translate read errors of a work folder's file into a readable error."""
     try:
         yield
     except BatchloomError:
@@ -174,11 +183,7 @@ def attempt_folder(destination: Path, attempt: str) -> Path:
 
 
 def move_into_place(folder: Path, destination: Path) -> bool:
-    """Move a finished attempt into place; False if another attempt was first.
-
-    Raises:
-        OutputError: the folder cannot be moved.
-    """
+    """Move a finished attempt into place; False if another attempt was first."""
     first = True
     with wrap_write_errors(destination):
         try:
@@ -194,11 +199,7 @@ def move_into_place(folder: Path, destination: Path) -> bool:
 
 @contextlib.contextmanager
 def open_attempt_file(destination: Path, attempt: str) -> Iterator[Path]:
-    """Yield the path of this attempt's file, and move it into place on success.
-
-    Raises:
-        OutputError: the file cannot be moved.
-    """
+    """Yield the path of this attempt's file, and move it into place on success."""
     make_folder(destination.parent)
     partial_path = attempt_folder(destination, attempt)
     yield partial_path
@@ -254,6 +255,7 @@ class WorkFolder:
     Attributes:
         path: ``OUT/.work``.
         store: work store, which is moved to ``OUT`` when complete.
+        attempt: suffix that keeps the unfinished files of this run apart from those of other runs.
 
     Raises:
         StoreConflictError: another run uses the folder.
@@ -263,6 +265,8 @@ class WorkFolder:
     def __init__(self, out: Path) -> None:
         self.out, self.path = out, out / WORK_NAME
         self.store = self.path / "store"
+        # Unique per run, so that leftovers of an earlier run never collide.
+        self.attempt = f"{time.time_ns():x}"
         self._made_out = not out.exists()
         make_folder(self.path)
         with wrap_write_errors(self.path):

@@ -17,4 +17,3 @@ from .protocols import (
     restore_error as restore_error,
 )
 from .ray_cluster import RayClusterSettings as RayClusterSettings, RayExecutor as RayExecutor
-from .versions import check_versions as check_versions, collect_versions as collect_versions

@@ -50,72 +50,6 @@ class ExecutionSettings:
         raise_problems(problems)
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorRequest:
-    """Executor settings of one job.
-
-    Attributes:
-        execution: execution settings.
-        folder: folder that every worker must see.
-        ready: processes that are already started.
-    """
-
-    execution: ExecutionSettings
-    folder: Path
-    ready: PrestartedWorkers | None = None
-
-
-def choose_worker_count(execution: ExecutionSettings, units: int) -> int:
-    """Return the number of units processed at the same time on this machine."""
-    if execution.workers != "auto":
-        return min(execution.workers, max(1, units))
-    if execution.engine == "ray":
-        return max(1, units)
-    free = measure_free_memory() if units > 1 else None
-    return compute_worker_count("auto", units, cores=count_cores(), free=free, memory=execution.memory)
-
-
-def runs_inline(execution: ExecutionSettings, workers: int) -> bool:
-    """Return whether the coordinator process runs all tasks itself."""
-    return execution.engine == "pool" and workers == 1 and execution.memory is None
-
-
-def prestart_workers(execution: ExecutionSettings, workers: int) -> PrestartedWorkers:
-    """Start worker processes before their setup is known; none without a pool."""
-    if execution.engine != "pool" or runs_inline(execution, workers):
-        workers = 0
-    return PrestartedWorkers(workers, "batchloom.preparation.phases.worker_setup")
-
-
-def make_executor(
-    request: ExecutorRequest,
-    setup: TaskFunctionFactory,
-    inline_setup: TaskFunctionFactory,
-    workers: int,
-    listener: MessageCallback,
-) -> Executor:
-    """Make the executor of a job.
-
-    Args:
-        request: execution settings and shared folder.
-        setup: makes the task function in another process.
-        inline_setup: makes it in this process, where components may already be loaded.
-        workers: number of units processed at the same time.
-        listener: called at once with the messages of tasks in this process.
-    """
-    execution = request.execution
-    if execution.engine == "ray":
-        # Ray takes half a second to import.
-        from batchloom.preparation.workers.ray_cluster import RayClusterSettings, RayExecutor  # noqa: PLC0415
-
-        max_workers = None if execution.workers == "auto" else execution.workers
-        memory, shared = execution.memory, request.folder
-        return RayExecutor(setup, RayClusterSettings(execution.address, max_workers, memory, shared=shared))
-    if runs_inline(execution, workers):
-        return InlineExecutor(inline_setup, listener)
-    return ProcessPool(setup, workers, execution.memory, request.ready)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """Run settings of a job.
@@ -146,3 +80,56 @@ class RunSettings:
     def constants(self) -> list[int]:
         """Sizes that affect documents and units."""
         return [*astuple(self.limits)[:-1], self.unit_bytes]
+
+
+def choose_worker_count(execution: ExecutionSettings, units: int) -> int:
+    """Return the number of units processed at the same time on this machine."""
+    if execution.workers != "auto":
+        return min(execution.workers, max(1, units))
+    if execution.engine == "ray":
+        return max(1, units)
+    free = measure_free_memory() if units > 1 else None
+    return compute_worker_count(units, cores=count_cores(), free=free, memory=execution.memory)
+
+
+def runs_inline(execution: ExecutionSettings, workers: int) -> bool:
+    """Return whether the coordinator process runs all tasks itself."""
+    return execution.engine == "pool" and workers == 1 and execution.memory is None
+
+
+def prestart_workers(execution: ExecutionSettings, workers: int) -> PrestartedWorkers:
+    """Start worker processes before their setup is known; none without a pool."""
+    if execution.engine != "pool" or runs_inline(execution, workers):
+        workers = 0
+    return PrestartedWorkers(workers, "batchloom.preparation.phases.worker_setup")
+
+
+def make_executor(
+    execution: ExecutionSettings,
+    workers: int,
+    shared: Path,
+    setup: TaskFunctionFactory,
+    inline_setup: TaskFunctionFactory,
+    listener: MessageCallback,
+    prestarted: PrestartedWorkers,
+) -> Executor:
+    """Make the executor of a job.
+
+    Args:
+        execution: execution settings.
+        workers: number of units processed at the same time.
+        shared: folder that every worker must see.
+        setup: makes the task function in another process.
+        inline_setup: makes it in this process, where components may already be loaded.
+        listener: called at once with the messages of tasks in this process.
+        prestarted: processes that are already started.
+    """
+    if execution.engine == "ray":
+        # Ray takes half a second to import.
+        from batchloom.preparation.workers.ray_cluster import RayClusterSettings, RayExecutor  # noqa: PLC0415
+
+        max_workers = None if execution.workers == "auto" else execution.workers
+        return RayExecutor(setup, RayClusterSettings(execution.address, max_workers, execution.memory, shared=shared))
+    if runs_inline(execution, workers):
+        return InlineExecutor(inline_setup, listener)
+    return ProcessPool(setup, workers, execution.memory, prestarted)

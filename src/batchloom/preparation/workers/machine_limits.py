@@ -3,9 +3,6 @@
 import math
 import os
 from pathlib import Path
-from typing import Literal
-
-from batchloom.core.errors import SettingsError
 
 # Maximum memory of one worker of preparation; "auto" assumes it if no limit is given.
 WORKER_MEMORY = 700 << 20
@@ -13,30 +10,17 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _PROCESS_CGROUPS = Path("/proc/self/cgroup")
 
 
-def compute_worker_count(
-    workers: int | Literal["auto"], task_count: int, *, cores: int, free: int | None = None, memory: int | None = None
-) -> int:
-    """Compute the number of workers from the given limits alone.
+def compute_worker_count(task_count: int, *, cores: int, free: int | None = None, memory: int | None = None) -> int:
+    """Compute the number of workers that cores, tasks and memory allow.
 
     Args:
-        workers: the user's number, or ``"auto"``: one per core, as many as fit into memory.
         task_count: number of tasks; more workers would be idle.
         cores: cores as returned by :func:`count_cores`.
         free: bytes of free memory; None if unknown.
         memory: maximum bytes of a worker; None for the usual maximum of preparation.
-
-    Raises:
-        SettingsError: ``workers`` is invalid.
     """
-    if workers == "auto":
-        worker_count = cores
-        if free is not None:
-            worker_count = min(worker_count, free // (memory or WORKER_MEMORY))
-    elif isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1:
-        worker_count = workers
-    else:
-        raise SettingsError([f"workers: {workers!r} is not a number of workers; give 1 or more, or auto"])
-    return max(1, min(worker_count, task_count))
+    fitting = cores if free is None else min(cores, free // (memory or WORKER_MEMORY))
+    return max(1, min(fitting, task_count))
 
 
 def count_cores() -> int:

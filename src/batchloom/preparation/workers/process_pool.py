@@ -47,8 +47,8 @@ _POLL_SECONDS = 0.2
 _EXIT_SECONDS = 5.0
 # The search path must be set before anything of batchloom is imported.
 _WORKER_COMMAND = (
-    "import sys; sys.path[:] = sys.argv[4:]; from batchloom.preparation.workers.process_pool import main; "
-    "main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
+    "import sys; sys.path[:] = sys.argv[4:]; from batchloom.preparation.workers.process_pool import run_worker; "
+    "run_worker(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
 )
 # There are as many workers as cores, so threads of libraries would only compete.
 _SINGLE_THREAD_ENV = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
@@ -344,7 +344,7 @@ class WorkerRequest:
     setup: bool
 
 
-def main(pipe: int, coordinator: int, module: str = "") -> None:
+def run_worker(pipe: int, coordinator: int, module: str = "") -> None:
     """Run the tasks that arrive through a socket until it closes.
 
     ``pipe`` is the file descriptor of the worker's end; ``module`` is imported before the first request.

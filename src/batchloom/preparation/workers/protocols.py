@@ -6,11 +6,15 @@ one if the first is lost. Tasks, messages and results are pickled in transit.
 
 import pickle
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from batchloom.core.errors import BatchloomError, WorkerError
+
+if TYPE_CHECKING:
+    from batchloom.preparation.units.crash_isolation import CrashTracker
+
 
 # Sends a message of a running task; messages sent before a worker dies still arrive.
 MessageCallback = Callable[[Any], None]
@@ -51,16 +55,6 @@ class TaskLoss:
 
 class Executor(Protocol):
     """Executor of tasks on workers; a context manager that ends the workers."""
-
-    @property
-    def workers(self) -> int:
-        """Maximum number of tasks run at the same time."""
-        ...
-
-    @property
-    def unfinished(self) -> int:
-        """Number of submitted tasks without a reported result or loss."""
-        ...
 
     def submit(self, number: int, task: Any) -> None:
         """Queue a task until a worker is free."""
@@ -138,6 +132,8 @@ def restore_error(failure: TaskFailure) -> Exception:
 
 # An executor may be silent for as long as a task takes; this only bounds one wait.
 _POLL_SECONDS = 1.0
+# No single document can crash most tasks, so deaths come from the machine.
+_MAX_TASK_DEATHS = 3
 
 
 def iter_task_events(
@@ -163,3 +159,40 @@ def iter_task_events(
             if isinstance(event, TaskResult):
                 del active_tasks[event.number]
             yield event
+
+
+def run_tasks(
+    executor: Executor,
+    tasks: Mapping[int, Any],
+    on_done: Callable[[int], None] = lambda _: None,
+    crash_tracker: "CrashTracker | None" = None,
+) -> dict[int, Any]:
+    """Run tasks and return their results by number; tasks of lost workers are retried.
+
+    ``crash_tracker`` is for tasks that a single document may crash. Repeated deaths at one task raise WorkerError.
+    """
+    deaths: dict[int, int] = {}
+
+    def handle_crash(number: int, task: Any, reason: str) -> Any:
+        deaths[number] = deaths.get(number, 0) + 1
+        if deaths[number] > _MAX_TASK_DEATHS:
+            raise WorkerError(
+                f"A worker {reason}, {deaths[number]} times at the same task. Give workers more memory (fewer of "
+                "them: --workers 1), then give the same command again to resume."
+            )
+        # A worker reported dead may still be running and writing, so the retry uses other file names.
+        return replace(task, attempt=f"{task.attempt.partition('-')[0]}-{deaths[number]}")
+
+    results: dict[int, Any] = {}
+    for event in iter_task_events(
+        executor, tasks.items(), crash_tracker.handle_crash if crash_tracker else handle_crash
+    ):
+        if isinstance(event, TaskMessage):
+            if crash_tracker is not None:
+                crash_tracker.record_marker(event.number, event.message)
+        else:
+            if crash_tracker is not None:
+                crash_tracker.forget_unit(event.number)
+            results[event.number] = event.result
+            on_done(event.number)
+    return results

@@ -1,4 +1,4 @@
-"""Appending: the existing content of a store, and the selection of new inputs."""
+"""Appending: checks, the content of the store, and the selection of new inputs."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,15 +8,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from batchloom.core.errors import StoreError
+from batchloom.core.errors import InputError, StoreConflictError, StoreError
 from batchloom.core.files import JSON_DECODE_ERRORS, describe_os_error, read_regular_file
+from batchloom.core.synthetic_data import SYNTHETIC
 from batchloom.core.wording import format_count
 from batchloom.preparation.dedup.sorted_keys import write_keys
+from batchloom.preparation.documents.record_parsers import RecordParsers, describe_preferences
 from batchloom.preparation.documents.token_encoder import make_duplicate_keys
-from batchloom.preparation.phases.duplicate_tasks import StoredSignatures
 from batchloom.preparation.report.report import read_report
 from batchloom.preparation.rerun import hash_recorded_parts, make_report_sources
 from batchloom.preparation.settings.dedup_recipe import DedupRecipe
+from batchloom.preparation.settings.media_recipe import compute_processor_fingerprint
+from batchloom.preparation.settings.recipe import Recipe, recipe_to_plain
 from batchloom.preparation.units.work_folder import WorkFolder
 from batchloom.sources import SourceListing
 from batchloom.sources.files import Source
@@ -29,11 +32,104 @@ from batchloom.store import (
     read_manifest,
     wrap_write_errors,
 )
-from batchloom.store.format import TOKENIZER_NAME, Banding, SourceEntry, map_removed
-from batchloom.store.maintain import next_part_number, next_shard_numbers
+from batchloom.store.format import TOKENIZER_NAME, Banding, SourceEntry, choose_token_dtype, map_removed
+from batchloom.store.maintain import next_shard_numbers
 from batchloom.store.write import make_folder
+from batchloom.tokens import resolve_tokenizer
+
+
+def check_base_has_recipe(base: Manifest, out: Path) -> None:
+    """Refuse to append to a store that has no recipe."""
+    if base.recipe.get("source") == SYNTHETIC:
+        raise StoreConflictError(f"{out} holds synthetic data, which cannot be appended to; choose another --out.")
+    if "reading" not in base.recipe:
+        raise InputError(
+            f"{out} was imported and has no recipe, which an append needs; give one with --recipe FILE that sets "
+            f"`tokenizer: {out}`."
+        )
+
+
+def check_same_recipe(
+    recipe: Recipe, base: Manifest, out: Path, tokenizer_state: Mapping[str, Any] | None = None
+) -> None:
+    """Refuse to append with a recipe whose documents would not match the store."""
+    if base.recipe.get("source") == SYNTHETIC:
+        check_base_has_recipe(base, out)
+    for name in ("val_fraction", "test_fraction"):
+        stored_value, requested_value = base.recipe.get(name), getattr(recipe, name)
+        if stored_value is not None and stored_value != requested_value:
+            raise StoreConflictError(
+                f"{out} was prepared with {name} {stored_value:g}, but {requested_value:g} is requested: equal "
+                "documents could be in two subsets; leave the option out."
+            )
+    if tokenizer_state is None and _is_other_tokenizer(recipe, base):
+        raise StoreConflictError(
+            f"{out} has tokenizer {base.tokenizer.name}, but {recipe.tokenizer} is requested: a store has one "
+            "tokenizer. Leave the option out, or prepare another store."
+        )
+    if (processor_fingerprint := _get_processor_fingerprint(recipe)) != (base.processor and base.processor.fingerprint):
+        stored_value = base.processor.name if base.processor else "none"
+        requested_value = "none" if processor_fingerprint is None else "another"
+        raise StoreConflictError(
+            f"{out} has processor {stored_value}, but {requested_value} is requested: a store has one processor. "
+            "Give the processor it was made with (--processor), or prepare another store."
+        )
+    if choose_token_dtype(recipe.dtype, base.tokenizer.vocab_size) != base.dtype:
+        raise StoreConflictError(
+            f"{out} has dtype {base.dtype}, but dtype {recipe.dtype} is requested: a store has one dtype; "
+            f"give --dtype {base.dtype}."
+        )
+
+
+def _get_processor_fingerprint(recipe: Recipe) -> str | None:
+    """Return the fingerprint of a recipe's processor; None if it has none."""
+    media = recipe.reading.media
+    return None if media is None else compute_processor_fingerprint(media.processor)
+
+
+def _is_other_tokenizer(recipe: Recipe, base: Manifest) -> bool:
+    """Return whether a recipe names another tokenizer than the store's."""
+    stored_recipe = base.recipe
+    requested_names = (recipe_to_plain(recipe)["tokenizer"], recipe.end_token)
+    is_file = Path(recipe.tokenizer).expanduser().exists()
+    if requested_names == (stored_recipe.get("tokenizer"), stored_recipe.get("end_token")) and not is_file:
+        return False
+    if recipe.tokenizer.startswith("train:"):
+        return True
+    tokenizer = resolve_tokenizer(recipe.tokenizer, end_token=recipe.end_token)
+    return tokenizer.fingerprint != base.tokenizer.fingerprint
+
+
+def check_same_preferences(
+    sources: Sequence[Source], record_parsers: RecordParsers, base: Manifest | None, out: Path
+) -> None:
+    """Refuse to mix preferences with other documents, in all generations of a store."""
+    for source in sources if base is not None else ():
+        kind = record_parsers.get_preference_kind(source)
+        if base is not None and kind is not None and kind != base.preferences:
+            raise InputError(
+                f"{source.name} holds {describe_preferences(kind)}, and {out} "
+                f"{describe_preferences(base.preferences)}: a store of preferences holds one "
+                "kind and no other documents. Prepare them into a separate store."
+            )
+
 
 _LOW_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSignatures:
+    """MinHash signatures of a stored shard.
+
+    Attributes:
+        path: signature file.
+        documents: number of documents of the shard.
+        removed: positions of removed documents, which are never matched.
+    """
+
+    path: Path
+    documents: int
+    removed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +140,6 @@ class BaseGenerations:
         generation: newest generation; 0 for a new store.
         files: key files of the stored documents, in order.
         shards: number of the next shard of each subset.
-        parts: number of parts of all stored sources.
         nonempty_subsets: subsets that hold documents.
         tokens: tokens of each subset, without removed documents.
         documents: number of documents, without removed ones.
@@ -57,7 +152,6 @@ class BaseGenerations:
     generation: int = 0
     files: tuple[Path, ...] = ()
     shards: Mapping[str, int] = field(default_factory=dict)
-    parts: int = 0
     nonempty_subsets: frozenset[str] = frozenset()
     tokens: Mapping[str, int] = field(default_factory=dict)
     documents: int = 0
@@ -101,7 +195,6 @@ def read_base_generations(work: WorkFolder, base: Manifest | None, dedup: DedupR
         generation=base.generation,
         files=_write_base_keys(work, base) if dedup.mode != "none" else (),
         shards=next_shard_numbers(base),
-        parts=next_part_number(base),
         nonempty_subsets=frozenset(name for name, subset in base.subsets.items() if subset.documents),
         tokens={name: subset.remaining_counts[1] for name, subset in base.subsets.items()},
         documents=sum(subset.remaining_counts[0] for subset in base.subsets.values()),
@@ -143,11 +236,7 @@ def _find_base_signatures(out: Path, base: Manifest, banding: Banding) -> tuple[
 
 
 def read_tokenizer_state(out: Path) -> dict[str, Any]:
-    """Read the tokenizer state of a store, which appended documents are encoded with.
-
-    Raises:
-        StoreError: the file is missing or damaged.
-    """
+    """Read the tokenizer state of a store, which appended documents are encoded with."""
     path = out / TOKENIZER_NAME
     try:
         return msgspec.json.decode(read_regular_file(path), type=dict)

@@ -1,0 +1,436 @@
+"""Phase B: search for exact and near duplicates, and counts by pair of sources."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.core.files import read_regular_file, release_pages
+from batchloom.core.fingerprint import fingerprint
+from batchloom.preparation.append import BaseGenerations, StoredSignatures
+from batchloom.preparation.dedup.duplicate_search import DUPLICATE, search_duplicates
+from batchloom.preparation.dedup.near_duplicates import find_components, map_signatures, write_signature_keys
+from batchloom.preparation.dedup.sorted_keys import KEY, SIGNATURE_KEY, count_keys, count_partitions, map_records
+from batchloom.preparation.documents.document_encoder import EncodeContext
+from batchloom.preparation.report.report import MAX_ROWS, DuplicateExample, DuplicatePair, OmittedRows
+from batchloom.preparation.settings.dedup_recipe import DedupRecipe
+from batchloom.preparation.units.unit_files import ROW, stored_lengths, tokens_file_name
+from batchloom.preparation.units.unit_report import MAX_SAMPLES, format_snippet
+from batchloom.preparation.units.work_folder import (
+    DUPLICATES_SUFFIX,
+    KEYS_NAME,
+    KEYS_SUFFIX,
+    ROWS_NAME,
+    SIGNATURES_NAME,
+    TokenizedUnit,
+    WorkFolder,
+    attempt_folder,
+    move_into_place,
+    open_attempt_file,
+    translate_read_errors,
+)
+from batchloom.preparation.workers.protocols import Executor, run_tasks
+from batchloom.store import map_signature_file, write_file
+from batchloom.store.format import SUBSETS
+from batchloom.store.write import make_folder, sync_folder
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicateFiles:
+    """Files that list dropped documents: exact duplicates and near duplicates."""
+
+    exact: tuple[Path, ...] = ()
+    near: tuple[Path, ...] = ()
+
+
+def find_duplicates(
+    executor: Executor, work: WorkFolder, units: Sequence[TokenizedUnit], base: BaseGenerations, dedup: DedupRecipe
+) -> DuplicateFiles:
+    """Find exact and near duplicates; documents of the store are always kept."""
+    if dedup.mode == "none" or not units:
+        return DuplicateFiles()
+    first_new, folder = len(base.files), work.duplicates
+    files = (*base.files, *(unit.folder / KEYS_NAME for unit in units))
+    exact = search_all_ranges(executor, files, folder / "exact", work.attempt, first_new=first_new)
+    if dedup.mode != "near" or not any(unit.facts.documents for unit in units):
+        return DuplicateFiles(exact)
+    signature_files = _sort_signatures(executor, work, units, base, exact, dedup.banding.bands)
+    links = search_all_ranges(
+        executor, signature_files, folder / "links", work.attempt, first_new=first_new, kind=SIGNATURE_KEY
+    )
+    near_folder = folder / "near"
+    if near_folder.exists():
+        return DuplicateFiles(exact, tuple(sorted(near_folder.iterdir())))
+    task = LinkComponentsTask(links, folder / "scratch", near_folder, first_new, work.attempt)
+    return DuplicateFiles(exact, run_tasks(executor, {0: task})[0])
+
+
+def _sort_signatures(
+    executor: Executor,
+    work: WorkFolder,
+    units: Sequence[TokenizedUnit],
+    base: BaseGenerations,
+    exact: tuple[Path, ...],
+    count: int,
+) -> tuple[Path, ...]:
+    """Return the files of sorted signature keys: of stored shards, then of all units."""
+    folder = work.duplicates / "bands"
+    empty_path = folder / f"none{KEYS_SUFFIX}"
+    tasks: dict[int, SortSignaturesTask | SortStoredSignaturesTask] = {}
+    paths = []
+    for number, shard_signatures in enumerate(base.signatures):
+        paths.append(empty_path if shard_signatures is None else folder / f"{number:05d}{KEYS_SUFFIX}")
+        if shard_signatures is not None:
+            tasks[number] = SortStoredSignaturesTask(shard_signatures, paths[-1], work.attempt)
+    for number, unit in enumerate(units, len(base.files)):
+        paths.append(folder / f"{number:05d}{KEYS_SUFFIX}")
+        tasks[number] = SortSignaturesTask(unit.folder, number, exact, count, paths[-1], work.attempt)
+    run_tasks(executor, {n: task for n, task in tasks.items() if not task.output_path.exists()})
+    if empty_path in paths:
+        write_file(empty_path, b"")
+    return tuple(paths)
+
+
+def search_all_ranges(
+    executor: Executor,
+    files: tuple[Path, ...],
+    folder: Path,
+    attempt: str,
+    *,
+    first_new: int = 0,
+    kind: np.dtype[np.void] = KEY,
+) -> tuple[Path, ...]:
+    """Search all key ranges and return the files that list the later copies.
+
+    ``files`` are key files in document order; documents of files before ``first_new`` are always kept.
+    """
+    ranges = count_partitions(count_keys(files, kind))
+    paths = tuple(folder / f"{number:05d}{DUPLICATES_SUFFIX}" for number in range(ranges))
+    tasks = {
+        number: FindDuplicatesTask(files, first_new, (number, ranges), path, attempt, kind == SIGNATURE_KEY)
+        for number, path in enumerate(paths)
+        if not path.exists()
+    }
+    run_tasks(executor, tasks)
+    return paths
+
+
+@dataclass(frozen=True, slots=True)
+class FindDuplicatesTask:
+    """Task of searching one range of all keys.
+
+    Attributes:
+        files: key files, one per unit, in document order.
+        first_new: index of the first new file; documents of the files before it are always kept.
+        range: (index of the range, number of ranges).
+        output_path: file that receives the duplicates.
+        attempt: suffix that keeps the file of this attempt apart from those of other attempts.
+        has_signature_keys: the keys are those of MinHash signatures.
+    """
+
+    files: tuple[Path, ...]
+    first_new: int
+    range: tuple[int, int]
+    output_path: Path
+    attempt: str
+    has_signature_keys: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SortSignaturesTask:
+    """Task of sorting the MinHash signatures of one unit.
+
+    Attributes:
+        folder: temporary files of the unit.
+        number: number of the unit among all files.
+        exact: files that list exact duplicates, which are skipped.
+        count: number of signature keys per document.
+        output_path: file of the sorted keys.
+        attempt: suffix that keeps the file of this attempt apart from those of other attempts.
+    """
+
+    folder: Path
+    number: int
+    exact: tuple[Path, ...]
+    count: int
+    output_path: Path
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class SortStoredSignaturesTask:
+    """Task of sorting the MinHash signatures of a stored shard.
+
+    Attributes:
+        signatures: signatures of the shard.
+        output_path: file of the sorted keys.
+        attempt: suffix that keeps the file of this attempt apart from those of other attempts.
+    """
+
+    signatures: StoredSignatures
+    output_path: Path
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkComponentsTask:
+    """Task of finding the connected components of all links.
+
+    Attributes:
+        links: files of links between documents that share a signature key.
+        scratch: folder of intermediate files.
+        output_folder: folder of the files that list dropped documents.
+        first_new: documents of units before this one are always kept.
+        attempt: suffix that keeps the files of this attempt apart from those of other attempts.
+    """
+
+    links: tuple[Path, ...]
+    scratch: Path
+    output_folder: Path
+    first_new: int
+    attempt: str
+
+
+def search_key_range(task: FindDuplicatesTask) -> int:
+    """Write the later copies of a key range to a file and return their number."""
+    kind = SIGNATURE_KEY if task.has_signature_keys else KEY
+    with open_attempt_file(task.output_path, task.attempt) as attempt_path:
+        return search_duplicates(task.files, task.range, task.first_new, attempt_path, kind)
+
+
+def sort_signatures(task: SortSignaturesTask) -> None:
+    rows = map_records(task.folder / ROWS_NAME, ROW)
+    signatures = map_signatures(task.folder / SIGNATURES_NAME, task.count)
+    with open_attempt_file(task.output_path, task.attempt) as attempt_path:
+        write_signature_keys(attempt_path, signatures, rows["part"], task.exact, task.number)
+
+
+def sort_stored_signatures(task: SortStoredSignaturesTask) -> None:
+    signatures = task.signatures
+    keys = map_signature_file(signatures.path, signatures.documents).keys
+    # Only dropped documents need their part, and stored ones are never dropped.
+    parts = np.zeros(signatures.documents, np.uint32)
+    with open_attempt_file(task.output_path, task.attempt) as attempt_path:
+        write_signature_keys(attempt_path, keys, parts, excluded=np.array(signatures.removed, np.int64))
+
+
+def link_components(task: LinkComponentsTask) -> tuple[Path, ...]:
+    """Write the files that list the documents dropped as near duplicates."""
+    folder = attempt_folder(task.output_folder, task.attempt)
+    scratch = attempt_folder(task.scratch, task.attempt)
+    make_folder(folder)
+    drop_files = find_components(task.links, scratch, folder, task.first_new)
+    sync_folder(folder)
+    move_into_place(folder, task.output_folder)
+    return tuple(task.output_folder / path.name for path in drop_files)
+
+
+# A table of pairs of more source groups than this would be unreadable.
+_MAX_GROUPS = 200
+# Source name of documents that the store already holds.
+STORE_LABEL = "(the store)"
+_CHUNK_ROWS = 1 << 20
+_SNIPPET_TOKENS = 64
+# Rows that are examined for examples per chunk.
+_EXAMPLE_CANDIDATES = 1000
+
+# Duplicates by pair of sources, and the counts of pairs that are not listed.
+PairList = tuple[list[DuplicatePair], OmittedRows]
+
+
+def find_duplicate_pairs(
+    work: WorkFolder,
+    units: Sequence[TokenizedUnit],
+    duplicate_files: DuplicateFiles,
+    base: BaseGenerations,
+    inputs: Sequence[str],
+    context: EncodeContext,
+) -> PairList:
+    """Return duplicates by pair of sources, with examples.
+
+    The pairs are stored under a name that covers everything that decides them: writing shards deletes the files
+    that examples are read from, so a resumed job cannot find them again.
+    """
+    reader = DuplicatePairReader(units, len(base.files), inputs, context)
+    files = (*duplicate_files.exact, *duplicate_files.near)
+    if not files:
+        return reader.read_pairs(files)
+    name = fingerprint([[unit.folder.name for unit in units], inputs, base.generation])
+    path = work.duplicates / "pairs" / name
+    if path.exists():
+        with translate_read_errors(path):
+            stored_pairs: PairList = msgspec.json.decode(read_regular_file(path), type=PairList)
+            return stored_pairs
+    pairs = reader.read_pairs(files)
+    with open_attempt_file(path, work.attempt) as attempt_path:
+        write_file(attempt_path, msgspec.json.encode(pairs))
+    return pairs
+
+
+def group_sources(names: Sequence[str], inputs: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Return the group number of each source, and the names of the groups.
+
+    Grouping keeps a table of pairs readable. Up to 200 sources form one group each; more are grouped
+    by folder, or else by input.
+
+    Args:
+        names: names of the sources.
+        inputs: label of each source's input.
+    """
+    for group_names in (list(names), [name.rpartition("/")[0] or name for name in names], list(inputs)):
+        groups = {name: number for number, name in enumerate(dict.fromkeys(group_names))}
+        if len(groups) <= _MAX_GROUPS:
+            return [groups[name] for name in group_names], list(groups)
+    return [0] * len(names), ["all inputs"]
+
+
+@final
+class DuplicatePairCounter:
+    """Counter of dropped duplicates by their group and the kept copy's group.
+
+    Args:
+        groups: names of the groups, at most a few hundred.
+    """
+
+    def __init__(self, groups: Sequence[str]) -> None:
+        self._groups = groups
+        self._counts = np.zeros((len(groups), len(groups)), np.int64)
+        self._examples: dict[tuple[int, int], list[DuplicateExample]] = {}
+
+    def add(self, dropped_groups: NDArray[np.integer], kept_groups: NDArray[np.integer]) -> None:
+        """Count duplicates by their group and the group of the kept copy [documents]."""
+        size = len(self._groups)
+        pairs = dropped_groups.astype(np.int64) * size + kept_groups
+        self._counts += np.bincount(pairs, minlength=size * size).reshape(size, size)
+
+    def needs_example(self, dropped_group: int, kept_group: int) -> bool:
+        """Return whether there is room for another example of a pair of groups."""
+        return len(self._examples.get((dropped_group, kept_group), ())) < MAX_SAMPLES
+
+    def add_example(self, dropped_group: int, kept_group: int, example: DuplicateExample) -> None:
+        """Add an example if there is room; called in input order, so the first ones stay."""
+        if self.needs_example(dropped_group, kept_group):
+            printable_example = DuplicateExample(
+                example.dropped_record, example.kept_record, format_snippet(example.words)
+            )
+            self._examples.setdefault((dropped_group, kept_group), []).append(printable_example)
+
+    def list_pairs(self) -> tuple[list[DuplicatePair], OmittedRows]:
+        """Return the pairs with most documents, largest first, and totals of the others."""
+        flat = self._counts.ravel()
+        pair_indices = np.flatnonzero(flat)
+        sorted_indices = pair_indices[np.argsort(-flat[pair_indices], kind="stable")]
+        size = len(self._groups)
+        listed = [
+            DuplicatePair(
+                dropped_from=self._groups[pair_index // size],
+                kept_in=self._groups[pair_index % size],
+                count=int(flat[pair_index]),
+                examples=tuple(self._examples.get((pair_index // size, pair_index % size), ())),
+            )
+            for pair_index in sorted_indices[:MAX_ROWS].tolist()
+        ]
+        omitted_indices = sorted_indices[MAX_ROWS:]
+        return listed, OmittedRows(len(omitted_indices), int(flat[omitted_indices].sum()))
+
+
+@final
+class DuplicatePairReader:
+    """Reader of the duplicate files.
+
+    ``base_file_count`` key files of stored shards precede those of the units.
+    """
+
+    def __init__(
+        self, units: Sequence[TokenizedUnit], base_file_count: int, inputs: Sequence[str], context: EncodeContext
+    ) -> None:
+        self._units, self._base_file_count, self._context = units, base_file_count, context
+        sources = [part.source for tokenized_unit in units for part in tokenized_unit.unit.parts]
+        groups, names = group_sources([source.name for source in sources], [inputs[source.input] for source in sources])
+        self._groups = np.array(groups, np.int64)
+        self._firsts = np.cumsum([0, *(len(tokenized_unit.unit.parts) for tokenized_unit in units)])
+        # The documents of earlier generations form one group, the last.
+        self._pair_counter = DuplicatePairCounter([*names, *([STORE_LABEL] if base_file_count else [])])
+        self._store_group = len(names)
+
+    def read_pairs(self, files: Iterable[Path]) -> PairList:
+        """Read duplicates by pair of sources, and the counts of pairs not listed."""
+        for rows in _iter_duplicate_rows(files):
+            dropped_groups = self._group(rows["unit"], rows["part"])
+            kept_groups = self._group(rows["first_unit"], rows["first_part"])
+            self._pair_counter.add(dropped_groups, kept_groups)
+            for index in _select_examples(dropped_groups, kept_groups):
+                pair = int(dropped_groups[index]), int(kept_groups[index])
+                if self._pair_counter.needs_example(*pair) and (example := self._read_example(rows[index])):
+                    self._pair_counter.add_example(*pair, example)
+        return self._pair_counter.list_pairs()
+
+    def _group(self, units: NDArray[np.uint32], parts: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Return the source group of each document, int64 [D]."""
+        groups = np.full(len(units), self._store_group)
+        new = units >= self._base_file_count
+        groups[new] = self._groups[self._firsts[units[new] - self._base_file_count] + parts[new]]
+        return groups
+
+    def _read_example(self, row: np.void) -> DuplicateExample | None:
+        """Read one example; None if the temporary files of either unit are missing."""
+        unit, number = self._units[int(row["unit"]) - self._base_file_count], int(row["number"])
+        first, kept_record = int(row["first_unit"]) - self._base_file_count, -1
+        rows = _map_unit_rows(unit)
+        if rows is None:
+            return None
+        words = self._read_first_words(unit, rows, number)
+        if first >= 0:
+            first_unit, first_number = self._units[first], int(row["first_number"])
+            first_rows = _map_unit_rows(first_unit)
+            if first_rows is None:
+                return None
+            kept_record = int(first_rows["record"][first_number])
+            words = words or self._read_first_words(first_unit, first_rows, first_number)
+        return DuplicateExample(int(rows["record"][number]), kept_record, words)
+
+    def _read_first_words(self, unit: TokenizedUnit, rows: NDArray[np.void], number: int) -> str:
+        if rows["seen"][number]:
+            return ""
+        code, start = self._context.membership.codes(rows["hash"][number : number + 1])[0], 0
+        for begin in range(0, number, _CHUNK_ROWS):
+            preceding_rows = rows[begin : min(begin + _CHUNK_ROWS, number)]
+            subset_mask = self._context.membership.codes(preceding_rows["hash"]) == code
+            start += int(stored_lengths(preceding_rows[subset_mask]).sum())
+            release_pages(rows)
+        count = min(int(rows["length"][number]), _SNIPPET_TOKENS)
+        path = unit.folder / tokens_file_name(SUBSETS[code])
+        with translate_read_errors(path):
+            ids = np.fromfile(path, self._context.dtype, count, offset=start * self._context.dtype.itemsize)
+        return self._context.tokenizer.decode(ids)
+
+
+def _map_unit_rows(unit: TokenizedUnit) -> NDArray[np.void] | None:
+    path = unit.folder / ROWS_NAME
+    if not path.exists():
+        return None
+    with translate_read_errors(path):
+        return np.memmap(path, ROW, "r").view(np.ndarray)
+
+
+def _select_examples(dropped_groups: NDArray[np.int64], kept_groups: NDArray[np.int64]) -> list[int]:
+    """Return the row positions of the first few rows of each of the largest pairs."""
+    pairs = dropped_groups * (int(kept_groups.max(initial=0)) + 1) + kept_groups
+    order = np.argsort(pairs, kind="stable")
+    _, starts, counts = np.unique(pairs[order], return_index=True, return_counts=True)
+    largest = np.argsort(-counts, kind="stable")[: _EXAMPLE_CANDIDATES // MAX_SAMPLES]
+    selected_positions = [
+        order[starts[pair_index] : starts[pair_index] + min(counts[pair_index], MAX_SAMPLES)] for pair_index in largest
+    ]
+    return sorted(np.concatenate([np.zeros(0, np.int64), *selected_positions]).astype(np.int64).tolist())
+
+
+def _iter_duplicate_rows(files: Iterable[Path]) -> Iterator[NDArray[np.void]]:
+    for path in files:
+        with translate_read_errors(path), path.open("rb") as file:
+            while (rows := np.fromfile(file, DUPLICATE, _CHUNK_ROWS)).size:
+                yield rows
