@@ -5,14 +5,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Literal, final
+from typing import Annotated, Any, Literal, final
 
 import msgspec
 import numpy as np
 
 from batchloom.core.errors import InputError, StoreConflictError, TokenizerError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.settings import raise_problems, suggest, to_plain
+from batchloom.core.settings import Setting, find_problems, raise_problems, suggest, to_plain
 from batchloom.preparation.documents.subsets import describe_missed_shares
 from batchloom.preparation.imports.import_shards import (
     ImportedFile,
@@ -58,7 +58,11 @@ from batchloom.store.write import make_folder
 from batchloom.tokens import Tokenizer, UnknownTokenizer, parse_train_spec, resolve_tokenizer
 
 LinkMode = Literal["link", "symlink", "copy"]
-_LINK_MODES = ("link", "symlink", "copy")
+_MAX_COUNT = 2**31 - 1
+
+
+def _find_dtype_problem(value: object) -> str:
+    return "" if value in FLAT_DTYPES else f"is none of {', '.join(FLAT_DTYPES)}{suggest(str(value), FLAT_DTYPES)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +89,19 @@ class ImportSpec:
     val: tuple[str, ...] = ()
     tokenizer: str | None = None
     end_token: str | None = None
-    vocab_size: int | None = None
-    dtype: str | None = None
-    eod: int | None = None
-    document_tokens: int | None = None
-    val_fraction: float = 0.0
-    tokens_per_shard: int = 100_000_000
-    how: LinkMode = "link"
+    vocab_size: Annotated[int | None, Setting(help="Vocabulary size.", minimum=1, maximum=_MAX_COUNT)] = None
+    dtype: Annotated[str | None, Setting(help="Dtype of flat files.", check=_find_dtype_problem)] = None
+    eod: Annotated[int | None, Setting(help="Id that ends documents.", maximum=_MAX_COUNT)] = None
+    document_tokens: Annotated[int | None, Setting(help="Tokens per document.", minimum=1, maximum=_MAX_COUNT)] = None
+    val_fraction: Annotated[float, Setting(help="Share of val.", below=1)] = 0.0
+    tokens_per_shard: Annotated[int, Setting(help="Tokens per shard.", minimum=1, maximum=_MAX_COUNT)] = 100_000_000
+    how: Annotated[LinkMode, Setting(help="Link or copy.")] = "link"
 
     def __post_init__(self) -> None:
-        raise_problems(_check_import_spec(self) + _check_combinations(self))
+        problems = [] if self.inputs else ["inputs: no inputs; name at least one prefix or file"]
+        if any(not isinstance(path, str) or not path for path in (*self.inputs, *self.val)):
+            problems.append(f"inputs: {(*self.inputs, *self.val)!r} contains a value that is not a path")
+        raise_problems(problems + find_problems(self) + _check_combinations(self))
         object.__setattr__(self, "val_fraction", float(self.val_fraction))
 
 
@@ -106,34 +113,6 @@ def import_spec_to_plain(spec: ImportSpec) -> dict[str, Any]:
     if spec.tokenizer and PurePath(spec.tokenizer).is_absolute():
         plain["tokenizer"] = Path(spec.tokenizer).name
     return plain
-
-
-def _check_import_spec(spec: ImportSpec) -> list[str]:
-    problems = []
-    if not spec.inputs:
-        problems.append("inputs: no inputs; name at least one prefix or file")
-    if any(not isinstance(path, str) or not path for path in (*spec.inputs, *spec.val)):
-        problems.append(f"inputs: {(*spec.inputs, *spec.val)!r} contains a value that is not a path")
-    problems += _check_choice("how", spec.how, _LINK_MODES)
-    if spec.dtype is not None:
-        problems += _check_choice("dtype", spec.dtype, FLAT_DTYPES)
-    least = {"vocab_size": 1, "eod": 0, "document_tokens": 1, "tokens_per_shard": 1}
-    for name, bound in least.items():
-        value = getattr(spec, name)
-        if value is None and name != "tokens_per_shard":
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or not bound <= value < 2**31:
-            problems.append(f"{name}: {value!r} is not a whole number from {bound} to {2**31 - 1:,}")
-    value = spec.val_fraction
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        problems.append(f"val_fraction: {value!r} is not in [0, 1)")
-    return problems
-
-
-def _check_choice(name: str, value: object, choices: Sequence[str]) -> list[str]:
-    if value in choices:
-        return []
-    return [f"{name}: {value!r} is none of {', '.join(choices)}{suggest(str(value), choices)}"]
 
 
 def _check_combinations(spec: ImportSpec) -> list[str]:
