@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from batchloom.chat.templates.template_choice import read_built_in
+from batchloom.chat.templates.chat_template import read_built_in
 from batchloom.core.conversation import Conversation
 from batchloom.preparation import ChatEncoder, encode_conversations
 from batchloom.preparation.documents.conversation_encoder import ChatRules

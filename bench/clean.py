@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from batchloom.text import KNOWN_STEPS, CleanStep, TextCleaner
-from batchloom.text.cleaner import compute_utf8_length
+from batchloom.text.registry import compute_utf8_length
 
 _LONGEST = 1 << 20
 

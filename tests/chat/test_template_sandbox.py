@@ -79,7 +79,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_template_is_stopped(name, monkeypatch):
-    monkeypatch.setattr("batchloom.chat.templates.sandbox._MAX_SECONDS", 0.3)
+    monkeypatch.setattr("batchloom.chat.templates.chat_template._MAX_SECONDS", 0.3)
     with pytest.raises(TemplateError, match="template bad was stopped|template bad cannot be compiled"):
         ChatTemplate("bad", HOSTILE[name], {}).render(MESSAGES)
 

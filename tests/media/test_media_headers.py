@@ -24,7 +24,7 @@ from batchloom.media import (
     inspect_image,
     read_edges,
 )
-from batchloom.media.mp3 import count_mp3_samples, has_mp3_length, is_mp3
+from batchloom.media.audio import count_mp3_samples, has_mp3_length, is_mp3
 from media.media_servers import open_silent_server, serve_files
 from media.sample_media import encode_image, make_image, make_noise, make_sound
 

@@ -8,8 +8,13 @@ from batchloom import InputError
 from batchloom.core.errors import InputMissingError, UnusableRecordError
 from batchloom.core.medium import AudioFacts, ImageFacts
 from batchloom.media import ProcessorFiles, open_processor, read_processor_files
-from batchloom.media.hf_processor import ProbedProcessor, collapse_expansion, render_medium
-from batchloom.media.processor_agreement import find_processor_disagreement, make_full_text
+from batchloom.media.processor import (
+    ProbedProcessor,
+    collapse_expansion,
+    find_processor_disagreement,
+    make_full_text,
+    render_medium,
+)
 from batchloom.media.processor_families import (
     FixedSizeFamily,
     PatchGridFamily,

@@ -16,8 +16,7 @@ from batchloom.batches import MediaOptions
 from batchloom.core.errors import MediumError, UnusableRecordError
 from batchloom.core.medium import FrameFacts
 from batchloom.media import BytesContent, FrameSampling, MediaLimits, media_features as features
-from batchloom.media.frame_sampling import compute_frame_times, fit_frame_size
-from batchloom.media.video import decode_frames, inspect_video
+from batchloom.media.video import compute_frame_times, decode_frames, fit_frame_size, inspect_video
 from batchloom.store import StoreMedia
 from media.processors import PROCESSORS, save_processor
 from media.sample_media import encode_image, make_image, make_messages, make_sound

@@ -529,7 +529,7 @@ CHAT = (
     # Tokenized rows train tokens that loss_mask leaves out, if labels has them.
     Mutant(
         "label-mask-widened-by-loss-mask",
-        "chat/schema/token_rows.py",
+        "chat/schema/record_parser.py",
         "trained = mask if trained is None else trained & mask",
         "trained = mask if trained is None else trained | mask",
         ("chat/test_schemas.py", "chat/test_unusable_records.py", "preparation/test_chat.py"),

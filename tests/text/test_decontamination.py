@@ -26,9 +26,8 @@ from batchloom.preparation.settings.evaluation_sets import (
 )
 from batchloom.text import CleanStep, DecontaminationSettings, DroppedText
 from batchloom.text.decontamination import build_index, overlap
-from batchloom.text.decontamination.ngrams import split_normal_words
 from batchloom.text.decontamination.overlap import make_step_with_index
-from batchloom.text.decontamination.overlap_index import load_index
+from batchloom.text.decontamination.overlap_index import load_index, split_normal_words
 from text.quality_texts import make_words
 
 QUESTION = "A train leaves the station at noon and travels sixty miles an hour toward the old city"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from batchloom.text import count_sentences, iter_words
-from batchloom.text.quality.word_statistics import compute_word_statistics
+from batchloom.text.english_words import compute_word_statistics
 from text.quality_texts import make_words
 
 

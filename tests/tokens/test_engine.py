@@ -8,10 +8,9 @@ import pytest
 
 from batchloom import TokenizerError
 from batchloom.tokens import resolve_tokenizer, restore_tokenizer, verify_engine
-from batchloom.tokens.control_tokens import TokenizerHints
 from batchloom.tokens.engine_conformance import RARE_CHARACTERS, make_conformance_texts
-from batchloom.tokens.local_tokenizers import make_json_tokenizer
-from batchloom.tokens.tiktoken_ranks import TIKTOKEN_ENCODINGS, convert_ranks_to_json
+from batchloom.tokens.local_tokenizers import TokenizerHints, make_json_tokenizer
+from batchloom.tokens.openai_encodings import TIKTOKEN_ENCODINGS, convert_ranks_to_json
 
 from .conftest import TEXTS, encode_text, encode_with_reference, make_added_token, make_reference, write_json
 

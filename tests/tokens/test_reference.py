@@ -9,8 +9,7 @@ from hypothesis import example, given, settings
 
 from batchloom import TokenizerError
 from batchloom.tokens import resolve_tokenizer
-from batchloom.tokens.control_tokens import TokenizerHints
-from batchloom.tokens.local_tokenizers import make_json_tokenizer
+from batchloom.tokens.local_tokenizers import TokenizerHints, make_json_tokenizer
 from tiers import examples
 
 from .conftest import encode_text, encode_with_reference, make_reference

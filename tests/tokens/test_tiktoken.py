@@ -11,10 +11,9 @@ import tiktoken_ext.openai_public as published
 
 from batchloom import TokenizerError
 from batchloom.tokens import resolve_tokenizer, verify_engine
-from batchloom.tokens.control_tokens import TokenizerHints
 from batchloom.tokens.engine_conformance import make_conformance_texts
-from batchloom.tokens.local_tokenizers import make_json_tokenizer
-from batchloom.tokens.tiktoken_ranks import TIKTOKEN_ENCODINGS, convert_ranks_to_json
+from batchloom.tokens.local_tokenizers import TokenizerHints, make_json_tokenizer
+from batchloom.tokens.openai_encodings import TIKTOKEN_ENCODINGS, convert_ranks_to_json
 
 from .conftest import encode_text
 

@@ -1,4 +1,3 @@
-from .schema.column_mapping import parse_mapping as parse_mapping
 from .schema.detection import (
     compute_record_shape as compute_record_shape,
     detect_schema as detect_schema,
@@ -9,12 +8,12 @@ from .schema.record_keys import (
     PART_KEYS as PART_KEYS,
     unused_columns as unused_columns,
 )
-from .schema.record_media import parse_medium as parse_medium
+from .schema.record_media import parse_medium as parse_medium, replace_media_with_frames as replace_media_with_frames
 from .schema.record_parser import make_record_reader as make_record_reader
-from .schema.schemas import FORM_RULES as FORM_RULES
-from .templates.chat_template import ChatTemplate as ChatTemplate, RenderError as RenderError
-from .templates.template_choice import (
+from .schema.schemas import FORM_RULES as FORM_RULES, parse_mapping as parse_mapping
+from .templates.chat_template import (
     BUILT_IN_TEMPLATES as BUILT_IN_TEMPLATES,
+    ChatTemplate as ChatTemplate,
+    RenderError as RenderError,
     choose_template as choose_template,
 )
-from .video_frames import replace_media_with_frames as replace_media_with_frames

@@ -1,10 +1,10 @@
 from .audio import decode_audio as decode_audio, inspect_audio as inspect_audio
-from .frame_sampling import FrameSampling as FrameSampling
 from .images import decode_image as decode_image, inspect_image as inspect_image
 from .media_content import (
     BytesContent as BytesContent,
     FileContent as FileContent,
     MediaContent as MediaContent,
+    MediaLimits as MediaLimits,
     hash_edges as hash_edges,
     read_edges as read_edges,
 )
@@ -14,11 +14,12 @@ from .media_features import (
     join_features as join_features,
     stack_padded as stack_padded,
 )
-from .media_headers import MediaInspector as MediaInspector
-from .media_limits import MediaLimits as MediaLimits
-from .media_locations import MediaResolver as MediaResolver
-from .model_inputs import ModelTraits as ModelTraits, get_model_traits as get_model_traits
-from .mrope import compute_mrope_positions as compute_mrope_positions
+from .media_inspection import MediaInspector as MediaInspector, MediaResolver as MediaResolver
+from .model_inputs import (
+    ModelTraits as ModelTraits,
+    compute_mrope_positions as compute_mrope_positions,
+    get_model_traits as get_model_traits,
+)
 from .processor import (
     PROCESSOR_FILES as PROCESSOR_FILES,
     TEMPLATE_FILES as TEMPLATE_FILES,
@@ -31,3 +32,4 @@ from .processor_families import (
     PlaceholderExpansion as PlaceholderExpansion,
     ProcessorFamily as ProcessorFamily,
 )
+from .video import FrameSampling as FrameSampling

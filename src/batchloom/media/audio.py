@@ -8,15 +8,17 @@ from numpy.typing import NDArray
 from batchloom.core.errors import MissingDependencyError, UnusableRecordError
 from batchloom.core.medium import AudioFacts
 from batchloom.core.wording import format_duration
-from batchloom.media.media_content import MediaContent, open_content
-from batchloom.media.media_limits import MediaLimits
-from batchloom.media.mp3 import count_mp3_samples, has_mp3_length, is_mp3
+from batchloom.media.media_content import MediaContent, MediaLimits, open_content
 
 _READABLE_FORMATS = "WAV, FLAC, MP3, Ogg (Vorbis, Opus), AIFF and other formats of libsndfile"
 _CHUNK_SAMPLES = 1 << 20
 _MAX_AMPLITUDE = 1e6
 _UNKNOWN_LENGTH = 0xFFFFFFFF - (1 << 16)
 _MAX_SAMPLES = 1 << 48
+_BITRATES_MPEG1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
+_BITRATES_MPEG2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+_SAMPLE_RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
+_LENGTH_TAGS = (b"Xing", b"Info", b"VBRI")
 
 
 def inspect_audio(content: MediaContent, limits: MediaLimits) -> AudioFacts:
@@ -152,3 +154,49 @@ def _check_not_truncated(content: MediaContent) -> None:
 
 def _damaged_audio_error(error: BaseException) -> UnusableRecordError:
     return UnusableRecordError(f"cannot be decoded: it is damaged or cut short ({error})")
+
+
+def is_mp3(content: MediaContent) -> bool:
+    """Return whether an MP3 frame follows the tags."""
+    return _parse_frame_header(content.read(at := _skip_id3_tag(content), at + 4)) is not None
+
+
+def has_mp3_length(content: MediaContent) -> bool:
+    """Return whether the first frame of an MP3 stores its length."""
+    at = _skip_id3_tag(content)
+    first = content.read(at, at + 64)
+    return any(mark in first for mark in _LENGTH_TAGS)
+
+
+def count_mp3_samples(content: MediaContent) -> int:
+    """Count the samples per channel in the frames of an MP3."""
+    data = content.read(0, content.size)
+    offset, samples = _skip_id3_tag(content), 0
+    while (frame := _parse_frame_header(data[offset : offset + 4])) is not None:
+        size, frame_samples = frame
+        if offset + size > len(data):
+            break
+        offset, samples = offset + size, samples + frame_samples
+    return samples
+
+
+def _skip_id3_tag(content: MediaContent) -> int:
+    """Return the offset after the leading ID3v2 tags."""
+    at = 0
+    while (head := content.read(at, at + 10))[:3] == b"ID3" and len(head) == 10:
+        size = sum((byte & 127) << shift for byte, shift in zip(head[6:], (21, 14, 7, 0), strict=True))
+        at += 10 + size + (10 if head[5] & 16 else 0)
+    return at
+
+
+def _parse_frame_header(head: bytes) -> tuple[int, int] | None:
+    """Return (bytes, samples) of a frame; None if this is no frame header."""
+    if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2:
+        return None
+    version, bitrate_index, sample_rate_index = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 2 & 3
+    if version == 1 or sample_rate_index == 3 or not 0 < bitrate_index < 15:
+        return None
+    kilobits_per_second = (_BITRATES_MPEG1 if version == 3 else _BITRATES_MPEG2)[bitrate_index]
+    samples = 1152 if version == 3 else 576
+    size = samples // 8 * kilobits_per_second * 1000 // _SAMPLE_RATES[version][sample_rate_index] + (head[2] >> 1 & 1)
+    return size, samples

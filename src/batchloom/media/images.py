@@ -9,8 +9,7 @@ from typing import Any
 
 from batchloom.core.errors import MissingDependencyError, UnusableRecordError
 from batchloom.core.medium import ImageFacts
-from batchloom.media.media_content import BytesContent, MediaContent, open_content, read_edges
-from batchloom.media.media_limits import MediaLimits
+from batchloom.media.media_content import BytesContent, MediaContent, MediaLimits, open_content, read_edges
 
 # Errors that Pillow's readers raise for damaged files.
 _DECODE_ERRORS = (

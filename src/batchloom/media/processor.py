@@ -1,23 +1,30 @@
 """Processors of transformers: their files, and the media families they accept."""
 
 import contextlib
+import functools
 import io
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
 
+import numpy as np
 import orjson
 
-from batchloom.core.errors import InputError, InputMissingError, MissingDependencyError
+from batchloom.core.errors import InputError, InputMissingError, MissingDependencyError, UnusableRecordError
 from batchloom.core.files import describe_os_error, read_regular_file, suggest_path
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.medium import MEDIUM_KINDS, MediumKind
-from batchloom.media.hf_processor import ProbedProcessor
-from batchloom.media.known_processors import ProcessorParts, find_known_family
+from batchloom.core.medium import MEDIUM_KINDS, AudioFacts, ImageFacts, MediumFacts, MediumKind
 from batchloom.media.model_inputs import get_model_traits
-from batchloom.media.processor_agreement import find_processor_disagreement
-from batchloom.media.processor_families import PatchGridFamily, ProcessorFamily
+from batchloom.media.processor_families import (
+    PatchGridFamily,
+    PlaceholderExpansion,
+    ProcessorFamily,
+    ProcessorParts,
+    SplitFamily,
+    find_known_family,
+)
 
 # All files of a processor except its tokenizer, in the order in which transformers writes and reads them.
 PROCESSOR_FILES = (
@@ -34,6 +41,18 @@ _MAX_BYTES = 16 << 20
 _REMEDY = "give the folder that a processor's save_pretrained wrote"
 # Errors that transformers raises for a folder that it cannot load.
 _LOAD_ERRORS = (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError, RuntimeError)
+# Errors that a processor may raise for a medium it does not accept.
+_PROCESSOR_ERRORS = (
+    ValueError,
+    TypeError,
+    IndexError,
+    ZeroDivisionError,
+    OverflowError,
+    RuntimeError,
+)
+_OFFSETS_KEY = "text_replacement_offsets"
+_PROBE_SIZES = ((28, 28), (336, 224), (37, 640), (1000, 50), (333, 777), (1280, 720), (7, 5))
+_PROBE_SAMPLES = (480, 16_000, 16_001, 48_137, 479_999)
 
 
 @final
@@ -242,3 +261,155 @@ def _collect_tokens(transformers: Any, processor: Any, folders: tuple[Path | Non
         if folder is not None and tokenizer is None:
             tokenizer, _ = _try_load(transformers.AutoTokenizer, folder)
     return {name: token for name in _TOKEN_ATTRIBUTES if isinstance(token := getattr(tokenizer, name, None), str)}
+
+
+def collapse_expansion(text: str, token: str, grid: tuple[int, int, int] = (0, 0, 0)) -> PlaceholderExpansion:
+    """Collapse each run of the token in a processor's text for one medium."""
+    runs: list[int] = []
+
+    def collapse_run(match: re.Match[str]) -> str:
+        runs.append(len(match.group()) // len(token))
+        return token
+
+    text = re.sub(f"(?:{re.escape(token)})+", collapse_run, text)
+    return PlaceholderExpansion(text, tuple(runs), grid)
+
+
+def render_medium(processor: Any, kind: MediumKind, facts: MediumFacts) -> str:
+    """Return the text that a processor writes for a medium of this size.
+
+    Raises:
+        UnusableRecordError: the processor does not accept the medium.
+        InputError: the processor does not report the text, as in older transformers.
+    """
+    name = type(processor).__name__
+    placeholder = getattr(processor, f"{kind}_token", None)
+    if not placeholder:
+        raise InputError(f"{name} has no token for {kind}: it does not support {kind}")
+    try:
+        arguments = make_blank_medium(processor, facts)
+        output = processor(text=[placeholder], return_text_replacement_offsets=True, **arguments)
+    except _PROCESSOR_ERRORS as error:
+        raise UnusableRecordError(f"is rejected by {name}: {error}") from error
+    if _OFFSETS_KEY not in output:
+        raise InputError(
+            f"{name} of the installed transformers does not report the text it writes for a medium: update transformers"
+        )
+    (replacement,) = output[_OFFSETS_KEY][0]
+    text: str = replacement["replacement"]
+    return text
+
+
+def make_blank_medium(processor: Any, facts: MediumFacts) -> dict[str, Any]:
+    """Return a blank medium as keyword arguments of a processor."""
+    if isinstance(facts, ImageFacts):
+        from PIL import Image  # noqa: PLC0415 - imported late, only for images
+
+        return {"images": [Image.new("RGB", (facts.width, facts.height))]}
+    extractor = getattr(processor, "feature_extractor", None) or processor.audio_processor
+    rate = int(extractor.sampling_rate)
+    silence = np.zeros(facts.samples_at(rate), np.float32)
+    return {"audio": [silence], "sampling_rate": rate}
+
+
+def _find_repeated_token(processor: Any, kind: MediumKind, placeholder: str) -> str:
+    """Return the repeated token, which may differ from the placeholder."""
+    token_ids = getattr(processor, f"{kind}_token_ids", None) or [getattr(processor, f"{kind}_token_id", None)]
+    if token_ids[0] is None:
+        return placeholder
+    token: str = processor.tokenizer.convert_ids_to_tokens(token_ids[0])
+    return token
+
+
+@final
+class ProbedProcessor:
+    """Family of an unknown processor, which is run once per size of a medium.
+
+    Attributes:
+        kind, placeholder, token: see :class:`batchloom.media.ProcessorFamily`.
+    """
+
+    def __init__(self, processor: Any, kind: MediumKind) -> None:
+        self.kind: MediumKind = kind
+        self.placeholder: str = getattr(processor, f"{kind}_token")
+        self.token = _find_repeated_token(processor, kind, self.placeholder)
+        self._cached_render = functools.lru_cache(maxsize=4096)(functools.partial(render_medium, processor, kind))
+
+    @property
+    def fallback_text(self) -> str:
+        return self.placeholder
+
+    def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
+        size: MediumFacts = (
+            AudioFacts(facts.samples, facts.rate)
+            if isinstance(facts, AudioFacts)
+            else ImageFacts(facts.width, facts.height)
+        )
+        return collapse_expansion(self._cached_render(size), self.token)
+
+
+def find_processor_disagreement(family: ProcessorFamily, processor: Any, image_processor: Any) -> str:
+    """Describe where a family and the installed processor differ; "" if they agree.
+
+    ``image_processor`` supplies grid or tiles if the complete processor cannot be loaded (None).
+    """
+    for facts in _make_probes(family):
+        try:
+            expansion = family.expand(facts)
+        except UnusableRecordError:
+            # A medium that the family refuses never reaches the processor.
+            continue
+        expected = make_full_text(family, expansion)
+        if processor is not None:
+            rendered_text = render_medium(processor, family.kind, facts)
+            if rendered_text != expected:
+                count = rendered_text.count(family.token)
+                return f"{_describe_facts(facts)} is written with {count:,} tokens, not {sum(expansion.runs):,}"
+        elif isinstance(family, SplitFamily) and isinstance(facts, ImageFacts):
+            installed_tiles, expected_tiles = (
+                _get_installed_tiles(image_processor, facts),
+                family.count_tiles(facts),
+            )
+            if installed_tiles != (expected_tiles if family.splits else (0, 0)):
+                became = f"becomes {installed_tiles} rows and columns of tiles, not {expected_tiles}"
+                return f"{_describe_facts(facts)} {became}"
+        elif isinstance(family, PatchGridFamily):
+            grid = _get_installed_grid(image_processor, facts)
+            if grid != expansion.grid:
+                return f"{_describe_facts(facts)} becomes a grid of {grid}, not {expansion.grid}"
+        else:
+            return "the processor cannot be built completely, so it cannot be compared"
+    return ""
+
+
+def make_full_text(family: ProcessorFamily, expansion: PlaceholderExpansion) -> str:
+    """Return the text for one medium with all its tokens."""
+    segments = expansion.text.split(family.token)
+    runs = (family.token * run for run in expansion.runs)
+    return "".join(part for pair in zip(segments, (*runs, ""), strict=True) for part in pair)
+
+
+def _make_probes(family: ProcessorFamily) -> list[MediumFacts]:
+    if family.kind == "audio":
+        return [AudioFacts(samples, 16_000) for samples in _PROBE_SAMPLES]
+    return [ImageFacts(width, height) for width, height in _PROBE_SIZES]
+
+
+def _get_installed_grid(image_processor: Any, facts: MediumFacts) -> tuple[int, int, int]:
+    if not isinstance(facts, ImageFacts):
+        raise TypeError("only images have a grid")
+    blank = np.zeros((facts.height, facts.width, 3), np.uint8)
+    time, rows, columns = np.asarray(image_processor(images=[blank])["image_grid_thw"])[0].tolist()
+    return time, rows, columns
+
+
+def _get_installed_tiles(image_processor: Any, facts: ImageFacts) -> tuple[int, int]:
+    blank = np.zeros((facts.height, facts.width, 3), np.uint8)
+    output = image_processor(images=[blank], return_row_col_info=True)
+    return int(output["rows"][0][0]), int(output["cols"][0][0])
+
+
+def _describe_facts(facts: MediumFacts) -> str:
+    if isinstance(facts, ImageFacts):
+        return f"an image of {facts.width} x {facts.height}"
+    return f"audio of {facts.samples:,} samples"

@@ -1,4 +1,3 @@
-from .cleaner import StepCounts as StepCounts, TextCleaner as TextCleaner
 from .decontamination.overlap import DecontaminationSettings as DecontaminationSettings
 from .english_words import count_sentences as count_sentences, iter_words as iter_words
 from .language import detect_language as detect_language
@@ -9,6 +8,8 @@ from .quality.gopher import Gopher as Gopher
 from .quality.repetition import Repetition as Repetition
 from .registry import (
     KNOWN_STEPS as KNOWN_STEPS,
+    StepCounts as StepCounts,
+    TextCleaner as TextCleaner,
     fill_step_defaults as fill_step_defaults,
     find_clean_problems as find_clean_problems,
     get_step_packages as get_step_packages,

@@ -1,4 +1,5 @@
 from .bpe_training import parse_train_spec as parse_train_spec, train_tokenizer as train_tokenizer
+from .builtin_tokenizers import UnknownTokenizer as UnknownTokenizer
 from .engine_conformance import (
     EngineChoice as EngineChoice,
     apply_engine_choice as apply_engine_choice,
@@ -7,11 +8,9 @@ from .engine_conformance import (
     verify_engine as verify_engine,
 )
 from .hub_tokenizers import RepositoryFiles as RepositoryFiles, fetch_hub_folder as fetch_hub_folder
-from .local_tokenizers import read_sidecar_hints as read_sidecar_hints
+from .local_tokenizers import read_sidecar_hints as read_sidecar_hints, restore_tokenizer as restore_tokenizer
 from .tokenizer import EncodingEngine as EncodingEngine, Tokenizer as Tokenizer
 from .tokenizer_lookup import (
     HUB_ID_PATTERN as HUB_ID_PATTERN,
     resolve_tokenizer as resolve_tokenizer,
 )
-from .tokenizer_state import restore_tokenizer as restore_tokenizer
-from .unknown_tokenizer import UnknownTokenizer as UnknownTokenizer

@@ -8,8 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.tokens.engines import ReferenceEngine
-from batchloom.tokens.json_tokenizer import JsonTokenizer
+from batchloom.tokens.json_tokenizer import JsonTokenizer, ReferenceEngine
 from batchloom.tokens.tokenizer import Tokenizer
 
 # fastokens' regex engine and its hand-written splitters classify these characters unlike HF: U+180E

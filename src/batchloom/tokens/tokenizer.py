@@ -11,6 +11,11 @@ from batchloom.core.errors import TokenizerError
 
 END_OF_TEXT = "<|endoftext|>"
 
+# Ids of several texts, uint32 [tokens], and the offset of each text, int64 [texts + 1].
+EncodedIds = tuple[NDArray[np.uint32], NDArray[np.int64]]
+# Ids of a text, uint32 [tokens], and the start and stop of each, int64 [tokens].
+EncodedIdsWithOffsets = tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
+
 
 @dataclass(frozen=True, slots=True)
 class EncodingEngine:
@@ -93,9 +98,7 @@ class Tokenizer(Protocol):
         Returns None if tokens do not stand for fixed bytes.
         """
 
-    def encode_batch(
-        self, texts: Sequence[str], *, control: bool = False
-    ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    def encode_batch(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
         """Encode texts, without adding special tokens.
 
         A control token that is spelled in a text is encoded as plain text, unless ``control``
@@ -109,7 +112,7 @@ class Tokenizer(Protocol):
             TokenizerError: a text that is not Unicode (it holds a lone surrogate).
         """
 
-    def encode_placed(self, text: str) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
+    def encode_placed(self, text: str) -> EncodedIdsWithOffsets:
         """Encode a text with control tokens and return the character span of each token.
 
         This is slow; use it only if bytes per id are unknown.
@@ -152,3 +155,10 @@ def raise_surrogate_error(texts: Sequence[str], cause: Exception) -> None:
                 f"the lone surrogate U+{ord(text[error.start]):04X}; read the input with "
                 "errors='replace' or quarantine the record"
             ) from cause
+
+
+def concat_ids(id_arrays: Sequence[NDArray[np.uint32]]) -> EncodedIds:
+    """Concatenate the ids of texts, and return their offsets."""
+    offsets = np.zeros(len(id_arrays) + 1, np.int64)
+    np.cumsum([ids.size for ids in id_arrays], out=offsets[1:])
+    return np.concatenate([np.zeros(0, np.uint32), *id_arrays]), offsets

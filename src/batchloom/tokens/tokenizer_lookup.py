@@ -8,17 +8,16 @@ from batchloom.core.errors import MissingDependencyError, TokenizerError
 from batchloom.core.files import describe_os_error, refuse_url
 from batchloom.core.settings import suggest
 from batchloom.tokens.bpe_training import parse_train_spec
-from batchloom.tokens.bytes_tokenizer import ByteTokenizer
-from batchloom.tokens.control_tokens import TokenizerHints
-from batchloom.tokens.gpt2 import load_gpt2_from_package
+from batchloom.tokens.builtin_tokenizers import ByteTokenizer
 from batchloom.tokens.hub_tokenizers import fetch_tokenizer_files, find_cached_file
 from batchloom.tokens.local_tokenizers import (
+    TokenizerHints,
     load_tokenizer_from_path,
     make_json_tokenizer,
     read_sidecar_hints,
     read_tokenizer_json,
 )
-from batchloom.tokens.tiktoken_ranks import TIKTOKEN_ENCODINGS, make_tiktoken_json
+from batchloom.tokens.openai_encodings import TIKTOKEN_ENCODINGS, load_gpt2_from_package, make_tiktoken_json
 from batchloom.tokens.tokenizer import END_OF_TEXT, Tokenizer
 
 _SPEC_FORMS = (

@@ -1,7 +1,3 @@
-from .column_mapping import (
-    find_mapping_problems as find_mapping_problems,
-    match_mapping_columns as match_mapping_columns,
-)
 from .detection import RecordShape as RecordShape
 from .prompt_answer import parse_messages as parse_messages
 from .record_columns import (
@@ -10,6 +6,9 @@ from .record_columns import (
     is_non_empty as is_non_empty,
 )
 from .record_keys import unused_message_keys as unused_message_keys
-from .record_parser import ParsedRecord as ParsedRecord, RecordReader as RecordReader
-from .schemas import Schema as Schema
-from .token_rows import TokenRow as TokenRow
+from .record_parser import ParsedRecord as ParsedRecord, RecordReader as RecordReader, TokenRow as TokenRow
+from .schemas import (
+    Schema as Schema,
+    find_mapping_problems as find_mapping_problems,
+    match_mapping_columns as match_mapping_columns,
+)

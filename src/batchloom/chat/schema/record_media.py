@@ -1,4 +1,4 @@
-"""Media in records: typed parts, and placeholders in texts with media columns.
+"""Media in records: typed parts, placeholders in texts with media columns, and frames of videos.
 
 Parts are those of transformers (``{"type": "image", "url": ...}``) and of OpenAI (``image_url``,
 ``input_audio``); placeholders (``<image>``, ``<audio>``, ``<video>``) those of LLaVA and LLaMA-Factory.
@@ -7,7 +7,7 @@ Parts are those of transformers (``{"type": "image", "url": ...}``) and of OpenA
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast, final
 
@@ -16,7 +16,7 @@ import orjson
 from batchloom.chat.schema.record_columns import Row, is_non_empty
 from batchloom.chat.schema.record_keys import PART_KEYS, check_keys
 from batchloom.chat.schema.schemas import Schema
-from batchloom.core.conversation import Conversation
+from batchloom.core.conversation import Conversation, InterleavedText
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
 from batchloom.core.wording import describe_json_type, format_count
@@ -357,3 +357,36 @@ def _reorder_media(conversation: Conversation, media: list[Medium]) -> Conversat
         plain = [{"type": part["type"]} if is_extracted_medium(part) else part for part in content]
         messages.append({**message, "content": plain})
     return replace(conversation, messages=messages, media=ordered)
+
+
+def replace_media_with_frames(
+    document: Conversation | InterleavedText, frames_by_medium: Sequence[Sequence[Medium]]
+) -> Conversation | InterleavedText:
+    """Replace each medium of a document with its frames.
+
+    Args:
+        document: a document with one part, or one gap between texts, per medium.
+        frames_by_medium: frames of each medium, at least one, in document order.
+    """
+    media = [frame for frames in frames_by_medium for frame in frames]
+    if all(medium.kind != "video" for medium in document.media):
+        return replace(document, media=media)
+    if isinstance(document, InterleavedText):
+        between = zip(frames_by_medium, document.texts[1:], strict=True)
+        texts = [text for frames, after in between for text in (*[""] * (len(frames) - 1), after)]
+        return InterleavedText([document.texts[0], *texts], media)
+    frame_groups, messages = iter(frames_by_medium), []
+    for message in document.messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            parts = [new_part for part in content for new_part in _expand_part(part, frame_groups)]
+            messages.append({**message, "content": parts})
+        else:
+            messages.append(message)
+    return replace(document, messages=messages, media=media)
+
+
+def _expand_part(part: Any, frame_groups: Iterator[Sequence[Medium]]) -> list[Any]:
+    if part.get("type") not in MEDIUM_KINDS:
+        return [part]
+    return [{"type": frame.kind} for frame in next(frame_groups)]

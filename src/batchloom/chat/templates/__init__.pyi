@@ -11,4 +11,4 @@ from .trained_spans import (
     TrainOn as TrainOn,
     compute_trained_spans as compute_trained_spans,
 )
-from .turn_grammar import make_control_pattern as make_control_pattern
+from .turn_positions import make_control_pattern as make_control_pattern

@@ -1,21 +1,66 @@
-"""Compiled chat templates, which render a conversation to text."""
+"""Chat templates: choice, compilation in a sandbox, and rendering of a conversation to text.
+
+The sandbox is set up as in transformers, and limits time and output.
+"""
 
 import datetime as dt
-from collections.abc import Mapping
+import json
+import os
+import time
+from collections.abc import ItemsView, KeysView, Mapping, ValuesView
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from types import BuiltinMethodType
 from typing import Any, NamedTuple, NoReturn, final
 
 import jinja2
+import jinja2.ext
+import orjson
+from jinja2 import nodes
 from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context, LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment, modifies_known_mutable
+from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
 
-from batchloom.chat.templates.sandbox import TemplateLimitError, TemplateSandbox
-from batchloom.core.errors import TemplateError
+from batchloom.chat.templates.markers import REASONING_KEYS
+from batchloom.core.errors import InputMissingError, TemplateError
+from batchloom.core.files import refuse_url
+from batchloom.core.settings import suggest
 
+# Built-in templates and the control tokens that each writes.
+BUILT_IN_TEMPLATES: dict[str, tuple[str, ...]] = {
+    "chatml": ("<|im_start|>", "<|im_end|>"),
+    "llama3": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    "alpaca": (),
+    "plain": (),
+}
+_MAX_TEMPLATE_BYTES = 1 << 20
+# CPU time of one rendering. Published templates need milliseconds.
+_MAX_SECONDS = 5.0
+# Characters one rendering may write, and one named value may hold; more for a larger conversation.
+_BASE_CHARACTERS = 1 << 20
+_OUTPUT_PER_INPUT_CHARACTER = 32
+_MAX_EXPONENT = 1 << 12
+_TICKS_PER_CLOCK_READ = 8
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+_BUFFERED_NODES = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Block)
+_SCALAR_TYPES = (bool, int, float, type(None))
+# jinja2 replaces these methods by ones that respect the sandbox.
+_FORMAT_METHODS = ("format", "format_map")
+# Attributes that pass jinja2's checks. Templates look them up in every round, and the checks take microseconds.
+_SAFE_ATTRIBUTES = frozenset(
+    (kind, name)
+    for kind, value in ((str, ""), (list, []), (dict, {}), (LoopContext, None))
+    for name in dir(kind)
+    if not (name.startswith("_") or name in _FORMAT_METHODS or modifies_known_mutable(value, name))
+)
 # Default date of `strftime_now`, fixed so that a store does not depend on the day it is prepared.
 # Llama 3's own template falls back to the same day.
 DEFAULT_DATE = dt.date(2024, 7, 26)
 
 _MAX_SOURCE_SIZE = 1 << 16
-_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 # Errors that template code may raise; any other is a bug of batchloom.
 _RENDER_ERRORS = (
     jinja2.TemplateError,
@@ -27,6 +72,349 @@ _RENDER_ERRORS = (
     TypeError,
     ValueError,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTemplate:
+    """A chosen template, not yet compiled.
+
+    Attributes:
+        name: a built-in name, ``own`` for the tokenizer's, else the name of the file.
+        text: the Jinja text.
+        tools_text: the text for conversations with tools, None if it is the same.
+        note: note on the choice for the user, else empty.
+    """
+
+    name: str
+    text: str
+    tools_text: str | None = None
+    note: str = ""
+
+
+def choose_template(
+    spec: str | None, own: Mapping[str, str], control: Mapping[str, int], tokenizer: str
+) -> ChosenTemplate:
+    """Return the template that ``spec`` selects for a tokenizer.
+
+    Args:
+        spec: ``chatml``, ``llama3``, ``alpaca`` or ``plain``; the name of one of the tokenizer's
+            own templates; the path of a file; None for the tokenizer's own, else ``plain``.
+        own: the tokenizer's own templates by name, usually one called ``default``.
+        control: control tokens of the tokenizer.
+        tokenizer: name of the tokenizer for error messages.
+
+    Raises:
+        TemplateError: no such template, or one whose control tokens the tokenizer lacks.
+        InputMissingError: no such file.
+    """
+    if spec is None:
+        return _choose_own_template(own, tokenizer)
+    if spec in BUILT_IN_TEMPLATES:
+        missing = [token for token in BUILT_IN_TEMPLATES[spec] if token not in control]
+        if missing:
+            raise TemplateError(
+                f"template {spec} writes {', '.join(missing)}, which tokenizer {tokenizer!r} does not have as "
+                "control tokens: use plain or alpaca, which need none, or a tokenizer that has them"
+            )
+        return ChosenTemplate(spec, read_built_in(spec))
+    if spec in own:
+        return ChosenTemplate(spec, own[spec])
+    refuse_url(spec, "The template")
+    path = Path(os.path.expanduser(spec))  # noqa: PTH111 - Path.expanduser raises for ~nobody
+    template_names = [*BUILT_IN_TEMPLATES, *own]
+    if not path.suffix and path.name == spec and not path.exists():
+        raise TemplateError(
+            f"there is no template {spec!r}{suggest(spec, template_names)}; choose {', '.join(template_names)}, or "
+            "give the path of a .jinja file"
+        )
+    return ChosenTemplate(path.name, _read_template_file(path))
+
+
+def read_built_in(name: str) -> str:
+    """Return the Jinja text of a built-in template."""
+    return (files("batchloom.chat") / "templates" / f"{name}.jinja").read_text("utf-8").strip()
+
+
+def _choose_own_template(own: Mapping[str, str], tokenizer: str) -> ChosenTemplate:
+    if not own:
+        note = f"tokenizer {tokenizer!r} has no chat template: plain is used, which needs no control tokens"
+        return ChosenTemplate("plain", read_built_in("plain"), note=note)
+    if "default" in own:
+        return ChosenTemplate("own", own["default"], own.get("tool_use"))
+    if len(own) == 1:
+        return ChosenTemplate("own", *own.values())
+    raise TemplateError(
+        f"tokenizer {tokenizer!r} has the chat templates {', '.join(sorted(own))} but none called default: name one "
+        "of them"
+    )
+
+
+def _read_template_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_TEMPLATE_BYTES + 1)
+        if len(raw) > _MAX_TEMPLATE_BYTES:
+            raise TemplateError(f"{path} is not a chat template: it is larger than 1 MiB")
+        text = raw.decode()
+        if path.suffix == ".json":
+            text = orjson.loads(text)["chat_template"]
+    except FileNotFoundError as error:
+        raise InputMissingError(
+            f"there is no template file {path}; give {', '.join(BUILT_IN_TEMPLATES)}, or the path of a .jinja file"
+        ) from error
+    except OSError as error:
+        raise TemplateError(f"template {path} cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise TemplateError(f"template {path} is not UTF-8: {error}") from error
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise TemplateError(
+            f"{path} is not a chat template: a .json file must be an object with chat_template"
+        ) from error
+    if not isinstance(text, str):
+        raise TemplateError(f"{path}: chat_template is not a string")
+    return text
+
+
+class TemplateLimitError(Exception):
+    """A template exceeds the limits of a rendering."""
+
+
+@final
+class TemplateSandbox(ImmutableSandboxedEnvironment):
+    """jinja2's immutable sandbox with limits; it runs one rendering at a time.
+
+    Attributes:
+        chunks: text written so far.
+        marks: start and text of each ``{% generation %}`` block.
+        asked_for_date: whether ``strftime_now`` was called.
+    """
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def __init__(self, date: dt.date) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[GenerationExtension, jinja2.ext.loopcontrols],
+            cache_size=0,
+        )
+        self.chunks: list[str] = []
+        self.marks: list[tuple[int, str]] = []
+        self.asked_for_date = False
+        self._date = dt.datetime.combine(date, dt.time())
+        self._conversation: tuple[Any, ...] = ()
+        # Every check fails until a rendering begins: jinja2 would run them once, as constants, at compile time.
+        self._limit, self._is_limit_extended = -1, True
+        self._written = self._ticks = 0
+        self._deadline = float("inf")
+        self.filters |= {
+            "tojson": _to_json,
+            "random": _refuse_chance,
+            "_limit": self._check_value,
+            "_write": self._write,
+            "_tick": self._tick,
+        }
+        self.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": self._strftime_now,
+            "lipsum": _refuse_chance,
+        }
+
+    def open(self, messages: list[Any], tools: list[Any] | None) -> None:
+        """Begin the rendering of a conversation."""
+        self._conversation = (messages, tools)
+        self._limit, self._is_limit_extended = _BASE_CHARACTERS, False
+        self._written = self._ticks = 0
+        self._deadline = time.thread_time() + _MAX_SECONDS
+        self.chunks, self.marks = [], []
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return an item of a message or a safe attribute directly: the usual lookup."""
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
+            if attribute in obj:
+                return obj[attribute]
+            return self.undefined(obj=obj, name=attribute)
+        if (kind, attribute) in _SAFE_ATTRIBUTES:
+            return getattr(obj, attribute)
+        if kind is Namespace and not attribute.startswith("_"):
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a built-in method directly: the sandbox only hands out safe ones."""
+        if type(function) is BuiltinMethodType and function.__name__ not in _FORMAT_METHODS:
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return function(*args, **kwargs)
+        return super().call(context, function, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Refuse powers and repetitions that jinja2 would compute in one long step."""
+        if operator == "**" and isinstance(right, int | float) and abs(right) > _MAX_EXPONENT:
+            raise TemplateLimitError(f"it computes a power with an exponent above {_MAX_EXPONENT:,}")
+        for sequence, count in ((left, right), (right, left)):
+            if operator == "*" and hasattr(sequence, "__len__") and isinstance(count, int):
+                self._check_size(len(sequence) * count)
+        return super().call_binop(context, operator, left, right)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree: nodes.Template = _LimitTransformer().visit(super()._parse(source, name, filename))
+        return tree
+
+    def _strftime_now(self, form: str) -> str:
+        self.asked_for_date = True
+        return self._date.strftime(form[:256])
+
+    def _tick(self, characters: int) -> str:
+        """Count literal characters of a loop body or macro, and check the time limit."""
+        self._ticks += 1
+        if not self._ticks % _TICKS_PER_CLOCK_READ and time.thread_time() > self._deadline:
+            raise TemplateLimitError(f"it takes more than {_MAX_SECONDS:g} seconds for one conversation")
+        self.count(characters)
+        return ""
+
+    def _write(self, value: Any) -> Any:
+        """Count the characters of a value that is written."""
+        if not isinstance(value, str):
+            self._check_value(value)
+            value = str(value)
+        self.count(len(value))
+        return value
+
+    def count(self, characters: int) -> None:
+        """Count characters that are written, up to the limit of the conversation."""
+        self._written += characters
+        if self._written > self._limit:
+            self._check_size(self._written)
+
+    def _check_value(self, value: Any) -> Any:
+        """Refuse a value that is too large: it could double in every round of a loop."""
+        kind = type(value)
+        if kind is str:
+            self._check_size(len(value))
+        elif kind not in _SCALAR_TYPES:
+            self._check_size(_measure_size(value, self._limit))
+        return value
+
+    def _check_size(self, size: int) -> None:
+        if size > self._limit and not self._is_limit_extended:
+            self._limit += _OUTPUT_PER_INPUT_CHARACTER * _measure_size(self._conversation, 1 << 40)
+            self._is_limit_extended = True
+        if size > self._limit:
+            raise TemplateLimitError(f"it makes more than {self._limit:,} characters for one conversation")
+
+
+def _measure_size(value: Any, enough: int) -> int:
+    """Return the string characters plus elements of a value, up to ``enough``."""
+    size, pending = 0, [value]
+    while pending and size <= enough:
+        item = pending.pop()
+        size += 1
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, dict):
+            pending += item.keys()
+            pending += item.values()
+        elif isinstance(item, (list, tuple, set, KeysView, ValuesView, ItemsView)):
+            pending += item
+        elif isinstance(item, Namespace):
+            pending.append(item._Namespace__attrs)  # noqa: SLF001 - its values have no other name
+    return size
+
+
+def _to_json(
+    x: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - the signature is that of transformers
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: Any) -> NoReturn:
+    raise jinja2.exceptions.TemplateError(str(message)[:500])
+
+
+def _refuse_chance(*_: Any, **__: Any) -> Any:
+    raise SecurityError("random and lipsum are not supported: a template must always give the same text")
+
+
+@final
+class GenerationExtension(jinja2.ext.Extension):
+    """``{% generation %}`` blocks, whose text a model is trained to write."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own form
+
+    def parse(self, parser: Any) -> nodes.Node:
+        """Parse a block as a call block that records its text."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_marked")
+        return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _marked(self, caller: Macro) -> str:
+        written: str = caller()
+        sandbox = self.environment
+        assert isinstance(sandbox, TemplateSandbox)  # noqa: S101 - this extension is loaded by it alone
+        sandbox.marks.append((sum(map(len, sandbox.chunks)), written))
+        return written
+
+
+@final
+class _LimitTransformer(NodeTransformer):
+    """Adds the sandbox's checks to loops, macros, assignments and buffered output."""
+
+    def __init__(self) -> None:
+        self._buffers = 0
+
+    def generic_visit(self, node: nodes.Node, *args: Any) -> nodes.Node:
+        """Visit the children of a node, and track whether their output is buffered."""
+        is_buffer = isinstance(node, _BUFFERED_NODES)
+        self._buffers += is_buffer
+        super().generic_visit(node, *args)
+        self._buffers -= is_buffer
+        return node
+
+    def visit_For(self, node: Any) -> nodes.Node:  # noqa: N802 - jinja2's form
+        """Tick in every round of a loop and every call of a macro or block."""
+        self.generic_visit(node)
+        literals = sum(len(part.data) for part in node.find_all(nodes.TemplateData))
+        tick = _apply_filter("_tick", nodes.Const(literals).set_lineno(node.lineno))
+        node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
+        return node  # type: ignore[no-any-return]
+
+    visit_Macro = visit_CallBlock = visit_Block = visit_For  # noqa: N815
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
+        """Count text that goes into a buffer; :meth:`ChatTemplate.render` counts the rest."""
+        self.generic_visit(node)
+        if not self._buffers:
+            return node
+        node.nodes = [
+            part if isinstance(part, nodes.TemplateData) else _apply_filter("_write", part) for part in node.nodes
+        ]
+        return node
+
+    def visit_Assign(self, node: nodes.Assign) -> nodes.Node:  # noqa: N802
+        """Limit the size of a value that gets a name."""
+        self.generic_visit(node)
+        node.node = _apply_filter("_limit", node.node)
+        return node
+
+    def visit_With(self, node: nodes.With) -> nodes.Node:  # noqa: N802
+        """Limit the size of values that get a name."""
+        self.generic_visit(node)
+        node.values = [_apply_filter("_limit", value) for value in node.values]
+        return node
+
+
+def _apply_filter(name: str, value: Any) -> Any:
+    return nodes.Filter(value, name, [], [], None, None).set_lineno(value.lineno)
 
 
 class RenderError(Exception):
@@ -161,7 +549,7 @@ def normalize_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _normalize_message(message: dict[str, Any]) -> dict[str, Any]:
     fields = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((fields[key] for key in _REASONING_KEYS if key in fields), None)
+    reasoning = next((fields[key] for key in REASONING_KEYS if key in fields), None)
     if reasoning is None:
         return fields
     return {"thinking": reasoning, **fields, "reasoning_content": reasoning}

@@ -17,8 +17,13 @@ import numpy as np
 
 from batchloom.core.errors import InputError
 from batchloom.core.settings import coerce_int_fields, is_text, quote_value, raise_problems
-from batchloom.text.decontamination.ngrams import hash_words, split_normal_words
-from batchloom.text.decontamination.overlap_index import MAX_SETS, OverlapIndex, load_index
+from batchloom.text.decontamination.overlap_index import (
+    MAX_SETS,
+    OverlapIndex,
+    hash_words,
+    load_index,
+    split_normal_words,
+)
 from batchloom.text.steps import CleanFunction, DroppedText
 
 OVERLAP_REASON: Final = "decontaminate: shares words with {}"

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from batchloom.core.settings import raise_problems
-from batchloom.text.english_words import load_english_tables
+from batchloom.text.english_words import compute_word_statistics, load_english_tables
 from batchloom.text.quality.repetition import count_duplicates
 from batchloom.text.quality.rule_limits import find_limit_problems
-from batchloom.text.quality.word_statistics import compute_word_statistics
 from batchloom.text.steps import CleanFunction, DroppedText
 
 FINEWEB_EMPTY: Final = "fineweb: empty"

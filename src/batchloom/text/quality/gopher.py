@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 
 from batchloom.core.settings import raise_problems
+from batchloom.text.english_words import compute_word_statistics, hash_word
 from batchloom.text.quality.rule_limits import find_limit_problems
-from batchloom.text.quality.word_statistics import compute_word_statistics, hash_word
 from batchloom.text.steps import CleanFunction, DroppedText
 
 FEW_WORDS: Final = "gopher: too few words"

