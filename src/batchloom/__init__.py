@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from batchloom.plan import Edit, Mixture, Plan, PlanSpec
     from batchloom.preparation import DatasetConfig, Recipe, prepare
-    from batchloom.sources.files import list_datasets
+    from batchloom.sources import list_datasets
     from batchloom.store import Store, open_store
     from batchloom.streaming import stream
 
@@ -49,7 +49,7 @@ _HOMES = {
     "doctor": "batchloom.analysis.doctor.diagnosis",
     "explain": "batchloom.analysis.explanation",
     "inspect": "batchloom.analysis.inspection",
-    "list_datasets": "batchloom.sources.files.dataset_names",
+    "list_datasets": "batchloom.sources.hf_datasets",
     "open_store": "batchloom.store.read.store_opening",
     "prepare": "batchloom.preparation.prepare_job",
     "stream": "batchloom.streaming.raw_stream",

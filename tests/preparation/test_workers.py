@@ -9,7 +9,7 @@ from batchloom.core.errors import WorkerError
 from batchloom.preparation import ExecutionSettings, RunSettings, prepare_run, run_recipe
 from batchloom.preparation.phases import worker_setup
 from batchloom.preparation.units import UnitTask
-from batchloom.sources.formats import SequentialCuts
+from batchloom.sources import SequentialCuts
 from preparation.stores import SMALL_LIMITS, hash_store_files, make_recipe, prepare_store, write_jsonl
 
 

@@ -17,13 +17,8 @@ import pytest
 
 import batchloom
 from batchloom.cli import run_command_line
-from batchloom.sources import list_sources, parse_hub_name
-from batchloom.sources.files import (
-    HubDatasetName,
-    get_pinned_revision,
-    pin_revision,
-    strip_revision,
-)
+from batchloom.sources import HubDatasetName, list_sources, parse_hub_name, pin_revision, strip_revision
+from batchloom.sources.files import get_pinned_revision
 from batchloom.store import read_manifest
 from sources.hub_server import COMMIT, NEXT_COMMIT, serve_hub
 

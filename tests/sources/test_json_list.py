@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from batchloom import InputError
 from batchloom.core.errors import InvalidJsonError, RecordError
 from batchloom.sources import ReadLimits
-from batchloom.sources.files import scan_brackets
+from batchloom.sources.formats import scan_brackets
 from sources.source_reading import read_inputs
 from tiers import examples
 
@@ -21,7 +21,7 @@ NAN = "; NaN and Infinity are not JSON: write null instead (Python: json.dumps(.
 @pytest.fixture(params=[1 << 20, 50], ids=["large", "small"])
 def chunk(request, monkeypatch):
     """Read small chunks, so that records cross the ends of chunks."""
-    monkeypatch.setattr("batchloom.sources.formats.json_text._CHUNK_BYTES", request.param)
+    monkeypatch.setattr("batchloom.sources.formats.json_list_format._CHUNK_BYTES", request.param)
 
 
 def write_file(tmp_path, text, name="a.json"):

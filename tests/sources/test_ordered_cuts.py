@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from batchloom import InputError
 from batchloom.sources import ReadLimits, ReadRules, RecordBounds, list_sources
-from batchloom.sources.formats import csv_cuts
+from batchloom.sources.formats import csv_format
 from sources.source_reading import read_inputs
 from tiers import examples
 
@@ -77,7 +77,7 @@ def test_a_cut_does_not_depend_on_earlier_lookups(tmp_path_factory, rows, data):
 def test_a_csv_is_cut_at_every_row_without_the_reader(tmp_path, monkeypatch):
     path = tmp_path / "a.csv"
     path.write_bytes('a,b\r\n1,"x\r\ny ""z"""\r\n\r\n"é\n",2\r\n3,'.encode())
-    monkeypatch.setattr(csv_cuts, "iter_row_ends", None)
+    monkeypatch.setattr(csv_format, "_read_row_cut", None)
     size = path.stat().st_size
     assert sorted(set(list_bounds(path))) == [0, 5, 21, 23, 32, size]
 

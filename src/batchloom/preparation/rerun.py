@@ -20,8 +20,8 @@ from batchloom.preparation.settings.recipe import (
 )
 from batchloom.preparation.units.units import combine_part_hashes
 from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder, has_learned_tokenizer
-from batchloom.sources import PartStream, SourceListing, strip_wildcard_part
-from batchloom.sources.files import DetectedFile, Source
+from batchloom.sources import DetectedFile, PartStream, SourceListing, strip_wildcard_part
+from batchloom.sources.files import Source
 from batchloom.store import MANIFEST_NAME, WORK_NAME, Manifest, read_manifest, wrap_write_errors
 from batchloom.store.format import GenerationEntry, SourceEntry
 from batchloom.tokens import parse_train_spec, resolve_tokenizer

@@ -36,49 +36,44 @@ from batchloom.remote import (
     stat_remote,
     supports_ranges,
 )
-from batchloom.sources.files.archives import Archive
-from batchloom.sources.files.content_detection import (
+from batchloom.sources.files.archives import Archive, ArchiveKind, detect_archive_by_name
+from batchloom.sources.files.decompression import Compression
+from batchloom.sources.files.file_opening import get_pinned_revision
+from batchloom.sources.files.source_rules import Source
+from batchloom.sources.files.spool import Spool
+from batchloom.sources.format_detection import (
+    DeclaredInput,
     DetectedFile,
+    FileDetection,
+    describe_format_mismatch,
     detect_declared_kind,
     detect_file_kind,
+    detect_kind_by_name,
     list_archive_sources,
-)
-from batchloom.sources.files.dataset_names import list_preset_names
-from batchloom.sources.files.declared_formats import (
-    DeclaredInput,
-    describe_format_mismatch,
-    get_declared_input,
     matches_format,
+    needs_content,
     reraise_with_location,
 )
-from batchloom.sources.files.file_kinds import FileDetection, detect_archive_by_name, detect_kind_by_name, needs_content
-from batchloom.sources.files.hub_datasets import (
+from batchloom.sources.formats.registry import FORMATS
+from batchloom.sources.formats.webdataset_format import find_unread_suffixes
+from batchloom.sources.hf_datasets import (
     HubDatasetName,
     download_to_cache,
     find_hub_name,
-    get_pinned_revision,
+    find_saved_split,
+    is_saved_dataset,
     list_hub_files,
+    list_preset_names,
+    list_saved_files,
     parse_hub_name,
     pin_revision,
     strip_revision,
 )
-from batchloom.sources.files.link_bounds import LinkBounds
-from batchloom.sources.files.prefetch import prefetch_files, prefetch_inputs
-from batchloom.sources.files.saved_datasets import find_saved_split, is_saved_dataset, list_saved_files
-from batchloom.sources.files.source_names import UniqueNames, list_paths_and_labels
-from batchloom.sources.files.source_rules import Source
-from batchloom.sources.files.spool import Spool
-from batchloom.sources.formats.webdataset_format import find_unread_suffixes
+from batchloom.sources.prefetch import prefetch_files, prefetch_inputs
+from batchloom.sources.source_names import UniqueNames, list_paths_and_labels
 
 # A folder with this file is a store, which is not an input.
 STORE_MARKER_NAME = "dataset_metadata.json"
-# Names of kinds in notes about files whose name suggests another kind.
-_KIND_LABELS = {
-    "json": "a list of JSON objects",
-    "jsonl": "JSON Lines",
-    "parquet": "Parquet",
-    "arrow": "Arrow",
-}
 # Singular forms of the reasons in notes.
 _SINGULAR = {
     "broken links": "broken link",
@@ -154,7 +149,7 @@ def list_sources(
     lister = _SourceLister(exclude, spool, detected_files or {}, streaming=streaming, media=media)
     numbered_inputs = list(enumerate(zip(inputs, list_paths_and_labels(inputs), strict=True)))
     for number, (input_path, (_, label)) in prefetch_inputs(numbered_inputs, lambda one: one[1][0]):
-        declared_input = get_declared_input(declared_inputs, number)
+        declared_input = declared_inputs[number] if declared_inputs else DeclaredInput()
         try:
             # A Path would change some names, so inputs remain strings.
             lister.add(os.path.expanduser(strip_file_scheme(input_path)), label, number, declared_input)  # noqa: PTH111
@@ -508,8 +503,8 @@ class _SourceLister:
             self._skipped_counts["special files"] += 1
         elif file_status.st_size == 0:
             self._skipped_counts["empty"] += 1
-        elif detect_archive_by_name(redacted_path := redact_url(path)):
-            self._add_archive(path, name, file_status)
+        elif archive_kind := detect_archive_by_name(redacted_path := redact_url(path)):
+            self._add_archive(path, name, file_status, *archive_kind)
         else:
             name_detection = detect_kind_by_name(redacted_path)
             verdict = self._detect_file(path, name, file_status, name_detection)
@@ -536,8 +531,8 @@ class _SourceLister:
                 f"{display_path} is a file, and data_type hf_dataset needs a folder of save_to_disk, or org/name on "
                 "the Hub."
             )
-        if detect_archive_by_name(redact_url(path)):
-            self._add_archive(path, name, file_status)
+        if archive_kind := detect_archive_by_name(redact_url(path)):
+            self._add_archive(path, name, file_status, *archive_kind)
             return
         verdict = self._detect_file(path, name, file_status, detect_kind_by_name(redact_url(path)))
         if verdict.kind is None:
@@ -552,47 +547,50 @@ class _SourceLister:
             raise InputError("An input that can be read only once cannot be used here; name a file.")
         return self._spool
 
-    def _add_archive(self, path: str, name: str, file_status: os.stat_result) -> None:
-        kind = detect_archive_by_name(redact_url(path))
-        if kind is None:
-            raise AssertionError("only archives are opened as archives")
-        if self._media and self._declared_input.form is None and self._add_samples(path, name, file_status):
+    def _add_archive(
+        self,
+        path: str,
+        name: str,
+        file_status: os.stat_result,
+        kind: ArchiveKind,
+        compression: Compression | None,
+    ) -> None:
+        size, stamp = file_status.st_size, file_status.st_mtime_ns
+        archive = Archive(name, path, kind, compression, size, stamp, get_pinned_revision(path))
+        if self._media and self._declared_input.form is None and self._add_samples(archive, file_status):
             return
         if self._is_duplicate(name, file_status):
             return
-        name, size, stamp = self._names.make_unique(name), file_status.st_size, file_status.st_mtime_ns
-        archive = Archive(name, path, *kind, size, stamp, get_pinned_revision(path))
-        for source in list_archive_sources(archive, self._skipped_counts, self._note_kind):
+        archive = replace(archive, name=self._names.make_unique(name))
+        for source in list_archive_sources(
+            archive,
+            self._skipped_counts,
+            lambda member, verdict: self._note_other_kind(member, detect_kind_by_name(member), verdict),
+        ):
             if matches_format(self._declared_input.form, source.kind):
                 self.sources.append(replace(source, input=self._input_number))
             else:
                 self._skipped_counts[f"not {self._declared_input.form}"] += 1
 
-    def _add_samples(self, path: str, name: str, file_status: os.stat_result) -> bool:
+    def _add_samples(self, archive: Archive, file_status: os.stat_result) -> bool:
         """Add a tar of WebDataset samples; return whether it is one."""
-        kind = detect_archive_by_name(redact_url(path))
-        if kind is None:
-            raise AssertionError("only archives are opened as archives")
-        archive = Archive(name, path, *kind, file_status.st_size, file_status.st_mtime_ns, get_pinned_revision(path))
         unread = find_unread_suffixes(archive)
         if unread is None:
             return False
-        if self._spool is not None and self._spool.holds(path):
+        if self._spool is not None and self._spool.holds(archive.path):
             raise InputError(
-                f"{name} holds samples of a WebDataset, and can be read only once, but their media are read again when "
-                "batches are made. Write it to a file, and name that file."
+                f"{archive.name} holds samples of a WebDataset, and can be read only once, but their media are read "
+                "again when batches are made. Write it to a file, and name that file."
             )
         self._unread_suffixes |= unread
-        self._append(path, name, file_status, FileDetection("webdataset", kind[1]), None)
+        detection = FileDetection("webdataset", archive.compression)
+        self._append(archive.path, archive.name, file_status, detection, None)
         return True
 
-    def _note_kind(self, name: str, verdict: FileDetection) -> None:
-        """Note a file that is read as another kind than its name suggests."""
-        self._note_other_kind(name, detect_kind_by_name(name), verdict)
-
     def _note_other_kind(self, name: str, name_detection: FileDetection | None, verdict: FileDetection) -> None:
+        """Note a file that is read as another kind than its name suggests."""
         if name_detection is not None and name_detection.kind != verdict.kind and verdict.kind is not None:
-            self._content_notes.append(f"{name} as {_KIND_LABELS.get(verdict.kind, verdict.kind)}")
+            self._content_notes.append(f"{name} as {FORMATS[verdict.kind].label}")
 
     def _is_duplicate(self, name: str, file_status: os.stat_result) -> bool:
         """Return whether the file is already listed, and register it."""
@@ -617,7 +615,7 @@ class _SourceLister:
         if self._is_duplicate(name, file_status):
             return
         name = self._names.make_unique(name)
-        self._has_records |= verdict.kind not in ("text", "code")
+        self._has_records |= bool(FORMATS[verdict.kind].method)
         self._note_other_kind(name, name_detection, verdict)
         self.sources.append(
             Source(
@@ -655,10 +653,9 @@ class _SourceLister:
         if not self._detected_files or is_url(path):
             return None
         detected_file = self._detected_files.get(make_absolute(path))
-        if detected_file is None or (detected_file.size, detected_file.mtime_ns) != (
-            file_status.st_size,
-            file_status.st_mtime_ns,
-        ):
+        if detected_file is None or detected_file.kind not in FORMATS:
+            return None
+        if (detected_file.size, detected_file.mtime_ns) != (file_status.st_size, file_status.st_mtime_ns):
             return None
         return FileDetection(detected_file.kind, detected_file.compression)
 
@@ -699,14 +696,49 @@ def describe_missing_input(input_path: str) -> str:
             f"prepare {input_path} --out STORE writes a store of it, batchloom train --data {input_path} trains on it"
         )
     name_detection = detect_kind_by_name(input_path)
-    kind_labels = {"jsonl": "JSONL", "json": "JSON", "csv": "CSV", "parquet": "Parquet"}
-    kind = kind_labels.get(name_detection.kind or "") if name_detection else None
+    kind = name_detection.kind if name_detection else None
+    label = FORMATS[kind].missing_label if kind else ""
     remedy = "name files, folders or quoted globs that exist"
     if parse_hub_name(input_path) is not None and not is_url(input_path):
         remedy += f" (a data set of the Hub: hf://datasets/{input_path})"
     message = describe_missing_path(input_path, remedy)
-    if kind:
-        message = message.replace("There is no file or folder", f"{kind} file not found:", 1)
+    if label:
+        message = message.replace("There is no file or folder", f"{label} file not found:", 1)
     if message.endswith("."):
         message = message[:-1] + (suggest(input_path, (*list_preset_names(), *SYNTHETIC_NAMES)) or ".")
     return message
+
+
+@final
+class LinkBounds:
+    """Detector of paths that leave a folder through a symbolic link; caches folders."""
+
+    def __init__(self) -> None:
+        self._real: dict[str, str] = {}
+
+    def resolve(self, path: str) -> str:
+        """Return the absolute path without links."""
+        folder, name = os.path.split(os.path.abspath(path))  # noqa: PTH100 - many paths
+        if folder not in self._real:
+            self._real[folder] = os.path.realpath(folder)
+        full = f"{self._real[folder].rstrip('/')}/{name}"
+        return os.path.realpath(full) if os.path.islink(full) else full  # noqa: PTH114
+
+    def find_outside_link(self, top: str, path: str) -> str | None:
+        """Return the first link by which a path leaves a folder; None if it stays inside.
+
+        Args:
+            top: the folder, which may be a link itself.
+            path: an existing path below it.
+        """
+        if is_inside(self.resolve(path), self.resolve(top)):
+            return None
+        # Every file below a linked folder leaves by the same link.
+        folder = os.path.dirname(path)  # noqa: PTH120 - as above
+        above = None if folder in ("", "/", top) else self.find_outside_link(top, folder)
+        return above or path
+
+
+def is_inside(path: str, folder: str) -> bool:
+    """Return whether an absolute path is a folder or is below it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

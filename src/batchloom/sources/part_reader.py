@@ -1,35 +1,33 @@
-"""Reader of the records in one part of a source."""
+"""Parts of sources: their boundaries, their records, and the positions of records in files.
 
-from collections.abc import Callable, Iterator
+A boundary depends only on the bytes around the offset, or for CSV files and JSON lists on all bytes before it, so
+parts can be read in any order and give the same documents. One pass from the front finds the boundaries of a CSV file
+or JSON list: known cuts are cached and the next search starts at the last one.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import Self, final
+from typing import TYPE_CHECKING, BinaryIO, Self, final
 
-from batchloom.core.document import Records
-from batchloom.core.errors import InputError
-from batchloom.sources.files.part_stream import PartStream
-from batchloom.sources.files.source_rules import (
-    PartStart,
-    ReadMethod,
-    ReadRules,
-    Source,
-    SourcePart,
-    choose_read_method,
-    is_splittable,
-)
-from batchloom.sources.formats.csv_format import read_csv
-from batchloom.sources.formats.json_list_format import read_json
-from batchloom.sources.formats.jsonl_format import read_jsonl
-from batchloom.sources.formats.text_format import read_cut, read_delimited, read_text_file
-from batchloom.sources.formats.webdataset_format import read_samples
-from batchloom.sources.record_bounds import RecordBounds, open_table
+from batchloom.core.document import BadRecord, Records
+from batchloom.core.errors import InputError, RecordError, make_record_error
+from batchloom.sources.files.part_stream import PartStream, open_source
+from batchloom.sources.files.source_rules import PartStart, ReadRules, Source, SourcePart
+from batchloom.sources.formats.delimiters import NEWLINE, Delimiter
+from batchloom.sources.formats.registry import get_read_method, is_sequential, is_splittable
+from batchloom.sources.formats.table_probe import require_no_crash
+from batchloom.sources.formats.text_format import find_best_cut, find_character_start
 
-# Readers that need only the bytes of a part.
-_READER_BY_METHOD: dict[ReadMethod, Callable[[PartStream, ReadRules], Iterator[Records]]] = {
-    "jsonl": read_jsonl,
-    "samples": read_samples,
-    "file": read_text_file,
-    "cut": read_cut,
-}
+if TYPE_CHECKING:
+    from batchloom.sources.formats.table_format import TableReader
+
+# (path of a source, nominal offset, cut at that offset)
+KnownCut = tuple[str, int, PartStart | None]
+
+_FIRST_SEARCH_BYTES = 64 << 10
+_MAX_SEARCH_BYTES = 8 << 20
+_MAX_SNIPPET_LENGTH = 60
 
 
 def split_source(source: Source, rules: ReadRules, unit_bytes: int) -> list[SourcePart]:
@@ -41,6 +39,170 @@ def split_source(source: Source, rules: ReadRules, unit_bytes: int) -> list[Sour
         return [SourcePart(source, 0, source.size)]
     cut_offsets = [*range(0, source.size, unit_bytes), source.size]
     return [SourcePart(source, a, b) for a, b in pairwise(cut_offsets)]
+
+
+@final
+class SequentialCuts:
+    """The cuts of a CSV file or JSON list found so far."""
+
+    def __init__(self, source: Source, rules: ReadRules) -> None:
+        self.source, self._rules = source, rules
+        self._cuts_by_nominal: dict[int, PartStart | None] = {}
+        self._known_cuts: list[PartStart] = []
+        self._end_nominal: int | None = None
+
+    def get_cut(self, nominal: int) -> PartStart | None:
+        """Return the first cut at or after byte ``nominal``, or None.
+
+        Raises:
+            InputError: the source cannot be read, or its header or list is invalid.
+        """
+        if nominal not in self._cuts_by_nominal:
+            cut = self._find_cut(nominal)
+            self._cuts_by_nominal[nominal] = cut
+            if cut is not None:
+                offsets = [known_cut.offset for known_cut in self._known_cuts]
+                self._known_cuts.insert(bisect_left(offsets, cut.offset), cut)
+            elif self._end_nominal is None or nominal < self._end_nominal:
+                self._end_nominal = nominal
+        return self._cuts_by_nominal[nominal]
+
+    def _find_cut(self, nominal: int) -> PartStart | None:
+        if self._end_nominal is not None and nominal >= self._end_nominal:
+            return None
+        index = bisect_right([known_cut.offset for known_cut in self._known_cuts], nominal)
+        previous_cut = self._known_cuts[index - 1] if index else None
+        if previous_cut is not None and previous_cut.offset == nominal:
+            return previous_cut
+        find_cut = get_read_method(self.source, self._rules).find_cut
+        if find_cut is None:
+            raise AssertionError("only files that are read in order are searched for cuts")
+        return find_cut(self.source, self._rules, previous_cut, nominal)
+
+
+@final
+class RecordBounds:
+    """Finder of the first record that begins at or after a nominal offset of a source.
+
+    The last gap is cached, so that one enormous record is not searched again for every nominal
+    offset inside it.
+    """
+
+    def __init__(self, rules: ReadRules) -> None:
+        self._rules = rules
+        self._gap: tuple[str, int, int] = ("", 0, 0)
+        self._starts: tuple[str, list[int]] = ("", [])
+        self._sequential_cuts: SequentialCuts | None = None
+        self._known_cuts: dict[tuple[str, int], PartStart | None] = {}
+
+    def set_known_cuts(self, known_cuts: Iterable[KnownCut]) -> None:
+        """Replace the known cuts; their sources are not read to find them."""
+        self._known_cuts = {(path, nominal): begin for path, nominal, begin in known_cuts}
+
+    def find_bound(self, source: Source, nominal: int) -> int:
+        """Return the bound for a nominal offset; the source's size if no record follows."""
+        if nominal <= 0 or nominal >= source.size:
+            return max(0, min(nominal, source.size))
+        cut_rule = get_read_method(source, self._rules).cut
+        if cut_rule == "ordered":
+            begin = self.begin(source, nominal)
+            return source.size if begin is None else begin.offset
+        path, start, stop = self._gap
+        # Near the ends of the gap the result also depends on bytes outside it, so it is searched again.
+        reach = self._rules.limits.reach_bytes
+        if cut_rule == "delimiter" and path == source.path and start + reach <= nominal <= stop - reach:
+            return stop
+        record_start = self.find_bound_within(source, nominal, source.size)
+        bound = source.size if record_start is None else record_start
+        if cut_rule == "delimiter":
+            self._gap = (source.path, nominal, bound)
+        return bound
+
+    def begin(self, source: Source, nominal: int) -> PartStart | None:
+        """Return the reader state at the bound of a nominal offset.
+
+        It is None if no record begins there, and for sources whose records can be recognized by their
+        beginning.
+        """
+        if not 0 < nominal < source.size or not is_sequential(source, self._rules):
+            return None
+        if (source.path, nominal) in self._known_cuts:
+            return self._known_cuts[source.path, nominal]
+        if self._sequential_cuts is None or self._sequential_cuts.source != source:
+            self._sequential_cuts = SequentialCuts(source, self._rules)
+        return self._sequential_cuts.get_cut(nominal)
+
+    def find_bound_within(self, source: Source, nominal: int, limit: int) -> int | None:
+        """Return the bound below byte ``limit``, or None if there is none."""
+        method = get_read_method(source, self._rules)
+        if method.cut == "row groups":
+            starts = self.starts(source)
+            index = bisect_left(starts, nominal)
+            return starts[index] if index < len(starts) and starts[index] < limit else None
+        with open_source(source) as file:
+            if method.delimiter is None:
+                return self._find_text_cut(file, nominal)
+            return self._find_record(file, source, method.delimiter(self._rules), nominal, limit)
+
+    def starts(self, source: Source) -> list[int]:
+        """Return the first byte of each row group of a columnar source."""
+        path, starts = self._starts
+        if path != source.path:
+            with open_table(source) as table:
+                starts = table.starts
+            self._starts = (source.path, starts)
+        return starts
+
+    def _find_text_cut(self, file: BinaryIO, nominal: int) -> int:
+        file.seek(nominal)
+        window = file.read(self._rules.limits.reach_bytes)
+        best_cut = find_best_cut(window, 0, len(window))
+        return nominal + (find_character_start(window, 0) if best_cut is None else best_cut)
+
+    def _find_record(
+        self, file: BinaryIO, source: Source, delimiter: Delimiter, nominal: int, limit: int
+    ) -> int | None:
+        position, step = self._find_search_start(file, nominal, delimiter), _FIRST_SEARCH_BYTES
+        while position < limit:
+            file.seek(position)
+            window = file.read(step)
+            at_end = position + len(window) >= source.size
+            end = delimiter.first_end(window, final=at_end)
+            if end >= 0 and position + end >= nominal:
+                return position + end
+            if end >= 0:
+                position = nominal
+                continue
+            if at_end:
+                return source.size
+            position += len(window) - delimiter.overlap(window)
+            step = min(2 * step, _MAX_SEARCH_BYTES)
+        return None
+
+    def _find_search_start(self, file: BinaryIO, nominal: int, delimiter: Delimiter) -> int:
+        """Return the search start that finds a record beginning exactly at ``nominal``."""
+        if delimiter is NEWLINE:
+            return nominal - 1
+        start = max(0, nominal - self._rules.limits.reach_bytes)
+        file.seek(start)
+        return nominal - delimiter.count_reread(file.read(nominal - start))
+
+
+def open_table(source: Source) -> "TableReader":
+    """Open a columnar source; the reader is imported on first use.
+
+    Raises:
+        InputError: it cannot be read, or is damaged.
+    """
+    file = open_source(source)
+    try:
+        require_no_crash(source, file)
+        from batchloom.sources.formats.table_format import TableReader  # noqa: PLC0415 - pyarrow takes half a second
+
+        return TableReader(source, file)
+    except BaseException:
+        file.close()
+        raise
 
 
 @final
@@ -62,16 +224,16 @@ class PartReader:
 
     def __init__(self, part: SourcePart, rules: ReadRules, bounds: RecordBounds | None = None) -> None:
         source = part.source
-        self._rules, self._method = rules, choose_read_method(source, rules)
+        self._rules, self._method = rules, get_read_method(source, rules)
         self.start, self.stop = part.start, part.stop
-        self._begin: PartStart | None = None
+        begin: PartStart | None = None
         if bounds is not None and is_splittable(source, rules):
             self.start, self.stop = bounds.find_bound(source, part.start), bounds.find_bound(source, part.stop)
-            self._begin = bounds.begin(source, part.start)
+            begin = bounds.begin(source, part.start)
         # The stream hashes the bytes of a table in order; the table reader needs random access.
-        self._table = open_table(source) if self._method == "table" else None
+        self._table = open_table(source) if self._method.read is None else None
         try:
-            self._stream = PartStream(source, self.start, self.stop)
+            self._stream = PartStream(source, self.start, self.stop, begin)
         except InputError:
             self._close_table()
             raise
@@ -86,15 +248,11 @@ class PartReader:
     def __iter__(self) -> Iterator[Records]:
         if self.start == self.stop:
             return iter(())
-        if read_records := _READER_BY_METHOD.get(self._method):
-            return read_records(self._stream, self._rules)
         if self._table is not None:
             return self._table.read(self.start, self.stop, self._rules)
-        if self._method == "csv":
-            return read_csv(self._stream, self._rules, self._begin)
-        if self._method == "json":
-            return read_json(self._stream, self._rules, self._begin)
-        return read_delimited(self._stream, self._rules, self._method)
+        if self._method.read is None:
+            raise AssertionError("only tables are read by random access")
+        return self._method.read(self._stream, self._rules)
 
     def _close_table(self) -> None:
         if self._table is not None:
@@ -114,3 +272,52 @@ class PartReader:
         digest = self._stream.finish()
         self.stop = self._stream.position
         return digest
+
+
+def locate_record(
+    source: Source, rules: ReadRules, records_before: int | None, bad_record: BadRecord
+) -> tuple[int | None, int | None]:
+    """Return the 1-based line and row of a bad record, None where not applicable.
+
+    Args:
+        source: source of the record.
+        rules: read rules of the source.
+        records_before: number of records in the source before the part; None if not counted.
+        bad_record: the record.
+    """
+    numbers = get_read_method(source, rules).numbers
+    number = None if records_before is None else records_before + bad_record.record + 1
+    if numbers == "line":
+        return number, None
+    return bad_record.line, number if numbers == "row" else None
+
+
+def make_bad_record_error(
+    source: Source, rules: ReadRules, records_before: int | None, bad_record: BadRecord
+) -> RecordError:
+    """Return the error for a bad record: location, reason with remedy, and snippet.
+
+    If the records before it are not counted, the location is a byte offset.
+    """
+    line, row = locate_record(source, rules, records_before, bad_record)
+    snippet = (
+        bad_record.snippet
+        if len(bad_record.snippet) <= _MAX_SNIPPET_LENGTH
+        else bad_record.snippet[: _MAX_SNIPPET_LENGTH - 3] + "..."
+    )
+    # Escapes of raw bytes must not be escaped again.
+    quoted_snippet = f"'{snippet}'" if snippet.isprintable() and "'" not in snippet else repr(snippet)
+    verb = "reads" if snippet.startswith("...") else "begins"
+    reason = f"{bad_record.reason} (it {verb} {quoted_snippet})" if snippet else bad_record.reason
+    if records_before is None and line is None and row is None:
+        reason = f"{reason} (at byte {bad_record.offset:,})"
+    return make_record_error(source.name, line, bad_record.column, reason, row)
+
+
+def format_record_name(source: Source, rules: ReadRules, records_before: int | None, record: BadRecord) -> str:
+    """Return the name of a record: its file with its line, row or byte offset."""
+    line, row = locate_record(source, rules, records_before, record)
+    if line is not None:
+        return f"{source.name}, line {line:,}"
+    position = f"row {row:,}" if row is not None else f"byte {record.offset:,}"
+    return f"{source.name}, {position}"

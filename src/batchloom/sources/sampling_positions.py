@@ -7,15 +7,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from batchloom.core.fingerprint import derive_key
-from batchloom.sources.files.source_rules import (
-    ReadRules,
-    Source,
-    SourcePart,
-    choose_read_method,
-    is_sequential,
-    is_splittable,
-)
-from batchloom.sources.record_bounds import RecordBounds
+from batchloom.sources.files.source_rules import ReadRules, Source, SourcePart
+from batchloom.sources.formats.registry import get_read_method, is_splittable
+from batchloom.sources.part_reader import RecordBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +60,12 @@ def _choose_positions(sizes: Sequence[int], count: int, size: int) -> dict[int, 
 
 
 def _sample_source(source: Source, rules: ReadRules, offsets: Sequence[int], size: int) -> Iterator[SampleRange]:
-    if not is_splittable(source, rules) or is_sequential(source, rules):
+    cut_rule = get_read_method(source, rules).cut
+    if not is_splittable(source, rules) or cut_rule == "ordered":
         yield SampleRange(SourcePart(source, 0, source.size), len(offsets))
         return
     bounds, read_to = RecordBounds(rules), 0
-    if choose_read_method(source, rules) == "table":
+    if cut_rule == "row groups":
         yield from _sample_table(source, bounds.starts(source), offsets)
         return
     for offset in offsets:

@@ -10,7 +10,8 @@ from batchloom.core.fingerprint import derive_key
 from batchloom.preparation.documents import ParsedRecords
 from batchloom.preparation.units import plan_units
 from batchloom.sources import ReadRules, SampleRange, SourcePart, iter_sample_ranges, open_table
-from batchloom.sources.files import COLUMNAR_KINDS, Source, choose_read_method, open_source
+from batchloom.sources.files import Source, open_source
+from batchloom.sources.formats import COLUMNAR_KINDS, choose_read_method
 
 # Sample positions in large files (fewer if remote, where each costs a request); limit on sampled small files.
 _SAMPLE_POSITIONS, _REMOTE_SAMPLE_POSITIONS, _MAX_SAMPLED_FILES = 32, 8, 512

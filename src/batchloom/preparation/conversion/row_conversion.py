@@ -34,11 +34,13 @@ from batchloom.sources import (
     ReadRules,
     SourceListing,
     SourcePart,
+    detect_kind_by_name,
     list_sources,
     make_bad_record_error,
     prefetch_sources,
 )
-from batchloom.sources.files import COLUMNAR_KINDS, Compression, Source, detect_kind_by_name
+from batchloom.sources.files import Compression, Source
+from batchloom.sources.formats import COLUMNAR_KINDS
 from batchloom.store import AtomicFile
 
 RowMapper = Callable[[Row], Row]

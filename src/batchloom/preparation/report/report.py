@@ -32,7 +32,7 @@ class ReportedSource(msgspec.Struct, frozen=True, gc=False):
     path: str
     bytes: int
     mtime_ns: int
-    kind: Literal[FileKind, ""] = ""
+    kind: str = ""
     compression: Literal[Compression, ""] = ""
 
 

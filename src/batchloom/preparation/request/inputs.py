@@ -11,8 +11,8 @@ from batchloom.core.addresses import redact_url
 from batchloom.core.errors import InputError
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs
-from batchloom.sources import SourceListing, list_sources
-from batchloom.sources.files import DetectedFile, Spool
+from batchloom.sources import DetectedFile, SourceListing, list_sources
+from batchloom.sources.files import Spool
 
 if TYPE_CHECKING:
     from batchloom.preparation.settings.dataset_config import DatasetConfig

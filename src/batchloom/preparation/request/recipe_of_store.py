@@ -19,8 +19,8 @@ from batchloom.preparation.request.recipe_file import SETTINGS, RawRecipe
 from batchloom.preparation.settings.media_recipe import compute_processor_fingerprint
 from batchloom.preparation.settings.read_recipe import SourceRecipe
 from batchloom.preparation.settings.recipe import flatten_settings
-from batchloom.sources import parse_hub_name, strip_wildcard_part
-from batchloom.sources.files import InputFormat, detect_kind_by_name
+from batchloom.sources import detect_kind_by_name, parse_hub_name, strip_wildcard_part
+from batchloom.sources.formats import InputFormat
 from batchloom.store import MANIFEST_NAME, REPORT_NAME, Manifest, read_manifest
 from batchloom.store.format import (
     GENERATIONS_NAME,

@@ -32,7 +32,7 @@ from batchloom.media import FrameSampling
 from batchloom.plan import PlanSpec
 from batchloom.preparation.settings.dataset_file import ConfigLocation, DatasetFile, read_dataset_file
 from batchloom.preparation.settings.read_recipe import check_column_settings, is_weight
-from batchloom.sources.files import InputFormat
+from batchloom.sources.formats import InputFormat
 
 DatasetType = Literal["text", "fineweb_edu", "vision", "vision_audio"]
 Format = Literal["json", "jsonl", "yaml", "hf_dataset", "arrow", "parquet", "csv"]

@@ -10,7 +10,7 @@ from batchloom.core.errors import SettingsError
 from batchloom.core.settings import Setting, find_problems, is_text, quote_value, raise_problems, suggest, to_plain
 from batchloom.preparation.settings.media_recipe import MediaRecipe
 from batchloom.sources import DeclaredInput, ReadLimits, ReadRules
-from batchloom.sources.files import INPUT_FORMATS, SPLIT_WORDS, InputFormat
+from batchloom.sources.formats import INPUT_FORMATS, SPLIT_WORDS, InputFormat
 from batchloom.text import CleanStep, find_clean_problems
 
 _SENTINELS = ("prefix", "suffix", "middle")

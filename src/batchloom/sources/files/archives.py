@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import BinaryIO, cast, final
+from typing import BinaryIO, Literal, cast, final
 
 from batchloom.core.errors import InputError
 from batchloom.core.files import describe_os_error
@@ -25,9 +25,22 @@ from batchloom.sources.files.decompression import (
     ReadOnlyFile,
     make_decompressor,
 )
-from batchloom.sources.files.file_kinds import ArchiveKind, detect_archive_by_name
 from batchloom.sources.files.file_opening import open_location
 
+ArchiveKind = Literal["zip", "tar"]
+_ARCHIVE_BY_SUFFIX: dict[str, tuple[ArchiveKind, Compression | None]] = {
+    ".zip": ("zip", None),
+    ".tar": ("tar", None),
+    ".tar.gz": ("tar", "gzip"),
+    ".tgz": ("tar", "gzip"),
+    ".tar.zst": ("tar", "zstd"),
+    ".tar.xz": ("tar", "xz"),
+    ".txz": ("tar", "xz"),
+    ".tar.bz2": ("tar", "bzip2"),
+    ".tbz2": ("tar", "bzip2"),
+    ".tar.lz4": ("tar", "lz4"),
+}
+_ARCHIVE_SUFFIXES = tuple(_ARCHIVE_BY_SUFFIX)
 # Zip bomb limits. Above BOMB_BYTES, a file may decompress to BOMB_RATIO times its bytes. The same holds for each
 # compressed member of an archive, and for all members together. The slowest reader takes under a second for BOMB_BYTES.
 BOMB_RATIO, BOMB_BYTES = 1000, 16 << 20
@@ -97,6 +110,14 @@ class ArchiveEntry:
     name: str
     member: ArchiveMember
     start: Callable[[], BinaryIO]
+
+
+def detect_archive_by_name(name: str) -> tuple[ArchiveKind, Compression | None] | None:
+    """Return the archive kind of a file by its name; None if it is not an archive."""
+    lower = name.lower()
+    if not lower.endswith(_ARCHIVE_SUFFIXES):
+        return None
+    return next(kind for ending, kind in _ARCHIVE_BY_SUFFIX.items() if lower.endswith(ending))
 
 
 def list_archive(archive: Archive, skipped_counts: Counter[str]) -> Iterator[ArchiveEntry]:

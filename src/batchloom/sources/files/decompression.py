@@ -15,6 +15,21 @@ from batchloom.core.files import to_mid_sentence
 
 Compression = Literal["gzip", "zstd", "bzip2", "xz", "lz4"]
 
+COMPRESSION_BY_SUFFIX: dict[str, Compression] = {
+    ".gz": "gzip",
+    ".zst": "zstd",
+    ".bz2": "bzip2",
+    ".xz": "xz",
+    ".lz4": "lz4",
+}
+_COMPRESSION_BY_MAGIC: dict[bytes, Compression] = {
+    b"\x1f\x8b\x08": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x04\x22\x4d\x18": "lz4",
+}
+_COMPRESSION_MAGIC = tuple(_COMPRESSION_BY_MAGIC)
 # A zstd block of 4 bytes may decompress to 128 KiB, so small reads bound the output.
 _ZSTD_FEED_BYTES = 1024
 _FEED_BYTES = 64 << 10
@@ -54,6 +69,13 @@ class Decompressor(Protocol):
             EOFError: the compressed data is truncated.
             DecompressionError: it is broken.
         """
+
+
+def detect_compression(start: bytes) -> Compression | None:
+    """Return the compression of a file by its first bytes."""
+    if not start.startswith(_COMPRESSION_MAGIC):
+        return None
+    return next(compression for magic, compression in _COMPRESSION_BY_MAGIC.items() if start.startswith(magic))
 
 
 def make_decompressor(compression: Compression, file: BinaryIO) -> Decompressor:

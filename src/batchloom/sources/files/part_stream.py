@@ -13,11 +13,11 @@ from batchloom.sources.files.archives import BOMB_BYTES, BOMB_RATIO, open_member
 from batchloom.sources.files.decompression import (
     DecompressionError,
     Decompressor,
+    detect_compression,
     make_decompressor,
 )
-from batchloom.sources.files.file_kinds import detect_compression
 from batchloom.sources.files.file_opening import open_location
-from batchloom.sources.files.source_rules import Source
+from batchloom.sources.files.source_rules import PartStart, Source
 
 # A check for changes costs a request. Smaller remote files arrive at once, so a check at their end suffices.
 _RECHECK_MIN_BYTES = 8 << 20
@@ -31,14 +31,16 @@ class PartStream:
     Attributes:
         source: source that is read.
         position: offset of the next byte in the (decompressed) source.
+        begin: start of a part inside a CSV file or JSON list; None at the beginning of a source, and for formats
+            whose records can be recognized by their beginning.
 
     Raises:
         InputMissingError: the file is missing.
         InputError: it cannot be read, or has changed since listing.
     """
 
-    def __init__(self, source: Source, start: int = 0, stop: int | None = None) -> None:
-        self.source, self.position = source, start
+    def __init__(self, source: Source, start: int = 0, stop: int | None = None, begin: PartStart | None = None) -> None:
+        self.source, self.position, self.begin = source, start, begin
         self._start, self._stop = start, source.size if stop is None else stop
         self._hash = xxhash.xxh3_128()
         self._file = open_source(source)

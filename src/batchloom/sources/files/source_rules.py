@@ -1,28 +1,11 @@
-"""Read rules of sources: the settings and sizes that decide document boundaries."""
+"""Sources and their parts, and the settings and sizes that decide document boundaries."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from batchloom.sources.files.archives import ArchiveMember
 from batchloom.sources.files.decompression import Compression
-from batchloom.sources.files.file_kinds import FileKind
-
-ReadMethod = Literal["jsonl", "json", "csv", "table", "samples", "file", "cut", "line", "paragraph", "marker"]
 
 BOM = b"\xef\xbb\xbf"
-# Kinds with a single read method, regardless of the rules.
-_METHOD_BY_KIND: dict[FileKind, ReadMethod] = {
-    "jsonl": "jsonl",
-    "json": "json",
-    "csv": "csv",
-    "tsv": "csv",
-    "parquet": "table",
-    "arrow": "table",
-    "webdataset": "samples",
-}
-# Methods that find a record only after reading everything before it.
-_SEQUENTIAL_METHODS = ("json", "csv")
-SPLIT_WORDS = ("auto", "file", "line", "paragraph")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +51,7 @@ class Source:
     Attributes:
         name: name under the inputs, used in the manifest and messages.
         path: path, or URL of a remote file with everything needed to read it.
-        kind: kind that decides the reader.
+        kind: format of the file, which decides the reader (``formats/registry.py``).
         compression: compression of the file; None for a plain file.
         size: bytes on disk; for an archive member, its uncompressed bytes.
         mtime_ns: modification time; for a remote file a number derived from its ETag or version; for
@@ -80,7 +63,7 @@ class Source:
 
     name: str
     path: str
-    kind: FileKind
+    kind: str
     compression: Compression | None
     size: int
     mtime_ns: int
@@ -122,31 +105,3 @@ class SourcePart:
     source: Source
     start: int
     stop: int
-
-
-def choose_read_method(source: Source, rules: ReadRules) -> ReadMethod:
-    """Return how documents are found in this source."""
-    if source.kind in _METHOD_BY_KIND:
-        return _METHOD_BY_KIND[source.kind]
-    if rules.split_on == "auto":
-        large = source.compression is not None or source.size > rules.limits.whole_text_bytes
-        return "cut" if source.kind == "text" and large else "file"
-    if rules.split_on == "file":
-        return "file"
-    if rules.split_on == "line":
-        return "line"
-    return "paragraph" if rules.split_on == "paragraph" else "marker"
-
-
-def is_splittable(source: Source, rules: ReadRules) -> bool:
-    """Return whether parts of this source can be read independently."""
-    read_method, member = choose_read_method(source, rules), source.member
-    is_direct = source.compression is None and (member is None or member.direct)
-    # Only a complete read verifies a checksum; tables are read in ranges in any case.
-    has_checksum = member is not None and member.crc is not None and read_method != "table"
-    return is_direct and not has_checksum and read_method not in ("file", "samples")
-
-
-def is_sequential(source: Source, rules: ReadRules) -> bool:
-    """Return whether record starts depend on all bytes before them."""
-    return choose_read_method(source, rules) in _SEQUENTIAL_METHODS

@@ -1,2 +1,11 @@
-from .ordered_cuts import KnownCut as KnownCut, SequentialCuts as SequentialCuts
+from .json_list_format import scan_brackets as scan_brackets
 from .record_faults import SNIPPET_BYTES as SNIPPET_BYTES, excerpt_record as excerpt_record
+from .registry import (
+    COLUMNAR_KINDS as COLUMNAR_KINDS,
+    INPUT_FORMATS as INPUT_FORMATS,
+    SPLIT_WORDS as SPLIT_WORDS,
+    InputFormat as InputFormat,
+    choose_read_method as choose_read_method,
+    is_sequential as is_sequential,
+    is_splittable as is_splittable,
+)

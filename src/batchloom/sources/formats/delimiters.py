@@ -1,12 +1,17 @@
-"""Record delimiters: a fixed string (a newline, a marker) or a blank line."""
+"""Record delimiters (a newline, a marker, a blank line), and blocks of complete records."""
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol, final
 
-from batchloom.sources.files.source_rules import ReadMethod, ReadRules
+from batchloom.sources.files.part_stream import PartStream
+from batchloom.sources.files.source_rules import ReadLimits
+from batchloom.sources.formats.record_faults import SNIPPET_BYTES
 
 _BLANKS = re.compile(rb"[ \t\r]*")
 _BLANK_LINES = re.compile(rb"\r?\n(?:[ \t\r]*\n)++")
+_MAX_BLOCK_BYTES = 8 << 20
 
 
 class Delimiter(Protocol):
@@ -20,6 +25,9 @@ class Delimiter(Protocol):
 
     def overlap(self, buffer: bytes) -> int:
         """Return how many trailing bytes may belong to an incomplete delimiter."""
+
+    def count_reread(self, before: bytes) -> int:
+        """Return how many bytes before an offset a search must read to find a record that begins at the offset."""
 
     def split(self, block: bytes) -> tuple[list[bytes], list[int]]:
         """Return records of a complete block, without delimiters, and their offsets."""
@@ -43,6 +51,15 @@ class FixedDelimiter:
 
     def overlap(self, buffer: bytes) -> int:
         return min(len(self._mark) - 1, len(buffer))
+
+    def count_reread(self, before: bytes) -> int:
+        # Marks match from left to right without overlaps, so earlier marks matter too.
+        position = 0
+        while (mark_start := before.find(self._mark, position)) >= 0:
+            position = mark_start + len(self._mark)
+        if position == len(before):
+            return len(self._mark)
+        return len(before) - max(position, len(before) - len(self._mark) + 1)
 
     def split(self, block: bytes) -> tuple[list[bytes], list[int]]:
         records = block.split(self._mark)
@@ -78,6 +95,10 @@ class BlankLineDelimiter:
         """Return the length of the trailing white space, at most half the buffer."""
         return min(len(buffer) - len(buffer.rstrip(b" \t\r\n")), len(buffer) // 2)
 
+    def count_reread(self, before: bytes) -> int:
+        """Return the length of the trailing white space."""
+        return len(before) - len(before.rstrip(b" \t\r\n"))
+
     def split(self, block: bytes) -> tuple[list[bytes], list[int]]:
         """Return the paragraphs, without surrounding line ends, and their offsets."""
         records, starts, offset = [], [], 0
@@ -97,8 +118,56 @@ def _is_run_complete(buffer: bytes, end: int) -> bool:
     return match is not None and match.end() < len(buffer)
 
 
-def make_delimiter(read_method: ReadMethod, rules: ReadRules) -> Delimiter:
-    """Return the delimiter of records for a read method."""
-    if read_method == "paragraph":
-        return BlankLineDelimiter()
-    return FixedDelimiter(rules.split_on.encode() if read_method == "marker" else b"\n")
+NEWLINE = FixedDelimiter(b"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBlock:
+    """Consecutive complete records; the last one of a source may lack its delimiter.
+
+    Attributes:
+        offset: start of the block in the (decompressed) source.
+        data: its bytes, or only the first few of an oversize record.
+        oversize: whether it is one record above ``ReadLimits.record_bytes``.
+    """
+
+    offset: int
+    data: bytes
+    oversize: bool = False
+
+
+def iter_record_blocks(stream: PartStream, delimiter: Delimiter, limits: ReadLimits) -> Iterator[RecordBlock]:
+    """Yield blocks of complete records from a stream that begins at a record start.
+
+    Memory holds at most a record of ``record_bytes`` and a chunk. Larger records are skipped and
+    reported by their beginning.
+    """
+    offset, carry = stream.position, b""
+    while True:
+        data = stream.read(max(limits.chunk_bytes, min(len(carry), _MAX_BLOCK_BYTES)))
+        if not data:
+            if carry:
+                yield RecordBlock(offset, carry)
+            return
+        carry += data
+        end = delimiter.last_end(carry)
+        if end:
+            # A suspended generator keeps its locals alive, and a block may be very large.
+            ready = [RecordBlock(offset, carry[:end])]
+            carry, offset = carry[end:], offset + end
+            yield ready.pop()
+        if len(carry) > limits.record_bytes + _MAX_BLOCK_BYTES:
+            start = carry[:SNIPPET_BYTES]
+            carry = _skip_record(stream, delimiter, limits, carry)
+            yield RecordBlock(offset, start, oversize=True)
+            offset = stream.position - len(carry)
+
+
+def _skip_record(stream: PartStream, delimiter: Delimiter, limits: ReadLimits, carry: bytes) -> bytes:
+    """Skip the rest of a record and return the bytes read after its end."""
+    while (end := delimiter.first_end(carry, final=False)) < 0:
+        data = stream.read(limits.chunk_bytes)
+        if not data:
+            return b""
+        carry = carry[len(carry) - delimiter.overlap(carry) :] + data
+    return carry[end:]

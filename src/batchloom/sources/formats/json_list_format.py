@@ -1,25 +1,47 @@
-"""JSON files with a list of objects, also inside ``{"data": [...]}``, streamed."""
+"""JSON files with a list of objects, also inside ``{"data": [...]}``, streamed.
+
+Brackets are found without decoding the text: a quote is unescaped if an even number of backslashes precedes it, and a
+bracket is structural if an even number of quotes precedes it (Langdale and Lemire, "Parsing Gigabytes of JSON per
+Second", 2019, section 3.1).
+
+A list is cut after elements whose position is certain: every earlier element is a bracketed value, and only a comma
+and white space separate elements. Up to there the scan for cuts and the reader, which restarts at every element,
+cannot disagree. After the first doubt the list is not cut.
+"""
 
 import re
 from collections.abc import Iterator
-from typing import final
+from dataclasses import dataclass
+from typing import NoReturn, final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
-from batchloom.core.errors import INVALID_JSON_PREFIX, InputError
+from batchloom.core.errors import INVALID_JSON_PREFIX, InputError, InvalidJsonError
 from batchloom.core.files import JSON_DECODE_ERRORS
-from batchloom.sources.files.json_scan import scan_brackets
-from batchloom.sources.files.json_shape import WRAPPERS
 from batchloom.sources.files.part_stream import PartStream
-from batchloom.sources.files.source_rules import PartStart, ReadRules
-from batchloom.sources.formats.json_rows import JsonRowReader, count_leading_bytes
-from batchloom.sources.formats.json_text import OPENING, QUOTE, JsonTextWindow
-from batchloom.sources.formats.record_faults import diagnose_json, make_too_large_record
+from batchloom.sources.files.source_rules import BOM, PartStart, ReadRules, Source
+from batchloom.sources.formats.jsonl_format import JsonRowReader, count_leading_bytes
+from batchloom.sources.formats.record_faults import diagnose_json, make_too_large_record, refuse_wide_encoding
 
-MUST_BE_LIST = "JSON file must contain a list of objects"
+_QUOTE, _SLASH = b'"\\'
+# Longer runs of backslashes take another method.
+_MAX_WALKED = 8
+# Table for bytes.translate: 1 for a quote or a bracket, else 0.
+_IS_MARK = bytes(byte in b'"{}[]' for byte in range(256))
+_DEPTH_STEPS = np.zeros(256, np.int8)
+_DEPTH_STEPS[list(b"{[")] = 1
+_DEPTH_STEPS[list(b"}]")] = -1
+_CHUNK_BYTES = 1 << 20
+_MAX_WINDOW_BYTES = 8 << 20
+_MAX_SCALAR_BYTES = 1 << 16
+_SPACE_PATTERN = re.compile(rb"[ \t\r\n]*")
+_STRING_PATTERN = re.compile(rb'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
+_SCALAR_PATTERN = re.compile(rb"[^,\[\]{}\s]*")
+_OPENING = b"{["
+_MUST_BE_LIST = "JSON file must contain a list of objects"
 _MAX_KEYS_LISTED = 8
 _MAX_KEY_BYTES = 1 << 16
 _LEAD_PATTERN = re.compile(rb"[ \t\r\n]*(,?)[ \t\r\n]*")
@@ -27,40 +49,248 @@ _LEAD_PATTERN = re.compile(rb"[ \t\r\n]*(,?)[ \t\r\n]*")
 _DEEP_PATTERN = re.compile(rb"[\[{]{1000000}")
 _SCALAR_END_PATTERN = re.compile(rb"[,\]]")
 # In text with unbalanced quotes, the text between strings reads as strings.
-_STRING_PATTERN = re.compile(rb'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
 _BETWEEN_PATTERN = re.compile(rb"[\s\[\]{},:]*[,:][\s\[\]{},:]*")
+# Keys of an object under which its list of records may be.
+WRAPPERS = ("data", "rows", "records", "examples", "instances", "items")
 
 
-def read_json(stream: PartStream, rules: ReadRules, begin: PartStart | None = None) -> Iterator[Records]:
+@dataclass(frozen=True, slots=True)
+class BracketScan:
+    """Brackets of a block of bytes, in columns of equal length, and the final state.
+
+    Attributes:
+        offsets: offset of each bracket outside of strings in the block, int64.
+        steps: 1 for an opening bracket, -1 for a closing one, int8.
+        depths: number of open brackets after each, int64.
+        in_string: whether the block ends inside a string.
+        escaped: whether the byte after the block is escaped.
+    """
+
+    offsets: NDArray[np.int64]
+    steps: NDArray[np.int8]
+    depths: NDArray[np.int64]
+    in_string: bool = False
+    escaped: bool = False
+
+    @property
+    def depth(self) -> int:
+        """Number of open brackets at the end of the block."""
+        return int(self.depths[-1])
+
+
+def scan_brackets(data: bytes, *, depth: int = 0, in_string: bool = False, escaped: bool = False) -> BracketScan:
+    """Find the brackets of a block of bytes that begins in the given state.
+
+    The first entry represents the beginning of the block: offset -1, step 0, initial depth.
+    """
+    array = np.frombuffer(data, np.uint8)
+    marks = np.flatnonzero(np.frombuffer(data.translate(_IS_MARK), bool))
+    if escaped or _SLASH in data:
+        marks = marks[~_mask_escaped(array, marks, escaped=escaped)]
+        tail = len(data) - len(data.rstrip(b"\\"))
+        escaped = (tail + (escaped and tail == len(data))) % 2 == 1
+    kinds = array[marks]
+    quotes = kinds == _QUOTE
+    inside = (np.cumsum(quotes) + in_string) & 1
+    outside = (inside == 0) & ~quotes
+    steps = np.concatenate([[0], _DEPTH_STEPS[kinds[outside]]]).astype(np.int8)
+    return BracketScan(
+        np.concatenate([[-1], marks[outside]]),
+        steps,
+        np.cumsum(steps, dtype=np.int64) + depth,
+        bool(inside[-1]) if len(inside) else in_string,
+        escaped,
+    )
+
+
+def _mask_escaped(array: NDArray[np.uint8], marks: NDArray[np.int64], *, escaped: bool) -> NDArray[np.bool_]:
+    """Return which marks follow an odd run of backslashes.
+
+    ``escaped`` states that the first byte is escaped.
+    """
+    is_escaped = np.zeros(len(marks), bool)
+    if escaped and len(marks):
+        is_escaped[0] = marks[0] == 0
+    # Few marks follow one backslash, and fewer follow two: runs are walked back from those.
+    candidates = np.flatnonzero(marks > 0)
+    candidates = candidates[array[marks[candidates] - 1] == _SLASH]
+    for back in range(2, _MAX_WALKED + 2):
+        is_escaped[candidates] ^= True
+        previous = marks[candidates] - back
+        inside = previous >= 0
+        # An escaped backslash escapes nothing.
+        if escaped:
+            is_escaped[candidates[previous == -1]] ^= True
+        candidates = candidates[inside][array[previous[inside]] == _SLASH]
+        if not len(candidates):
+            return is_escaped
+    slashes = np.flatnonzero(array == _SLASH)
+    breaks = np.flatnonzero(np.diff(slashes) != 1)
+    firsts = slashes[np.concatenate([[0], breaks + 1])]
+    first = firsts[np.searchsorted(firsts, marks[candidates] - 1, "right") - 1]
+    run = marks[candidates] - first - (escaped & (first == 0))
+    is_escaped[candidates] = run % 2 == 1
+    return is_escaped
+
+
+@final
+class _JsonTextWindow:
+    """A window over a stream of JSON text.
+
+    Attributes:
+        name: source name for messages.
+        data: bytes of the window.
+        at: current offset in the window; everything before it is consumed.
+    """
+
+    def __init__(self, stream: PartStream) -> None:
+        self.name, self.at = stream.source.name, 0
+        begin = stream.begin
+        self._stream = stream
+        self._offset = stream.position
+        self._start_position = (begin.line, begin.column) if begin else (1, 1)
+        self.data = stream.read_up_to(_CHUNK_BYTES)
+        if begin is None:
+            refuse_wide_encoding(self.name, self.data)
+            if self.data.startswith(BOM):
+                self.at = len(BOM)
+                self._start_position = 1, 0
+        self._known_position = 0, *self._start_position
+
+    @property
+    def offset(self) -> int:
+        """Byte offset of the window in the source."""
+        return self._offset
+
+    @property
+    def at_part_end(self) -> bool:
+        """True if the stream ends before its source, and all of it is consumed."""
+        return self.at == len(self.data) and self._stream.ends_before_source
+
+    def read_more(self) -> bool:
+        """Drop consumed bytes and read on; return False at the end of the source."""
+        self._drop_consumed()
+        data = self._stream.read_up_to(max(_CHUNK_BYTES, min(len(self.data), _MAX_WINDOW_BYTES)))
+        self.data += data
+        return bool(data)
+
+    def locate(self, at: int | None = None) -> tuple[int, int]:
+        """Return 1-based line and column of an offset in the window (default: ``at``)."""
+        at = self.at if at is None else at
+        # Counting continues at the last request: there may be a bad record at every other byte.
+        known_at, line, column = self._known_position if self._known_position[0] <= at else (0, *self._start_position)
+        lines = self.data.count(b"\n", known_at, at)
+        begin = self.data.rfind(b"\n", known_at, at) + 1 if lines else known_at
+        position = line + lines, (1 if lines else column) + _count_characters(self.data[begin:at])
+        self._known_position = at, *position
+        return position
+
+    def peek(self) -> bytes:
+        """Skip white space and return the next byte, empty at the end."""
+        while True:
+            self.at = self._skip_whitespace()
+            if self.at < len(self.data) or not self.read_more():
+                return self.data[self.at : self.at + 1]
+
+    def take(self, expected: bytes, message: str) -> None:
+        """Read one expected byte, after white space.
+
+        Raises:
+            InvalidJsonError: another byte is there.
+        """
+        if self.peek() != expected:
+            self.fail(message)
+        self.at += 1
+
+    def read_string(self, max_bytes: int) -> bytes:
+        """Read the string that begins here and return it with its quotes.
+
+        Raises:
+            InvalidJsonError: it does not end within ``max_bytes`` bytes.
+        """
+        while (match := _STRING_PATTERN.match(self.data, self.at)) is None:
+            if len(self.data) - self.at > max_bytes or not self.read_more():
+                self.fail("the string that begins here does not end")
+        self.at = match.end()
+        return match.group()
+
+    def read_scalar(self) -> bytes:
+        """Read the number or word that begins here."""
+        while (match := _SCALAR_PATTERN.match(self.data, self.at)) and match.end() == len(self.data):
+            if match.end() - self.at > _MAX_SCALAR_BYTES:
+                self.fail("expected a value")
+            if not self.read_more():
+                break
+        word = _SCALAR_PATTERN.match(self.data, self.at)
+        self.at = word.end() if word else self.at
+        return word.group() if word else b""
+
+    def skip_brackets(self) -> bool:
+        """Skip the bracketed value that begins here; return False if it is incomplete."""
+        depth, in_string, escaped = 0, False, False
+        while True:
+            scan = scan_brackets(self.data[self.at :], depth=depth, in_string=in_string, escaped=escaped)
+            closed = np.flatnonzero((scan.depths == 0) & (scan.steps < 0))
+            if len(closed):
+                self.at += int(scan.offsets[closed[0]]) + 1
+                return True
+            depth, in_string, escaped = scan.depth, scan.in_string, scan.escaped
+            self.at = len(self.data)
+            if not self.read_more():
+                return False
+
+    def fail(self, fact: str, at: int | None = None) -> NoReturn:
+        """Raise InvalidJsonError at ``at``, as later records cannot be told apart."""
+        line, column = self.locate(at)
+        fact = fact.removeprefix(INVALID_JSON_PREFIX)
+        raise InvalidJsonError(
+            self.name,
+            line,
+            column,
+            f"{fact}; the records after this cannot be told apart: fix it, or fetch the file again",
+        )
+
+    def _skip_whitespace(self) -> int:
+        match = _SPACE_PATTERN.match(self.data, self.at)
+        return match.end() if match else self.at
+
+    def _drop_consumed(self) -> None:
+        self._start_position = self.locate()
+        self._known_position = 0, *self._start_position
+        self._offset += self.at
+        self.data, self.at = self.data[self.at :], 0
+
+
+def _count_characters(data: bytes) -> int:
+    """Count the characters in a byte range of UTF-8; continuation bytes do not count."""
+    return len(data) - int(np.count_nonzero((np.frombuffer(data, np.uint8) & 0xC0) == 0x80))
+
+
+def read_json(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
     """Yield the records of a part of a JSON source in batches.
-
-    Args:
-        stream: bytes of the part.
-        rules: read rules of the source.
-        begin: start of the part; None: the start of the source.
 
     Raises:
         InputError: it holds no list of objects.
         InvalidJsonError: it is broken so that later records cannot be told apart.
         RecordError: its first records all lack the text field.
     """
-    text = JsonTextWindow(stream, begin)
-    wrapper = begin.wrapper if begin else open_list(text, rules)
-    yield from _JsonListReader(text, rules, after=begin is not None).read()
+    text = _JsonTextWindow(stream)
+    wrapper = stream.begin.wrapper if stream.begin else _open_list(text, rules)
+    yield from _JsonListReader(text, rules, after=stream.begin is not None).read()
     if text.at_part_end:
         return
     if wrapper:
         second = _find_next_list(text, rules, [wrapper])
         if second:
             raise InputError(
-                f"{MUST_BE_LIST}: {text.name} holds two lists, under {wrapper!r} and {second!r}; "
+                f"{_MUST_BE_LIST}: {text.name} holds two lists, under {wrapper!r} and {second!r}; "
                 f"extract one, for example with: jq .{second}"
             )
     if text.peek():
         text.fail("there is text after the end of the JSON value")
 
 
-def open_list(text: JsonTextWindow, rules: ReadRules) -> str:
+def _open_list(text: _JsonTextWindow, rules: ReadRules) -> str:
     """Read past the opening bracket of the list and return its key, "" without one.
 
     Raises:
@@ -73,19 +303,19 @@ def open_list(text: JsonTextWindow, rules: ReadRules) -> str:
         return ""
     if first != b"{":
         begins = f"begins with {text.data[text.at : text.at + 20]!r}" if first else "is blank"
-        raise InputError(f"{MUST_BE_LIST}: {text.name} {begins}.")
+        raise InputError(f"{_MUST_BE_LIST}: {text.name} {begins}.")
     text.at += 1
     keys: list[str] = []
     if key := _find_next_list(text, rules, keys):
         return key
     key_list = ", ".join(map(repr, keys[:_MAX_KEYS_LISTED])) + (", ..." if keys[_MAX_KEYS_LISTED:] else "")
     raise InputError(
-        f"{MUST_BE_LIST}: {text.name} holds one object with {key_list or 'no keys'}, and a list is expected "
+        f"{_MUST_BE_LIST}: {text.name} holds one object with {key_list or 'no keys'}, and a list is expected "
         f"under {', '.join(WRAPPERS)}; extract it, for example with: jq .NAME"
     )
 
 
-def _find_next_list(text: JsonTextWindow, rules: ReadRules, keys: list[str]) -> str:
+def _find_next_list(text: _JsonTextWindow, rules: ReadRules, keys: list[str]) -> str:
     """Read past the bracket of the object's next list under a known key.
 
     Returns the key, or "" if the object ends first. All keys read are appended to ``keys``.
@@ -94,7 +324,7 @@ def _find_next_list(text: JsonTextWindow, rules: ReadRules, keys: list[str]) -> 
         if keys:
             text.take(b",", "expected a comma or }")
             next_byte = text.peek()
-        if next_byte != QUOTE:
+        if next_byte != b'"':
             text.fail("expected a key in quotes")
         key = _read_name(text)
         keys.append(key)
@@ -107,7 +337,7 @@ def _find_next_list(text: JsonTextWindow, rules: ReadRules, keys: list[str]) -> 
     return ""
 
 
-def _read_name(text: JsonTextWindow) -> str:
+def _read_name(text: _JsonTextWindow) -> str:
     raw = text.read_string(_MAX_KEY_BYTES)
     try:
         return msgspec.json.decode(raw, type=str)
@@ -115,12 +345,12 @@ def _read_name(text: JsonTextWindow) -> str:
         text.fail("this key is not a valid JSON string", text.at - len(raw))
 
 
-def _skip_value(text: JsonTextWindow, max_bytes: int) -> None:
+def _skip_value(text: _JsonTextWindow, max_bytes: int) -> None:
     begin = text.peek()
     if begin in (b"{", b"["):
         if not text.skip_brackets():
             text.fail("the file ends inside a value; it is cut short")
-    elif begin == QUOTE:
+    elif begin == b'"':
         text.read_string(max_bytes)
     elif not text.read_scalar():
         text.fail("expected a value")
@@ -130,7 +360,7 @@ def _skip_value(text: JsonTextWindow, max_bytes: int) -> None:
 class _JsonListReader:
     """Reader of list elements, from the opening bracket or ``after`` an element."""
 
-    def __init__(self, text: JsonTextWindow, rules: ReadRules, *, after: bool) -> None:
+    def __init__(self, text: _JsonTextWindow, rules: ReadRules, *, after: bool) -> None:
         self._text = text
         self._max_record_bytes = rules.limits.record_bytes
         self._rows = JsonRowReader(text.name, rules, first=not after)
@@ -145,7 +375,7 @@ class _JsonListReader:
         text = self._text
         while not self._closed:
             data = text.data[text.at :] if text.at else text.data
-            starts, ends = find_elements(data)
+            starts, ends = _find_elements(data)
             batch = self._read_all_at_once(data, starts, ends) or self._read_one_by_one(starts, ends)
             del data
             if batch.records_read:
@@ -223,9 +453,9 @@ class _JsonListReader:
     def _find_stop(self, start: int, stops: dict[int, int]) -> int | None:
         """Return the end of the element at ``start``; None if not in the window."""
         data = self._text.data
-        if data[start] in OPENING:
+        if data[start] in _OPENING:
             return stops.get(start)
-        if data[start : start + 1] == QUOTE:
+        if data[start : start + 1] == b'"':
             string = _STRING_PATTERN.match(data, start)
             return string.end() if string else None
         end = _SCALAR_END_PATTERN.search(data, start)
@@ -251,7 +481,7 @@ class _JsonListReader:
         """Skip an element above the limit and return its bad record."""
         text = self._text
         (line, _), offset = text.locate(start), text.offset + start
-        if text.data[start] not in OPENING:
+        if text.data[start] not in _OPENING:
             text.fail("the value that begins here does not end", start)
         bad = make_too_large_record(self._record, offset, text.data[start:], self._max_record_bytes, line)
         text.at, self._past_comma = start, False
@@ -272,7 +502,7 @@ class _JsonListReader:
         return reason, start + count_leading_bytes(element, at)
 
 
-def find_elements(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _find_elements(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return starts and ends of the complete bracketed elements in ``data``.
 
     ``data`` begins between two elements.
@@ -291,3 +521,73 @@ def _has_unbalanced_quotes(element: bytes) -> bool:
     It may then hold other records.
     """
     return any(_BETWEEN_PATTERN.fullmatch(match[1]) for match in _STRING_PATTERN.finditer(element))
+
+
+def find_list_cut(source: Source, rules: ReadRules, known_cut: PartStart | None, nominal: int) -> PartStart | None:
+    """Return the first cut at or after byte ``nominal``, or None.
+
+    ``known_cut`` is an earlier cut to continue from; None: the source's beginning.
+
+    Raises:
+        InputError: the source cannot be read, or holds no list of objects.
+    """
+    with PartStream(source, known_cut.offset if known_cut else 0, begin=known_cut) as stream:
+        text = _JsonTextWindow(stream)
+        wrapper = known_cut.wrapper if known_cut else _open_list(text, rules)
+        comma = known_cut is not None
+        while (
+            is_at_cut := _scan_elements(text, nominal, comma=comma, max_record_bytes=rules.limits.record_bytes)
+        ) is None:
+            if text.at:
+                comma = True
+            if not text.read_more():
+                return None
+        if not is_at_cut:
+            return None
+        line, column = text.locate()
+        return PartStart(text.offset + text.at, line, column, wrapper)
+
+
+def _scan_elements(text: _JsonTextWindow, nominal: int, *, comma: bool, max_record_bytes: int) -> bool | None:
+    """Skip elements in the window; return True at a cut, None to read more.
+
+    The result is False if no cut can follow.
+    """
+    data = text.data[text.at :]
+    starts, ends = _find_elements(data)
+    certain_count = _count_certain(data, starts.tolist(), ends.tolist(), comma=comma)
+    index = int(np.searchsorted(ends[:certain_count], nominal - text.offset - text.at))
+    if index < certain_count:
+        text.at += int(ends[index])
+        return True
+    if certain_count < len(ends):
+        return False
+    if certain_count:
+        text.at += int(ends[-1])
+        comma = True
+    lead = _LEAD_PATTERN.match(text.data, text.at)
+    begin = lead.end() if lead else text.at
+    if begin == len(text.data):
+        return None
+    if text.data[begin] not in _OPENING or lead is None or bool(lead[1]) != comma:
+        return False
+    if len(text.data) - begin <= max_record_bytes:
+        return None
+    text.at = begin
+    if not text.skip_brackets():
+        return False
+    return True if text.offset + text.at >= nominal else None
+
+
+def _count_certain(data: bytes, starts: list[int], ends: list[int], *, comma: bool) -> int:
+    """Return the number of elements before the first doubt."""
+    gaps = [data[stop:start] for stop, start in zip([0, *ends], starts, strict=False)]
+    doubtful = {gap for gap in set(gaps) if not _is_gap(gap, comma=True)}
+    if gaps and not comma and _is_gap(gaps[0], comma=False):
+        return next((n for n, gap in enumerate(gaps[1:], 1) if gap in doubtful), len(gaps))
+    return next((n for n, gap in enumerate(gaps) if gap in doubtful or not comma), len(gaps))
+
+
+def _is_gap(gap: bytes, *, comma: bool) -> bool:
+    lead = _LEAD_PATTERN.fullmatch(gap)
+    return lead is not None and bool(lead[1]) == comma

@@ -1,22 +1,152 @@
-"""JSON Lines: one record per line, read completely or only for its text field."""
+"""JSON Lines, one record per line, and the decoding of JSON values into records."""
 
+import functools
 import itertools
 from collections.abc import Iterator
-from typing import final
+from typing import Any, final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
+from batchloom.core.errors import RecordError, make_record_error
+from batchloom.core.files import JSON_DECODE_ERRORS
 from batchloom.sources.files.part_stream import PartStream
 from batchloom.sources.files.source_rules import BOM, ReadRules
-from batchloom.sources.formats.delimiters import FixedDelimiter
-from batchloom.sources.formats.json_rows import JsonRowReader
-from batchloom.sources.formats.record_blocks import RecordBlock, iter_record_blocks
-from batchloom.sources.formats.record_faults import make_too_large_record
+from batchloom.sources.formats.delimiters import FixedDelimiter, RecordBlock, iter_record_blocks
+from batchloom.sources.formats.record_faults import (
+    MissingFieldError,
+    describe_wide_encoding,
+    diagnose_json,
+    excerpt_around,
+    excerpt_record,
+    make_row_decoder,
+    make_too_large_record,
+)
 
+# If this many first records all lack the text field, the field is wrong for the source.
+_FIRST_RECORDS = 100
+# The excerpt from the beginning of a record shows faults up to this character.
+_MAX_ROW_DEPTH = 40
 _OPEN, _CLOSE, _NEWLINE = b"{}\n"
 _FEW_BYTES, _FEW_LINES = 64 << 10, 16
+
+
+@functools.lru_cache(maxsize=64)
+def _make_decoders(field: str | None) -> tuple[Any, Any]:
+    """Return a decoder of one row, and one of an array of rows or None.
+
+    They are stateless and cached: making them takes longer than reading a small file.
+    """
+    row: Any = msgspec.json.Decoder(dict[str, Any]) if field is None else make_row_decoder(field)
+    # Some row decoders have no counterpart for arrays.
+    kind = getattr(row, "type", None)
+    return row, msgspec.json.Decoder(list[kind]) if kind else None  # type: ignore[valid-type]
+
+
+@final
+class JsonRowReader:
+    """Decoder of JSON values into texts or rows.
+
+    Args:
+        name: source name for messages.
+        rules: read rules with the text field, or None for complete rows.
+        first: whether reading starts at the beginning of the source, so that its first records are
+            checked for the field.
+    """
+
+    def __init__(self, name: str, rules: ReadRules, *, first: bool) -> None:
+        self._name, self._field, self._max_record_bytes = name, rules.text_field, rules.limits.record_bytes
+        self._decoder, self._array = _make_decoders(self._field)
+        # None once a record had the field, and for parts that do not start the source.
+        self._missing_field_errors: list[RecordError] | None = [] if first else None
+
+    def decode_lines(self, data: bytes) -> list[Any] | None:
+        """Return the records of complete lines; None if there may be a fault."""
+        try:
+            return self._extract_values(self._decoder.decode_lines(data))
+        except JSON_DECODE_ERRORS:
+            return None
+
+    def decode_array(self, data: bytes) -> list[Any] | None:
+        """Return the records of a JSON array; None if there may be a fault."""
+        if self._array is None:
+            return None
+        try:
+            return self._extract_values(self._array.decode(data))
+        except JSON_DECODE_ERRORS:
+            return None
+
+    def decode_record(self, record: int, offset: int, data: bytes, position: tuple[int, int] | None = None) -> Any:
+        """Return the record of one value, or a BadRecord.
+
+        Args:
+            record: number of the record.
+            offset: offset of its first byte.
+            data: the value.
+            position: 1-based line and column of its first byte, if it may span lines.
+
+        Raises:
+            RecordError: the first records of the source all lack the field.
+        """
+        if len(data) > self._max_record_bytes:
+            return make_too_large_record(
+                record, offset, data, self._max_record_bytes, position[0] if position else None
+            )
+        try:
+            row: Any = self._decoder.decode(data)
+        except JSON_DECODE_ERRORS:
+            return self._make_bad_record(record, offset, data, position)
+        self._missing_field_errors = None
+        return row if self._field is None else row.value
+
+    def finish(self) -> None:
+        """Raise RecordError if every record of a short source lacked the field."""
+        if self._missing_field_errors:
+            raise self._missing_field_errors[0]
+
+    def _extract_values(self, rows: list[Any]) -> list[Any]:
+        if rows:
+            self._missing_field_errors = None
+        return rows if self._field is None else [row.value for row in rows]
+
+    def _make_bad_record(self, record: int, offset: int, data: bytes, position: tuple[int, int] | None) -> BadRecord:
+        encoding = describe_wide_encoding(data) if offset == 0 else None
+        try:
+            at, reason = (None, encoding) if encoding else diagnose_json(data, self._field)
+        except MissingFieldError as missing:
+            at, reason = None, str(missing)
+            if self._missing_field_errors is not None:
+                line, row = (position[0], record + 1) if position else (record + 1, None)
+                self._missing_field_errors.append(make_record_error(self._name, line, None, reason, row))
+                if len(self._missing_field_errors) >= _FIRST_RECORDS:
+                    raise self._missing_field_errors[0] from None
+        else:
+            self._missing_field_errors = None
+        is_far = at is not None and at > _MAX_ROW_DEPTH
+        words = excerpt_around(data, count_leading_bytes(data, at or 0)) if is_far else excerpt_record(data)
+        if position is None:
+            column = None if at is None else at + 1
+            return BadRecord(record, offset, column, reason, words)
+        line, column = _locate_character(data, at, position)
+        return BadRecord(record, offset, column, reason, words, line)
+
+
+def count_leading_bytes(data: bytes, characters: int) -> int:
+    """Return the number of bytes of the first characters of a value."""
+    return len(data.decode("utf-8", "replace")[:characters].encode())
+
+
+def _locate_character(data: bytes, at: int | None, position: tuple[int, int]) -> tuple[int, int | None]:
+    """Return line and column of character ``at`` in a value at ``position``."""
+    if at is None:
+        return position[0], None
+    before = data.decode("utf-8", "replace")[:at]
+    lines = before.count("\n")
+    if not lines:
+        return position[0], position[1] + at
+    return position[0] + lines, at - before.rfind("\n")
 
 
 def read_jsonl(stream: PartStream, rules: ReadRules) -> Iterator[Records]:

@@ -9,10 +9,9 @@ import msgspec
 import orjson
 
 from batchloom.core.document import BadRecord
-from batchloom.core.errors import INVALID_JSON_PREFIX
+from batchloom.core.errors import INVALID_JSON_PREFIX, InputError
 from batchloom.core.settings import quote_value, suggest
 from batchloom.core.wording import describe_json_type
-from batchloom.sources.files.file_kinds import describe_other_format
 
 SNIPPET_BYTES = 160
 _EXCERPT_BEFORE, _EXCERPT_AFTER = 24, 32
@@ -24,6 +23,21 @@ _ENCODING_BY_BOM = {
     b"\x00\x00\xfe\xff": "UTF-32",
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
+}
+# Magic bytes of other formats in files with text names: the format, and the remedy. No text begins like this.
+_NO_TEXT = {
+    b"PAR1\x15": ("Parquet", "rename it to end in .parquet"),
+    b"ARROW1\0\0": ("Arrow", "rename it to end in .arrow"),
+    b"\x1f\x8b\x08": ("gzip", "rename it to end in .gz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "rename it to end in .zst"),
+    b"\xfd7zXZ\0": ("xz", "rename it to end in .xz"),
+    b"PK\x03\x04": (
+        "zip",
+        "rename it to end in .zip, or export text from the program that made it",
+    ),
+    b"%PDF-": ("PDF", "extract its text first"),
+    b"\x89PNG\r": ("PNG", "give records that name the image"),
+    b"\xff\xd8\xff": ("JPEG", "give records that name the image"),
 }
 _MAX_COLUMNS_LISTED = 12
 _TEXT_FIELD_NAMES = {"text", "texts", "txt"}
@@ -95,10 +109,17 @@ def make_non_text_record(record: int, offset: int, data: bytes, at: int) -> BadR
     return BadRecord(record, offset, column, reason, excerpt_around(data, at), before.count("\n") + 1)
 
 
+def refuse_wide_encoding(name: str, start: bytes) -> None:
+    """Raise InputError for text in UTF-16 or UTF-32, and for other formats."""
+    if reason := describe_wide_encoding(start):
+        raise InputError(f"{name} cannot be read: {reason}")
+
+
 def describe_wide_encoding(start: bytes) -> str | None:
     """Explain why a file is unreadable: UTF-16, UTF-32 or another format; else None."""
-    if reason := describe_other_format(start):
-        return reason
+    for magic, (form, remedy) in _NO_TEXT.items():
+        if start.startswith(magic):
+            return f"the file begins like {form}, not like text; {remedy}"
     for mark, name in _ENCODING_BY_BOM.items():
         if start.startswith(mark):
             mark_hex = mark.hex(" ").upper()

@@ -26,9 +26,6 @@ from batchloom.sources.files.archives import BOMB_BYTES, BOMB_RATIO
 from batchloom.sources.files.decompression import ReadOnlyFile
 from batchloom.sources.files.file_opening import find_local_path
 from batchloom.sources.files.source_rules import ReadRules, Source
-from batchloom.sources.formats.arrow_messages import BATCH, DICTIONARY, FILE_MAGIC, list_messages
-from batchloom.sources.formats.arrow_values import is_binary_type, is_text_type, to_plain_batch
-from batchloom.sources.formats.parquet_footer import read_row_groups
 from batchloom.sources.formats.record_faults import (
     SNIPPET_BYTES,
     describe_missing_field,
@@ -36,6 +33,7 @@ from batchloom.sources.formats.record_faults import (
     excerpt_record,
     make_too_large_record,
 )
+from batchloom.sources.formats.table_layout import BATCH, DICTIONARY, FILE_MAGIC, list_messages, read_row_groups
 
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 2048
@@ -487,3 +485,61 @@ def _wrap_arrow_errors(source: Source, file: "BinaryIO | _ErrorRecordingFile") -
             f"{source.name} is not a valid {kind} file ({reason[:1].lower()}{reason[1:]}); fetch or write it again, or "
             "leave it out."
         ) from error
+
+
+def is_text_type(kind: pa.DataType) -> bool:
+    """Return whether a column of this type holds text."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def is_binary_type(kind: pa.DataType) -> bool:
+    """Return whether a column of this type holds bytes."""
+    types = pa.types
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+
+
+def to_plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Cast decimals, dates, times and timestamps to text, and durations to numbers.
+
+    Other types stay unchanged: numbers, booleans, text, null, lists, structs (dicts), maps
+    (lists of pairs) and binary (bytes).
+    """
+    columns = []
+    for column in batch.columns:
+        values = column.storage if isinstance(column, pa.ExtensionArray) else column
+        target_type = _get_plain_type(values.type)
+        columns.append(values if target_type is values.type else values.cast(target_type))
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _get_plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type to cast to; the same object if nothing changes."""
+    types = pa.types
+    if types.is_decimal(kind) or types.is_date(kind) or types.is_time(kind):
+        return pa.string()
+    if types.is_timestamp(kind):
+        return pa.string()
+    if types.is_duration(kind):
+        return pa.int64()
+    if types.is_dictionary(kind):
+        return _get_plain_type(kind.value_type)
+    if types.is_struct(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        plain_fields = [field.with_type(_get_plain_type(field.type)) for field in fields]
+        return kind if _is_same_type(fields, plain_fields) else pa.struct(plain_fields)
+    makers = (
+        (types.is_list, pa.list_),
+        (types.is_large_list, pa.large_list),
+    )
+    for is_kind, make in makers:
+        if is_kind(kind):
+            value = kind.value_field.with_type(_get_plain_type(kind.value_type))
+            return kind if value.type is kind.value_type or value.type == kind.value_type else make(value)
+    return kind
+
+
+def _is_same_type(before: list[pa.Field], after: list[pa.Field]) -> bool:
+    return all(a.type == b.type for a, b in zip(before, after, strict=True))

@@ -1,18 +1,26 @@
 """Plain text and code: complete files, or files cut into documents."""
 
+import re
 from collections.abc import Iterator
 
 from batchloom.core.document import Records
 from batchloom.sources.files.part_stream import PartStream
-from batchloom.sources.files.source_rules import BOM, ReadMethod, ReadRules
-from batchloom.sources.formats.delimiters import Delimiter, make_delimiter
-from batchloom.sources.formats.record_blocks import RecordBlock, iter_record_blocks
+from batchloom.sources.files.source_rules import BOM, ReadLimits, ReadRules
+from batchloom.sources.formats.delimiters import (
+    NEWLINE,
+    BlankLineDelimiter,
+    Delimiter,
+    FixedDelimiter,
+    RecordBlock,
+    iter_record_blocks,
+)
 from batchloom.sources.formats.record_faults import (
     SNIPPET_BYTES,
     make_non_text_record,
     make_too_large_record,
 )
-from batchloom.sources.formats.text_cuts import find_document_end
+
+_BLANK_LINE_PATTERN = re.compile(rb"\n(?:[ \t\r]*\n)++")
 
 
 def read_text_file(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
@@ -52,31 +60,50 @@ def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
         yield batch
 
 
-def read_delimited(stream: PartStream, rules: ReadRules, read_method: ReadMethod) -> Iterator[Records]:
-    """Yield text documents that are lines, paragraphs or text between markers."""
-    delimiter, record = make_delimiter(read_method, rules), 0
-    for block in iter_record_blocks(stream, delimiter, rules.limits):
-        batch = _split_block(block, record, delimiter, read_method, rules.limits.record_bytes)
+def read_lines(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
+    """Yield text documents that are lines, without their line ends."""
+    return _read_delimited(stream, rules.limits, NEWLINE, end=b"\r")
+
+
+def read_paragraphs(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
+    """Yield text documents between blank lines."""
+    return _read_delimited(stream, rules.limits, BlankLineDelimiter())
+
+
+def read_marked(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
+    """Yield text documents between markers."""
+    return _read_delimited(stream, rules.limits, make_marker(rules))
+
+
+def make_marker(rules: ReadRules) -> FixedDelimiter:
+    """Return the marker between documents."""
+    return FixedDelimiter(rules.split_on.encode())
+
+
+def _read_delimited(
+    stream: PartStream, limits: ReadLimits, delimiter: Delimiter, end: bytes = b""
+) -> Iterator[Records]:
+    record = 0
+    for block in iter_record_blocks(stream, delimiter, limits):
+        batch = _split_block(block, record, delimiter, end, limits.record_bytes)
         record += batch.records_read
         # A suspended generator keeps its locals alive, and a record may be very large.
         del block
         yield batch
 
 
-def _split_block(
-    block: RecordBlock, record: int, delimiter: Delimiter, read_method: ReadMethod, max_bytes: int
-) -> Records:
-    """Return the records of a block; ``record`` is the number of the first one."""
+def _split_block(block: RecordBlock, record: int, delimiter: Delimiter, end: bytes, max_bytes: int) -> Records:
+    """Return the records of a block without ``end``; ``record`` is the number of the first one."""
     if block.oversize:
         return Records(bad=[make_too_large_record(record, block.offset, block.data, max_bytes)], records_read=1)
     batch = Records()
     contents, starts = delimiter.split(block.data)
     for number, (content, start) in enumerate(zip(contents, starts, strict=True), record):
-        line = content.removesuffix(b"\r") if read_method == "line" else content
-        if len(line) > max_bytes:
-            batch.bad.append(make_too_large_record(number, block.offset + start, line, max_bytes))
-        elif line:
-            _add_document(batch, number, block.offset + start, line)
+        document = content.removesuffix(end)
+        if len(document) > max_bytes:
+            batch.bad.append(make_too_large_record(number, block.offset + start, document, max_bytes))
+        elif document:
+            _add_document(batch, number, block.offset + start, document)
     batch.records_read = len(contents)
     return batch
 
@@ -96,3 +123,45 @@ def _add_document(batch: Records, record: int, offset: int, data: bytes) -> None
     batch.values.append(text)
     batch.records.append(record)
     batch.offsets.append(offset)
+
+
+def find_document_end(buffer: bytes, start: int, limits: ReadLimits) -> int:
+    """Return the end of the document that begins at ``start`` of a long text.
+
+    It is the first blank line at or after ``document_bytes``. Without one up to twice that, it is
+    the first line end, else the first space, else the first character start.
+
+    Args:
+        buffer: at least ``2 * document_bytes`` from ``start``, or all remaining bytes.
+        start: start of the document in the buffer.
+        limits: sizes that decide documents.
+    """
+    min_end, max_end = start + limits.document_bytes, start + 2 * limits.document_bytes
+    if len(buffer) <= min_end:
+        return len(buffer)
+    best_cut = find_best_cut(buffer, min_end, min(max_end, len(buffer)))
+    if best_cut is not None:
+        return best_cut
+    # The rest has no better cut and is short enough to be one document.
+    return len(buffer) if len(buffer) <= max_end else find_character_start(buffer, min_end)
+
+
+def find_best_cut(buffer: bytes, start: int, stop: int) -> int | None:
+    """Return the best cut in [start, stop): after blank lines, a line, before a space."""
+    match = _BLANK_LINE_PATTERN.search(buffer, start, stop)
+    if match:
+        return match.end()
+    index = buffer.find(b"\n", start, stop)
+    if index >= 0:
+        return index + 1
+    index = buffer.find(b" ", start, stop)
+    return index if index >= 0 else None
+
+
+def find_character_start(buffer: bytes, position: int) -> int:
+    """Return the first UTF-8 character start at or after ``position``."""
+    for index in range(position, min(position + 4, len(buffer))):
+        if buffer[index] & 0xC0 != 0x80:
+            return index
+    # Four continuation bytes in a row are not UTF-8. The end of the text also ends a character.
+    return position if position + 4 <= len(buffer) else len(buffer)

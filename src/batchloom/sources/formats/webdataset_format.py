@@ -21,8 +21,7 @@ from batchloom.core.medium import MEDIUM_KINDS, MediumKind, detect_medium_kind, 
 from batchloom.core.wording import describe_json_type
 from batchloom.sources.files.archives import Archive
 from batchloom.sources.files.decompression import DecompressionError, make_decompressor
-from batchloom.sources.files.file_kinds import get_suffix
-from batchloom.sources.files.file_opening import open_location
+from batchloom.sources.files.file_opening import get_suffix, open_location
 from batchloom.sources.files.part_stream import PartStream
 from batchloom.sources.files.source_rules import ReadLimits, ReadRules
 from batchloom.sources.formats.record_faults import describe_invalid_utf8

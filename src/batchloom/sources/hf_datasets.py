@@ -1,18 +1,20 @@
-"""Datasets of the Hugging Face Hub: the data files of a name, at one commit.
+"""Datasets of Hugging Face: on the Hub, by name at one commit, and saved by ``save_to_disk``.
 
 ``datasets`` decides which files belong to a configuration and a split; our own readers read them.
 Loading scripts never run. Error messages of the libraries are not repeated, as they may contain a
 token.
 """
 
-import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Any, NoReturn, TypeVar
+
+import msgspec
 
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import (
@@ -23,6 +25,7 @@ from batchloom.core.errors import (
     MissingDependencyError,
 )
 from batchloom.core.settings import suggest
+from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, DUMMY, SYNTHETIC, SYNTHETIC_NAMES
 from batchloom.remote import (
     MAX_CONNECT_ATTEMPTS,
     check_hub_endpoint,
@@ -31,9 +34,12 @@ from batchloom.remote import (
     list_library_errors,
     make_stat_result,
 )
-from batchloom.sources.files.dataset_names import STREAMING_MIN_BYTES, find_preset
-from batchloom.sources.files.file_kinds import detect_archive_by_name, detect_kind_by_name
+from batchloom.sources.files.archives import detect_archive_by_name
+from batchloom.sources.files.file_opening import get_pinned_revision, split_pinned_url
+from batchloom.sources.format_detection import detect_kind_by_name
 
+# Larger datasets are streamed by default; others are downloaded once.
+STREAMING_MIN_BYTES = 10 * 10**9
 T = TypeVar("T")
 
 _WORD_PATTERN = r"[A-Za-z0-9_][\w.+-]*"
@@ -41,9 +47,144 @@ _NAME_PATTERN = re.compile(
     rf"(?P<repo>{_WORD_PATTERN}/{_WORD_PATTERN})(?::(?P<config>{_WORD_PATTERN}))?(?:/(?P<split>\w+))?(?:@(?P<revision>[^\s@:]+))?"
 )
 _REPOSITORY_URL_PATTERN = re.compile(rf"hf://datasets/({_WORD_PATTERN}/{_WORD_PATTERN}?)(?:@([^/@]+|refs/[^@]+))?/?")
-_PINNED_URL_PATTERN = re.compile(rf"hf://datasets/({_WORD_PATTERN}/{_WORD_PATTERN})@([0-9a-f]{{40}})/(.+)")
 _PATHS_PER_REQUEST = 500
 _MAX_LISTED = 12
+_DATASET_NAME, _STATE_NAME, _SPLITS_NAME = "dataset_info.json", "state.json", "dataset_dict.json"
+_WANTED_SPLIT = "train"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetPreset:
+    """A Hub dataset with a short name.
+
+    Attributes:
+        name: short name.
+        description: content, in one sentence.
+        repository: name of the repository on the Hub.
+        config: name of the configuration.
+        split: name of the split.
+        text_field: field that holds the text.
+        tokenizer: usual tokenizer; ``prepare`` takes any.
+        bytes: approximate size of its files.
+    """
+
+    name: str
+    description: str
+    repository: str
+    config: str = "default"
+    split: str = "train"
+    text_field: str = "text"
+    tokenizer: str = "gpt2"
+    bytes: int
+
+    @property
+    def location(self) -> str:
+        """Input that the name refers to."""
+        return f"{self.repository}:{self.config}/{self.split}"
+
+
+# Sizes are those of the split's files, as listed in the repositories.
+_PRESETS = (
+    DatasetPreset(
+        name="fineweb",
+        description="Cleaned English web text: a random sample of 10 billion GPT-2 tokens out of about 15 trillion "
+        "(the complete set is HuggingFaceFW/fineweb:default/train).",
+        repository="HuggingFaceFW/fineweb",
+        config="sample-10BT",
+        bytes=27_600_000_000,
+    ),
+    DatasetPreset(
+        name="fineweb-edu",
+        description="Educational English web text: a random sample of 10 billion GPT-2 tokens out of 1.3 trillion "
+        "(the complete set is HuggingFaceFW/fineweb-edu:default/train).",
+        repository="HuggingFaceFW/fineweb-edu",
+        config="sample-10BT",
+        bytes=28_500_000_000,
+    ),
+    DatasetPreset(
+        name="pile",
+        description="The Pile without its copyrighted parts: papers, code, web pages, books, dialogue; mostly English.",
+        repository="monology/pile-uncopyrighted",
+        bytes=335_000_000_000,
+    ),
+    DatasetPreset(
+        name="shakespeare",
+        description="The First Folio: 36 plays of Shakespeare, one play per document; 30 of them for training.",
+        repository="gvlassis/shakespearefirstfolio",
+        bytes=2_600_000,
+    ),
+    DatasetPreset(
+        name="tiny_shakespeare",
+        description="40,000 lines of Shakespeare as one text, the classic data of character models.",
+        repository="karpathy/tiny_shakespeare",
+        bytes=634_000,
+    ),
+)
+
+
+_SYNTHETIC_DESCRIPTIONS = {
+    DISTRIBUTED_DUMMY: "Synthetic documents for throughput tests; each rank reads its own share.",
+    DUMMY: "Synthetic documents for throughput tests; every rank reads the same share.",
+}
+
+
+def find_preset(name: str) -> DatasetPreset | None:
+    """Return the dataset of a short name, or None."""
+    return next((preset for preset in _PRESETS if preset.name == name), None)
+
+
+def list_preset_names() -> list[str]:
+    """Return all short names."""
+    return [*SYNTHETIC_NAMES, *(preset.name for preset in _PRESETS)]
+
+
+def list_datasets() -> list[dict[str, Any]]:
+    """List the datasets with a short name as dictionaries of plain values.
+
+    Keys: ``name``, ``description``, ``repository``, ``config``, ``split``, ``text_field``,
+    ``tokenizer``, ``bytes`` (approximate), ``size`` (the same, formatted), ``streaming`` (whether
+    ``prepare`` reads it remotely by default), ``input`` (the input that the name refers to),
+    ``source``: ``real``, or ``synthetic`` for generated data of any size without a repository.
+    """
+    synthetic_datasets = [
+        {
+            "name": name,
+            "description": description,
+            "repository": "",
+            "config": "",
+            "split": "train",
+            "text_field": "",
+            "tokenizer": "none",
+            "bytes": 0,
+            "size": "any",
+            "streaming": False,
+            "input": name,
+            "source": SYNTHETIC,
+        }
+        for name, description in _SYNTHETIC_DESCRIPTIONS.items()
+    ]
+    return synthetic_datasets + [
+        {
+            "name": preset.name,
+            "description": preset.description,
+            "repository": preset.repository,
+            "config": preset.config,
+            "split": preset.split,
+            "text_field": preset.text_field,
+            "tokenizer": preset.tokenizer,
+            "bytes": preset.bytes,
+            "size": _format_preset_size(preset.bytes),
+            "streaming": preset.bytes > STREAMING_MIN_BYTES,
+            "input": preset.location,
+            "source": "real",
+        }
+        for preset in _PRESETS
+    ]
+
+
+def _format_preset_size(size: int) -> str:
+    unit, name = (10**9, "GB") if size >= 10**9 else (10**6, "MB")
+    return f"{size / unit:.1f} {name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +246,6 @@ def find_hub_name(location: str, folder: str = "") -> HubDatasetName | None:
     parent_exists = os.path.isdir(os.path.join(folder, first))  # noqa: PTH112, PTH118
     is_plain = bool(slash) and ":" not in location and "@" not in location
     return None if path_exists or (parent_exists and is_plain) else name
-
-
-def get_pinned_revision(url: str) -> str:
-    """Return the commit to which a Hub URL is pinned, or "" if it is not pinned."""
-    # Most locations are paths, for which the cheap test suffices.
-    match = _PINNED_URL_PATTERN.fullmatch(url) if "://" in url else None
-    return match[2] if match else ""
 
 
 def strip_revision(url: str) -> str:
@@ -192,36 +326,13 @@ def download_to_cache(files: Sequence[HubFile], *, streaming: bool | None) -> st
     from huggingface_hub import hf_hub_download  # noqa: PLC0415 - optional
 
     for file in files:
-        repo, commit, inside = _split_pinned_url(file.url)
+        repo, commit, inside = split_pinned_url(file.url)
         work = partial(hf_hub_download, repo, inside, repo_type="dataset", revision=commit)
         try:
             _query_hub(HubDatasetName(repo), work, MAX_CONNECT_ATTEMPTS)
         except DownloadError:
             return f"{file.name} could not be downloaded; the remaining files are read remotely."
     return ""
-
-
-def find_cached_copy(url: str, size: int) -> str | None:
-    """Return the path of the downloaded copy of a pinned file, or None."""
-    if not get_pinned_revision(url):
-        return None
-    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
-
-    repo, commit, inside = _split_pinned_url(url)
-    cached_path = try_to_load_from_cache(repo, inside, repo_type="dataset", revision=commit)
-    if not isinstance(cached_path, str):
-        return None
-    with contextlib.suppress(OSError):
-        if os.stat(cached_path).st_size == size:  # noqa: PTH116 - paths remain strings
-            return cached_path
-    return None
-
-
-def _split_pinned_url(url: str) -> tuple[str, str, str]:
-    match = _PINNED_URL_PATTERN.fullmatch(url)
-    if match is None:
-        raise AssertionError("only files that are pinned to a commit are downloaded")
-    return match[1], match[2], match[3]
 
 
 def _resolve_commit(name: HubDatasetName) -> str:
@@ -282,7 +393,7 @@ def _describe_files(name: HubDatasetName, commit: str, urls: list[str]) -> list[
     from huggingface_hub import HfApi  # noqa: PLC0415 - optional
     from huggingface_hub.hf_api import RepoFile  # noqa: PLC0415
 
-    repo_paths = [_split_pinned_url(url)[2] for url in urls]
+    repo_paths = [split_pinned_url(url)[2] for url in urls]
     facts = {}
     for start in range(0, len(repo_paths), _PATHS_PER_REQUEST):
         path_batch = repo_paths[start : start + _PATHS_PER_REQUEST]
@@ -344,3 +455,64 @@ def _make_missing_library_error(name: HubDatasetName) -> MissingDependencyError:
         f"There is no file or folder {name.repo}. To read it as a data set of the Hub, install datasets and "
         "huggingface_hub: pip install 'batchloom[hf]' (or: pip install datasets transformers)."
     )
+
+
+def find_saved_split(folder: str) -> tuple[str, str] | None:
+    """Return the split folder to read and a note; None if no saved DatasetDict.
+
+    Raises:
+        InputError: no split is the default, or the folder is damaged.
+    """
+    if not os.path.exists(f"{folder}/{_SPLITS_NAME}"):  # noqa: PTH110 - called for every folder
+        return None
+    splits = _read_json(f"{folder}/{_SPLITS_NAME}").get("splits")
+    if not isinstance(splits, list) or not all(_is_plain_name(name) for name in splits) or not splits:
+        raise InputError(f"{folder}/{_SPLITS_NAME} names no splits; save the dataset again.")
+    if _WANTED_SPLIT not in splits and len(splits) > 1:
+        raise InputError(f"{folder} holds the splits {', '.join(splits)}; name one, for example {folder}/{splits[0]}")
+    split = _WANTED_SPLIT if _WANTED_SPLIT in splits else splits[0]
+    other_folders = [f"{folder}/{name}" for name in splits if name != split]
+    note = f"Split {split} of the saved dataset {folder} is read"
+    return f"{folder}/{split}", note + (
+        f"; for other splits name {', '.join(other_folders)}." if other_folders else "."
+    )
+
+
+def list_saved_files(folder: str) -> list[str] | None:
+    """Return the data files of a saved dataset in order; None for another folder.
+
+    Raises:
+        InputError: it is damaged, or selects rows with its own index.
+    """
+    required = (_STATE_NAME, _DATASET_NAME)
+    if not all(os.path.exists(f"{folder}/{name}") for name in required):  # noqa: PTH110
+        return None
+    state = _read_json(f"{folder}/{_STATE_NAME}")
+    if state.get("_indices_data_files"):
+        raise InputError(
+            f"{folder} is a saved dataset that selects its rows by an index; save it again after flatten_indices()."
+        )
+    entries = state.get("_data_files")
+    names = [entry.get("filename") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    if not isinstance(entries, list) or len(names) != len(entries) or not all(map(_is_plain_name, names)):
+        raise InputError(f"{folder}/{_STATE_NAME} does not name its data files; save the dataset again.")
+    return [f"{folder}/{name}" for name in names]
+
+
+def is_saved_dataset(paths: Collection[str]) -> bool:
+    """Return whether relative file paths show that a folder holds a saved dataset."""
+    folders = {path.rpartition("/")[0] for path in paths if PurePosixPath(path).name == _STATE_NAME}
+    return any(f"{folder}/{_DATASET_NAME}".lstrip("/") in paths for folder in folders)
+
+
+def _is_plain_name(name: Any) -> bool:
+    """Return whether a name stays inside its folder."""
+    return isinstance(name, str) and PurePosixPath(name).name == name and name not in ("", "..")
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            return msgspec.json.decode(file.read(16 << 20), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read ({error}); save the dataset again.") from error
