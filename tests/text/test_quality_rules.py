@@ -13,11 +13,22 @@ from batchloom.text import C4, DroppedText, FineWeb, Gopher, Repetition
 from batchloom.text.quality import c4, fineweb, gopher, repetition
 from text.quality_texts import EDGES, FIVE, SENTENCE, STEPS, make_gopher_text
 
+NGRAMS = [
+    *(repetition.TOP_NGRAM.format(n) for n, _ in Repetition().top_ngrams),
+    *(repetition.DUPLICATE_NGRAMS.format(n) for n, _ in Repetition().duplicate_ngrams),
+]
+
+
+def list_reasons(module):
+    """Return the drop reasons that a module declares."""
+    return {value for value in vars(module).values() if isinstance(value, str) and "{}" not in value}
+
+
 REASONS = {
-    "c4": c4.C4_REASONS,
-    "gopher": gopher.GOPHER_REASONS,
-    "repetition": repetition.list_repetition_reasons(Repetition()),
-    "fineweb": fineweb.FINEWEB_REASONS,
+    "c4": list_reasons(c4),
+    "gopher": list_reasons(gopher),
+    "repetition": {*list_reasons(repetition), *NGRAMS},
+    "fineweb": list_reasons(fineweb),
 }
 
 

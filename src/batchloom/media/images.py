@@ -83,11 +83,7 @@ def decode_image(content: MediaContent) -> Any:
 
 
 def detect_image_format(head: bytes) -> str:
-    """Detect the format from the first bytes of an image.
-
-    Raises:
-        UnusableRecordError: an unsupported format; the message guesses which.
-    """
+    """Detect the format from the first bytes of an image."""
     if head.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if head.startswith(b"\x89PNG\r\n\x1a\n"):

@@ -1,4 +1,4 @@
-"""Bytes of media, their size limits, and an identity hash of their first and last bytes."""
+"""Bytes of media, their size limits, and a hash of their first and last bytes."""
 
 import io
 import os

@@ -196,12 +196,7 @@ class MediaInspector:
 def inspect_medium(
     kind: MediumKind, content: MediaContent, limits: MediaLimits, sampling: FrameSampling
 ) -> Sequence[MediumFacts]:
-    """Read the header of a medium; of a video, return facts of each sampled frame.
-
-    Raises:
-        UnusableRecordError: the medium is of another kind, damaged, truncated, or too large.
-        MissingDependencyError: the reader of this kind is not installed.
-    """
+    """Read the header of a medium; of a video, return facts of each sampled frame."""
     if kind == "image":
         return [inspect_image(content, limits)]
     if kind == "audio":

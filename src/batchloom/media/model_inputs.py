@@ -1,4 +1,4 @@
-"""Additional model inputs and batch layouts, by processor class, and M-RoPE positions."""
+"""Model inputs and batch layouts by processor class, and M-RoPE positions."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -276,12 +276,7 @@ def collapse_expansion(text: str, token: str, grid: tuple[int, int, int] = (0, 0
 
 
 def render_medium(processor: Any, kind: MediumKind, facts: MediumFacts) -> str:
-    """Return the text that a processor writes for a medium of this size.
-
-    Raises:
-        UnusableRecordError: the processor does not accept the medium.
-        InputError: the processor does not report the text, as in older transformers.
-    """
+    """Return the text that a processor writes for a medium of this size."""
     name = type(processor).__name__
     placeholder = getattr(processor, f"{kind}_token", None)
     if not placeholder:

@@ -92,12 +92,7 @@ def fit_frame_size(width: int, height: int, sampling: FrameSampling) -> tuple[in
 
 
 def inspect_video(content: MediaContent, limits: MediaLimits, sampling: FrameSampling) -> list[FrameFacts]:
-    """Return the sampled frames of a video after checking that the last one exists.
-
-    Raises:
-        UnusableRecordError: the content is empty, no video, truncated, damaged, or larger than allowed.
-        MissingDependencyError: PyAV is not installed.
-    """
+    """Return the sampled frames of a video after checking that the last one exists."""
     with _open_video(content) as film:
         pixels = film.stream.codec_context.width * film.stream.codec_context.height
         if not pixels:
@@ -124,9 +119,6 @@ def decode_frames(content: MediaContent, facts: Sequence[FrameFacts]) -> Iterato
     """Yield video frames as upright RGB ``PIL.Image.Image``, resized to their facts.
 
     A frame is the one displayed at its time; ``facts`` ascend by time. Pillow resizes with bicubic interpolation.
-
-    Raises:
-        UnusableRecordError: the video cannot be decoded.
     """
     from PIL import Image  # noqa: PLC0415 - imported late, only for media
 
@@ -139,11 +131,7 @@ def decode_frames(content: MediaContent, facts: Sequence[FrameFacts]) -> Iterato
 
 
 def detect_video_format(head: bytes, size: int) -> str:
-    """Detect the format from the first bytes of a video, as named by FFmpeg.
-
-    Raises:
-        UnusableRecordError: an unsupported format (the message guesses which), or a truncated file.
-    """
+    """Detect the format from the first bytes of a video, as named by FFmpeg."""
     if head[4:8] == b"ftyp" and head[8:12] in _IMAGE_BRANDS:
         raise UnusableRecordError("is an image (AVIF or HEIF), not a video")
     if head[4:8] == b"ftyp" or head[4:8] in _MP4_BOXES:

@@ -28,8 +28,7 @@ from batchloom.sources.files.decompression import (
 from batchloom.sources.files.file_opening import get_suffix
 from batchloom.sources.files.part_stream import PartStream
 from batchloom.sources.files.source_rules import BOM, Source
-from batchloom.sources.formats.json_list_format import WRAPPERS, scan_brackets
-from batchloom.sources.formats.registry import (
+from batchloom.sources.formats.format_registry import (
     COLUMNAR_KINDS,
     FORMATS,
     INPUT_FORMATS,
@@ -39,6 +38,7 @@ from batchloom.sources.formats.registry import (
     InputFormat,
     parse_suffixes,
 )
+from batchloom.sources.formats.json_list_format import WRAPPERS, scan_brackets
 
 _WRAPPED_LIST_PATTERN = re.compile(rb'"(?:%b)"\s*:\s*$' % "|".join(WRAPPERS).encode())
 _KEY_REACH = 64
@@ -154,7 +154,7 @@ def detect_kind_by_name(name: str) -> FileDetection | None:
 
 @lru_cache(maxsize=1024)
 def _detect_kind_by_suffixes(suffix: str, packed: str | None, kind_by_name: str | None) -> FileDetection | None:
-    """Return the kind by the suffixes for format and compression; ``kind_by_name`` is that of the complete name."""
+    """Return the kind by suffix and compression suffix, else that of the name."""
     compression = COMPRESSION_BY_SUFFIX[packed] if packed else None
     if suffix in _UNREADABLE_REMEDIES:
         return FileDetection(None, compression, suffix, _UNREADABLE_REMEDIES[suffix])
@@ -280,21 +280,13 @@ def detect_kind(
 
 
 def detect_file_kind(source: Source) -> FileDetection:
-    """Return the kind of a local or remote file; the kind of ``source`` is ignored.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """Return the kind of a local or remote file; the kind of ``source`` is ignored."""
     name = redact_url(source.path)
     return detect_kind(detect_kind_by_name(name), name, partial(_read_start, source))
 
 
 def detect_declared_kind(source: Source, verdict: FileDetection, form: InputFormat | None) -> FileDetection:
-    """Return the kind of a file with a declared format; ``verdict`` is as detected.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """Return the kind of a file with a declared format; ``verdict`` is as detected."""
     if form in (None, "hf_dataset") or verdict.kind is None or FORMATS[verdict.kind].method:
         return verdict
     # The name is that of a text, so the content decides.
@@ -331,9 +323,6 @@ def list_archive_sources(
         archive: the archive.
         skipped_counts: counter of skipped members.
         on_detected: called with the name and detection of every listed member.
-
-    Raises:
-        InputError: the archive cannot be read.
     """
     names: Counter[str] = Counter()
     for entry in list_archive(archive, skipped_counts):
@@ -360,11 +349,7 @@ def list_archive_sources(
 
 
 def _detect_member_kind(archive: Archive, entry: ArchiveEntry) -> FileDetection:
-    """Return the kind of a member, "broken" if it contradicts its own name.
-
-    Raises:
-        InputError: the archive itself is damaged.
-    """
+    """Return the kind of a member, "broken" if it contradicts its own name."""
     if not needs_content(name_detection := detect_kind_by_name(entry.name)):
         return name_detection or FileDetection(None, None, "unknown")
     try:

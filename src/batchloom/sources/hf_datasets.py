@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face: on the Hub, by name at one commit, and saved by ``save_to_disk``.
+"""Datasets of Hugging Face: on the Hub, and saved by ``save_to_disk``.
 
 ``datasets`` decides which files belong to a configuration and a split; our own readers read them.
 Loading scripts never run. Error messages of the libraries are not repeated, as they may contain a
@@ -278,13 +278,6 @@ def list_hub_files(name: HubDatasetName) -> tuple[list[HubFile], str]:
     """Return the data files of a dataset in the order of ``datasets``, and a note.
 
     The note states the chosen configuration, split and commit.
-
-    Raises:
-        MissingDependencyError: datasets or huggingface_hub is not installed.
-        InputMissingError: the dataset, revision, configuration, split or data file does not exist.
-        InputError: it needs a loading script.
-        AccessError: its terms must be accepted first.
-        DownloadError: the Hub cannot be reached.
     """
     commit = _resolve_commit(name)
     config, splits = _find_data_files(name, commit)
@@ -458,11 +451,7 @@ def _make_missing_library_error(name: HubDatasetName) -> MissingDependencyError:
 
 
 def find_saved_split(folder: str) -> tuple[str, str] | None:
-    """Return the split folder to read and a note; None if no saved DatasetDict.
-
-    Raises:
-        InputError: no split is the default, or the folder is damaged.
-    """
+    """Return the split folder to read and a note; None if no saved DatasetDict."""
     if not os.path.exists(f"{folder}/{_SPLITS_NAME}"):  # noqa: PTH110 - called for every folder
         return None
     splits = _read_json(f"{folder}/{_SPLITS_NAME}").get("splits")
@@ -479,11 +468,7 @@ def find_saved_split(folder: str) -> tuple[str, str] | None:
 
 
 def list_saved_files(folder: str) -> list[str] | None:
-    """Return the data files of a saved dataset in order; None for another folder.
-
-    Raises:
-        InputError: it is damaged, or selects rows with its own index.
-    """
+    """Return the data files of a saved dataset in order; None for another folder."""
     required = (_STATE_NAME, _DATASET_NAME)
     if not all(os.path.exists(f"{folder}/{name}") for name in required):  # noqa: PTH110
         return None

@@ -54,7 +54,7 @@ from batchloom.sources.format_detection import (
     needs_content,
     reraise_with_location,
 )
-from batchloom.sources.formats.registry import FORMATS
+from batchloom.sources.formats.format_registry import FORMATS
 from batchloom.sources.formats.webdataset_format import find_unread_suffixes
 from batchloom.sources.hf_datasets import (
     HubDatasetName,

@@ -1,4 +1,4 @@
-"""Parts of sources: their boundaries, their records, and the positions of records in files.
+"""Parts of sources: their boundaries, their records, and positions of records.
 
 A boundary depends only on the bytes around the offset, or for CSV files and JSON lists on all bytes before it, so
 parts can be read in any order and give the same documents. One pass from the front finds the boundaries of a CSV file
@@ -15,7 +15,7 @@ from batchloom.core.errors import InputError, RecordError, make_record_error
 from batchloom.sources.files.part_stream import PartStream, open_source
 from batchloom.sources.files.source_rules import PartStart, ReadRules, Source, SourcePart
 from batchloom.sources.formats.delimiters import NEWLINE, Delimiter
-from batchloom.sources.formats.registry import get_read_method, is_sequential, is_splittable
+from batchloom.sources.formats.format_registry import get_read_method, is_sequential, is_splittable
 from batchloom.sources.formats.table_probe import require_no_crash
 from batchloom.sources.formats.text_format import find_best_cut, find_character_start
 

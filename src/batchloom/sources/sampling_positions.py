@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from batchloom.core.fingerprint import derive_key
 from batchloom.sources.files.source_rules import ReadRules, Source, SourcePart
-from batchloom.sources.formats.registry import get_read_method, is_splittable
+from batchloom.sources.formats.format_registry import get_read_method, is_splittable
 from batchloom.sources.part_reader import RecordBounds
 
 

@@ -451,11 +451,11 @@ class _WordTable:
 _WORD_TABLES = [_WordTable()]
 
 
-def _iter_chunks(text: str) -> Iterator[str]:
-    """Yield chunks of a text, split at white space."""
+def iter_chunks(text: str, size: int) -> Iterator[str]:
+    """Yield chunks of at least ``size`` characters of a text, split at white space."""
     start = 0
     while start < len(text):
-        space = _SPACE_PATTERN.search(text, start + _CHUNK_CHARACTERS)
+        space = _SPACE_PATTERN.search(text, start + size)
         stop = space.start() if space else len(text)
         yield text[start:stop]
         start = stop
@@ -465,7 +465,7 @@ def _iter_chunks(text: str) -> Iterator[str]:
 def compute_word_statistics(text: str) -> WordStatistics:
     """Compute word statistics; the last text is cached for the next rule."""
     rows = []
-    for chunk in _iter_chunks(text):
+    for chunk in iter_chunks(text, _CHUNK_CHARACTERS):
         if _WORD_TABLES[0].is_full():
             _WORD_TABLES[0] = _WordTable()
         rows.append(_WORD_TABLES[0].rows(chunk))

@@ -1,4 +1,4 @@
-"""Tokenizers without a file: bytes, and the ids of imported stores without a tokenizer."""
+"""Tokenizers without a file: bytes, and ids of stores without a tokenizer."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -56,11 +56,7 @@ _TOKENIZER_FILES = RepositoryFiles(
 
 
 def find_cached_file(repo: str, filename: str = _TOKENIZER_FILE) -> Path | None:
-    """Return a file of a repository in the local Hub cache, or None.
-
-    Raises:
-        InputError: ``HF_ENDPOINT`` is not an address.
-    """
+    """Return a file of a repository in the local Hub cache, or None."""
     check_hub_endpoint()
     try:
         from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional

@@ -1,4 +1,4 @@
-"""Tokenizer of a tokenizer.json on the fast engine (fastokens) or the exact one (HF tokenizers)."""
+"""Tokenizer of a tokenizer.json, on fastokens or on HF tokenizers (exact)."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,9 +92,6 @@ class ReferenceEngine:
         """Implement ``Tokenizer.encode_batch``.
 
         A huge text needs up to 150 bytes of memory per byte.
-
-        Raises:
-            TokenizerError: a text that is not Unicode, or that the vocabulary cannot spell.
         """
         encoder = self._control_tokenizer if control else self._encoder
         id_arrays: list[NDArray[np.uint32]] = []

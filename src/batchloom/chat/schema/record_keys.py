@@ -281,11 +281,7 @@ PART_KEYS: dict[str, UnsupportedKey] = {
 
 
 def check_keys(keys: Mapping[str, Any], unsupported: Mapping[str, UnsupportedKey], field_path: str) -> None:
-    """Refuse a message or a part that holds an unsupported key.
-
-    Raises:
-        UnusableRecordError: names the key, the library that defines it and the remedy.
-    """
+    """Refuse a message or a part that holds an unsupported key."""
     if unsupported.keys().isdisjoint(keys):
         return
     # Table order makes the error of a record the same in every process.
@@ -325,22 +321,14 @@ def unsupported_columns(schema: Schema) -> dict[str, UnsupportedKey]:
 
 
 def check_columns(row: Row, unsupported: Mapping[str, UnsupportedKey]) -> None:
-    """Refuse a record that holds an unsupported column.
-
-    Raises:
-        UnusableRecordError: names the column, the library that defines it and the remedy.
-    """
+    """Refuse a record that holds an unsupported column."""
     for name, entry in unsupported.items():
         if name in row and has_effect(row[name], entry):
             raise UnusableRecordError(describe_unsupported(f"column {name!r} is", entry, [name]))
 
 
 def check_first_records(records: Sequence[Row], schema: Schema) -> None:
-    """Refuse a source whose first records hold unsupported columns; list them all.
-
-    Raises:
-        SchemaError: names the columns, the libraries that define them and the remedies.
-    """
+    """Refuse a source whose first records hold unsupported columns; list them all."""
     names_of: dict[UnsupportedKey, list[str]] = {}
     for name, entry in unsupported_columns(schema).items():
         if any(has_effect(row.get(name), entry) for row in records):

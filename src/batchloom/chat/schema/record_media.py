@@ -1,4 +1,4 @@
-"""Media in records: typed parts, placeholders in texts with media columns, and frames of videos.
+"""Media in records: typed parts, placeholders in texts, and frames of videos.
 
 Parts are those of transformers (``{"type": "image", "url": ...}``) and of OpenAI (``image_url``,
 ``input_audio``); placeholders (``<image>``, ``<audio>``, ``<video>``) those of LLaVA and LLaMA-Factory.

@@ -1,4 +1,4 @@
-"""Parsers of records: texts, conversations, preferences, texts with media, and token ids."""
+"""Parsers of records: texts, conversations, preferences, media and token ids."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -457,10 +457,6 @@ def read_token_row(row: Row, columns: dict[str, tuple[str, ...]]) -> TokenRow:
     ``labels`` are aligned with ``input_ids`` as in Hugging Face: each is -100 or the id itself.
     A token is trained if both columns say so. Zeros of ``attention_mask`` mark padding, which is
     removed and may only precede or follow the tokens.
-
-    Raises:
-        UnusableRecordError: values that are not integers, columns of different lengths, labels that differ
-            from ``input_ids``, masks with values other than 0 and 1, or padding between tokens.
     """
     name = columns["input_ids"][0]
     ids = _read_integers(row, "input_ids", name)

@@ -71,10 +71,6 @@ def read_turns(value: object, column: str) -> Turns:
     Args:
         value: value of the column.
         column: column name for error messages.
-
-    Raises:
-        UnusableRecordError: not a list of messages, an empty list, an unknown role, missing or non-text
-            content, or an invalid flag; with the index of the message.
     """
     if isinstance(value, str):
         value = _parse_json(value, column, "messages")

@@ -1,4 +1,4 @@
-"""Chat templates: choice, compilation in a sandbox, and rendering of a conversation to text.
+"""Chat templates: choice, compilation in a sandbox, and rendering to text.
 
 The sandbox is set up as in transformers, and limits time and output.
 """

@@ -1,6 +1,6 @@
 """Selection of the trained spans of a rendered conversation."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 from batchloom.chat.templates.chat_template import RenderError
 from batchloom.chat.templates.rendering import ConversationText
@@ -8,7 +8,6 @@ from batchloom.chat.templates.turn_positions import ASSISTANT, TurnPosition
 from batchloom.core.conversation import Conversation
 
 TrainOn = Literal["assistant", "all", "last", "completion"]
-TRAIN_ON: tuple[str, ...] = get_args(TrainOn)
 
 CharacterSpan = tuple[int, int]
 

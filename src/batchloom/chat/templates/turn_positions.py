@@ -107,9 +107,6 @@ def locate_turns(
     """Return the position of each message; None for messages that the template omits.
 
     ``empty`` marks messages without a string that could have been marked.
-
-    Raises:
-        TurnPositionError: the position of an assistant's turn is not certain.
     """
     text, blocks = marked_text.text, marked_text.blocks
     turn_spans: dict[int, tuple[int, int]] = {}

@@ -121,11 +121,7 @@ def detect_archive_by_name(name: str) -> tuple[ArchiveKind, Compression | None] 
 
 
 def list_archive(archive: Archive, skipped_counts: Counter[str]) -> Iterator[ArchiveEntry]:
-    """Yield the usable members of an archive in order, and count skipped ones.
-
-    Raises:
-        InputError: the archive cannot be read, or decompresses to far more than its size.
-    """
+    """Yield the usable members of an archive in order, and count skipped ones."""
     iter_entries = _walk_zip if archive.kind == "zip" else _walk_tar
     total = 0
     try:
@@ -246,12 +242,7 @@ def _extract(tar_file: tarfile.TarFile, entry: tarfile.TarInfo) -> BinaryIO:
 
 
 def open_member(member: ArchiveMember) -> BinaryIO:
-    """Open the bytes of a member as a file, with random access if it is ``direct``.
-
-    Raises:
-        OSError: the archive cannot be read.
-        EOFError, DecompressionError: it is truncated or broken; reading raises them too.
-    """
+    """Open the bytes of a member as a file, with random access if it is ``direct``."""
     archive = member.archive
     if archive.compression is not None:
         return cast("BinaryIO", _TarMember(member))

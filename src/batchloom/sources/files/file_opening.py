@@ -24,9 +24,6 @@ def open_location(location: str, size: int, stamp: int) -> BinaryIO:
         location: path or URL.
         size: size of the file in bytes.
         stamp: modification time, or its substitute for a remote file.
-
-    Raises:
-        OSError: it cannot be opened or read; a remote file raises InputError instead.
     """
     path = find_local_path(location, size)
     # The caller closes it.

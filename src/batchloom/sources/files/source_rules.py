@@ -1,4 +1,4 @@
-"""Sources and their parts, and the settings and sizes that decide document boundaries."""
+"""Sources, their parts, and the settings that decide document boundaries."""
 
 from dataclasses import dataclass
 
@@ -51,7 +51,7 @@ class Source:
     Attributes:
         name: name under the inputs, used in the manifest and messages.
         path: path, or URL of a remote file with everything needed to read it.
-        kind: format of the file, which decides the reader (``formats/registry.py``).
+        kind: format of the file, which decides the reader (``formats/format_registry.py``).
         compression: compression of the file; None for a plain file.
         size: bytes on disk; for an archive member, its uncompressed bytes.
         mtime_ns: modification time; for a remote file a number derived from its ETag or version; for

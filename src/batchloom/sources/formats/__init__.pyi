@@ -1,6 +1,4 @@
-from .json_list_format import scan_brackets as scan_brackets
-from .record_faults import SNIPPET_BYTES as SNIPPET_BYTES, excerpt_record as excerpt_record
-from .registry import (
+from .format_registry import (
     COLUMNAR_KINDS as COLUMNAR_KINDS,
     INPUT_FORMATS as INPUT_FORMATS,
     SPLIT_WORDS as SPLIT_WORDS,
@@ -9,3 +7,5 @@ from .registry import (
     is_sequential as is_sequential,
     is_splittable as is_splittable,
 )
+from .json_list_format import scan_brackets as scan_brackets
+from .record_faults import SNIPPET_BYTES as SNIPPET_BYTES, excerpt_record as excerpt_record

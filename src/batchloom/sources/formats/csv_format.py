@@ -46,23 +46,14 @@ class CsvHeader:
 
 
 def read_csv(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
-    """Yield the records of a part of a CSV or TSV source in batches.
-
-    Raises:
-        InputError: the header is invalid, or a quoted field is never closed.
-        RecordError: no column has the name of the text field.
-    """
+    """Yield the records of a part of a CSV or TSV source in batches."""
     reader = _CsvReader(stream, rules)
     yield from reader.read(read_csv_header(stream.source, rules) if stream.begin else reader.read_header())
 
 
 @lru_cache(maxsize=64)
 def read_csv_header(source: Source, rules: ReadRules) -> CsvHeader:
-    """Return the header of an uncompressed source.
-
-    Raises:
-        InputError: the header is invalid.
-    """
+    """Return the header of an uncompressed source."""
     with PartStream(source) as stream:
         return _CsvReader(stream, rules).read_header()
 
@@ -351,9 +342,6 @@ def find_row_cut(source: Source, rules: ReadRules, known_cut: PartStart | None, 
     """Return the first cut at or after byte ``nominal``, or None.
 
     ``known_cut`` is an earlier cut to continue from; None: the source's beginning.
-
-    Raises:
-        InputError: the source cannot be read, its header is invalid, or a quoted field is never closed.
     """
     header = read_csv_header(source, rules)
     cut = known_cut or header.rows

@@ -1,4 +1,4 @@
-"""Record delimiters (a newline, a marker, a blank line), and blocks of complete records."""
+"""Record delimiters (newline, marker, blank line), and blocks of records."""
 
 import re
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class Delimiter(Protocol):
         """Return how many trailing bytes may belong to an incomplete delimiter."""
 
     def count_reread(self, before: bytes) -> int:
-        """Return how many bytes before an offset a search must read to find a record that begins at the offset."""
+        """Return how many bytes before an offset belong to a delimiter that may end there."""
 
     def split(self, block: bytes) -> tuple[list[bytes], list[int]]:
         """Return records of a complete block, without delimiters, and their offsets."""

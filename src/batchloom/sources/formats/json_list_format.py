@@ -193,21 +193,13 @@ class _JsonTextWindow:
                 return self.data[self.at : self.at + 1]
 
     def take(self, expected: bytes, message: str) -> None:
-        """Read one expected byte, after white space.
-
-        Raises:
-            InvalidJsonError: another byte is there.
-        """
+        """Read one expected byte, after white space."""
         if self.peek() != expected:
             self.fail(message)
         self.at += 1
 
     def read_string(self, max_bytes: int) -> bytes:
-        """Read the string that begins here and return it with its quotes.
-
-        Raises:
-            InvalidJsonError: it does not end within ``max_bytes`` bytes.
-        """
+        """Read the string that begins here and return it with its quotes."""
         while (match := _STRING_PATTERN.match(self.data, self.at)) is None:
             if len(self.data) - self.at > max_bytes or not self.read_more():
                 self.fail("the string that begins here does not end")
@@ -267,13 +259,7 @@ def _count_characters(data: bytes) -> int:
 
 
 def read_json(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
-    """Yield the records of a part of a JSON source in batches.
-
-    Raises:
-        InputError: it holds no list of objects.
-        InvalidJsonError: it is broken so that later records cannot be told apart.
-        RecordError: its first records all lack the text field.
-    """
+    """Yield the records of a part of a JSON source in batches."""
     text = _JsonTextWindow(stream)
     wrapper = stream.begin.wrapper if stream.begin else _open_list(text, rules)
     yield from _JsonListReader(text, rules, after=stream.begin is not None).read()
@@ -291,12 +277,7 @@ def read_json(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
 
 
 def _open_list(text: _JsonTextWindow, rules: ReadRules) -> str:
-    """Read past the opening bracket of the list and return its key, "" without one.
-
-    Raises:
-        InputError: there is no list of objects.
-        InvalidJsonError: the text is broken before it.
-    """
+    """Read past the opening bracket of the list and return its key, "" without one."""
     first = text.peek()
     if first == b"[":
         text.at += 1
@@ -527,9 +508,6 @@ def find_list_cut(source: Source, rules: ReadRules, known_cut: PartStart | None,
     """Return the first cut at or after byte ``nominal``, or None.
 
     ``known_cut`` is an earlier cut to continue from; None: the source's beginning.
-
-    Raises:
-        InputError: the source cannot be read, or holds no list of objects.
     """
     with PartStream(source, known_cut.offset if known_cut else 0, begin=known_cut) as stream:
         text = _JsonTextWindow(stream)

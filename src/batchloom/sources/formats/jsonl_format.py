@@ -86,9 +86,6 @@ class JsonRowReader:
             offset: offset of its first byte.
             data: the value.
             position: 1-based line and column of its first byte, if it may span lines.
-
-        Raises:
-            RecordError: the first records of the source all lack the field.
         """
         if len(data) > self._max_record_bytes:
             return make_too_large_record(
@@ -150,12 +147,7 @@ def _locate_character(data: bytes, at: int | None, position: tuple[int, int]) ->
 
 
 def read_jsonl(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
-    """Yield the records of a part of a JSONL source in batches.
-
-    Raises:
-        RecordError: the source's first records all lack the text field.
-        InputError: the bytes cannot be read.
-    """
+    """Yield the records of a part of a JSONL source in batches."""
     reader = _JsonlReader(stream, rules)
     for block in iter_record_blocks(stream, FixedDelimiter(b"\n"), rules.limits):
         batch = reader.read_oversize(block) if block.oversize else reader.read_block(block)

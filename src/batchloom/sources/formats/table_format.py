@@ -86,12 +86,7 @@ class TableReader:
         self._file.close()
 
     def read(self, start: int, stop: int, rules: ReadRules) -> Iterator[Records]:
-        """Yield the records of all groups that begin in bytes [start, stop).
-
-        Raises:
-            RecordError: the text field is not a text column.
-            InputError: the file is broken.
-        """
+        """Yield the records of all groups that begin in bytes [start, stop)."""
         field = rules.text_field
         if field is not None:
             self._check_text(field)

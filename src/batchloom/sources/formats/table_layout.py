@@ -39,11 +39,7 @@ class RowGroup:
 
 
 def read_row_groups(file: BinaryIO, size: int) -> list[RowGroup]:
-    """Return the row groups of a Parquet file of ``size`` bytes.
-
-    Raises:
-        ValueError: the footer is damaged, or columns are encrypted.
-    """
+    """Return the row groups of a Parquet file of ``size`` bytes."""
     tail_bytes = 4 + len(_MAGIC)
     file.seek(size - tail_bytes, os.SEEK_SET)
     tail = file.read(tail_bytes)
@@ -216,11 +212,7 @@ class ArrowMessage:
 
 
 def list_messages(file: BinaryIO, size: int) -> list[ArrowMessage]:
-    """Return all messages up to the end marker of an IPC file or stream.
-
-    Raises:
-        ValueError: the file is truncated or in another format.
-    """
+    """Return all messages up to the end marker of an IPC file or stream."""
     file.seek(0)
     offset = 0
     if file.read(len(FILE_MAGIC)) == FILE_MAGIC:

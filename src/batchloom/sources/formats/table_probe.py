@@ -40,9 +40,6 @@ def require_no_crash(source: Source, file: BinaryIO) -> None:
     Args:
         source: the table.
         file: its bytes; rewound at the end.
-
-    Raises:
-        InputError: the parser of the table crashed, or the file cannot be read.
     """
     if not is_worker():
         _probe.check(source, file)

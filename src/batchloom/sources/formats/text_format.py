@@ -93,7 +93,7 @@ def _read_delimited(
 
 
 def _split_block(block: RecordBlock, record: int, delimiter: Delimiter, end: bytes, max_bytes: int) -> Records:
-    """Return the records of a block without ``end``; ``record`` is the number of the first one."""
+    """Return the records of a block without ``end``; ``record`` numbers the first."""
     if block.oversize:
         return Records(bad=[make_too_large_record(record, block.offset, block.data, max_bytes)], records_read=1)
     batch = Records()

@@ -79,9 +79,6 @@ def read_samples(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
     """Yield the samples of a tar as rows.
 
     A row holds ``__key__``, the record of its ``.json``, ``text``, and lists of media.
-
-    Raises:
-        InputError: the tar is truncated or damaged, or has data after its end.
     """
     reader = _WebDatasetReader(stream, rules.limits)
     with closing(reader.iter_samples()) as samples:

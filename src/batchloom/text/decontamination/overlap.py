@@ -7,8 +7,6 @@ that GPT-3 used.
 """
 
 import functools
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final
@@ -24,12 +22,12 @@ from batchloom.text.decontamination.overlap_index import (
     load_index,
     split_normal_words,
 )
+from batchloom.text.english_words import iter_chunks
 from batchloom.text.steps import CleanFunction, DroppedText
 
 OVERLAP_REASON: Final = "decontaminate: shares words with {}"
 
 _CHUNK_CHARACTERS = 1 << 20
-_SPACE_PATTERN = re.compile(r"\s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +58,6 @@ class DecontaminationSettings:
         raise_problems(problems)
 
 
-def list_overlap_reasons(settings: DecontaminationSettings) -> tuple[str, ...]:
-    """Return every drop reason of this step, one per set."""
-    return tuple(map(OVERLAP_REASON.format, settings.sets))
-
-
 def make_decontamination_step(settings: DecontaminationSettings) -> CleanFunction:
     """Return a function that drops texts that share words with a set.
 
@@ -87,7 +80,7 @@ def _clean_text(index: OverlapIndex, text: str) -> str | DroppedText:
     """Search a text in chunks, each with the last words of the previous one."""
     carry_limit = index.lengths[-1] - 1
     words, preceding_words = np.zeros(0, np.uint64), 0
-    for chunk in _iter_chunks(text):
+    for chunk in iter_chunks(text, _CHUNK_CHARACTERS):
         carry = words[max(0, len(words) - carry_limit) :]
         preceding_words += len(words) - len(carry)
         words = np.concatenate((carry, hash_words(chunk)))
@@ -98,18 +91,8 @@ def _clean_text(index: OverlapIndex, text: str) -> str | DroppedText:
     return text
 
 
-def _iter_chunks(text: str) -> Iterator[str]:
-    """Yield chunks split at white space, to bound the memory of a large text's words."""
-    start = 0
-    while start < len(text):
-        space = _SPACE_PATTERN.search(text, start + _CHUNK_CHARACTERS)
-        stop = space.start() if space else len(text)
-        yield text[start:stop]
-        start = stop
-
-
 def _read_words_at(text: str, start: int, count: int) -> list[str]:
-    words = chain.from_iterable(map(split_normal_words, _iter_chunks(text)))
+    words = chain.from_iterable(map(split_normal_words, iter_chunks(text, _CHUNK_CHARACTERS)))
     return list(islice(words, start, start + count))
 
 

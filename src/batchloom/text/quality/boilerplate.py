@@ -6,15 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from batchloom.core.settings import coerce_int_fields, raise_problems
+from batchloom.text.quality.c4 import POLICY_PHRASES
 from batchloom.text.steps import CleanFunction
 
 BoilerplateKind = Literal["policies", "javascript", "navigation", "counters"]
 
-# Raffel et al. 2020 (C4): lines with one of these are policy notices.
-_POLICY_PHRASES = (
-    *("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies"),
-    "use cookies",
-)
 # Require a demand, too: texts about the language name it all the time.
 _JAVASCRIPT_PATTERN = re.compile(
     r"javascript (?:is|must be|needs to be|has been|seems to be) (?:currently )?(?:disabled|enabled|required|turned)"
@@ -37,62 +33,21 @@ _COUNTER_REGEX = (
     r"(?:likes?|shares?|comments?|replies|reply|views?|followers?|retweets?|upvotes?|reactions?|reads?)"
 )
 # Complete lines of menus, footers and buttons; none is a line of a program.
-_NAVIGATION_LINES = frozenset(
-    (
-        *("about us", "accept all", "accept all cookies", "accept cookies", "add to cart"),
-        *(
-            "advertisement",
-            "advertisements",
-            "back to home",
-            "back to top",
-            "close menu",
-            "contact us",
-        ),
-        *("cookie policy", "cookie settings", "copy link", "email this", "forgot password?"),
-        *(
-            "forgot your password?",
-            "go to top",
-            "home page",
-            "jump to content",
-            "jump to main content",
-        ),
-        *(
-            "jump to navigation",
-            "leave a comment",
-            "leave a reply",
-            "log in",
-            "log out",
-            "main menu",
-        ),
-        *("manage cookies", "manage preferences", "my account", "navigation menu", "next article"),
-        *("next page", "next post", "open menu", "pin it", "post a comment", "previous article"),
-        *(
-            "previous page",
-            "previous post",
-            "print this page",
-            "privacy policy",
-            "privacy settings",
-        ),
-        *("reject all", "related articles", "related posts", "return to top", "scroll to top"),
-        *("search this site", "sign in", "sign up", "share this", "share this article"),
-        *("share this page", "share this post", "shopping cart", "show menu", "sitemap"),
-        *("skip to content", "skip to main content", "sponsored content", "subscribe now"),
-        *(
-            "subscribe to our newsletter",
-            "terms and conditions",
-            "terms of service",
-            "terms of use",
-        ),
-        *(
-            "toggle menu",
-            "toggle navigation",
-            "toggle search",
-            "tweet this",
-            "view all",
-            "view cart",
-        ),
-    )
-)
+_NAVIGATION_TEXT = """
+    about us | accept all | accept all cookies | accept cookies | add to cart | advertisement |
+    advertisements | back to home | back to top | close menu | contact us | cookie policy | cookie settings |
+    copy link | email this | forgot password? | forgot your password? | go to top | home page |
+    jump to content | jump to main content | jump to navigation | leave a comment | leave a reply | log in |
+    log out | main menu | manage cookies | manage preferences | my account | navigation menu | next article |
+    next page | next post | open menu | pin it | post a comment | previous article | previous page |
+    previous post | print this page | privacy policy | privacy settings | reject all | related articles |
+    related posts | return to top | scroll to top | search this site | share this | share this article |
+    share this page | share this post | shopping cart | show menu | sign in | sign up | sitemap |
+    skip to content | skip to main content | sponsored content | subscribe now | subscribe to our newsletter |
+    terms and conditions | terms of service | terms of use | toggle menu | toggle navigation | toggle search |
+    tweet this | view all | view cart
+"""
+_NAVIGATION_LINES = frozenset(map(str.strip, _NAVIGATION_TEXT.split("|")))
 _COUNTER_LINE = re.compile(rf"(?:{_COUNTER_REGEX})[^\w\n]*+(?=\n|\Z)")
 # Beginning of a line of the two kinds, from the line end before it.
 _BEGINNING = re.compile(rf"\n[^\w\n]*+(?:{_LINE_START_PATTERN.pattern}|{_COUNTER_LINE.pattern})")
@@ -192,7 +147,7 @@ def _is_boilerplate(line: str, full_lines: frozenset[str], kinds: frozenset[str]
         return True
     if words > most:
         return False
-    if "policies" in kinds and any(part in lowered for part in _POLICY_PHRASES):
+    if "policies" in kinds and any(part in lowered for part in POLICY_PHRASES):
         return True
     return "javascript" in kinds and "javascript" in lowered and bool(_JAVASCRIPT_PATTERN.search(lowered))
 

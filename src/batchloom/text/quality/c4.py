@@ -24,11 +24,11 @@ CURLY_BRACKET: Final = "c4: curly bracket"
 FEW_SENTENCES: Final = "c4: too few sentences"
 FEW_PARAGRAPHS: Final = "c4: too few long paragraphs"
 BAD_WORD: Final = "c4: bad word"
-C4_REASONS: Final = (LOREM_IPSUM, CURLY_BRACKET, FEW_SENTENCES, FEW_PARAGRAPHS, BAD_WORD)
 
 _CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 _TERMINAL_PUNCTUATION = (".", "?", "!", '"', "'")
-_POLICY_PHRASES = (
+# Lines with one of these are policy notices.
+POLICY_PHRASES = (
     *("terms of use", "privacy policy", "cookie policy"),
     *("uses cookies", "use of cookies", "use cookies"),
 )
@@ -157,7 +157,7 @@ def _filter_lines(settings: C4, text: str) -> list[str] | DroppedText:
     """Return the remaining lines, or the drop of the document."""
     lines: list[str] = []
     lowered = (_CITATION.sub("", text) if settings.remove_citations else text).lower()
-    has_phrase = any(map(lowered.__contains__, (_LOREM_PHRASE, _JAVASCRIPT_WORD, *_POLICY_PHRASES)))
+    has_phrase = any(map(lowered.__contains__, (_LOREM_PHRASE, _JAVASCRIPT_WORD, *POLICY_PHRASES)))
     for raw in text.splitlines():
         line = _normalize_line(settings, raw.strip())
         if line is None:
@@ -190,7 +190,7 @@ def _check_line(settings: C4, line: str) -> DroppedText | str | None:
         return _JAVASCRIPT_WORD
     if settings.curly_bracket and "{" in line:
         return DroppedText(CURLY_BRACKET, _make_snippet(line, "{"))
-    return next((policy for policy in _POLICY_PHRASES if settings.policy and policy in lowered), None)
+    return next((policy for policy in POLICY_PHRASES if settings.policy and policy in lowered), None)
 
 
 def _make_snippet(line: str, phrase: str) -> str:

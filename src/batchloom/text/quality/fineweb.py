@@ -18,7 +18,6 @@ FEW_ENDS: Final = "fineweb: too few lines end with punctuation"
 SHORT_LINES: Final = "fineweb: too many short lines"
 DUPLICATES: Final = "fineweb: too many characters in duplicate lines"
 NEWLINES: Final = "fineweb: too many newlines"
-FINEWEB_REASONS: Final = (FINEWEB_EMPTY, FEW_ENDS, SHORT_LINES, DUPLICATES, NEWLINES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

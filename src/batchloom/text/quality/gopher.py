@@ -25,10 +25,6 @@ BULLETS: Final = "gopher: too many lines begin with a bullet"
 ELLIPSIS_LINES: Final = "gopher: too many lines end with an ellipsis"
 FEW_LETTERS: Final = "gopher: too few words with a letter"
 FEW_STOP_WORDS: Final = "gopher: too few stop words"
-GOPHER_REASONS: Final = (
-    *(FEW_WORDS, MANY_WORDS, SHORT_WORDS, LONG_WORDS, HASHES, ELLIPSES),
-    *(BULLETS, ELLIPSIS_LINES, FEW_LETTERS, FEW_STOP_WORDS),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

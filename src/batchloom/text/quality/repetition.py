@@ -72,20 +72,6 @@ class Repetition:
         raise_problems(problems + find_pair_problems("duplicate_ngrams", self.duplicate_ngrams))
 
 
-def list_repetition_reasons(settings: Repetition) -> tuple[str, ...]:
-    """Return every drop reason of this step."""
-    grams = [TOP_NGRAM.format(n) for n, _ in settings.top_ngrams]
-    grams += [DUPLICATE_NGRAMS.format(n) for n, _ in settings.duplicate_ngrams]
-    return (
-        REPETITION_EMPTY,
-        DUPLICATE_PARAGRAPHS,
-        PARAGRAPH_CHARACTERS,
-        DUPLICATE_LINES,
-        LINE_CHARACTERS,
-        *grams,
-    )
-
-
 def make_repetition_step(settings: Repetition) -> CleanFunction:
     """Return a function that drops texts with too much repetition."""
     return functools.partial(_clean_text, settings)
