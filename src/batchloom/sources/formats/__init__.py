@@ -1,6 +1,6 @@
 """Readers of file formats as records, one module per format.
 
-Read `jsonl_format.py` first.
+Read `format_registry.py` first.
 """
 
 import lazy_loader

@@ -35,7 +35,7 @@ SPLIT_WORDS = ("auto", "file", "line", "paragraph")
 
 @dataclass(frozen=True, slots=True)
 class ReadMethod:
-    """How the records of a source are found.
+    """Method that finds the records of a source.
 
     Attributes:
         name: name of the method.
