@@ -15,7 +15,7 @@ from batchloom.core.settings import (
     suggest,
     to_plain,
 )
-from batchloom.text import html, language, length, mojibake, normalization, pii
+from batchloom.text import html, language, length, normalization, pii
 from batchloom.text.decontamination import overlap
 from batchloom.text.quality import boilerplate, c4, fineweb, gopher, repetition
 from batchloom.text.steps import CleanFunction, CleanStep, DroppedText
@@ -53,8 +53,8 @@ KNOWN_STEPS: dict[str, StepDefinition] = {
     ),
     "mojibake": StepDefinition(
         "repair text decoded in a wrong encoding",
-        mojibake.MojibakeSettings,
-        mojibake.make_mojibake_step,
+        normalization.MojibakeSettings,
+        normalization.make_mojibake_step,
         _FTFY_PACKAGES,
     ),
     "control": StepDefinition(
