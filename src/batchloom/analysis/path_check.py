@@ -47,10 +47,11 @@ from batchloom.sources import (
     SourceListing,
     SourcePart,
     describe_missing_input,
+    find_hub_name,
     make_bad_record_error,
     prefetch_sources,
 )
-from batchloom.sources.files import Spool, find_hub_name
+from batchloom.sources.files import Spool
 from batchloom.store import MANIFEST_NAME, Store, open_store, read_manifest, verify_prefix, verify_store
 from batchloom.store.format import describe_partial_store
 from batchloom.store.maintain import (

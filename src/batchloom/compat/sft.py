@@ -29,8 +29,8 @@ from batchloom.preparation.documents import (
     make_record_parser,
     read_sample_rows,
 )
-from batchloom.sources import ReadRules, list_sources, make_bad_record_error
-from batchloom.sources.files import Source, find_hub_name
+from batchloom.sources import ReadRules, find_hub_name, list_sources, make_bad_record_error
+from batchloom.sources.files import Source
 
 Row = dict[str, Any]
 Formatter = Callable[[Row], Any]

@@ -8,7 +8,7 @@ from typing import Self, final
 from batchloom.core.document import Records
 from batchloom.preparation.units import Unit
 from batchloom.sources import PartReader, ReadRules, RecordBounds, SourcePart
-from batchloom.sources.files import choose_read_method, is_splittable
+from batchloom.sources.formats import choose_read_method, is_splittable
 
 # Minimum number if the input is large enough, so that lanes have about equal shares.
 _MIN_RANGES = 1024

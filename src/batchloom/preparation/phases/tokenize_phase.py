@@ -13,9 +13,9 @@ from batchloom.preparation.units.unit_report import UnitReportMerger
 from batchloom.preparation.units.units import CrashMarker, SegmentKeysTask, Unit, UnitProgress, UnitTask, UnusableError
 from batchloom.preparation.units.work_folder import ExcludedRecords, UnitFacts, WorkFolder
 from batchloom.preparation.workers.protocols import Executor, TaskMessage, iter_task_events, run_tasks
-from batchloom.sources import ReadRules, make_bad_record_error
-from batchloom.sources.files import PartStart, Source, is_sequential
-from batchloom.sources.formats import KnownCut, SequentialCuts
+from batchloom.sources import KnownCut, ReadRules, SequentialCuts, make_bad_record_error
+from batchloom.sources.files import PartStart, Source
+from batchloom.sources.formats import is_sequential
 
 # Part starts by (path, nominal offset).
 CutsBySource = Mapping[tuple[str, int], PartStart | None]

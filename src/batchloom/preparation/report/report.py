@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from batchloom.core.addresses import is_url
 from batchloom.core.files import JSON_DECODE_ERRORS, read_regular_file
 from batchloom.preparation.units.unit_report import DropCounts, SourceCounts, StageTime, StepFlow, UnitReport
-from batchloom.sources.files import Compression, FileKind
+from batchloom.sources.files import Compression
 from batchloom.store import MANIFEST_NAME, REPORT_NAME, WORK_NAME, read_manifest
 from batchloom.store.format import StoreCounts, format_generation_file_name
 

@@ -27,8 +27,15 @@ from batchloom.preparation.settings.dataset_config import (
 from batchloom.preparation.settings.dataset_file import ConfigLocation
 from batchloom.preparation.settings.media_recipe import MediaRecipe
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
-from batchloom.sources import describe_missing_input, parse_hub_name, strip_wildcard_part
-from batchloom.sources.files import LinkBounds, find_hub_name, find_preset, is_inside
+from batchloom.sources import (
+    LinkBounds,
+    describe_missing_input,
+    find_hub_name,
+    find_preset,
+    is_inside,
+    parse_hub_name,
+    strip_wildcard_part,
+)
 
 _PRESET = "fineweb-edu"
 _PROCESSOR_SETTINGS = ("max_pixels", "min_pixels", "kwargs", "extra_kwargs")

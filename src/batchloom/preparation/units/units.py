@@ -13,9 +13,8 @@ from batchloom.core.errors import InputError
 from batchloom.core.files import decode_file_name
 from batchloom.core.fingerprint import fingerprint
 from batchloom.preparation.units.quarantine import ReasonCounts
-from batchloom.sources import ReadRules, SourcePart, split_source
+from batchloom.sources import KnownCut, ReadRules, SourcePart, split_source
 from batchloom.sources.files import Source
-from batchloom.sources.formats import KnownCut
 
 # Listed input bytes of a unit; a constant, because the cuts of large files depend on it.
 UNIT_BYTES = 256 << 20
