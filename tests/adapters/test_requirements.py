@@ -77,7 +77,6 @@ NEEDS = {
     "hugging_face.hf_metrics": "transformers",
     "lightning": "lightning",
     "megatron": "megatron-core",
-    "nemo": "megatron-core",
     "pytorch": "torch",
     "ray_train": "torch",
     "torchtitan": "torchtitan",
