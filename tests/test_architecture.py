@@ -411,7 +411,7 @@ CHANGING_MODULES = {
 SYNTHETIC_DATA_READERS = {"store/read/synthetic_store.py", "preparation/synthetic_run.py"}
 DRAWING_MODULES = {
     "train/model/gpt_model.py",
-    "train/model/generate.py",
+    "train/demo_run.py",
     "examples/job.py",
     "adapters/fsdp2/fsdp2_trainer.py",
 }

@@ -19,7 +19,7 @@ from batchloom.core import files
 from batchloom.core.errors import StoreConflictError, TrainError
 from batchloom.testing import write_store
 from batchloom.train import RunFolder, edit_run, read_log, submit_edit
-from batchloom.train.edit_requests import EditInbox
+from batchloom.train.run_edits import EditInbox
 from processes import make_rank_environments, run_ranks, start_processes
 from train.runs import BASE_SETTINGS, WORKER, read_steps, run_training, small_store, wait_for_step
 

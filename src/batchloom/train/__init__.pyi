@@ -2,27 +2,25 @@ from .checkpoint import (
     read_checkpoint_state as read_checkpoint_state,
     read_checkpoint_step as read_checkpoint_step,
 )
-from .data.mixture_report import (
-    describe_mixture as describe_mixture,
-    open_mixture_generations as open_mixture_generations,
-)
-from .data.stream_run import StreamRequest as StreamRequest
 from .demo_run import run_demo as run_demo
 from .distributed import choose_device as choose_device, join_ranks as join_ranks
-from .edit_requests import submit_edit as submit_edit
 from .elastic_worker import WorkerReport as WorkerReport, run_worker as run_worker
 from .loop import run_optimizer_step as run_optimizer_step, train as train
 from .model.gpt_model import GPT as GPT, make_attention_mask as make_attention_mask
-from .model.memory_estimate import explain_memory_errors as explain_memory_errors
-from .request import DataRequest as DataRequest, StreamOptions as StreamOptions, TrainRequest as TrainRequest
-from .run import set_up_run as set_up_run
-from .run_edits import edit_run as edit_run
-from .run_folder import RunFolder as RunFolder
-from .start import start_training as start_training
-from .start_checks import (
+from .model.model_build import explain_memory_errors as explain_memory_errors
+from .request import (
     STARTUP_TIMEOUT_S as STARTUP_TIMEOUT_S,
+    DataRequest as DataRequest,
+    StreamOptions as StreamOptions,
+    TrainRequest as TrainRequest,
     require_train_packages as require_train_packages,
 )
+from .run import describe_mixture as describe_mixture, set_up_run as set_up_run
+from .run_data import open_mixture_generations as open_mixture_generations
+from .run_edits import edit_run as edit_run, submit_edit as submit_edit
+from .run_folder import RunFolder as RunFolder
+from .start import start_training as start_training
+from .stream_data import StreamRequest as StreamRequest
 from .train_log import RunLog as RunLog, read_log as read_log
 from .train_settings import (
     ModelSettings as ModelSettings,

@@ -5,8 +5,6 @@ matches, and ``check``, the fingerprint of all this. There is no state of random
 plan's, the model has no dropout, and only the initial weights are random.
 """
 
-import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,11 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from batchloom.core.errors import OutputError, PlanError, StateError
+from batchloom.core.errors import PlanError, StateError
 from batchloom.core.fingerprint import find_broken_link, fingerprint
-from batchloom.train.json_files import MAX_RUN_FILE_BYTES, read_json_object
+from batchloom.train.json_files import MAX_RUN_FILE_BYTES, encode_json, fsync_path, read_json_object, write_json
 
-PARTIAL_SUFFIX = ".partial"
 _ADAM_STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 _STATE_FILE = "state.json"
 _MODEL_FILE, _OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
@@ -58,7 +55,7 @@ def write_state(folder: Path, step: int, loader: dict[str, Any], checksums: dict
 
 def check_journal(journal: list[dict[str, Any]]) -> None:
     """Raise PlanError for a journal that is too large to be read back."""
-    size, most = len(_encode_json({"loader": {"edits": journal}})), MAX_RUN_FILE_BYTES // 2
+    size, most = len(encode_json({"loader": {"edits": journal}})), MAX_RUN_FILE_BYTES // 2
     if size > most:
         raise PlanError(
             f"The journal of edits would have {size:,} bytes, and a checkpoint can hold {most:,}; a banned document "
@@ -227,33 +224,3 @@ def _fill_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors:
     }
     plain = optimizer.state_dict()
     optimizer.load_state_dict({**plain, "state": moments})
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write an object to a temporary file, sync it, and rename it.
-
-    An object too large to be read back raises OutputError before anything is written.
-    """
-    partial_path, text = path.with_name(path.name + PARTIAL_SUFFIX), _encode_json(value)
-    if len(text) > MAX_RUN_FILE_BYTES:
-        raise OutputError(
-            f"{path} was not written: it would have {len(text):,} bytes, more than the limit of "
-            f"{MAX_RUN_FILE_BYTES:,}. Give fewer stores or edits."
-        )
-    partial_path.write_text(text, "utf-8")
-    fsync_path(partial_path)
-    partial_path.rename(path)
-
-
-def _encode_json(value: dict[str, Any]) -> str:
-    """Encode an object as it is written to its file; the text is ASCII."""
-    return json.dumps(value, indent=2) + "\n"
-
-
-def fsync_path(path: Path) -> None:
-    """Sync a file, or the entries of a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,13 +13,15 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
+import torch
+from torch import Tensor
 
 import batchloom
 from batchloom import Loader, Store, open_store
 from batchloom.core.errors import InputMissingError, OutputError, TrainError
 from batchloom.train.distributed import join_ranks
 from batchloom.train.loop import TrainResult, train
-from batchloom.train.model.generate import continue_text
+from batchloom.train.model.model_build import TrainableModel
 from batchloom.train.run import set_up_run
 from batchloom.train.run_folder import RunFolder
 from batchloom.train.train_log import PrintLine, RunLog
@@ -32,6 +34,8 @@ _CORPUS_PACKAGES = (".", "asyncio", "collections", "email", "http", "json", "log
 _MAX_CORPUS_BYTES = 8 << 20
 _DEMO_MARKER_FILE = "made-by-batchloom-demo"
 _PROGRESS_INTERVAL = 10
+# Sampling: temperature below 1 prefers likely tokens, and only the most likely ones are drawn.
+_TEMPERATURE, _TOP_K = 0.8, 40
 
 
 def run_demo(out: Path, steps: int | None, print_line: PrintLine) -> None:
@@ -64,7 +68,7 @@ def run_demo(out: Path, steps: int | None, print_line: PrintLine) -> None:
         f"is {unigram:.3f}."
     )
     print_line("\nWhat the model writes after 'def ':")
-    print_line(continue_text(outcome.model, store, "def ", 150, window=settings.seq_len))
+    print_line(_continue_text(outcome.model, store, "def ", 150, window=settings.seq_len))
     print_line(f"\nTotal time: {time.perf_counter() - start_time:.0f} seconds.")
     if not val_loss < unigram:
         raise TrainError(
@@ -176,3 +180,30 @@ def _count_tokens(store: Store, vocab_size: int) -> np.ndarray[tuple[int], np.dt
     for number in range(len(store)):
         counts += np.bincount(store[number].ids.astype(np.int64), minlength=vocab_size)
     return counts
+
+
+def _continue_text(model: TrainableModel, store: Store, prompt: str, count: int, *, window: int) -> str:
+    """Continue a prompt by at most ``count`` tokens.
+
+    The same model gives the same text. ``window`` is the context in tokens, at most the ``seq_len`` of the training.
+    """
+    ids = [int(token) for token in store.tokenizer.encode_batch([prompt])[0]]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        scores = _compute_next_logits(model, ids[-window:])[: store.tokenizer.vocab_size]
+        best, tokens = scores.topk(min(_TOP_K, scores.numel()))
+        chances = torch.softmax(best / _TEMPERATURE, 0)
+        token = int(tokens[int(torch.multinomial(chances, 1, generator=generator))])
+        if token == store.end_id:
+            break
+        ids.append(token)
+    return store.tokenizer.decode(ids)
+
+
+@torch.no_grad()
+def _compute_next_logits(model: TrainableModel, ids: list[int]) -> Tensor:
+    """Return the logits of the next token: [vocab_size] float32 on the CPU."""
+    device = next(model.parameters()).device
+    row = torch.tensor([ids], device=device)
+    positions = torch.arange(len(ids), device=device)[None]
+    return model.logits(row, positions)[0, -1].float().cpu()

@@ -11,9 +11,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from batchloom.adapters.agreement import all_gather_bytes
 from batchloom.core.errors import BatchloomError, InputError, TrainError
 
-_MAX_PATH_BYTES = 4096
 # The timeout must exceed the time of preparing the data.
 _COLLECTIVE_TIMEOUT = timedelta(days=30)
 # torch joins gloo's threads while it holds the GIL, and a thread that frees the last work of a group waits for
@@ -69,29 +69,8 @@ class RankGroup:
         """Gather the messages of all ranks in rank order, the same on every rank."""
         if self.world_size == 1:
             return [message]
-        sizes = torch.zeros(self.world_size, dtype=torch.int64, device=self.device)
-        sizes[self.rank] = len(message)
         with self.collective_errors():
-            dist.all_reduce(sizes)
-        send_buffer = torch.zeros(int(sizes.max()), dtype=torch.uint8)
-        send_buffer[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        receive_buffers = [torch.zeros_like(send_buffer, device=self.device) for _ in range(self.world_size)]
-        with self.collective_errors():
-            dist.all_gather(receive_buffers, send_buffer.to(self.device))
-        return [bytes(buffer.tolist()[:size]) for buffer, size in zip(receive_buffers, sizes.tolist(), strict=True)]
-
-    def broadcast_bytes(self, message: bytes) -> bytes:
-        """Broadcast the message of rank 0; those of other ranks are ignored."""
-        if self.world_size == 1:
-            return message
-        size = int(self.total(float(len(message) if self.first else 0))[0])
-        buffer = torch.zeros(size, dtype=torch.uint8)
-        if self.first:
-            buffer = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        buffer = buffer.to(self.device)
-        with self.collective_errors():
-            dist.broadcast(buffer, 0)
-        return buffer.cpu().numpy().tobytes()
+            return all_gather_bytes(message)
 
     def wait(self) -> None:
         """Block until every rank has called this."""
@@ -116,26 +95,15 @@ class RankGroup:
 
     def broadcast_local_path(self, path: str) -> str:
         """Broadcast ``path`` from the first rank of each machine to its other ranks."""
-        if self.world_size == 1:
-            return path
-        send_buffer = torch.zeros(_MAX_PATH_BYTES, dtype=torch.uint8)
-        encoded_path = os.fsencode(path)
-        send_buffer[: len(encoded_path)] = torch.tensor(list(encoded_path), dtype=torch.uint8)
-        receive_buffers = [torch.zeros_like(send_buffer, device=self.device) for _ in range(self.world_size)]
-        with self.collective_errors():
-            dist.all_gather(receive_buffers, send_buffer.to(self.device))
-        letters = bytes(receive_buffers[self.rank - self.local_rank].tolist())
-        return os.fsdecode(letters.rstrip(b"\0"))
+        return os.fsdecode(self.all_gather_bytes(os.fsencode(path))[self.rank - self.local_rank])
 
 
 def find_differing_rank(values: Sequence[str]) -> str | None:
     """Describe the first rank whose value differs from rank 0's; None if none does."""
-    differing_rank = next((rank for rank, value in enumerate(values) if value != values[0]), None)
-    return (
-        None
-        if differing_rank is None
-        else f"rank 0 has {values[0]}, rank {differing_rank} has {values[differing_rank]}"
-    )
+    for rank, value in enumerate(values):
+        if value != values[0]:
+            return f"rank 0 has {values[0]}, rank {rank} has {value}"
+    return None
 
 
 def _is_collective_error(error: RuntimeError) -> bool:

@@ -21,10 +21,10 @@ from batchloom.core.settings import as_int
 from batchloom.core.wording import format_count
 from batchloom.train.distributed import RankGroup, join_ranks
 from batchloom.train.loop import is_due, save_run_checkpoint, train
+from batchloom.train.request import require_train_packages
 from batchloom.train.run import TrainRun, set_up_run
+from batchloom.train.run_data import find_initial_generation
 from batchloom.train.run_folder import RunFolder
-from batchloom.train.run_generation import find_initial_generation
-from batchloom.train.start_checks import require_train_packages
 from batchloom.train.train_log import PrintLine, RunLog
 from batchloom.train.train_settings import TrainSettings, load_named_config, make_settings
 from batchloom.train.worker_config import HUGGINGFACE_TYPE, MODEL_SIZES, LeaveEvent, WorkerConfig

@@ -1,9 +1,13 @@
-"""Small JSON files of a run, read defensively because anyone may change them."""
+"""JSON files of a run: read defensively, because anyone may change them."""
 
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
+
+from batchloom.core.errors import OutputError
+from batchloom.core.files import PARTIAL_SUFFIX
 
 # Settings files are a few kilobytes.
 _MAX_BYTES = 1 << 20
@@ -45,3 +49,33 @@ def parse_json_object(content: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"holds {type(value).__name__}, not a JSON object")  # noqa: TRY004
     return value
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write an object to a temporary file, sync it, and rename it.
+
+    An object too large to be read back raises OutputError before anything is written.
+    """
+    partial_path, text = path.with_name(path.name + PARTIAL_SUFFIX), encode_json(value)
+    if len(text) > MAX_RUN_FILE_BYTES:
+        raise OutputError(
+            f"{path} was not written: it would have {len(text):,} bytes, more than the limit of "
+            f"{MAX_RUN_FILE_BYTES:,}. Give fewer stores or edits."
+        )
+    partial_path.write_text(text, "utf-8")
+    fsync_path(partial_path)
+    partial_path.rename(path)
+
+
+def encode_json(value: dict[str, Any]) -> str:
+    """Encode an object as it is written to its file; the text is ASCII."""
+    return json.dumps(value, indent=2) + "\n"
+
+
+def fsync_path(path: Path) -> None:
+    """Sync a file, or the entries of a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Training loop.
+"""Training loop: read :func:`train` from top to bottom.
 
 The loss of a step is a sum over the trained tokens of its global batch, divided by their number. So splitting the
 batch into passes and over ranks does not change the gradient. All that a step computes follows from the settings,
@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,19 +18,15 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from batchloom import Loader, Store
-from batchloom.batches import Batch, Meter
+from batchloom import Loader
+from batchloom.batches import IGNORE_INDEX, Batch, Meter
 from batchloom.core.errors import TrainError
 from batchloom.train.checkpoint import has_only_finite, read_checkpoint_step
-from batchloom.train.data.stream_run import as_stream, finish_stream_store, merge_loader_state
-from batchloom.train.data.train_media import make_model_inputs, write_processor_files
-from batchloom.train.edit_requests import EditInbox, apply_pending_edits
-from batchloom.train.model.gpt_model import IGNORED_LABEL
-from batchloom.train.model.memory_estimate import explain_memory_errors
-from batchloom.train.model.model_folder import copy_tokenizer
-from batchloom.train.model.pretrained import PretrainedModel
-from batchloom.train.model_build import TrainableModel
+from batchloom.train.model.model_build import TrainableModel, explain_memory_errors, make_model_inputs
+from batchloom.train.model.pretrained import PretrainedModel, copy_tokenizer
 from batchloom.train.run import TrainRun, open_run_folder
+from batchloom.train.run_edits import EditInbox, apply_pending_edits
+from batchloom.train.stream_data import as_stream, finish_stream_store, merge_loader_state
 from batchloom.train.train_log import draw_loss_curve
 from batchloom.train.train_settings import OptimSettings, PretrainedSettings
 
@@ -79,79 +76,69 @@ def train(
         StoreConflictError: another process trains in the folder.
         OutputError: the folder cannot be written.
     """
-    with run.folder.lock() if run.ranks.first else nullcontext():
-        return _run_steps(run, resume=resume, stop_at=stop_at, between=between)
-
-
-def _run_steps(run: TrainRun, *, resume: bool, stop_at: int | None, between: Callable[[int], None]) -> TrainResult:
-    """Train the steps of a run; the caller holds the lock of its folder."""
     settings, log = run.settings, run.log
-    start_step = open_run_folder(run, resume=resume)
-    inbox = EditInbox(run.folder.edits)
-    # Apply edits that the newest checkpoint lacks before any step is computed without them.
-    edited_state = run.loader.state_dict() if apply_pending_edits(run, inbox, start_step) else None
-    last = min(settings.steps, stop_at or settings.steps)
-    val_loss, parameters = None, count_parameters(run)
-    if start_step >= last:
-        log.print_line(
-            f"Step {start_step} of {settings.steps} is done already; --max-iters (of a worker --num-steps) sets the "
-            "number of steps."
-        )
-    step, meter = start_step, Meter(run.loader, exchange=False)
-    between(start_step)
-    for batch in iter_next_batches(run, meter, max(0, last - start_step)):
-        step = batch.step + 1
-        lr = compute_learning_rate(step, settings.steps, settings.optim)
-        check_batch_ids(run, run.store, batch)
-        with explain_memory_errors(settings, parameters):
-            loss, norm, trained = run_optimizer_step(run, batch, lr)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            fact = f"The loss of step {step} is {loss} (gradient norm {norm})"
-            raise TrainError(describe_divergence(run, step, fact))
-        meter.step(batch.step, trained=trained)
-        log_step(run, batch, {"loss": loss, "lr": lr, "norm": norm, "trained": trained}, meter)
-        apply_pending_edits(run, inbox, step)
-        if step == last or is_due(step, settings.eval_interval):
-            val_loss = evaluate_val_loss(run, step)
-        if step == last or is_due(step, settings.save_interval):
-            save_run_checkpoint(run, step)
-        between(step)
-    if start_step < step < last:
-        log.print_line(f"The sources are exhausted after step {step} of {settings.steps}; the run ends.")
-        if not is_due(step, settings.eval_interval):
-            val_loss = evaluate_val_loss(run, step)
-        if not is_due(step, settings.save_interval):
-            save_run_checkpoint(run, step)
-    if run.ranks.first:
-        write_run_outputs(run, edited_state if step == start_step else None)
-    log.print_line(f"Loss curve: {run.folder.curve}")
-    if (stream := as_stream(run.store)) is not None and run.settings.steps == max(start_step, last):
-        run.ranks.run_exclusively((lambda: finish_stream_store(stream, log.print_line)) if run.ranks.first else None)
-    return TrainResult(step if start_step < last else max(start_step, last), val_loss, run.model)
+    with run.folder.lock() if run.ranks.first else nullcontext():
+        start_step = open_run_folder(run, resume=resume)
+        inbox = EditInbox(run.folder.edits)
+        # Apply edits that the newest checkpoint lacks before any step is computed without them.
+        edited_state = run.loader.state_dict() if apply_pending_edits(run, inbox, start_step) else None
+        last = min(settings.steps, stop_at or settings.steps)
+        if start_step >= last:
+            log.print_line(
+                f"Step {start_step} of {settings.steps} is done already; --max-iters (of a worker --num-steps) sets "
+                "the number of steps."
+            )
+        step, val_loss, meter = start_step, None, Meter(run.loader, exchange=False)
+        between(start_step)
+        for batch in iter_next_batches(run, meter, last - start_step):
+            step = batch.step + 1
+            lr = compute_learning_rate(step, settings.steps, settings.optim)
+            check_batch_ids(run, batch)
+            with explain_memory_errors(settings, run.parameters):
+                loss, norm, trained = run_optimizer_step(run, batch, lr)
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                fact = f"The loss of step {step} is {loss} (gradient norm {norm})"
+                raise TrainError(describe_divergence(run, step, fact))
+            meter.step(batch.step, trained=trained)
+            log_step(run, batch, {"loss": loss, "lr": lr, "norm": norm, "trained": trained}, meter)
+            apply_pending_edits(run, inbox, step)
+            if step == last or is_due(step, settings.eval_interval):
+                val_loss = evaluate_val_loss(run, step)
+            if step == last or is_due(step, settings.save_interval):
+                save_run_checkpoint(run, step)
+            between(step)
+        if start_step < step < last:
+            log.print_line(f"The sources are exhausted after step {step} of {settings.steps}; the run ends.")
+            if not is_due(step, settings.eval_interval):
+                val_loss = evaluate_val_loss(run, step)
+            if not is_due(step, settings.save_interval):
+                save_run_checkpoint(run, step)
+        if run.ranks.first:
+            write_run_outputs(run, edited_state if step == start_step else None)
+        log.print_line(f"Loss curve: {run.folder.curve}")
+        if (stream := as_stream(run.store)) is not None and settings.steps == max(start_step, last):
+            finish = partial(finish_stream_store, stream, log.print_line)
+            run.ranks.run_exclusively(finish if run.ranks.first else None)
+        return TrainResult(step, val_loss, run.model)
 
 
 def iter_next_batches(run: TrainRun, meter: Meter, count: int) -> Iterator[Batch]:
-    batches, parameters = islice(meter.over(), count), count_parameters(run)
+    batches = islice(meter.over(), max(0, count))
     while True:
         # A batch on the GPU takes memory in addition to the model.
-        with explain_memory_errors(run.settings, parameters):
+        with explain_memory_errors(run.settings, run.parameters):
             batch = next(batches, None)
         if batch is None:
             return
         yield batch
 
 
-def count_parameters(run: TrainRun) -> int:
-    """Return the number of parameters of a run's model; shared ones count once."""
-    return sum(weight.numel() for weight in run.model.parameters())
-
-
-def check_batch_ids(run: TrainRun, store: Store, batch: Batch) -> None:
+def check_batch_ids(run: TrainRun, batch: Batch) -> None:
     """Raise TrainError for ids outside the embedding, with a remedy.
 
     The lookup would otherwise end in a traceback, or in an unusable GPU.
     """
-    rows = run.model.vocab_size
+    rows, store = run.model.vocab_size, run.store
     # Both are read at once, because each read synchronizes the GPU.
     lowest, highest = torch.stack(batch["input_ids"].aminmax()).tolist()
     if lowest >= 0 and highest < rows:
@@ -182,7 +169,7 @@ def run_optimizer_step(run: TrainRun, batch: Batch, lr: float) -> StepResult:
 
     The weights stay unchanged if the loss or the gradient norm is not finite.
     """
-    trained_count = run.ranks.total(float((batch["labels"] != IGNORED_LABEL).sum()))[0]
+    trained_count = run.ranks.total(float((batch["labels"] != IGNORE_INDEX).sum()))[0]
     trained = max(1.0, trained_count)
     total = torch.zeros((), device=run.ranks.device)
     passes = run.loader.share_at(batch.step).passes
@@ -252,16 +239,14 @@ def evaluate_val_loss(run: TrainRun, step: int) -> float | None:
 @torch.no_grad()
 def sum_val_losses(run: TrainRun, val: Loader, max_batches: int | None) -> tuple[float, float]:
     """Return the summed loss and the trained tokens of val batches, over all ranks."""
-    plain: nn.Module = run.learner
     plain = run.learner.module if isinstance(run.learner, DistributedDataParallel) else run.learner
-    parameters = count_parameters(run)
     total = trained = 0.0
     for number in range(min(len(val), max_batches or len(val))):
         batch = val[number]
-        check_batch_ids(run, run.store, batch)
-        trained += float((batch["labels"] != IGNORED_LABEL).sum())
+        check_batch_ids(run, batch)
+        trained += float((batch["labels"] != IGNORE_INDEX).sum())
         for part in iter_passes(run.model, batch, run.passes):
-            with make_autocast(run.ranks.device), explain_memory_errors(run.settings, parameters):
+            with make_autocast(run.ranks.device), explain_memory_errors(run.settings, run.parameters):
                 total += float(plain(**part))
     total, trained = run.ranks.total(total, trained)
     return total, trained
@@ -337,8 +322,9 @@ def export_pretrained(run: TrainRun) -> None:
     def write(folder: Path) -> None:
         model.save_pretrained(folder)
         copy_tokenizer(Path(settings.init), run.store, folder)
-        if run.loader.holds_media:
-            write_processor_files(run.loader, folder)
+        if run.loader.media is not None:
+            for name, text in run.loader.media.processor_files.items():
+                (folder / name).write_text(text, "utf-8")
 
     run.folder.write_model(write)
 

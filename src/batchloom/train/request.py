@@ -1,13 +1,15 @@
-"""Options of the train command, and their contradictions."""
+"""Options of the train command and their contradictions; no torch is loaded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any
 
 from batchloom import Mixture
 from batchloom.batches import MediaOptions
+from batchloom.core.errors import MissingDependencyError
 from batchloom.core.settings import Setting, quote_value, raise_problems, suggest
 from batchloom.train.train_settings import (
     DATA_PANEL,
@@ -19,20 +21,28 @@ from batchloom.train.train_settings import (
     find_out_of_bounds,
 )
 
+# Seconds in which a run takes a step and evaluates, so that a running job answers an edit within them.
+STARTUP_TIMEOUT_S = 300.0
 DEFAULT_MODEL = "tiny"
 MISSING_DATA_POLICIES = ("error", "synthetic")
 
 
+def require_train_packages() -> None:
+    """Check that the packages training needs are installed, before hours are spent.
+
+    Raises:
+        MissingDependencyError: names all missing packages.
+    """
+    missing = [name for name in ("torch", "safetensors", "matplotlib") if find_spec(name) is None]
+    if missing:
+        raise MissingDependencyError(
+            f"Training needs {', '.join(missing)}, not installed: pip install 'batchloom[train]'."
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """Options of reading a stream; see ``batchloom.stream``.
-
-    Attributes:
-        lanes: number of input parts that are read in parallel.
-        workers: tokenizing processes of each rank; None for one per core.
-        keep: folder in which a store of the inputs is written meanwhile.
-        follow_links: whether to follow symbolic links that lead out of an input folder.
-    """
+    """Options of reading a stream; see ``batchloom.stream``."""
 
     lanes: Annotated[
         int | None,
@@ -116,22 +126,8 @@ class StoreOptions:
 class DataRequest:
     """Data options of a run; :meth:`problems` lists their errors.
 
-    Attributes:
-        data: folder or URL of a store, a bare Megatron prefix, or a name of synthetic data.
-        mixture: several stores and their weights; excludes ``data``.
-        input_file: a file or folder to prepare into a temporary store; excludes ``data``.
-        dataset_config: a YAML file of data sets, which are prepared below the run's folder; excludes ``data`` and
-            ``input_file``.
-        tokenizer: tokenizer of prepared or streamed data in the form prepare takes; None for its default.
-        if_missing: policy for missing data: ``error``, or ``synthetic`` to replace it.
-        generation: generation of the store at ``data``; None for the newest, or for the initial one of a resumed
-            run.
-        stream: raw inputs to read during the run; excludes the others.
-        options: options of reading a stream; for prepared data only whether links are followed.
-        media: settings of images and audio: ``processor`` and ``data_folder`` of prepared or streamed data; for
-            stores ``data_folder``, the new base of media paths that have moved.
-        missing_media_lists: for stores, lists of documents whose media are missing, which are served as padding.
-        open_options: further options of ``open_store``: cache and verification of a remote store.
+    One of ``data``, ``mixture``, ``input_file``, ``dataset_config`` and ``stream`` names the data. ``media`` are the
+    processor and the folder of media of prepared or streamed data; of stores only the folder.
     """
 
     data: Annotated[
@@ -238,16 +234,14 @@ class DataRequest:
             problems.append("--follow-links: requires --stream or --input-file")
         if self.missing_media_lists and self.data is None and self.mixture is None:
             problems.append("--missing-media: requires --data or --mixture")
-        stream_options = self.options
+        stream_options = {
+            "lanes": self.options.lanes,
+            "stream-workers": self.options.workers,
+            "keep": self.options.keep,
+        }
         problems += [
             f"--{option}: {value} requires --stream"
-            for option, value in (
-                *(
-                    ("lanes", stream_options.lanes),
-                    ("stream-workers", stream_options.workers),
-                    ("keep", stream_options.keep),
-                ),
-            )
+            for option, value in stream_options.items()
             if value is not None and self.stream is None
         ]
         if self.generation is not None and self.data is None:
@@ -265,14 +259,7 @@ class DataRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """Model options of a run; :meth:`problems` lists their errors.
-
-    Attributes:
-        model_name: name of a configuration that ships with the package.
-        config_file: a configuration file; excludes ``model_name``.
-        init: folder of a Hugging Face model to finetune; excludes ``model_name``.
-        attn_implementation: attention implementation of that model; None for its default.
-    """
+    """Model options of a run; :meth:`problems` lists their errors."""
 
     model_name: Annotated[
         str | None,
@@ -325,14 +312,7 @@ class ModelRequest:
 class TrainRequest:
     """Options of the train command.
 
-    Attributes:
-        data: data options.
-        model: model options.
-        out: folder of the run; None for ``runs/`` and the configuration's name.
-        resume: whether to resume the run in ``out``, with its own settings unless others are given.
-        stop_at: step after which to save and stop.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-        changes: fields of TrainSettings that override the configuration; those of a group in a dict of their own.
+    ``changes`` are fields of TrainSettings that override the configuration, those of a group in a dict of their own.
     """
 
     data: DataRequest = field(default_factory=DataRequest)

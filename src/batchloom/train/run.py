@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -15,23 +15,18 @@ from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
 from batchloom.core.errors import PlanError, StateError, TrainError
 from batchloom.core.settings import to_plain
 from batchloom.core.wording import format_count
-from batchloom.train.checkpoint import load_checkpoint
-from batchloom.train.data.mixture_report import describe_mixture
-from batchloom.train.data.stream_run import (
+from batchloom.train.checkpoint import load_checkpoint, read_checkpoint_state
+from batchloom.train.distributed import RankGroup, find_differing_rank
+from batchloom.train.model.gpt_model import make_parameter_groups
+from batchloom.train.model.model_build import TrainableModel, build_model, check_memory, outline_model
+from batchloom.train.model.pretrained import compute_folder_fingerprint
+from batchloom.train.run_folder import RunFolder
+from batchloom.train.stream_data import (
     StreamData,
     StreamRequest,
     announce_stream,
-    as_store,
     as_stream,
-    check_run_stream,
 )
-from batchloom.train.data.train_media import holds_media
-from batchloom.train.distributed import RankGroup, find_differing_rank
-from batchloom.train.model.gpt_model import make_parameter_groups
-from batchloom.train.model.memory_estimate import check_memory
-from batchloom.train.model.model_folder import compute_folder_fingerprint
-from batchloom.train.model_build import TrainableModel, build_model, outline_model
-from batchloom.train.run_folder import RunFolder
 from batchloom.train.train_log import RunLog, truncate_log
 from batchloom.train.train_settings import (
     MAX_STEPS,
@@ -64,6 +59,8 @@ _MAX_CHECKED_ROWS, _MAX_CHECKED_MASKED_ROWS = 1 << 14, 1 << 8
 # Bound for a mixture, which has no epoch.
 _MAX_CHECKED_STEPS = 256
 _MAX_LISTED = 6
+# Exhaustion depends on the sequence counts. For up to this many documents they take about a second.
+_MAX_INLINE_COUNT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +75,7 @@ class TrainRun:
         loader: this rank's batches of the train subset.
         val: this rank's batches of the val subset, by source name for a mixture; empty without one.
         model: model with the weights.
+        parameters: number of its parameters; shared ones count once.
         learner: callable model: compiled, and wrapped for several ranks.
         optimizer: AdamW over the weights.
         folder: folder of the run.
@@ -91,6 +89,7 @@ class TrainRun:
     loader: Loader
     val: dict[str, Loader]
     model: TrainableModel
+    parameters: int
     learner: nn.Module
     optimizer: torch.optim.Optimizer
     folder: RunFolder
@@ -128,12 +127,12 @@ def set_up_run(
     passes = compute_accumulation_steps(settings, ranks.world_size)
     source: Store | Mixture
     if isinstance(data, StreamRequest):
-        source = as_store(StreamData(data, settings, ranks))
+        source = cast("Store", StreamData(data, settings, ranks))
     else:
         source = data if isinstance(data, Mixture) else open_store(data, **(open_options or {}))
         _announce_source(source, data, log)
     store = _find_tokenizer_store(source) if isinstance(source, Mixture) else source
-    outline = outline_model(settings, store, media=holds_media(source))
+    outline = outline_model(settings, store, media=_holds_media(source))
     check_memory(settings, outline.parameters, ranks)
     loader = make_loader(source, settings, ranks, settings.steps, media)
     stream = as_stream(store)
@@ -149,7 +148,19 @@ def set_up_run(
     groups = make_parameter_groups(model, optim.weight_decay)
     optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), fused=True)
     val = _make_val_loaders(source, settings, ranks, log, media) if stream is None else {}
-    return TrainRun(settings, ranks, passes, store, loader, val, model, learner, optimizer, folder, log)
+    return TrainRun(
+        settings, ranks, passes, store, loader, val, model, outline.parameters, learner, optimizer, folder, log
+    )
+
+
+def _holds_media(data: Store | Mixture) -> bool:
+    """Return whether a store was prepared with a processor, or a stream reads media."""
+    if not isinstance(data, Mixture) and (stream := as_stream(data)) is not None:
+        return stream.stream.processor is not None
+    stores = data.stores.values() if isinstance(data, Mixture) else (data,)
+    return any(
+        isinstance(store, Store) and store.manifest is not None and bool(store.manifest.processor) for store in stores
+    )
 
 
 def _find_tokenizer_store(mixture: Mixture) -> Store:
@@ -273,8 +284,11 @@ def make_loader(
 ) -> Loader:
     """Return this rank's loader for ``steps`` steps, or for one pass over the store."""
     store = _find_tokenizer_store(data) if isinstance(data, Mixture) else data
-    noise = settings.order.noise_prob if steps is not None else None
-    augment = None if noise is None else _make_noise_settings(noise, store, settings)
+    augment: dict[str, Any] | None = None
+    if settings.order.noise_prob is not None and steps is not None:
+        # Without a tokenizer the vocabulary size is that of the model.
+        vocab_size = getattr(settings.model, "vocab_size", None) if store.vocab_size is None else None
+        augment = {"noise_prob": settings.order.noise_prob, "vocab_size": vocab_size}
     if (stream := as_stream(store)) is not None:
         return stream.loader(augment)
     return Loader(
@@ -299,15 +313,6 @@ def make_loader(
     )
 
 
-def _make_noise_settings(noise_prob: float, store: Store, settings: TrainSettings) -> dict[str, Any]:
-    """Return the loader's ``augment``.
-
-    Without a tokenizer the vocabulary size is that of the model.
-    """
-    vocab_size = getattr(settings.model, "vocab_size", None) if store.vocab_size is None else None
-    return {"noise_prob": noise_prob, "vocab_size": vocab_size}
-
-
 def open_run_folder(run: TrainRun, *, resume: bool) -> int:
     """Create the run's folder, or resume its newest checkpoint; return the steps done.
 
@@ -321,8 +326,8 @@ def open_run_folder(run: TrainRun, *, resume: bool) -> int:
     changes: list[str] = []
     done = 0
     if resume:
-        if (stream := as_stream(run.store)) is not None:
-            check_run_stream(stream, folder.find_newest_checkpoint())
+        if (stream := as_stream(run.store)) is not None and (newest := folder.find_newest_checkpoint()) is not None:
+            stream.stream.check_state_stream(read_checkpoint_state(newest)[1])
         changes = _list_allowed_changes(folder.read(), run_description)
         done = _resume_run(run)
     else:
@@ -441,13 +446,12 @@ def _announce_run(run: TrainRun, done: int) -> None:
     is_counted = stream is None and not is_mixture and (plan.orders.is_counted or plan.orders.pools.count == 1)
     sequences = plan.orders.sequences_per_epoch if is_counted else 0
     trained_sequences = settings.steps * settings.global_batch_size
-    parameters = sum(weight.numel() for weight in run.model.parameters())
     epochs = f", {trained_sequences / sequences:.2f} epochs" if sequences else ""
     if stream is not None:
         announce_stream(stream, run.loader, print_line)
     else:
         _announce_store(run)
-    print_line(f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, {parameters:,} parameters")
+    print_line(f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, {run.parameters:,} parameters")
     print_line(
         f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens "
         f"({format_count(ranks.world_size, 'rank')} x {format_count(run.passes, 'pass')} x "
@@ -487,3 +491,70 @@ def _announce_store(run: TrainRun) -> None:
             f"data   the weights recorded in the store ({weights}{more}) are not applied: documents of one store are "
             "drawn in proportion to their tokens (--mixture weights whole stores)"
         )
+
+
+def describe_mixture(plan: Plan, steps: int) -> list[str]:
+    """Describe source shares, changes by stages and edits, and exhausted sources.
+
+    Args:
+        plan: plan of the run.
+        steps: number of steps of the run.
+    """
+    lines = []
+    if isinstance(plan.orders.data, Mixture):
+        lines = _list_mixture_lines(plan, plan.orders.data.exhausted, steps)
+    if plan.journal:
+        last = plan.journal[-1]
+        note = f" ({last['note']})" if "note" in last else ""
+        lines.append(
+            f"edits  {format_count(len(plan.journal), 'edit')} in the journal, the last applies after "
+            f"{format_count(last['step'], 'step')}{note}"
+        )
+    return lines
+
+
+def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
+    orders = plan.orders
+    end = orders.run_layout.first_position(steps)
+    documents = sum(store.lengths.size for store in plan.stores.values())
+    is_exhaustion_known = exhausted == "repeat" or orders.is_counted or documents <= _MAX_INLINE_COUNT
+    if is_exhaustion_known:
+        orders.timeline.segment_at(end - 1)
+    segments = [timeline_segment for timeline_segment in orders.timeline.segments() if timeline_segment.position < end]
+    lines = []
+    for number, segment in enumerate(segments[:_MAX_LISTED]):
+        shares = {
+            plan.names[source]: count / segment.schedule.period
+            for source, count in zip(segment.sources.tolist(), segment.schedule.counts, strict=True)
+        }
+        since = f", after {_format_steps(plan, segment.position)}" if number else ""
+        lines.append(f"mix    {_format_shares(shares)} of the sequences{since}")
+    if len(segments) > _MAX_LISTED:
+        lines.append(f"mix    {len(segments) - _MAX_LISTED:,} later changes of the shares are not shown")
+    if not is_exhaustion_known:
+        lines.append(
+            f"mix    exhausted={exhausted}: the first source to run out is known once the sequences are counted"
+        )
+    exhausted_sources = sorted(
+        (exhausted_at, source) for source, exhausted_at in orders.timeline.exhausted.items() if exhausted_at < end
+    )
+    for exhausted_at, source in exhausted_sources[:_MAX_LISTED]:
+        consequence = "the run ends" if exhausted == "stop" else "the others take its share"
+        lines.append(
+            f"mix    {plan.names[source]} is exhausted after {_format_steps(plan, exhausted_at)}: {consequence}"
+        )
+    if exhausted == "redistribute" and orders.timeline.end is not None and orders.timeline.end < end:
+        done = _format_steps(plan, orders.timeline.end)
+        lines.append(f"mix    all sources are exhausted after {done}, and the run ends")
+    return lines
+
+
+def _format_steps(plan: Plan, position: int) -> str:
+    """Format the number of completed steps before a change at a position."""
+    return format_count(plan.orders.run_layout.steps_until(position), "step")
+
+
+def _format_shares(shares: dict[str, float]) -> str:
+    largest = sorted(shares, key=lambda name: (-shares[name], name))
+    omitted_note = f" and {len(shares) - _MAX_LISTED:,} more" if len(shares) > _MAX_LISTED else ""
+    return ", ".join(f"{name} {shares[name]:.2%}" for name in largest[:_MAX_LISTED]) + omitted_note

@@ -23,17 +23,9 @@ from safetensors import SafetensorError
 from torch import nn
 
 from batchloom.core.errors import OutputError, StateError, StoreConflictError, TrainError
-from batchloom.core.files import lock_exclusively
-from batchloom.train.checkpoint import (
-    PARTIAL_SUFFIX,
-    fsync_path,
-    read_checkpoint_state,
-    read_checkpoint_step,
-    write_checkpoint,
-    write_json,
-    write_state,
-)
-from batchloom.train.json_files import MAX_RUN_FILE_BYTES, read_json_object
+from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively
+from batchloom.train.checkpoint import read_checkpoint_state, read_checkpoint_step, write_checkpoint, write_state
+from batchloom.train.json_files import MAX_RUN_FILE_BYTES, fsync_path, read_json_object, write_json
 
 RETAINED_CHECKPOINTS = 2
 _LOG = logging.getLogger("batchloom")
@@ -117,6 +109,10 @@ class RunFolder:
             return read_json_object(self._run, MAX_RUN_FILE_BYTES)
         except ValueError as error:
             raise self.make_damaged_error(str(error)) from error
+
+    def read_settings(self) -> dict[str, Any]:
+        """Return the plain settings of the run, without the identity of data and model."""
+        return {name: value for name, value in self.read().items() if name not in ("data", "init")}
 
     def make_damaged_error(self, fault: str) -> StateError:
         """Return the error for a ``run.json`` that does not describe a run."""

@@ -147,22 +147,11 @@ class OptimSettings:
 class OrderSettings:
     """Packing, data order and distribution over ranks; see ``Loader``.
 
-    Attributes:
-        packing: packing strategy of the plan.
-        overlong: policy for documents longer than a sequence; None for the loader's default.
-        shuffle: False reads documents in store order.
-        noise_prob: fraction of input tokens replaced by other tokens, as the loader's ``augment`` does; None for
-            none. The val subset is not changed.
-        uneven: policy for steps that ranks and passes do not divide: ``refuse``, or ``pad`` with rows without
-            loss. A resumed run may change it, and also ``balance``.
-        balance: whether rows are assigned to ranks by their attention cost.
+    A resumed run may change ``uneven`` and ``balance``.
     """
 
     packing: Annotated[str, replace(_PLAN_SETTINGS["packing"], panel=DATA_PANEL)] = "best_fit"
-    overlong: Annotated[
-        Overlong | None,
-        replace(_PLAN_SETTINGS["overlong"], panel=DATA_PANEL),
-    ] = None
+    overlong: Annotated[Overlong | None, replace(_PLAN_SETTINGS["overlong"], panel=DATA_PANEL)] = None
     shuffle: bool = True
     noise_prob: Annotated[
         float | None,
@@ -192,19 +181,7 @@ class OrderSettings:
 class TrainSettings:
     """All settings that determine the computation of a run.
 
-    Attributes:
-        model: shape of the model, or the folder of a pretrained one.
-        optim: settings of the optimizer.
-        steps: optimizer steps of the run.
-        seq_len: tokens of a sequence.
-        global_batch_size: sequences of a step, over all ranks.
-        batch_size: rows in one forward pass of one rank; None for all rows of the rank.
-        order: packing, data order and distribution over ranks.
-        seed: seed of the data order and of the initial weights.
-        eval_interval: steps between evaluations on the val subset; 0 for the end only.
-        eval_batches: batches of ``global_batch_size`` sequences per evaluation; None for the complete subset.
-        save_interval: steps between checkpoints; 0 for the end only.
-        compile: whether to use ``torch.compile``.
+    ``model`` is the shape of the model, or the folder of a pretrained one.
     """
 
     model: PretrainedSettings | ModelSettings
@@ -425,11 +402,8 @@ def compute_accumulation_steps(settings: TrainSettings, world_size: int) -> int:
     if settings.order.uneven == "pad":
         return -(-share // rows)
     if total % world_size:
-        lower_multiple, upper_multiple = (
-            total // world_size * world_size,
-            -(-total // world_size) * world_size,
-        )
-        fitting = " or ".join(str(n) for n in (lower_multiple, upper_multiple) if n)
+        multiples = (total // world_size * world_size, share * world_size)
+        fitting = " or ".join(str(n) for n in multiples if n)
         problem = (
             f"{total} sequences cannot be shared by {world_size} ranks; {fitting} can (--global-batch-size), and "
             "any number can with --uneven pad"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from batchloom.batches import IGNORE_INDEX
 from batchloom.core.fingerprint import derive_key
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
     from batchloom.train.train_settings import ModelSettings
-
-IGNORED_LABEL = -100
 
 
 def pad_vocabulary(size: int) -> int:
@@ -217,8 +216,8 @@ class GPT(nn.Module):
         tokens without loss.
         """
         scores = self.logits(input_ids, position_ids).flatten(0, 1)
-        following = functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL).flatten()
-        return functional.cross_entropy(scores.float(), following, ignore_index=IGNORED_LABEL, reduction="sum")
+        following = functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX).flatten()
+        return functional.cross_entropy(scores.float(), following, ignore_index=IGNORE_INDEX, reduction="sum")
 
 
 def estimate_parameter_count(settings: ModelSettings, vocab_size: int) -> int:

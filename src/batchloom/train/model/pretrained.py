@@ -10,22 +10,24 @@ Only this module imports transformers, without network access and without custom
 import importlib
 import inspect
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
+import xxhash
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from batchloom import Store
-from batchloom.batches import is_leaking, measure_leakage, select_probe_documents
-from batchloom.core.errors import InputError, MissingDependencyError, SettingsError, TrainError
-from batchloom.train.model.gpt_model import IGNORED_LABEL
-from batchloom.train.model.model_folder import read_safe_config
+from batchloom.batches import IGNORE_INDEX, is_leaking, measure_leakage, select_probe_documents
+from batchloom.core.errors import InputError, InputMissingError, MissingDependencyError, SettingsError, TrainError
+from batchloom.core.files import refuse_url
+from batchloom.train.json_files import read_json_object
 from batchloom.train.train_settings import PretrainedSettings
 
 if TYPE_CHECKING:
@@ -35,6 +37,27 @@ if TYPE_CHECKING:
 ModelInputs = Mapping[str, Any]
 # Maximum number of logits in memory at once: 128 MiB of float32.
 _MAX_SCORES = 1 << 25
+
+_CONFIG_FILE = "config.json"
+_WEIGHTS_FILE, _WEIGHTS_INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+_PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth")
+_TOKENIZER_FILE = "tokenizer.json"
+# Files that transformers' AutoTokenizer reads next to tokenizer.json; none of them is code.
+_TOKENIZER_FILES = (
+    _TOKENIZER_FILE,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+_EDGE_BYTES = 1 << 20
+# The store's vocabulary may differ a little from the model's, for example by tokens of a chat template.
+_MAX_DIFFERENT_SHARE = 0.05
 
 
 @final
@@ -99,8 +122,8 @@ class PretrainedModel(nn.Module):
         Arguments are those of :class:`GPT`, plus ``media`` inputs. If the head is a plain matrix, logits are
         computed for trained tokens only, in bounded chunks.
         """
-        targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL)
-        is_trained = targets != IGNORED_LABEL
+        targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
+        is_trained = targets != IGNORE_INDEX
         if not self._head_is_plain:
             scores = self.logits(input_ids, position_ids, media)[is_trained]
             return functional.cross_entropy(scores.float(), targets[is_trained], reduction="sum")
@@ -139,11 +162,7 @@ class PretrainedModel(nn.Module):
 
     @torch.no_grad()
     def detect_linear_head(self, store: Store) -> None:
-        """Check whether the logits are the last hidden states times a matrix.
-
-        Raises:
-            TrainError: the logits are not finite.
-        """
+        """Check whether the logits are the last hidden states times a matrix."""
         device = next(self.parameters()).device
         row = select_probe_documents(store, 64)[0][None].to(device)
         position_ids = torch.arange(row.shape[1], device=device)[None]
@@ -167,16 +186,7 @@ class PretrainedModel(nn.Module):
     def prove_isolation(self, store: Store, seq_len: int, rows: int) -> float:
         """Verify that packed documents do not attend to each other.
 
-        Args:
-            store: store whose first documents are tested.
-            seq_len: tokens of a row in training.
-            rows: rows of a forward pass.
-
-        Returns:
-            mean difference between the losses of packed and single documents, in nats per token.
-
-        Raises:
-            TrainError: they attend to each other; names the model and a remedy.
+        Return the mean difference between the losses of packed and single documents, in nats per token.
         """
         device = next(self.parameters()).device
         documents = [document.to(device) for document in select_probe_documents(store, seq_len)]
@@ -189,18 +199,9 @@ class PretrainedModel(nn.Module):
         return self.check_no_leak(packed, mixed, store)
 
     def check_no_leak(self, packed: float, mixed: float, store: Store) -> float:
-        """Check the loss difference between packed and single documents.
+        """Refuse a loss difference of packed documents that shows a leak; return it.
 
-        Args:
-            packed: difference in nats per token.
-            mixed: the same without any separation of documents.
-            store: store of the documents.
-
-        Returns:
-            ``packed``.
-
-        Raises:
-            TrainError: the documents attend to each other.
+        ``mixed`` is the difference without any separation of documents; both are in nats per token.
         """
         if is_leaking(packed, mixed, half=self._needs_half_precision):
             raise TrainError(
@@ -212,11 +213,7 @@ class PretrainedModel(nn.Module):
         return packed
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write config.json and safetensors for transformers' ``from_pretrained``.
-
-        Raises:
-            OSError, SafetensorError: the files cannot be written.
-        """
+        """Write config.json and safetensors for transformers' ``from_pretrained``."""
         # Pass the state explicitly, because transformers would write the names that compile_body adds to modules.
         state = self.model.state_dict()
         if self._dtype == "bfloat16":
@@ -265,13 +262,7 @@ def _import_transformers() -> Any:
 
 
 def read_model_config(settings: PretrainedSettings) -> "PretrainedConfig":
-    """Return the transformers config of a model folder.
-
-    Raises:
-        MissingDependencyError: transformers is not installed.
-        InputMissingError: the folder has no model.
-        InputError: the model cannot be finetuned here.
-    """
+    """Return the transformers config of a model folder."""
     hf = _import_transformers()
     folder = Path(settings.init)
     plain_config = read_safe_config(folder)
@@ -358,28 +349,26 @@ def check_size(settings: PretrainedSettings, model: "PreTrainedModel", store: St
     """Refuse a model whose embedding is too small for the ids of a store.
 
     ``media`` tells whether the store holds images or audio.
-
-    Raises:
-        TrainError: names both sizes.
     """
     rows, needed = _count_embedding_rows(model), store.vocab_size or 0
-    if rows < needed and not store.location.on_disk:
-        raise TrainError(
-            f"{store.location.name} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} ids: "
-            f"set vocab={rows}."
-        )
-    if rows < needed and media:
-        raise TrainError(
-            f"{store.location.name} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} ids: "
+    if rows >= needed:
+        return
+    if not store.location.on_disk:
+        remedy = f"set vocab={rows}."
+    elif media:
+        remedy = (
             "the images or audio were prepared with another model's processor. Prepare the data with this model's "
             f"own (--processor {settings.init}, if it has one)."
         )
-    if rows < needed:
-        raise TrainError(
-            f"{store.location.name} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} ids: "
+    else:
+        remedy = (
             f"prepare the data with --tokenizer {settings.init}, or resize the model's embedding with transformers' "
             "resize_token_embeddings."
         )
+    raise TrainError(
+        f"{store.location.name} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} ids: "
+        f"{remedy}"
+    )
 
 
 def load_pretrained(settings: PretrainedSettings, blueprint: "PreTrainedModel") -> PretrainedModel:
@@ -440,3 +429,150 @@ def _raise_unusable_model(folder: Path, error: Exception) -> NoReturn:
 def _get_first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def read_safe_config(folder: Path) -> dict[str, Any]:
+    """Return ``config.json`` of a folder that is safe to load: no pickles, no code.
+
+    A missing folder or model raises InputMissingError, an unsafe or quantized one InputError.
+    """
+    refuse_url(folder, "--init")
+    if not folder.is_dir():
+        raise InputMissingError(
+            f"--init: {folder} is not a folder. Give a local folder with config.json and safetensors weights; "
+            "download a model of the Hub first: hf download ORG/NAME --local-dir FOLDER"
+        )
+    try:
+        config = read_json_object(folder / _CONFIG_FILE)
+    except ValueError as error:
+        raise InputMissingError(
+            f"--init: {folder / _CONFIG_FILE} {error}; give a folder that transformers' save_pretrained wrote"
+        ) from error
+    kernel = str(config.get("attn_implementation") or config.get("_attn_implementation") or "")
+    if "auto_map" in config or "/" in kernel:
+        setting = "auto_map" if "auto_map" in config else f"attn_implementation {kernel!r}"
+        raise InputError(
+            f"--init: {folder / _CONFIG_FILE} has {setting}: it needs code from outside transformers, which "
+            "batchloom never runs. Use a model that transformers itself supports; if it supports this one, delete "
+            f"the entry from {_CONFIG_FILE}"
+        )
+    if "quantization_config" in config:
+        raise InputError(
+            f"--init: the weights in {folder} are quantized and cannot be finetuned: give the folder of the full "
+            "weights"
+        )
+    _list_weight_files(folder)
+    return config
+
+
+def _list_weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a model; refuse pickles."""
+    if (folder / _WEIGHTS_FILE).is_file():
+        return [folder / _WEIGHTS_FILE]
+    if not (folder / _WEIGHTS_INDEX_FILE).is_file():
+        pickles = [name for name in _PICKLE_FILES if (folder / name).is_file()]
+        if not pickles:
+            raise InputMissingError(f"--init: {folder} has no {_WEIGHTS_FILE}: it holds no model")
+        raise InputError(
+            f"--init: {folder} has its weights only in {pickles[0]}, a pickle. A pickle can run code when it is "
+            "opened, so it is never loaded. If you trust it, convert it to safetensors: "
+            "transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+        )
+    try:
+        parts = read_json_object(folder / _WEIGHTS_INDEX_FILE).get("weight_map")
+    except ValueError as error:
+        raise InputError(f"--init: {folder / _WEIGHTS_INDEX_FILE} {error}") from error
+    names = sorted(set(map(str, parts.values()))) if isinstance(parts, dict) else []
+    missing_names = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
+    if missing_names or not names:
+        fault = f"names {missing_names[0]!r}, which is not a file in this folder" if missing_names else "names no file"
+        raise InputMissingError(f"--init: {folder / _WEIGHTS_INDEX_FILE} {fault}: download the model again")
+    return [folder / name for name in names]
+
+
+def compute_folder_fingerprint(folder: Path) -> str:
+    """Return a fingerprint of a model.
+
+    It covers the config, and size, first and last MiB of each weight file.
+    """
+    digest = xxhash.xxh3_128()
+    for file in (folder / _CONFIG_FILE, *_list_weight_files(folder)):
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            digest.update(f"{file.name} {size} ".encode() + opened.read(_EDGE_BYTES))
+            opened.seek(max(0, size - _EDGE_BYTES))
+            digest.update(opened.read(_EDGE_BYTES))
+    return digest.hexdigest()
+
+
+def describe_tokenizer_difference(folder: Path, store: Store) -> str | None:
+    """Describe how a store's tokenizer differs from a model's; None if it does not."""
+    if store.manifest is None:
+        return f"{store.location.name} names no tokenizer, so its ids cannot be compared with the model's"
+    store_vocabulary, model_vocabulary = (
+        _get_store_vocabulary(store),
+        _get_folder_vocabulary(folder),
+    )
+    if model_vocabulary is None:
+        return f"{folder} has no {_TOKENIZER_FILE} that can be compared with the store's tokenizer"
+    if store_vocabulary is None:
+        return (
+            f"the store was prepared with {store.tokenizer.name!r}, and {folder} has a {_TOKENIZER_FILE}: their ids "
+            "differ, unless the model was trained with the store's tokenizer"
+        )
+    shared_ids = store_vocabulary.keys() & model_vocabulary.keys()
+    differing_ids = sorted(number for number in shared_ids if store_vocabulary[number] != model_vocabulary[number])
+    unknown_ids = len(store_vocabulary.keys() - model_vocabulary.keys())
+    if not differing_ids and not unknown_ids:
+        return None
+    example = (
+        f", id {differing_ids[0]} is {store_vocabulary[differing_ids[0]]!r} in the store and " if differing_ids else ""
+    )
+    example += f"{model_vocabulary[differing_ids[0]]!r} in the model" if differing_ids else ""
+    fact = (
+        f"{len(differing_ids):,} of {len(store_vocabulary):,} ids of the store's tokenizer ({store.tokenizer.name!r}) "
+        f"are other tokens in {folder / _TOKENIZER_FILE}{example}, and {unknown_ids:,} are not in it"
+    )
+    if len(differing_ids) > _MAX_DIFFERENT_SHARE * len(store_vocabulary):
+        raise TrainError(f"{fact}: the model would learn nonsense. Prepare the data with --tokenizer {folder}.")
+    return fact
+
+
+def _get_store_vocabulary(store: Store) -> dict[int, str] | None:
+    """Return the tokens by id of a store's tokenizer; None if it is no tokenizer.json."""
+    definition = store.tokenizer.state().get("tokenizer")
+    return None if definition is None else _parse_vocabulary(json.dumps(definition))
+
+
+def _get_folder_vocabulary(folder: Path) -> dict[int, str] | None:
+    """Return the tokens by id of a model's tokenizer.json; None if there is none."""
+    file = folder / _TOKENIZER_FILE
+    return _parse_vocabulary(file.read_text("utf-8")) if file.is_file() else None
+
+
+def _parse_vocabulary(definition: str) -> dict[int, str]:
+    from tokenizers import Tokenizer  # noqa: PLC0415 - not needed to train from scratch
+
+    vocabulary = Tokenizer.from_str(definition).get_vocab(with_added_tokens=True)
+    return {number: word for word, number in vocabulary.items()}
+
+
+def copy_tokenizer(folder: Path, store: Store, out: Path) -> None:
+    """Copy the tokenizer files of a model's folder next to its trained weights.
+
+    Without any, the store's tokenizer is written, if it is a tokenizer.json.
+    """
+    for name in _TOKENIZER_FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, out / name)
+    has_tokenizer = any((out / name).is_file() for name in _TOKENIZER_FILES)
+    if has_tokenizer or store.manifest is None:
+        return
+    if (definition := store.tokenizer.state().get("tokenizer")) is not None:
+        (out / _TOKENIZER_FILE).write_text(json.dumps(definition, ensure_ascii=False), "utf-8")
+        chat = store.tokenizer.chat
+        # The default class of the model type may apply other rules, so name the generic one.
+        tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", **chat.tokens}
+        (out / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, ensure_ascii=False), "utf-8")
+        if (template := chat.templates.get("default")) is not None:
+            (out / "chat_template.jinja").write_text(template, "utf-8")

@@ -7,14 +7,13 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from shlex import quote
-from typing import Any, cast, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom import Loader, Store, stream
 from batchloom.core.errors import StateError
-from batchloom.train.checkpoint import read_checkpoint_state
 from batchloom.train.distributed import RankGroup
 from batchloom.train.request import StreamOptions
 from batchloom.train.train_log import PrintLine
@@ -150,11 +149,6 @@ class _StreamLengths:
         return self.values[start:stop]
 
 
-def as_store(data: StreamData) -> Store:
-    """Cast the data of a run to the store type that the trainer's functions take."""
-    return cast("Store", data)
-
-
 def as_stream(store: Store) -> StreamData | None:
     """Return the stream behind a run's data; None if it is a store."""
     data: object = store
@@ -182,18 +176,6 @@ def announce_stream(data: StreamData, loader: Loader, print_line: PrintLine) -> 
     print_line("val    none: a stream has no val subset; its share of the documents is not trained on")
     if raw_stream.keeping is not None:
         print_line(f"keep   the inputs are written to the store {raw_stream.keeping.out}")
-
-
-def check_run_stream(data: StreamData, newest: Path | None) -> None:
-    """Refuse to resume from a checkpoint of a run on another stream.
-
-    ``newest`` is the newest checkpoint, or None.
-
-    Raises:
-        StateError: names each field that differs.
-    """
-    if newest is not None:
-        data.stream.check_state_stream(read_checkpoint_state(newest)[1])
 
 
 def finish_stream_store(data: StreamData, print_line: PrintLine) -> None:

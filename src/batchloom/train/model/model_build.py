@@ -1,0 +1,296 @@
+"""Model of a run: its size is checked first, then it is built or loaded.
+
+A pretrained model is then tested on documents of the store.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from batchloom import Loader, Store
+from batchloom.batches import Batch, DocumentRows, add_model_masks, measure_batch_leakage
+from batchloom.core.errors import InputError, SettingsError, TrainError
+from batchloom.train.distributed import RankGroup
+from batchloom.train.model.gpt_model import GPT, estimate_parameter_count, pad_vocabulary
+from batchloom.train.model.pretrained import (
+    PretrainedModel,
+    build_meta_model,
+    check_size,
+    describe_tokenizer_difference,
+    get_max_positions,
+    load_pretrained,
+)
+from batchloom.train.train_log import RunLog
+from batchloom.train.train_settings import (
+    ModelSettings,
+    PretrainedSettings,
+    TrainSettings,
+    compute_rank_rows,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TrainableModel = GPT | PretrainedModel
+
+# A float32 parameter takes its weight, its gradient and AdamW's two moments.
+_TRAINING_BYTES_PER_PARAMETER = 16
+_BYTES_PER_WEIGHT = 4
+# A token of a batch has int64 input_ids, labels and position_ids.
+_BYTES_PER_TOKEN = 24
+# torch's CPU allocator has no exception class of its own, so its messages are matched.
+_ALLOCATION_MESSAGES = ("can't allocate memory", "Storage size calculation overflowed")
+_TEXT_KEYS = ("input_ids", "labels", "position_ids")
+# Errors that transformers models raise for features of another model's processor.
+_UNSUITABLE_MODEL_ERRORS = (ValueError, TypeError, IndexError, AttributeError, RuntimeError)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutline:
+    """Size of a model before it takes memory.
+
+    Attributes:
+        parameters: number of trainable parameters.
+        vocab_size: rows of its embedding; 0 for a pretrained model.
+        blueprint: pretrained model on the meta device; None for one that is trained from scratch.
+    """
+
+    parameters: int
+    vocab_size: int = 0
+    blueprint: "PreTrainedModel | None" = None
+
+
+def outline_model(settings: TrainSettings, store: Store, *, media: bool) -> ModelOutline:
+    """Return the outline of a run's model, for data with or without ``media``.
+
+    It raises SettingsError for an unknown vocabulary size or too long rows, InputError for an unusable folder or
+    media without one, and TrainError if the model lacks ids of the store.
+    """
+    if isinstance(settings.model, ModelSettings):
+        if media:
+            raise InputError(
+                "The data holds images or audio, and the trainer's own GPT accepts only text: finetune a multimodal "
+                "model, made for the processor that the data was prepared with (batchloom train --init FOLDER)."
+            )
+        vocab_size = _choose_vocabulary_size(store, settings.model)
+        return ModelOutline(estimate_parameter_count(settings.model, vocab_size), vocab_size)
+    blueprint = build_meta_model(settings.model, media=media)
+    max_positions = get_max_positions(blueprint.config)
+    if max_positions is not None and settings.seq_len > max_positions:
+        problem = f"{settings.seq_len} is more than the {max_positions} positions of {settings.model.init}"
+        raise SettingsError([f"seq_len: {problem}; --seq-len {max_positions} is the most"])
+    check_size(settings.model, blueprint, store, media=media)
+    return ModelOutline(sum(weight.numel() for weight in blueprint.parameters()), blueprint=blueprint)
+
+
+def build_model(
+    outline: ModelOutline,
+    settings: TrainSettings,
+    store: Store,
+    loader: Loader,
+    ranks: RankGroup,
+    log: RunLog,
+) -> tuple[TrainableModel, nn.Module]:
+    """Build the model on its device.
+
+    Return it plain, and compiled and wrapped for data parallelism. A pretrained model is tested on the first
+    documents of ``store``. Damaged weights raise InputError; out of memory, another tokenizer and leaking
+    attention raise TrainError.
+    """
+    with explain_memory_errors(settings, outline.parameters):
+        if isinstance(settings.model, ModelSettings):
+            model: TrainableModel = GPT(settings.model, outline.vocab_size, settings.seed).to(ranks.device)
+            learner: nn.Module = torch.compile(model) if settings.compile else model  # type: ignore[assignment]
+        else:
+            model = learner = _build_pretrained(outline, settings, store, loader, ranks, log)
+        if ranks.world_size > 1:
+            with ranks.collective_errors():
+                # Ranks and passes without images or audio do not use the weights for them.
+                learner = DistributedDataParallel(learner, find_unused_parameters=loader.holds_media)
+    return model, learner
+
+
+def _build_pretrained(
+    outline: ModelOutline,
+    settings: TrainSettings,
+    store: Store,
+    loader: Loader,
+    ranks: RankGroup,
+    log: RunLog,
+) -> PretrainedModel:
+    """Load a pretrained model and verify that it keeps packed documents apart."""
+    model_settings = settings.model
+    if not isinstance(model_settings, PretrainedSettings) or outline.blueprint is None:
+        raise AssertionError("this is only for pretrained models")
+    if note := describe_tokenizer_difference(Path(model_settings.init), store):
+        log.print_line(f"note   {note}")
+    examples = DocumentRows(loader) if loader.holds_media else None
+    if examples is not None and (misfit := examples.describe_media_mismatch(outline.blueprint, settings.seq_len)):
+        raise InputError(f"--init: {model_settings.init} holds a {misfit}")
+    model = load_pretrained(model_settings, outline.blueprint).to(ranks.device)
+    model.detect_linear_head(store)
+    if settings.compile:
+        model.compile_body()
+    packed = settings.order.packing != "none"
+    rows = settings.batch_size or compute_rank_rows(settings, ranks.world_size)
+    distance = 0.0
+    if examples is not None:
+        sizes = rows, settings.seq_len
+        distance = _check_media_isolation(model, examples, store, sizes, packed=packed)
+        if not examples.with_media(settings.seq_len):
+            log.print_line("note   the first steps hold no images or audio: the model was tested on texts only")
+    elif packed:
+        distance = model.prove_isolation(store, settings.seq_len, rows)
+    if packed:
+        log.print_line(
+            "packed documents do not see each other: the losses of their tokens match those of the documents alone "
+            f"({distance:.1e} nats apart)"
+        )
+    return model
+
+
+def _choose_vocabulary_size(store: Store, shape: ModelSettings) -> int:
+    """Return the tokenizer's vocabulary size, rounded up to a multiple of 64."""
+    store_vocab_size, model_vocab_size = store.vocab_size, shape.vocab_size
+    if store_vocab_size is None and model_vocab_size is None:
+        problem = (
+            f"missing; {store.location.name} does not name its tokenizer: set it in a --config-file to more than the "
+            "store's largest id"
+        )
+        raise SettingsError([f"model.vocab_size: {problem}"])
+    if store_vocab_size is not None and model_vocab_size is not None and model_vocab_size < store_vocab_size:
+        problem = f"{model_vocab_size} is less than the {store_vocab_size} ids of the store; leave it unset"
+        raise SettingsError([f"model.vocab_size: {problem}"])
+    return pad_vocabulary(model_vocab_size or store_vocab_size or 0)
+
+
+def make_model_inputs(part: Batch, window: int | None) -> dict[str, Any]:
+    """Return the keyword arguments of a model call: tokens, labels, positions, media.
+
+    ``media`` is present only if the batch has more than text.
+    """
+    model_inputs = {name: part[name] for name in _TEXT_KEYS}
+    masked_items = add_model_masks(part, window).items()
+    media = {name: value for name, value in masked_items if name not in _TEXT_KEYS}
+    return {**model_inputs, "media": media} if media else model_inputs
+
+
+@torch.no_grad()
+def _check_media_isolation(
+    model: PretrainedModel,
+    examples: DocumentRows,
+    store: Store,
+    sizes: tuple[int, int],
+    *,
+    packed: bool,
+) -> float:
+    """Run documents with media through a model; verify that packed ones are isolated."""
+    device = next(model.parameters()).device
+    rows, longest = sizes
+    numbers = examples.few(longest)
+    orders = [numbers, numbers[::-1]][: min(rows, 2)]
+    packed_batch = examples.batch(orders)
+    single_rows = examples.batch([[number] for order in orders for number in order])
+    for batch in (packed_batch, single_rows):
+        batch.update({name: value.to(device) for name, value in batch.items()})
+    single_batches = single_rows.split(1)
+
+    def compute_scores(batch: Batch) -> Callable[[int, slice], torch.Tensor]:
+        model_inputs = make_model_inputs(batch, model.window)
+        return model.scores(model_inputs["input_ids"], model_inputs["position_ids"], model_inputs.get("media"))
+
+    try:
+        with model.make_probe_autocast(device):
+            if not packed:
+                compute_scores(single_batches[0])
+                return 0.0
+            distances = measure_batch_leakage(compute_scores, packed_batch, single_batches)
+    except _UNSUITABLE_MODEL_ERRORS as error:
+        if is_out_of_memory(error):
+            raise
+        message_lines = str(error).strip().splitlines()
+        raise TrainError(
+            f"{type(model.model).__name__} of {model.name} cannot process documents of {store.location.name} with "
+            f"their media: {message_lines[0] if message_lines else type(error).__name__}. Prepare the data with the "
+            "model's own processor."
+        ) from error
+    return model.check_no_leak(*distances, store)
+
+
+def check_memory(settings: TrainSettings, parameters: int, ranks: RankGroup) -> None:
+    """Refuse a run whose model or batch alone exceeds the total memory."""
+    on_gpu = ranks.device.type == "cuda"
+    if on_gpu:
+        gpu_memory = torch.cuda.get_device_properties(ranks.device).total_memory
+        _check_needed_memory(settings, parameters, _TRAINING_BYTES_PER_PARAMETER * parameters, gpu_memory, "the GPU")
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    needed = (_BYTES_PER_WEIGHT if on_gpu else _TRAINING_BYTES_PER_PARAMETER) * parameters
+    _check_needed_memory(settings, parameters, needed, machine, "this machine")
+    rows = compute_rank_rows(settings, ranks.world_size)
+    if (batch := _BYTES_PER_TOKEN * rows * settings.seq_len) > machine:
+        raise TrainError(
+            f"A rank's share of a step, {rows:,} sequences of {settings.seq_len:,} tokens, takes "
+            f"{_format_size(batch)}, and this machine has {_format_size(machine)}: lower --global-batch-size or "
+            "--seq-len, or start more ranks on more machines."
+        )
+
+
+def _check_needed_memory(
+    settings: TrainSettings, parameters: int, needed: int, available: int, device_name: str
+) -> None:
+    if needed <= available:
+        return
+    shape = settings.model
+    if isinstance(shape, PretrainedSettings):
+        kind, remedy = shape.init, "give --init a smaller model"
+    else:
+        kind = f"{shape.layers:,} layers of width {shape.width:,}"
+        remedy = "lower the configuration's model.layers, model.width, model.hidden or model.vocab_size"
+    raise TrainError(
+        f"A model of {parameters:,} parameters ({kind}) needs {_format_size(needed)} to train, and {device_name} has "
+        f"{_format_size(available)}: {remedy}."
+    )
+
+
+def _format_size(size: int) -> str:
+    unit, shift = ("GiB", 30) if size >= 1 << 30 else ("MiB", 20)
+    return f"{size / (1 << shift):,.1f} {unit}"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an error means that memory ran out."""
+    error_types = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, error_types) or any(message in str(error) for message in _ALLOCATION_MESSAGES)
+
+
+@contextmanager
+def explain_memory_errors(settings: TrainSettings, parameters: int) -> Iterator[None]:
+    """Convert out-of-memory errors to an error that names the sizes to lower.
+
+    Raises:
+        TrainError: the body of the context ran out of memory.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        rows = settings.batch_size or "all"
+        smaller = (
+            "give --init a smaller model"
+            if isinstance(settings.model, PretrainedSettings)
+            else "the configuration's model.layers and model.width"
+        )
+        raise TrainError(
+            f"Out of memory with {parameters:,} parameters "
+            f"({_format_size(_TRAINING_BYTES_PER_PARAMETER * parameters)} to "
+            f"train) and passes of {rows} rows of {settings.seq_len} tokens: lower --batch-size "
+            f"(more passes make the same step), --seq-len, or {smaller} (another run)."
+        ) from error
