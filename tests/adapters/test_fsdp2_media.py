@@ -12,7 +12,7 @@ import batchloom
 from adapters.fsdp2_media_worker import train_model
 from batchloom import InputError
 from batchloom.adapters import FSDP2Arguments, FSDP2SFTTrainer
-from batchloom.adapters.fsdp2.fsdp2_media import concat_rows
+from batchloom.adapters.fsdp2.fsdp2_trainer import concat_rows
 from batchloom.batches import Batch
 from batchloom.batches.assembly import BatchLayout, MediaOffsets
 from media.models import make_model

@@ -2,9 +2,9 @@
 
 import json
 import warnings
-from dataclasses import fields
 from itertools import product
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -334,7 +334,7 @@ def test_arguments_that_are_none_are_refused(store):
         resolve_args(3, store)
 
 
-NUMERIC_FIELDS = [field.name for field in fields(FSDP2Arguments) if field.type in (float, float | None)]
+NUMERIC_FIELDS = [name for name, hint in get_type_hints(FSDP2Arguments).items() if hint in (float, float | None)]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), "1e-3", True])

@@ -74,7 +74,6 @@ NEEDS = {
     "fsdp2.fsdp2_state": "torch",
     "fsdp2.fsdp2_trainer": "torch",
     "hugging_face.trainer_objects": "transformers",
-    "hugging_face.hf_metrics": "transformers",
     "lightning": "lightning",
     "megatron": "megatron-core",
     "pytorch": "torch",

@@ -8,8 +8,8 @@ from .checkpoints import (
 )
 from .fsdp2.fsdp2_arguments import FSDP2Arguments as FSDP2Arguments
 from .fsdp2.fsdp2_trainer import FSDP2SFTTrainer as FSDP2SFTTrainer
-from .hugging_face.hf_metrics import MetricsCallback as MetricsCallback
-from .hugging_face.hf_parts import (
+from .hugging_face.trainer_objects import (
+    MetricsCallback as MetricsCallback,
     TokenLoss as TokenLoss,
     compute_row_losses as compute_row_losses,
     compute_token_loss as compute_token_loss,

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
 
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.checkpoints import (
@@ -37,15 +38,23 @@ from batchloom.adapters.fsdp2.fsdp2_arguments import (
     convert_arguments,
 )
 from batchloom.adapters.fsdp2.fsdp2_data import make_fsdp2_loader
-from batchloom.adapters.fsdp2.fsdp2_media import MediaPasses, compute_divided_loss
-from batchloom.adapters.fsdp2.fsdp2_optimizer import compute_lr_factor, make_adamw
 from batchloom.adapters.isolation_check import check_no_leak
-from batchloom.batches import IGNORE_INDEX, Batch, Loader, Meter, accepts_argument, find_unknown_id
+from batchloom.batches import (
+    IGNORE_INDEX,
+    Batch,
+    DocumentRows,
+    Loader,
+    Meter,
+    accepts_argument,
+    add_model_masks,
+    find_unknown_id,
+)
 from batchloom.core.errors import InputError, PlanError, StateError, TrainError
 from batchloom.store import write_file
 
 # Takes the sequences of a pass and returns the model's inputs.
 Collator = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
+_TOKEN_KEYS = ("input_ids", "labels", "position_ids", "token_type_ids")
 
 
 class TrainOutput(NamedTuple):
@@ -137,7 +146,9 @@ class FSDP2SFTTrainer:
         self._begin_log(steps_done)
         self.model.train()
         losses: list[float] = []
-        window, meter = _LogWindow(), Meter(self.loader)
+        # Loss and trained tokens of the steps since the last line of the log.
+        window: list[tuple[float, int]] = []
+        meter = Meter(self.loader)
         for batch in meter.over(self.loader):
             if batch.step >= self.steps:
                 break
@@ -146,11 +157,13 @@ class FSDP2SFTTrainer:
                 self._check_no_leak(batch)
             loss, norm, count = self._train_step(batch)
             losses.append(loss)
-            window.add(loss, count)
+            window.append((loss, count))
             meter.step(batch, trained=count)
             if steps_done % self.args.logging_steps == 0 or steps_done == self.steps:
-                window_metrics = window.take_metrics() | {"grad_norm": norm, "origin": batch.origin}
-                self._log(steps_done, window_metrics | meter.metrics())
+                mean, tokens = sum(loss for loss, _ in window) / len(window), sum(count for _, count in window)
+                step_metrics = {"loss": mean, "tokens": tokens, "grad_norm": norm, "origin": batch.origin}
+                self._log(steps_done, step_metrics | meter.metrics())
+                window.clear()
             self._save_if_due(steps_done)
         # Keep the process group: save_model and scripts that read the shards need it.
         barrier()
@@ -356,27 +369,6 @@ class FSDP2SFTTrainer:
             )
 
 
-@final
-class _LogWindow:
-    """Loss and tokens of the steps since the last line of the log."""
-
-    def __init__(self) -> None:
-        self._loss, self._tokens, self._steps = 0.0, 0, 0
-
-    def add(self, loss: float, tokens: int) -> None:
-        self._loss, self._tokens, self._steps = (
-            self._loss + loss,
-            self._tokens + tokens,
-            self._steps + 1,
-        )
-
-    def take_metrics(self) -> dict[str, Any]:
-        """Return mean loss and trained tokens of the steps, and reset them."""
-        metrics = {"loss": self._loss / max(1, self._steps), "tokens": self._tokens}
-        self._loss, self._tokens, self._steps = 0.0, 0, 0
-        return metrics
-
-
 def _read_log_lines(log: Path, steps_done: int) -> list[bytes]:
     """Return the lines of a log up to a step, without an incomplete last line."""
     lines = []
@@ -445,3 +437,150 @@ def _all_reduce_sum(value: Tensor) -> Tensor:
     if dist.is_initialized():
         dist.all_reduce(value)
     return value
+
+
+def make_adamw(model: nn.Module, args: FSDP2Arguments) -> torch.optim.Optimizer:
+    """Make an AdamW without weight decay of norms and biases."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    decayed_weights = [weight for weight in weights if weight.ndim > 1]
+    undecayed_weights = [weight for weight in weights if weight.ndim <= 1]
+    groups = [
+        {"params": decayed_weights, "weight_decay": args.weight_decay},
+        {"params": undecayed_weights, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        args.learning_rate,
+        # torch rejects integer betas, and a beta of 0 may be one.
+        betas=(float(args.adam_beta1), float(args.adam_beta2)),
+        eps=args.adam_epsilon,
+    )
+
+
+def compute_lr_factor(args: FSDP2Arguments, step: int, steps: int) -> float:
+    """Return the share of ``learning_rate`` at a step from 0, as in transformers."""
+    warmup_setting = args.warmup_steps
+    warmup_steps = int(warmup_setting) if warmup_setting >= 1 else math.ceil(steps * warmup_setting)
+    kind = args.lr_scheduler_type
+    if kind != "constant" and step < warmup_steps:
+        return step / max(1, warmup_steps)
+    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+    if kind == "linear":
+        return max(0.0, 1 - progress)
+    return max(0.0, 0.5 * (1 + math.cos(math.pi * progress))) if kind == "cosine" else 1.0
+
+
+@final
+class MediaPasses:
+    """Adds rows to passes so that all ranks run the media encoders together.
+
+    Sharded layers wait for all ranks. If one rank has media in a pass, the ranks without get one more row: a
+    document of the store with media and no trained tokens. It adds zeros to their gradients.
+
+    Args:
+        loader: loader of stores with media.
+        model: model to train.
+        collated: whether a ``data_collator`` makes the passes.
+
+    Raises:
+        InputError: ``collated`` is true, or the model does not fit the data.
+    """
+
+    def __init__(self, loader: Loader, model: nn.Module, *, collated: bool) -> None:
+        self._examples = DocumentRows(loader)
+        if collated:
+            raise InputError(
+                "data_collator takes single sequences, and the data holds images or audio, which belong to complete "
+                "passes: leave it out."
+            )
+        if not hasattr(model, "config"):
+            raise InputError(
+                f"{type(model).__name__} is not a transformers model, which data with images or audio requires. "
+                "Write the loop: examples/fsdp2.py."
+            )
+        if misfit := self._examples.describe_media_mismatch(model, loader.plan.spec.seq_len):
+            raise InputError(f"The model is {misfit}.")
+        config: Any = model.config
+        self._window: int | None = getattr(config.get_text_config(), "sliding_window", None)
+        self._extra_rows: Batch | None = None
+
+    def add_extra_rows(self, parts: Sequence[Batch], device: torch.device) -> list[Batch]:
+        """Add a row to passes without media if other ranks have media; all ranks call it.
+
+        ``device`` is the device of the collectives.
+        """
+        seq_len = parts[0]["input_ids"].shape[1]
+        extra_rows = self._get_extra_rows(seq_len)
+        if extra_rows is None or not dist.is_initialized():
+            return list(parts)
+        names = [name for name in extra_rows if name not in _TOKEN_KEYS]
+        has_media = torch.tensor([[name in part for name in names] for part in parts], device=device)
+        has_media_anywhere = has_media.int()
+        dist.all_reduce(has_media_anywhere, dist.ReduceOp.MAX)
+        missing = ((has_media_anywhere > 0) & ~has_media).any(1).tolist()
+        return [
+            concat_rows(part, extra_rows) if is_missing else part
+            for part, is_missing in zip(parts, missing, strict=True)
+        ]
+
+    def add_masks(self, part: Batch, device: torch.device) -> Batch:
+        """Move a pass to a device and add the attention masks that its model needs."""
+        part.update({name: value.to(device, non_blocking=True) for name, value in part.items()})
+        return add_model_masks(part, self._window)
+
+    def _get_extra_rows(self, seq_len: int) -> Batch | None:
+        """Return untrained rows with all kinds of media; None if none fit into a row."""
+        if self._extra_rows is None or self._extra_rows["input_ids"].shape[1] != seq_len:
+            numbers = self._examples.with_media(seq_len)
+            if not numbers:
+                return None
+            self._extra_rows = self._examples.batch([[number] for number in numbers], seq_len)
+            self._extra_rows["labels"].fill_(IGNORE_INDEX)
+        return self._extra_rows
+
+
+def concat_rows(part: Batch, extra_rows: Batch) -> Batch:
+    """Concatenate the rows of two batches."""
+    tensors = {}
+    media = extra_rows.layout.media if extra_rows.layout is not None else {}
+    for name, value in extra_rows.items():
+        second = value.to(part["input_ids"].device)
+        first = part.get(name)
+        if name not in media:
+            # Multimodal positions (time, height, width) have these as their first axis.
+            tensors[name] = torch.cat((part[name], second), second.ndim - 2)
+        elif first is not None:
+            tensors[name] = torch.cat(_pad_to_same_shape(first, second))
+        elif media[name].axis:
+            # These features have one entry per row. Rows without media get zeros.
+            padding = second.new_zeros((len(part["input_ids"]), *second.shape[1:]))
+            tensors[name] = torch.cat((padding, second))
+        else:
+            tensors[name] = second
+    return Batch(tensors, part.step, part.origin)
+
+
+def _pad_to_same_shape(first: Tensor, second: Tensor) -> list[Tensor]:
+    """Pad both tensors with zeros to the larger size on all axes but the first."""
+    sizes = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
+    return [
+        functional.pad(
+            tensor,
+            [
+                side
+                for size, current_size in zip(sizes[::-1], tensor.shape[:0:-1], strict=True)
+                for side in (0, size - current_size)
+            ],
+        )
+        for tensor in (first, second)
+    ]
+
+
+def compute_divided_loss(scores: Tensor, labels: Tensor, count: int) -> Tensor:
+    """Return the summed loss of a pass divided by ``count``.
+
+    Multimodal models divide their own loss by the tokens of the pass.
+    """
+    targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX).flatten()
+    total = functional.cross_entropy(scores.flatten(0, 1).float(), targets, ignore_index=IGNORE_INDEX, reduction="sum")
+    return total / count

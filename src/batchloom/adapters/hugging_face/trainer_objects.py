@@ -6,6 +6,11 @@
 
 These trainers distribute batches to ranks themselves, in turn. So the dataset is numbered in the order of their
 requests, and each rank gets, step by step, the rows that the loader has for it.
+
+Metrics at the steps that the trainer logs:
+
+    meter = Meter(loader)
+    Trainer(..., callbacks=[parts.callback, MetricsCallback(meter, send_to_jsonl("out/metrics.jsonl"))])
 """
 
 from batchloom.adapters.requirements import (
@@ -18,20 +23,35 @@ from batchloom.adapters.requirements import (
 
 require_installed(TORCH, TRANSFORMERS, DATASETS, ACCELERATE)
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, cast, final
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.hugging_face.hf_dealing import (
     BatchForm,
     MicroBatchCollator,
+    TrainerBatching,
     find_evaluation_problems,
     find_training_problems,
     make_trainer_batching,
 )
-from batchloom.adapters.hugging_face.hf_parts import PlannedRows, PlanState, TokenLoss
-from batchloom.batches import Loader
-from batchloom.core.errors import InputError, SettingsError
+from batchloom.adapters.isolation_check import check_no_leak, get_logits
+from batchloom.adapters.logging import SendMetrics
+from batchloom.adapters.pytorch import LoaderDataset
+from batchloom.batches import IGNORE_INDEX, Batch, Loader, Meter
+from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
+from batchloom.core.settings import as_int, quote_value
+from batchloom.core.wording import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +67,11 @@ class TrainerParts:
         eval_dataset: ``eval_dataset=``; None without ``evaluation``.
     """
 
-    dataset: PlannedRows
+    dataset: "PlannedRows"
     collator: MicroBatchCollator
-    callback: PlanState
-    loss: TokenLoss
-    eval_dataset: PlannedRows | None
+    callback: "PlanState"
+    loss: "TokenLoss"
+    eval_dataset: "PlannedRows | None"
 
 
 def make_trainer_parts(
@@ -105,3 +125,361 @@ def make_trainer_parts(
         if evaluation is None
         else PlannedRows(evaluation, make_trainer_batching(args, evaluation, evaluation=True)),
     )
+
+
+@final
+# SFTTrainer accepts no other class.
+class PlannedRows(datasets.Dataset):  # type: ignore[misc]
+    """Rows of all steps, numbered in the order in which a trainer distributes them.
+
+    A process reads the rows of its own rank, one micro-batch at a time, with any number of workers.
+    """
+
+    def __init__(self, loader: Loader, dealing: TrainerBatching) -> None:
+        names = ("input_ids", "labels", "position_ids")
+        super().__init__(pa.table({name: pa.array([], pa.list_(pa.int64())) for name in names}))
+        self.dealing = dealing
+        self.begin(loader, 0)
+
+    def begin(self, loader: Loader, first: int) -> None:
+        """Set the plan to its current state, from step ``first`` on."""
+        self._steps, self._first = LoaderDataset(loader), first
+        self._cached_batch: tuple[int, Batch] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cached_batch": None}
+
+    def __len__(self) -> int:
+        return (len(self._steps) - self._first) * self.dealing.rows
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all steps."""
+        return len(self)
+
+    def _read_step(self, step: int) -> Batch:
+        """Return the rank's rows of a step, cached for the next micro-batch of the step."""
+        if self._cached_batch is None or self._cached_batch[0] != step:
+            self._cached_batch = step, self._steps[self._first + step]
+        return self._cached_batch[1]
+
+    def __getitems__(self, keys: list[int]) -> list[Batch]:
+        """Return the micro-batch of these rows, as one item."""
+        step, micro = self.dealing.locate_micro_batch(keys)
+        return [self._read_step(step).split(self.dealing.batch_size)[micro]]
+
+    def __getitem__(self, key: Any) -> Batch:
+        """Return a row of this rank as a batch of one.
+
+        Raises:
+            InputError: the key is a column, which rows that are read one by one do not have.
+        """
+        number = as_int(key)
+        if number is None:
+            raise InputError(f"Rows of a plan are selected by their numbers, not by {quote_value(key)}.")
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        step, micro, row = self.dealing.locate_row(number)
+        return self._read_step(step).split(1)[micro * self.dealing.batch_size + row]
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield this rank's rows in training order."""
+        for step in range(len(self._steps) - self._first):
+            yield from self._read_step(step).split(1)
+
+    def remove_columns(self, column_names: object, new_fingerprint: object = None) -> "PlannedRows":
+        """Return the same rows, which only have columns that models take.
+
+        A trainer calls this for any dataset.
+        """
+        del column_names, new_fingerprint
+        return self
+
+    def _refuse(self) -> NoReturn:
+        raise InputError(
+            "Rows of a plan are read when they are trained, and cannot be changed: change the settings of the Loader "
+            "or the store. For SFTTrainer give dataset_kwargs={'skip_prepare_dataset': True}."
+        )
+
+    map = filter = select = shuffle = sort = shard = train_test_split = property(_refuse)
+
+
+@final
+class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # types of transformers are not read
+    """Callback that saves the loader state in ``trainer_state.json`` and restores it.
+
+    The state is that of the trained steps, without prefetched batches. Before the first step it checks that the ranks
+    agree, that a checkpoint is of this plan, and that the model isolates documents.
+
+    Args:
+        loader: loader of this process.
+        dataset: dataset that the trainer must use.
+        collator: collator that the trainer must use.
+
+    Attributes:
+        first: step that this call of ``train`` began with.
+    """
+
+    def __init__(self, loader: Loader, dataset: PlannedRows, collator: MicroBatchCollator) -> None:
+        self._loader, self._dataset, self._collator = loader, dataset, collator
+        self._trainer_state: TrainerState | None = None
+        self._model: Any = None
+        self._edits = loader.plan.edits
+        self.first = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for the trainer's checkpoints: plain JSON values."""
+        steps_done = self._trainer_state.global_step if self._trainer_state else 0
+        attributes = {"loader": self._loader.state_at(steps_done)}
+        if self._model is not None:
+            attributes["weights"] = sample_weights(self._model)
+        return {"args": {}, "attributes": attributes}
+
+    def on_init_end(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 - signature of transformers
+        state: TrainerState,  # noqa: ARG002
+        control: TrainerControl,  # noqa: ARG002
+        *,
+        model: Any = None,
+        **_: Any,
+    ) -> None:
+        """Turn the model's cache off, also for a run that only evaluates."""
+        disable_cache(model)
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,  # noqa: ARG002 - signature of transformers
+        *,
+        model: Any = None,
+        train_dataloader: Any = None,
+        **_: Any,
+    ) -> None:
+        """Check that the trainer will follow the plan, and resume from its checkpoint.
+
+        Raises:
+            SettingsError: settings changed since the parts were made.
+            StateError: the checkpoint belongs to another plan (names each field that differs), or has no state.
+            TrainError: another dataset or collator, batch sizes changed since the parts were made, ranks differ, the
+                model lets documents attend to each other, or it does not have the weights of the checkpoint.
+        """
+        if problems := find_training_problems(args, self._loader):
+            raise SettingsError(problems)
+        # The model may have been replaced since the trainer was made.
+        disable_cache(model)
+        rows, collate = train_dataloader.dataset, train_dataloader.collate_fn
+        if rows is not self._dataset or collate is not self._collator:
+            names = " and ".join(type(trainer_object).__name__ for trainer_object in (rows, collate))
+            raise TrainError(
+                f"The trainer has {names}: give it train_dataset=parts.dataset and data_collator=parts.collator "
+                "of the same parts as the callback."
+            )
+        batching, expected_batching = make_trainer_batching(args, self._loader), self._dataset.dealing
+        if batching != expected_batching:
+            raise TrainError(
+                f"The trainer's arguments have {batching.batch_size} rows x gradient_accumulation_steps "
+                f"{batching.accumulation}, and its parts were made for {expected_batching.batch_size} x "
+                f"{expected_batching.accumulation}: make new parts and a new trainer."
+            )
+        # The trainer counts steps in this object and keeps it while it trains.
+        self._trainer_state, self.first = state, state.global_step
+        if self.first:
+            self._resume(state, model)
+        self._model = model
+        # With ignore_data_skip the trainer restarts at row 0, which then must be the first row of the current
+        # step.
+        self._dataset.begin(self._loader, self.first if args.ignore_data_skip else 0)
+        self._edits = self._loader.plan.edits
+        require_agreement(self._loader, also={"max_steps": state.max_steps})
+        check_no_leak(
+            model,
+            self._loader,
+            self._collator,
+            args.train_batch_size,
+            half=args.bf16 or args.fp16,
+        )
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Reject an edit of the plan during training.
+
+        Raises:
+            TrainError: the loader was edited since training began: rows are prefetched, also by other processes.
+        """
+        edits = self._loader.plan.edits
+        if edits != self._edits:
+            raise TrainError(
+                f"The loader has {format_count(len(edits), 'edit')} and had {len(self._edits)} when training began, "
+                "and the trainer reads the plan of that time: edit before trainer.train(), also when it resumes from "
+                "a checkpoint."
+            )
+
+    def _resume(self, state: TrainerState, model: Any) -> None:
+        saved_state = cast("dict[str, Any]", state.stateful_callbacks).get(type(self).__name__)
+        saved_state = saved_state.get("attributes") if isinstance(saved_state, dict) else None
+        if not isinstance(saved_state, dict) or "loader" not in saved_state:
+            raise StateError(
+                f"The checkpoint of step {self.first} holds no loader state: it was made without parts.callback, so "
+                "its training data is unknown. Use a checkpoint made with it, or start without one."
+            )
+        self._loader.load_state_dict(saved_state["loader"])
+        if self._loader.next_step != self.first:
+            raise StateError(
+                f"The checkpoint is of step {self.first} and its loader state is of step {self._loader.next_step}; "
+                "it was changed by hand."
+            )
+        check_same_weights(model, saved_state.get("weights"), self.first)
+
+
+@final
+class TokenLoss:
+    """Cross-entropy sum divided by the step's number of trained tokens on all ranks.
+
+    Args:
+        smoothing: ``label_smoothing_factor``, which a trainer does not apply to a custom loss.
+    """
+
+    def __init__(self, smoothing: float = 0.0) -> None:
+        self._smoothing = smoothing
+
+    def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        """Return the loss of a micro-batch; 0 with a zero gradient if nothing is trained.
+
+        Args:
+            outputs: model outputs with ``logits`` [R, S, vocabulary].
+            labels: labels [R, S], not shifted.
+            num_items_in_batch: trained tokens of the step; None to count those of the micro-batch.
+        """
+        scores = get_logits(outputs)
+        targets = labels[:, 1:].reshape(-1)
+        total = functional.cross_entropy(
+            scores[:, :-1].reshape(len(targets), -1).float(),
+            targets,
+            ignore_index=IGNORE_INDEX,
+            reduction="sum",
+            label_smoothing=self._smoothing,
+        )
+        count = (targets != IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch
+        return total / torch.as_tensor(count, device=total.device).clamp(min=1)
+
+
+def disable_cache(model: Any) -> None:
+    """Set ``use_cache`` to false in every config of a model.
+
+    The trainer sets it only in ``model.config``. Models with images or audio (Llava, Qwen2-VL, Qwen2-Audio) read it in
+    the config of their language model, and with a cache packed documents attend to each other.
+    """
+    for part in model.modules() if model is not None else ():
+        if getattr(getattr(part, "config", None), "use_cache", False):
+            part.config.use_cache = False
+
+
+def compute_row_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return summed loss and trained tokens of each row, float32 [R, 2].
+
+    Use it as ``preprocess_logits_for_metrics``.
+    """
+    targets = labels[:, 1:]
+    losses = functional.cross_entropy(
+        logits[:, :-1].transpose(1, 2).float(), targets, ignore_index=IGNORE_INDEX, reduction="none"
+    )
+    return torch.stack([losses.sum(1), (targets != IGNORE_INDEX).sum(1).float()], 1)
+
+
+def compute_token_loss(prediction: Any) -> dict[str, float]:
+    """Return ``eval_token_loss``, nats per trained token, for ``compute_metrics``.
+
+    ``preprocess_logits_for_metrics`` must be :func:`compute_row_losses`.
+    """
+    losses, counts = np.asarray(prediction.predictions, np.float64).sum(0)
+    return {"token_loss": float(losses / max(1.0, counts))}
+
+
+@torch.no_grad()
+def sample_weights(model: Any) -> dict[str, float]:
+    """Return the middle element of each weight of a model except sharded ones."""
+    weights = _get_local_weights(model)
+    if not weights:
+        return {}
+    numbers = [weight.flatten()[weight.numel() // 2].double().cpu() for weight in weights.values()]
+    return dict(zip(weights, torch.stack(numbers).tolist(), strict=True))
+
+
+def _get_local_weights(model: Any) -> dict[str, torch.Tensor]:
+    return {
+        name: weight
+        for name, weight in model.named_parameters()
+        if type(weight.data) is torch.Tensor and weight.numel() and not weight.is_meta
+    }
+
+
+def check_same_weights(model: Any, saved_samples: object, step: int) -> None:
+    """Reject a model whose weights differ from those in its checkpoint.
+
+    Saved values that are not of :func:`sample_weights` are ignored. Values of another dtype are compared after
+    rounding.
+
+    Raises:
+        TrainError: weights differ; the error names them.
+    """
+    if not isinstance(saved_samples, dict):
+        return
+    samples, weights = sample_weights(model), _get_local_weights(model)
+    differing_names = [
+        name
+        for name, number in samples.items()
+        if name in saved_samples and torch.tensor(saved_samples[name], dtype=weights[name].dtype).item() != number
+    ]
+    if differing_names:
+        raise TrainError(
+            f"The trainer does not have the weights of its checkpoint of step {step}: "
+            f"{', '.join(differing_names[:3])} ({len(differing_names)} of {len(samples)}) have other values than "
+            "when it was saved. If its log reports missing keys, transformers has not loaded them: give the trainer "
+            "the model of the checkpoint (from_pretrained(CHECKPOINT)), and resume from it again."
+        )
+
+
+@final
+class MetricsCallback(TrainerCallback):  # type: ignore[misc]  # types of transformers are not read
+    """Callback that counts steps with a meter and sends metrics when the trainer logs.
+
+    Evaluations and checkpoints do not count into a step's time. The time spent waiting for data is unknown, because
+    the trainer fetches by itself. Every rank counts, and rank 0 sends.
+
+    Args:
+        meter: meter of the loader that the trainer's parts were made of.
+        send: function of (metrics, step); see ``batchloom.adapters.logging``.
+    """
+
+    def __init__(self, meter: Meter, send: SendMetrics) -> None:
+        self._meter, self._send = meter, send
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Start the clock."""
+        self._meter.begin()
+
+    on_evaluate = on_save = on_train_begin
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 - signature of transformers
+        state: TrainerState,
+        control: TrainerControl,  # noqa: ARG002
+        **_: Any,
+    ) -> None:
+        """Count a step."""
+        self._meter.step(state.global_step - 1)
+
+    def on_log(
+        self,
+        args: TrainingArguments,  # noqa: ARG002 - signature of transformers
+        state: TrainerState,
+        control: TrainerControl,  # noqa: ARG002
+        *,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Send the metrics of the steps since the last log."""
+        if "loss" in (logs or {}) and state.is_world_process_zero:
+            self._send(self._meter.metrics(), state.global_step)
