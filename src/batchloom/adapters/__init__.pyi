@@ -1,11 +1,5 @@
-from .agreement import (
-    find_disagreement as find_disagreement,
-    require_agreement as require_agreement,
-)
-from .checkpoints import (
-    find_newest_checkpoint as find_newest_checkpoint,
-    writing_checkpoint as writing_checkpoint,
-)
+from .agreement import find_disagreement as find_disagreement, require_agreement as require_agreement
+from .checkpoints import find_newest_checkpoint as find_newest_checkpoint, writing_checkpoint as writing_checkpoint
 from .fsdp2.fsdp2_arguments import FSDP2Arguments as FSDP2Arguments
 from .fsdp2.fsdp2_trainer import FSDP2SFTTrainer as FSDP2SFTTrainer
 from .hugging_face.trainer_objects import (

@@ -53,10 +53,7 @@ def attach(accelerator: Any, loader: Loader) -> None:
             "run needs its own Accelerator."
         )
     spec = loader.spec
-    loader_share, process_share = (
-        (spec.rank, spec.world_size),
-        (accelerator.process_index, accelerator.num_processes),
-    )
+    loader_share, process_share = ((spec.rank, spec.world_size), (accelerator.process_index, accelerator.num_processes))
     if loader_share != process_share:
         raise TrainError(
             f"The loader reads the share of rank {loader_share[0]} of {loader_share[1]} and this is process "
@@ -168,14 +165,7 @@ class _LoaderState:
 
 
 # Errors of torch and pickle for truncated, missing or overwritten files.
-_DAMAGED_STATE_ERRORS = (
-    EOFError,
-    KeyError,
-    OSError,
-    RuntimeError,
-    UnicodeDecodeError,
-    UnpicklingError,
-)
+_DAMAGED_STATE_ERRORS = (EOFError, KeyError, OSError, RuntimeError, UnicodeDecodeError, UnpicklingError)
 
 # State of each accelerator, which has no public way to look up registered objects.
 _LOADER_STATES: WeakKeyDictionary[Any, _LoaderState] = WeakKeyDictionary()

@@ -84,12 +84,7 @@ def get_megatron_rank(batch: BatchOptions = DEFAULT_BATCH_OPTIONS) -> MegatronRa
             "give "
             "initialize_model_parallel an order that names each kind of parallelism once."
         )
-    return {
-        "rank": rank,
-        "world_size": world_size,
-        "labels": "shifted",
-        "batch": replace(batch, mesh=mesh),
-    }
+    return {"rank": rank, "world_size": world_size, "labels": "shifted", "batch": replace(batch, mesh=mesh)}
 
 
 def make_megatron_iterator(
@@ -161,11 +156,7 @@ def _check_loader(loader: Loader, *, attention_mask: bool) -> None:
     problems = [
         f"{name} is {actual!r} and must be {expected!r}"
         for name, actual, expected in (
-            (
-                "place",
-                _get_rank_settings(spec.mesh, spec.rank, spec.world_size),
-                _get_rank_settings(*megatron_share),
-            ),
+            ("place", _get_rank_settings(spec.mesh, spec.rank, spec.world_size), _get_rank_settings(*megatron_share)),
             ("labels", spec.labels, "shifted"),
             ("form", spec.form, "rows"),
             ("output", spec.output, "torch"),

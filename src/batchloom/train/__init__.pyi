@@ -1,7 +1,4 @@
-from .checkpoint import (
-    read_checkpoint_state as read_checkpoint_state,
-    read_checkpoint_step as read_checkpoint_step,
-)
+from .checkpoint import read_checkpoint_state as read_checkpoint_state, read_checkpoint_step as read_checkpoint_step
 from .demo_run import run_demo as run_demo
 from .distributed import choose_device as choose_device, join_ranks as join_ranks
 from .elastic_worker import WorkerReport as WorkerReport, run_worker as run_worker

@@ -26,11 +26,7 @@ _BLOCK_BYTES = 1 << 24
 
 
 def write_checkpoint(
-    folder: Path,
-    step: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loader: dict[str, Any],
+    folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, loader: dict[str, Any]
 ) -> None:
     """Write the files of a checkpoint into an empty folder, and sync them.
 
@@ -93,10 +89,7 @@ def raise_damaged_file(file: Path, fault: object) -> NoReturn:
 
 def has_only_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
     """Return whether every number of a checkpoint would be finite."""
-    tensors = (
-        *_collect_weights(model).values(),
-        *_collect_optimizer_tensors(model, optimizer).values(),
-    )
+    tensors = (*_collect_weights(model).values(), *_collect_optimizer_tensors(model, optimizer).values())
     return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 

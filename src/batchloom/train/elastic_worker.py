@@ -62,11 +62,7 @@ class WorkerReport:
 
 
 def run_worker(
-    config: WorkerConfig,
-    print_line: PrintLine,
-    leave: LeaveEvent | None = None,
-    *,
-    alone: bool = False,
+    config: WorkerConfig, print_line: PrintLine, leave: LeaveEvent | None = None, *, alone: bool = False
 ) -> WorkerReport:
     """Run one worker until the run is done or a worker leaves.
 
@@ -163,10 +159,7 @@ class _WorkerSession:
         ranks, seconds = self._run.ranks, self._seconds
         first = self.step if self._first is None else self._first
         finished = self.step >= self._run.settings.steps
-        report = WorkerReport(
-            *(ranks.rank, ranks.world_size, first, self.step),
-            *(self._tokens, seconds, finished),
-        )
+        report = WorkerReport(*(ranks.rank, ranks.world_size, first, self.step), *(self._tokens, seconds, finished))
         origin, steps = self._run.loader.origin, format_count(self.step - first, "step")
         self._print_line(f"{self._name}  {steps}, {report.tokens:,} tokens, {report.tokens_per_s:,.0f} tok/s  {origin}")
         total_tokens = ranks.total(float(report.tokens))[0]

@@ -55,11 +55,7 @@ class TrainResult:
 
 
 def train(
-    run: TrainRun,
-    *,
-    resume: bool = False,
-    stop_at: int | None = None,
-    between: Callable[[int], None] = lambda _: None,
+    run: TrainRun, *, resume: bool = False, stop_at: int | None = None, between: Callable[[int], None] = lambda _: None
 ) -> TrainResult:
     """Train the steps of a run.
 

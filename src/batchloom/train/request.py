@@ -148,17 +148,12 @@ class DataRequest:
         ),
     ] = None
     input_file: Annotated[
-        Path | None,
-        Setting(
-            help="File to prepare into a temporary store. Replaces --data.",
-            panel=DATA_PANEL,
-        ),
+        Path | None, Setting(help="File to prepare into a temporary store. Replaces --data.", panel=DATA_PANEL)
     ] = None
     dataset_config: Annotated[
         Path | None,
         Setting(
-            help="YAML file of data sets and their packing, prepared into OUT/data. Replaces --data.",
-            panel=DATA_PANEL,
+            help="YAML file of data sets and their packing, prepared into OUT/data. Replaces --data.", panel=DATA_PANEL
         ),
     ] = None
     stream: Annotated[
@@ -263,18 +258,10 @@ class ModelRequest:
 
     model_name: Annotated[
         str | None,
-        Setting(
-            help="Configuration: tiny, 150M_1024 or 250M_1024.",
-            shown_default=DEFAULT_MODEL,
-            panel=MODEL_PANEL,
-        ),
+        Setting(help="Configuration: tiny, 150M_1024 or 250M_1024.", shown_default=DEFAULT_MODEL, panel=MODEL_PANEL),
     ] = None
     config_file: Annotated[
-        Path | None,
-        Setting(
-            help="JSON file of your own configuration, as in configs/*.json.",
-            panel=MODEL_PANEL,
-        ),
+        Path | None, Setting(help="JSON file of your own configuration, as in configs/*.json.", panel=MODEL_PANEL)
     ] = None
     init: Annotated[
         Path | None,
@@ -318,35 +305,17 @@ class TrainRequest:
     data: DataRequest = field(default_factory=DataRequest)
     model: ModelRequest = field(default_factory=ModelRequest)
     changes: Annotated[Mapping[str, Any], TrainSettings] = field(default_factory=dict)
-    device: Annotated[
-        str,
-        Setting(
-            help="Device: auto, cpu, cuda or cuda:N.",
-            panel=MODEL_PANEL,
-        ),
-    ] = "auto"
+    device: Annotated[str, Setting(help="Device: auto, cpu, cuda or cuda:N.", panel=MODEL_PANEL)] = "auto"
     out: Annotated[
         Path | None,
-        Setting(
-            help="Folder of the run.",
-            shown_default="runs/ and the name of the model",
-            panel=RUN_PANEL,
-        ),
+        Setting(help="Folder of the run.", shown_default="runs/ and the name of the model", panel=RUN_PANEL),
     ] = None
     resume: Annotated[
-        bool,
-        Setting(
-            help="Resume the run in --out. Without it that folder must be new.",
-            panel=RUN_PANEL,
-        ),
+        bool, Setting(help="Resume the run in --out. Without it that folder must be new.", panel=RUN_PANEL)
     ] = False
     stop_at: Annotated[
         int | None,
-        Setting(
-            help="Save and stop after this step; --resume goes on.",
-            shown_default="--max-iters",
-            panel=RUN_PANEL,
-        ),
+        Setting(help="Save and stop after this step; --resume goes on.", shown_default="--max-iters", panel=RUN_PANEL),
     ] = None
 
     def __post_init__(self) -> None:

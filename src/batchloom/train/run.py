@@ -21,12 +21,7 @@ from batchloom.train.model.gpt_model import make_parameter_groups
 from batchloom.train.model.model_build import TrainableModel, build_model, check_memory, outline_model
 from batchloom.train.model.pretrained import compute_folder_fingerprint
 from batchloom.train.run_folder import RunFolder
-from batchloom.train.stream_data import (
-    StreamData,
-    StreamRequest,
-    announce_stream,
-    as_stream,
-)
+from batchloom.train.stream_data import StreamData, StreamRequest, announce_stream, as_stream
 from batchloom.train.train_log import RunLog, truncate_log
 from batchloom.train.train_settings import (
     MAX_STEPS,
@@ -221,11 +216,7 @@ def has_targets(loader: Loader, steps: int) -> bool:
 
 
 def _make_val_loaders(
-    source: Store | Mixture,
-    settings: TrainSettings,
-    ranks: RankGroup,
-    log: RunLog,
-    media: MediaOptions,
+    source: Store | Mixture, settings: TrainSettings, ranks: RankGroup, log: RunLog, media: MediaOptions
 ) -> dict[str, Loader]:
     """Return the val loaders by source, and print a note for sources without val."""
     stores = source.stores if isinstance(source, Mixture) else {"": source}
@@ -251,12 +242,7 @@ def _make_val_loaders(
 
 
 def _make_val_loader(
-    store: Store,
-    settings: TrainSettings,
-    ranks: RankGroup,
-    log: RunLog,
-    source_note: str,
-    media: MediaOptions,
+    store: Store, settings: TrainSettings, ranks: RankGroup, log: RunLog, source_note: str, media: MediaOptions
 ) -> Loader | None:
     """Return the val loader of a store; None, with a printed note, without targets."""
     loader = make_loader(store.subset("val"), settings, ranks, None, media)
@@ -304,9 +290,7 @@ def make_loader(
         world_size=ranks.world_size,
         augment=augment,
         batch=BatchOptions(
-            uneven=settings.order.uneven,
-            micro_batch_size=settings.batch_size,
-            balance=settings.order.balance,
+            uneven=settings.order.uneven, micro_batch_size=settings.batch_size, balance=settings.order.balance
         ),
         device=ranks.device,
         media=media,

@@ -38,11 +38,7 @@ _COMPRESSED_SUFFIXES = (".gz", ".zst")
 _MANIFEST_SUFFIXES = (".yaml", ".yml")
 # Names under which users know each setting, on the command line and in the file of data sets.
 _COMMAND_OPTIONS = {"seq_len": "--seq-len", "packing": "--packing", "overlong": "--overlong"}
-_CONFIG_KEYS = {
-    "seq_len": "packing_length",
-    "packing": "packing",
-    "overlong": "filter_overlong, which says",
-}
+_CONFIG_KEYS = {"seq_len": "packing_length", "packing": "packing", "overlong": "filter_overlong, which says"}
 _OVERLONG_RESULTS = {"drop": "left out", "split": "cut", "truncate": "cut short"}
 
 
@@ -98,11 +94,7 @@ def _choose_tokenizer(config: DatasetConfig, request: TrainRequest) -> str | Non
 
 
 def describe_order(
-    config: DatasetConfig,
-    dataset_settings: dict[str, Any],
-    settings: TrainSettings,
-    *,
-    is_continuation: bool,
+    config: DatasetConfig, dataset_settings: dict[str, Any], settings: TrainSettings, *, is_continuation: bool
 ) -> str:
     """Describe how documents become sequences, and the origin of each setting.
 
@@ -213,10 +205,7 @@ def _prepare_temporary_store(
         yield Path(ranks.broadcast_local_path(""))
         return
     parent_folder = _SHARED_MEMORY if _fits_in_memory(inputs) else None
-    with (
-        _exit_on_sigterm(),
-        tempfile.TemporaryDirectory(prefix="batchloom-", dir=parent_folder) as folder,
-    ):
+    with _exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="batchloom-", dir=parent_folder) as folder:
         # The log and the plots show the name of this folder as the name of the data.
         store = Path(folder) / (inputs.name.split(".")[0] or "input")
         if ranks.first:

@@ -31,12 +31,7 @@ from batchloom.core.errors import (
 from batchloom.core.files import describe_missing_path
 from batchloom.core.settings import as_int, to_plain
 from batchloom.core.wording import format_count
-from batchloom.train.checkpoint import (
-    check_journal,
-    read_checkpoint_state,
-    read_checkpoint_step,
-    write_state,
-)
+from batchloom.train.checkpoint import check_journal, read_checkpoint_state, read_checkpoint_step, write_state
 from batchloom.train.distributed import find_differing_rank, join_ranks
 from batchloom.train.json_files import MAX_RUN_FILE_BYTES, fsync_path, read_json_object, write_json
 from batchloom.train.request import STARTUP_TIMEOUT_S
@@ -467,10 +462,7 @@ def _read_request(path: Path) -> dict[str, Any]:
         try:
             request = read_json_object(candidate_path, MAX_RUN_FILE_BYTES)
         except ValueError as error:
-            fault, is_missing = (
-                f"{candidate_path} {error}",
-                isinstance(error.__cause__, FileNotFoundError),
-            )
+            fault, is_missing = (f"{candidate_path} {error}", isinstance(error.__cause__, FileNotFoundError))
             if is_missing:
                 continue
             break

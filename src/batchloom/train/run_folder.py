@@ -267,10 +267,7 @@ class RunFolder:
         Raises:
             OutputError: it cannot be written.
         """
-        partial_path, old = (
-            self.path / f"model{PARTIAL_SUFFIX}",
-            self.path / f"model.old{PARTIAL_SUFFIX}",
-        )
+        partial_path, old = (self.path / f"model{PARTIAL_SUFFIX}", self.path / f"model.old{PARTIAL_SUFFIX}")
         try:
             for folder in (partial_path, old):
                 shutil.rmtree(folder, ignore_errors=True)

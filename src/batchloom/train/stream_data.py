@@ -79,26 +79,13 @@ class StreamData:
     def loader(self, augment: dict[str, Any] | None) -> Loader:
         """Return this rank's loader."""
         ranks = self._ranks
-        return Loader(
-            self.stream,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-            augment=augment,
-            device=ranks.device,
-        )
+        return Loader(self.stream, rank=ranks.rank, world_size=ranks.world_size, augment=augment, device=ranks.device)
 
     @cached_property
     def _documents(self) -> list[NDArray[np.int64]]:
         """Documents or parts of documents in this rank's first batch."""
         ranks = self._ranks.rank, self._ranks.world_size
-        loader = Loader(
-            self.stream,
-            rank=ranks[0],
-            world_size=ranks[1],
-            output="numpy",
-            form="varlen",
-            prefetch=0,
-        )
+        loader = Loader(self.stream, rank=ranks[0], world_size=ranks[1], output="numpy", form="varlen", prefetch=0)
         batches = iter(loader)
         batch = next(batches)
         batches.close()  # type: ignore[attr-defined]  # a generator

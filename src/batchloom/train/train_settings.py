@@ -124,11 +124,7 @@ class OptimSettings:
 
     def problems(self) -> list[str]:
         """List the invalid values, each problem with its path."""
-        bounds: Bounds = {
-            "final_lr_share": (0, 1),
-            "warmup_steps": (0, MAX_STEPS),
-            "weight_decay": (0, 1e6),
-        }
+        bounds: Bounds = {"final_lr_share": (0, 1), "warmup_steps": (0, MAX_STEPS), "weight_decay": (0, 1e6)}
         problems = [
             f"{name}: {getattr(self, name)} is not a finite number above 0"
             for name in ("lr", "clip")

@@ -126,12 +126,7 @@ class FSDP2Arguments:
 
 
 # Settings that a plan has too, with their defaults without a plan.
-_PLAN_DEFAULTS: dict[str, Any] = {
-    "num_train_epochs": 3.0,
-    "seed": 42,
-    "max_length": 1024,
-    "packing": True,
-}
+_PLAN_DEFAULTS: dict[str, Any] = {"num_train_epochs": 3.0, "seed": 42, "max_length": 1024, "packing": True}
 
 # Settings without effect on this trainer, which has its own loading, logging and launching. Evaluation needs
 # eval_strategy, which is rejected.

@@ -32,11 +32,7 @@ from batchloom.adapters.checkpoints import (
     remove_old_checkpoints,
 )
 from batchloom.adapters.fsdp2 import fsdp2_state as fsdp2
-from batchloom.adapters.fsdp2.fsdp2_arguments import (
-    FSDP2Arguments,
-    collect_plan_settings,
-    convert_arguments,
-)
+from batchloom.adapters.fsdp2.fsdp2_arguments import FSDP2Arguments, collect_plan_settings, convert_arguments
 from batchloom.adapters.fsdp2.fsdp2_data import make_fsdp2_loader
 from batchloom.adapters.isolation_check import check_no_leak
 from batchloom.batches import (
@@ -92,12 +88,7 @@ class FSDP2SFTTrainer:
     """
 
     def __init__(
-        self,
-        *,
-        model: nn.Module,
-        args: Any,
-        train_dataset: Any,
-        data_collator: Collator | None = None,
+        self, *, model: nn.Module, args: Any, train_dataset: Any, data_collator: Collator | None = None
     ) -> None:
         self.args = convert_arguments(args)
         self.model = model

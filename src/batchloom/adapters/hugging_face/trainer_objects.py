@@ -13,13 +13,7 @@ Metrics at the steps that the trainer logs:
     Trainer(..., callbacks=[parts.callback, MetricsCallback(meter, send_to_jsonl("out/metrics.jsonl"))])
 """
 
-from batchloom.adapters.requirements import (
-    ACCELERATE,
-    DATASETS,
-    TORCH,
-    TRANSFORMERS,
-    require_installed,
-)
+from batchloom.adapters.requirements import ACCELERATE, DATASETS, TORCH, TRANSFORMERS, require_installed
 
 require_installed(TORCH, TRANSFORMERS, DATASETS, ACCELERATE)
 
@@ -112,10 +106,7 @@ def make_trainer_parts(
     if evaluation is not None:
         # A run may only evaluate.
         require_agreement(evaluation)
-    dataset, collator = (
-        PlannedRows(loader, make_trainer_batching(args, loader)),
-        MicroBatchCollator(form),
-    )
+    dataset, collator = (PlannedRows(loader, make_trainer_batching(args, loader)), MicroBatchCollator(form))
     return TrainerParts(
         dataset,
         collator,
@@ -293,13 +284,7 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         self._dataset.begin(self._loader, self.first if args.ignore_data_skip else 0)
         self._edits = self._loader.plan.edits
         require_agreement(self._loader, also={"max_steps": state.max_steps})
-        check_no_leak(
-            model,
-            self._loader,
-            self._collator,
-            args.train_batch_size,
-            half=args.bf16 or args.fp16,
-        )
+        check_no_leak(model, self._loader, self._collator, args.train_batch_size, half=args.bf16 or args.fp16)
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Reject an edit of the plan during training.

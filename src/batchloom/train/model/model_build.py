@@ -28,12 +28,7 @@ from batchloom.train.model.pretrained import (
     load_pretrained,
 )
 from batchloom.train.train_log import RunLog
-from batchloom.train.train_settings import (
-    ModelSettings,
-    PretrainedSettings,
-    TrainSettings,
-    compute_rank_rows,
-)
+from batchloom.train.train_settings import ModelSettings, PretrainedSettings, TrainSettings, compute_rank_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -91,12 +86,7 @@ def outline_model(settings: TrainSettings, store: Store, *, media: bool) -> Mode
 
 
 def build_model(
-    outline: ModelOutline,
-    settings: TrainSettings,
-    store: Store,
-    loader: Loader,
-    ranks: RankGroup,
-    log: RunLog,
+    outline: ModelOutline, settings: TrainSettings, store: Store, loader: Loader, ranks: RankGroup, log: RunLog
 ) -> tuple[TrainableModel, nn.Module]:
     """Build the model on its device.
 
@@ -118,12 +108,7 @@ def build_model(
 
 
 def _build_pretrained(
-    outline: ModelOutline,
-    settings: TrainSettings,
-    store: Store,
-    loader: Loader,
-    ranks: RankGroup,
-    log: RunLog,
+    outline: ModelOutline, settings: TrainSettings, store: Store, loader: Loader, ranks: RankGroup, log: RunLog
 ) -> PretrainedModel:
     """Load a pretrained model and verify that it keeps packed documents apart."""
     model_settings = settings.model
@@ -184,12 +169,7 @@ def make_model_inputs(part: Batch, window: int | None) -> dict[str, Any]:
 
 @torch.no_grad()
 def _check_media_isolation(
-    model: PretrainedModel,
-    examples: DocumentRows,
-    store: Store,
-    sizes: tuple[int, int],
-    *,
-    packed: bool,
+    model: PretrainedModel, examples: DocumentRows, store: Store, sizes: tuple[int, int], *, packed: bool
 ) -> float:
     """Run documents with media through a model; verify that packed ones are isolated."""
     device = next(model.parameters()).device

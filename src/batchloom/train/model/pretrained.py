@@ -111,11 +111,7 @@ class PretrainedModel(nn.Module):
         (self.model.base_model if self._head_is_plain else self.model).compile()
 
     def forward(
-        self,
-        input_ids: Tensor,
-        labels: Tensor,
-        position_ids: Tensor,
-        media: ModelInputs | None = None,
+        self, input_ids: Tensor, labels: Tensor, position_ids: Tensor, media: ModelInputs | None = None
     ) -> Tensor:
         """Return the summed loss of the trained tokens in nats: a float32 scalar.
 
@@ -192,9 +188,7 @@ class PretrainedModel(nn.Module):
         documents = [document.to(device) for document in select_probe_documents(store, seq_len)]
         with self.make_probe_autocast(device):
             packed, mixed = measure_leakage(
-                lambda batch: self.logits(batch["input_ids"], batch["position_ids"]),
-                documents,
-                rows,
+                lambda batch: self.logits(batch["input_ids"], batch["position_ids"]), documents, rows
             )
         return self.check_no_leak(packed, mixed, store)
 
@@ -332,10 +326,7 @@ def build_meta_model(settings: PretrainedSettings, *, media: bool = False) -> "P
     try:
         with torch.device("meta"):
             model: PreTrainedModel = getattr(_import_transformers(), auto).from_config(
-                config,
-                attn_implementation=settings.attn_implementation,
-                trust_remote_code=False,
-                dtype=torch.float32,
+                config, attn_implementation=settings.attn_implementation, trust_remote_code=False, dtype=torch.float32
             )
     except faults as error:
         if (attention := settings.attn_implementation) is not None:
@@ -509,10 +500,7 @@ def describe_tokenizer_difference(folder: Path, store: Store) -> str | None:
     """Describe how a store's tokenizer differs from a model's; None if it does not."""
     if store.manifest is None:
         return f"{store.location.name} names no tokenizer, so its ids cannot be compared with the model's"
-    store_vocabulary, model_vocabulary = (
-        _get_store_vocabulary(store),
-        _get_folder_vocabulary(folder),
-    )
+    store_vocabulary, model_vocabulary = (_get_store_vocabulary(store), _get_folder_vocabulary(folder))
     if model_vocabulary is None:
         return f"{folder} has no {_TOKENIZER_FILE} that can be compared with the store's tokenizer"
     if store_vocabulary is None:
