@@ -69,8 +69,9 @@ def long_conversations(folder, count=20, letters=160):
 def run_training(store, out, changes=None, *, resume=False, stop_at=None):
     """Train in this process; return the outcome and the printed lines."""
     changes, lines = changes or {}, []
-    # A pretrained model replaces the shape of the small one.
-    base = {**BASE_SETTINGS, "model": {}} if "init" in changes.get("model", {}) else BASE_SETTINGS
+    # The folder of a pretrained model replaces the shape of the small one.
+    has_folder = isinstance(model := changes.get("model"), dict) and "init" in model
+    base = {**BASE_SETTINGS, "model": {}} if has_folder else BASE_SETTINGS
     folder = RunFolder(out)
     with join_ranks("cpu") as ranks:
         run = set_up_run(
