@@ -31,7 +31,8 @@ from batchloom.store.format import (
     make_tokenizer_entry,
     seal_manifest,
 )
-from batchloom.store.format.block_checksums import BLOCK, MAGIC
+from batchloom.remote import BLOCK_BYTES
+from batchloom.store.format.block_checksums import MAGIC
 from batchloom.store.write import LengthsWriter, ShardWriter
 from batchloom.tokens import resolve_tokenizer
 
@@ -95,11 +96,11 @@ def make_store(folder: Path, documents: int, *, sparse: bool = False, seed: int 
 
 def _zero_sums(stem: Path, size: int) -> str:
     """Write the .sums of a .bin of zeros without reading it; return its head checksum."""
-    entries = np.full(count_entries(size), compute_block_checksums(bytes(BLOCK))[0])
-    if size % BLOCK:
-        entries[-1] = compute_block_checksums(bytes(size % BLOCK))[0]
+    entries = np.full(count_entries(size), compute_block_checksums(bytes(BLOCK_BYTES))[0])
+    if size % BLOCK_BYTES:
+        entries[-1] = compute_block_checksums(bytes(size % BLOCK_BYTES))[0]
     head = HEADER.pack(MAGIC, 1, len(entries), PLAIN_ENTRY_BYTES) + compute_block_checksums(entries.data).tobytes()
-    head += bytes(-len(head) % BLOCK)
+    head += bytes(-len(head) % BLOCK_BYTES)
     write_file(stem.with_suffix(".sums"), head + entries.tobytes())
     return compute_checksum(head)
 
