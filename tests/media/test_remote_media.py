@@ -17,8 +17,7 @@ from batchloom.core.errors import DownloadError
 from batchloom.preparation.remote_prepare import _STORE_FILE
 from batchloom.remote import (
     range_requests,
-    s3_upload,
-    upload_retry,
+    upload,
 )
 from batchloom.store import (
     MediaRows,
@@ -92,8 +91,7 @@ def relay(s3, local):
 @pytest.fixture
 def no_retry_delays(monkeypatch):
     shorten_retry_delays(monkeypatch)
-    monkeypatch.setattr(upload_retry, "compute_jittered_backoff", lambda tries, name: 0)
-    monkeypatch.setattr(s3_upload, "compute_jittered_backoff", lambda tries, name: 0)
+    monkeypatch.setattr(upload, "compute_jittered_backoff", lambda tries, name: 0)
 
 
 def count_blob_bytes(store):

@@ -25,11 +25,15 @@ from batchloom.preparation.remote_prepare import (
 from batchloom.remote import (
     RemoteFolder,
     client,
-    s3_upload,
-    upload_retry,
+    upload,
 )
-from batchloom.remote.multipart import PART_BYTES, compute_object_checksums, plan_parts
-from batchloom.remote.upload_retry import MAX_UPLOAD_ATTEMPTS, compute_jittered_backoff
+from batchloom.remote.upload import (
+    MAX_UPLOAD_ATTEMPTS,
+    PART_BYTES,
+    compute_jittered_backoff,
+    compute_object_checksums,
+    plan_parts,
+)
 from preparation.s3_relay import Fault, run_relay
 from preparation.stores import write_jsonl
 
@@ -48,8 +52,7 @@ def relay(s3, monkeypatch):
     with run_relay(s3.meta.endpoint_url) as relay:
         monkeypatch.setenv("AWS_ENDPOINT_URL", relay.url)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-        monkeypatch.setattr(upload_retry, "compute_jittered_backoff", lambda tries, name: 0)
-        monkeypatch.setattr(s3_upload, "compute_jittered_backoff", lambda tries, name: 0)
+        monkeypatch.setattr(upload, "compute_jittered_backoff", lambda tries, name: 0)
         s3fs.S3FileSystem.clear_instance_cache()
         yield relay
         s3fs.S3FileSystem.clear_instance_cache()

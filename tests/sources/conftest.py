@@ -2,7 +2,7 @@
 
 import pytest
 
-from batchloom.remote import block_file, client
+from batchloom.remote import client, remote_file
 from sources.web_server import serve
 
 
@@ -15,5 +15,5 @@ def web():
 @pytest.fixture
 def no_retry_delay(monkeypatch):
     """Skip the delays between retries. Another test checks their length."""
-    monkeypatch.setattr(block_file, "compute_backoff", lambda tries: 0)
+    monkeypatch.setattr(remote_file, "compute_backoff", lambda tries: 0)
     monkeypatch.setattr(client, "compute_backoff", lambda tries: 0)

@@ -12,9 +12,9 @@ from batchloom import InputError, check, prepare
 from batchloom.core.errors import AccessError, DownloadError, InputMissingError
 from batchloom.remote import (
     RemoteFolder,
-    block_file,
     client,
-    upload_retry,
+    remote_file,
+    upload,
 )
 from batchloom.sources import list_sources
 from preparation.s3_relay import Fault, run_relay
@@ -78,7 +78,7 @@ def gs(storage, monkeypatch):
         relay.behind = storage
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", relay.url)
         monkeypatch.setenv("NO_GCE_CHECK", "true")
-        monkeypatch.setattr(block_file, "compute_backoff", lambda tries: 0)
+        monkeypatch.setattr(remote_file, "compute_backoff", lambda tries: 0)
         monkeypatch.setattr(client, "compute_backoff", lambda tries: 0)
         gcsfs.GCSFileSystem.clear_instance_cache()
         yield relay
@@ -220,7 +220,7 @@ def test_broken_uploads_to_gs_are_retried(storage, monkeypatch, tmp_path, fault)
     import gcsfs
 
     monkeypatch.setenv("NO_GCE_CHECK", "true")
-    monkeypatch.setattr(upload_retry, "compute_jittered_backoff", lambda tries, name: 0)
+    monkeypatch.setattr(upload, "compute_jittered_backoff", lambda tries, name: 0)
     (tmp_path / "big").write_bytes(os.urandom(6 << 20))
     with run_relay("http://{}:{}".format(*storage)) as relay:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", relay.url)

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from batchloom import InputError
 from batchloom.core.errors import AccessError
-from batchloom.remote import block_file, read_cache
+from batchloom.remote import remote_file
 from batchloom.sources import PartReader, ReadRules, SourcePart, list_sources, prefetch_sources
 from preparation.stores import hash_store_files, prepare_store
 from sources.source_reading import read_inputs
@@ -52,7 +52,7 @@ def test_a_remote_file_is_transferred_once(web, tmp_path, name):
 
 
 def test_pages_beyond_the_cache_are_transferred_again(web, tmp_path, monkeypatch):
-    monkeypatch.setattr(block_file, "PAGE_CACHE", read_cache.PageCache(256 << 10))
+    monkeypatch.setattr(remote_file, "PAGE_CACHE", remote_file.PageCache(256 << 10))
     web.files["/a.parquet"] = write_table(
         tmp_path / "a.parquet", pa.table({"text": [os.urandom(500).hex() for _ in range(3000)]})
     ).read_bytes()
@@ -63,43 +63,43 @@ def test_pages_beyond_the_cache_are_transferred_again(web, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("folder", [None, "/nowhere"])
 def test_an_unwritable_page_cache_is_skipped(web, monkeypatch, folder):
-    monkeypatch.setattr(read_cache.tempfile, "tempdir", folder)
-    monkeypatch.setattr(read_cache.os, "pwrite", lambda *_: 0)
+    monkeypatch.setattr(remote_file.tempfile, "tempdir", folder)
+    monkeypatch.setattr(remote_file.os, "pwrite", lambda *_: 0)
     serve_small_files(web)
     assert len(read_inputs(f"{web.url}/007.jsonl").values) == 1
 
 
 @given(reads=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(1, 4)), min_size=1, max_size=60))
 def test_cached_pages_hold_the_read_bytes(reads):
-    page_cache = read_cache.PageCache(5 * read_cache.PAGE_BYTES)
+    page_cache = remote_file.PageCache(5 * remote_file.PAGE_BYTES)
     for name, first, count in reads:
         version = (f"memory://{name}", 1 << 20, name)
-        data = b"".join(bytes([16 * name + number]) * read_cache.PAGE_BYTES for number in range(first, first + count))
+        data = b"".join(bytes([16 * name + number]) * remote_file.PAGE_BYTES for number in range(first, first + count))
         page_cache.keep(version, first, data)
         for number in range(16):
             page = page_cache.read_page(version, number)
-            assert page in (None, bytes([16 * name + number]) * read_cache.PAGE_BYTES)
+            assert page in (None, bytes([16 * name + number]) * remote_file.PAGE_BYTES)
     assert page_cache.read_page(version, first + count - 1) is not None
     page_cache.forget()
     assert page_cache.read_page(version, first + count - 1) is None
 
 
 def test_pages_cached_during_a_lookup_are_not_fetched_again():
-    page_cache, version = read_cache.PageCache(5 * read_cache.PAGE_BYTES), ("memory://a", 1 << 20, 1)
+    page_cache, version = remote_file.PageCache(5 * remote_file.PAGE_BYTES), ("memory://a", 1 << 20, 1)
     assert page_cache.read_page(version, 0) is None
     assert page_cache.read_page(version, 1) is None
-    page_cache.keep(version, 0, bytes(read_cache.PAGE_BYTES))
+    page_cache.keep(version, 0, bytes(remote_file.PAGE_BYTES))
     assert page_cache.claim(version, [0, 1]) == [1]
-    page_cache.keep(version, 1, bytes(read_cache.PAGE_BYTES))
+    page_cache.keep(version, 1, bytes(remote_file.PAGE_BYTES))
     page_cache.release(version, [1])
     assert page_cache.claim(version, [0, 1]) == []
     page_cache.forget()
 
 
 def test_a_page_that_cannot_be_read_back_is_fetched(monkeypatch):
-    page_cache, version = read_cache.PageCache(5 * read_cache.PAGE_BYTES), ("memory://a", 1 << 20, 1)
-    page_cache.keep(version, 0, bytes(read_cache.PAGE_BYTES))
-    monkeypatch.setattr(read_cache.os, "pread", lambda *_: b"")
+    page_cache, version = remote_file.PageCache(5 * remote_file.PAGE_BYTES), ("memory://a", 1 << 20, 1)
+    page_cache.keep(version, 0, bytes(remote_file.PAGE_BYTES))
+    monkeypatch.setattr(remote_file.os, "pread", lambda *_: b"")
     assert page_cache.read_page(version, 0) is None
     assert page_cache.claim(version, [0]) == [0]
     page_cache.release(version, [0])
@@ -135,7 +135,7 @@ def test_an_error_of_one_file_names_it(web, no_retry_delay, tmp_path):
     web.answers.clear()
     listing = list_sources(urls)
     del web.files["/007.jsonl"]
-    read_cache.PAGE_CACHE.forget()
+    remote_file.PAGE_CACHE.forget()
     prefetched = prefetch_sources(listing.sources, lambda source: source)
     with pytest.raises(InputError, match=r"007.jsonl"):
         for source in prefetched:

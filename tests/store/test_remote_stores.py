@@ -16,7 +16,7 @@ from batchloom import InputError, Loader, SettingsError, StoreError, check, insp
 from batchloom.batches import PlanOptions
 from batchloom.batches.loading import remote_fetch
 from batchloom.core.errors import GenerationError, StoreMissingError
-from batchloom.remote import cache_files, cached_blocks
+from batchloom.remote import block_cache, block_index
 from batchloom.store import (
     compact_store,
     compute_block_checksums,
@@ -301,7 +301,7 @@ def test_recently_used_blocks_stay_cached(url, tmp_path):
 
 
 def test_frequently_read_blocks_stay_mapped(remote, tmp_path, monkeypatch):
-    monkeypatch.setattr(cached_blocks, "_MAX_MAPPED_FILES", 3)
+    monkeypatch.setattr(block_index, "_MAX_MAPPED_FILES", 3)
     hot, *cold = (0, 100, 200, 300, 400)
     remote[hot]
     first = set(list_block_files(tmp_path / "cache"))
@@ -427,7 +427,7 @@ def test_inspect_reads_a_url(local, url, tmp_path, monkeypatch):
 
 
 def test_golden_bytes_of_a_block_file(tmp_path):
-    """The block file format of remote/cache_files.py, which other versions may read."""
+    """The block file format of remote/block_cache.py, which other versions may read."""
     store = write_store(tmp_path / "local", [[1, 2, 3]])
     remote = open_store(copy_to_memory(store.path, tmp_path.name), cache=tmp_path / "cache")
     remote[0]
@@ -504,7 +504,7 @@ def test_blocks_cached_before_a_reboot_are_verified_once(local, url, tmp_path, m
     _flip_bit(changed, changed.read_bytes().index(ids))
     wrong = open_store(url, cache=cache, verify="off")
     assert wrong[3].ids.tolist() != DOCUMENTS[3]
-    monkeypatch.setattr(cache_files, "_read_boot_id", lambda: bytes([7] * 16))
+    monkeypatch.setattr(block_cache, "_read_boot_id", lambda: bytes([7] * 16))
     reopened = open_store(url, cache=cache, verify="off")
     assert reopened[3].ids.tolist() == DOCUMENTS[3]
     assert reopened.reader.fetched_bytes > 0

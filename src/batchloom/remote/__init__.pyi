@@ -1,26 +1,31 @@
-from .block_file import (
-    fetch_through_cache as fetch_through_cache,
-    open_remote_file as open_remote_file,
-)
-from .cache_files import (
+from .block_cache import (
+    BLOCK_BYTES as BLOCK_BYTES,
     BLOCK_TABLE_DTYPE as BLOCK_TABLE_DTYPE,
     LOG as LOG,
     BlockCache as BlockCache,
 )
-from .cached_blocks import (
+from .block_index import (
     EMPTY_INDEX as EMPTY_INDEX,
     CachedBlocks as CachedBlocks,
     CacheFile as CacheFile,
     CacheFileSet as CacheFileSet,
     IntArray as IntArray,
+    Intervals as Intervals,
     add_to_index as add_to_index,
-    join_range as join_range,
+    bridge_gaps as bridge_gaps,
+    count_interval_blocks as count_interval_blocks,
+    group_intervals as group_intervals,
+    mask_overlaps as mask_overlaps,
+    merge_intervals as merge_intervals,
     remove_from_index as remove_from_index,
-    slice_ranges as slice_ranges,
+    split_by_ranges as split_by_ranges,
+    split_intervals as split_intervals,
+    subtract_intervals as subtract_intervals,
     view_ranges as view_ranges,
 )
 from .client import (
     MAX_CONNECT_ATTEMPTS as MAX_CONNECT_ATTEMPTS,
+    check_hub_endpoint as check_hub_endpoint,
     compute_backoff as compute_backoff,
     fetch as fetch,
     fetch_file as fetch_file,
@@ -31,34 +36,25 @@ from .client import (
     make_no_ranges_error as make_no_ranges_error,
     run_with_retries as run_with_retries,
 )
-from .hub_endpoint import check_hub_endpoint as check_hub_endpoint
-from .intervals import (
-    BLOCK_BYTES as BLOCK_BYTES,
-    Intervals as Intervals,
-    bridge_gaps as bridge_gaps,
-    count_interval_blocks as count_interval_blocks,
-    group_intervals as group_intervals,
-    mask_overlaps as mask_overlaps,
-    merge_intervals as merge_intervals,
-    split_by_ranges as split_by_ranges,
-    split_intervals as split_intervals,
-    subtract_intervals as subtract_intervals,
-)
 from .objects import (
     clear_status_cache as clear_status_cache,
     glob_remote as glob_remote,
     list_remote_files as list_remote_files,
     make_stat_result as make_stat_result,
+    prefetch_items as prefetch_items,
     prefetch_status as prefetch_status,
     stat_remote as stat_remote,
     supports_ranges as supports_ranges,
 )
-from .parallel_map import prefetch_items as prefetch_items
 from .range_requests import RangeError as RangeError, RangeFetcher as RangeFetcher
-from .read_cache import PAGE_CACHE as PAGE_CACHE
 from .remote_errors import (
     classify_error as classify_error,
     list_library_errors as list_library_errors,
     make_remote_error as make_remote_error,
 )
-from .remote_folder import RemoteFile as RemoteFile, RemoteFolder as RemoteFolder
+from .remote_file import (
+    PAGE_CACHE as PAGE_CACHE,
+    fetch_through_cache as fetch_through_cache,
+    open_remote_file as open_remote_file,
+)
+from .upload import RemoteFile as RemoteFile, RemoteFolder as RemoteFolder

@@ -1,22 +1,20 @@
 """Access to URLs through fsspec: byte ranges, file information and retries."""
 
+import contextlib
 import functools
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import xxhash
 
 from batchloom.core.addresses import get_scheme, redact_url
-from batchloom.core.errors import (
-    BatchloomError,
-    DownloadError,
-    InputError,
-    MissingDependencyError,
-    NoRangesError,
-)
-from batchloom.remote.gcs import disable_retries, translate_gcs_errors
+from batchloom.core.errors import BatchloomError, DownloadError, InputError, MissingDependencyError, NoRangesError
 from batchloom.remote.remote_errors import (
+    AnswerError,
     RemoteFault,
     classify_address_error,
     classify_error,
@@ -43,6 +41,15 @@ _PAGE_SUFFIXES = (".html", ".htm", ".xhtml")
 def compute_backoff(tries: int) -> float:
     """Return the delay in seconds after failures in a row: 0.1, 0.4, 1.6, 6.4, 20, ..."""
     return min(0.1 * 4.0 ** (tries - 1), 20.0)
+
+
+def compute_jittered_backoff(tries: int, name: str) -> float:
+    """Return a delay of 50 to 100% of :func:`compute_backoff`, derived from ``name``.
+
+    Many requests fail together, so their delays must differ.
+    """
+    share = xxhash.xxh3_64_intdigest(f"{name}\n{tries}".encode()) / 2**64
+    return compute_backoff(tries) * (0.5 + share / 2)
 
 
 def extract_version(info: dict[str, Any]) -> str:
@@ -146,7 +153,7 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         # Batchloom retries itself, in one module and with smaller requests.
         fs.retries = 1
     elif scheme in ("gs", "gcs"):
-        disable_retries(fs)
+        _disable_gcs_retries(fs)
     return fs, path
 
 
@@ -194,12 +201,18 @@ def _lacks_s3_credentials() -> bool:
 
 
 def fetch_file_info(url: str) -> dict[str, Any]:
-    """Return fsspec's info of a URL; for a web file also whether ranges are supported."""
+    """Return fsspec's info of a URL; for a web file also whether ranges are supported.
+
+    fsspec's own ``info`` of a web file takes every fault for a missing file. It uses HEAD, which
+    signed URLs refuse, and reads a complete file if its server does not support ranges.
+    """
     fs, path = open_filesystem(url)
     if is_web_url(url):
         if url.endswith("/"):
             return {"type": "directory", "ranges": False}
-        info: dict[str, Any] = _request_web(fs, url, 0, 1)[1]
+        from fsspec.asyn import sync  # noqa: PLC0415 - late
+
+        info: dict[str, Any] = sync(fs.loop, _request_web_range, fs, url, 0, 1)[1]
         return info
     if get_scheme(url) in ("s3", "s3a", "gs", "gcs"):
         fs.invalidate_cache()
@@ -210,18 +223,6 @@ def fetch_file_info(url: str) -> dict[str, Any]:
 def is_web_url(url: str) -> bool:
     """Return whether a URL is a web address."""
     return get_scheme(url) in ("http", "https")
-
-
-def _request_web(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, dict[str, Any]]:
-    """Return a byte range of a web file and the info from the response headers.
-
-    fsspec's own ``info`` of a web file takes every fault for a missing file. It uses HEAD, which
-    signed URLs refuse, and reads a complete file if its server does not support ranges.
-    """
-    from fsspec.asyn import sync  # noqa: PLC0415 - late
-
-    data, info = sync(fs.loop, _request_web_range, fs, url, start, stop)
-    return data, info
 
 
 async def _request_web_range(fs: Any, url: str, start: int, stop: int) -> tuple[bytes, dict[str, Any]]:
@@ -366,3 +367,54 @@ def capture_fault(work: Callable[[], T]) -> T | RemoteFault:
         return classify_error(error)
     except (ValueError, TypeError, NotImplementedError) as error:
         return classify_address_error(error)
+
+
+def _disable_gcs_retries(fs: Any) -> None:
+    """Disable the retries of gcsfs, six attempts within a minute.
+
+    Batchloom retries itself.
+    """
+    once = getattr(type(fs)._request, "__wrapped__", None)  # noqa: SLF001 - it has no setting for it
+    if once is not None:
+        fs._request = functools.partial(once, fs)  # noqa: SLF001
+
+
+@contextlib.contextmanager
+def translate_gcs_errors() -> Iterator[None]:
+    """Turn gcsfs errors that only have a text into errors with a status code.
+
+    Raises:
+        AnswerError: instead of the error of gcsfs.
+    """
+    try:
+        yield
+    except OSError as error:
+        if type(error) is OSError and str(error).startswith("Forbidden"):
+            raise AnswerError(403) from None
+        raise
+    except ValueError as error:
+        if str(error).startswith("Bad Request"):
+            raise AnswerError(400) from None
+        raise
+
+
+def check_hub_endpoint() -> None:
+    """Reject an ``HF_ENDPOINT`` that is not a web address.
+
+    The error does not repeat it, because it may contain a password.
+
+    Raises:
+        InputError: the address is invalid.
+    """
+    address = os.environ.get("HF_ENDPOINT")
+    if address is None:
+        return
+    try:
+        parts = urlsplit(address)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound:
+        raise InputError(
+            "HF_ENDPOINT is not the address of a Hub: unset it, or write it as https://host or http://host:port."
+        )

@@ -5,25 +5,26 @@ a hash of its ETag or version, which changes when the file is rewritten. So list
 checking work the same for local and remote files.
 """
 
+import contextlib
 import os
 import stat
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import xxhash
 
 from batchloom.core.addresses import get_scheme, redact_url
-from batchloom.remote.client import (
-    extract_version,
-    fetch_file_info,
-    is_web_url,
-    open_filesystem,
-    run_with_retries,
-)
-from batchloom.remote.parallel_map import prefetch_items
+from batchloom.core.errors import BatchloomError
+from batchloom.remote.client import extract_version, fetch_file_info, is_web_url, open_filesystem, run_with_retries
+
+T = TypeVar("T")
 
 # Local devices never have this number.
 _REMOTE_DEVICE = -1
+_MAX_CONCURRENT = 16
+_END: Any = object()
 
 
 def stat_remote(url: str) -> os.stat_result | None:
@@ -139,3 +140,29 @@ def _fetch_info(url: str) -> dict[str, Any]:
     if is_web_url(url) and "ranges" in info:
         _RANGE_SUPPORT[url] = bool(info["ranges"])
     return info
+
+
+def prefetch_items(items: Iterable[T], begin: Callable[[T], object]) -> Iterator[T]:
+    """Yield items in order after ``begin`` has run on each, sixteen at a time.
+
+    Errors of ``begin`` are ignored: the work on the item meets them again and reports them.
+    """
+    pending: deque[tuple[T, Future[None]]] = deque()
+    source = iter(items)
+    pool = ThreadPoolExecutor(_MAX_CONCURRENT, "ahead")
+    try:
+        while True:
+            while len(pending) < 2 * _MAX_CONCURRENT and (next_item := next(source, _END)) is not _END:
+                pending.append((next_item, pool.submit(_run_quietly, begin, next_item)))
+            if not pending:
+                return
+            item, future = pending.popleft()
+            future.result()
+            yield item
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _run_quietly(begin: Callable[[T], object], item: T) -> None:
+    with contextlib.suppress(BatchloomError, OSError):
+        begin(item)

@@ -7,23 +7,16 @@ from collections.abc import Awaitable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, final
 
-import xxhash
-
 from batchloom.core.errors import BatchloomError
 from batchloom.remote.client import (
-    compute_backoff,
+    compute_jittered_backoff,
     fetch_from_filesystem,
     fetch_web_range,
     is_web_url,
     open_filesystem,
+    translate_gcs_errors,
 )
-from batchloom.remote.gcs import translate_gcs_errors
-from batchloom.remote.remote_errors import (
-    RemoteFault,
-    classify_address_error,
-    classify_error,
-    list_library_errors,
-)
+from batchloom.remote.remote_errors import RemoteFault, classify_address_error, classify_error, list_library_errors
 
 if TYPE_CHECKING:
     import asyncio
@@ -175,6 +168,4 @@ def _compute_retry_delay(name: str, tries: int, error: BaseException, start: int
     )
     if is_permanent or tries >= max_attempts:
         raise RangeError(name, fault) from None
-    # Many requests fail together, so the delays are spread out.
-    share = xxhash.xxh3_64_intdigest(f"{name}\n{start}\n{tries}".encode()) / 2**64
-    return compute_backoff(tries) * (0.5 + share / 2)
+    return compute_jittered_backoff(tries, f"{name}\n{start}")

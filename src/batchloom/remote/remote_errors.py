@@ -13,13 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from batchloom.core.addresses import get_scheme, redact_url
-from batchloom.core.errors import (
-    AccessError,
-    DownloadError,
-    InputError,
-    InputMissingError,
-    OutputError,
-)
+from batchloom.core.errors import AccessError, DownloadError, InputError, InputMissingError, OutputError
 
 FaultKind = Literal["missing", "denied", "unreachable", "passing", "exists", "refused"]
 

@@ -29,12 +29,10 @@ from batchloom.remote import (
     bridge_gaps,
     count_interval_blocks,
     group_intervals,
-    join_range,
     make_remote_error,
     mask_overlaps,
     merge_intervals,
     remove_from_index,
-    slice_ranges,
     split_by_ranges,
     split_intervals,
     subtract_intervals,
@@ -52,20 +50,10 @@ _MAX_CONCURRENT_GROUPS = 8
 _MAX_GAP_SHARE = 0.05
 # An epoch uses all lengths and checksums, so gaps of up to 64 KiB are fetched: another request would cost more.
 _SMALL_GAP_BLOCKS = 16
-# Blocks of other processes are verified in units of 1 MiB, so that most intervals are verified in one call.
-_CHECK_BLOCKS = 256
 # Attempts to fetch a block whose content does not match its checksum.
 MAX_FETCH_ATTEMPTS = 3
 # After so many rounds without progress, or so long a wait for other processes, a call fetches all blocks itself.
 _MAX_ROUNDS, _POLL_SECONDS, _MAX_WAIT_SECONDS = 8, 0.01, 120.0
-
-
-@final
-class _FetchedBlocks:
-    """Blocks that one call fetched itself and holds in memory."""
-
-    def __init__(self) -> None:
-        self.index, self.segments = EMPTY_INDEX, dict[int, NDArray[np.uint8]]()
 
 
 @final
@@ -173,14 +161,15 @@ class RemoteBlocks:
         Raises:
             StoreError, InputError: as :meth:`read`.
         """
-        fetched_blocks = _FetchedBlocks()
+        fetched_blocks = CachedBlocks(EMPTY_INDEX, {})
         try:
             return self._obtain(intervals, fetched_blocks, always=always)
         finally:
             with self._lock:
-                self._pinned_owners -= fetched_blocks.segments.keys()
+                self._pinned_owners -= fetched_blocks.arrays.keys()
 
-    def _obtain(self, intervals: Intervals, fetched_blocks: "_FetchedBlocks", *, always: bool) -> CachedBlocks:
+    def _obtain(self, intervals: Intervals, fetched_blocks: CachedBlocks, *, always: bool) -> CachedBlocks:
+        """Return cached blocks; ``fetched_blocks`` collects those that this call fetches itself."""
         is_refreshed, waited_seconds, rounds, fewest_missing = False, 0.0, 0, 1 << 62
         while rounds < _MAX_ROUNDS and waited_seconds < _MAX_WAIT_SECONDS:
             missing = subtract_intervals(intervals, self._index.intervals)
@@ -193,8 +182,7 @@ class RemoteBlocks:
                 self._refresh_index()
                 is_refreshed = True
                 continue
-            with self._cache.open_fetch_locks() as fetch_locks:
-                locked_intervals = fetch_locks.acquire(split_intervals(missing, _MAX_REQUEST_BLOCKS))
+            with self._cache.lock_for_fetch(split_intervals(missing, _MAX_REQUEST_BLOCKS)) as locked_intervals:
                 if locked_intervals.size:
                     # Another process may have fetched the blocks before this one locked them.
                     self._refresh_index()
@@ -211,7 +199,7 @@ class RemoteBlocks:
             is_refreshed, waited_seconds = False, waited_seconds + _POLL_SECONDS
         # Cached blocks are evicted as fast as they are found, so this call fetches all of them itself.
         self._fetch(subtract_intervals(intervals, fetched_blocks.index.intervals), fetched_blocks)
-        return CachedBlocks(fetched_blocks.index, fetched_blocks.segments)
+        return fetched_blocks
 
     def _read_verified(
         self, begins: IntArray, sizes: IntArray, dtype: np.dtype[np.generic]
@@ -244,11 +232,7 @@ class RemoteBlocks:
                 return None
             cache_file.used = True
             arrays[owner] = data
-        views = slice_ranges(index, arrays, first_rows, begins, sizes, dtype)
-        for number in split_ranges.tolist():
-            joined_range = join_range(CachedBlocks(index, arrays), int(begins[number]), int(sizes[number]))
-            views[number] = joined_range.view(dtype)
-        return views
+        return view_ranges(CachedBlocks(index, arrays), begins, sizes, dtype)
 
     def _map_verified(self, intervals: Intervals, *, always: bool) -> CachedBlocks | None:
         """Map and verify indexed blocks; None if some are missing or damaged."""
@@ -261,59 +245,20 @@ class RemoteBlocks:
             arrays = self._map_cache_files(set(index.owners[rows].tolist()))
             if arrays is None:
                 return None
-            cache_files = {owner: self._cache_files.cache_files[owner] for owner in arrays}
         cached_blocks = CachedBlocks(index, arrays)
-        unverified_rows = np.arange(len(rows)) if always else np.flatnonzero(~index.sound[rows])
-        if unverified_rows.size and not self._verify_blocks(
-            cached_blocks,
-            cache_files,
-            (rows[unverified_rows], subintervals[unverified_rows]),
-            always=always,
-        ):
-            return None
-        return cached_blocks
-
-    def _verify_blocks(
-        self,
-        cached_blocks: CachedBlocks,
-        cache_files: dict[int, CacheFile],
-        candidates: tuple[IntArray, Intervals],
-        *,
-        always: bool,
-    ) -> bool:
-        """Return whether blocks match their checksums; damaged ones are discarded.
-
-        Args:
-            cached_blocks: all requested blocks.
-            cache_files: cache files of these blocks.
-            candidates: index rows, and the requested interval of each.
-            always: whether verified blocks are verified again.
-        """
-        index, (rows, subintervals) = cached_blocks.index, candidates
         if not always:
             # Adjacent blocks are read soon, and many small checks cost more than their bytes.
-            subintervals = _round_to_units(subintervals, index.starts[rows], index.stops[rows])
-        block_offsets = index.block_offsets[rows] + subintervals[:, 0] - index.starts[rows]
-        verified_flags = [
-            cache_files[owner].sound[block_offset : block_offset + count]
-            for owner, block_offset, count in zip(
-                index.owners[rows].tolist(),
-                block_offsets.tolist(),
-                (subintervals[:, 1] - subintervals[:, 0]).tolist(),
-                strict=True,
-            )
-        ]
-        unverified_intervals = subintervals if always else _find_unverified(subintervals[:, 0], verified_flags)
-        damaged_rows = self._find_damaged(cached_blocks, unverified_intervals)
+            rows = np.unique(rows[~index.sound[rows]])
+            subintervals = index.intervals[rows]
+        if not rows.size:
+            return cached_blocks
+        damaged_rows = self._find_damaged(cached_blocks, subintervals)
         if damaged_rows.size:
-            self._discard(unverified_intervals[damaged_rows])
-            return False
-        for flags in verified_flags:
-            flags[:] = True
-        for row in set(rows.tolist()):
-            block_offset, count = index.block_offsets[row], index.stops[row] - index.starts[row]
-            index.sound[row] = cache_files[int(index.owners[row])].sound[block_offset : block_offset + count].all()
-        return True
+            self._discard(subintervals[damaged_rows])
+            return None
+        if not always:
+            index.sound[rows] = True
+        return cached_blocks
 
     def _find_damaged(self, cached_blocks: CachedBlocks, intervals: Intervals) -> NDArray[np.int64]:
         """Return the indices of intervals that do not match their checksums."""
@@ -387,8 +332,7 @@ class RemoteBlocks:
             for name in sorted(names - numbers_by_name.keys() - self._refused_names):
                 table = self._cache.read_table(name)
                 if table is not None:
-                    blocks = int(table.rows["blocks"].sum())
-                    self._add_cache_file(CacheFile(name, table, None, np.zeros(blocks, bool)))
+                    self._add_cache_file(CacheFile(name, table, None))
 
     def _add_cache_file(self, cache_file: CacheFile) -> None:
         """Index the blocks of another process's cache file that belong to these files."""
@@ -448,7 +392,7 @@ class RemoteBlocks:
             expected_checksums[index] = view[::width]
         return expected_checksums
 
-    def _fetch(self, intervals: Intervals, fetched_blocks: "_FetchedBlocks") -> None:
+    def _fetch(self, intervals: Intervals, fetched_blocks: CachedBlocks) -> None:
         """Fetch, verify and cache blocks, with a bounded number in flight."""
         if not intervals.size:
             return
@@ -487,7 +431,7 @@ class RemoteBlocks:
         group: Intervals,
         futures: list[Future[bytes]],
         checksum_blocks: CachedBlocks,
-        fetched_blocks: "_FetchedBlocks",
+        fetched_blocks: CachedBlocks,
     ) -> None:
         """Verify and cache the blocks received for a group."""
         expected_checksums = self._list_expected(checksum_blocks, group)
@@ -495,25 +439,19 @@ class RemoteBlocks:
             self._receive_verified(future, first, stop, checksums)
             for (first, stop), future, checksums in zip(group.tolist(), futures, expected_checksums, strict=True)
         ]
-        intervals = merge_intervals(group[:, 0], group[:, 1])
-        chunks: list[bytes] = []
-        for bounds in np.split(np.arange(len(group)), group[:, 0].searchsorted(intervals[1:, 0])):
-            parts = [contents[index] for index in bounds]
-            chunks.append(parts[0] if len(parts) == 1 else b"".join(parts))
-        numbers = self.files.locate_files(intervals)
-        rows = np.empty(len(intervals), BLOCK_TABLE_DTYPE)
+        numbers = self.files.locate_files(group)
+        rows = np.empty(len(group), BLOCK_TABLE_DTYPE)
         rows["low"], rows["high"] = self.files.keys[numbers].T
-        rows["first"] = intervals[:, 0] - self.files.bases[numbers]
-        rows["blocks"] = intervals[:, 1] - intervals[:, 0]
-        name, table, data = self._cache.keep(rows, chunks)
-        blocks = rows["blocks"].astype(np.int64)
+        rows["first"] = group[:, 0] - self.files.bases[numbers]
+        rows["blocks"] = group[:, 1] - group[:, 0]
+        name, table, data = self._cache.keep(rows, contents)
+        blocks = group[:, 1] - group[:, 0]
+        block_offsets, is_verified = np.cumsum(blocks) - blocks, np.ones(len(group), bool)
         with self._lock:
-            verified_flags = np.ones(int(blocks.sum()), bool)
-            owner = self._cache_files.add(CacheFile(name, table, data, verified_flags))
-            block_offsets, is_verified = np.cumsum(blocks) - blocks, np.ones(len(intervals), bool)
-            self._index = add_to_index(self._index, owner, intervals, block_offsets, is_verified)
-            fetched_blocks.index = add_to_index(fetched_blocks.index, owner, intervals, block_offsets, is_verified)
-            fetched_blocks.segments[owner] = data
+            owner = self._cache_files.add(CacheFile(name, table, data))
+            self._index = add_to_index(self._index, owner, group, block_offsets, is_verified)
+            fetched_blocks.index = add_to_index(fetched_blocks.index, owner, group, block_offsets, is_verified)
+            fetched_blocks.arrays[owner] = data
             self._pinned_owners.add(owner)
             self._forget(self._cache_files.mark_mapped(owner, self._pinned_owners))
 
@@ -562,23 +500,3 @@ class RemoteBlocks:
 def _count_bytes(file: RemoteStoreFile, first: int, stop: int) -> int:
     """Return the bytes of blocks of a file, whose last block is shorter."""
     return min(BLOCK_BYTES * (stop - file.base), file.size) - BLOCK_BYTES * (first - file.base)
-
-
-def _round_to_units(subintervals: Intervals, starts: IntArray, stops: IntArray) -> Intervals:
-    """Round subintervals to verification units of their interval.
-
-    The results may overlap.
-    """
-    begins = subintervals[:, 0] - (subintervals[:, 0] - starts) % _CHECK_BLOCKS
-    ends = starts - (starts - subintervals[:, 1]) // _CHECK_BLOCKS * _CHECK_BLOCKS
-    return np.stack([begins, np.minimum(ends, stops)], axis=1)
-
-
-def _find_unverified(starts: IntArray, verified_flags: list[NDArray[np.bool_]]) -> Intervals:
-    """Return the blocks without a set flag.
-
-    ``starts`` holds the first block of each array of flags.
-    """
-    blocks = [start + np.flatnonzero(~flags) for start, flags in zip(starts.tolist(), verified_flags, strict=True)]
-    unverified_blocks = np.concatenate(blocks) if blocks else np.empty(0, np.int64)
-    return merge_intervals(unverified_blocks, unverified_blocks + 1)

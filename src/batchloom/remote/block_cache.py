@@ -26,16 +26,19 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.files import PARTIAL_SUFFIX, describe_os_error, has_same_inode
-from batchloom.remote.fetch_locks import FetchLocks, open_fetch_locks
-from batchloom.remote.intervals import BLOCK_BYTES
 
 LOG = logging.getLogger("batchloom")
+# Size of a block in bytes, the unit of verification, fetching and caching.
+BLOCK_BYTES = 4096
 MAGIC = b"BLMBLKS\x00"
 # The two halves of the file's checksum, then its first block and the number of blocks.
 BLOCK_TABLE_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("first", "<u8"), ("blocks", "<u8")])
 _HEADER, _VERSION = struct.Struct("<8sQQQ"), 2
 _NO_BOOT_ID, _BOOT_ID_PATH = bytes(16), Path("/proc/sys/kernel/random/boot_id")
 _BLOCKS_SUFFIX = ".blocks"
+# struct flock of Linux: type, whence, start, length, process (0 for locks of a description).
+_FLOCK_STRUCT = struct.Struct("hhqqi4x")
+_SET_LOCK_COMMAND = getattr(fcntl, "F_OFD_SETLK", None)
 # Scanning the cache is expensive, so it runs only after 1/100 of the limit was added.
 _EVICTION_CHECK_SHARE = 100
 
@@ -99,9 +102,27 @@ class BlockCache:
         """Replace the lock: a thread that held it does not exist in a forked child."""
         self._lock = threading.Lock()
 
-    def open_fetch_locks(self) -> contextlib.AbstractContextManager[FetchLocks]:
-        """Open the locks of the store's blocks."""
-        return open_fetch_locks(self.folder / "claims")
+    @contextlib.contextmanager
+    def lock_for_fetch(self, intervals: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """Lock block intervals, int64 [N, 2], so that each node fetches a block once.
+
+        Yields the intervals that no other process has locked. A lock is a kernel lock on a byte range of an empty
+        file, held by an open file description. It ends with its process, even a killed one, and needs no cleanup. No
+        process waits while it holds a lock. On a file system without such locks, blocks may be fetched twice, which
+        is slow but correct.
+        """
+        try:
+            descriptor = os.open(self.folder / "claims", os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError:
+            yield intervals
+            return
+        try:
+            yield _lock_intervals(descriptor, intervals)
+        finally:
+            # Forked children inherit the locks, so closing the file does not end them.
+            with contextlib.suppress(OSError):
+                _set_lock(descriptor, fcntl.F_UNLCK, 0, 0)
+            os.close(descriptor)
 
     def list_names(self) -> set[str]:
         """Return the names of the existing block files."""
@@ -243,6 +264,26 @@ class BlockCache:
             with contextlib.suppress(OSError):
                 os.unlink(path)  # noqa: PTH108
             total -= size
+
+
+def _lock_intervals(descriptor: int, intervals: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Lock the intervals that no other process has locked, and return them."""
+    is_locked = np.ones(len(intervals), bool)
+    for index, (start, stop) in enumerate(intervals.tolist()):
+        try:
+            _set_lock(descriptor, fcntl.F_WRLCK, start, stop)
+        except BlockingIOError:
+            is_locked[index] = False
+        except OSError:
+            # The file system has no such locks.
+            return intervals
+    return intervals[is_locked]
+
+
+def _set_lock(descriptor: int, kind: int, start: int, stop: int) -> None:
+    if _SET_LOCK_COMMAND is not None:
+        lock = _FLOCK_STRUCT.pack(kind, os.SEEK_SET, start, stop - start, 0)
+        fcntl.fcntl(descriptor, _SET_LOCK_COMMAND, lock)
 
 
 def _parse_table(start: bytes, read_more: Callable[[int], bytes]) -> BlockTable | None:
