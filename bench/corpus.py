@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from batchloom.core.fingerprint import encode_canonical
+from batchloom.remote import BLOCK_BYTES
 from batchloom.store import (
     MANIFEST_NAME,
     Manifest,
@@ -31,7 +32,6 @@ from batchloom.store.format import (
     make_tokenizer_entry,
     seal_manifest,
 )
-from batchloom.remote import BLOCK_BYTES
 from batchloom.store.format.block_checksums import MAGIC
 from batchloom.store.write import LengthsWriter, ShardWriter
 from batchloom.tokens import resolve_tokenizer
