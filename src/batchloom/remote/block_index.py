@@ -1,4 +1,4 @@
-"""Index of the blocks that a process has cached, and interval arithmetic on block ranges.
+"""Index of a process's cached blocks, and arithmetic on block intervals.
 
 Intervals are int64 [N, 2]: first block and last block + 1 of each, ascending and disjoint.
 """

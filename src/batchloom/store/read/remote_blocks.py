@@ -169,7 +169,7 @@ class RemoteBlocks:
                 self._pinned_owners -= fetched_blocks.arrays.keys()
 
     def _obtain(self, intervals: Intervals, fetched_blocks: CachedBlocks, *, always: bool) -> CachedBlocks:
-        """Return cached blocks; ``fetched_blocks`` collects those that this call fetches itself."""
+        """Return cached blocks; add those that this call fetches to ``fetched_blocks``."""
         is_refreshed, waited_seconds, rounds, fewest_missing = False, 0.0, 0, 1 << 62
         while rounds < _MAX_ROUNDS and waited_seconds < _MAX_WAIT_SECONDS:
             missing = subtract_intervals(intervals, self._index.intervals)
