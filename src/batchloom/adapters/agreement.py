@@ -154,7 +154,9 @@ def all_gather_bytes(message: bytes, group: dist.ProcessGroup | None = None) -> 
     sizes[dist.get_rank(group)] = len(message)
     dist.all_reduce(sizes, group=group)
     send_buffer = torch.zeros(int(sizes.max()), dtype=torch.uint8)
-    send_buffer[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+    # torch.frombuffer refuses an empty message.
+    if message:
+        send_buffer[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
     receive_buffers = [torch.zeros_like(send_buffer, device=device) for _ in range(size)]
     dist.all_gather(receive_buffers, send_buffer.to(device), group=group)
     return [
