@@ -353,19 +353,31 @@ def view_ranges(
     if split_ranges.size:
         # The row may belong to a cache file that was not requested. These ranges are joined below.
         arrays = {**dict.fromkeys(index.owners[rows[split_ranges]].tolist(), np.empty(0, np.uint8)), **arrays}
+    views = slice_ranges(index, arrays, rows, begins, sizes, dtype)
+    for number in split_ranges.tolist():
+        views[number] = join_range(cached_blocks, int(begins[number]), int(sizes[number])).view(dtype)
+    return views
+
+
+def slice_ranges(
+    index: BlockIndex,
+    arrays: dict[int, NDArray[np.uint8]],
+    rows: IntArray,
+    begins: IntArray,
+    sizes: IntArray,
+    dtype: np.dtype[np.generic],
+) -> list[NDArray[Any]]:
+    """Return byte ranges as views, each inside the interval at its index in ``rows``."""
     shift = dtype.itemsize.bit_length() - 1
     typed = {owner: data.view(dtype) for owner, data in arrays.items()}
     firsts = (begins + index.shifts[rows]) >> shift
     owners, counts = index.owners[rows].tolist(), (sizes >> shift).tolist()
-    views = [
+    return [
         typed[owner][first : first + count] for owner, first, count in zip(owners, firsts.tolist(), counts, strict=True)
     ]
-    for number in split_ranges.tolist():
-        views[number] = _join_range(cached_blocks, int(begins[number]), int(sizes[number])).view(dtype)
-    return views
 
 
-def _join_range(cached_blocks: CachedBlocks, begin: int, size: int) -> NDArray[np.uint8]:
+def join_range(cached_blocks: CachedBlocks, begin: int, size: int) -> NDArray[np.uint8]:
     """Return a cached byte range, copied if it spans several intervals."""
     parts, end, index = [], begin + size, cached_blocks.index
     while begin < end:

@@ -29,10 +29,12 @@ from batchloom.remote import (
     bridge_gaps,
     count_interval_blocks,
     group_intervals,
+    join_range,
     make_remote_error,
     mask_overlaps,
     merge_intervals,
     remove_from_index,
+    slice_ranges,
     split_by_ranges,
     split_intervals,
     subtract_intervals,
@@ -232,7 +234,11 @@ class RemoteBlocks:
                 return None
             cache_file.used = True
             arrays[owner] = data
-        return view_ranges(CachedBlocks(index, arrays), begins, sizes, dtype)
+        views = slice_ranges(index, arrays, first_rows, begins, sizes, dtype)
+        for number in split_ranges.tolist():
+            joined_range = join_range(CachedBlocks(index, arrays), int(begins[number]), int(sizes[number]))
+            views[number] = joined_range.view(dtype)
+        return views
 
     def _map_verified(self, intervals: Intervals, *, always: bool) -> CachedBlocks | None:
         """Map and verify indexed blocks; None if some are missing or damaged."""
