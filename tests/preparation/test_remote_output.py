@@ -28,7 +28,7 @@ from batchloom.remote import (
     upload,
 )
 from batchloom.remote.upload import (
-    MAX_UPLOAD_ATTEMPTS,
+    MAX_REQUEST_ATTEMPTS,
     PART_BYTES,
     compute_jittered_backoff,
     compute_object_checksums,
@@ -683,10 +683,10 @@ def test_parts_are_as_large_as_a_file_needs():
 
 
 def test_waits_are_bounded_and_each_names_own():
-    waits = [compute_jittered_backoff(tries, "s3://b/x") for tries in range(1, MAX_UPLOAD_ATTEMPTS)]
+    waits = [compute_jittered_backoff(tries, "s3://b/x") for tries in range(1, MAX_REQUEST_ATTEMPTS)]
     assert 30 < sum(waits) < 70
-    assert waits != [compute_jittered_backoff(tries, "s3://b/y") for tries in range(1, MAX_UPLOAD_ATTEMPTS)]
-    assert waits == [compute_jittered_backoff(tries, "s3://b/x") for tries in range(1, MAX_UPLOAD_ATTEMPTS)]
+    assert waits != [compute_jittered_backoff(tries, "s3://b/y") for tries in range(1, MAX_REQUEST_ATTEMPTS)]
+    assert waits == [compute_jittered_backoff(tries, "s3://b/x") for tries in range(1, MAX_REQUEST_ATTEMPTS)]
 
 
 def test_a_truncated_upload_record_is_ignored(tmp_path):

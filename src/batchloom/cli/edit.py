@@ -13,7 +13,7 @@ from batchloom.core.errors import SettingsError
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import format_count
 from batchloom.core.yaml_reader import parse_yaml
-from batchloom.train import STARTUP_TIMEOUT_S, require_train_packages
+from batchloom.train import EDIT_TIMEOUT_S, require_train_packages
 
 _MAX_LISTED = 20
 
@@ -58,7 +58,7 @@ def edit(
     note: Annotated[str, typer.Option(help="Reason for the change, for the journal.")] = "",
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds to wait for the answer of a run that is training.")
-    ] = STARTUP_TIMEOUT_S,
+    ] = EDIT_TIMEOUT_S,
     dry_run: DryRun = False,
 ) -> None:
     """Change a run from a step on: weights, steps left out, banned documents, sizes.

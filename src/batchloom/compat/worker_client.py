@@ -42,7 +42,7 @@ class WorkerClient:
         self._started = True
 
     async def run_training(self, use_distributed: bool = True) -> "WorkerReport":  # noqa: FBT001, FBT002
-        """Train until the run is done or is left; see ``train.worker.run_worker``.
+        """Train until the run is done or is left; see ``batchloom.train.run_worker``.
 
         Args:
             use_distributed: whether to find the other workers (torchrun's variables, a worker of Ray Train), or

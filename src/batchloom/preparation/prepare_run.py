@@ -209,7 +209,7 @@ def _find_finished_job(
     if bad > count_allowed_bad(recipe.max_bad, records):
         raise TooManyBadRecordsError(
             f"{bad:,} of the {records:,} records that {out} was made of are bad, more than --max-bad {recipe.max_bad} "
-            f"allows; they stand in {out / QUARANTINE_NAME}. Mend the input, or give the budget it was made with."
+            f"allows; they are listed in {out / QUARANTINE_NAME}. Fix the input, or give its --max-bad."
         )
     note = report.engine_note if report else ""
     return make_result(out, manifest, engine_note=note, seconds=log.elapsed, already_done=True)
@@ -365,7 +365,7 @@ class PrepareRun:
         return tokenizer
 
     def _make_units(self, tokenizer: Tokenizer, prestarted: PrestartedWorkers) -> JobResults:
-        """Run all phases over the units; start over when a record is excluded from all."""
+        """Run all phases over the units; start over if an excluded record affects others."""
         recipe, parsers, note = self._recipe, self._record_parsers, self._log.note
         chat = choose_job_template(recipe, self._listing.sources, parsers, tokenizer, note)
         if unused := find_unused_columns(map(parsers.get_parser, self._listing.sources), chat):

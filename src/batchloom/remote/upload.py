@@ -30,7 +30,7 @@ T = TypeVar("T")
 S3Response = Mapping[str, Any]
 
 # Maximum number of tries of one request, and seconds after which it is not retried.
-MAX_UPLOAD_ATTEMPTS, MAX_RETRY_SECONDS = 8, 300.0
+MAX_REQUEST_ATTEMPTS, MAX_RETRY_SECONDS = 8, 300.0
 # A person waits for the first request of a run, so it is retried less often.
 MAX_FIRST_ATTEMPTS = 4
 # Message in threads whose result is no longer read.
@@ -186,7 +186,7 @@ class RequestRetrier:
             OutputError: the fault is permanent, or all retries failed.
         """
         start_time = time.monotonic()
-        max_attempts = MAX_FIRST_ATTEMPTS if self._first else MAX_UPLOAD_ATTEMPTS
+        max_attempts = MAX_FIRST_ATTEMPTS if self._first else MAX_REQUEST_ATTEMPTS
         tries = 0
         while True:
             if self._ended.is_set():
@@ -349,7 +349,7 @@ class S3ObjectWriter:
 
     @cached_property
     def _sends_checksums(self) -> bool:
-        """Checksum setting; AWS_REQUEST_CHECKSUM_CALCULATION=when_required turns it off."""
+        """True unless AWS_REQUEST_CHECKSUM_CALCULATION=when_required is set."""
         config = self._fs.s3.meta.config
         return getattr(config, "request_checksum_calculation", "") != "when_required"
 

@@ -1,4 +1,4 @@
-"""Listing of input files: files, folders and globs, in a deterministic order."""
+"""Listing of local, remote and Hub inputs as files, in a deterministic order."""
 
 import glob
 import os
@@ -25,7 +25,7 @@ from batchloom.core.files import (
     describe_os_error,
     make_absolute,
 )
-from batchloom.core.medium import detect_medium_kind as medium_by_name
+from batchloom.core.medium import detect_medium_kind
 from batchloom.core.settings import suggest
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
 from batchloom.remote import (
@@ -296,7 +296,7 @@ class _SourceLister:
             counts = _describe_counts(self._skipped_counts)
             # Among archives, only tars can supply media.
             media = not detect_archive_by_name(label) and any(
-                medium_by_name(reason.removeprefix("binary ")) for reason in self._skipped_counts
+                detect_medium_kind(reason.removeprefix("binary ")) for reason in self._skipped_counts
             )
             hint = " A processor reads images and audio (--processor FOLDER)." if media else ""
             self.notes.append(decode_file_name(f"Left out of {label}: {counts}.{hint}"))
@@ -479,7 +479,7 @@ class _SourceLister:
                 for entry in sorted(scan, key=lambda entry: entry.name):
                     if entry.name.startswith("."):
                         self._skipped_counts["hidden"] += 1
-                    elif self._media and medium_by_name(entry.name):
+                    elif self._media and detect_medium_kind(entry.name):
                         media.append(entry.name)
                     elif entry.name == "__pycache__":
                         self._skipped_counts["__pycache__"] += 1

@@ -6,7 +6,7 @@ from .loop import run_optimizer_step as run_optimizer_step, train as train
 from .model.gpt_model import GPT as GPT, make_attention_mask as make_attention_mask
 from .model.model_build import explain_memory_errors as explain_memory_errors
 from .request import (
-    STARTUP_TIMEOUT_S as STARTUP_TIMEOUT_S,
+    EDIT_TIMEOUT_S as EDIT_TIMEOUT_S,
     DataRequest as DataRequest,
     StreamOptions as StreamOptions,
     TrainRequest as TrainRequest,

@@ -21,8 +21,8 @@ from batchloom.train.train_settings import (
     find_out_of_bounds,
 )
 
-# Seconds in which a run takes a step and evaluates, so that a running job answers an edit within them.
-STARTUP_TIMEOUT_S = 300.0
+# Default number of seconds to wait for a running job to answer an edit; it answers between two steps.
+EDIT_TIMEOUT_S = 300.0
 DEFAULT_MODEL = "tiny"
 MISSING_DATA_POLICIES = ("error", "synthetic")
 

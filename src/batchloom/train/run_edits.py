@@ -34,7 +34,7 @@ from batchloom.core.wording import format_count
 from batchloom.train.checkpoint import check_journal, read_checkpoint_state, read_checkpoint_step, write_state
 from batchloom.train.distributed import find_differing_rank, join_ranks
 from batchloom.train.json_files import MAX_RUN_FILE_BYTES, fsync_path, read_json_object, write_json
-from batchloom.train.request import STARTUP_TIMEOUT_S
+from batchloom.train.request import EDIT_TIMEOUT_S
 from batchloom.train.run import TrainRun, check_edited_plan, describe_mixture, make_loader
 from batchloom.train.run_data import find_initial_generation, open_mixture_generations
 from batchloom.train.run_folder import RunFolder, is_checkpoint
@@ -79,7 +79,7 @@ def edit_run(
     *,
     generation: int | None = None,
     dry_run: bool = False,
-    patience: float = STARTUP_TIMEOUT_S,
+    patience: float = EDIT_TIMEOUT_S,
     print_line: PrintLine = lambda _: None,
 ) -> EditResult:
     """Append an edit to the journal of a run's newest checkpoint.

@@ -114,8 +114,8 @@ class Loader:
         form: ``rows`` or ``varlen``; for shapes see ``batches.assembly`` and docs/batches.md.
         prefetch: number of batches that one producer thread makes ahead; 0 for none.
         device: ``cpu``, ``cuda`` (torch's current one now), ``cuda:N`` or a ``torch.device``: device of the
-            tensors,
-            which are copied ahead on a stream of their own. None for tensors in the memory they were made in.
+            tensors, which are copied ahead on a stream of their own. None for tensors in the memory they were
+            made in.
         plan: other settings of the data order: a ``PlanOptions`` of ``batchloom.batches``.
         batch: distribution of a step's rows: a ``BatchOptions`` of ``batchloom.batches``. With a ``mesh``, ``rank``
             and ``world_size`` count all processes; peers get the same rows, context-parallel ones each a slice
@@ -128,9 +128,10 @@ class Loader:
         augmentation: ``augment`` prepared for the store; None if nothing is changed.
         costs: row costs that ``balance`` uses.
         media: maker of image and audio features; None without media.
-        holds_media, replaced: whether the data holds images or audio; documents with missing media, by source.
+        holds_media: whether the data holds images or audio.
+        replaced: documents with missing media, by source.
         plan: the data order, as a value.
-        store: the open store of the tokens; for several stores a ``CombinedStore``.
+        store: the open store of the tokens, or a ``CombinedStore`` of several; not set for a stream.
         spec: the batch settings and this rank.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Interface between a loader and a stream: sequential steps and lane positions."""
+"""Position of a loader: its iterations, and the protocols of streams it reads."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -84,15 +84,16 @@ class StreamCursor:
 
     def open(self, *, resumed: bool) -> StepFeed:
         """Open the steps from the beginning, or from the loaded state."""
-        begin = self.loaded if resumed and self.loaded is not None else self._begin
-        return self.stream.open(*self._ranks, begin)
+        return self.stream.open(*self._ranks, self._get_start(resumed=resumed))
 
     def state(self, step: int, steps: StepFeed | None, *, resumed: bool) -> dict[str, Any]:
         """Return the state before a step, of an iteration or of the next one."""
         if steps is not None:
             return self.stream.state(step, steps.cursors(step))
-        begin = self.loaded if resumed and self.loaded is not None else self._begin
-        return self.stream.state(step, begin)
+        return self.stream.state(step, self._get_start(resumed=resumed))
+
+    def _get_start(self, *, resumed: bool) -> Mapping[int, Any]:
+        return self.loaded if resumed and self.loaded is not None else self._begin
 
     def resume(self, state: Mapping[str, Any]) -> int:
         """Load a state and return its step."""

@@ -1,4 +1,4 @@
-"""The recipe: every setting of ``prepare`` as one value, and its short forms."""
+"""The recipe of ``prepare``: its settings, short forms, plain form and keywords."""
 
 import math
 import os
@@ -374,7 +374,7 @@ def _check_fractions(recipe: Recipe) -> list[str]:
     together = recipe.val_fraction + recipe.test_fraction
     if together < 1:
         return []
-    return [f"val_fraction: val and test together take {together:g} of the documents, which leaves nothing for train"]
+    return [f"val_fraction: val and test together take {together:g} of the tokens, which leaves nothing for train"]
 
 
 # Command-line value for no step.
@@ -517,9 +517,7 @@ def _parse_step(value: object, key_path: str) -> CleanStep:
     raise_problems(
         [
             f"{key_path}.{name}.{key}: {quote_value(setting_value)} cannot be written into a manifest; give "
-            "numbers, texts, "
-            f"true, false "
-            "or lists of them"
+            "numbers, texts, true, false or lists of them"
             for key, setting_value in settings.items()
             if not (is_text(key) and _is_json_value(setting_value))
         ]

@@ -1,7 +1,8 @@
 """Registry of the source formats: one entry per format.
 
-A new format is a module in this folder and an entry in ``FORMATS``. Detection by name and content, declared formats,
-reading, cutting, positions in messages and labels derive from the entries.
+A new format is a module in this folder, an entry in ``READ_METHODS`` unless it shares a method, and an entry in
+``FORMATS``. A format that can be declared (``data_type``) is also named in ``InputFormat``. Detection by name, reading,
+cutting, positions in messages and labels derive from the entries.
 """
 
 from collections.abc import Callable, Iterator
