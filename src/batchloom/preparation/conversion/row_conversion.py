@@ -15,7 +15,7 @@ from batchloom.core.errors import InputError, InputMissingError, SchemaError, St
 from batchloom.core.files import PARTIAL_SUFFIX, refuse_url
 from batchloom.core.settings import is_bool, quote_value, raise_problems, suggest
 from batchloom.preparation.conversion.row_files import JsonRowFile, Row, RowFile, coerce_row
-from batchloom.preparation.conversion.row_tables import (
+from batchloom.preparation.conversion.row_types import (
     ColumnType,
     UntabularError,
     describe_type_changes,
