@@ -353,7 +353,7 @@ def test_errors_arrive_in_order_and_the_thread_ends():
 
     items = []
     with pytest.raises(BuildError, match="three"):
-        for item in PrefetchIterator(build, 0, 2):
+        for item in PrefetchIterator(build, int, 0, 2):
             items.append(item)  # noqa: PERF402 - items before the error count
     assert items == [0, 1, 2]
     assert wait_for_producers()
@@ -361,7 +361,7 @@ def test_errors_arrive_in_order_and_the_thread_ends():
 
 def test_the_producer_stays_a_bounded_number_ahead_and_stops_when_left():
     built = []
-    iterator = iter(PrefetchIterator(lambda n: built.append(n) or n, 0, 3))
+    iterator = iter(PrefetchIterator(lambda n: built.append(n) or n, int, 0, 3))
     assert next(iterator) == 0
     deadline = time.monotonic() + 120
     while len(built) < 3 and time.monotonic() < deadline:
@@ -378,7 +378,7 @@ def test_items_come_in_order_from_both_threads():
         return number if number < 500 else None
 
     items = []
-    for item in PrefetchIterator(build_slowly, 0, 4):
+    for item in PrefetchIterator(build_slowly, int, 0, 4):
         if item % 7 == 0:
             time.sleep(0.001)
         items.append(item)

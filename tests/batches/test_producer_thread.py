@@ -46,7 +46,7 @@ def wait_until(condition):
 @pytest.mark.parametrize("ahead", [0, 1, 3, 9])
 def test_all_come_in_order(ahead, together):
     work = Work(7)
-    assert list(iter_in_order(work.begin, 0, ahead, together=together)) == list(range(7))
+    assert list(iter_in_order(work.begin, int, 0, ahead, together=together)) == list(range(7))
     assert work.finished == list(range(7))
     assert work.begun == list(range(8))
     assert not work.dropped
@@ -60,7 +60,7 @@ def test_so_many_are_begun_together(ahead, together, limit):
         pending_counts.append(len(work.begun) - len(work.finished) + 1)
         return work.begin(number)
 
-    for _ in iter_in_order(begin, 0, ahead, together=together):
+    for _ in iter_in_order(begin, int, 0, ahead, together=together):
         time.sleep(0.001)
     assert max(pending_counts[:40]) == limit
 
@@ -68,7 +68,7 @@ def test_so_many_are_begun_together(ahead, together, limit):
 @pytest.mark.parametrize("together", [False, True])
 def test_no_more_are_made_than_an_edit_counts_with(together):
     work = Work(100)
-    items = iter_in_order(work.begin, 0, 4, together=together)
+    items = iter_in_order(work.begin, int, 0, 4, together=together)
     for number in range(20):
         assert next(items) == number
         time.sleep(0.005)
@@ -80,7 +80,7 @@ def test_no_more_are_made_than_an_edit_counts_with(together):
 @pytest.mark.parametrize("ahead", [0, 1, 4])
 def test_an_error_comes_behind_the_items_before_it(ahead):
     received, work = [], Work(9, bad=5)
-    items = iter_in_order(work.begin, 0, ahead, together=True)
+    items = iter_in_order(work.begin, int, 0, ahead, together=True)
     with pytest.raises(BuildError, match="5"):
         while True:
             received.append(next(items))
@@ -101,7 +101,7 @@ def test_an_error_of_finishing_ends_those_behind_it():
 
         return PendingItem(finish, lambda: dropped.append(number))
 
-    items = iter_in_order(begin, 0, 4, together=True)
+    items = iter_in_order(begin, int, 0, 4, together=True)
     with pytest.raises(BuildError, match="2"):
         while True:
             received.append(next(items))
@@ -111,7 +111,7 @@ def test_an_error_of_finishing_ends_those_behind_it():
 
 def test_what_is_begun_is_dropped_by_who_leaves():
     work = Work(100)
-    items = iter_in_order(work.begin, 0, 4, together=True)
+    items = iter_in_order(work.begin, int, 0, 4, together=True)
     assert [next(items), next(items)] == [0, 1]
     items.close()
     assert wait_until(lambda: sorted(work.finished + work.dropped) == work.begun)

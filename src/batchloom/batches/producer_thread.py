@@ -89,8 +89,10 @@ class _ProducedItem(Generic[T]):
 
 
 @final
-class PrefetchIterator(Generic[T]):
-    """Iterator over ``make(first)``, ``make(first + 1)``, ... until it returns None.
+class PrefetchIterator(Generic[T, R]):
+    """Iterator over ``take(make(first))``, ``take(make(first + 1))``, ... until make returns None.
+
+    The thread makes items, and the consumer takes them.
 
     A consumer that finds no ready item makes the next one itself instead of waiting for
     the thread. While the consumer is faster than the producer, the thread gets no room to run:
@@ -98,9 +100,14 @@ class PrefetchIterator(Generic[T]):
     """
 
     def __init__(
-        self, make: Callable[[int], T | None], first: int, depth: int, end: Callable[[], None] = lambda: None
+        self,
+        make: Callable[[int], T | None],
+        take: Callable[[T], R],
+        first: int,
+        depth: int,
+        end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._make, self._number, self._end = make, first, end
+        self._make, self._take, self._number, self._end = make, take, first, end
         self._ready: deque[_ProducedItem[T]] = deque()
         self._ended = False
         self._seconds = 0.0
@@ -110,8 +117,8 @@ class PrefetchIterator(Generic[T]):
         self._thread = threading.Thread(target=self._produce, name="batchloom-producer", daemon=True)
         self._thread.start()
 
-    def __iter__(self) -> Iterator[T]:
-        slots_to_release = 0
+    def __iter__(self) -> Iterator[R]:
+        slots_to_release, use_time = 0, 0.0
         try:
             while True:
                 if not self._ready:
@@ -124,11 +131,14 @@ class PrefetchIterator(Generic[T]):
                 if produced_item.item is None:
                     return
                 slots_to_release += produced_item.ahead
-                yield_time = time.perf_counter()
-                yield produced_item.item
-                if time.perf_counter() - yield_time > self._seconds / 8:
+                item = self._take(produced_item.item)
+                # The thread resumes only now: it would compete with the consumer for the interpreter.
+                if use_time > self._seconds / 8:
                     self._release_items(slots_to_release)
                     slots_to_release = 0
+                yield_time = time.perf_counter()
+                yield item
+                use_time = time.perf_counter() - yield_time
         finally:
             # Do not join the thread: this may run inside a garbage collection, in that very thread, or while a
             # lock that it needs is held. The thread ends by itself after its item.
@@ -160,16 +170,18 @@ class PrefetchIterator(Generic[T]):
         self._ready.append(produced_item)
 
 
-def iter_in_order(begin: ItemStarter[T], first: int, ahead: int, *, together: bool) -> Iterator[T]:
-    """Yield items from a number on until ``begin`` returns None."""
+def iter_in_order(
+    begin: ItemStarter[T], take: Callable[[T], R], first: int, ahead: int, *, together: bool
+) -> Iterator[R]:
+    """Yield what ``take`` makes of the items from a number on, until ``begin`` returns None."""
     size = ahead if ahead and together else 1
     window = PrefetchWindow(begin, size)
     if ahead:
-        yield from PrefetchIterator(window.make, first, ahead + 1 - size, window.drop)
+        yield from PrefetchIterator(window.make, take, first, ahead + 1 - size, window.drop)
         return
     number = first
     while (item := window.make(number)) is not None:
-        yield item
+        yield take(item)
         number += 1
 
 

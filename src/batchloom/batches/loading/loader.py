@@ -266,9 +266,10 @@ class Loader:
             pending = self._assemble_batch(reader, *pad_rank_rows(rows, positions, share), step)
             return pending.then(partial(release_step, steps, step))
 
-        staged_batches = iter_in_order(begin, first, self.spec.prefetch, together=self.media is not None)
+        take = StagedBatch.take_batch
+        batches = iter_in_order(begin, take, first, self.spec.prefetch, together=self.media is not None)
         try:
-            for batch in map(StagedBatch.take_batch, staged_batches):
+            for batch in batches:
                 self._iterations.record_batch(run, batch.step)
                 yield batch
             self._iterations.resumed = False
@@ -282,7 +283,7 @@ class Loader:
         try:
             if self.spec.prefetch:
                 start_counting_once_per_node(self.plan)
-            for batch in map(StagedBatch.take_batch, self._batches(first)):
+            for batch in self._iter_batches(first):
                 self._iterations.record_batch(run, batch.step)
                 if run.batch_count == 1 and uncounted:
                     count_left_out(self.plan)
@@ -291,7 +292,7 @@ class Loader:
         finally:
             self._iterations.end(run)
 
-    def _batches(self, first: int) -> Iterator[StagedBatch]:
+    def _iter_batches(self, first: int) -> Iterator[Batch]:
         if self.spec.prefetch:
             batch = 3 * 8 * self.share_at(0).rows * self.plan.spec.seq_len
             reserve_allocator_blocks((self.spec.prefetch + 2) * batch)
@@ -299,7 +300,7 @@ class Loader:
             yield from self._iter_prefetched(first)
             return
         together = self.media is not None
-        yield from iter_in_order(self._next, first, self.spec.prefetch, together=together)
+        yield from iter_in_order(self._next, StagedBatch.take_batch, first, self.spec.prefetch, together=together)
 
     @cached_property
     def _is_remote(self) -> bool:
@@ -310,7 +311,7 @@ class Loader:
         """Return the open stores, in the order of their numbers in rows."""
         return stores_of(self.store)
 
-    def _iter_prefetched(self, first: int) -> Iterator[StagedBatch]:
+    def _iter_prefetched(self, first: int) -> Iterator[Batch]:
         """Yield batches of remote stores while later steps are fetched."""
         # Exclude edits: prefetched rows must belong to the plan that batches are made of.
         with self._turn:
@@ -331,7 +332,7 @@ class Loader:
 
         try:
             # Start batches one by one: a small cache must hold the data that is needed next.
-            yield from iter_in_order(begin, first, self.spec.prefetch, together=False)
+            yield from iter_in_order(begin, StagedBatch.take_batch, first, self.spec.prefetch, together=False)
         finally:
             # The producer thread may still run and may start another prefetcher.
             over = True

@@ -86,9 +86,21 @@ def make_flex_mask(position_ids: Tensor) -> BlockMask:
     return flex.create_block_mask(allowed, rows, None, seq_len, seq_len, device=spans.device)
 
 
+def _get_flex_attention() -> Callable[..., Tensor]:
+    """Return flex_attention to compile with the model, or compiled by itself.
+
+    Uncompiled it builds the full score matrix.
+    """
+    from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415
+
+    # The compiler warns about cached functions in what it compiles.
+    if torch.compiler.is_compiling():
+        return flex_attention
+    return _compile_flex_attention()
+
+
 @cache
 def _compile_flex_attention() -> Callable[..., Tensor]:
-    """Return compiled flex_attention; uncompiled it builds the full score matrix."""
     from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415
 
     return torch.compile(flex_attention)
@@ -115,7 +127,7 @@ class SelfAttention(nn.Module):
         if isinstance(mask, Tensor):
             mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         else:
-            mixed = _compile_flex_attention()(q, k, v, block_mask=mask)
+            mixed = _get_flex_attention()(q, k, v, block_mask=mask)
         output: Tensor = self.out(mixed.transpose(1, 2).reshape(rows, seq_len, width))
         return output
 
