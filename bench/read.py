@@ -23,7 +23,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchloom.preparation.units import UNIT_BYTES
+from batchloom.preparation.settings import UNIT_BYTES
 from batchloom.sources import PartReader, ReadRules, RecordBounds, list_sources, split_source
 
 _CHUNK = 1 << 20

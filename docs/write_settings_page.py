@@ -9,7 +9,16 @@ from typing import Any
 
 from batchloom import PlanSpec
 from batchloom.core.settings import SettingField, list_settings
-from batchloom.preparation import ChatRecipe, DedupRecipe, FimRecipe, MediaRecipe, ReadRecipe, Recipe
+from batchloom.preparation import (
+    ChatRecipe,
+    DedupRecipe,
+    ExecutionSettings,
+    FimRecipe,
+    MediaRecipe,
+    ReadRecipe,
+    Recipe,
+    RunSettings,
+)
 from batchloom.train import StreamOptions, TrainSettings
 
 PAGE = Path(__file__).parent / "settings.md"
@@ -23,6 +32,7 @@ _GROUPS: dict[str, tuple[type, ...]] = {
     "Preparing data: `prepare`, `stream`, `doctor`, recipe files": (
         *(Recipe, ReadRecipe, ChatRecipe, DedupRecipe, MediaRecipe),
     ),
+    "Running `prepare`": (RunSettings, ExecutionSettings),
     "Fill-in-the-middle: keys of `fim` in Python and recipe files": (FimRecipe,),
     "Data order: `Loader`, `plan`, `explain`, `when`": (PlanSpec,),
     "Training: `train` and its configuration files": (TrainSettings, StreamOptions),
@@ -45,11 +55,8 @@ def _list_fields(cls: type) -> list[SettingField]:
 
 def _format_row(field: SettingField, *, has_option: bool) -> str:
     setting = field.setting
-    option = setting.option or f"--{field.name.replace('_', '-')}"
-    if field.hint is bool:
-        option += f"`, `--no-{option[2:]}"
     help_text = setting.help.replace("|", r"\|")
-    option = f"`{option}`" if has_option else ""
+    option = ", ".join(f"`{name}`" for name in field.option_names) if has_option else ""
     return f"| `{field.name}` | {option} | {_format_type(field)} | {_format_default(field)} | {help_text} |\n"
 
 

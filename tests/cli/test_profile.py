@@ -32,11 +32,11 @@ def test_a_profile_names_stages_with_their_share_and_speed(prepare_arguments, tm
         return " ".join(capsys.readouterr().out.split())
 
     output = print_profile()
-    assert "4.0 s in all: tokenize 3.5 s; 2 at work (pool)" in output
+    assert "4.0 s in all: tokenize 3.5 s; 2 workers (pool)" in output
     assert "read 1.00 25% 100.0 MB/s 500" in output
     assert r"\x1b[31m 3.00 75%" in output
     path.unlink()
-    assert "in report.json beside the store" in print_profile()
+    assert "in report.json next to the store" in print_profile()
 
 
 def test_prepare_prints_a_profile(prepare_arguments, capsys):

@@ -121,7 +121,7 @@ def run_job(job):
                 settings=RunSettings(
                     limits=SMALL_LIMITS,
                     unit_bytes=job["unit_bytes"],
-                    execution=ExecutionSettings(**job["execution"]),
+                    execution=ExecutionSettings(**{"workers": 1, **job["execution"]}),
                     **job["run_settings"],
                 ),
             )

@@ -7,6 +7,7 @@ from pathlib import Path
 from batchloom import Recipe, open_store
 from batchloom.preparation import (
     ChatRecipe,
+    ExecutionSettings,
     ReadRecipe,
     RunSettings,
     parse_clean_steps,
@@ -16,6 +17,7 @@ from batchloom.preparation import (
 from batchloom.sources import ReadLimits
 from batchloom.store import read_manifest
 
+INLINE = ExecutionSettings(workers=1)
 SMALL_LIMITS = ReadLimits(whole_text_bytes=2000, document_bytes=300, reach_bytes=500, chunk_bytes=128)
 
 READ_SETTINGS = ("text_field", "mapping", "split_on", "normalize", "clean")
@@ -42,7 +44,7 @@ def prepare_store(inputs, out, *, limits=None, unit_bytes=1 << 40, listener=None
         make_recipe(inputs=tuple(map(str, inputs)), **settings),
         Path(out),
         listener or (lambda event: None),
-        settings=RunSettings(limits=limits or ReadLimits(), unit_bytes=unit_bytes),
+        settings=RunSettings(limits=limits or ReadLimits(), unit_bytes=unit_bytes, execution=INLINE),
     )
 
 

@@ -28,7 +28,7 @@ from batchloom.store import (
 )
 from batchloom.testing import write_store
 from preparation.jobs import run_until_killed
-from preparation.stores import SMALL_LIMITS, hash_store_files, make_recipe, prepare_store, write_jsonl
+from preparation.stores import INLINE, SMALL_LIMITS, hash_store_files, make_recipe, prepare_store, write_jsonl
 from preparation.test_resume import RENAMES
 from train.runs import BASE_SETTINGS, read_steps
 
@@ -56,7 +56,7 @@ def append(inputs, out="s", **settings):
         make_recipe(inputs=tuple(map(str, inputs)), **settings),
         Path(out),
         listener or (lambda event: None),
-        settings=RunSettings(append=True, **run_settings),
+        settings=RunSettings(append=True, **{"execution": INLINE, **run_settings}),
     )
 
 

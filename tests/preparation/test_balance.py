@@ -22,7 +22,7 @@ from batchloom.preparation import (
     run_recipe,
 )
 from batchloom.store import read_manifest
-from preparation.stores import hash_store_files, make_recipe, prepare_store, read_documents, write_jsonl
+from preparation.stores import INLINE, hash_store_files, make_recipe, prepare_store, read_documents, write_jsonl
 from tiers import examples
 
 
@@ -150,7 +150,7 @@ def test_appending_moves_new_documents_alone_and_equal_ones_stay_together():
     before = {document[1]: document[2] for document in read_documents("s")}
     write_jsonl("b.jsonl", make_records([100] * 30 + [300] * 60))
     recipe = make_recipe(inputs=("b.jsonl",), tokenizer="bytes", val_fraction=0.2, dedup={"mode": "none"})
-    result = run_recipe(recipe, Path("s"), lambda _: None, settings=RunSettings(append=True))
+    result = run_recipe(recipe, Path("s"), lambda _: None, settings=RunSettings(append=True, execution=INLINE))
     assert result.counts.documents == 90
     subsets = read_manifest(Path("s")).subsets
     share = subsets["val"].tokens / sum(subset.tokens for subset in subsets.values())

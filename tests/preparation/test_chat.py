@@ -10,7 +10,7 @@ from batchloom import InputError, SettingsError
 from batchloom.batches import IGNORE_INDEX
 from batchloom.core.errors import SchemaError, TooManyBadRecordsError
 from batchloom.preparation import convert
-from preparation.stores import write_jsonl
+from preparation.stores import INLINE, write_jsonl
 from sources.test_tables import pa, write_table
 
 QUESTIONS = [{"question": f"How much is {n} and {n}?", "answer": f"It is {2 * n}.", "id": n} for n in range(60)]
@@ -64,7 +64,7 @@ def test_the_same_whatever_the_units_and_after_a_stop(tmp_path):
     recipe = Recipe(inputs=(str(tmp_path / "in.jsonl"),), tokenizer="bytes", val_fraction=0.2)
     whole_store = batchloom.open_store(run_recipe(recipe, tmp_path / "a", lambda _: None).path)
     cut_store = batchloom.open_store(
-        run_recipe(recipe, tmp_path / "b", lambda _: None, settings=RunSettings(unit_bytes=700)).path
+        run_recipe(recipe, tmp_path / "b", lambda _: None, settings=RunSettings(unit_bytes=700, execution=INLINE)).path
     )
     assert len(cut_store.shards) > len(whole_store.shards)
     for number in range(len(whole_store)):

@@ -16,7 +16,7 @@ from batchloom.preparation import Progress, RunSettings, WorkFolder, prepare_run
 from batchloom.preparation.phases import worker_setup
 from batchloom.store import read_manifest, remove_documents
 from preparation.jobs import run_until_killed
-from preparation.stores import hash_store_files, make_recipe, prepare_store, write_jsonl
+from preparation.stores import INLINE, hash_store_files, make_recipe, prepare_store, write_jsonl
 
 SETTINGS = {"unit_bytes": 900, "tokens_per_shard": 500, "val_fraction": 0.2}
 DELETIONS = ("shutil.rmtree", "os.remove", "os.rmdir", "os.rename")
@@ -74,7 +74,7 @@ def test_a_store_that_changed_after_it_was_read_is_not_appended_to(tmp_path, inp
     out, folders = tmp_path / "out", []
     prepare_store(inputs[:1], out, **SETTINGS)
     write_jsonl(tmp_path / "c.jsonl", [{"text": "something that is new"}])
-    append_settings = RunSettings(append=True)
+    append_settings = RunSettings(append=True, execution=INLINE)
 
     def make_work_folder(path):
         if not folders:
@@ -108,7 +108,7 @@ def test_killed_while_a_restart_deletes_the_first_command_still_makes_its_store(
     with pytest.raises(KeyboardInterrupt):
         prepare_store(inputs, tmp_path / "stopped", listener=stop_at("write", 20), **near_settings)
     other_recipe = make_recipe(inputs=tuple(map(str, inputs)), tokenizer="bytes", tokens_per_shard=450)
-    restart_settings = RunSettings(restart=True, unit_bytes=900)
+    restart_settings = RunSettings(restart=True, unit_bytes=900, execution=INLINE)
     count, runs, killed = 1, 0, True
     while killed:
         out = tmp_path / f"out{count}"

@@ -6,12 +6,19 @@ import sys
 import pytest
 
 import batchloom
+from batchloom.core.settings import list_settings
+from batchloom.preparation import ExecutionSettings, RunSettings
 from batchloom.preparation.request import SETTINGS
-from batchloom.preparation.settings import PrepareOptions, StreamedOptions
+from batchloom.preparation.settings import PrepareOptions, RunOptions, StreamedOptions
 
 
 def test_prepare_takes_every_setting_of_a_recipe():
-    assert set(PrepareOptions.__annotations__) == set(SETTINGS)
+    assert set(PrepareOptions.__annotations__) == set(SETTINGS) | set(RunOptions.__annotations__)
+
+
+def test_prepare_takes_every_setting_of_a_run():
+    declared = {field.name for cls in (RunSettings, ExecutionSettings) for field in list_settings(cls)}
+    assert set(RunOptions.__annotations__) == declared
 
 
 def test_unknown_keywords_name_the_nearest(tmp_path):

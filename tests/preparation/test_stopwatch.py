@@ -7,7 +7,7 @@ import pytest
 
 from batchloom.preparation import RunSettings, StageTime, read_report, run_recipe
 from batchloom.preparation.units import STAGES, Stopwatch, add_stage_times
-from preparation.stores import make_recipe
+from preparation.stores import INLINE, make_recipe
 
 
 def test_time_counts_also_where_the_work_fails():
@@ -69,7 +69,7 @@ def test_a_batch_costs_next_to_nothing():
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_every_stage_of_a_job_is_reported_and_no_other(dry_run, tmp_path):
     (tmp_path / "a.csv").write_text("text\n" + "".join(f"one line {n}\n" for n in range(2000)))
-    settings = RunSettings(unit_bytes=4000, dry_run=dry_run)
+    settings = RunSettings(unit_bytes=4000, dry_run=dry_run, execution=INLINE)
     recipe = make_recipe(inputs=(str(tmp_path / "a.csv"),), tokenizer="train:300", dedup="lines")
     run_recipe(recipe, tmp_path / "out", lambda event: None, settings=settings)
     report = read_report(tmp_path / "out/.work" if dry_run else tmp_path / "out")

@@ -34,6 +34,7 @@ from batchloom.preparation import (
 )
 from batchloom.store import read_range_bounds, remove_documents
 from batchloom.streaming import merge_states
+from preparation.stores import INLINE
 from raw_streams.streams import (
     LIMITS,
     collect_rows,
@@ -57,7 +58,7 @@ def read_store_files(folder: Path) -> dict[str, bytes]:
 
 
 def prepare_store_files(stream, out: Path) -> dict[str, bytes]:
-    run = RunSettings(unit_bytes=4096, limits=LIMITS)
+    run = RunSettings(unit_bytes=4096, limits=LIMITS, execution=INLINE)
     run_recipe(stream.recipe, out, lambda _: None, settings=run)
     return read_store_files(out)
 

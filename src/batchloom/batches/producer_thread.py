@@ -90,7 +90,7 @@ class _ProducedItem(Generic[T]):
 
 @final
 class PrefetchIterator(Generic[T, R]):
-    """Iterator over ``take(make(first))``, ``take(make(first + 1))``, ... until make returns None.
+    """Iterator over ``take(make(n))`` from ``n = first`` on, until make returns None.
 
     The thread makes items, and the consumer takes them.
 
@@ -173,7 +173,7 @@ class PrefetchIterator(Generic[T, R]):
 def iter_in_order(
     begin: ItemStarter[T], take: Callable[[T], R], first: int, ahead: int, *, together: bool
 ) -> Iterator[R]:
-    """Yield what ``take`` makes of the items from a number on, until ``begin`` returns None."""
+    """Yield ``take(item)`` of each item from a number on, until begin returns None."""
     size = ahead if ahead and together else 1
     window = PrefetchWindow(begin, size)
     if ahead:

@@ -3,7 +3,6 @@
 import sys
 import time
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Self, final
 
 import typer
@@ -16,7 +15,6 @@ from batchloom.cli.terminal import AsJson, make_table, plain_console, print_json
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
 from batchloom.preparation import (
-    ExecutionSettings,
     Note,
     PrepareReport,
     Progress,
@@ -27,10 +25,9 @@ from batchloom.preparation import (
 )
 from batchloom.preparation.report import PrepareResult, read_last_report
 from batchloom.preparation.request import PrepareRequest, format_recipe, make_append_request
-from batchloom.preparation.settings import SIZE_HINT, parse_token_count
+from batchloom.preparation.settings import SIZE_HINT, make_run_settings, parse_token_count
 from batchloom.store.format import QUARANTINE_NAME, format_generation_file_name
 
-_RUN_PANEL = "Execution"
 _PROGRESS_SECONDS = 5.0
 _PHASE_LABELS = {
     "sample": "sampling",
@@ -74,6 +71,17 @@ def parse_setting_options(settings: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def parse_run_options(run: dict[str, Any]) -> RunSettings:
+    """Build the settings of a run from its options."""
+    options = {**run, **run.get("execution", {})}
+    if (workers := options.get("workers", "")).isdecimal():
+        options["workers"] = int(workers)
+    if "memory_per_worker" in options:
+        options["memory_per_worker"] = parse_size(options["memory_per_worker"], "--memory-per-worker")
+    return make_run_settings(options)
+
+
+@with_settings(RunSettings, parameter="run")
 @with_settings(Recipe)
 def prepare(
     inputs: Annotated[
@@ -99,102 +107,24 @@ def prepare(
         bool, typer.Option("--print-recipe", help="Print the complete recipe as YAML and exit.")
     ] = False,
     settings: dict[str, Any],
-    streaming: Annotated[
-        bool | None,
-        typer.Option(
-            "--streaming/--no-streaming",
-            help="Read Hub datasets remotely, or download them first.",
-        ),
-    ] = None,
-    workers: Annotated[
-        str,
-        typer.Option(
-            help="Number of units processed in parallel, or auto.",
-            rich_help_panel=_RUN_PANEL,
-        ),
-    ] = "auto",
-    engine: Annotated[
-        str,
-        typer.Option(
-            help="Executor: pool (processes of this machine) or ray.",
-            rich_help_panel=_RUN_PANEL,
-        ),
-    ] = "pool",
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="Address of a Ray cluster (host:port, auto).",
-            rich_help_panel=_RUN_PANEL,
-        ),
-    ] = None,
-    memory_per_worker: Annotated[
-        str | None,
-        typer.Option(
-            help="Memory limit of a worker (2G, 700M); a larger one is restarted.",
-            rich_help_panel=_RUN_PANEL,
-        ),
-    ] = None,
-    append: Annotated[
-        bool,
-        typer.Option(
-            "--append",
-            help="Append new inputs to the store at --out as its next generation, by its own recipe.",
-            rich_help_panel=_RUN_PANEL,
-        ),
-    ] = False,
-    restart: Annotated[
-        bool,
-        typer.Option(
-            "--restart",
-            help="Replace unfinished work of another recipe or of other inputs; equal units are reused.",
-            rich_help_panel=_RUN_PANEL,
-        ),
-    ] = False,
-    hash_inputs: Annotated[
-        bool,
-        typer.Option(
-            "--hash-inputs",
-            help="Compare inputs by content instead of modification time; reads them once more.",
-            rich_help_panel=_RUN_PANEL,
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Stop before the store is written, and report what would be removed.",
-            rich_help_panel=_RUN_PANEL,
-        ),
-    ] = False,
+    run: dict[str, Any],
     profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
-    work: Annotated[
-        Path | None,
-        typer.Option(help="Working folder of a store for a remote --out."),
-    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Prepare files into a store: tokenize, clean, deduplicate and split them.
 
     Run the same command again to resume an interrupted job. A finished store is left as it is.
     """
-    if not inputs and recipe is None and not append:
+    if not inputs and recipe is None and not run.get("append"):
         raise typer.BadParameter("missing: name files, or a recipe with --recipe", param_hint="INPUT")
     options = parse_setting_options(settings)
-    choose = partial(make_append_request, out=out) if append else make_request
-    request = choose(inputs or None, options, recipe)
+    run_settings = parse_run_options(run)
+    build_request = partial(make_append_request, out=out) if run_settings.append else make_request
+    request = build_request(inputs or None, options, recipe)
     if print_recipe:
         return _print_recipe(request)
     if out is None:
         raise typer.BadParameter("missing: name the folder of the store", param_hint="--out")
-    run_settings = RunSettings(
-        execution=_make_execution(workers, engine, address, memory_per_worker),
-        append=append,
-        restart=restart,
-        hash_inputs=hash_inputs,
-        dry_run=dry_run,
-        streaming=streaming,
-        work=work,
-    )
     with ProgressDisplay() as display:
         result = run_request(request, out, display.show, run_settings)
     if as_json:
@@ -204,16 +134,6 @@ def prepare(
     if profile:
         _print_profile(plain_console(stderr=as_json), read_last_report(out))
     return 0
-
-
-def _make_execution(workers: str, engine: str, address: str | None, memory: str | None) -> ExecutionSettings:
-    """Build the execution settings from command-line values."""
-    return ExecutionSettings(
-        workers=int(workers) if workers.isdecimal() else workers,  # type: ignore[arg-type]  # it is checked there
-        engine=engine,  # type: ignore[arg-type]  # it is checked there
-        address=address,
-        memory=None if memory is None else parse_size(memory, "--memory-per-worker"),
-    )
 
 
 def _print_recipe(request: PrepareRequest) -> int:
@@ -348,11 +268,11 @@ def _format_totals(result: PrepareResult) -> str:
 def _print_profile(console: Console, report: PrepareReport | None) -> None:
     """Print seconds, shares and speeds by stage; None is an unreadable report."""
     if report is None:
-        console.print("Where the time went is in report.json beside the store.")
+        console.print("Timings are in report.json next to the store.")
         return
     phases = ", ".join(f"{name} {format_duration(s)}" for name, s in report.seconds_by_phase.items())
     summary = f"{format_duration(report.seconds)} in all" + (f": {phases}" if phases else "")
-    console.print(escape_unprintable(f"{summary}; {report.workers:,} at work ({report.crew})"))
+    console.print(escape_unprintable(f"{summary}; {format_count(report.workers, 'worker')} ({report.crew})"))
     stages = report.content.stages
     if not stages:
         return

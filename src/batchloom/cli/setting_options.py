@@ -8,20 +8,21 @@ from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
 
-from batchloom.core.settings import Setting, SettingField, list_settings
-
-_SETTINGS = "settings"
+from batchloom.core.settings import SettingField, list_settings
 
 
-def with_settings(*classes: type[Any], only: tuple[str, ...] = ()) -> Callable[..., Callable[..., int]]:
-    """Replace a command's parameter ``settings`` by one option per declared field.
+def with_settings(
+    *classes: type[Any], only: tuple[str, ...] = (), parameter: str = "settings"
+) -> Callable[..., Callable[..., int]]:
+    """Replace a parameter of a command by one option per declared field.
 
-    The command receives the given values as ``settings``: a dict by field name, with those of a nested settings
+    The command receives the given values in this parameter: a dict by field name, with those of a nested settings
     class in a dict of their own. Options that were not given are absent.
 
     Args:
         classes: settings classes, whose nested settings classes are included.
         only: names of the fields to offer; all if empty.
+        parameter: name of the replaced parameter.
     """
     paths = {path: field for cls in classes for path, field in _list_options(cls) if not only or path[-1] in only}
 
@@ -36,16 +37,16 @@ def with_settings(*classes: type[Any], only: tuple[str, ...] = ()) -> Callable[.
                     for name in path[:-1]:
                         group = group.setdefault(name, {})
                     group[path[-1]] = value
-            return command(**values, **{_SETTINGS: settings})
+            return command(**values, **{parameter: settings})
 
         signature = inspect.signature(command)
         options = [_make_parameter("_".join(path), field) for path, field in paths.items()]
         parameters: list[inspect.Parameter] = []
-        for parameter in signature.parameters.values():
-            parameters += options if parameter.name == _SETTINGS else [parameter]
+        for declared in signature.parameters.values():
+            parameters += options if declared.name == parameter else [declared]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         hints = get_type_hints(command, include_extras=True)
-        hints.pop(_SETTINGS)
+        hints.pop(parameter)
         run.__annotations__ = hints | {option.name: option.annotation for option in options}
         return run
 
@@ -59,6 +60,8 @@ def _list_options(cls: Any) -> list[tuple[tuple[str, ...], SettingField]]:
     hints = get_type_hints(cls, include_extras=True)
     for field in sorted(fields(cls), key=lambda field: field.name not in cls.__annotations__):
         if field.name in declared:
+            if not declared[field.name].setting.has_option:
+                continue
             options.append(((field.name,), declared[field.name]))
             continue
         hint = hints[field.name]
@@ -72,29 +75,28 @@ def _list_options(cls: Any) -> list[tuple[tuple[str, ...], SettingField]]:
 
 def _make_parameter(name: str, field: SettingField) -> inspect.Parameter:
     setting = field.setting
-    option = setting.option or f"--{field.name.replace('_', '-')}"
     hint: Any = setting.option_type or field.hint
     if get_origin(hint) is Literal:
         hint = str
     if hint is list:
         hint = list[str]
-    declaration = f"{option}/--no-{option[2:]}" if hint is bool else option
     info = typer.Option(
-        declaration,
+        "/".join(field.option_names),
         help=setting.help,
         metavar=setting.metavar,
-        show_default=_format_default(option, field, setting) or True,
+        show_default=_format_default(field),
         rich_help_panel=setting.panel,
     )
     annotation = Annotated[hint | None, info]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _format_default(option: str, field: SettingField, setting: Setting) -> str:
-    if setting.shown_default:
-        return setting.shown_default
+def _format_default(field: SettingField) -> str | bool:
+    """Return the default shown in the help; False for none."""
+    if field.setting.shown_default:
+        return field.setting.shown_default
     if isinstance(field.default, bool):
-        return option[2:] if field.default else f"no-{option[2:]}"
-    if field.default in (None, MISSING, ()):
-        return ""
-    return str(field.default)
+        # A flag without a --no- form is off by default.
+        names = field.option_names
+        return len(names) == 2 and names[not field.default][2:]
+    return field.default not in (None, MISSING, ()) and str(field.default)

@@ -33,7 +33,8 @@ class Setting:
         minimum, maximum: inclusive bounds of a number.
         below: exclusive upper bound of a number.
         check: returns the problem of a value, or an empty string; used instead of the check by type.
-        option: name of the option, if it is not that of the field.
+        has_option: whether the command line has an option for it.
+        option: name of the option, if not derived from the field; a bool then has no --no- form.
         option_type: type of the option's value, if the option takes a short form.
         metavar: placeholder of the option's value.
         shown_default: default in the help, if it is not that of the field.
@@ -45,6 +46,7 @@ class Setting:
     maximum: float | None = None
     below: float | None = None
     check: Callable[[object], str] | None = None
+    has_option: bool = True
     option: str = ""
     option_type: type | None = None
     metavar: str | None = None
@@ -59,6 +61,15 @@ class SettingField(NamedTuple):
     hint: Any
     default: Any
     setting: Setting
+
+    @property
+    def option_names(self) -> list[str]:
+        """Names of the command-line option."""
+        if not self.setting.has_option:
+            return []
+        name = self.name.replace("_", "-")
+        names = [f"--{name}", f"--no-{name}"] if self.hint is bool else [f"--{name}"]
+        return [self.setting.option] if self.setting.option else names
 
 
 @cache

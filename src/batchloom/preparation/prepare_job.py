@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Unpack
 
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError, SettingsError
@@ -41,9 +41,9 @@ from batchloom.preparation.settings.recipe import (
     check_option_names,
     is_valid_path,
 )
+from batchloom.preparation.settings.run_settings import RunOptions, RunSettings, make_run_settings
 from batchloom.preparation.synthetic_run import parse_synthetic_input, write_synthetic
 from batchloom.preparation.units.work_folder import SPOOL_NAME
-from batchloom.preparation.workers.executors import ExecutionSettings, ExecutorName, RunSettings
 from batchloom.sources.files import Spool
 from batchloom.store import MANIFEST_NAME, WORK_NAME, wrap_write_errors
 
@@ -53,16 +53,6 @@ def prepare(
     *,
     out: str | os.PathLike[str],
     recipe: RecipeReference | None = None,
-    workers: int | Literal["auto"] = "auto",
-    engine: ExecutorName = "pool",
-    address: str | None = None,
-    memory_per_worker: int | None = None,
-    append: bool = False,
-    restart: bool = False,
-    hash_inputs: bool = False,
-    dry_run: bool = False,
-    streaming: bool | None = None,
-    work: str | os.PathLike[str] | None = None,
     progress: Callable[[Note | Progress], None] | None = None,
     **options: Unpack[PrepareOptions],
 ) -> PrepareResult:
@@ -79,19 +69,10 @@ def prepare(
         out: folder of the store, or a URL of an object store (``s3://bucket/prefix``).
         recipe: a :class:`Recipe`, a recipe file, or a store to make again. The other arguments
             override it.
-        workers: number of units processed in parallel; ``auto`` uses as many as cores, memory and units allow.
-        engine: ``pool`` (processes of this machine) or ``ray``.
-        address: address of a Ray cluster; None starts one on this machine.
-        memory_per_worker: maximum bytes of a worker; None for no limit.
-        append: add the new inputs to an existing store as a new generation.
-        restart: replace the work of another recipe or of other inputs; identical units are reused.
-        hash_inputs: identify inputs by content, not by modification time.
-        dry_run: stop before shards are written, after counting what would be dropped.
-        streaming: read remote Hub datasets without downloading them; None: only large ones.
-        work: folder in which a store for a URL is made; None for one below the user's cache.
         progress: callback that gets a :class:`Note` or a :class:`Progress`, several times a second. An
             exception in it stops the job. Without it, notes go to the log ``batchloom``.
-        **options: settings of the recipe, which :class:`Recipe`, :class:`ReadRecipe` and :class:`ChatRecipe` document.
+        **options: settings of the run, which :class:`RunSettings` and :class:`ExecutionSettings` document, and of the
+            recipe, which :class:`Recipe`, :class:`ReadRecipe` and :class:`ChatRecipe` document.
             ``fim`` may be the rate of a :class:`FimRecipe`, ``dedup`` the mode of a :class:`DedupRecipe` and ``media``
             a mapping with at least a ``processor``. The default tokenizer is that of a manifest, else the
             processor's, else ``gpt2``; the default ``dedup`` is ``exact``, or ``none`` if texts are split into lines
@@ -103,20 +84,12 @@ def prepare(
         WorkerError: workers cannot be started, or die repeatedly.
     """
     check_option_names("prepare", options, PrepareOptions)
-    build_request = partial(make_append_request, out=out) if append else make_request
-    request = build_request(inputs, options, recipe)
+    settings = make_run_settings(options)
+    recipe_options = {name: value for name, value in options.items() if name not in RunOptions.__annotations__}
+    build_request = partial(make_append_request, out=out) if settings.append else make_request
+    request = build_request(inputs, recipe_options, recipe)
     if not is_valid_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {quote_value(out)} is no path; name the folder of the store"])
-    execution = ExecutionSettings(workers=workers, engine=engine, address=address, memory=memory_per_worker)
-    settings = RunSettings(
-        execution=execution,
-        append=append,
-        restart=restart,
-        hash_inputs=hash_inputs,
-        dry_run=dry_run,
-        streaming=streaming,
-        work=None if work is None else Path(work),
-    )
     return run_request(request, folder, progress or log_note, settings)
 
 

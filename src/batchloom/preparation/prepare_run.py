@@ -82,6 +82,7 @@ from batchloom.preparation.rerun import (
 from batchloom.preparation.settings.evaluation_sets import build_step_indexes, check_files_unchanged
 from batchloom.preparation.settings.read_recipe import describe_unused_weights
 from batchloom.preparation.settings.recipe import compute_recipe_fingerprint, count_allowed_bad
+from batchloom.preparation.settings.run_settings import RunSettings
 from batchloom.preparation.units.crash_isolation import CrashTracker, RecordExcludedError
 from batchloom.preparation.units.stream_units import STREAM_BATCHES_FOLDER, adopt_unit
 from batchloom.preparation.units.unit_report import STAGES, StageTime, StepFlow, UnitReport, add_stage_times
@@ -94,7 +95,6 @@ from batchloom.preparation.units.work_folder import (
     read_unit_facts,
 )
 from batchloom.preparation.workers.executors import (
-    RunSettings,
     choose_worker_count,
     make_executor,
     prestart_workers,

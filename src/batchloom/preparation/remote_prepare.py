@@ -38,6 +38,7 @@ from batchloom.preparation.rerun import (
     make_job_identity,
 )
 from batchloom.preparation.settings.recipe import Recipe
+from batchloom.preparation.settings.run_settings import RunSettings
 from batchloom.preparation.synthetic_run import (
     check_same_data,
     parse_synthetic_input,
@@ -45,7 +46,6 @@ from batchloom.preparation.synthetic_run import (
     write_synthetic,
 )
 from batchloom.preparation.units.work_folder import SPOOL_NAME, WORK_VERSION, JobIdentity
-from batchloom.preparation.workers.executors import RunSettings
 from batchloom.remote import RemoteFile, RemoteFolder
 from batchloom.sources import SourceListing
 from batchloom.sources.files import Spool

@@ -26,3 +26,8 @@ from .recipe import (
     parse_names as parse_names,
     parse_token_count as parse_token_count,
 )
+from .run_settings import (
+    UNIT_BYTES as UNIT_BYTES,
+    RunOptions as RunOptions,
+    make_run_settings as make_run_settings,
+)

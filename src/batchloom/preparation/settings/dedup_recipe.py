@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import Setting, as_int, find_problems, is_bool, quote_value
+from batchloom.core.settings import Setting, find_problems, quote_value
 from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.dedup.minhash import MINHASH_VERSION, choose_banding
 from batchloom.store.format import Banding
@@ -42,9 +42,22 @@ class DedupRecipe:
             shown_default="exact; none with --split-on line or paragraph",
         ),
     ] = "exact"
-    bands: int = 14
-    rows: int = 8
-    shingle: int = 5
+    bands: Annotated[
+        int, Setting(help="Bands of the MinHash signatures.", minimum=1, maximum=_MAX_HASHES, has_option=False)
+    ] = 14
+    rows: Annotated[
+        int,
+        Setting(
+            help="Hashes of a band. A pair of similarity s is found with probability 1 - (1 - s^rows)^bands.",
+            minimum=1,
+            maximum=_MAX_HASHES,
+            has_option=False,
+        ),
+    ] = 8
+    shingle: Annotated[
+        int,
+        Setting(help="Consecutive tokens that are hashed together.", minimum=1, maximum=_MAX_SHINGLE, has_option=False),
+    ] = 5
     similarity: Annotated[
         float | None,
         Setting(
@@ -54,7 +67,14 @@ class DedupRecipe:
             shown_default="0.8",
         ),
     ] = None
-    keep_signatures: bool = True
+    keep_signatures: Annotated[
+        bool,
+        Setting(
+            help="Keep the signatures in the store (8 bytes a band and document), so that appended documents are "
+            "compared with all of its documents.",
+            has_option=False,
+        ),
+    ] = True
 
     @property
     def banding(self) -> Banding:
@@ -78,13 +98,6 @@ class DedupRecipe:
     def problems(self) -> list[str]:
         """List the problems of the values, by the names ``prepare`` takes them under."""
         problems = find_problems(self, "dedup.")
-        for name, maximum in (("bands", _MAX_HASHES), ("rows", _MAX_HASHES), ("shingle", _MAX_SHINGLE)):
-            value = as_int(getattr(self, name))
-            if value is None or not 1 <= value <= maximum:
-                quoted_value = quote_value(getattr(self, name))
-                problems.append(f"dedup.{name}: {quoted_value} is not a whole number from 1 to {maximum:,}")
-        if not is_bool(self.keep_signatures):
-            problems.append(f"dedup.keep_signatures: {quote_value(self.keep_signatures)} is neither True nor False")
         if problems:
             return [problem.replace("dedup.mode:", "dedup:") for problem in problems]
         defaults = DedupRecipe()

@@ -46,6 +46,7 @@ from batchloom.preparation.settings.read_recipe import (
     fim_to_plain,
     sources_to_plain,
 )
+from batchloom.preparation.settings.run_settings import RunOptions
 from batchloom.sources import make_input_labels
 from batchloom.text import CleanStep
 
@@ -364,7 +365,7 @@ def _check_recipe(recipe: Recipe) -> list[str]:
 def _check_sources(recipe: Recipe) -> list[str]:
     if len(recipe.sources) not in (0, len(recipe.inputs)):
         counts = f"{len(recipe.sources)} for {len(recipe.inputs)} inputs"
-        return [f"sources: there are {counts}; say something of each, or of none"]
+        return [f"sources: there are {counts}; give the settings of each, or none"]
     return [
         f"sources[{number}].{problem}" for number, source in enumerate(recipe.sources) for problem in source.problems()
     ]
@@ -575,8 +576,8 @@ class StreamedOptions(DocumentOptions, total=False):
     test_fraction: float | None
 
 
-class PrepareOptions(StreamedOptions, total=False):
-    """Settings of a store; None is unset."""
+class PrepareOptions(StreamedOptions, RunOptions, total=False):
+    """Settings of a store and of the run that makes it; None is unset."""
 
     fim: FimRecipe | float | Mapping[str, Any] | None
     dedup: DedupRecipe | str | Mapping[str, Any] | None

@@ -18,7 +18,6 @@ from .unit_report import (
     add_stage_times as add_stage_times,
 )
 from .units import (
-    UNIT_BYTES as UNIT_BYTES,
     Unit as Unit,
     UnitProgress as UnitProgress,
     UnitTask as UnitTask,

@@ -12,12 +12,11 @@ from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
 from batchloom.core.files import decode_file_name
 from batchloom.core.fingerprint import fingerprint
+from batchloom.preparation.settings.run_settings import UNIT_BYTES
 from batchloom.preparation.units.quarantine import ReasonCounts
 from batchloom.sources import KnownCut, ReadRules, SourcePart, split_source
 from batchloom.sources.files import Source
 
-# Listed input bytes of a unit; a constant, because the cuts of large files depend on it.
-UNIT_BYTES = 256 << 20
 # Bounds the memory of a unit of very many small files.
 _MAX_UNIT_PARTS = 1 << 14
 

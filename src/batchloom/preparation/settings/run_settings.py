@@ -1,0 +1,173 @@
+"""Settings of a run of ``prepare``, which do not change the store's bytes."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict
+
+from batchloom.core.settings import Setting, as_int, find_problems, raise_problems
+from batchloom.sources import ReadLimits
+
+ExecutorName = Literal["pool", "ray"]
+
+# Listed input bytes of a unit; a constant, because the cuts of large files depend on it.
+UNIT_BYTES = 256 << 20
+_MAX_WORKERS = 100_000
+_PANEL = "Execution"
+
+
+def _find_worker_problem(value: object) -> str:
+    count = as_int(value)
+    if value == "auto" or (count is not None and 1 <= count <= _MAX_WORKERS):
+        return ""
+    return f"is neither 'auto' nor a number from 1 to {_MAX_WORKERS:,}"
+
+
+def _find_memory_problem(value: object) -> str:
+    count = as_int(value)
+    return "" if count is not None and count > 0 else "is not a number of bytes above 0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionSettings:
+    """Settings of the executor of a job.
+
+    Attributes:
+        workers: number of units processed at the same time; ``auto`` uses as many as cores, memory and units allow.
+        engine: ``pool`` (processes of this machine) or ``ray``.
+        address: address of a Ray cluster; None starts one on this machine.
+        memory_per_worker: maximum bytes of a worker, which is restarted above it; None for no limit.
+    """
+
+    workers: Annotated[
+        int | Literal["auto"],
+        Setting(
+            help="Number of units processed in parallel, or auto.",
+            check=_find_worker_problem,
+            option_type=str,
+            panel=_PANEL,
+        ),
+    ] = "auto"
+    engine: Annotated[
+        ExecutorName, Setting(help="Executor: pool (processes of this machine) or ray.", panel=_PANEL)
+    ] = "pool"
+    address: Annotated[str | None, Setting(help="Address of a Ray cluster (host:port, auto).", panel=_PANEL)] = None
+    memory_per_worker: Annotated[
+        int | None,
+        Setting(
+            help="Memory limit of a worker (2G, 700M); a larger one is restarted.",
+            check=_find_memory_problem,
+            option_type=str,
+            panel=_PANEL,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        problems = find_problems(self)
+        if self.address is not None and self.engine != "ray":
+            problems.append("address: applies to Ray clusters only; give --engine ray with it")
+        raise_problems(problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Settings of a run.
+
+    Attributes:
+        execution: settings of the executor.
+        append: add the new inputs to an existing store as a new generation.
+        restart: replace the work of another recipe or of other inputs; identical units are reused.
+        hash_inputs: identify inputs by content, not by mtime.
+        dry_run: stop before shards are written, after counting what would be dropped.
+        streaming: read remote Hub datasets without downloading them; None: only large ones.
+        work: folder in which a store for a remote target is made; None for one below the user's cache.
+        limits: read limits, which affect documents.
+        unit_bytes: listed input bytes of a unit.
+    """
+
+    execution: ExecutionSettings = field(default_factory=ExecutionSettings)
+    append: Annotated[
+        bool,
+        Setting(
+            help="Append new inputs to the store at --out as its next generation, by its own recipe.",
+            option="--append",
+            panel=_PANEL,
+        ),
+    ] = False
+    restart: Annotated[
+        bool,
+        Setting(
+            help="Replace unfinished work of another recipe or of other inputs; equal units are reused.",
+            option="--restart",
+            panel=_PANEL,
+        ),
+    ] = False
+    hash_inputs: Annotated[
+        bool,
+        Setting(
+            help="Compare inputs by content instead of modification time; reads them once more.",
+            option="--hash-inputs",
+            panel=_PANEL,
+        ),
+    ] = False
+    dry_run: Annotated[
+        bool,
+        Setting(
+            help="Stop before the store is written, and report what would be removed.",
+            option="--dry-run",
+            panel=_PANEL,
+        ),
+    ] = False
+    streaming: Annotated[
+        bool | None,
+        Setting(
+            help="Read Hub datasets remotely, or download them first.",
+            shown_default="large ones remotely",
+            panel=_PANEL,
+        ),
+    ] = None
+    work: Annotated[
+        Path | None,
+        Setting(
+            help="Working folder of a store for a remote --out.",
+            shown_default="a folder of the user's cache",
+            panel=_PANEL,
+        ),
+    ] = None
+    limits: ReadLimits = field(default_factory=ReadLimits)
+    unit_bytes: int = UNIT_BYTES
+
+    @property
+    def constants(self) -> list[int]:
+        """Sizes that affect documents and units."""
+        return [*astuple(self.limits)[:-1], self.unit_bytes]
+
+
+class ExecutionOptions(TypedDict, total=False):
+    """Fields of :class:`ExecutionSettings`; None is unset."""
+
+    workers: int | Literal["auto"] | None
+    engine: ExecutorName | None
+    address: str | None
+    memory_per_worker: int | None
+
+
+class RunOptions(ExecutionOptions, total=False):
+    """Fields of :class:`RunSettings` and its executor; None is unset."""
+
+    append: bool | None
+    restart: bool | None
+    hash_inputs: bool | None
+    dry_run: bool | None
+    streaming: bool | None
+    work: str | os.PathLike[str] | None
+
+
+def make_run_settings(options: Mapping[str, Any]) -> RunSettings:
+    """Build the settings of a run from the :class:`RunOptions` that are given."""
+    given = {name: options[name] for name in RunOptions.__annotations__ if options.get(name) is not None}
+    if "work" in given:
+        given["work"] = Path(given["work"])
+    execution = {name: given.pop(name) for name in ExecutionOptions.__annotations__ if name in given}
+    return RunSettings(execution=ExecutionSettings(**execution), **given)
