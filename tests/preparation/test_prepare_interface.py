@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import batchloom
 from batchloom.cli import run_command_line
-from batchloom.cli.prepare import parse_size, prepare
+from batchloom.cli.prepare import parse_shard_tokens, prepare
 from batchloom.preparation import Note, Progress
 from preparation.stores import hash_store_files, write_jsonl
 
@@ -167,7 +167,7 @@ def test_a_marker_can_hold_a_newline(tmp_path):
     ],
 )
 def test_sizes(size_text, size):
-    assert parse_size(size_text) == size
+    assert parse_shard_tokens(size_text) == size
 
 
 def test_plain_lines_report_progress(capsys, monkeypatch):

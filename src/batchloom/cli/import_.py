@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from batchloom.cli.prepare import ProgressDisplay, parse_size, print_result
+from batchloom.cli.prepare import ProgressDisplay, parse_shard_tokens, print_result
 from batchloom.cli.terminal import AsJson, plain_console, print_json
 from batchloom.core.errors import SettingsError
 from batchloom.preparation.imports import ImportSpec, LinkMode, run_import
@@ -74,7 +74,7 @@ def import_(
         eod=eod,
         document_tokens=document_tokens,
         val_fraction=val_fraction,
-        tokens_per_shard=parse_size(tokens_per_shard),
+        tokens_per_shard=parse_shard_tokens(tokens_per_shard),
         how=link_mode,
     )
     with ProgressDisplay() as display:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress as Bars, TaskID, TextColumn
 
 from batchloom.chat import parse_mapping
-from batchloom.cli.setting_options import with_settings
+from batchloom.cli.setting_options import parse_bytes, with_settings
 from batchloom.cli.terminal import AsJson, make_table, plain_console, print_json
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
@@ -41,12 +41,12 @@ _PHASE_LABELS = {
 _ROW_PHASES = ("look", "convert")
 
 
-def parse_size(text: str, option: str = "--tokens-per-shard") -> int:
-    """Parse ``100M``, ``1G`` or ``100_000`` as a number."""
-    size = parse_token_count(text)
-    if size is None:
-        raise typer.BadParameter(f"{quote_value(text)} is not {SIZE_HINT}", param_hint=option)
-    return size
+def parse_shard_tokens(text: str) -> int:
+    """Parse ``100M``, ``1G`` or ``100_000`` as a number of tokens."""
+    tokens = parse_token_count(text)
+    if tokens is None:
+        raise typer.BadParameter(f"{quote_value(text)} is not {SIZE_HINT}", param_hint="--tokens-per-shard")
+    return tokens
 
 
 def unescape_marker(text: str) -> str:
@@ -77,7 +77,7 @@ def parse_run_options(run: dict[str, Any]) -> RunSettings:
     if (workers := options.get("workers", "")).isdecimal():
         options["workers"] = int(workers)
     if "memory_per_worker" in options:
-        options["memory_per_worker"] = parse_size(options["memory_per_worker"], "--memory-per-worker")
+        options["memory_per_worker"] = parse_bytes(options["memory_per_worker"], "--memory-per-worker")
     return make_run_settings(options)
 
 

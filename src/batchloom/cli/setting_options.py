@@ -8,7 +8,18 @@ from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
 
-from batchloom.core.settings import SettingField, list_settings
+from batchloom.core.settings import SettingField, list_settings, quote_value
+from batchloom.core.wording import parse_size
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Parse the value of an option as a positive number of bytes."""
+    size = parse_size(text)
+    if not size:
+        raise typer.BadParameter(
+            f"{quote_value(text)} is no number of bytes; write it as 2G or 500MB", param_hint=option
+        )
+    return size
 
 
 def with_settings(

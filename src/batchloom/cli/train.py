@@ -14,11 +14,10 @@ from typing import Annotated, Any
 import typer
 
 from batchloom.batches import read_mixture
-from batchloom.cli.setting_options import with_settings
+from batchloom.cli.setting_options import parse_bytes, with_settings
 from batchloom.cli.terminal import print_log
 from batchloom.core.addresses import is_url
-from batchloom.core.settings import from_plain, quote_value
-from batchloom.core.wording import parse_size
+from batchloom.core.settings import from_plain
 from batchloom.train import TrainRequest, require_train_packages
 
 _NOT_STARTED_MESSAGE = "Stopped before the run began; nothing was left behind."
@@ -66,7 +65,10 @@ def _parse_options(settings: dict[str, Any]) -> dict[str, Any]:
         data["mixture"] = read_mixture(data["mixture"])
     open_options = data.get("open_options", {})
     if "cache_limit" in open_options:
-        data["open_options"] = {**open_options, "cache_limit": _parse_bytes(open_options["cache_limit"])}
+        data["open_options"] = {
+            **open_options,
+            "cache_limit": parse_bytes(open_options["cache_limit"], "--cache-limit"),
+        }
     return {**settings, "data": data}
 
 
@@ -83,16 +85,6 @@ def _run_in_terminal() -> Iterator[None]:
         if os.environ.get("RANK", "0") == "0":
             typer.echo(f"\n{stop.args[0] if stop.args else _NOT_STARTED_MESSAGE}", err=True)
         raise typer.Exit(130) from None
-
-
-def _parse_bytes(text: str) -> int:
-    size = parse_size(text)
-    if not size:
-        raise typer.BadParameter(
-            f"{quote_value(text)} is no number of bytes; write it as 50GB or 500MB.",
-            param_hint="--cache-limit",
-        )
-    return size
 
 
 def print_line(line: str, *, err: bool = False) -> None:

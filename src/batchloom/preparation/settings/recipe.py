@@ -62,6 +62,14 @@ _BAD_BUDGET_PATTERN = r"[0-9]{1,30}|[0-9]{1,30}(\.[0-9]{1,30})?%"
 _NON_IDENTITY_SETTINGS = ("inputs", "max_bad", "follow_links")
 # Nested settings.
 _NESTED_SETTINGS = ("reading", "chat")
+# Command-line value for no step.
+_NO_STEPS = "none"
+_SIZE_CHARACTERS = 40
+_SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+_MAX_INT = 1 << 63
+_MAX_DEPTH = 16
+_STEP_HINT = "write its name, or its name and settings: {name: {setting: value}}"
+SIZE_HINT = f"a size of at most {_SIZE_CHARACTERS} characters such as 100M, 1G or 100_000"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,16 +384,6 @@ def _check_fractions(recipe: Recipe) -> list[str]:
     if together < 1:
         return []
     return [f"val_fraction: val and test together take {together:g} of the tokens, which leaves nothing for train"]
-
-
-# Command-line value for no step.
-_NO_STEPS = "none"
-_SIZE_CHARACTERS = 40
-_SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
-_MAX_INT = 1 << 63
-_MAX_DEPTH = 16
-_STEP_HINT = "write its name, or its name and settings: {name: {setting: value}}"
-SIZE_HINT = f"a size of at most {_SIZE_CHARACTERS} characters such as 100M, 1G or 100_000"
 
 
 def parse_token_count(text: str) -> int | None:
