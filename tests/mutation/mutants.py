@@ -403,16 +403,16 @@ PREPARATION = (
     Mutant(
         "appended-duplicates-kept",
         "preparation/phases/duplicate_resolution.py",
-        "number=number + first_number,",
-        "number=number,",
+        "            number + first_number,\n",
+        "            number,\n",
         ("preparation/test_append.py",),
     ),
     # A document that was moved to val once comes to train when it is appended again.
     Mutant(
         "validation-document-in-train",
         "preparation/phases/duplicate_resolution.py",
-        "natural, all_overrides = self.membership, (*self.base_overrides, *overrides)",
-        "natural, all_overrides = self.membership, overrides",
+        "overrides=(*self.base_membership.overrides, *overrides))",
+        "overrides=overrides)",
         ("preparation/test_append.py",),
     ),
     # An imported file loses its last document if that is one token without an end token.

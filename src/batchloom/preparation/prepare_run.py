@@ -492,20 +492,13 @@ class PrepareRun:
                 f"its {len(base.signatures):,} shards (prepare with --dedup near writes them): near "
                 "duplicates of documents in the other shards are not removed."
             )
-        sharding = ShardingSettings(
-            membership=context.membership,
-            tokens_per_shard=recipe.tokens_per_shard,
-            shards=base.shards,
-            nonempty_subsets=base.nonempty_subsets,
-            base_overrides=base.overrides,
-            tokens=base.tokens,
-            balance=recipe.balance_subsets,
-        )
+        base_membership = replace(context.membership, overrides=base.overrides)
+        sharding = ShardingSettings(context.membership, base_membership, recipe.tokens_per_shard)
         with log.time("find duplicates"):
             duplicate_files = find_duplicates(executor, work, units, base, recipe.dedup)
         with log.time("settle"):
             dedup_counts = resolve_duplicates(executor, work, units, duplicate_files, sharding, len(base.files))
-        decision = decide(work, units, dedup_counts, sharding, base)
+        decision = decide(work, units, dedup_counts, sharding, base, balance=recipe.balance_subsets)
         for text in context.membership.empty_notes(decision.shards, base.nonempty_subsets):
             log.note(text)
         self._note_missed_shares(context.membership, decision.tokens, base, dedup_counts)
@@ -517,10 +510,9 @@ class PrepareRun:
         shards: list[dict[str, list[ShardEntry]]] = []
         if not self._settings.dry_run:
             settings = ShardSettings(
-                store=work.store,
                 dtype=context.dtype,
                 base_membership=context.membership,
-                final_membership=sharding.apply_overrides(parse_overrides(decision)),
+                final_membership=sharding.add_overrides(parse_overrides(decision)),
                 tokens_per_shard=recipe.tokens_per_shard,
                 banding=recipe.dedup.stored_banding,
             )

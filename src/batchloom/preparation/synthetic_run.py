@@ -16,7 +16,7 @@ from batchloom.core.synthetic_data import SYNTHETIC, SyntheticDocuments, Synthet
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.imports.token_files import TokenBatch, hash_ids
 from batchloom.preparation.phases.finish import finish_plain_store, make_subset_entry, move_store
-from batchloom.preparation.phases.unit_shards import ShardSettings, SubsetWriter
+from batchloom.preparation.phases.unit_shards import SubsetWriter
 from batchloom.preparation.report.progress import Listener, Note, PrepareResult, Progress, make_result
 from batchloom.preparation.rerun import begin_or_refuse, check_output_folder, remove_leftover_work
 from batchloom.preparation.settings.recipe import Recipe, flatten_settings
@@ -117,8 +117,7 @@ def _write_synthetic_shards(
 ) -> dict[str, list[ShardEntry]]:
     data, dtype = (SyntheticDocuments(spec), TOKEN_DTYPES[choose_token_dtype(recipe.dtype, spec.vocab)])
     membership = SubsetRule(recipe.val_fraction, recipe.test_fraction)
-    settings = ShardSettings(work.store, dtype, membership, membership, recipe.tokens_per_shard)
-    writers = {name: SubsetWriter(settings, name, 0, 0) for name in SUBSETS}
+    writers = {name: SubsetWriter(work.store / name, dtype, recipe.tokens_per_shard) for name in SUBSETS}
     total, documents, tokens = data.tokens, 0, 0
     try:
         for batch in _iter_synthetic_batches(data):

@@ -21,7 +21,7 @@ from batchloom.preparation.imports.token_files import (
     hash_ids,
     iter_token_batches,
 )
-from batchloom.preparation.phases.unit_shards import ShardSettings, SubsetWriter
+from batchloom.preparation.phases.unit_shards import SubsetWriter
 from batchloom.preparation.units.unit_files import ROW
 from batchloom.store import ShardEntry, map_file, wrap_write_errors
 from batchloom.store.format import SUBSETS, TOKEN_DTYPES, BlockChecksums, iter_index_chunks, iter_provenance_chunks
@@ -153,9 +153,7 @@ class ShardCopier:
     """Writer that copies files of ids, document by document, into shards of a store."""
 
     def __init__(self, store: Path, dtype: np.dtype[Any], most: int, check: VocabularyCheck, tick: OnBatch) -> None:
-        everything = SubsetRule(0.0, 0.0)
-        task = ShardSettings(store, dtype, everything, everything, most)
-        self._writers = {name: SubsetWriter(task, name, 0, 0) for name in SUBSETS}
+        self._writers = {name: SubsetWriter(store / name, dtype, most) for name in SUBSETS}
         self._check, self._tick = check, tick
 
     def write(self, files: Sequence[ImportedFile], membership: SubsetRule) -> dict[str, list[ShardEntry]]:

@@ -4,7 +4,7 @@ import os
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import final
@@ -106,56 +106,17 @@ class ShardingSettings:
 
     Attributes:
         membership: subset rule of the shares.
+        base_membership: the same with the overrides of earlier generations.
         tokens_per_shard: maximum number of tokens of a shard.
-        shards: number of the next shard of each subset of an existing store.
-        nonempty_subsets: subsets that already hold documents.
-        base_overrides: subsets that earlier generations assigned to single hashes.
-        tokens: tokens of each subset in earlier generations.
-        balance: move single documents when a subset misses its share of the tokens.
     """
 
     membership: SubsetRule
+    base_membership: SubsetRule
     tokens_per_shard: int
-    shards: Mapping[str, int] = field(default_factory=dict)
-    nonempty_subsets: frozenset[str] = frozenset()
-    base_overrides: tuple[tuple[int, str], ...] = ()
-    tokens: Mapping[str, int] = field(default_factory=dict)
-    balance: bool = False
 
-    @property
-    def missing_subsets(self) -> tuple[str, ...]:
-        """Required subsets that are still empty."""
-        return tuple(name for name in self.membership.list_required() if name not in self.nonempty_subsets)
-
-    def apply_overrides(self, overrides: tuple[tuple[int, str], ...]) -> SubsetRule:
-        """Return the subset rule with the base overrides and the given ones."""
-        natural, all_overrides = self.membership, (*self.base_overrides, *overrides)
-        return SubsetRule(natural.val_fraction, natural.test_fraction, all_overrides)
-
-
-@dataclass(frozen=True, slots=True)
-class ResolveDuplicatesTask:
-    """Task of resolving the duplicates of one unit.
-
-    Attributes:
-        parts: number of parts of the unit.
-        folder: temporary files of the unit.
-        resolution_folder: output folder.
-        attempt: suffix that keeps the files of this attempt apart from those of other attempts.
-        number: number of the unit among all searched files, those of earlier generations first.
-        exact: files that list exact duplicates, one per partition.
-        near: files that list near duplicates.
-        sharding: decides the subset and shard of each document.
-    """
-
-    parts: int
-    folder: Path
-    resolution_folder: Path
-    attempt: str
-    number: int
-    exact: tuple[Path, ...]
-    near: tuple[Path, ...]
-    sharding: ShardingSettings
+    def add_overrides(self, overrides: tuple[tuple[int, str], ...]) -> SubsetRule:
+        """Return the subset rule with the overrides of earlier generations and the given ones."""
+        return replace(self.base_membership, overrides=(*self.base_membership.overrides, *overrides))
 
 
 def resolve_duplicates(
@@ -171,34 +132,45 @@ def resolve_duplicates(
     ``first_number`` is the number of the first unit among all searched files, those of earlier generations first.
     """
     dedup_counts: dict[int, UnitDedupCounts] = {}
-    tasks: dict[int, ResolveDuplicatesTask] = {}
+    tasks: dict[int, Callable[[str], UnitDedupCounts]] = {}
     for unit in units:
-        number = unit.unit.number
-        if (counts := read_dedup_counts(work.resolution_folder(number))) is not None:
+        number, folder = unit.unit.number, work.resolution_folder(unit.unit.number)
+        if (counts := read_dedup_counts(folder)) is not None:
             dedup_counts[number] = counts
             continue
-        tasks[number] = ResolveDuplicatesTask(
-            parts=len(unit.unit.parts),
-            folder=unit.folder,
-            resolution_folder=work.resolution_folder(number),
-            attempt=work.attempt,
-            number=number + first_number,
-            exact=duplicate_files.exact,
-            near=duplicate_files.near,
-            sharding=sharding,
+        tasks[number] = partial(
+            resolve_unit_duplicates,
+            unit.folder,
+            folder,
+            len(unit.unit.parts),
+            number + first_number,
+            duplicate_files,
+            sharding,
         )
-    dedup_counts |= run_tasks(executor, tasks)
+    dedup_counts |= run_tasks(executor, tasks, work.attempt)
     return [dedup_counts[number] for number in sorted(dedup_counts)]
 
 
-def resolve_unit_duplicates(task: ResolveDuplicatesTask) -> UnitDedupCounts:
-    """Count the remaining documents of a unit and its shards, and store the drop list."""
-    folder = attempt_folder(task.resolution_folder, task.attempt)
+def resolve_unit_duplicates(
+    unit_folder: Path,
+    resolution_folder: Path,
+    parts: int,
+    number: int,
+    duplicate_files: DuplicateFiles,
+    sharding: ShardingSettings,
+    attempt: str,
+) -> UnitDedupCounts:
+    """Count the remaining documents of a unit and its shards, and store the drop list.
+
+    ``number`` is that of the unit among all searched files.
+    """
+    folder = attempt_folder(resolution_folder, attempt)
     make_folder(folder)
-    counter = _RemainingCounter(task)
+    counter = _RemainingCounter(unit_folder, parts, sharding)
+    read_drops = _open_search_drops(duplicate_files, number)
     path, row_start = folder / DROPPED_NAME, 0
     with wrap_write_errors(path), path.open("wb") as file:
-        for rows, reason_codes, drops in _iter_rows_with_drops(task.folder, _open_search_drops(task)):
+        for rows, reason_codes, drops in _iter_rows_with_drops(unit_folder, read_drops):
             counter.add(rows, reason_codes)
             # Drops of a record that began in the previous chunk are already written.
             file.write(drops[drops["number"] >= row_start].tobytes())
@@ -208,7 +180,7 @@ def resolve_unit_duplicates(task: ResolveDuplicatesTask) -> UnitDedupCounts:
     dedup_counts = counter.make_dedup_counts()
     write_file(folder / DEDUP_COUNTS_NAME, msgspec.json.encode(dedup_counts))
     sync_folder(folder)
-    move_into_place(folder, task.resolution_folder)
+    move_into_place(folder, resolution_folder)
     return dedup_counts
 
 
@@ -216,12 +188,11 @@ def resolve_unit_duplicates(task: ResolveDuplicatesTask) -> UnitDedupCounts:
 class _RemainingCounter:
     """Counter of the remaining documents of a unit."""
 
-    def __init__(self, task: ResolveDuplicatesTask) -> None:
-        self._folder = task.folder
-        self._sharding, self._membership = task.sharding, task.sharding.apply_overrides(())
-        self._parts = [[0, 0] for _ in range(task.parts)]
-        self._dropped: list[Counter[str]] = [Counter() for _ in range(task.parts)]
-        self._cutters = {name: ShardCutter(task.sharding.tokens_per_shard) for name in SUBSETS}
+    def __init__(self, folder: Path, parts: int, sharding: ShardingSettings) -> None:
+        self._folder, self._sharding = folder, sharding
+        self._parts = [[0, 0] for _ in range(parts)]
+        self._dropped: list[Counter[str]] = [Counter() for _ in range(parts)]
+        self._cutters = {name: ShardCutter(sharding.tokens_per_shard) for name in SUBSETS}
         self._smallest, self._moved, self._seen_count = SmallestHashes(), False, 0
         self._subsets = np.zeros(len(SUBSETS), np.int64)
         self._long, self._longest = 0, (0, 0, 0, 0)
@@ -237,8 +208,8 @@ class _RemainingCounter:
                 "changed; delete it to start over."
             )
         codes = final_codes = sharding.membership.codes(remaining_rows["hash"])
-        if sharding.base_overrides:
-            final_codes = self._membership.codes(remaining_rows["hash"])
+        if sharding.base_membership.overrides:
+            final_codes = sharding.base_membership.codes(remaining_rows["hash"])
             self._moved |= bool((final_codes != codes).any())
         self._subsets += _tokens_by_subset(remaining_rows, final_codes)
         self._track_longest(remaining_rows)
@@ -292,15 +263,15 @@ def _tokens_by_subset(rows: NDArray[np.void], codes: NDArray[np.uint8]) -> NDArr
     return np.array([lengths[codes == code].sum() for code in range(len(SUBSETS))], np.int64)
 
 
-def _open_search_drops(task: ResolveDuplicatesTask) -> _DropRangeReader | None:
+def _open_search_drops(duplicate_files: DuplicateFiles, unit_number: int) -> _DropRangeReader | None:
     """Return a reader of the drops that the search found; None without a search."""
-    if not task.exact and not task.near:
+    if not duplicate_files.exact and not duplicate_files.near:
         return None
 
     def read_drops(start: int, stop: int) -> NDArray[np.void]:
         drop_arrays = []
-        for reason, files in enumerate((task.exact, task.near)):
-            numbers = read_unit_duplicates(files, task.number, start, stop)["number"]
+        for reason, files in enumerate((duplicate_files.exact, duplicate_files.near)):
+            numbers = read_unit_duplicates(files, unit_number, start, stop)["number"]
             drops = np.zeros(len(numbers), DROPPED_ROW)
             drops["number"], drops["reason"] = numbers, reason
             drop_arrays.append(drops)
@@ -336,46 +307,35 @@ def decide(
     dedup_counts: Sequence[UnitDedupCounts],
     sharding: ShardingSettings,
     base: BaseGenerations,
+    *,
+    balance: bool,
 ) -> Decision:
-    """Decide subset overrides and shard numbers; a stored decision is reused."""
-    decision = work.decision()
-    if decision is None:
-        folders = [(unit.folder, work.resolution_folder(unit.unit.number)) for unit in units]
-        find_present_hashes = partial(base.find_present_hashes, work.out)
-        decision = make_decision(dedup_counts, folders, sharding, find_present_hashes)
-        work.decide(decision)
-    return decision
+    """Decide subset overrides and shard numbers, once for all units; a stored decision is reused.
 
-
-def make_decision(
-    dedup_counts: Sequence[UnitDedupCounts],
-    folders: Sequence[tuple[Path, Path]],
-    sharding: ShardingSettings,
-    find_present_hashes: Callable[[Collection[int]], Collection[int]],
-) -> Decision:
-    """Decide subset overrides and shard numbers, once for all units.
-
-    ``folders`` has the (temporary folder, resolution folder) of each unit. ``find_present_hashes`` returns
-    those of the given hashes that earlier documents have; their subset is fixed.
+    With ``balance``, single documents move when a subset misses its share of the tokens.
     """
-    tokens = {name: sharding.tokens.get(name, 0) for name in SUBSETS}
+    if (decision := work.decision()) is not None:
+        return decision
+    folders = [(unit.folder, work.resolution_folder(unit.unit.number)) for unit in units]
+    # Documents of earlier generations keep their subset, and so do equal ones.
+    find_present_hashes = partial(base.find_present_hashes, work.out)
+    tokens = {name: base.tokens.get(name, 0) for name in SUBSETS}
     for unit in dedup_counts:
         for name, count in unit.subsets.items():
             tokens[name] += count
     total, shares = sum(tokens.values()), sharding.membership.shares
-    if sharding.balance and any(misses_share(shares[name], tokens[name], total) for name in shares):
+    if balance and any(misses_share(shares[name], tokens[name], total) for name in shares):
         overrides = _balance_shares(folders, sharding, tokens, find_present_hashes)
     else:
-        overrides = _fill_empty(dedup_counts, sharding, find_present_hashes)
-    membership = sharding.apply_overrides(overrides)
-    affected = {value for value, _ in overrides}
+        overrides = _fill_empty(dedup_counts, sharding, base, find_present_hashes)
+    membership = sharding.add_overrides(overrides)
     shards, moved = [], []
-    counts = {name: sharding.shards.get(name, 0) for name in SUBSETS}
-    tokens = dict(sharding.tokens)
+    counts = {name: base.shards.get(name, 0) for name in SUBSETS}
+    tokens = dict(base.tokens)
     for number, (unit, (folder, resolution_folder)) in enumerate(zip(dedup_counts, folders, strict=True)):
         shard_counts, subset_tokens = unit.shards, unit.subsets
         if unit.moved or (
-            affected and _has_moved_documents(folder, resolution_folder, membership, sharding.apply_overrides(()))
+            overrides and _has_moved_documents(folder, resolution_folder, membership, sharding.base_membership)
         ):
             moved.append(number)
             cutters = {name: ShardCutter(sharding.tokens_per_shard) for name in SUBSETS}
@@ -392,20 +352,23 @@ def make_decision(
             counts[name] += shard_counts[name]
             tokens[name] = tokens.get(name, 0) + subset_tokens[name]
     override_names = {f"{value:032x}": name for value, name in overrides}
-    return Decision(override_names, shards, moved, tokens)
+    decision = Decision(override_names, shards, moved, tokens)
+    work.decide(decision)
+    return decision
 
 
 def _fill_empty(
     dedup_counts: Sequence[UnitDedupCounts],
     sharding: ShardingSettings,
+    base: BaseGenerations,
     find_present_hashes: Callable[[Collection[int]], Collection[int]],
 ) -> tuple[tuple[int, str], ...]:
     """Choose the hashes that move so that no required subset is empty."""
     smallest = SmallestHashes()
     for unit in dedup_counts:
         smallest.merge(unit.smallest)
-    present_hashes = find_present_hashes(smallest.hashes()) if sharding.missing_subsets else ()
-    return smallest.overrides(sharding.missing_subsets, present_hashes)
+    missing_subsets = [name for name in sharding.membership.list_required() if name not in base.nonempty_subsets]
+    return smallest.overrides(missing_subsets, find_present_hashes(smallest.hashes()) if missing_subsets else ())
 
 
 def _balance_shares(
@@ -416,16 +379,15 @@ def _balance_shares(
 ) -> tuple[tuple[int, str], ...]:
     """Choose the hashes that move so that subsets have their shares of the tokens."""
     candidates = {name: MoveCandidates(heaviest=name != SUBSETS[0]) for name in SUBSETS}
-    membership = sharding.apply_overrides(())
     for folder, resolution_folder in folders:
         for rows in iter_remaining_rows(folder, resolution_folder):
-            codes = membership.codes(rows["hash"])
+            codes = sharding.base_membership.codes(rows["hash"])
             for code, name in enumerate(SUBSETS):
                 subset_rows = rows[codes == code]
                 candidates[name].add(subset_rows["hash"], subset_rows["length"])
     groups = {name: subset_candidates.groups() for name, subset_candidates in candidates.items()}
     # Equal documents of earlier generations cannot change their subset.
-    fixed_hashes = {value for value, _ in sharding.base_overrides}
+    fixed_hashes = {value for value, _ in sharding.base_membership.overrides}
     fixed_hashes |= set(find_present_hashes({group.hash for members in groups.values() for group in members}))
     movable_groups = {
         name: [group for group in members if group.hash not in fixed_hashes] for name, members in groups.items()

@@ -1,7 +1,8 @@
 """Phase B: search for exact and near duplicates, and counts by pair of sources."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -65,8 +66,8 @@ def find_duplicates(
     near_folder = folder / "near"
     if near_folder.exists():
         return DuplicateFiles(exact, tuple(sorted(near_folder.iterdir())))
-    task = LinkComponentsTask(links, folder / "scratch", near_folder, first_new, work.attempt)
-    return DuplicateFiles(exact, run_tasks(executor, {0: task})[0])
+    task = partial(link_components, links, first_new, folder / "scratch", near_folder)
+    return DuplicateFiles(exact, run_tasks(executor, {0: task}, work.attempt)[0])
 
 
 def _sort_signatures(
@@ -75,21 +76,21 @@ def _sort_signatures(
     units: Sequence[TokenizedUnit],
     base: BaseGenerations,
     exact: tuple[Path, ...],
-    count: int,
+    bands: int,
 ) -> tuple[Path, ...]:
     """Return the files of sorted signature keys: of stored shards, then of all units."""
     folder = work.duplicates / "bands"
     empty_path = folder / f"none{KEYS_SUFFIX}"
-    tasks: dict[int, SortSignaturesTask | SortStoredSignaturesTask] = {}
-    paths = []
+    paths: list[Path] = []
+    tasks: dict[int, Callable[[str], None]] = {}
     for number, shard_signatures in enumerate(base.signatures):
         paths.append(empty_path if shard_signatures is None else folder / f"{number:05d}{KEYS_SUFFIX}")
         if shard_signatures is not None:
-            tasks[number] = SortStoredSignaturesTask(shard_signatures, paths[-1], work.attempt)
+            tasks[number] = partial(sort_stored_signatures, shard_signatures, paths[-1])
     for number, unit in enumerate(units, len(base.files)):
         paths.append(folder / f"{number:05d}{KEYS_SUFFIX}")
-        tasks[number] = SortSignaturesTask(unit.folder, number, exact, count, paths[-1], work.attempt)
-    run_tasks(executor, {n: task for n, task in tasks.items() if not task.output_path.exists()})
+        tasks[number] = partial(sort_signatures, unit.folder, number, exact, bands, paths[-1])
+    run_tasks(executor, {number: task for number, task in tasks.items() if not paths[number].exists()}, work.attempt)
     if empty_path in paths:
         write_file(empty_path, b"")
     return tuple(paths)
@@ -111,122 +112,56 @@ def search_all_ranges(
     ranges = count_partitions(count_keys(files, kind))
     paths = tuple(folder / f"{number:05d}{DUPLICATES_SUFFIX}" for number in range(ranges))
     tasks = {
-        number: FindDuplicatesTask(files, first_new, (number, ranges), path, attempt, kind == SIGNATURE_KEY)
+        number: partial(search_key_range, files, (number, ranges), first_new, kind, path)
         for number, path in enumerate(paths)
         if not path.exists()
     }
-    run_tasks(executor, tasks)
+    run_tasks(executor, tasks, attempt)
     return paths
 
 
-@dataclass(frozen=True, slots=True)
-class FindDuplicatesTask:
-    """Task of searching one range of all keys.
-
-    Attributes:
-        files: key files, one per unit, in document order.
-        first_new: index of the first new file; documents of the files before it are always kept.
-        range: (index of the range, number of ranges).
-        output_path: file that receives the duplicates.
-        attempt: suffix that keeps the file of this attempt apart from those of other attempts.
-        has_signature_keys: the keys are those of MinHash signatures.
-    """
-
-    files: tuple[Path, ...]
-    first_new: int
-    range: tuple[int, int]
-    output_path: Path
-    attempt: str
-    has_signature_keys: bool = False
+def search_key_range(
+    files: tuple[Path, ...],
+    key_range: tuple[int, int],
+    first_new: int,
+    kind: np.dtype[np.void],
+    output_path: Path,
+    attempt: str,
+) -> int:
+    """Write the later copies of a key range (its index, number of ranges) to a file; return their number."""
+    with open_attempt_file(output_path, attempt) as attempt_path:
+        return search_duplicates(files, key_range, first_new, attempt_path, kind)
 
 
-@dataclass(frozen=True, slots=True)
-class SortSignaturesTask:
-    """Task of sorting the MinHash signatures of one unit.
-
-    Attributes:
-        folder: temporary files of the unit.
-        number: number of the unit among all files.
-        exact: files that list exact duplicates, which are skipped.
-        count: number of signature keys per document.
-        output_path: file of the sorted keys.
-        attempt: suffix that keeps the file of this attempt apart from those of other attempts.
-    """
-
-    folder: Path
-    number: int
-    exact: tuple[Path, ...]
-    count: int
-    output_path: Path
-    attempt: str
+def sort_signatures(
+    folder: Path, number: int, exact: tuple[Path, ...], bands: int, output_path: Path, attempt: str
+) -> None:
+    """Write the sorted signature keys of a unit, without its ``exact`` duplicates."""
+    rows = map_records(folder / ROWS_NAME, ROW)
+    signatures = map_signatures(folder / SIGNATURES_NAME, bands)
+    with open_attempt_file(output_path, attempt) as attempt_path:
+        write_signature_keys(attempt_path, signatures, rows["part"], exact, number)
 
 
-@dataclass(frozen=True, slots=True)
-class SortStoredSignaturesTask:
-    """Task of sorting the MinHash signatures of a stored shard.
-
-    Attributes:
-        signatures: signatures of the shard.
-        output_path: file of the sorted keys.
-        attempt: suffix that keeps the file of this attempt apart from those of other attempts.
-    """
-
-    signatures: StoredSignatures
-    output_path: Path
-    attempt: str
-
-
-@dataclass(frozen=True, slots=True)
-class LinkComponentsTask:
-    """Task of finding the connected components of all links.
-
-    Attributes:
-        links: files of links between documents that share a signature key.
-        scratch: folder of intermediate files.
-        output_folder: folder of the files that list dropped documents.
-        first_new: documents of units before this one are always kept.
-        attempt: suffix that keeps the files of this attempt apart from those of other attempts.
-    """
-
-    links: tuple[Path, ...]
-    scratch: Path
-    output_folder: Path
-    first_new: int
-    attempt: str
-
-
-def search_key_range(task: FindDuplicatesTask) -> int:
-    """Write the later copies of a key range to a file and return their number."""
-    kind = SIGNATURE_KEY if task.has_signature_keys else KEY
-    with open_attempt_file(task.output_path, task.attempt) as attempt_path:
-        return search_duplicates(task.files, task.range, task.first_new, attempt_path, kind)
-
-
-def sort_signatures(task: SortSignaturesTask) -> None:
-    rows = map_records(task.folder / ROWS_NAME, ROW)
-    signatures = map_signatures(task.folder / SIGNATURES_NAME, task.count)
-    with open_attempt_file(task.output_path, task.attempt) as attempt_path:
-        write_signature_keys(attempt_path, signatures, rows["part"], task.exact, task.number)
-
-
-def sort_stored_signatures(task: SortStoredSignaturesTask) -> None:
-    signatures = task.signatures
+def sort_stored_signatures(signatures: StoredSignatures, output_path: Path, attempt: str) -> None:
+    """Write the sorted signature keys of a stored shard."""
     keys = map_signature_file(signatures.path, signatures.documents).keys
     # Only dropped documents need their part, and stored ones are never dropped.
     parts = np.zeros(signatures.documents, np.uint32)
-    with open_attempt_file(task.output_path, task.attempt) as attempt_path:
+    with open_attempt_file(output_path, attempt) as attempt_path:
         write_signature_keys(attempt_path, keys, parts, excluded=np.array(signatures.removed, np.int64))
 
 
-def link_components(task: LinkComponentsTask) -> tuple[Path, ...]:
-    """Write the files that list the documents dropped as near duplicates."""
-    folder = attempt_folder(task.output_folder, task.attempt)
-    scratch = attempt_folder(task.scratch, task.attempt)
+def link_components(
+    links: tuple[Path, ...], first_new: int, scratch: Path, output_folder: Path, attempt: str
+) -> tuple[Path, ...]:
+    """Find connected components of linked documents; return files that list the near duplicates."""
+    folder = attempt_folder(output_folder, attempt)
     make_folder(folder)
-    drop_files = find_components(task.links, scratch, folder, task.first_new)
+    drop_files = find_components(links, attempt_folder(scratch, attempt), folder, first_new)
     sync_folder(folder)
-    move_into_place(folder, task.output_folder)
-    return tuple(task.output_folder / path.name for path in drop_files)
+    move_into_place(folder, output_folder)
+    return tuple(output_folder / path.name for path in drop_files)
 
 
 # A table of pairs of more source groups than this would be unreadable.

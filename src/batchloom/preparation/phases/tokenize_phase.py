@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -10,7 +11,7 @@ from batchloom.preparation.phases.find_duplicates import search_all_ranges
 from batchloom.preparation.report.progress import JobCounters, PrepareLog
 from batchloom.preparation.units.crash_isolation import CrashTracker
 from batchloom.preparation.units.unit_report import UnitReportMerger
-from batchloom.preparation.units.units import CrashMarker, SegmentKeysTask, Unit, UnitProgress, UnitTask, UnusableError
+from batchloom.preparation.units.units import CrashMarker, Unit, UnitProgress, UnitTask, UnusableError
 from batchloom.preparation.units.work_folder import ExcludedRecords, UnitFacts, WorkFolder
 from batchloom.preparation.workers.protocols import Executor, TaskMessage, iter_task_events, run_tasks
 from batchloom.sources import KnownCut, ReadRules, SequentialCuts, make_bad_record_error
@@ -21,38 +22,15 @@ from batchloom.sources.formats import is_sequential
 CutsBySource = Mapping[tuple[str, int], PartStart | None]
 
 
-@dataclass(frozen=True, slots=True)
-class FindCutsTask:
-    """Task of finding the part boundaries of one source.
-
-    Attributes:
-        source: source with several parts.
-        nominal: byte offsets at or after which its parts begin, ascending.
-        attempt: required of every task, though this one writes no file.
-    """
-
-    source: Source
-    nominal: tuple[int, ...]
-    attempt: str = ""
-
-
-def find_part_cuts(task: FindCutsTask, rules: ReadRules) -> tuple[PartStart | None, ...]:
-    """Find the starts of a source's parts; None if no record follows an offset."""
-    sequential_cuts = SequentialCuts(task.source, rules)
-    return tuple(sequential_cuts.get_cut(nominal) for nominal in task.nominal)
-
-
-def make_cuts_tasks(units: Sequence[Unit], rules: ReadRules) -> list[FindCutsTask]:
-    """Make a task for each source whose part boundaries some units need."""
-    sources: dict[str, Source] = {}
-    offsets_by_path: dict[str, set[int]] = {}
-    for unit in units:
-        for part in unit.parts:
-            inner_offsets = {offset for offset in (part.start, part.stop) if 0 < offset < part.source.size}
-            if inner_offsets and is_sequential(part.source, rules):
-                sources[part.source.path] = part.source
-                offsets_by_path.setdefault(part.source.path, set()).update(inner_offsets)
-    return [FindCutsTask(sources[path], tuple(sorted(offsets_by_path[path]))) for path in sources]
+def find_part_cuts(
+    source: Source,
+    nominal: Sequence[int],
+    rules: ReadRules,
+    attempt: str,  # noqa: ARG001 - writes no file
+) -> list[PartStart | None]:
+    """Find where parts begin, at or after ascending nominal offsets; None if no record follows."""
+    sequential_cuts = SequentialCuts(source, rules)
+    return [sequential_cuts.get_cut(offset) for offset in nominal]
 
 
 def select_unit_cuts(unit: Unit, cuts: CutsBySource) -> tuple[KnownCut, ...]:
@@ -147,15 +125,26 @@ class TokenizePhase:
 
     def _find_cuts(self, executor: Executor, units: Sequence[Unit], log: PrepareLog) -> CutsBySource:
         """Find the part boundaries of large CSV files and JSON lists, one pass per file."""
-        tasks = make_cuts_tasks(units, self._rules)
-        if not tasks:
+        sources: list[Source] = []
+        offsets: dict[str, set[int]] = {}
+        for part in [part for unit in units for part in unit.parts]:
+            inner_offsets = {offset for offset in (part.start, part.stop) if 0 < offset < part.source.size}
+            if inner_offsets and is_sequential(part.source, self._rules):
+                if part.source.path not in offsets:
+                    sources.append(part.source)
+                offsets.setdefault(part.source.path, set()).update(inner_offsets)
+        if not sources:
             return {}
+        tasks = {
+            number: partial(find_part_cuts, source, sorted(offsets[source.path]), self._rules)
+            for number, source in enumerate(sources)
+        }
         with log.time("find cuts"):
-            cuts_by_task = run_tasks(executor, dict(enumerate(tasks)))
+            starts = run_tasks(executor, tasks, "")
         return {
-            (task.source.path, nominal): begin
-            for number, task in enumerate(tasks)
-            for nominal, begin in zip(task.nominal, cuts_by_task[number], strict=True)
+            (source.path, offset): start
+            for number, source in enumerate(sources)
+            for offset, start in zip(sorted(offsets[source.path]), starts[number], strict=True)
         }
 
     def _find_repeated_segments(
@@ -163,13 +152,20 @@ class TokenizePhase:
     ) -> tuple[Path, ...]:
         """Return the files that list repeated lines or paragraphs."""
         tasks = {
-            unit.number: SegmentKeysTask(
-                unit, path, work.attempt, excluded=excluded, known_cuts=select_unit_cuts(unit, cuts)
+            unit.number: UnitTask(
+                *(unit, path, work.attempt),
+                excluded=excluded,
+                known_cuts=select_unit_cuts(unit, cuts),
+                segment_keys=True,
             )
             for unit, path, excluded in zip(self._units, segments.key_files, segments.excluded, strict=True)
             if not path.exists()
         }
-        run_tasks(executor, tasks, crash_tracker=self._crash_tracker)
+        for event in iter_task_events(executor, tasks.items(), self._crash_tracker.handle_crash):
+            if isinstance(event, TaskMessage):
+                self._crash_tracker.record_marker(event.number, event.message)
+            else:
+                self._crash_tracker.forget_unit(event.number)
         return search_all_ranges(executor, tuple(segments.key_files), segments.folder, work.attempt)
 
     def run(self, executor: Executor, tasks: dict[int, UnitTask]) -> list[UnitFacts]:

@@ -38,7 +38,6 @@ from batchloom.preparation.units.unit_report import DropSample, SourceCounts, St
 from batchloom.preparation.units.units import (
     CrashMarker,
     RecordPosition,
-    SegmentKeysTask,
     UnitProgress,
     UnitTask,
     UnusableError,
@@ -244,7 +243,7 @@ def tokenize_unit(unit_task: UnitTask, context: EncodeContext, send_message: Mes
     ``send_message`` receives a :class:`CrashMarker` before a batch and a :class:`UnitProgress` after it. A record
     that ends the job, as the recipe demands, raises UnusableError.
     """
-    folder = attempt_folder(unit_task.folder, unit_task.attempt)
+    folder = attempt_folder(unit_task.output_path, unit_task.attempt)
     make_folder(folder)
     context.bounds.set_known_cuts(unit_task.known_cuts)
     with contextlib.ExitStack() as stack:
@@ -260,10 +259,10 @@ def tokenize_unit(unit_task: UnitTask, context: EncodeContext, send_message: Mes
     facts = unit_tokenizer.make_facts()
     write_file(folder / FACTS_NAME, msgspec.json.encode(facts))
     sync_folder(folder)
-    if move_into_place(folder, unit_task.folder):
+    if move_into_place(folder, unit_task.output_path):
         return facts
     # Another attempt was first; its facts differ from ours if a record was excluded.
-    return read_unit_facts(unit_task.folder) or facts
+    return read_unit_facts(unit_task.output_path) or facts
 
 
 class DocumentSink(Protocol):
@@ -655,7 +654,7 @@ def _make_bad_record(row: np.void, reason: str, snippet: str = "") -> BadRecord:
     return BadRecord(int(row["record"]), int(row["offset"]), None, reason, snippet)
 
 
-def write_segment_keys(segment_task: SegmentKeysTask, context: EncodeContext, send_message: MessageCallback) -> int:
+def write_segment_keys(unit_task: UnitTask, context: EncodeContext, send_message: MessageCallback) -> int:
     """Write the keys of a unit's lines or paragraphs and return their number.
 
     The number includes blank lines, which have no key. ``send_message`` receives a :class:`CrashMarker` before
@@ -671,11 +670,11 @@ def write_segment_keys(segment_task: SegmentKeysTask, context: EncodeContext, se
         statistics=UnitStatistics(),
         stopwatch=Stopwatch(),
     )
-    crash_isolation, count = CrashIsolation(segment_task.suspected_ranges, segment_task.excluded), 0
-    context.bounds.set_known_cuts(segment_task.known_cuts)
-    parts = prefetch_sources(segment_task.unit.parts, lambda part: part.source)
+    crash_isolation, count = CrashIsolation(unit_task.suspected_ranges, unit_task.excluded), 0
+    context.bounds.set_known_cuts(unit_task.known_cuts)
+    parts = prefetch_sources(unit_task.unit.parts, lambda part: part.source)
     with (
-        open_attempt_file(segment_task.keys_path, segment_task.attempt) as attempt_path,
+        open_attempt_file(unit_task.output_path, unit_task.attempt) as attempt_path,
         open_key_writer(attempt_path) as add,
     ):
         for number, part in enumerate(parts):

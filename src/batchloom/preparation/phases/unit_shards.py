@@ -1,8 +1,9 @@
 """Phase C: write the remaining documents of each unit as shards."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, final
 
@@ -70,7 +71,6 @@ class ShardSettings:
     """Shard settings shared by all units of a job.
 
     Attributes:
-        store: folder that receives the shards.
         dtype: token dtype on disk.
         base_membership: subset rule of the shares, by which the temporary token files are split.
         final_membership: subset rule with overrides.
@@ -78,7 +78,6 @@ class ShardSettings:
         banding: MinHash parameters of the signatures to store; None to store none.
     """
 
-    store: Path
     dtype: np.dtype[np.generic]
     base_membership: SubsetRule
     final_membership: SubsetRule
@@ -87,26 +86,24 @@ class ShardSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteShardsTask:
-    """Task of writing the shards of one unit.
+class UnitShards:
+    """Shards to write of one unit.
 
     Attributes:
         first_part: number of the unit's first part among all parts of the store.
         folder: temporary files of the unit.
         resolution_folder: resolved duplicates of the unit.
         shards: output folder of the finished shards.
-        attempt: suffix that keeps the files of this attempt apart from those of other attempts.
         checksums: checksums of the unit's token files, by subset.
         has_all_documents: every document with tokens is kept, in the subset that the shares give it.
         numbers: (number of the first shard, number of shards) by subset.
-        settings: settings of the job; its ``store`` is ignored.
+        settings: settings of the job.
     """
 
     first_part: int
     folder: Path
     resolution_folder: Path
     shards: Path
-    attempt: str
     checksums: dict[str, str]
     has_all_documents: bool
     numbers: dict[str, tuple[int, int]]
@@ -132,7 +129,7 @@ def write_shards(
 ) -> list[dict[str, list[ShardEntry]]]:
     """Write the shards of every unit, and return those of each unit by subset."""
     shards: dict[int, dict[str, list[ShardEntry]]] = {}
-    tasks: dict[int, WriteShardsTask] = {}
+    tasks: dict[int, Callable[[str], dict[str, list[ShardEntry]]]] = {}
     moved_units = set(decision.moved)
     for unit, unit_counts, numbers in zip(units, dedup_counts, decision.shards, strict=True):
         number = unit.unit.number
@@ -141,61 +138,59 @@ def write_shards(
             shards[number] = shard_entries
             on_unit_written(number, already_written=True)
             continue
-        tasks[number] = WriteShardsTask(
+        unit_shards = UnitShards(
             first_part=unit.unit.first_part,
             folder=unit.folder,
             resolution_folder=work.resolution_folder(number),
             shards=work.shards(number),
-            attempt=work.attempt,
             checksums=unit.facts.checksums,
             has_all_documents=not (unit_counts.dropped > unit_counts.seen or number in moved_units),
             numbers=numbers,
             settings=settings,
         )
-    shards |= run_tasks(executor, tasks, lambda number: on_unit_written(number, already_written=False))
+        tasks[number] = partial(write_unit_shards, unit_shards)
+    shards |= run_tasks(executor, tasks, work.attempt, partial(on_unit_written, already_written=False))
     return [shards[number] for number in sorted(shards)]
 
 
-def write_unit_shards(shard_task: WriteShardsTask) -> dict[str, list[ShardEntry]]:
+def write_unit_shards(unit_shards: UnitShards, attempt: str) -> dict[str, list[ShardEntry]]:
     """Write a unit's shards of each subset, then delete its temporary files.
 
     A token file that equals one complete shard is hard-linked; others are copied. If another attempt was
     first, its shards are the same, and the temporary files may be deleted already.
     """
     try:
-        return _write_shards(shard_task)
+        return _write_shards(unit_shards, attempt)
     except StoreConflictError:
-        shard_entries = read_unit_shards(shard_task.shards)
-        if shard_entries is None:
+        if (shard_entries := read_unit_shards(unit_shards.shards)) is None:
             raise
         return shard_entries
 
 
-def _write_shards(shard_task: WriteShardsTask) -> dict[str, list[ShardEntry]]:
-    folder = attempt_folder(shard_task.shards, shard_task.attempt)
+def _write_shards(unit_shards: UnitShards, attempt: str) -> dict[str, list[ShardEntry]]:
+    folder = attempt_folder(unit_shards.shards, attempt)
     make_folder(folder)
-    settings = replace(shard_task.settings, store=folder)
     entries: dict[str, list[ShardEntry]] = {name: [] for name in SUBSETS}
     copied_subsets = []
-    for name, (first, count) in shard_task.numbers.items():
+    for name, (first, count) in unit_shards.numbers.items():
         stem = folder / name / format_shard_name(first)
         if (
             count == 1
-            and shard_task.has_all_documents
-            and _link_tokens(shard_task.folder / tokens_file_name(name), stem)
+            and unit_shards.has_all_documents
+            and _link_tokens(unit_shards.folder / tokens_file_name(name), stem)
         ):
-            entries[name] = [_finish_linked_shard(shard_task, settings, stem, shard_task.checksums[name])]
+            entries[name] = [_finish_linked_shard(unit_shards, stem, unit_shards.checksums[name])]
         elif count:
             copied_subsets.append(name)
     if copied_subsets:
-        entries |= _copy_shards(shard_task, settings, {name: shard_task.numbers[name][0] for name in copied_subsets})
+        entries |= _copy_shards(unit_shards, folder, copied_subsets)
     for name in {name for name, subset_entries in entries.items() if subset_entries}:
         sync_folder(folder / name)
     write_file(folder / SHARDS_NAME, msgspec.json.encode(entries))
     sync_folder(folder)
-    if not move_into_place(folder, shard_task.shards):
-        entries = read_unit_shards(shard_task.shards) or entries
-    _delete_temporary_files(shard_task.folder)
+    if not move_into_place(folder, unit_shards.shards):
+        entries = read_unit_shards(unit_shards.shards) or entries
+    _delete_temporary_files(unit_shards.folder)
     return entries
 
 
@@ -228,26 +223,27 @@ def _partial_path(stem: Path) -> Path:
     return stem.with_name(stem.name + ".bin" + PARTIAL_SUFFIX)
 
 
-def _finish_linked_shard(shard_task: WriteShardsTask, settings: ShardSettings, stem: Path, checksum: str) -> ShardEntry:
+def _finish_linked_shard(unit_shards: UnitShards, stem: Path, checksum: str) -> ShardEntry:
     """Write the index, provenance and sidecars of a shard with linked tokens."""
+    settings = unit_shards.settings
     code = SUBSETS.index(stem.parent.name)
     subset_masks = [
         (settings.final_membership.codes(rows["hash"]) == code) & (rows["seen"] == 0)
-        for rows in iter_unit_rows(shard_task.folder)
+        for rows in iter_unit_rows(unit_shards.folder)
     ]
     shard_rows = np.concatenate(
-        [rows[row_mask] for rows, row_mask in zip(iter_unit_rows(shard_task.folder), subset_masks, strict=True)]
+        [rows[row_mask] for rows, row_mask in zip(iter_unit_rows(unit_shards.folder), subset_masks, strict=True)]
     )
-    signatures = _map_unit_signatures(shard_task, settings)
+    signatures = _map_unit_signatures(unit_shards)
     signatures = None if signatures is None else signatures.take(np.flatnonzero(np.concatenate(subset_masks)))
     lengths, tokens = (shard_rows["length"].astype(np.uint32), int(shard_rows["length"].sum(dtype=np.int64)))
     idx = write_file(stem.with_suffix(".idx"), encode_index(lengths, settings.dtype))
-    docs = write_file(stem.with_suffix(".docs"), _make_provenance(shard_rows, shard_task.first_part).to_bytes())
-    mask_builder = _read_mask_bits(shard_task.folder / trained_file_name(stem.parent.name))
+    docs = write_file(stem.with_suffix(".docs"), _make_provenance(shard_rows, unit_shards.first_part).to_bytes())
+    mask_builder = _read_mask_bits(unit_shards.folder / trained_file_name(stem.parent.name))
     mask = write_mask(stem, mask_builder)
-    pairs = write_pair_index(stem, _make_sides(shard_rows, shard_task.first_part))
+    pairs = write_pair_index(stem, _make_sides(shard_rows, unit_shards.first_part))
     signatures_checksum = write_signatures(stem, signatures)
-    media = read_unit_media(shard_task.folder)
+    media = read_unit_media(unit_shards.folder)
     if media is not None:
         media = media.take(np.flatnonzero(np.concatenate(subset_masks)))
     files = write_media(stem, media)
@@ -271,12 +267,13 @@ def _finish_linked_shard(shard_task: WriteShardsTask, settings: ShardSettings, s
     )
 
 
-def _map_unit_signatures(shard_task: WriteShardsTask, settings: ShardSettings) -> MinHashSignatures | None:
+def _map_unit_signatures(unit_shards: UnitShards) -> MinHashSignatures | None:
     """Map the signatures of a unit's documents; None if none are stored."""
-    if settings.banding is None:
+    banding = unit_shards.settings.banding
+    if banding is None:
         return None
-    keys = _map_array(shard_task.folder / SIGNATURES_NAME, np.dtype("<u8"))
-    return MinHashSignatures(keys.reshape(-1, settings.banding.bands), settings.banding)
+    keys = _map_array(unit_shards.folder / SIGNATURES_NAME, np.dtype("<u8"))
+    return MinHashSignatures(keys.reshape(-1, banding.bands), banding)
 
 
 def _read_mask_bits(path: Path) -> MaskBuilder:
@@ -289,19 +286,26 @@ def _read_mask_bits(path: Path) -> MaskBuilder:
     return bits
 
 
-def _copy_shards(
-    shard_task: WriteShardsTask, settings: ShardSettings, first_shards: dict[str, int]
-) -> dict[str, list[ShardEntry]]:
+def _copy_shards(unit_shards: UnitShards, folder: Path, subsets: Sequence[str]) -> dict[str, list[ShardEntry]]:
     """Write the shards of these subsets document by document."""
-    for name, checksum in shard_task.checksums.items():
-        _check_unchanged(shard_task.folder / tokens_file_name(name), checksum)
-    signatures, media = (_map_unit_signatures(shard_task, settings), read_unit_media(shard_task.folder))
+    settings = unit_shards.settings
+    for name, checksum in unit_shards.checksums.items():
+        _check_unchanged(unit_shards.folder / tokens_file_name(name), checksum)
+    signatures, media = _map_unit_signatures(unit_shards), read_unit_media(unit_shards.folder)
     writers = {
-        name: SubsetWriter(settings, name, first, shard_task.first_part, signatures, media)
-        for name, first in first_shards.items()
+        name: SubsetWriter(
+            folder / name,
+            settings.dtype,
+            settings.tokens_per_shard,
+            unit_shards.numbers[name][0],
+            unit_shards.first_part,
+            signatures,
+            media,
+        )
+        for name in subsets
     }
     try:
-        for batch in _iter_shard_batches(shard_task, settings):
+        for batch in _iter_shard_batches(unit_shards):
             codes = settings.final_membership.codes(batch.rows["hash"])
             for name, writer in writers.items():
                 row_indices = np.flatnonzero(batch.remaining_mask & (codes == SUBSETS.index(name)))
@@ -363,14 +367,14 @@ def _split_by_subset(
             yield int(codes[subset_indices[0]]), subset_indices
 
 
-def _iter_shard_batches(shard_task: WriteShardsTask, settings: ShardSettings) -> Iterator[_ShardBatch]:
+def _iter_shard_batches(unit_shards: UnitShards) -> Iterator[_ShardBatch]:
     """Yield a unit's documents in bounded batches."""
-    folder = shard_task.folder
+    folder, settings = unit_shards.folder, unit_shards.settings
     files = [_map_array(folder / tokens_file_name(name), settings.dtype) for name in SUBSETS]
     flags = [folder / trained_file_name(name) for name in SUBSETS]
     masks = [_map_array(path, np.dtype(np.bool_)) if path.exists() else None for path in flags]
     token_stops, first = [0] * len(SUBSETS), 0
-    for rows, reason_codes in iter_rows_with_reasons(folder, shard_task.resolution_folder):
+    for rows, reason_codes in iter_rows_with_reasons(folder, unit_shards.resolution_folder):
         remaining_mask = np.ones(len(rows), bool) if reason_codes is None else reason_codes == 0
         codes = settings.base_membership.codes(rows["hash"])
         starts, token_starts = np.zeros(len(rows), np.int64), tuple(token_stops)
@@ -433,8 +437,9 @@ class SubsetWriter:
     """Writer of consecutive shards of one subset.
 
     Args:
-        settings: settings of the job.
-        subset: name of the subset.
+        folder: folder of the subset.
+        dtype: token dtype on disk.
+        tokens_per_shard: maximum number of tokens of a shard.
         first_shard: number of the first shard.
         first_part: number of the first part.
         signatures: signatures of all documents of the unit; None to store none.
@@ -443,16 +448,17 @@ class SubsetWriter:
 
     def __init__(
         self,
-        settings: ShardSettings,
-        subset: str,
-        first_shard: int,
-        first_part: int,
+        folder: Path,
+        dtype: np.dtype[Any],
+        tokens_per_shard: int,
+        first_shard: int = 0,
+        first_part: int = 0,
         signatures: MinHashSignatures | None = None,
         media: ShardMedia | None = None,
     ) -> None:
-        self._settings, self._folder = settings, settings.store / subset
+        self._folder, self._dtype = folder, dtype
         self._next, self._first_part = first_shard, first_part
-        self._cutter = ShardCutter(settings.tokens_per_shard)
+        self._cutter = ShardCutter(tokens_per_shard)
         self._shard: ShardWriter | None = None
         self._rows: list[NDArray[np.void]] = []
         self._signatures, self._positions = signatures, list[NDArray[np.int64]]()
@@ -502,7 +508,7 @@ class SubsetWriter:
 
     def _open(self) -> None:
         make_folder(self._folder)
-        self._shard = ShardWriter(self._folder / format_shard_name(self._next), self._settings.dtype)
+        self._shard = ShardWriter(self._folder / format_shard_name(self._next), self._dtype)
         self._next += 1
 
     def _close(self) -> None:

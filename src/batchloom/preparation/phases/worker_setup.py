@@ -1,4 +1,4 @@
-"""Worker setup, and task functions of every phase."""
+"""Setup of the workers of a job."""
 
 import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
@@ -17,22 +17,9 @@ from batchloom.preparation.documents.fill_in_the_middle import make_fim_cutter
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.documents.tokenizer_choice import make_chat_encoder, make_media_encoder
-from batchloom.preparation.phases.duplicate_resolution import ResolveDuplicatesTask, resolve_unit_duplicates
-from batchloom.preparation.phases.find_duplicates import (
-    FindDuplicatesTask,
-    LinkComponentsTask,
-    SortSignaturesTask,
-    SortStoredSignaturesTask,
-    link_components,
-    search_key_range,
-    sort_signatures,
-    sort_stored_signatures,
-)
-from batchloom.preparation.phases.tokenize_phase import FindCutsTask, find_part_cuts
 from batchloom.preparation.phases.tokenize_unit import tokenize_unit, write_segment_keys
-from batchloom.preparation.phases.unit_shards import WriteShardsTask, write_unit_shards
 from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint
-from batchloom.preparation.units.units import SegmentKeysTask, UnitTask
+from batchloom.preparation.units.units import UnitTask
 from batchloom.preparation.units.work_folder import WORK_VERSION, translate_read_errors
 from batchloom.preparation.workers.protocols import MessageCallback, TaskFunction
 from batchloom.sources import ReadLimits, RecordBounds
@@ -159,30 +146,16 @@ class WorkerSetup:
 
 
 def make_task_function(make_context: Callable[[], EncodeContext]) -> TaskFunction:
-    """Return a function that runs tasks of every phase.
+    """Return a function that runs tasks: those of units, and functions without arguments.
 
-    The context is made on the first task that needs it.
+    The context is made at the first task of a unit.
     """
     get_context = cache(make_context)
 
-    def run_phase_task(phase_task: Any, send_message: MessageCallback) -> Any:
-        if isinstance(phase_task, UnitTask):
-            return tokenize_unit(phase_task, get_context(), send_message)
-        if isinstance(phase_task, SegmentKeysTask):
-            return write_segment_keys(phase_task, get_context(), send_message)
-        if isinstance(phase_task, FindCutsTask):
-            return find_part_cuts(phase_task, get_context().rules)
-        return _TASK_FUNCTIONS[type(phase_task)](phase_task)
+    def run_phase_task(task: Any, send_message: MessageCallback) -> Any:
+        if isinstance(task, UnitTask):
+            read_unit = write_segment_keys if task.segment_keys else tokenize_unit
+            return read_unit(task, get_context(), send_message)
+        return task()
 
     return run_phase_task
-
-
-# Functions of tasks that need no encode context.
-_TASK_FUNCTIONS: dict[type, Callable[[Any], Any]] = {
-    FindDuplicatesTask: search_key_range,
-    SortSignaturesTask: sort_signatures,
-    SortStoredSignaturesTask: sort_stored_signatures,
-    LinkComponentsTask: link_components,
-    ResolveDuplicatesTask: resolve_unit_duplicates,
-    WriteShardsTask: write_unit_shards,
-}

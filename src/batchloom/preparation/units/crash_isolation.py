@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar, final
+from typing import final
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import WorkerError
 from batchloom.preparation.documents.token_encoder import make_snippet
-from batchloom.preparation.units.units import CrashMarker, RecordPosition, SegmentKeysTask, Unit, UnitTask
+from batchloom.preparation.units.units import CrashMarker, RecordPosition, Unit, UnitTask
 
 # A suspected range is processed in this many slices, so a few deaths find one record in thousands.
 _SPLITS = 16
@@ -111,9 +111,6 @@ def update_after_crash(state: CrashState, in_hand: Sequence[RecordRange], reason
     return CrashState(count, tuple(in_hand), state.excluded)
 
 
-_UnitTaskT = TypeVar("_UnitTaskT", UnitTask, SegmentKeysTask)
-
-
 class RecordExcludedError(Exception):
     """A record was excluded that affects other units.
 
@@ -155,7 +152,7 @@ class CrashTracker:
         self._in_hand.pop(number, None)
         self._deaths.pop(number, None)
 
-    def handle_crash(self, number: int, task: _UnitTaskT, reason: str) -> _UnitTaskT:
+    def handle_crash(self, number: int, task: UnitTask, reason: str) -> UnitTask:
         """Return the retry task of a unit whose worker died."""
         stages = self._in_hand.pop(number, {})
         state = self._deaths.get(number, CrashState(excluded=task.excluded))

@@ -121,45 +121,28 @@ class UnitProgress(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class UnitTask:
-    """Task of reading and tokenizing one unit.
+    """Task of reading one unit: to tokenize it, or before that for its lines or paragraphs.
 
     Attributes:
         unit: parts to read.
-        folder: final folder of its temporary files.
+        output_path: final folder of its temporary files; of ``segment_keys`` the key file.
         attempt: suffix that keeps the files of this attempt apart from those of other attempts.
         suspected_ranges: record ranges (first, last) in which a worker died; processed in small batches, so
             that the next death narrows them down.
         excluded: records to skip, each with the reason.
         repeated: files that list repeated lines or paragraphs.
         known_cuts: part boundaries of its large CSV files and JSON lists.
+        segment_keys: only write the keys of its lines or paragraphs.
     """
 
     unit: Unit
-    folder: Path
+    output_path: Path
     attempt: str
     suspected_ranges: tuple[tuple[RecordPosition, RecordPosition], ...] = ()
     excluded: tuple[tuple[RecordPosition, str], ...] = ()
     repeated: tuple[Path, ...] = ()
     known_cuts: tuple[KnownCut, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentKeysTask:
-    """Task of writing the keys of a unit's lines or paragraphs, before tokenization.
-
-    Attributes:
-        unit: parts to read.
-        keys_path: output file.
-        attempt: suffix that keeps the file of this attempt apart from those of other attempts.
-        suspected_ranges, excluded, known_cuts: as in :class:`UnitTask`.
-    """
-
-    unit: Unit
-    keys_path: Path
-    attempt: str
-    suspected_ranges: tuple[tuple[RecordPosition, RecordPosition], ...] = ()
-    excluded: tuple[tuple[RecordPosition, str], ...] = ()
-    known_cuts: tuple[KnownCut, ...] = ()
+    segment_keys: bool = False
 
 
 class UnusableError(InputError):

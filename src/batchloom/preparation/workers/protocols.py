@@ -6,15 +6,15 @@ one if the first is lost. Tasks, messages and results are pickled in transit.
 
 import pickle
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, Self, TypeVar
 
 from batchloom.core.errors import BatchloomError, WorkerError
 
-if TYPE_CHECKING:
-    from batchloom.preparation.units.crash_isolation import CrashTracker
-
+T = TypeVar("T")
 
 # Sends a message of a running task; messages sent before a worker dies still arrive.
 MessageCallback = Callable[[Any], None]
@@ -42,12 +42,7 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class TaskLoss:
-    """Task whose worker was lost; it has no result and sends no more messages.
-
-    Attributes:
-        number: number of the task.
-        reason: why the worker ended, as a verb phrase.
-    """
+    """Task whose worker was lost, for a ``reason`` (a verb phrase); it sends no more messages."""
 
     number: int
     reason: str
@@ -79,15 +74,10 @@ OUT_OF_MEMORY = "ran out of memory"
 
 @dataclass(frozen=True, slots=True)
 class TaskFailure:
-    """Exception of a task (or of the setup, with number -1).
-
-    Attributes:
-        number: number of the task.
-        error: the exception; None if it cannot be pickled.
-        text: its traceback as text.
-    """
+    """Exception of a task (or of the setup, with number -1), with its traceback."""
 
     number: int
+    # None if it cannot be pickled.
     error: Exception | None
     text: str
 
@@ -163,36 +153,30 @@ def iter_task_events(
 
 def run_tasks(
     executor: Executor,
-    tasks: Mapping[int, Any],
+    tasks: Mapping[int, Callable[[str], T]],
+    attempt: str,
     on_done: Callable[[int], None] = lambda _: None,
-    crash_tracker: "CrashTracker | None" = None,
-) -> dict[int, Any]:
-    """Run tasks and return their results by number; tasks of lost workers are retried.
+) -> dict[int, T]:
+    """Run picklable functions of an attempt name, and return their results by number.
 
-    ``crash_tracker`` is for tasks that a single document may crash. Repeated deaths at one task raise WorkerError.
+    Tasks of lost workers are retried; repeated deaths at one task raise WorkerError. A worker reported dead may
+    still be running and writing, so every attempt has another name, which its files bear.
     """
-    deaths: dict[int, int] = {}
+    deaths: Counter[int] = Counter()
 
-    def handle_crash(number: int, task: Any, reason: str) -> Any:
-        deaths[number] = deaths.get(number, 0) + 1
+    def handle_crash(number: int, _: Any, reason: str) -> Any:
+        deaths[number] += 1
         if deaths[number] > _MAX_TASK_DEATHS:
             raise WorkerError(
                 f"A worker {reason}, {deaths[number]} times at the same task. Give workers more memory (fewer of "
                 "them: --workers 1), then give the same command again to resume."
             )
-        # A worker reported dead may still be running and writing, so the retry uses other file names.
-        return replace(task, attempt=f"{task.attempt.partition('-')[0]}-{deaths[number]}")
+        return partial(tasks[number], f"{attempt}-{deaths[number]}")
 
-    results: dict[int, Any] = {}
-    for event in iter_task_events(
-        executor, tasks.items(), crash_tracker.handle_crash if crash_tracker else handle_crash
-    ):
-        if isinstance(event, TaskMessage):
-            if crash_tracker is not None:
-                crash_tracker.record_marker(event.number, event.message)
-        else:
-            if crash_tracker is not None:
-                crash_tracker.forget_unit(event.number)
+    results: dict[int, T] = {}
+    first_attempts = ((number, partial(task, attempt)) for number, task in tasks.items())
+    for event in iter_task_events(executor, first_attempts, handle_crash):
+        if isinstance(event, TaskResult):
             results[event.number] = event.result
             on_done(event.number)
     return results
