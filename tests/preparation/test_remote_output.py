@@ -118,16 +118,12 @@ def test_a_remote_store_equals_a_local_store(relay, s3, input_file, tmp_path):
     assert SECRET.encode() not in everything
 
 
-def test_synthetic_data(relay, s3, input_file, tmp_path):
-    spec = "dummy:documents=50,vocab=300"
-    prepare(spec, out=tmp_path / "local")
-    prepare(spec, out="s3://bucket/made", work=tmp_path / "work")
-    assert_same(s3, "made", tmp_path / "local")
-    assert prepare(spec, out="s3://bucket/made").already_done
-    with pytest.raises(StoreConflictError, match="s3://bucket/made holds a finished store of anot"):
-        prepare("dummy:documents=51,vocab=300", out="s3://bucket/made")
-    with pytest.raises(StoreConflictError, match="s3://bucket/made holds a finished store of anot"):
-        prepare(input_file, out="s3://bucket/made", **PREPARE_OPTIONS)
+def test_synthetic_data_is_for_local_folders(relay, s3):
+    with pytest.raises(
+        SettingsError, match="s3://bucket/made is remote, and synthetic data is written to this machine"
+    ):
+        prepare("dummy:documents=50,vocab=300", out="s3://bucket/made")
+    assert not list_keys(s3, "made")
 
 
 @pytest.mark.parametrize(
@@ -471,17 +467,6 @@ def test_restart_of_the_same_job_goes_on_and_a_finished_store_stays(relay, s3, i
     with pytest.raises(StoreConflictError, match="holds a finished store of another job"):
         prepare(input_file, out="s3://bucket/store", restart=True, dtype="int32", **PREPARE_OPTIONS)
     assert list_keys(s3) == before
-
-
-def test_restart_with_synthetic_data(relay, s3, input_file, tmp_path):
-    spec = "dummy:documents=50,vocab=300"
-    with pytest.raises(KeyboardInterrupt):
-        prepare(input_file, out="s3://bucket/made", progress=stop_at_phase("write"), **PREPARE_OPTIONS)
-    with pytest.raises(StoreConflictError, match="give --restart"):
-        prepare(spec, out="s3://bucket/made")
-    prepare(spec, out="s3://bucket/made", restart=True)
-    prepare(spec, out=tmp_path / "local")
-    assert_same(s3, "made", tmp_path / "local")
 
 
 def test_a_job_that_another_has_begun_anew_over_sends_no_manifest(relay, s3, input_file, tmp_path):

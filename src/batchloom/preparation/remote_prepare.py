@@ -11,18 +11,17 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import msgspec
 import xxhash
 
 from batchloom.core.addresses import get_scheme, is_url, redact_url
-from batchloom.core.errors import OutputError, StoreConflictError, StoreError
+from batchloom.core.errors import OutputError, SettingsError, StoreConflictError, StoreError
 from batchloom.core.files import JSON_DECODE_ERRORS, PARTIAL_SUFFIX, lock_exclusively
-from batchloom.core.synthetic_data import SyntheticSpec
 from batchloom.preparation.prepare_run import make_store
 from batchloom.preparation.report.html_report import write_report_page
 from batchloom.preparation.report.progress import Listener, Note, PrepareLog, PrepareResult, Progress, make_result
@@ -37,15 +36,9 @@ from batchloom.preparation.rerun import (
     hash_sources,
     make_job_identity,
 )
-from batchloom.preparation.settings.recipe import Recipe
 from batchloom.preparation.settings.run_settings import RunSettings
-from batchloom.preparation.synthetic_run import (
-    check_same_data,
-    parse_synthetic_input,
-    synthetic_to_plain,
-    write_synthetic,
-)
-from batchloom.preparation.units.work_folder import SPOOL_NAME, WORK_VERSION, JobIdentity
+from batchloom.preparation.synthetic_run import parse_synthetic_input
+from batchloom.preparation.units.work_folder import SPOOL_NAME, JobIdentity
 from batchloom.remote import RemoteFile, RemoteFolder
 from batchloom.sources import SourceListing
 from batchloom.sources.files import Spool
@@ -100,104 +93,129 @@ class UploadRecord(NamedTuple):
 
 
 def sort_for_upload(names: Iterable[str]) -> list[str]:
-    """Return the files of a finished store in upload order, the manifest last.
-
-    Subsets come first. Work files, partial files and hidden files are left out.
-    """
+    """Return the files of a finished store in upload order: subsets first, the manifest last."""
     ranks = {name: rank for rank, name in enumerate(SUBSETS)}
     store_files = [
         name
         for name in names
         if not name.endswith(PARTIAL_SUFFIX) and not any(path_part.startswith(".") for path_part in name.split("/"))
     ]
-
-    def rank(name: str) -> tuple[bool, int, str]:
-        return name == MANIFEST_NAME, ranks.get(name.partition("/")[0], len(ranks)), name
-
-    return sorted(store_files, key=rank)
+    return sorted(
+        store_files, key=lambda name: (name == MANIFEST_NAME, ranks.get(name.partition("/")[0], len(ranks)), name)
+    )
 
 
-def claim_folder(
-    remote_folder: RemoteFolder,
-    files: dict[str, RemoteFile],
-    owner: StoreOwner,
-    recipe: Recipe | None,
-    *,
-    restart: bool = False,
-) -> None:
-    """Claim a remote folder for this job, or check that the job owns it.
+@final
+class _RemoteJob:
+    """Job that makes the store of a remote folder from listed inputs."""
 
-    On stores with conditional writes (S3, Google), only one of two concurrent jobs gets it.
-    """
-    data = remote_folder.read(OWNER_NAME) if OWNER_NAME in files else None
-    if data is None:
-        if unknown_files := sorted(files):
-            listed_files = ", ".join(name or "a file of that name" for name in unknown_files[:_MAX_LISTED])
-            more = ", ..." if len(unknown_files) > _MAX_LISTED else ""
-            raise StoreConflictError(
-                f"{remote_folder.redacted_url} is not empty ({listed_files}{more}) and is not a store; "
-                "choose another --out."
+    def __init__(
+        self, remote_folder: RemoteFolder, request: PrepareRequest, listing: SourceListing, settings: RunSettings
+    ) -> None:
+        self._remote_folder, self._request, self._listing = remote_folder, request, listing
+        self._hashed = settings.hash_inputs
+        identity = make_job_identity(request.recipe, listing, [], list(listing.content.values()))
+        self._owner = StoreOwner(identity, fingerprint_tokenizer_file(request.recipe))
+        self._encoded_owner = msgspec.json.encode(self._owner)
+        self.is_owner = False
+
+    def begin(self, files: dict[str, RemoteFile], manifest: Manifest | None, *, restart: bool = False) -> None:
+        """Claim the folder for this job, or check that its finished store is of this job.
+
+        On stores with conditional writes (S3, Google), only one of two concurrent jobs gets it.
+        """
+        if manifest is not None:
+            check_same_finished_job(
+                self._remote_folder.redacted_url,
+                manifest,
+                parse_report(self._remote_folder.read(REPORT_NAME) or b""),
+                self._request.recipe,
+                self._listing,
+                self._request.tokenizer_state,
+                hashed=self._hashed,
             )
-        data = remote_folder.create(OWNER_NAME, msgspec.json.encode(owner))
-    elif restart and _describe_owner_differences(data, owner, recipe):
-        data = _take_over_claim(remote_folder, owner)
-    _check_same_job(remote_folder, data, owner, recipe)
+            return
+        data = self._remote_folder.read(OWNER_NAME) if OWNER_NAME in files else None
+        if data is None:
+            if unknown_files := sorted(files):
+                listed_files = ", ".join(name or "a file of that name" for name in unknown_files[:_MAX_LISTED])
+                more = ", ..." if len(unknown_files) > _MAX_LISTED else ""
+                raise StoreConflictError(
+                    f"{self._remote_folder.redacted_url} is not empty ({listed_files}{more}) and is not a store; "
+                    "choose another --out."
+                )
+            data = self._remote_folder.create(OWNER_NAME, self._encoded_owner)
+        elif restart and self._describe_differences(data):
+            data = self._take_over()
+        self._check_owner(data)
+        self.is_owner = True
 
+    def check_ownership(self) -> None:
+        """Check that no other job has taken over the folder."""
+        # The claim is missing if the same job has just ended on another machine.
+        if (data := self._remote_folder.read(OWNER_NAME)) is not None:
+            self._check_owner(data)
 
-def check_ownership(remote_folder: RemoteFolder, owner: StoreOwner, recipe: Recipe | None) -> None:
-    """Check that no other job has taken over a remote folder.
+    def release(self) -> None:
+        """Delete this job's claim from a folder that holds nothing else."""
+        folder = self._remote_folder
+        if folder.list_files().keys() == {OWNER_NAME} and folder.read(OWNER_NAME) == self._encoded_owner:
+            folder.delete(OWNER_NAME)
 
-    See :func:`claim_folder`.
-    """
-    # The claim is missing if the same job has just ended on another machine.
-    if (data := remote_folder.read(OWNER_NAME)) is not None:
-        _check_same_job(remote_folder, data, owner, recipe)
+    def delete_previous_work(self, store: Path) -> None:
+        """Delete another job's local store that was not sent; its equal units stay."""
+        try:
+            find_finished_store(
+                store,
+                self._request.recipe,
+                self._listing,
+                read_report(store),
+                self._request.tokenizer_state,
+                hashed=self._hashed,
+            )
+        except StoreError:
+            with wrap_write_errors(store):
+                # The work folder also holds the inputs that can be read only once.
+                for path in [path for path in store.iterdir() if path.name != WORK_NAME]:
+                    if path.is_dir():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink()
 
+    def _check_owner(self, data: bytes) -> None:
+        if differences := self._describe_differences(data):
+            raise StoreConflictError(
+                f"{self._remote_folder.redacted_url} holds unfinished work of another job ({differences}); give "
+                "--restart to start over, or choose another --out."
+            )
 
-def release_claim(remote_folder: RemoteFolder, owner: StoreOwner) -> None:
-    """Delete this job's claim from a remote folder that holds nothing else."""
-    claim = msgspec.json.encode(owner)
-    if remote_folder.list_files().keys() == {OWNER_NAME} and remote_folder.read(OWNER_NAME) == claim:
-        remote_folder.delete(OWNER_NAME)
+    def _describe_differences(self, data: bytes) -> str:
+        """Describe the differences between a claimed job and this one; empty for none."""
+        job = self._owner.job
+        try:
+            claimed = msgspec.json.decode(data, type=StoreOwner)
+            differences = describe_job_differences(claimed.job, job, self._request.recipe, claimed.tokenizer)
+        except JSON_DECODE_ERRORS:
+            return "it was started by another version of batchloom"
+        is_same_recipe = claimed.job.recipe == msgspec.to_builtins(job.recipe)
+        return differences or ("" if is_same_recipe else "its recipe differs")
 
-
-def _check_same_job(remote_folder: RemoteFolder, data: bytes, owner: StoreOwner, recipe: Recipe | None) -> None:
-    if differences := _describe_owner_differences(data, owner, recipe):
-        raise StoreConflictError(
-            f"{remote_folder.redacted_url} holds unfinished work of another job ({differences}); give --restart to "
-            "start over, or choose another --out."
-        )
-
-
-def _describe_owner_differences(data: bytes, owner: StoreOwner, recipe: Recipe | None) -> str:
-    """Describe the differences between a claimed job and this one; empty for none."""
-    try:
-        claimed_owner = msgspec.json.decode(data, type=StoreOwner)
-        differences = describe_job_differences(claimed_owner.job, owner.job, recipe, claimed_owner.tokenizer)
-        if not differences and claimed_owner.job.recipe != msgspec.to_builtins(owner.job.recipe):
-            differences = "its recipe differs"
-    except JSON_DECODE_ERRORS:
-        differences = "it was started by another version of batchloom"
-    return differences
-
-
-def _take_over_claim(remote_folder: RemoteFolder, owner: StoreOwner) -> bytes:
-    """Delete another job's uploads, replace its claim, and return the current claim."""
-    # Reading all inputs may have taken hours since the first listing.
-    files = remote_folder.list_files()
-    if read_remote_manifest(remote_folder, files) is not None:
-        raise StoreConflictError(
-            f"Another run has just finished a store in {remote_folder.redacted_url}; choose another --out."
-        )
-    # The claim is deleted last, so that a run stopped here can restart again.
-    _delete_sent_files(remote_folder, files)
-    remote_folder.delete(OWNER_NAME)
-    claim = msgspec.json.encode(owner)
-    data = remote_folder.create(OWNER_NAME, claim)
-    if data == claim:
-        # The other job, if it still runs, stops before its manifest; its later uploads are no complete store.
-        _delete_sent_files(remote_folder, remote_folder.list_files())
-    return data
+    def _take_over(self) -> bytes:
+        """Delete another job's uploads, replace its claim, and return the current claim."""
+        # Reading all inputs may have taken hours since the first listing.
+        files = self._remote_folder.list_files()
+        if read_remote_manifest(self._remote_folder, files) is not None:
+            raise StoreConflictError(
+                f"Another run has just finished a store in {self._remote_folder.redacted_url}; choose another --out."
+            )
+        # The claim is deleted last, so that a run stopped here can restart again.
+        _delete_sent_files(self._remote_folder, files)
+        self._remote_folder.delete(OWNER_NAME)
+        data = self._remote_folder.create(OWNER_NAME, self._encoded_owner)
+        if data == self._encoded_owner:
+            # The other job, if it still runs, stops before its manifest; its later uploads are no complete store.
+            _delete_sent_files(self._remote_folder, self._remote_folder.list_files())
+        return data
 
 
 def _delete_sent_files(remote_folder: RemoteFolder, files: Iterable[str]) -> None:
@@ -224,10 +242,7 @@ def read_remote_manifest(remote_folder: RemoteFolder, files: dict[str, RemoteFil
 
 @final
 class StoreUploader:
-    """Uploads of a job's files, which skip files that are already remote.
-
-    Its methods are thread-safe.
-    """
+    """Thread-safe uploader of a job's files, which skips files that are already remote."""
 
     def __init__(self, remote_folder: RemoteFolder, files: dict[str, RemoteFile], log_path: Path) -> None:
         self._remote_folder, self._files, self._log_path = remote_folder, dict(files), log_path
@@ -236,10 +251,7 @@ class StoreUploader:
         make_folder(log_path.parent)
 
     def is_uploaded(self, name: str) -> bool:
-        """Return whether a file was sent and is unchanged in the remote folder.
-
-        The local file may be deleted already.
-        """
+        """Return whether a file was sent and is unchanged in the remote folder."""
         upload_record, remote_file = self._upload_records.get(name), self._files.get(name)
         return upload_record is not None and remote_file == RemoteFile(upload_record.size, upload_record.mark)
 
@@ -331,159 +343,55 @@ def run_remote(request: PrepareRequest, url: str, listener: Listener, settings: 
     """Run a recipe into a remote folder; see :func:`batchloom.prepare`."""
     log = PrepareLog(listener)
     folder = settings.work or default_work_folder(url)
+    store = folder / _STORE_NAME
+    if parse_synthetic_input(request.recipe.inputs):
+        raise SettingsError(
+            [f"out: {redact_url(url)} is remote, and synthetic data is written to this machine only; name a folder"]
+        )
     check_remote_separate(request.recipe.inputs, url)
     with RemoteFolder(url) as remote_folder, _lock_work_folder(folder):
         files = remote_folder.list_files(first=True)
-        with _release_on_failure(remote_folder, folder / _STORE_NAME) as claimed_owners, _open_spool(folder) as spool:
-            manifest = read_remote_manifest(remote_folder, files)
-            build = _plan_remote_build(request, folder, spool, settings, finished=manifest is not None)
-            build.begin(remote_folder, files, manifest, restart=settings.restart)
-            if manifest is not None:
-                _delete_leftovers(remote_folder, files, folder)
-                return make_result(remote_folder.redacted_url, manifest, seconds=log.elapsed, already_done=True)
-            claimed_owners.append(build.owner)
-            if settings.restart:
-                build.delete_previous_work()
-            note = (
-                f"The store is written to the work folder {folder} (--work) and uploaded to "
-                f"{remote_folder.redacted_url}. The work folder is deleted after the upload."
-            )
-            listener(Note(note))
-            remote_folder.end_uploads()
-            result = build.make(spool, settings, log)
+        job: _RemoteJob | None = None
+        try:
+            with Spool(store / WORK_NAME / SPOOL_NAME) as spool:
+                manifest = read_remote_manifest(remote_folder, files)
+                listing = list_inputs(request.recipe, spool, exclude=folder, streaming=settings.streaming)
+                listing = replace(listing, notes=(*request.initial_notes, *listing.notes))
+                if settings.hash_inputs and manifest is None:
+                    listing = replace(listing, content=hash_sources(listing.sources))
+                job = _RemoteJob(remote_folder, request, listing, settings)
+                job.begin(files, manifest, restart=settings.restart)
+                if manifest is not None:
+                    _delete_leftovers(remote_folder, files, folder)
+                    return make_result(remote_folder.redacted_url, manifest, seconds=log.elapsed, already_done=True)
+                if settings.restart:
+                    job.delete_previous_work(store)
+                note = (
+                    f"The store is written to the work folder {folder} (--work) and uploaded to "
+                    f"{remote_folder.redacted_url}. The work folder is deleted after the upload."
+                )
+                listener(Note(note))
+                remote_folder.end_uploads()
+                result = make_store(request, store, listing, spool, settings, log)
+        except BaseException:
+            # A job that failed before anything was finished leaves no claim.
+            if job is not None and job.is_owner and not store.exists():
+                with contextlib.suppress(OutputError):
+                    job.release()
+            raise
+        result = replace(result, path=remote_folder.redacted_url, notes=(note, *result.notes))
         if settings.dry_run:
-            return replace(result, path=remote_folder.redacted_url, notes=(note, *result.notes))
-        _record_location(folder / _STORE_NAME, remote_folder.redacted_url)
+            return result
+        _record_location(store, remote_folder.redacted_url)
         # Check again: hours may have passed, and not every store keeps concurrent jobs apart.
         files = remote_folder.list_files()
         manifest = read_remote_manifest(remote_folder, files)
-        build.begin(remote_folder, files, manifest)
+        job.begin(files, manifest)
         if manifest is None:
             uploader = StoreUploader(remote_folder, files, folder / _UPLOADS_NAME)
-            publish_store(
-                build.store,
-                uploader,
-                _make_upload_listener(result, listener),
-                partial(check_ownership, remote_folder, build.owner, build.own_recipe),
-            )
+            publish_store(store, uploader, partial(_report_upload, result, listener), job.check_ownership)
         _delete_leftovers(remote_folder, {**files, OWNER_NAME: RemoteFile(0, "")}, folder)
-    return replace(
-        result,
-        path=remote_folder.redacted_url,
-        seconds=log.elapsed,
-        already_done=False,
-        notes=(note, *result.notes),
-    )
-
-
-def _open_spool(folder: Path) -> Spool:
-    return Spool(folder / _STORE_NAME / WORK_NAME / SPOOL_NAME)
-
-
-@contextlib.contextmanager
-def _release_on_failure(remote_folder: RemoteFolder, store: Path) -> Iterator[list[StoreOwner]]:
-    """Release the claim of a job that failed before anything was finished.
-
-    Yields a list, to which the caller appends its claim.
-    """
-    claimed_owners: list[StoreOwner] = []
-    try:
-        yield claimed_owners
-    except BaseException:
-        if claimed_owners and not store.exists():
-            with contextlib.suppress(OutputError):
-                release_claim(remote_folder, claimed_owners[0])
-        raise
-
-
-@dataclass(frozen=True, slots=True)
-class _RemoteBuild:
-    """Build of a remote store on this machine, from inputs or synthetic data."""
-
-    request: PrepareRequest
-    store: Path
-    owner: StoreOwner
-    inputs: SourceListing | SyntheticSpec
-    hashed: bool
-
-    def begin(
-        self,
-        remote_folder: RemoteFolder,
-        files: dict[str, RemoteFile],
-        manifest: Manifest | None,
-        *,
-        restart: bool = False,
-    ) -> None:
-        """Claim a remote folder for this job, or check that its store is of this job."""
-        if manifest is None:
-            claim_folder(remote_folder, files, self.owner, self.own_recipe, restart=restart)
-        else:
-            self._check_same_store(remote_folder, manifest)
-
-    def delete_previous_work(self) -> None:
-        """Delete another job's local store that was not sent; its equal units stay."""
-        if isinstance(self.inputs, SyntheticSpec):
-            shutil.rmtree(self.store, ignore_errors=True)
-            return
-        try:
-            report = read_report(self.store)
-            find_finished_store(
-                self.store, self.request.recipe, self.inputs, report, self.request.tokenizer_state, hashed=self.hashed
-            )
-        except StoreError:
-            with wrap_write_errors(self.store):
-                for path in self.store.iterdir():
-                    # Inputs that can be read only once are spooled there.
-                    if path.name == WORK_NAME:
-                        continue
-                    if path.is_dir():
-                        shutil.rmtree(path)
-                    else:
-                        path.unlink()
-
-    @property
-    def own_recipe(self) -> Recipe | None:
-        """The recipe; None for synthetic data, which has no tokenizer."""
-        return self.request.recipe if isinstance(self.inputs, SourceListing) else None
-
-    def _check_same_store(self, remote_folder: RemoteFolder, manifest: Manifest) -> None:
-        if isinstance(self.inputs, SyntheticSpec):
-            check_same_data(remote_folder.redacted_url, manifest, self.owner.job.recipe)
-            return
-        report = parse_report(remote_folder.read(REPORT_NAME) or b"")
-        check_same_finished_job(
-            remote_folder.redacted_url,
-            manifest,
-            report,
-            self.request.recipe,
-            self.inputs,
-            self.request.tokenizer_state,
-            hashed=self.hashed,
-        )
-
-    def make(self, spool: Spool, settings: RunSettings, log: PrepareLog) -> PrepareResult:
-        """Make the store on this machine."""
-        if isinstance(self.inputs, SyntheticSpec):
-            return write_synthetic(self.inputs, self.request.recipe, self.store, log.listener)
-        return make_store(self.request, self.store, self.inputs, spool, settings, log)
-
-
-def _plan_remote_build(
-    request: PrepareRequest, folder: Path, spool: Spool, settings: RunSettings, *, finished: bool
-) -> _RemoteBuild:
-    """Return the build of a request; ``finished`` means that the remote store exists."""
-    recipe, store = request.recipe, folder / _STORE_NAME
-    if synthetic_spec := parse_synthetic_input(recipe.inputs):
-        plain = synthetic_to_plain(synthetic_spec, recipe)
-        owner = StoreOwner(JobIdentity(WORK_VERSION, plain, [], []))
-        return _RemoteBuild(request, store, owner, synthetic_spec, settings.hash_inputs)
-    listing = list_inputs(recipe, spool, exclude=folder, streaming=settings.streaming)
-    listing = replace(listing, notes=(*request.initial_notes, *listing.notes))
-    if settings.hash_inputs and not finished:
-        listing = replace(listing, content=hash_sources(listing.sources))
-    identity = make_job_identity(recipe, listing, [], list(listing.content.values()))
-    owner = StoreOwner(identity, fingerprint_tokenizer_file(recipe))
-    return _RemoteBuild(request, store, owner, listing, settings.hash_inputs)
+    return replace(result, seconds=log.elapsed, already_done=False)
 
 
 def check_remote_separate(inputs: Sequence[str], url: str) -> None:
@@ -514,18 +422,13 @@ def _normalize_url(url: str) -> str:
     return usual + redact_url(url)[len(scheme) :].rstrip("/")
 
 
-def _make_upload_listener(result: PrepareResult, listener: Listener) -> Callable[[int, int, int], None]:
-    """Return a callback for :func:`publish_store` that reports upload progress."""
+def _report_upload(
+    result: PrepareResult, listener: Listener, finished_bytes: int, total: int, resumed_bytes: int
+) -> None:
     counts = result.counts
-
-    def on_progress(finished_bytes: int, total: int, resumed_bytes: int) -> None:
-        listener(
-            Progress(
-                "upload", finished_bytes, total, resumed_bytes, counts.documents, counts.tokens, counts.quarantined
-            )
-        )
-
-    return on_progress
+    listener(
+        Progress("upload", finished_bytes, total, resumed_bytes, counts.documents, counts.tokens, counts.quarantined)
+    )
 
 
 def _record_location(store: Path, location: str) -> None:
@@ -565,7 +468,13 @@ def _lock_work_folder(folder: Path) -> Iterator[None]:
     with wrap_write_errors(path):
         lock = path.open("a")
     with lock:
-        _acquire_lock(lock, folder)
+        lock_exclusively(
+            lock.fileno(),
+            path,
+            busy=lambda: f"Another run is using {folder}; wait for it, or choose another --work.",
+            ended=f"Another run in {folder} has just ended; give the command again.",
+            unable=lambda why: f"Cannot lock {folder}: {why}; choose a --work on a file system with locks.",
+        )
         try:
             yield
         finally:
@@ -575,13 +484,3 @@ def _lock_work_folder(folder: Path) -> Iterator[None]:
                     path.unlink()
                     if not existed_before:
                         folder.rmdir()
-
-
-def _acquire_lock(lock: IO[str], folder: Path) -> None:
-    lock_exclusively(
-        lock.fileno(),
-        folder / _LOCK_NAME,
-        busy=lambda: f"Another run is using {folder}; wait for it, or choose another --work.",
-        ended=f"Another run in {folder} has just ended; give the command again.",
-        unable=lambda why: f"Cannot lock {folder}: {why}; choose a --work on a file system with locks.",
-    )

@@ -50,7 +50,8 @@ def parse_synthetic_input(inputs: Sequence[str]) -> SyntheticSpec | None:
 def write_synthetic(spec: SyntheticSpec, recipe: Recipe, out: Path, listener: Listener) -> PrepareResult:
     """Write all documents of a spec as a store; an interrupted job starts over."""
     began = time.perf_counter()
-    plain = synthetic_to_plain(spec, recipe)
+    _check_settings_apply(spec, recipe)
+    plain = {**spec.identity, **{name: getattr(recipe, name) for name in _SYNTHETIC_SETTINGS}}
     manifest = _find_finished_synthetic(out, plain)
     if manifest is not None:
         remove_leftover_work(out)
@@ -66,12 +67,6 @@ def write_synthetic(spec: SyntheticSpec, recipe: Recipe, out: Path, listener: Li
             manifest = _finish_synthetic(spec, plain, subsets, work, notes)
         move_store(work)
     return make_result(out, manifest, seconds=time.perf_counter() - began, notes=tuple(notes))
-
-
-def synthetic_to_plain(spec: SyntheticSpec, recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe of a synthetic store as its manifest holds it."""
-    _check_settings_apply(spec, recipe)
-    return {**spec.identity, **{name: getattr(recipe, name) for name in _SYNTHETIC_SETTINGS}}
 
 
 def _check_settings_apply(spec: SyntheticSpec, recipe: Recipe) -> None:
@@ -93,12 +88,6 @@ def _find_finished_synthetic(out: Path, plain: dict[str, Any]) -> Manifest | Non
     if not (out / MANIFEST_NAME).exists():
         return None
     manifest = read_manifest(out)
-    check_same_data(f"{out}", manifest, plain)
-    return manifest
-
-
-def check_same_data(location: str, manifest: Manifest, plain: dict[str, Any]) -> None:
-    """Refuse a finished store of other data or settings."""
     previous_recipe, current_recipe = manifest.recipe, msgspec.to_builtins(plain)
     names = sorted(previous_recipe.keys() | current_recipe.keys())
     differing_names = [name for name in names if previous_recipe.get(name) != current_recipe.get(name)]
@@ -107,9 +96,9 @@ def check_same_data(location: str, manifest: Manifest, plain: dict[str, Any]) ->
             f"{n}: {previous_recipe.get(n)!r} -> {current_recipe.get(n)!r}" for n in differing_names[:3]
         )
         raise StoreConflictError(
-            f"{location} holds a finished store of another job ({differences}); choose another --out, or delete that "
-            "folder."
+            f"{out} holds a finished store of another job ({differences}); choose another --out, or delete that folder."
         )
+    return manifest
 
 
 def _write_synthetic_shards(
