@@ -33,7 +33,6 @@ from batchloom.preparation.report.html_report import (
 from batchloom.preparation.report.report import MAX_ROWS
 from batchloom.preparation.request import recipe_settings_for_report
 from batchloom.preparation.units import (
-    MAX_SAMPLES,
     DropSample,
     SourceCounts,
     StepFlow,
@@ -58,8 +57,7 @@ def make_unit_report(seed):
         statistics.flow(StepFlow(step=step, **dict(zip(names, numbers, strict=True))))
     for number in range(int(rng.integers(0, 4))):
         reason = f"reason {rng.integers(0, 3)}"
-        statistics.dropped("gopher", reason, 2)
-        statistics.sample("gopher", reason, DropSample(f"unit {seed}", number, "words"))
+        statistics.dropped("gopher", reason, 2, DropSample(f"unit {seed}", number, "words"))
     statistics.lengths(rng.integers(0, 1 << 20, 50).astype(np.uint32))
     statistics.languages({"en": 2, f"x{rng.integers(0, 3)}": 1})
     statistics.source(f"source {rng.integers(0, 3)}", SourceCounts(3, 20, 5))
@@ -93,9 +91,8 @@ def test_units_come_together_in_any_order_and_grouping(seeds, data):
 def test_the_first_samples_in_input_order_stay_and_all_are_counted():
     statistics = UnitStatistics()
     for record in range(20):
-        statistics.dropped("length", "too short")
-        assert statistics.wants_sample("too short") == (record < MAX_SAMPLES)
-        statistics.sample("length", "too short", DropSample("a.txt", record, "  \n" + "w\x00" * 500, "1 of 2"))
+        sample = DropSample("a.txt", record, "  \n" + "w\x00" * 500, "1 of 2")
+        statistics.dropped("length", "too short", sample=sample)
     report = statistics.report({})
     merged_drops = merge_reports([report, report]).drops["too short"]
     assert (merged_drops.count, [sample.record for sample in merged_drops.samples]) == (40, [0, 1, 2, 3, 4])
@@ -223,8 +220,7 @@ def make_full_report(name):
     statistics = UnitStatistics()
     for step in ("read", name, "tokenize"):
         statistics.flow(StepFlow(step=step, documents_in=9, documents_out=8, bytes_in=70, bytes_out=60))
-    statistics.dropped(name, name)
-    statistics.sample(name, name, DropSample(name, 3, name, name))
+    statistics.dropped(name, name, sample=DropSample(name, 3, name, name))
     statistics.lengths(np.array([1, 5, 900], np.uint32))
     statistics.languages({name: 3})
     statistics.source(name, SourceCounts(8, 60, 20))

@@ -1,9 +1,13 @@
-"""State of this process: paused garbage collector, and mark of workers."""
+"""State of this process: garbage collector, mark of workers, peak memory."""
 
 import contextlib
 import gc
 import multiprocessing
+import re
+import resource
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 _marked = False
 
@@ -32,3 +36,13 @@ def mark_worker() -> None:
 def is_worker() -> bool:
     """Return whether this process was marked, or was started by ``multiprocessing``."""
     return _marked or multiprocessing.parent_process() is not None
+
+
+def measure_peak_memory() -> int:
+    """Return the peak resident memory of this process, in bytes."""
+    with contextlib.suppress(OSError):
+        # ru_maxrss would include the peak of the parent process (Linux keeps it over exec).
+        if match := re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text()):
+            return int(match[1]) * 1024
+    # In bytes on macOS and in kB on other systems.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -4,8 +4,6 @@
 """
 
 import os
-import resource
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +18,7 @@ from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError, InputMissingError, StoreConflictError, TooManyBadRecordsError
 from batchloom.core.files import decode_file_name
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.process_state import pause_gc
+from batchloom.core.process_state import measure_peak_memory, pause_gc
 from batchloom.core.wording import format_count
 from batchloom.preparation.append import (
     BaseGenerations,
@@ -630,7 +628,7 @@ class PrepareRun:
             seconds=round(seconds, 3),
             seconds_by_phase=durations,
             bytes_per_second=round(self._listing.bytes / max(seconds, 1e-9)),
-            peak_memory_bytes=_read_peak_memory(),
+            peak_memory_bytes=measure_peak_memory(),
             units=len(self._units),
             resumed_units=self._resumed,
             notes=self._log.notes,
@@ -733,17 +731,6 @@ def _describe_no_documents(counters: JobCounters, facts: list[UnitFacts]) -> str
         more = ', "loss" or "train" flags of messages' if flags else ""
         return f"{message} Relax the rules (--clean, --max-tokens, --overlong, --train-on{more}), or name other inputs."
     return f"{message} Name other inputs."
-
-
-def _read_peak_memory() -> int:
-    """Return the peak resident memory of this process, in bytes."""
-    try:
-        status = Path("/proc/self/status").read_text()
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
-    except (OSError, IndexError):
-        # On Linux ru_maxrss includes the peak of the parent process.
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _format_first_names(names: Sequence[str]) -> str:

@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -19,17 +17,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from batchloom import Loader
 from batchloom.core.files import replace_file
-
-_PROC_STATUS = Path("/proc/self/status")
-_PEAK_PATTERN = re.compile(r"VmHWM:\s+(\d+) kB")
+from batchloom.core.process_state import measure_peak_memory
 
 
-def measure_peak_memory() -> dict[str, int]:
-    """Return peak bytes of this process: ``resident``, and ``device`` with a GPU.
-
-    ``getrusage`` alone would include the peak of the parent process (Linux keeps it over ``exec``).
-    """
-    peak_bytes = {"resident": _read_resident_peak()}
+def measure_peak_bytes() -> dict[str, int]:
+    """Return peak bytes of this process: ``resident``, and ``device`` with a GPU."""
+    peak_bytes = {"resident": measure_peak_memory()}
     if uses_gpu():
         peak_bytes["device"] = torch.cuda.max_memory_allocated()
     return peak_bytes
@@ -38,13 +31,6 @@ def measure_peak_memory() -> dict[str, int]:
 def uses_gpu() -> bool:
     """Return whether this process has initialized CUDA."""
     return bool(torch.cuda.is_available() and torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def _read_resident_peak() -> int:
-    if sys.platform == "linux" and (match := _PEAK_PATTERN.search(_PROC_STATUS.read_text())):
-        return int(match[1]) * 1024
-    # ru_maxrss is in bytes on macOS and in kB on other systems.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 @final
@@ -122,7 +108,7 @@ class BatchWitness:
             step to the first pass of this one (fetching and moving the batch, and everything else between two steps:
             clearing gradients, logging, checkpoints); ``took``, seconds from that same end to the end of this step;
             both None in the first entry; ``memory``, see
-            :func:`~batchloom.analysis.compare.witness.measure_peak_memory`.
+            :func:`~batchloom.analysis.compare.witness.measure_peak_bytes`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -159,7 +145,7 @@ class BatchWitness:
         # An optimizer of several parts steps more than once, and the last one ends the step.
         if not self._stepped:
             self._previous_end, self._stepped = self._last_end, True
-        self._last_end, self._memory = _synchronized_time(), measure_peak_memory()
+        self._last_end, self._memory = _synchronized_time(), measure_peak_bytes()
 
     def _close(self) -> None:
         """Append the entry of the finished step, if there is one."""

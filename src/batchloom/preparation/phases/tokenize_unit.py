@@ -102,10 +102,8 @@ class RecordIngester:
         clean_result = self._cleaner.clean(original_texts)
         for position, number, drop in clean_result.drops:
             dropped[drop.reason] += 1
-            self._statistics.dropped(names[number], drop.reason)
-            if self._statistics.wants_sample(drop.reason):
-                sample = DropSample(source, records.records[position], original_texts[position], drop.detail)
-                self._statistics.sample(names[number], drop.reason, sample)
+            sample = DropSample(source, records.records[position], original_texts[position], drop.detail)
+            self._statistics.dropped(names[number], drop.reason, sample=sample)
         for name, counts in zip(names, clean_result.counts, strict=True):
             self._statistics.flow(
                 StepFlow(
@@ -132,10 +130,8 @@ class RecordIngester:
         kept_positions = [position for position, text in enumerate(remaining_texts) if text is not None]
         for position in sorted(set(range(len(remaining_texts))).difference(kept_positions)):
             dropped[REPEATED_REASON] += 1
-            self._statistics.dropped(step, REPEATED_REASON)
-            if self._statistics.wants_sample(REPEATED_REASON):
-                sample = DropSample(source, records.records[position], original_texts[position])
-                self._statistics.sample(step, REPEATED_REASON, sample)
+            sample = DropSample(source, records.records[position], original_texts[position])
+            self._statistics.dropped(step, REPEATED_REASON, sample=sample)
         dropped_count = len(remaining_texts) - len(kept_positions)
         self._statistics.flow(
             StepFlow(
@@ -252,7 +248,10 @@ def tokenize_unit(unit_task: UnitTask, context: EncodeContext, send_message: Mes
         unit_tokenizer = UnitTokenizer(unit_task, context, files, encoder, send_message)
         parts = prefetch_sources(unit_task.unit.parts, lambda part: part.source)
         for number, part in enumerate(parts):
-            unit_tokenizer.read_part(number, part)
+            rules = context.record_parsers.get_parser(part.source).rules
+            with PartReader(part, rules, context.bounds) as reader:
+                for _ in unit_tokenizer.iter_steps(number, part, reader):
+                    pass
         unit_tokenizer.flush()
         unit_tokenizer.write_pending()
         files.sync()
@@ -376,13 +375,6 @@ class UnitTokenizer:
         self._progress, self._reasons = UnitProgress(), ReasonCounts()
         self._alterations: dict[str, str] = {}
 
-    def read_part(self, number: int, part: SourcePart) -> None:
-        """Read one complete part."""
-        rules = self._context.record_parsers.get_parser(part.source).rules
-        with PartReader(part, rules, self._context.bounds) as reader:
-            for _ in self.iter_steps(number, part, reader):
-                pass
-
     def iter_steps(self, number: int, part: SourcePart, reader: PartRecordReader) -> Iterator[None]:
         """Read one complete part, yielding after each record batch."""
         counts = self._parts[number]
@@ -493,7 +485,8 @@ class UnitTokenizer:
         with self._stopwatch.time("hash", documents=len(documents)):
             digests, sizes = hash_and_measure(documents)
             rows["hash"] = split_digests(digests)
-            seen_batch = self._find_seen(batch.record_parser, digests)
+            remembers = self._seen_texts is not None and batch.record_parser.record_kind == "text"
+            seen_batch = self._seen_texts.look(digests) if self._seen_texts and remembers else None
         if seen_batch is not None:
             documents = list(itertools.compress(documents, seen_batch.fresh))
         future = self._submit(batch.record_parser, documents)
@@ -504,10 +497,6 @@ class UnitTokenizer:
             self._send_message(CrashMarker("encode", (_row_position(rows[0]), _row_position(rows[-1]))))
         if large or self._encoder is None:
             self.write_pending()
-
-    def _find_seen(self, record_parser: RecordParser, digests: list[bytes]) -> SeenBatch | None:
-        """Find the texts that the unit has had already; None without deduplication."""
-        return self._seen_texts.look(digests) if self._seen_texts and record_parser.record_kind == "text" else None
 
     def _submit(self, record_parser: RecordParser, documents: list[Any]) -> "Future[EncodedBatch]":
         if self._encoder is not None:
@@ -604,11 +593,9 @@ class UnitTokenizer:
         """Count a document that a conversation rule drops."""
         number, rule = int(row["part"]), fault_rule(fault)
         self._parts[number].count_dropped(rule)
-        self._statistics.dropped("tokenize", rule)
-        if self._statistics.wants_sample(rule):
-            source = self._unit.parts[number].source.name
-            sample = DropSample(source, int(row["record"]), fault.snippet, fault.reason)
-            self._statistics.sample("tokenize", rule, sample)
+        source = self._unit.parts[number].source.name
+        sample = DropSample(source, int(row["record"]), fault.snippet, fault.reason)
+        self._statistics.dropped("tokenize", rule, sample=sample)
 
     def _count(self, rows: NDArray[np.void], sizes: NDArray[np.int64]) -> None:
         documents = np.bincount(rows["part"])

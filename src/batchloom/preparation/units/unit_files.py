@@ -1,13 +1,12 @@
 """Temporary files of a unit: tokens by subset, document rows, media, bad records."""
 
 import contextlib
-import heapq
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import IO, BinaryIO, Self, TypeVar, final
+from typing import IO, Self, TypeVar, final
 
 import msgspec
 import numpy as np
@@ -252,22 +251,17 @@ class UnitFiles:
                 self._bad_in_order &= self._last_bad <= position
                 self._last_bad = position
 
-    def _sort_bad(self) -> None:
-        """Sort bad records into input order; the order of discovery depends on timing."""
-        with wrap_write_errors(self._folder):
-            self._open[BAD_NAME].flush()
-            sort_bad_records(self._folder / BAD_NAME)
-
     def sync(self) -> None:
-        """Finish sorting and flush the files to disk."""
+        """Flush the files to disk, bad records in input order."""
         self._stack.close()
-        if not self._bad_in_order:
-            self._sort_bad()
         self._media.sync()
-        for file in self._open.values():
-            with wrap_write_errors(self._folder):
+        with wrap_write_errors(self._folder):
+            for file in self._open.values():
                 file.flush()
                 os.fsync(file.fileno())
+            # The order of discovery depends on timing.
+            if not self._bad_in_order:
+                sort_bad_records(self._folder / BAD_NAME)
 
     def checksums(self) -> dict[str, str]:
         """Return the XXH3-128 of each token file."""
@@ -412,43 +406,21 @@ def _read_medium(stored_medium: StoredMedium, blob_cache: dict[int, bytes]) -> P
     return PlacedMedium(medium, stored_medium.start, stored_medium.tokens, stored_medium.grid)
 
 
-# Bytes sorted in memory at once, and bytes buffered per sorted run during the merge.
-_RUN_BYTES = 8 << 20
-_BLOCK_BYTES = 16 << 10
 _LINE_DECODER = msgspec.json.Decoder(tuple[int, BadRecord])
+_LINE_INDEX = np.dtype([("part", np.uint32), ("record", np.uint64), ("size", np.uint64)])
 
 
 def sort_bad_records(path: Path) -> None:
-    """Stably sort a file of bad records by part and record.
-
-    The file is overwritten in place, so open descriptors stay valid. Each line is a JSON list of the number of a
-    part and a bad record of it.
-    """
-    runs_path, bounds = path.with_name(path.name + PARTIAL_SUFFIX), [0]
-    with path.open("r+b") as file, runs_path.open("w+b") as sorted_chunks:
-        while lines := file.readlines(_RUN_BYTES):
-            lines.sort(key=_record_position)
-            sorted_chunks.writelines(lines)
-            bounds.append(sorted_chunks.tell())
-            # Free the run before the next one is read.
-            del lines
-        file.seek(0)
-        run_iterators = [_iter_lines(sorted_chunks, a, b) for a, b in pairwise(bounds)]
-        merged: Iterator[bytes] = heapq.merge(*run_iterators, key=_record_position)
-        file.writelines(merged)
-    runs_path.unlink()
-
-
-def _record_position(line: bytes) -> tuple[int, int]:
-    part, bad = _LINE_DECODER.decode(line)
-    return part, bad.record
-
-
-def _iter_lines(file: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
-    """Yield the lines of a byte range of a file whose position others move, too."""
-    while start < stop:
-        file.seek(start)
-        # One byte less, because readlines reads another line when the total equals the hint.
-        lines = file.readlines(max(1, min(_BLOCK_BYTES, stop - start) - 1))
-        start += sum(map(len, lines))
-        yield from lines
+    """Stably sort a file of bad records by part and record; only an index is in memory."""
+    with path.open("rb") as file:
+        positions = ((part, bad.record, len(line)) for line in file for part, bad in [_LINE_DECODER.decode(line)])
+        index = np.fromiter(positions, _LINE_INDEX)
+        stops = np.cumsum(index["size"])
+        sorted_path = path.with_name(path.name + PARTIAL_SUFFIX)
+        with sorted_path.open("wb") as sorted_file:
+            for number in np.lexsort((index["record"], index["part"])):
+                file.seek(int(stops[number] - index["size"][number]))
+                sorted_file.write(file.readline())
+            sorted_file.flush()
+            os.fsync(sorted_file.fileno())
+    sorted_path.replace(path)

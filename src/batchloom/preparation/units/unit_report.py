@@ -9,10 +9,11 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal, TypeVar, final, get_args
+from typing import Literal, Self, TypeVar, final, get_args
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from batchloom.core.wording import escape_unprintable
@@ -39,7 +40,15 @@ STAGES: tuple[TimedStage, ...] = get_args(TimedStage)
 _END = object()
 
 
-class StageTime(msgspec.Struct, frozen=True):
+class _Sums(msgspec.Struct, frozen=True):
+    """Numbers that are added field by field."""
+
+    def __add__(self, other: Self) -> Self:
+        numbers = [name for name in self.__struct_fields__ if name != "step"]
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in numbers})
+
+
+class StageTime(_Sums, frozen=True):
     """Time of a stage, and the data processed meanwhile.
 
     Seconds are summed over workers for stages of units, and wall-clock for stages of the job.
@@ -48,9 +57,6 @@ class StageTime(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     bytes: int = 0
     documents: int = 0
-
-    def __add__(self, other: "StageTime") -> "StageTime":
-        return StageTime(self.seconds + other.seconds, self.bytes + other.bytes, self.documents + other.documents)
 
 
 def add_stage_times(first: Mapping[str, StageTime], second: Mapping[str, StageTime]) -> dict[str, StageTime]:
@@ -119,7 +125,7 @@ _SCANNED_CHARACTERS = 4 * MAX_SNIPPET_CHARACTERS
 _LENGTH_BINS = 33
 
 
-class StepFlow(msgspec.Struct, frozen=True, kw_only=True):
+class StepFlow(_Sums, frozen=True, kw_only=True):
     """Documents, bytes and tokens that enter and leave a step.
 
     Attributes:
@@ -140,18 +146,6 @@ class StepFlow(msgspec.Struct, frozen=True, kw_only=True):
     tokens_out: int = 0
     altered: int = 0
 
-    def __add__(self, other: "StepFlow") -> "StepFlow":
-        return StepFlow(
-            step=self.step,
-            documents_in=self.documents_in + other.documents_in,
-            documents_out=self.documents_out + other.documents_out,
-            bytes_in=self.bytes_in + other.bytes_in,
-            bytes_out=self.bytes_out + other.bytes_out,
-            tokens_in=self.tokens_in + other.tokens_in,
-            tokens_out=self.tokens_out + other.tokens_out,
-            altered=self.altered + other.altered,
-        )
-
 
 class DropSample(msgspec.Struct, frozen=True):
     """Dropped document: its source, its record there, its first words, and details."""
@@ -170,19 +164,15 @@ class DropCounts(msgspec.Struct, frozen=True):
     samples: tuple[DropSample, ...] = ()
 
     def __add__(self, other: "DropCounts") -> "DropCounts":
-        samples = (*self.samples, *other.samples)[:MAX_SAMPLES]
-        return DropCounts(self.step, self.count + other.count, samples)
+        return DropCounts(self.step, self.count + other.count, (*self.samples, *other.samples)[:MAX_SAMPLES])
 
 
-class SourceCounts(msgspec.Struct, frozen=True):
+class SourceCounts(_Sums, frozen=True):
     """Tokenized documents of one source, the bytes of their texts, and their tokens."""
 
     documents: int = 0
     bytes: int = 0
     tokens: int = 0
-
-    def __add__(self, other: "SourceCounts") -> "SourceCounts":
-        return SourceCounts(self.documents + other.documents, self.bytes + other.bytes, self.tokens + other.tokens)
 
 
 class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,21 +216,16 @@ class UnitStatistics:
         """Add documents that went through a step."""
         self._flows[more.step] = self._flows.get(more.step, StepFlow(step=more.step)) + more
 
-    def dropped(self, step: str, reason: str, count: int = 1) -> None:
-        """Add documents that a step dropped."""
-        self._drop(reason, DropCounts(step, count))
+    def dropped(self, step: str, reason: str, count: int = 1, sample: DropSample | None = None) -> None:
+        """Add documents that a step dropped; the first samples of a reason stay, printable and short."""
+        samples: tuple[DropSample, ...] = ()
+        if sample is not None and len(self._get_drops(step, reason).samples) < MAX_SAMPLES:
+            name = sample.source.encode("utf-8", "replace").decode()
+            samples = (DropSample(name, sample.record, format_snippet(sample.words), format_snippet(sample.detail)),)
+        self._drops[reason] = self._get_drops(step, reason) + DropCounts(step, count, samples)
 
-    def wants_sample(self, reason: str) -> bool:
-        """Return whether another sample of a reason would be stored."""
-        drop_counts = self._drops.get(reason)
-        return drop_counts is None or len(drop_counts.samples) < MAX_SAMPLES
-
-    def sample(self, step: str, reason: str, sample: DropSample) -> None:
-        """Store a sample of a reason if there is room; it counts no document."""
-        name = sample.source.encode("utf-8", "replace").decode()
-        words, detail = format_snippet(sample.words), format_snippet(sample.detail)
-        short_sample = DropSample(name, sample.record, words, detail)
-        self._drop(reason, DropCounts(step, 0, (short_sample,)))
+    def _get_drops(self, step: str, reason: str) -> DropCounts:
+        return self._drops.get(reason, DropCounts(step, 0))
 
     def lengths(self, lengths: NDArray[np.integer]) -> None:
         """Add documents by their lengths in tokens, uint32 [documents]."""
@@ -261,14 +246,11 @@ class UnitStatistics:
         for flow in report.flows:
             self.flow(flow)
         for reason, dropped in report.drops.items():
-            self._drop(reason, dropped)
+            self._drops[reason] = self._get_drops(dropped.step, reason) + dropped
         self._lengths += report.lengths
         self.languages(report.languages)
         for name, counts in report.sources.items():
             self.source(name, counts)
-
-    def _drop(self, reason: str, more: DropCounts) -> None:
-        self._drops[reason] = self._drops.get(reason, DropCounts(more.step, 0)) + more
 
     def report(self, stages: Mapping[str, StageTime]) -> UnitReport:
         """Return the report of the unit, with its stage times."""
