@@ -4,18 +4,17 @@
 """
 
 import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import final
 
 import msgspec
 
 from batchloom.core.addresses import is_url, redact_url
-from batchloom.core.document import BadRecord
-from batchloom.core.errors import InputError, InputMissingError, StoreConflictError, TooManyBadRecordsError
+from batchloom.core.errors import InputError, StoreConflictError, TooManyBadRecordsError
 from batchloom.core.files import decode_file_name
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.process_state import measure_peak_memory, pause_gc
@@ -42,13 +41,14 @@ from batchloom.preparation.documents.tokenizer_choice import (
 from batchloom.preparation.phases.duplicate_resolution import (
     ShardingSettings,
     decide,
+    describe_long_documents,
     parse_overrides,
     resolve_duplicates,
 )
 from batchloom.preparation.phases.find_duplicates import find_duplicate_pairs, find_duplicates
 from batchloom.preparation.phases.finish import JobResults, collect_store, finish_store, make_manifest, move_store
 from batchloom.preparation.phases.tokenize_phase import SegmentSearch, TokenizePhase
-from batchloom.preparation.phases.unit_shards import OnUnitWritten, ShardSettings, write_shards
+from batchloom.preparation.phases.unit_shards import ShardSettings, write_shards
 from batchloom.preparation.phases.worker_setup import (
     WorkerSetup,
     collect_unit_settings,
@@ -82,15 +82,14 @@ from batchloom.preparation.settings.read_recipe import describe_unused_weights
 from batchloom.preparation.settings.recipe import compute_recipe_fingerprint, count_allowed_bad
 from batchloom.preparation.settings.run_settings import RunSettings
 from batchloom.preparation.units.crash_isolation import CrashTracker, RecordExcludedError
-from batchloom.preparation.units.stream_units import STREAM_BATCHES_FOLDER, adopt_unit
+from batchloom.preparation.units.stream_units import STREAM_BATCHES_FOLDER, adopt_units
 from batchloom.preparation.units.unit_report import STAGES, StageTime, StepFlow, UnitReport, add_stage_times
 from batchloom.preparation.units.units import compute_unit_identity, plan_units
 from batchloom.preparation.units.work_folder import (
+    Decision,
     TokenizedUnit,
     UnitDedupCounts,
-    UnitFacts,
     WorkFolder,
-    read_unit_facts,
 )
 from batchloom.preparation.workers.executors import (
     choose_worker_count,
@@ -101,7 +100,7 @@ from batchloom.preparation.workers.executors import (
 from batchloom.preparation.workers.machine_limits import count_cores
 from batchloom.preparation.workers.process_pool import PrestartedWorkers
 from batchloom.preparation.workers.protocols import Executor
-from batchloom.sources import ReadRules, SourceListing, format_record_name, prefetch_sources
+from batchloom.sources import SourceListing, prefetch_sources
 from batchloom.sources.files import Spool
 from batchloom.store import (
     PAGE_NAME,
@@ -392,48 +391,41 @@ class PrepareRun:
         self, setup: WorkerSetup, context: EncodeContext, prestarted: PrestartedWorkers, *, starts_over: bool
     ) -> JobResults:
         """Run all phases with the records excluded so far."""
+        recipe, log = self._recipe, self._log
         names, segments = self._name_units(context.tokenizer)
         folders = [self._work.unit(name) for name in names]
         if self._work.follow(fingerprint(names)) and not starts_over:
-            self._log.note(
+            log.note(
                 "Versions of packages that affect the documents changed since this job was stopped: all units are "
                 "prepared again."
             )
-        self._adopt_stream_batches(folders)
-        counters = JobCounters(self._log.listener, self._recipe.max_bad, self._listing.bytes)
-        crash_tracker = CrashTracker(self._units, self._log.note, together=segments is not None)
+        # A stream may have cached the batches of some units.
+        if (self._work.path / STREAM_BATCHES_FOLDER).is_dir() and recipe.dedup.mode == "none":
+            membership = SubsetRule(recipe.val_fraction, recipe.test_fraction)
+            if adopted := adopt_units(self._units, self._work, folders, self._record_parsers, membership):
+                log.note(f"Resuming: {adopted:,} of {len(self._units):,} units were already read by a stream.")
         tokenize_phase = TokenizePhase(
             self._units,
-            map(read_unit_facts, folders),
+            folders,
+            self._work,
             self._record_parsers.rules,
-            counters,
-            crash_tracker,
-            self._log.note,
+            JobCounters(log.listener, recipe.max_bad, self._listing.bytes),
+            CrashTracker(self._units, log.note, together=segments is not None),
+            log,
         )
-        self._resumed = sum(unit_facts is not None for unit_facts in tokenize_phase.facts)
+        self._resumed = tokenize_phase.resumed
         if self._resumed:
-            self._log.note(
-                f"Resuming: {self._resumed:,} of {len(self._units):,} units were finished by an earlier run."
-            )
-        task_function = make_task_function(lambda: context)
+            log.note(f"Resuming: {self._resumed:,} of {len(self._units):,} units were finished by an earlier run.")
         with make_executor(
             self._settings.execution,
             self._workers,
             self._work.path,
             setup,
-            lambda: task_function,
+            partial(make_task_function, lambda: context),
             tokenize_phase.handle_message,
             prestarted,
         ) as executor:
-            tasks = tokenize_phase.make_tasks(executor, self._work, folders, segments, self._log)
-            with self._log.time("tokenize"):
-                facts = tokenize_phase.run(executor, tasks)
-            counters.first = tokenize_phase.first_bad()
-            counters.check_bad_records()
-            if not counters.documents:
-                self._work.clear()
-                raise InputMissingError(_describe_no_documents(counters, facts))
-            units = [TokenizedUnit(*unit_fields) for unit_fields in zip(self._units, folders, facts, strict=True)]
+            units = tokenize_phase.run(executor, segments)
             return self._resolve_and_write(executor, units, context, tokenize_phase.reports.report())
 
     def _name_units(self, tokenizer: Tokenizer) -> tuple[list[str], SegmentSearch | None]:
@@ -462,27 +454,11 @@ class PrepareRun:
             settings["before"] = before
         return [compute_unit_identity(unit, settings, self._content) for unit in self._units]
 
-    def _adopt_stream_batches(self, folders: list[Path]) -> None:
-        """Make units of batches that a stream has already cached."""
-        stream_folder = self._work.path / STREAM_BATCHES_FOLDER
-        if not stream_folder.is_dir() or self._recipe.dedup.mode != "none":
-            return
-        membership = SubsetRule(self._recipe.val_fraction, self._recipe.test_fraction)
-        adopted_count = 0
-        for unit, folder in zip(self._units, folders, strict=True):
-            if not folder.exists():
-                batches_folder = stream_folder / folder.name
-                adopted_count += adopt_unit(
-                    unit, batches_folder, folder, self._work.attempt, self._record_parsers, membership
-                )
-        if adopted_count:
-            self._log.note(f"Resuming: {adopted_count:,} of {len(self._units):,} units were already read by a stream.")
-
     def _resolve_and_write(
         self, executor: Executor, units: list[TokenizedUnit], context: EncodeContext, unit_report: UnitReport
     ) -> JobResults:
         """Run the phases after tokenization."""
-        recipe, work, log, itemsize = self._recipe, self._work, self._log, context.dtype.itemsize
+        recipe, work, log = self._recipe, self._work, self._log
         base = read_base_generations(work, self._base, recipe.dedup)
         if base.without_signatures:
             log.note(
@@ -497,10 +473,9 @@ class PrepareRun:
         with log.time("settle"):
             dedup_counts = resolve_duplicates(executor, work, units, duplicate_files, sharding, len(base.files))
         decision = decide(work, units, dedup_counts, sharding, base, balance=recipe.balance_subsets)
-        for text in context.membership.empty_notes(decision.shards, base.nonempty_subsets):
+        for text in self._describe_subsets(context.membership, decision, base, dedup_counts):
             log.note(text)
-        self._note_missed_shares(context.membership, decision.tokens, base, dedup_counts)
-        if note := _describe_long_documents(units, dedup_counts, self._record_parsers.rules, recipe.tokens_per_shard):
+        if note := describe_long_documents(units, dedup_counts, self._record_parsers.rules, recipe.tokens_per_shard):
             log.note(note)
         with log.time("find duplicates"):
             inputs = describe_input_locations(recipe.inputs)["inputs"]
@@ -514,10 +489,9 @@ class PrepareRun:
                 tokens_per_shard=recipe.tokens_per_shard,
                 banding=recipe.dedup.stored_banding,
             )
-            on_unit_written = self._make_write_listener(dedup_counts, itemsize)
             with log.time("write shards"):
-                shards = write_shards(executor, work, units, dedup_counts, decision, settings, on_unit_written)
-        flows = _compute_flows(units, dedup_counts, itemsize)
+                shards = write_shards(executor, work, units, dedup_counts, decision, settings, log.listener)
+        flows = _compute_flows(units, dedup_counts, context.dtype.itemsize)
         return JobResults(
             recipe,
             self._record_parsers,
@@ -532,40 +506,24 @@ class PrepareRun:
             build_content(unit_report, after=flows, duplicates=pairs, duplicates_rest=omitted_pairs),
         )
 
-    def _note_missed_shares(
+    def _describe_subsets(
         self,
         membership: SubsetRule,
-        tokens: Mapping[str, int],
+        decision: Decision,
         base: BaseGenerations,
         dedup_counts: Sequence[UnitDedupCounts],
-    ) -> None:
+    ) -> list[str]:
+        """Describe subsets that stay empty, and those that miss their share of the tokens."""
         sources = self._listing.sources
-        for text in describe_missed_shares(
+        missed_shares = describe_missed_shares(
             membership.shares,
-            tokens,
+            decision.tokens,
             base.documents + sum(counts.documents for counts in dedup_counts),
             balance=self._recipe.balance_subsets,
             texts=all(self._record_parsers.get_parser(source).record_kind == "text" for source in sources),
             splits=any(source.kind in ("text", "code") for source in sources),
-        ):
-            self._log.note(text)
-
-    def _make_write_listener(self, dedup_counts: Sequence[UnitDedupCounts], size: int) -> OnUnitWritten:
-        """Make a callback that reports written units to the listener."""
-        total = sum(unit.tokens for unit in dedup_counts)
-        tokens = resumed_tokens = documents = 0
-
-        def on_unit_written(number: int, *, already_written: bool) -> None:
-            nonlocal tokens, resumed_tokens, documents
-            unit = dedup_counts[number]
-            tokens += unit.tokens
-            resumed_tokens += unit.tokens if already_written else 0
-            documents += unit.documents
-            self._log.listener(
-                Progress("write", tokens * size, total * size, resumed_tokens * size, documents, tokens, 0)
-            )
-
-        return on_unit_written
+        )
+        return [*membership.empty_notes(decision.shards, base.nonempty_subsets), *missed_shares]
 
     def _note_altered(self, content: ReportContent) -> None:
         """Note the counts of altered texts, which document counts do not show."""
@@ -685,52 +643,6 @@ def _compute_flows(units: list[TokenizedUnit], dedup_counts: list[UnitDedupCount
         tokens_out=remaining_tokens,
     )
     return [dedup, write]
-
-
-def _describe_long_documents(
-    units: Sequence[TokenizedUnit], dedup_counts: Sequence[UnitDedupCounts], rules: ReadRules, tokens_per_shard: int
-) -> str:
-    """Describe documents longer than a shard, with the position of the longest, or ""."""
-    count = sum(counts.long for counts in dedup_counts)
-    if not count:
-        return ""
-    number = max(range(len(dedup_counts)), key=lambda number: dedup_counts[number].longest[0])
-    length, part, record, offset = dedup_counts[number].longest
-    longest_part, records_before = units[number].unit.parts[part], 0
-    source, bound = longest_part.source, (units[number].unit.number, longest_part.start)
-    for tokenized_unit in units[: number + 1]:
-        for other_part, facts in zip(tokenized_unit.unit.parts, tokenized_unit.facts.parts, strict=True):
-            if other_part.source.path == source.path and (tokenized_unit.unit.number, other_part.start) < bound:
-                records_before += facts.records
-    record_name = format_record_name(source, rules, records_before, BadRecord(record, offset, None, "", ""))
-    documents_phrase = "1 document is" if count == 1 else f"{count:,} documents are"
-    return (
-        f"{documents_phrase} longer than a shard ({tokens_per_shard:,} tokens, --tokens-per-shard), so some shards "
-        f"are larger. The longest has {length:,} tokens: {record_name}. Raise --tokens-per-shard, or cut texts "
-        "into smaller documents (--split-on paragraph)."
-    )
-
-
-def _describe_no_documents(counters: JobCounters, facts: list[UnitFacts]) -> str:
-    dropped_counts: Counter[str] = Counter()
-    for fact in facts:
-        for part in fact.parts:
-            dropped_counts.update(part.dropped)
-    empty = counters.records - counters.quarantined - dropped_counts.total()
-    counts_by_reason = [
-        (counters.quarantined, "bad"),
-        *((n, rule) for rule, n in dropped_counts.items()),
-        (empty, "empty"),
-    ]
-    message = ", ".join(f"{n:,} {reason}" for n, reason in counts_by_reason if n > 0) or "the input has no records"
-    message = f"No documents were made from {format_count(counters.records, 'record')}: {message}."
-    if counters.first:
-        return f"{message} The first bad one: {counters.first}. Fix the input, or name another."
-    if dropped_counts:
-        flags = any(rule.startswith("nothing to train") for rule in dropped_counts)
-        more = ', "loss" or "train" flags of messages' if flags else ""
-        return f"{message} Relax the rules (--clean, --max-tokens, --overlong, --train-on{more}), or name other inputs."
-    return f"{message} Name other inputs."
 
 
 def _format_first_names(names: Sequence[str]) -> str:

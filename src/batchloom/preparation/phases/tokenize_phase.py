@@ -1,18 +1,27 @@
 """Phase A over all units: part boundaries, task dispatch and progress counting."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 from batchloom.core.document import BadRecord
+from batchloom.core.errors import InputMissingError
+from batchloom.core.wording import format_count
 from batchloom.preparation.phases.find_duplicates import search_all_ranges
 from batchloom.preparation.report.progress import JobCounters, PrepareLog
 from batchloom.preparation.units.crash_isolation import CrashTracker
 from batchloom.preparation.units.unit_report import UnitReportMerger
 from batchloom.preparation.units.units import CrashMarker, Unit, UnitProgress, UnitTask, UnusableError
-from batchloom.preparation.units.work_folder import ExcludedRecords, UnitFacts, WorkFolder
+from batchloom.preparation.units.work_folder import (
+    ExcludedRecords,
+    TokenizedUnit,
+    UnitFacts,
+    WorkFolder,
+    read_unit_facts,
+)
 from batchloom.preparation.workers.protocols import Executor, TaskMessage, iter_task_events, run_tasks
 from batchloom.sources import KnownCut, ReadRules, SequentialCuts, make_bad_record_error
 from batchloom.sources.files import PartStart, Source
@@ -56,28 +65,25 @@ class SegmentSearch:
 
 @final
 class TokenizePhase:
-    """State of all units during tokenization.
-
-    ``resumed_facts`` are the facts of units that an earlier run finished, None for the others. ``counters`` also
-    stop the job at too many bad records.
-    """
+    """State of all units during tokenization; those that an earlier run finished come from ``folders``."""
 
     def __init__(
         self,
         units: Sequence[Unit],
-        resumed_facts: Iterable[UnitFacts | None],
+        folders: Sequence[Path],
+        work: WorkFolder,
         rules: ReadRules,
         counters: JobCounters,
         crash_tracker: CrashTracker,
-        note: Callable[[str], None],
+        log: PrepareLog,
     ) -> None:
-        self._units, self._rules = units, rules
-        self.facts: list[UnitFacts | None] = [None] * len(units)
+        self._units, self._folders, self._work, self._rules = units, folders, work, rules
+        self._facts: list[UnitFacts | None] = [None] * len(units)
         self.reports = UnitReportMerger()
-        self._counters, self._crash_tracker, self._note = counters, crash_tracker, note
+        self._counters, self._crash_tracker, self._log = counters, crash_tracker, log
         self._progress_by_unit: dict[int, UnitProgress] = {}
         self._noted_alterations: set[str] = set()
-        for unit, facts in zip(units, resumed_facts, strict=True):
+        for unit, facts in zip(units, map(read_unit_facts, folders), strict=True):
             if facts is not None:
                 counters.count_resumed(
                     unit.bytes,
@@ -87,35 +93,52 @@ class TokenizePhase:
                     sum(part.bad for part in facts.parts),
                 )
                 self._keep(unit.number, facts)
+        self.resumed = sum(facts is not None for facts in self._facts)
+
+    def run(self, executor: Executor, segments: SegmentSearch | None) -> list[TokenizedUnit]:
+        """Tokenize the pending units, after finding part boundaries and repeats; return all units."""
+        tasks = self._make_tasks(executor, segments)
+        with self._log.time("tokenize"):
+            try:
+                for event in iter_task_events(executor, tasks.items(), self._handle_crash):
+                    if isinstance(event, TaskMessage):
+                        self.handle_message(event)
+                    else:
+                        self._finish_unit(event.number, event.result)
+            except UnusableError as error:
+                raise self._make_error(error.unit, error.part, error.bad) from None
+        facts = [unit_facts for unit_facts in self._facts if unit_facts is not None]
+        # The first in input order, not the first that was found.
+        first_bad = next(
+            ((unit.number, *f.first_bad) for unit, f in zip(self._units, facts, strict=True) if f.first_bad), None
+        )
+        self._counters.first = str(self._make_error(*first_bad)) if first_bad else ""
+        self._counters.check_bad_records()
+        if not self._counters.documents:
+            self._work.clear()
+            raise InputMissingError(_describe_no_documents(self._counters, facts))
+        return [TokenizedUnit(*fields) for fields in zip(self._units, self._folders, facts, strict=True)]
 
     def _keep(self, number: int, facts: UnitFacts) -> None:
         """Store the results of a unit and merge its report into the others."""
-        self.facts[number] = facts.counts
+        self._facts[number] = facts.counts
         self.reports.add(number, facts.report)
 
-    def make_tasks(
-        self,
-        executor: Executor,
-        work: WorkFolder,
-        folders: Sequence[Path],
-        segments: SegmentSearch | None,
-        log: PrepareLog,
-    ) -> dict[int, UnitTask]:
-        """Make the tasks of pending units, after finding part boundaries and repeats."""
-        pending_units = [unit for unit, facts in zip(self._units, self.facts, strict=True) if facts is None]
+    def _make_tasks(self, executor: Executor, segments: SegmentSearch | None) -> dict[int, UnitTask]:
+        pending_units = [unit for unit, facts in zip(self._units, self._facts, strict=True) if facts is None]
         if not pending_units:
             return {}
         # Repeated lines are searched in all units.
-        cuts = self._find_cuts(executor, self._units if segments else pending_units, log)
+        cuts = self._find_cuts(executor, self._units if segments else pending_units)
         repeated_files: tuple[Path, ...] = ()
         if segments:
-            with log.time("find repeated pieces"):
-                repeated_files = self._find_repeated_segments(executor, work, segments, cuts)
+            with self._log.time("find repeated pieces"):
+                repeated_files = self._find_repeated_segments(executor, segments, cuts)
         return {
             unit.number: UnitTask(
                 unit,
-                folders[unit.number],
-                work.attempt,
+                self._folders[unit.number],
+                self._work.attempt,
                 excluded=segments.excluded[unit.number] if segments else (),
                 repeated=repeated_files,
                 known_cuts=select_unit_cuts(unit, cuts),
@@ -123,7 +146,7 @@ class TokenizePhase:
             for unit in pending_units
         }
 
-    def _find_cuts(self, executor: Executor, units: Sequence[Unit], log: PrepareLog) -> CutsBySource:
+    def _find_cuts(self, executor: Executor, units: Sequence[Unit]) -> CutsBySource:
         """Find the part boundaries of large CSV files and JSON lists, one pass per file."""
         sources: list[Source] = []
         offsets: dict[str, set[int]] = {}
@@ -139,7 +162,7 @@ class TokenizePhase:
             number: partial(find_part_cuts, source, sorted(offsets[source.path]), self._rules)
             for number, source in enumerate(sources)
         }
-        with log.time("find cuts"):
+        with self._log.time("find cuts"):
             starts = run_tasks(executor, tasks, "")
         return {
             (source.path, offset): start
@@ -148,12 +171,12 @@ class TokenizePhase:
         }
 
     def _find_repeated_segments(
-        self, executor: Executor, work: WorkFolder, segments: SegmentSearch, cuts: CutsBySource
+        self, executor: Executor, segments: SegmentSearch, cuts: CutsBySource
     ) -> tuple[Path, ...]:
         """Return the files that list repeated lines or paragraphs."""
         tasks = {
             unit.number: UnitTask(
-                *(unit, path, work.attempt),
+                *(unit, path, self._work.attempt),
                 excluded=excluded,
                 known_cuts=select_unit_cuts(unit, cuts),
                 segment_keys=True,
@@ -166,19 +189,7 @@ class TokenizePhase:
                 self._crash_tracker.record_marker(event.number, event.message)
             else:
                 self._crash_tracker.forget_unit(event.number)
-        return search_all_ranges(executor, tuple(segments.key_files), segments.folder, work.attempt)
-
-    def run(self, executor: Executor, tasks: dict[int, UnitTask]) -> list[UnitFacts]:
-        """Run the tasks and return the facts of all units in order."""
-        try:
-            for event in iter_task_events(executor, tasks.items(), self._handle_crash):
-                if isinstance(event, TaskMessage):
-                    self.handle_message(event)
-                else:
-                    self._finish_unit(event.number, event.result)
-        except UnusableError as error:
-            raise self._make_error(error.unit, error.part, error.bad) from None
-        return [facts for facts in self.facts if facts is not None]
+        return search_all_ranges(executor, tuple(segments.key_files), segments.folder, self._work.attempt)
 
     def handle_message(self, event: Any) -> None:
         """Handle a worker's message; raises TooManyBadRecordsError above the budget."""
@@ -202,10 +213,7 @@ class TokenizePhase:
             counters.count_documents(message.documents - previous.documents, message.tokens - previous.tokens)
 
     def _handle_crash(self, number: int, task: UnitTask, reason: str) -> UnitTask:
-        """Return the retry task of a unit whose worker died.
-
-        Raises WorkerError for repeated deaths, RecordExcludedError if an excluded record affects other units.
-        """
+        """Return the retry task of a unit whose worker died."""
         progress = self._progress_by_unit.pop(number, UnitProgress())
         self._counters.forget(
             progress.bytes, progress.records, progress.documents, progress.tokens, progress.bad, progress.reasons
@@ -219,17 +227,10 @@ class TokenizePhase:
         for alteration, source in facts.altered.items():
             if alteration not in self._noted_alterations:
                 self._noted_alterations.add(alteration)
-                self._note(
+                self._log.note(
                     f"{alteration}, first in {source}: batchloom doctor counts such conversations and shows them "
                     "as a model sees them."
                 )
-
-    def first_bad(self) -> str:
-        """Describe the first bad record in input order; empty if there is none."""
-        for number, facts in enumerate(self.facts):
-            if facts is not None and facts.first_bad:
-                return str(self._make_error(number, *facts.first_bad))
-        return ""
 
     def _make_error(self, number: int, part: int, bad: BadRecord) -> Exception:
         unit = self._units[number]
@@ -242,9 +243,29 @@ class TokenizePhase:
         if self._units[number].parts[part].start == 0:
             return 0
         record_count = 0
-        for unit, facts in zip(self._units[:number], self.facts[:number], strict=True):
+        for unit, facts in zip(self._units[:number], self._facts[:number], strict=True):
             part_indices = [index for index, unit_part in enumerate(unit.parts) if unit_part.source.path == path]
             if part_indices and facts is None:
                 return None
             record_count += sum(facts.parts[index].records for index in part_indices) if facts else 0
         return record_count
+
+
+def _describe_no_documents(counters: JobCounters, facts: Sequence[UnitFacts]) -> str:
+    dropped_counts: Counter[str] = Counter()
+    for part in [part for unit_facts in facts for part in unit_facts.parts]:
+        dropped_counts.update(part.dropped)
+    empty = counters.records - counters.quarantined - dropped_counts.total()
+    counts_by_reason = {"bad": counters.quarantined, **dropped_counts, "empty": empty}
+    reasons = ", ".join(f"{n:,} {reason}" for reason, n in counts_by_reason.items() if n > 0)
+    message = (
+        f"No documents were made from {format_count(counters.records, 'record')}: "
+        f"{reasons or 'the input has no records'}."
+    )
+    if counters.first:
+        return f"{message} The first bad one: {counters.first}. Fix the input, or name another."
+    if dropped_counts:
+        flags = any(rule.startswith("nothing to train") for rule in dropped_counts)
+        more = ', "loss" or "train" flags of messages' if flags else ""
+        return f"{message} Relax the rules (--clean, --max-tokens, --overlong, --train-on{more}), or name other inputs."
+    return f"{message} Name other inputs."

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, final
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import PARTIAL_SUFFIX, release_pages
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.phases.duplicate_resolution import ShardCutter, iter_rows_with_reasons, iter_unit_rows
+from batchloom.preparation.report.progress import Listener, Progress
 from batchloom.preparation.units.unit_files import (
     MEDIA_NAMES,
     read_unit_media,
@@ -110,14 +111,6 @@ class UnitShards:
     settings: ShardSettings
 
 
-class OnUnitWritten(Protocol):
-    """Callback for units whose shards are written."""
-
-    def __call__(self, number: int, *, already_written: bool) -> None:
-        """Handle one unit; ``already_written``: an earlier run wrote its shards."""
-        ...
-
-
 def write_shards(
     executor: Executor,
     work: WorkFolder,
@@ -125,18 +118,29 @@ def write_shards(
     dedup_counts: Sequence[UnitDedupCounts],
     decision: Decision,
     settings: ShardSettings,
-    on_unit_written: OnUnitWritten,
+    listener: Listener,
 ) -> list[dict[str, list[ShardEntry]]]:
     """Write the shards of every unit, and return those of each unit by subset."""
     shards: dict[int, dict[str, list[ShardEntry]]] = {}
     tasks: dict[int, Callable[[str], dict[str, list[ShardEntry]]]] = {}
-    moved_units = set(decision.moved)
+    moved_units, itemsize = set(decision.moved), settings.dtype.itemsize
+    counts_by_unit = {unit.unit.number: counts for unit, counts in zip(units, dedup_counts, strict=True)}
+    total_bytes = sum(counts.tokens for counts in dedup_counts) * itemsize
+    documents = tokens = resumed_bytes = 0
+
+    def report_unit(number: int) -> None:
+        nonlocal documents, tokens
+        documents += counts_by_unit[number].documents
+        tokens += counts_by_unit[number].tokens
+        listener(Progress("write", tokens * itemsize, total_bytes, resumed_bytes, documents, tokens, 0))
+
     for unit, unit_counts, numbers in zip(units, dedup_counts, decision.shards, strict=True):
         number = unit.unit.number
         shard_entries = read_unit_shards(work.shards(number))
         if shard_entries is not None:
             shards[number] = shard_entries
-            on_unit_written(number, already_written=True)
+            resumed_bytes += unit_counts.tokens * itemsize
+            report_unit(number)
             continue
         unit_shards = UnitShards(
             first_part=unit.unit.first_part,
@@ -149,7 +153,7 @@ def write_shards(
             settings=settings,
         )
         tasks[number] = partial(write_unit_shards, unit_shards)
-    shards |= run_tasks(executor, tasks, work.attempt, partial(on_unit_written, already_written=False))
+    shards |= run_tasks(executor, tasks, work.attempt, report_unit)
     return [shards[number] for number in sorted(shards)]
 
 

@@ -29,6 +29,7 @@ from batchloom.preparation.units.work_folder import (
     FACTS_NAME,
     PartCounts,
     UnitFacts,
+    WorkFolder,
     attempt_folder,
     move_into_place,
     translate_read_errors,
@@ -145,18 +146,32 @@ def read_stream_batches(folder: Path) -> list[StreamBatchFacts] | None:
     return stream_batches
 
 
-def adopt_unit(
+def adopt_units(
+    units: Sequence[Unit],
+    work: WorkFolder,
+    folders: Sequence[Path],
+    record_parsers: RecordParsers,
+    membership: SubsetRule,
+) -> int:
+    """Make temporary files of units without any from their stream batches; return their number."""
+    count = 0
+    for unit, folder in zip(units, folders, strict=True):
+        batches_folder = work.path / STREAM_BATCHES_FOLDER / folder.name
+        if not folder.exists() and (stream_batches := read_stream_batches(batches_folder)) is not None:
+            _adopt_unit(unit, stream_batches, batches_folder, folder, work.attempt, record_parsers, membership)
+            count += 1
+    return count
+
+
+def _adopt_unit(
     unit: Unit,
+    stream_batches: Sequence[StreamBatchFacts],
     batches_folder: Path,
     folder: Path,
     attempt: str,
     record_parsers: RecordParsers,
     membership: SubsetRule,
-) -> bool:
-    """Make a unit's temporary files of its stream batches."""
-    stream_batches = read_stream_batches(batches_folder)
-    if stream_batches is None:
-        return False
+) -> None:
     partial_folder = attempt_folder(folder, attempt)
     make_folder(partial_folder)
     records_before = [0] * len(unit.parts)
@@ -169,7 +184,6 @@ def adopt_unit(
     sync_folder(partial_folder)
     move_into_place(partial_folder, folder)
     shutil.rmtree(batches_folder, ignore_errors=True)
-    return True
 
 
 def _copy_stream_batch(
