@@ -67,7 +67,9 @@ def check_same_recipe(
             f"{out} has tokenizer {base.tokenizer.name}, but {recipe.tokenizer} is requested: a store has one "
             "tokenizer. Leave the option out, or prepare another store."
         )
-    if (processor_fingerprint := _get_processor_fingerprint(recipe)) != (base.processor and base.processor.fingerprint):
+    media = recipe.reading.media
+    processor_fingerprint = None if media is None else compute_processor_fingerprint(media.processor)
+    if processor_fingerprint != (base.processor and base.processor.fingerprint):
         stored_value = base.processor.name if base.processor else "none"
         requested_value = "none" if processor_fingerprint is None else "another"
         raise StoreConflictError(
@@ -79,12 +81,6 @@ def check_same_recipe(
             f"{out} has dtype {base.dtype}, but dtype {recipe.dtype} is requested: a store has one dtype; "
             f"give --dtype {base.dtype}."
         )
-
-
-def _get_processor_fingerprint(recipe: Recipe) -> str | None:
-    """Return the fingerprint of a recipe's processor; None if it has none."""
-    media = recipe.reading.media
-    return None if media is None else compute_processor_fingerprint(media.processor)
 
 
 def _is_other_tokenizer(recipe: Recipe, base: Manifest) -> bool:
@@ -119,13 +115,7 @@ _LOW_MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class StoredSignatures:
-    """MinHash signatures of a stored shard.
-
-    Attributes:
-        path: signature file.
-        documents: number of documents of the shard.
-        removed: positions of removed documents, which are never matched.
-    """
+    """MinHash signatures of a stored shard; documents at ``removed`` positions are never matched."""
 
     path: Path
     documents: int
@@ -134,28 +124,19 @@ class StoredSignatures:
 
 @dataclass(frozen=True, slots=True)
 class BaseGenerations:
-    """State of the store that a job appends to; empty for a new store.
-
-    Attributes:
-        generation: newest generation; 0 for a new store.
-        files: key files of the stored documents, in order.
-        shards: number of the next shard of each subset.
-        nonempty_subsets: subsets that hold documents.
-        tokens: tokens of each subset, without removed documents.
-        documents: number of documents, without removed ones.
-        overrides: subsets assigned to single hashes.
-        signatures: MinHash signatures of the documents of each key file; None where the store has none with
-            the same banding.
-        base: manifest of the newest generation.
-    """
+    """State of the store that a job appends to; empty for a new store."""
 
     generation: int = 0
+    # Key files of the stored documents, in order.
     files: tuple[Path, ...] = ()
+    # Number of the next shard of each subset.
     shards: Mapping[str, int] = field(default_factory=dict)
     nonempty_subsets: frozenset[str] = frozenset()
+    # Removed documents count neither here nor in ``documents``.
     tokens: Mapping[str, int] = field(default_factory=dict)
     documents: int = 0
     overrides: tuple[tuple[int, str], ...] = ()
+    # One per key file; None where the store has none with the same banding.
     signatures: tuple[StoredSignatures | None, ...] = ()
     base: Manifest | None = None
 
@@ -185,10 +166,7 @@ def read_base_manifest(out: Path) -> Manifest | None:
 
 
 def read_base_generations(work: WorkFolder, base: Manifest | None, dedup: DedupRecipe) -> BaseGenerations:
-    """Collect the state of the store to append to, as far as ``dedup`` needs it.
-
-    Key files are written into the work folder.
-    """
+    """Collect the state of the store to append to; key files are written as far as ``dedup`` needs them."""
     if base is None:
         return BaseGenerations()
     return BaseGenerations(
@@ -248,14 +226,8 @@ def read_tokenizer_state(out: Path) -> dict[str, Any]:
 def select_new_inputs(listing: SourceListing, base: Manifest, out: Path, *, hashed: bool = False) -> SourceListing:
     """Select the inputs that the store does not hold yet, with a note on the others.
 
-    A file is identified by path, size and mtime, or by name (or path), size and content. A changed file counts
-    as entirely new.
-
-    Args:
-        listing: the listed inputs.
-        base: manifest of the newest generation.
-        out: folder of the store.
-        hashed: identify files by their content alone.
+    A file is identified by path, size and mtime (unless ``hashed``), or by name (or path), size and content. A
+    changed file counts as entirely new.
     """
     reported_files = _index_reported_files(out, base)
     reported_paths = {path for path, _, _ in reported_files}
@@ -269,7 +241,8 @@ def select_new_inputs(listing: SourceListing, base: Manifest, out: Path, *, hash
         if not hashed and (reported_source.path, reported_source.bytes, reported_source.mtime_ns) in reported_files:
             continue
         names = ((reported_source.path, reported_source.bytes), (source.name, source.size))
-        if _contains_source([entry for name in names for entry in entries_by_name.get(name, ())], source):
+        entries_by_hash = {entry.hash: entry for name in names for entry in entries_by_name.get(name, ())}
+        if any(hash_recorded_parts(source, entry) == digest for digest, entry in entries_by_hash.items()):
             continue
         new_sources.append(source)
         if reported_source.path in reported_paths:
@@ -287,11 +260,6 @@ def select_new_inputs(listing: SourceListing, base: Manifest, out: Path, *, hash
             "documents that the store already holds count as duplicates."
         )
     return replace(listing, sources=tuple(new_sources), notes=tuple(notes))
-
-
-def _contains_source(entries: Sequence[SourceEntry], source: Source) -> bool:
-    different = {entry.hash: entry for entry in entries}
-    return any(hash_recorded_parts(source, entry) == entry.hash for entry in different.values())
 
 
 def _index_reported_files(out: Path, base: Manifest) -> dict[tuple[str, int, int], list[SourceEntry]]:

@@ -214,16 +214,7 @@ def _find_finished_job(
 
 @final
 class PrepareRun:
-    """One run of a recipe in its locked work folder.
-
-    Args:
-        work: the work folder.
-        request: the recipe, and the state of its tokenizer if the recipe alone does not determine it.
-        listing: the inputs.
-        settings: settings of the run.
-        log: notes and durations of the run.
-        base: newest generation of the store to append to; None for a new store.
-    """
+    """One run of a recipe in its locked work folder; ``base`` is the generation to append to."""
 
     def __init__(
         self,
@@ -445,10 +436,7 @@ class PrepareRun:
         return self._list_unit_names(tokenizer, segments_fingerprint), segments
 
     def _list_unit_names(self, tokenizer: Tokenizer, before: str = "") -> list[str]:
-        """Return the identities of all units.
-
-        ``before`` identifies the texts that decide which repeated lines are removed.
-        """
+        """Return the identities of all units; ``before`` identifies the texts that repeats are removed of."""
         settings = collect_unit_settings(self._recipe, tokenizer, self._settings.constants)
         if before:
             settings["before"] = before
@@ -600,10 +588,7 @@ class PrepareRun:
         )
 
     def _find_media_folders(self) -> dict[str, str]:
-        """Return the base folder of media paths by source, for the report.
-
-        The store itself only has the paths in records.
-        """
+        """Return the base folder of media paths by source, which the store itself does not have."""
         folders = {source.name: self._record_parsers.media_folder(source) for source in self._listing.sources}
         return {
             decode_file_name(name): decode_file_name(

@@ -90,18 +90,15 @@ def _covers_all_inputs(
     if _list_tokenizer_differences(recipe, manifest.tokenizer.fingerprint, tokenizer_state):
         return False
     reports = [step_report for entry in steps if (step_report := read_report(out, entry.number))]
-    known_files = {
-        (reported_source.path, reported_source.bytes, reported_source.mtime_ns)
-        for step_report in reports
-        for reported_source in step_report.sources
-    }
-    listed_files = {
-        (reported_source.path, reported_source.bytes, reported_source.mtime_ns)
-        for reported_source in make_report_sources(listing.sources)
-    }
+    known_files = {file for step_report in reports for file in _identify_files(step_report.sources)}
+    listed_files = set(_identify_files(make_report_sources(listing.sources)))
     # All first names must still be listed: with a file less it is another job.
     first_names = {source_entry.name for source_entry in manifest.sources}
     return listed_files <= known_files and first_names <= {source.name for source in listing.sources}
+
+
+def _identify_files(sources: Sequence[ReportedSource]) -> list[tuple[str, int, int]]:
+    return [(source.path, source.bytes, source.mtime_ns) for source in sources]
 
 
 def _select_generation(manifest: Manifest, entry: GenerationEntry) -> Manifest:
@@ -139,9 +136,15 @@ def _list_job_differences(
     """List the differences between a job and that of a manifest, in a few words each."""
     differences = list_recipe_differences(manifest.recipe, _make_comparable_recipe(manifest.recipe, recipe))
     differences += _list_tokenizer_differences(recipe, manifest.tokenizer.fingerprint, tokenizer_state)
-    has_same_files = report is not None and _are_same_files(report.sources, listing.sources)
+    # Names may differ.
+    has_same_files = report is not None and _identify_files(report.sources) == _identify_files(
+        make_report_sources(listing.sources)
+    )
     if not has_same_files:
-        differences += _list_source_differences(manifest.sources, listing.sources)
+        differences += _describe_list_changes(
+            [(source.name, source.bytes) for source in manifest.sources],
+            [(source.name, source.size) for source in listing.sources],
+        )
     if not differences and (hashed or not has_same_files):
         differences = _list_content_differences(manifest, report, listing.sources, hashed=hashed)
     if not differences:
@@ -300,21 +303,16 @@ def make_job_identity(
 def describe_job_differences(
     previous_job: JobIdentity,
     job: JobIdentity,
-    recipe: Recipe | None,
+    recipe: Recipe,
     tokenizer: str | None,
     tokenizer_state: Mapping[str, Any] | None = None,
 ) -> str:
     """Describe how an unfinished job differs from this one; empty if they are equal.
 
-    Args:
-        previous_job: the unfinished job.
-        job: this job.
-        recipe: recipe of this job; None if it has no tokenizer.
-        tokenizer: fingerprint of the unfinished job's tokenizer; None if it has none yet.
-        tokenizer_state: state of this job's tokenizer, if the recipe alone does not determine it.
+    ``tokenizer`` is the fingerprint of the unfinished job's tokenizer; None if it has none yet.
     """
     differences = list_recipe_differences(previous_job.recipe, job.recipe)
-    if recipe is not None and tokenizer is not None:
+    if tokenizer is not None:
         differences += _list_tokenizer_differences(recipe, tokenizer, tokenizer_state)
     if bool(previous_job.content) != bool(job.content):
         hash_change = "is given now, but was not before" if job.content else "was given before, but is not now"
@@ -325,7 +323,9 @@ def describe_job_differences(
         changed = [name for old, new, (name, _, _) in pairs if old != new]
         differences.append(f"inputs: {changed[0] if changed else 'one'} has other content")
     if previous_job.sources != job.sources:
-        differences += _list_input_differences(previous_job.sources, job.sources)
+        sizes = [[(name, size) for name, size, _ in sources] for sources in (previous_job.sources, job.sources)]
+        rewritten = [a[0] for a, b in zip(previous_job.sources, job.sources, strict=False) if a != b]
+        differences += _describe_list_changes(*sizes) or [f"inputs: {rewritten[0]} was rewritten"]
     elif previous_job.work_version == job.work_version:
         differences += _list_kind_differences(previous_job.kinds, job.kinds, [source[0] for source in job.sources])
     if (previous_job.work_version, previous_job.constants) != (job.work_version, job.constants):
@@ -372,12 +372,6 @@ def _get_original_path(source: Source) -> str:
     return decode_file_name(make_absolute(source.path))
 
 
-def _are_same_files(reported: Sequence[ReportedSource], sources: Sequence[Source]) -> bool:
-    """Return whether paths, sizes and times are unchanged; names may differ."""
-    previous_files = [(source.path, source.bytes, source.mtime_ns) for source in reported]
-    return previous_files == [(_get_original_path(now), now.size, now.mtime_ns) for now in sources]
-
-
 def fingerprint_tokenizer_file(recipe: Recipe) -> str | None:
     """Return the fingerprint of a tokenizer file, which may change; None for others."""
     spec = recipe.tokenizer
@@ -395,25 +389,6 @@ def _list_tokenizer_differences(
     if fingerprint_tokenizer_file(recipe) in (None, fingerprint):
         return []
     return [f"tokenizer: {recipe.tokenizer} has changed"]
-
-
-def _list_source_differences(previous_sources: Sequence[SourceEntry], current_sources: Sequence[Source]) -> list[str]:
-    return _describe_list_changes(
-        [(source.name, source.bytes) for source in previous_sources],
-        [(source.name, source.size) for source in current_sources],
-    )
-
-
-def _list_input_differences(
-    previous_sources: Sequence[tuple[str, int, int]], current_sources: Sequence[tuple[str, int, int]]
-) -> list[str]:
-    differences = _describe_list_changes(
-        [(name, size) for name, size, _ in previous_sources], [(name, size) for name, size, _ in current_sources]
-    )
-    if differences:
-        return differences
-    changed = [a[0] for a, b in zip(previous_sources, current_sources, strict=True) if a != b]
-    return [f"inputs: {changed[0]} was rewritten"]
 
 
 def _list_kind_differences(

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from batchloom.core.errors import SettingsError, StoreConflictError
 from batchloom.core.settings import quote_value, raise_problems, to_plain
@@ -110,7 +109,10 @@ def _write_synthetic_shards(
     total, documents, tokens = data.tokens, 0, 0
     try:
         for batch in _iter_synthetic_batches(data):
-            rows = _make_synthetic_rows(batch)
+            rows = np.zeros(len(batch.lengths), ROW)
+            rows["hash"] = hash_ids(batch)
+            rows["record"] = batch.first + np.arange(len(rows))
+            rows["length"] = batch.lengths
             codes = membership.codes(rows["hash"])
             for code, name in enumerate(SUBSETS):
                 row_indices = np.flatnonzero(codes == code)
@@ -136,14 +138,6 @@ def _iter_synthetic_batches(data: SyntheticDocuments) -> Iterator[TokenBatch]:
         ids = data.ids(numbers, np.zeros(len(numbers), np.int64), lengths)
         yield TokenBatch(first, lengths, np.cumsum(lengths) - lengths, ids)
         first += len(lengths)
-
-
-def _make_synthetic_rows(batch: TokenBatch) -> NDArray[np.void]:
-    rows = np.zeros(len(batch.lengths), ROW)
-    rows["hash"] = hash_ids(batch)
-    rows["record"] = batch.first + np.arange(len(rows))
-    rows["length"] = batch.lengths
-    return rows
 
 
 def _finish_synthetic(

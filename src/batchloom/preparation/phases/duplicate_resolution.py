@@ -51,12 +51,7 @@ from batchloom.store.write import make_folder, sync_folder
 
 @final
 class ShardCutter:
-    """Incremental cutter of one unit and subset into shards.
-
-    Args:
-        most_tokens: maximum tokens of a shard, except for a single longer document or pair.
-        most_documents: maximum documents of a shard.
-    """
+    """Incremental cutter of one unit and subset; only a single longer document or pair exceeds a shard."""
 
     def __init__(self, most_tokens: int, most_documents: int = SHARD_DOCUMENTS) -> None:
         self._most_tokens, self._most_documents = most_tokens, most_documents
@@ -64,11 +59,7 @@ class ShardCutter:
         self.shards = 0
 
     def cut(self, rows: NDArray[np.void]) -> list[tuple[int, int, bool]]:
-        """Return ranges (start, stop, begins a shard) of the next documents.
-
-        Args:
-            rows: documents, ROW [D]; no preference pair may be split between calls.
-        """
+        """Return ranges (start, stop, begins a shard) of the next rows; no pair may be split between calls."""
         cumulative_tokens = np.cumsum(rows["length"], dtype=np.int64)
         # A shard may end after every document but the first of a pair.
         ends = np.flatnonzero(rows["side"] != CHOSEN) + 1
@@ -106,10 +97,7 @@ _DropRangeReader = Callable[[int, int], NDArray[np.void]]
 class ShardingSettings:
     """Settings that decide the subset and shard of each document.
 
-    Attributes:
-        membership: subset rule of the shares.
-        base_membership: the same with the overrides of earlier generations.
-        tokens_per_shard: maximum number of tokens of a shard.
+    ``base_membership`` has the overrides of earlier generations.
     """
 
     membership: SubsetRule
@@ -312,7 +300,7 @@ def decide(
     *,
     balance: bool,
 ) -> Decision:
-    """Decide subset overrides and shard numbers, once for all units; a stored decision is reused.
+    """Decide subset overrides and shard numbers, once for all units.
 
     With ``balance``, single documents move when a subset misses its share of the tokens.
     """

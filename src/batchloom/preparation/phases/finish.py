@@ -65,31 +65,19 @@ from batchloom.tokens import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class JobResults:
-    """Results of all phases, of which the store consists.
-
-    Attributes:
-        recipe: the job's recipe.
-        record_parsers: record parser of each source.
-        sources: the inputs in order.
-        base: newest generation of the store that is appended to; None for a new store.
-        tokenizer: tokenizer of the job.
-        dtype: name of the token dtype on disk.
-        units: tokenized units in order.
-        dedup_counts: counts of remaining documents of each unit.
-        decision: subset overrides and shard numbers.
-        shards: shards of each unit, by subset; empty for a dry run.
-        content: content of the report.
-    """
+    """Results of all phases, from which the store is finished."""
 
     recipe: Recipe
     record_parsers: RecordParsers
     sources: Sequence[Source]
+    # Newest generation of the store that is appended to.
     base: Manifest | None
     tokenizer: Tokenizer
     dtype: str
     units: Sequence[TokenizedUnit]
     dedup_counts: Sequence[UnitDedupCounts]
     decision: Decision
+    # Of each unit by subset; empty for a dry run.
     shards: Sequence[dict[str, list[ShardEntry]]]
     content: ReportContent
 
@@ -100,12 +88,14 @@ class JobResults:
 
 
 def collect_store(work: WorkFolder, results: JobResults) -> dict[str, SubsetEntry]:
-    """Move the shards into the work store, write all files next to them but two.
-
-    The report and the manifest follow with :func:`finish_store`. Returns the entry of each subset.
-    """
+    """Move the shards into the work store, and write its other files but the report and the manifest."""
     make_folder(work.store)
-    _move_shards(work, results)
+    # Safe to repeat after a kill.
+    for unit, shards in zip(results.units, results.shards, strict=True):
+        for name in [name for name, entries in shards.items() if entries]:
+            make_folder(work.store / name)
+            if (folder := work.shards(unit.unit.number) / name).is_dir():
+                _move_files(folder, work.store / name)
     subsets = {}
     for name in SUBSETS:
         entries = [entry for unit in results.shards for entry in unit[name]]
@@ -145,24 +135,6 @@ def _read_processor_state(recipe: Recipe) -> bytes | None:
     """Return the encoded processor state of a recipe; None without media."""
     media = recipe.reading.media
     return None if media is None else msgspec.json.encode(get_processor_state(media, recipe.tokenizer))
-
-
-def _make_processor_entry(recipe: Recipe) -> ProcessorEntry | None:
-    data = _read_processor_state(recipe)
-    if data is None:
-        return None
-    state = msgspec.json.decode(data)
-    return ProcessorEntry(state["name"], state["fingerprint"], compute_checksum(data))
-
-
-def _move_shards(work: WorkFolder, results: JobResults) -> None:
-    """Move the shards of all units into the work store; safe to repeat after a kill."""
-    for tokenized_unit, shards in zip(results.units, results.shards, strict=True):
-        folder = work.shards(tokenized_unit.unit.number)
-        for name in [name for name, entries in shards.items() if entries]:
-            make_folder(work.store / name)
-            if (folder / name).is_dir():
-                _move_files(folder / name, work.store / name)
 
 
 def move_store(work: WorkFolder) -> None:
@@ -230,7 +202,10 @@ def make_manifest(results: JobResults, subsets: dict[str, SubsetEntry]) -> Manif
         dropped.update(part.dropped)
         dropped.update(dedup_counts.dropped)
         dropped["empty"] += part.empty
-    tokenizer = results.tokenizer
+    tokenizer, processor = results.tokenizer, None
+    if (data := _read_processor_state(results.recipe)) is not None:
+        state = msgspec.json.decode(data)
+        processor = ProcessorEntry(state["name"], state["fingerprint"], compute_checksum(data))
     return Manifest(
         format_version=FORMAT_VERSION,
         generation=1,
@@ -249,7 +224,7 @@ def make_manifest(results: JobResults, subsets: dict[str, SubsetEntry]) -> Manif
         subsets=subsets,
         subset_overrides=results.decision.overrides,
         sources=_make_source_entries(results),
-        processor=_make_processor_entry(results.recipe),
+        processor=processor,
     )
 
 
@@ -277,15 +252,10 @@ def _make_source_entries(results: JobResults) -> tuple[SourceEntry, ...]:
             preferences=source_parsers[source.path].preferences,
             revision=source.revision,
             dataset=results.recipe.source(source.input).name or "",
-            weight=_source_weight(results.recipe, source),
+            weight=None if (weight := results.recipe.source(source.input).weight) is None else float(weight),
         )
         for source in results.sources
     )
-
-
-def _source_weight(recipe: Recipe, source: Source) -> float | None:
-    weight = recipe.source(source.input).weight
-    return None if weight is None else float(weight)
 
 
 def _write_quarantine(work: WorkFolder, results: JobResults) -> None:

@@ -50,13 +50,7 @@ def select_unit_cuts(unit: Unit, cuts: CutsBySource) -> tuple[KnownCut, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSearch:
-    """Search for repeated lines or paragraphs, which precedes tokenization.
-
-    Attributes:
-        key_files: file of the keys of each unit's segments.
-        excluded: excluded records of each unit, whose segments no document has.
-        folder: folder of the files that list repeated segments.
-    """
+    """Search for repeated lines or paragraphs: key file and excluded records of each unit, and its folder."""
 
     key_files: list[Path]
     excluded: list[ExcludedRecords]

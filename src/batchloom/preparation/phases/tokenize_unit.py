@@ -63,10 +63,7 @@ REPEATED_REASON = "only repeated lines"
 
 @final
 class RecordIngester:
-    """Parser, normalizer and filter of records.
-
-    ``line_deduplicator`` removes repeated lines or paragraphs. ``statistics`` receives drops and flows.
-    """
+    """Parser, normalizer and filter of records."""
 
     def __init__(
         self,
@@ -81,10 +78,7 @@ class RecordIngester:
         self._statistics, self._stopwatch = statistics, stopwatch
 
     def ingest(self, records: Records, record_parser: RecordParser, source: str) -> Counter[str]:
-        """Turn records into documents in place; return the number of drops by reason.
-
-        Unusable records become bad records.
-        """
+        """Turn records into documents or bad records in place; return the number of drops by reason."""
         with self._stopwatch.time("read"):
             record_parser.parse_records(records)
         with self._stopwatch.time("clean", documents=len(records.values)):
@@ -164,12 +158,7 @@ _UNKNOWN_LENGTH = -1
 
 @dataclass(frozen=True, slots=True)
 class SeenBatch:
-    """Repeats in a batch of texts, known before tokenization.
-
-    Attributes:
-        numbers: number of each text among the remembered ones, -1 if it is not remembered, int64 [D].
-        fresh: whether each text is new, bool [D].
-    """
+    """Repeats in a batch of texts, known before tokenization: a number of each (-1: not remembered), and if new."""
 
     numbers: NDArray[np.int64]
     fresh: NDArray[np.bool_]

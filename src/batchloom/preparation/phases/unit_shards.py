@@ -71,18 +71,14 @@ _CHUNK_BYTES = 1 << 20
 class ShardSettings:
     """Shard settings shared by all units of a job.
 
-    Attributes:
-        dtype: token dtype on disk.
-        base_membership: subset rule of the shares, by which the temporary token files are split.
-        final_membership: subset rule with overrides.
-        tokens_per_shard: maximum number of tokens of a shard.
-        banding: MinHash parameters of the signatures to store; None to store none.
+    The temporary token files are split by ``base_membership``, the subset rule of the shares.
     """
 
     dtype: np.dtype[np.generic]
     base_membership: SubsetRule
     final_membership: SubsetRule
     tokens_per_shard: int
+    # None to store no MinHash signatures.
     banding: Banding | None = None
 
 
@@ -90,15 +86,8 @@ class ShardSettings:
 class UnitShards:
     """Shards to write of one unit.
 
-    Attributes:
-        first_part: number of the unit's first part among all parts of the store.
-        folder: temporary files of the unit.
-        resolution_folder: resolved duplicates of the unit.
-        shards: output folder of the finished shards.
-        checksums: checksums of the unit's token files, by subset.
-        has_all_documents: every document with tokens is kept, in the subset that the shares give it.
-        numbers: (number of the first shard, number of shards) by subset.
-        settings: settings of the job.
+    ``numbers`` gives (number of the first shard, number of shards) by subset. With ``has_all_documents`` every
+    document with tokens is kept, in the subset that the shares give it.
     """
 
     first_part: int
@@ -340,16 +329,9 @@ def _check_unchanged(path: Path, checksum: str) -> None:
 
 
 class _ShardBatch(NamedTuple):
-    """Documents of a unit, with their tokens grouped by subset.
+    """Documents of a unit (``first`` is the index of the first) with tokens and trained flags by subset.
 
-    Attributes:
-        rows: documents, ROW [D].
-        remaining_mask: True for documents that are kept, bool [D].
-        codes: subset of each document by the shares, uint8 [D].
-        starts: offset of each document in the tokens of its subset, int64 [D].
-        tokens: tokens of each subset.
-        trained: trained flag of each token by subset; None if all are trained.
-        first: index of the first document in the unit.
+    ``codes`` are the subsets by the shares; ``starts`` is the offset of each document in the tokens of its subset.
     """
 
     rows: NDArray[np.void]
@@ -440,14 +422,7 @@ def _make_sides(rows: NDArray[np.void], first_part: int) -> PairIndex | None:
 class SubsetWriter:
     """Writer of consecutive shards of one subset.
 
-    Args:
-        folder: folder of the subset.
-        dtype: token dtype on disk.
-        tokens_per_shard: maximum number of tokens of a shard.
-        first_shard: number of the first shard.
-        first_part: number of the first part.
-        signatures: signatures of all documents of the unit; None to store none.
-        media: media of the same documents; None if they have none.
+    ``signatures`` and ``media`` are those of all documents of the unit; None to store none.
     """
 
     def __init__(

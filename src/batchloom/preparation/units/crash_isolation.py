@@ -70,13 +70,7 @@ class CrashIsolation:
 
 @dataclass(frozen=True, slots=True)
 class CrashState:
-    """Worker deaths of a unit.
-
-    Attributes:
-        count: number of deaths since a record was last excluded.
-        suspected_ranges: record ranges in which the last worker may have died.
-        excluded: excluded records, each with the reason.
-    """
+    """Deaths of a unit's workers since a record was last excluded, and ranges in which the last may have died."""
 
     count: int = 0
     suspected_ranges: tuple[RecordRange, ...] = ()
@@ -112,12 +106,7 @@ def update_after_crash(state: CrashState, in_hand: Sequence[RecordRange], reason
 
 
 class RecordExcludedError(Exception):
-    """A record was excluded that affects other units.
-
-    Attributes:
-        unit: number of its unit.
-        excluded: all excluded records of that unit, each with the reason.
-    """
+    """A record was excluded that affects other units; ``excluded`` has all of its unit, with reasons."""
 
     def __init__(self, unit: int, excluded: tuple[tuple[RecordPosition, str], ...]) -> None:
         super().__init__(unit)
@@ -126,13 +115,7 @@ class RecordExcludedError(Exception):
 
 @final
 class CrashTracker:
-    """Tracker of worker deaths by unit.
-
-    Args:
-        units: all units in order.
-        note: receives notes for the user.
-        together: excluded records of one unit affect other units.
-    """
+    """Tracker of worker deaths by unit; ``together``: excluded records of one unit affect other units."""
 
     def __init__(self, units: Sequence[Unit], note: Callable[[str], None], *, together: bool) -> None:
         self._units, self._note, self._together = units, note, together

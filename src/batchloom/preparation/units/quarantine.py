@@ -46,14 +46,7 @@ def describe_bad_records(bad: float, records: int, reasons: Mapping[str, tuple[i
 
 
 def encode_quarantine_line(source: Source, rules: ReadRules, before: int, bad: BadRecord) -> bytes:
-    """Return a JSON object and a newline, with source name and line number.
-
-    Args:
-        source: source of the record.
-        rules: read rules of the source.
-        before: records of the source before the part.
-        bad: the record.
-    """
+    """Return a JSON line with source name and line number; ``before`` counts the records before the part."""
     line, row = locate_record(source, rules, before, bad)
     facts = {
         "source": source.name,

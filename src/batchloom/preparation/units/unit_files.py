@@ -61,12 +61,7 @@ def stored_lengths(rows: NDArray[np.void]) -> NDArray[np.int64]:
 
 
 def mark_first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> NDArray[np.bool_]:
-    """Mark the first document of each record, bool [D].
-
-    Args:
-        rows: documents in order.
-        before: part and record of the document before them.
-    """
+    """Mark the first document of each record, bool [D]; ``before`` is (part, record) of the previous one."""
     parts = np.concatenate([[before[0]], rows["part"].astype(np.int64)])
     records = np.concatenate([[before[1]], rows["record"].astype(np.int64)])
     fresh: NDArray[np.bool_] = (parts[1:] != parts[:-1]) | (records[1:] != records[:-1])

@@ -79,13 +79,7 @@ class Stopwatch:
 
     @contextmanager
     def time(self, stage: TimedStage, size: int = 0, documents: int = 0) -> Iterator[None]:
-        """Time the body of a ``with`` statement, also if it fails.
-
-        Args:
-            stage: name of the stage.
-            size: number of bytes processed.
-            documents: number of documents processed.
-        """
+        """Time the body of a ``with`` statement, also if it fails."""
         began = time.perf_counter()
         try:
             yield

@@ -42,14 +42,8 @@ def make_executor(
 ) -> Executor:
     """Make the executor of a job.
 
-    Args:
-        execution: execution settings.
-        workers: number of units processed at the same time.
-        shared: folder that every worker must see.
-        setup: makes the task function in another process.
-        inline_setup: makes it in this process, where components may already be loaded.
-        listener: called at once with the messages of tasks in this process.
-        prestarted: processes that are already started.
+    ``setup`` makes the task function in another process, ``inline_setup`` in this one, where ``listener`` gets
+    messages at once. Every worker must see the folder ``shared``.
     """
     if execution.engine == "ray":
         # Ray takes half a second to import.

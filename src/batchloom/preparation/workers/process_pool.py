@@ -29,7 +29,6 @@ from batchloom.preparation.workers.machine_limits import describe_memory_excess,
 from batchloom.preparation.workers.protocols import (
     OUT_OF_MEMORY,
     TaskFailure,
-    TaskFunction,
     TaskFunctionFactory,
     TaskLoss,
     TaskMessage,
@@ -56,20 +55,14 @@ _SINGLE_THREAD_ENV = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "
 
 @dataclass(eq=False, slots=True)
 class _PoolWorker:
-    """Worker process.
-
-    Attributes:
-        ready: its setup is done.
-        idle: it waits for a task.
-        number: number of its current task.
-        end_reason: why the pool killed it.
-    """
+    """Worker process, and the number of its current task."""
 
     process: subprocess.Popen[bytes]
     pipe: Connection
     ready: bool = False
     idle: bool = False
     number: int | None = None
+    # Why the pool killed it.
     end_reason: str = ""
 
 
@@ -367,8 +360,8 @@ def run_worker(pipe: int, coordinator: int, module: str = "") -> None:
 def _exit_with_coordinator(pipe: int, coordinator: int) -> None:
     """End this process as soon as the coordinator ends, so that it writes no more.
 
-    On Linux the kernel does it, even while native code holds the GIL. Elsewhere, and if the coordinator
-    died before the call, a thread detects that the other end closed.
+    On Linux the kernel does it, even while native code holds the GIL. On other systems, a thread detects that
+    the other end of the pipe was closed.
     """
     if sys.platform == "linux":
         import ctypes  # noqa: PLC0415 - needed on Linux only
@@ -388,26 +381,21 @@ def _exit_with_coordinator(pipe: int, coordinator: int) -> None:
 
 def _serve_tasks(pipe: Connection) -> None:
     pipe.send_bytes(pickle.dumps(WorkerRequest(setup=True)))
-    work = _receive_setup(pipe)
-    while True:
-        pipe.send_bytes(pickle.dumps(WorkerRequest(setup=False)))
-        number, order = pickle.loads(pipe.recv_bytes())  # noqa: S301 - bytes of the coordinator
-
-        def tell(message: Any, number: int = number) -> None:
-            pipe.send_bytes(pickle.dumps(TaskMessage(number, message), protocol=5))
-
-        try:
-            pipe.send_bytes(run_task(number, work, order, tell))
-        except MemoryError:
-            pipe.send_bytes(pickle.dumps(TaskLoss(number, OUT_OF_MEMORY)))
-            os._exit(1)
-        del order
-
-
-def _receive_setup(pipe: Connection) -> TaskFunction:
     try:
-        setup = pickle.loads(pipe.recv_bytes())  # noqa: S301 - bytes of the coordinator
-        return setup()  # type: ignore[no-any-return]
+        task_function = pickle.loads(pipe.recv_bytes())()  # noqa: S301 - bytes of the coordinator
     except Exception as error:  # noqa: BLE001 - process boundary: every error is reported
         pipe.send_bytes(encode_failure(-1, error))
         os._exit(1)
+    while True:
+        pipe.send_bytes(pickle.dumps(WorkerRequest(setup=False)))
+        number, task = pickle.loads(pipe.recv_bytes())  # noqa: S301 - bytes of the coordinator
+
+        def send_message(message: Any, number: int = number) -> None:
+            pipe.send_bytes(pickle.dumps(TaskMessage(number, message), protocol=5))
+
+        try:
+            pipe.send_bytes(run_task(number, task_function, task, send_message))
+        except MemoryError:
+            pipe.send_bytes(pickle.dumps(TaskLoss(number, OUT_OF_MEMORY)))
+            os._exit(1)
+        del task

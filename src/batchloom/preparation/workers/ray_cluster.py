@@ -38,13 +38,7 @@ _MEMORY_POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class RayJob:
-    """Job settings sent with every task.
-
-    Attributes:
-        key: unique key of the executor.
-        memory: maximum bytes of a worker; None for no limit.
-        shared: folder that every node must see; it holds a file with the key.
-    """
+    """Job settings sent with every task; ``shared`` is a folder that holds a file with the key."""
 
     key: str
     memory: int | None
@@ -58,26 +52,12 @@ class RayJob:
 
 @dataclass(frozen=True, slots=True)
 class RayMessage:
-    """Message of a running task.
-
-    Attributes:
-        serial: serial number of the task.
-        message: message of the task function, if the other two are empty.
-        node: node on which the task starts.
-        last: why its process ends now.
-    """
+    """Message of a running task, the node on which it starts, or why its process ends (``last``)."""
 
     serial: int
     message: Any = None
     node: str = ""
     last: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class UnreachableFolder:
-    """Result of a task on a node that does not see the shared folder."""
-
-    node: str
 
 
 @final
@@ -127,10 +107,7 @@ _running_tasks: dict[str, tuple[int, _MessageSender]] = {}
 
 
 def run_ray_task(job: RayJob, setup: bytes, serial: int, pickled_task: bytes, mailbox: Any) -> bytes:
-    """Run one task; return :func:`run_task`'s bytes or a pickled UnreachableFolder.
-
-    Setup and task arrive as pickled bytes, so that errors in unpickling are reported like any other.
-    """
+    """Run one task; setup and task arrive pickled, so that errors in unpickling are reported like any other."""
     import ray  # noqa: PLC0415 - this module is also imported where no task runs
 
     def send(message: RayMessage) -> None:
@@ -139,13 +116,12 @@ def run_ray_task(job: RayJob, setup: bytes, serial: int, pickled_task: bytes, ma
     mark_worker()
     mailbox.put.remote(RayMessage(serial, node=ray.get_runtime_context().get_node_id()))
     try:
-        if job.token is not None and not _sees_shared_folder(job.token, job.key):
-            return pickle.dumps(UnreachableFolder(ray.util.get_node_ip_address()))
+        _check_shared_folder(job, ray.util.get_node_ip_address())
         if job.key not in _task_functions:
             _task_functions.clear()
             _task_functions[job.key] = pickle.loads(setup)()  # noqa: S301 - bytes of the coordinator
             threading.Thread(target=_watch_limits, args=(job, os.getppid()), daemon=True).start()
-        _running_tasks["order"] = (serial, send)
+        _running_tasks["task"] = (serial, send)
         number, value = pickle.loads(pickled_task)  # noqa: S301 - bytes of the coordinator
         return run_task(number, _task_functions[job.key], value, lambda message: send(RayMessage(serial, message)))
     except MemoryError:
@@ -157,11 +133,12 @@ def run_ray_task(job: RayJob, setup: bytes, serial: int, pickled_task: bytes, ma
         _running_tasks.clear()
 
 
-def _sees_shared_folder(token: Path, key: str) -> bool:
-    try:
-        return token.read_text() == key
-    except OSError:
-        return False
+def _check_shared_folder(job: RayJob, node: str) -> None:
+    if job.token is not None and not (job.token.exists() and job.token.read_text() == job.key):
+        raise OutputError(
+            f"Node {node} of the Ray cluster cannot see {job.shared}; give a folder that has the same path on every "
+            "node (a shared file system), or leave that node out."
+        )
 
 
 def _watch_limits(job: RayJob, parent: int) -> None:
@@ -174,7 +151,7 @@ def _watch_limits(job: RayJob, parent: int) -> None:
         if os.getppid() != parent:
             os._exit(1)
         used_memory = measure_process_memory(os.getpid()) if job.memory is not None else 0
-        running_task = _running_tasks.get("order")
+        running_task = _running_tasks.get("task")
         if job.memory is not None and used_memory > job.memory and running_task is not None:
             serial, send = running_task
             send(RayMessage(serial, last=describe_memory_excess(used_memory, job.memory)))
@@ -418,11 +395,6 @@ class RayExecutor:
             return TaskLoss(task.number, exit_reason or "died on a node of the Ray cluster (out of memory?)")
         except errors.ObjectLostError:
             return TaskLoss(task.number, "finished, but its result was lost with its node")
-        if isinstance(result, UnreachableFolder):
-            return OutputError(
-                f"Node {result.node} of the Ray cluster cannot see {self._job.shared}; give a folder that has the "
-                "same path on every node (a shared file system), or leave that node out."
-            )
         return restore_error(result) if isinstance(result, TaskFailure) else result
 
 
