@@ -8,8 +8,7 @@ from hypothesis import given, strategies as st
 
 from batchloom.core.document import BadRecord
 from batchloom.preparation import DedupRecipe
-from batchloom.preparation.units import UnitFiles
-from batchloom.preparation.units.unit_files import sort_bad_records
+from batchloom.preparation.units.unit_files import UnitFiles, sort_bad_records
 from batchloom.preparation.units.work_folder import BAD_NAME
 
 

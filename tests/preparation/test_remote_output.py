@@ -632,7 +632,7 @@ def test_an_output_next_to_an_input_is_accepted():
 
 
 def test_a_work_folder_is_for_remote_stores(input_file, tmp_path):
-    with pytest.raises(SettingsError, match="work: .* is for a store elsewhere"):
+    with pytest.raises(SettingsError, match="work: .* applies to a remote store only"):
         prepare(input_file, out=tmp_path / "o", work=tmp_path / "w")
     (tmp_path / "w").mkdir()
     (tmp_path / "w" / "mine.txt").write_text("mine")

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 import batchloom
 from batchloom import Recipe
 from batchloom.preparation import PrepareReport, ReadRecipe, ReportContent, StageTime, read_report
-from batchloom.preparation.phases import DuplicatePairCounter, group_sources
+from batchloom.preparation.phases.find_duplicates import DuplicatePairCounter, group_sources
 from batchloom.preparation.report import (
     DuplicateExample,
     DuplicatePair,
@@ -32,7 +32,8 @@ from batchloom.preparation.report.html_report import (
 )
 from batchloom.preparation.report.report import MAX_ROWS
 from batchloom.preparation.request import recipe_settings_for_report
-from batchloom.preparation.units import (
+from batchloom.preparation.units.unit_report import (
+    MAX_SNIPPET_CHARACTERS,
     DropSample,
     SourceCounts,
     StepFlow,
@@ -40,7 +41,6 @@ from batchloom.preparation.units import (
     UnitReportMerger,
     UnitStatistics,
 )
-from batchloom.preparation.units.unit_report import MAX_SNIPPET_CHARACTERS
 from batchloom.text import CleanStep
 from preparation.stores import write_jsonl
 

@@ -9,7 +9,7 @@ import pytest
 import batchloom
 from batchloom import OutputError, StoreError
 from batchloom.core.errors import StoreMissingError
-from batchloom.preparation.phases import make_subset_entry
+from batchloom.preparation.phases.finish import make_subset_entry
 from batchloom.store import ShardEntry, read_manifest, wrap_write_errors
 from batchloom.testing import write_store
 

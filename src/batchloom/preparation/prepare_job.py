@@ -101,14 +101,14 @@ def run_request(request: PrepareRequest, out: str, listener: Listener, settings:
     if is_url(out):
         if settings.append:
             raise SettingsError(
-                [f"append: {quote_value(out)} lies elsewhere, and only a store of this machine is appended to"]
+                [f"append: {quote_value(out)} is remote, and only a store on this machine can be appended to"]
             )
         if request.partial:
             raise InputError(request.partial)
         return run_remote(request, out, listener, settings)
     if settings.work is not None:
         raise SettingsError(
-            [f"work: {quote_value(str(settings.work))} is for a store elsewhere (--out s3://...); leave it out"]
+            [f"work: {quote_value(str(settings.work))} applies to a remote store only (--out s3://...); leave it out"]
         )
     if request.partial and not settings.append:
         raise InputError(request.partial)

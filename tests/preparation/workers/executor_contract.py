@@ -3,7 +3,7 @@
 import pytest
 
 from batchloom.core.errors import RecordError, WorkerError
-from batchloom.preparation.workers import TaskMessage, TaskResult, iter_task_events
+from batchloom.preparation.workers.protocols import TaskMessage, TaskResult, iter_task_events
 
 
 def run_tasks(executor, tasks, handle_crash=None):

@@ -10,9 +10,9 @@ import batchloom.preparation
 from batchloom import BatchloomError, SettingsError
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InvalidJsonError, RecordError, SchemaError, WorkerError
-from batchloom.preparation.workers import (
-    InlineExecutor,
-    ProcessPool,
+from batchloom.preparation.workers.inline_executor import InlineExecutor
+from batchloom.preparation.workers.process_pool import ProcessPool
+from batchloom.preparation.workers.protocols import (
     TaskFailure,
     TaskMessage,
     TaskResult,

@@ -4,8 +4,13 @@ import os
 
 import pytest
 
-from batchloom.preparation.workers import compute_worker_count, count_cores, measure_free_memory
-from batchloom.preparation.workers.machine_limits import read_cpu_quota, read_memory_left
+from batchloom.preparation.workers.machine_limits import (
+    compute_worker_count,
+    count_cores,
+    measure_free_memory,
+    read_cpu_quota,
+    read_memory_left,
+)
 
 GIB = 1 << 30
 

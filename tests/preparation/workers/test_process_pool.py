@@ -13,16 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from batchloom import SettingsError
 from batchloom.core.errors import RecordError, WorkerError
-from batchloom.preparation.workers import (
-    PrestartedWorkers,
-    ProcessPool,
-    TaskLoss,
-    TaskMessage,
-    TaskResult,
-    iter_task_events,
-)
+from batchloom.preparation.workers.process_pool import PrestartedWorkers, ProcessPool
+from batchloom.preparation.workers.protocols import TaskLoss, TaskMessage, TaskResult, iter_task_events
 from preparation.workers.executor_contract import run_tasks, wait_for
 from preparation.workers.worker_tasks import dying_setup, failing_setup, greedy_setup, setup, slow_setup
 
@@ -145,11 +138,6 @@ def test_an_error_of_the_setup_is_raised_as_it_is():
         pool.submit(0, ("square", 3))
         with pytest.raises(RecordError, match="the setup does not like it"):
             pool.next(20)
-
-
-def test_a_number_of_workers_is_at_least_one():
-    with pytest.raises(SettingsError, match="workers: 0 is too few; give 1 or more"):
-        ProcessPool(setup, 0)
 
 
 def test_messages_wait_in_the_pipes_of_workers_for_a_slow_coordinator():

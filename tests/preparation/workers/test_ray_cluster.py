@@ -13,15 +13,8 @@ import pytest
 
 from batchloom import InputError, OutputError
 from batchloom.core.errors import WorkerError
-from batchloom.preparation.workers import (
-    RayClusterSettings,
-    RayExecutor,
-    TaskLoss,
-    TaskMessage,
-    TaskResult,
-    iter_task_events,
-)
-from batchloom.preparation.workers.ray_cluster import _describe_connection_error, count_worker_slots
+from batchloom.preparation.workers.protocols import TaskLoss, TaskMessage, TaskResult, iter_task_events
+from batchloom.preparation.workers.ray_cluster import RayExecutor, _describe_connection_error, count_worker_slots
 from preparation.jobs import make_job, run_job
 from preparation.stores import hash_store_files, write_jsonl
 from preparation.workers.executor_contract import check_contract, run_tasks, wait_for
@@ -48,7 +41,7 @@ def nodes():
 
 
 def test_the_contract_of_an_executor(cluster, tmp_path):
-    with RayExecutor(setup, RayClusterSettings(cluster.address, shared=tmp_path)) as executor:
+    with RayExecutor(setup, cluster.address, shared=tmp_path) as executor:
         check_contract(executor)
         assert executor.workers == 2
         assert len(set(run_tasks(executor, [("pid", None)] * 20).values())) <= 2
@@ -65,7 +58,7 @@ def test_a_dead_worker_loses_only_its_own_task(cluster):
         (("no memory", None), 0, "ran out of memory"),
         (("hold", 600 << 20), 1, " MiB of memory, more than the 400 MiB that a worker may use"),
     ]
-    with RayExecutor(setup, RayClusterSettings(cluster.address, workers=2, memory=limit)) as executor:
+    with RayExecutor(setup, cluster.address, workers=2, memory=limit) as executor:
         for number, (task, _, _) in enumerate(tasks):
             executor.submit(number, task)
         executor.submit(9, ("square", 5))
@@ -83,7 +76,7 @@ def test_a_dead_worker_loses_only_its_own_task(cluster):
 
 
 def test_a_node_that_does_not_see_the_folder_is_named(cluster, tmp_path):
-    with RayExecutor(setup, RayClusterSettings(cluster.address, shared=tmp_path)) as executor:
+    with RayExecutor(setup, cluster.address, shared=tmp_path) as executor:
         for token in tmp_path.iterdir():
             token.unlink()
         executor.submit(0, ("square", 1))
@@ -94,9 +87,9 @@ def test_a_node_that_does_not_see_the_folder_is_named(cluster, tmp_path):
 def test_workers_end_with_a_coordinator_that_is_killed(cluster, tmp_path):
     written_file = tmp_path / "written"
     code = f"""
-        from batchloom.preparation.workers.ray_cluster import RayClusterSettings, RayExecutor
+        from batchloom.preparation.workers.ray_cluster import RayExecutor
         from preparation.workers.worker_tasks import setup
-        with RayExecutor(setup, RayClusterSettings({cluster.address!r})) as executor:
+        with RayExecutor(setup, {cluster.address!r}) as executor:
             executor.submit(0, ("write", {str(written_file)!r}))
             while True:
                 if (event := executor.next(1)) is not None:
@@ -120,7 +113,7 @@ def test_results_come_once_whatever_workers_and_nodes_are_killed(nodes):
         reasons.append(reason)
         return task
 
-    with RayExecutor(setup, RayClusterSettings(nodes.address)) as executor:
+    with RayExecutor(setup, nodes.address) as executor:
         for event in iter_task_events(executor, [(n, ("flaky", n)) for n in range(200)], handle_crash):
             if isinstance(event, TaskResult):
                 assert event.number not in results_by_number
@@ -148,7 +141,7 @@ def get_process_name(process):
 def test_a_task_on_a_dead_node_is_lost(cluster):
     """Add a third node, and kill it while all processors are busy."""
     cluster.living.append(add_node(cluster))
-    with RayExecutor(setup, RayClusterSettings(cluster.address)) as executor:
+    with RayExecutor(setup, cluster.address) as executor:
         for number in range(3):
             executor.submit(number, ("sleep", 2))
         for _ in range(3):
@@ -170,7 +163,7 @@ def test_a_task_on_a_dead_node_is_lost(cluster):
 
 @pytest.mark.slow
 def test_a_cluster_that_shrinks_to_nothing_ends_the_job_and_one_that_grows_goes_on(nodes):
-    with RayExecutor(setup, RayClusterSettings(nodes.address)) as executor:
+    with RayExecutor(setup, nodes.address) as executor:
         for number in range(3):
             executor.submit(number, ("sleep", 100))
         for _ in range(3):
@@ -178,11 +171,11 @@ def test_a_cluster_that_shrinks_to_nothing_ends_the_job_and_one_that_grows_goes_
         for _ in range(3):
             kill_node(nodes)
         assert {wait_for(executor, TaskLoss).number for _ in range(3)} == {0, 1, 2}
-    with RayExecutor(setup, RayClusterSettings(nodes.address, patience=1.5)) as executor:
+    with RayExecutor(setup, nodes.address, patience=1.5) as executor:
         executor.submit(0, ("square", 7))
         with pytest.raises(WorkerError, match=r"No node .* a processor for 1.5 seconds; finished work is kept"):
             wait_for(executor, TaskResult)
-    with RayExecutor(setup, RayClusterSettings(nodes.address, patience=30)) as executor:
+    with RayExecutor(setup, nodes.address, patience=30) as executor:
         executor.submit(0, ("square", 7))
         assert executor.next(0.1) is None
         nodes.living.append(add_node(nodes))
@@ -199,7 +192,7 @@ def test_a_node_without_batchloom_is_reported_in_one_sentence(tmp_path):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(tmp_path))
             add_node(cluster)
-        with RayExecutor(setup, RayClusterSettings(cluster.address)) as executor:
+        with RayExecutor(setup, cluster.address) as executor:
             executor.submit(0, ("square", 7))
             with pytest.raises(WorkerError, match="cannot load batchloom .* install the same"):
                 wait_for(executor, TaskResult)
@@ -228,7 +221,7 @@ def test_a_store_prepared_on_a_cluster_is_that_of_one_process(cluster, tmp_path)
 )
 def test_a_wrong_address_is_reported_at_once(address, kind, message):
     start = time.monotonic()
-    with pytest.raises(kind, match=message), RayExecutor(setup, RayClusterSettings(address)):
+    with pytest.raises(kind, match=message), RayExecutor(setup, address):
         pass
     assert time.monotonic() - start < 5
 
@@ -275,11 +268,11 @@ def test_a_local_ray_listens_on_this_machine_alone_and_ends(tmp_path):
     process = run_script(
         """
         import psutil
-        from batchloom.preparation.workers.ray_cluster import RayClusterSettings, RayExecutor
+        from batchloom.preparation.workers.ray_cluster import RayExecutor
         from preparation.workers.executor_contract import run_tasks
         from preparation.workers.worker_tasks import setup
 
-        with RayExecutor(setup, RayClusterSettings(workers=2)) as executor:
+        with RayExecutor(setup, workers=2) as executor:
             assert run_tasks(executor, [("square", n) for n in range(9)]) == {n: n * n for n in range(9)}
             assert executor.workers == 2
             children = psutil.Process().children(recursive=True)
@@ -303,9 +296,9 @@ def test_without_ray_the_remedy_is_reported(tmp_path):
     (tmp_path / "ray.py").write_text("raise ImportError('no ray here')")
     process = run_script(
         """
-        from batchloom.preparation.workers.ray_cluster import RayClusterSettings, RayExecutor
+        from batchloom.preparation.workers.ray_cluster import RayExecutor
         from preparation.workers.worker_tasks import setup
-        with RayExecutor(setup, RayClusterSettings()):
+        with RayExecutor(setup):
             pass
         """,
         search_path=[tmp_path],

@@ -4,19 +4,6 @@ from .quarantine import (
     describe_bad_records as describe_bad_records,
 )
 from .stream_units import StreamBatchWriter as StreamBatchWriter, read_stream_batches as read_stream_batches
-from .unit_files import UnitFiles as UnitFiles
-from .unit_report import (
-    MAX_SAMPLES as MAX_SAMPLES,
-    STAGES as STAGES,
-    DropSample as DropSample,
-    SourceCounts as SourceCounts,
-    StepFlow as StepFlow,
-    Stopwatch as Stopwatch,
-    UnitReport as UnitReport,
-    UnitReportMerger as UnitReportMerger,
-    UnitStatistics as UnitStatistics,
-    add_stage_times as add_stage_times,
-)
 from .units import (
     Unit as Unit,
     UnitProgress as UnitProgress,

@@ -47,12 +47,10 @@ def make_executor(
     """
     if execution.engine == "ray":
         # Ray takes half a second to import.
-        from batchloom.preparation.workers.ray_cluster import RayClusterSettings, RayExecutor  # noqa: PLC0415
+        from batchloom.preparation.workers.ray_cluster import RayExecutor  # noqa: PLC0415
 
         max_workers = None if execution.workers == "auto" else execution.workers
-        return RayExecutor(
-            setup, RayClusterSettings(execution.address, max_workers, execution.memory_per_worker, shared=shared)
-        )
+        return RayExecutor(setup, execution.address, max_workers, execution.memory_per_worker, shared)
     if runs_inline(execution, workers):
         return InlineExecutor(inline_setup, listener)
     return ProcessPool(setup, workers, execution.memory_per_worker, prestarted)

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.spawn import get_executable
 from typing import Any, Self, final
 
-from batchloom.core.errors import SettingsError, WorkerError
+from batchloom.core.errors import WorkerError
 from batchloom.core.process_state import mark_worker
 from batchloom.preparation.workers.machine_limits import describe_memory_excess, measure_process_memory
 from batchloom.preparation.workers.protocols import (
@@ -110,7 +110,6 @@ class ProcessPool:
         ready: processes that are already started.
 
     Raises:
-        SettingsError: the number of workers is invalid.
         WorkerError: by ``next``, if workers die before their setup is done.
     """
 
@@ -121,8 +120,6 @@ class ProcessPool:
         memory: int | None = None,
         ready: PrestartedWorkers | None = None,
     ) -> None:
-        if workers < 1:
-            raise SettingsError([f"workers: {workers} is too few; give 1 or more"])
         self._setup = pickle.dumps(setup, protocol=5)
         self._max_workers, self._memory = workers, memory
         self._waiting: deque[tuple[int, Any]] = deque()

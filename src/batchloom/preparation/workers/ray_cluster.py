@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, final
 
-from batchloom.core.errors import InputError, MissingDependencyError, OutputError, SettingsError, WorkerError
+from batchloom.core.errors import InputError, MissingDependencyError, OutputError, WorkerError
 from batchloom.core.files import describe_os_error
 from batchloom.core.process_state import mark_worker
 from batchloom.core.settings import quote_value
@@ -166,30 +166,6 @@ _NODE_DIED = "was on a node of the Ray cluster that died"
 _RESUME_HINT = "finished work is kept, so fix the cluster and give the same command again"
 
 
-@dataclass(frozen=True, slots=True)
-class RayClusterSettings:
-    """Settings of a Ray cluster.
-
-    Attributes:
-        address: ``host:port`` or ``auto``; None starts a Ray on this machine that others cannot reach, and
-            ends it afterwards.
-        workers: maximum number of concurrent tasks; None for one per processor.
-        memory: maximum bytes of a worker; Ray places only as many workers on a node as fit.
-        patience: seconds without a usable node after which the executor gives up.
-        shared: folder that every node must see.
-    """
-
-    address: str | None = None
-    workers: int | None = None
-    memory: int | None = None
-    patience: float = 60.0
-    shared: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise SettingsError([f"workers: {self.workers} is too few; give 1 or more"])
-
-
 @dataclass(slots=True)
 class _RayTask:
     serial: int
@@ -199,9 +175,16 @@ class _RayTask:
 
 @final
 class RayExecutor:
-    """Executor of tasks on a Ray cluster; use it as a context manager.
+    """Executor of tasks on a Ray cluster; see :class:`Executor`. Paths in tasks must be valid on every node.
 
-    It follows :class:`Executor`. Paths in tasks must be valid on every node: use absolute ones.
+    Args:
+        setup: called once in every process; must be importable there.
+        address: ``host:port`` or ``auto``; None starts a Ray on this machine that others cannot reach, and
+            ends it afterwards.
+        workers: maximum number of concurrent tasks; None for one per processor.
+        memory: maximum bytes of a worker; Ray places only as many workers on a node as fit.
+        shared: folder that every node must see.
+        patience: seconds without a usable node after which the executor gives up.
 
     Raises:
         MissingDependencyError: ray is not installed.
@@ -210,8 +193,18 @@ class RayExecutor:
         OutputError: by ``next``, if a node does not see the shared folder.
     """
 
-    def __init__(self, setup: TaskFunctionFactory, cluster: RayClusterSettings) -> None:
-        self._setup, self._cluster = pickle.dumps(setup, protocol=5), cluster
+    def __init__(
+        self,
+        setup: TaskFunctionFactory,
+        address: str | None = None,
+        workers: int | None = None,
+        memory: int | None = None,
+        shared: Path | None = None,
+        patience: float = 60.0,
+    ) -> None:
+        self._setup = pickle.dumps(setup, protocol=5)
+        self._address, self._max_workers, self._memory = address, workers, memory
+        self._shared, self._patience = shared, patience
         self._waiting: deque[tuple[int, Any]] = deque()
         self._tasks: dict[Any, _RayTask] = {}
         self._exit_reasons: dict[int, str] = {}
@@ -225,7 +218,7 @@ class RayExecutor:
     @property
     def workers(self) -> int:
         """Number of tasks that the current nodes can run at the same time."""
-        return min(self._slots, self._cluster.workers or self._slots)
+        return min(self._slots, self._max_workers or self._slots)
 
     @property
     def unfinished(self) -> int:
@@ -234,10 +227,10 @@ class RayExecutor:
         return len(self._waiting) + len(self._tasks) + ends
 
     def __enter__(self) -> Self:
-        self._ray = _import_ray(self._cluster)
+        self._ray = _import_ray(self._address)
         self._owns_ray = not self._ray.is_initialized()
         if self._owns_ray:
-            _connect(self._ray, self._cluster)
+            _connect(self._ray, self._address, self._max_workers)
         try:
             self._start_actors()
         except BaseException:
@@ -286,8 +279,7 @@ class RayExecutor:
         ray = self._ray
         context = ray.get_runtime_context()
         key = f"{context.get_job_id()}-{os.getpid()}-{time.time_ns()}"
-        shared = self._cluster.shared
-        self._job = RayJob(key, self._cluster.memory, None if shared is None else shared.absolute())
+        self._job = RayJob(key, self._memory, self._shared and self._shared.absolute())
         self._token = self._job.token
         if self._token is not None:
             try:
@@ -305,7 +297,7 @@ class RayExecutor:
         )
         self._take_reference = self._mailbox.take.remote()
         self._setup_reference = ray.put(self._setup)
-        self._remote_function = ray.remote(run_ray_task).options(num_cpus=1, max_retries=0, memory=self._cluster.memory)
+        self._remote_function = ray.remote(run_ray_task).options(num_cpus=1, max_retries=0, memory=self._memory)
         self._last_capacity_time = time.monotonic()
 
     def _update_nodes(self) -> None:
@@ -316,16 +308,15 @@ class RayExecutor:
         self._last_check = now
         nodes = {node["NodeID"]: node["Resources"] for node in self._ray.nodes() if node["Alive"]}
         self._drop_lost_tasks(set(nodes))
-        self._slots = count_worker_slots(list(nodes.values()), self._cluster.memory)
+        self._slots = count_worker_slots(list(nodes.values()), self._memory)
         if self._slots:
             self._last_capacity_time = now
-        elif now > self._last_capacity_time + self._cluster.patience:
+        elif now > self._last_capacity_time + self._patience:
             requirement = "a processor"
-            if self._cluster.memory is not None:
-                requirement += f" and {self._cluster.memory >> 20:,} MiB of memory for a worker"
+            if self._memory is not None:
+                requirement += f" and {self._memory >> 20:,} MiB of memory for a worker"
             raise WorkerError(
-                f"No node of the Ray cluster has had {requirement} for {self._cluster.patience:g} seconds; "
-                f"{_RESUME_HINT}."
+                f"No node of the Ray cluster has had {requirement} for {self._patience:g} seconds; {_RESUME_HINT}."
             )
 
     def _drop_lost_tasks(self, alive: set[str]) -> None:
@@ -406,9 +397,9 @@ def count_worker_slots(nodes: list[dict[str, float]], memory: int | None) -> int
     )
 
 
-def _import_ray(cluster: RayClusterSettings) -> Any:
+def _import_ray(address: str | None) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if cluster.address is None:
+    if address is None:
         # Without it even a local Ray listens on the network; ray reads it on import.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
@@ -421,15 +412,14 @@ def _import_ray(cluster: RayClusterSettings) -> Any:
     return ray
 
 
-def _connect(ray: Any, cluster: RayClusterSettings) -> None:
-    address = cluster.address
+def _connect(ray: Any, address: str | None, workers: int | None) -> None:
     try:
         if address is not None:
             _check_reachable(address)
         if address is None:
             ray.init(
                 address="local",
-                num_cpus=cluster.workers or count_cores(),
+                num_cpus=workers or count_cores(),
                 include_dashboard=False,
                 object_store_memory=_OBJECT_BYTES,
                 log_to_driver=False,
