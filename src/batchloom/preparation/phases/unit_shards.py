@@ -13,7 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreConflictError
-from batchloom.core.files import PARTIAL_SUFFIX, release_pages
+from batchloom.core.files import release_pages
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.phases.duplicate_resolution import ShardCutter, iter_rows_with_reasons, iter_unit_rows
 from batchloom.preparation.report.progress import Listener, Progress
@@ -43,25 +43,13 @@ from batchloom.store import CHOSEN, WORK_NAME, ShardEntry, ShardMedia, wrap_writ
 from batchloom.store.format import (
     SUBSETS,
     Banding,
-    MaskBuilder,
     MinHashSignatures,
     PairIndex,
     ProvenanceTable,
-    compute_file_checksums,
     compute_pair_numbers,
-    encode_index,
     format_shard_name,
 )
-from batchloom.store.write import (
-    ShardWriter,
-    make_folder,
-    sync_folder,
-    write_checksum_file,
-    write_mask,
-    write_media,
-    write_pair_index,
-    write_signatures,
-)
+from batchloom.store.write import ShardWriter, make_folder, sync_folder
 
 _CHUNK_TOKENS = 1 << 20
 _CHUNK_BYTES = 1 << 20
@@ -166,13 +154,9 @@ def _write_shards(unit_shards: UnitShards, attempt: str) -> dict[str, list[Shard
     entries: dict[str, list[ShardEntry]] = {name: [] for name in SUBSETS}
     copied_subsets = []
     for name, (first, count) in unit_shards.numbers.items():
-        stem = folder / name / format_shard_name(first)
-        if (
-            count == 1
-            and unit_shards.has_all_documents
-            and _link_tokens(unit_shards.folder / tokens_file_name(name), stem)
-        ):
-            entries[name] = [_finish_linked_shard(unit_shards, stem, unit_shards.checksums[name])]
+        entry = _link_shard(unit_shards, folder / name, first) if count == 1 and unit_shards.has_all_documents else None
+        if entry is not None:
+            entries[name] = [entry]
         elif count:
             copied_subsets.append(name)
     if copied_subsets:
@@ -199,64 +183,28 @@ def _delete_temporary_files(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def _link_tokens(tokens: Path, stem: Path) -> bool:
-    """Hard-link a token file under the partial name of its shard."""
-    make_folder(stem.parent)
-    partial_path = _partial_path(stem)
-    partial_path.unlink(missing_ok=True)
-    try:
-        partial_path.hardlink_to(tokens)
-    except OSError:
-        # Not every file system has hard links; copying reports any other fault.
-        return False
-    return True
-
-
-def _partial_path(stem: Path) -> Path:
-    return stem.with_name(stem.name + ".bin" + PARTIAL_SUFFIX)
-
-
-def _finish_linked_shard(unit_shards: UnitShards, stem: Path, checksum: str) -> ShardEntry:
-    """Write the index, provenance and sidecars of a shard with linked tokens."""
-    settings = unit_shards.settings
-    code = SUBSETS.index(stem.parent.name)
-    subset_masks = [
-        (settings.final_membership.codes(rows["hash"]) == code) & (rows["seen"] == 0)
-        for rows in iter_unit_rows(unit_shards.folder)
-    ]
-    shard_rows = np.concatenate(
-        [rows[row_mask] for rows, row_mask in zip(iter_unit_rows(unit_shards.folder), subset_masks, strict=True)]
-    )
-    signatures = _map_unit_signatures(unit_shards)
-    signatures = None if signatures is None else signatures.take(np.flatnonzero(np.concatenate(subset_masks)))
-    lengths, tokens = (shard_rows["length"].astype(np.uint32), int(shard_rows["length"].sum(dtype=np.int64)))
-    idx = write_file(stem.with_suffix(".idx"), encode_index(lengths, settings.dtype))
-    docs = write_file(stem.with_suffix(".docs"), _make_provenance(shard_rows, unit_shards.first_part).to_bytes())
-    mask_builder = _read_mask_bits(unit_shards.folder / trained_file_name(stem.parent.name))
-    mask = write_mask(stem, mask_builder)
-    pairs = write_pair_index(stem, _make_sides(shard_rows, unit_shards.first_part))
-    signatures_checksum = write_signatures(stem, signatures)
-    media = read_unit_media(unit_shards.folder)
-    if media is not None:
-        media = media.take(np.flatnonzero(np.concatenate(subset_masks)))
-    files = write_media(stem, media)
-    header_checksum = write_checksum_file(stem.with_suffix(".sums"), compute_file_checksums(_partial_path(stem)))
-    with wrap_write_errors(stem):
-        _partial_path(stem).replace(stem.with_suffix(".bin"))
-    return ShardEntry(
-        name=stem.name,
-        documents=len(shard_rows),
-        tokens=tokens,
-        bytes=tokens * settings.dtype.itemsize,
-        bin=checksum,
-        idx=idx,
-        docs=docs,
-        mask=mask,
-        trained=mask_builder.trained if mask else None,
-        pairs=pairs,
-        bands=signatures_checksum,
-        sums=header_checksum,
-        **files._asdict(),
+def _link_shard(unit_shards: UnitShards, folder: Path, number: int) -> ShardEntry | None:
+    """Make a complete token file a shard by a hard link; None where the file system has none."""
+    settings, subset = unit_shards.settings, folder.name
+    make_folder(folder)
+    writer = ShardWriter(folder / format_shard_name(number), settings.dtype)
+    tokens_path = unit_shards.folder / tokens_file_name(subset)
+    flags = _iter_flags(unit_shards.folder / trained_file_name(subset))
+    if not writer.link_tokens(tokens_path, unit_shards.checksums[subset], flags):
+        return None
+    row_chunks, masks = [], []
+    for rows in iter_unit_rows(unit_shards.folder):
+        codes = settings.final_membership.codes(rows["hash"])
+        masks.append((codes == SUBSETS.index(subset)) & (rows["seen"] == 0))
+        row_chunks.append(rows[masks[-1]])
+    shard_rows, positions = np.concatenate(row_chunks), np.flatnonzero(np.concatenate(masks))
+    signatures, media = _map_unit_signatures(unit_shards), read_unit_media(unit_shards.folder)
+    return writer.finish(
+        shard_rows["length"].astype(np.uint32),
+        _make_provenance(shard_rows, unit_shards.first_part),
+        _make_sides(shard_rows, unit_shards.first_part),
+        None if signatures is None else signatures.take(positions),
+        None if media is None else media.take(positions),
     )
 
 
@@ -269,14 +217,12 @@ def _map_unit_signatures(unit_shards: UnitShards) -> MinHashSignatures | None:
     return MinHashSignatures(keys.reshape(-1, banding.bands), banding)
 
 
-def _read_mask_bits(path: Path) -> MaskBuilder:
-    """Pack the trained flags of a token file; empty if the file is missing."""
-    bits = MaskBuilder()
+def _iter_flags(path: Path) -> Iterator[NDArray[np.bool_]]:
+    """Yield the trained flags of a token file; none if the file is missing."""
     if path.exists():
         with translate_read_errors(path), path.open("rb") as file:
             while (flags := np.fromfile(file, np.bool_, _CHUNK_TOKENS)).size:
-                bits.append(flags)
-    return bits
+                yield flags
 
 
 def _copy_shards(unit_shards: UnitShards, folder: Path, subsets: Sequence[str]) -> dict[str, list[ShardEntry]]:

@@ -6,8 +6,5 @@ from .store_writer import (
     write_checksum_file as write_checksum_file,
     write_chunks as write_chunks,
     write_mask as write_mask,
-    write_media as write_media,
-    write_pair_index as write_pair_index,
-    write_signatures as write_signatures,
 )
 from .stream_ranges import compute_range_bounds as compute_range_bounds, write_range_bounds as write_range_bounds

@@ -5,14 +5,14 @@ import io
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, BinaryIO, NamedTuple, final
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively, refuse_url, wrap_os_errors
-from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums
+from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums, compute_file_checksums
 from batchloom.store.format.layout import LENGTHS_CHECKSUMS_NAME, LENGTHS_NAME, format_generation_file_name
 from batchloom.store.format.manifest import ShardEntry
 from batchloom.store.format.media_index import ShardMedia, iter_blob_chunks
@@ -206,10 +206,10 @@ class ShardWriter:
         self._stem, self._dtype = stem, dtype
         self._partial_path = stem.with_name(stem.name + ".bin" + PARTIAL_SUFFIX)
         self._hash, self._checksums = xxhash.xxh3_128(), BlockChecksums()
-        self._tokens = 0
+        self._checksum, self._tokens = "", 0
         self._mask: MaskBuilder | None = None
         with wrap_write_errors(self._partial_path):
-            self._file = self._partial_path.open("wb")
+            self._file: BinaryIO = self._partial_path.open("wb")
 
     def append(self, tokens: NDArray[np.generic], trained: NDArray[np.bool_] | None = None) -> None:
         """Append tokens and their trained flags; None marks every token as trained.
@@ -227,6 +227,26 @@ class ShardWriter:
         if self._mask is not None:
             self._mask.append(np.ones(data.size, bool) if trained is None else trained)
         self._tokens += data.size
+
+    def link_tokens(self, path: Path, checksum: str, trained: Iterable[NDArray[np.bool_]]) -> bool:
+        """Hard-link a complete file as the shard's tokens, instead of :meth:`append`.
+
+        ``trained`` yields the flags of all tokens; nothing if all are trained. False means that the file system
+        has no hard links; the shard is then abandoned.
+        """
+        self._file.close()
+        self._partial_path.unlink()
+        try:
+            self._partial_path.hardlink_to(path)
+        except OSError:
+            return False
+        self._file = self._partial_path.open("rb")
+        self._tokens = path.stat().st_size // self._dtype.itemsize
+        self._checksum, self._checksums = checksum, compute_file_checksums(path)
+        self._mask = MaskBuilder()
+        for flags in trained:
+            self._mask.append(flags)
+        return True
 
     def finish(
         self,
@@ -265,7 +285,7 @@ class ShardWriter:
             documents=len(lengths),
             tokens=self._tokens,
             bytes=self._tokens * self._dtype.itemsize,
-            bin=self._hash.hexdigest(),
+            bin=self._checksum or self._hash.hexdigest(),
             idx=idx,
             docs=docs,
             mask=mask,
