@@ -324,19 +324,20 @@ def decide(
     tokens = dict(base.tokens)
     for number, (unit, (folder, resolution_folder)) in enumerate(zip(dedup_counts, folders, strict=True)):
         shard_counts, subset_tokens = unit.shards, unit.subsets
-        if unit.moved or (
-            overrides and _has_moved_documents(folder, resolution_folder, membership, sharding.base_membership)
-        ):
-            moved.append(number)
+        if unit.moved or overrides:
+            is_moved = unit.moved
             cutters = {name: ShardCutter(sharding.tokens_per_shard) for name in SUBSETS}
             added = np.zeros(len(SUBSETS), np.int64)
             for rows in iter_remaining_rows(folder, resolution_folder):
                 codes = membership.codes(rows["hash"])
+                is_moved |= bool((codes != sharding.base_membership.codes(rows["hash"])).any())
                 added += _tokens_by_subset(rows, codes)
                 for code, name in enumerate(SUBSETS):
                     cutters[name].cut(rows[codes == code])
-            shard_counts = {name: cutter.shards for name, cutter in cutters.items()}
-            subset_tokens = dict(zip(SUBSETS, added.tolist(), strict=True))
+            if is_moved:
+                moved.append(number)
+                shard_counts = {name: cutter.shards for name, cutter in cutters.items()}
+                subset_tokens = dict(zip(SUBSETS, added.tolist(), strict=True))
         shards.append({name: (counts[name], shard_counts[name]) for name in SUBSETS})
         for name in SUBSETS:
             counts[name] += shard_counts[name]
@@ -383,16 +384,6 @@ def _balance_shares(
         name: [group for group in members if group.hash not in fixed_hashes] for name, members in groups.items()
     }
     return tuple(balance_subsets(sharding.membership.shares, tokens, movable_groups).items())
-
-
-def _has_moved_documents(
-    folder: Path, resolution_folder: Path, membership: SubsetRule, base_membership: SubsetRule
-) -> bool:
-    """Return whether the two rules differ for any remaining document of a unit."""
-    return any(
-        bool((membership.codes(rows["hash"]) != base_membership.codes(rows["hash"])).any())
-        for rows in iter_remaining_rows(folder, resolution_folder)
-    )
 
 
 def describe_long_documents(

@@ -467,59 +467,52 @@ class UnitTokenizer:
         rows["offset"] = batch.offsets
         rows["part"] = np.repeat(np.array(batch.parts, np.uint32), batch.per_part)
         rows["side"] = rows["seen"] = 0
-        previous_batch = self._pending_batch
         # The previous batch is not written yet, so it may still be the one that crashes the worker.
-        first = previous_batch[0] if previous_batch else rows
+        first = self._pending_batch[0] if self._pending_batch else rows
         self._send_message(CrashMarker("encode", (_row_position(first[0]), _row_position(rows[-1]))))
         with self._stopwatch.time("hash", documents=len(documents)):
             digests, sizes = hash_and_measure(documents)
             rows["hash"] = split_digests(digests)
-            remembers = self._seen_texts is not None and batch.record_parser.record_kind == "text"
-            seen_batch = self._seen_texts.look(digests) if self._seen_texts and remembers else None
+            is_text = batch.record_parser.record_kind == "text"
+            seen_batch = self._seen_texts.look(digests) if self._seen_texts and is_text else None
         if seen_batch is not None:
             documents = list(itertools.compress(documents, seen_batch.fresh))
-        future = self._submit(batch.record_parser, documents)
+        if self._encoder is None:
+            encoded_batch = self._encode(rows, batch.record_parser, documents)
+            del documents
+            self._write(rows, sizes, seen_batch, encoded_batch)
+            return
+        future = self._encoder.submit(self._encode, rows, batch.record_parser, documents)
         del documents
-        self._pending_batch = rows, sizes, seen_batch, future
-        if previous_batch:
-            self._write(*previous_batch)
+        if self._pending_batch:
+            self.write_pending()
             self._send_message(CrashMarker("encode", (_row_position(rows[0]), _row_position(rows[-1]))))
-        if large or self._encoder is None:
+        self._pending_batch = rows, sizes, seen_batch, future
+        if large:
             self.write_pending()
 
-    def _submit(self, record_parser: RecordParser, documents: list[Any]) -> "Future[EncodedBatch]":
-        if self._encoder is not None:
-            return self._encoder.submit(self._encode, record_parser, documents)
-        future: Future[EncodedBatch] = Future()
+    def _encode(self, rows: NDArray[np.void], record_parser: RecordParser, documents: list[Any]) -> EncodedBatch:
         try:
-            future.set_result(self._encode(record_parser, documents))
+            with self._stopwatch.time("encode", documents=len(documents)):
+                return encode_documents(self._context, record_parser, documents)
         except OverlongError as error:
-            future.set_exception(error)
-        return future
-
-    def _encode(self, record_parser: RecordParser, documents: list[Any]) -> EncodedBatch:
-        with self._stopwatch.time("encode", documents=len(documents)):
-            return encode_documents(self._context, record_parser, documents)
+            row = rows[error.number]
+            bad_record = _make_bad_record(row, error.reason)
+            raise UnusableError(self._unit.number, int(row["part"]), bad_record) from None
 
     def write_pending(self) -> None:
         """Write the batch that is being encoded."""
-        pending_batch, self._pending_batch = self._pending_batch, None
-        if pending_batch:
-            self._write(*pending_batch)
+        if self._pending_batch:
+            (rows, sizes, seen_batch, future), self._pending_batch = self._pending_batch, None
+            self._write(rows, sizes, seen_batch, future.result())
 
     def _write(
         self,
         rows: NDArray[np.void],
         sizes: NDArray[np.int64],
         seen_batch: SeenBatch | None,
-        future: Future[EncodedBatch],
+        encoded_batch: EncodedBatch,
     ) -> None:
-        try:
-            encoded_batch = future.result()
-        except OverlongError as error:
-            row = rows[error.number]
-            bad_record = _make_bad_record(row, error.reason)
-            raise UnusableError(self._unit.number, int(row["part"]), bad_record) from None
         # Bad records of a batch are reported together, so that the coordinator sees their share of the batch.
         for part, faults in itertools.groupby(encoded_batch.faults, key=lambda fault: int(rows[fault.number]["part"])):
             bad_records = [_make_bad_record(rows[fault.number], fault.reason, fault.snippet) for fault in faults]
@@ -618,7 +611,7 @@ class UnitTokenizer:
         )
 
 
-_PendingBatch = tuple[NDArray[np.void], NDArray[np.int64], SeenBatch | None, "Future[EncodedBatch]"]
+_PendingBatch = tuple[NDArray[np.void], NDArray[np.int64], SeenBatch | None, Future[EncodedBatch]]
 
 
 def _row_position(row: np.void) -> RecordPosition:
