@@ -142,7 +142,6 @@ class BaseGenerations:
 
     @property
     def without_signatures(self) -> int:
-        """Number of files without MinHash signatures."""
         return sum(shard_signatures is None for shard_signatures in self.signatures)
 
     def find_present_hashes(self, out: Path, hashes: Collection[int]) -> frozenset[int]:

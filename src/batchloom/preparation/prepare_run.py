@@ -162,7 +162,6 @@ def _append_generation(
     log: PrepareLog,
     base: Manifest,
 ) -> PrepareResult:
-    """Append the new inputs to a store as a generation."""
     check_same_recipe(request.recipe, base, out, request.tokenizer_state)
     listing = select_new_inputs(listing, base, out, hashed=settings.hash_inputs)
     if not listing.sources:
@@ -545,7 +544,6 @@ class PrepareRun:
         return self._make_result(manifest, results.tokenizer.engine.note)
 
     def _make_result(self, manifest: Manifest, engine_note: str) -> PrepareResult:
-        """Return the result for a store with this manifest."""
         result = make_result(
             self._work.out,
             manifest,
@@ -631,5 +629,4 @@ def _compute_flows(units: list[TokenizedUnit], dedup_counts: list[UnitDedupCount
 
 
 def _format_first_names(names: Sequence[str]) -> str:
-    """Return the first name and the number of others."""
     return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")

@@ -219,7 +219,6 @@ class _RemoteJob:
 
 
 def _delete_sent_files(remote_folder: RemoteFolder, files: Iterable[str]) -> None:
-    """Delete the files of a store; other files stay."""
     store_files = [name for name in files if _STORE_FILE.fullmatch(name)]
     with ThreadPoolExecutor(_REMOTE_THREADS, "deletes") as pool:
         for _ in pool.map(remote_folder.delete, store_files):
@@ -256,7 +255,6 @@ class StoreUploader:
         return upload_record is not None and remote_file == RemoteFile(upload_record.size, upload_record.mark)
 
     def stop(self) -> None:
-        """Stop retrying failed requests."""
         self._remote_folder.stop()
 
     def send(self, local: Path, name: str) -> bool:

@@ -394,7 +394,6 @@ def _list_tokenizer_differences(
 def _list_kind_differences(
     previous_kinds: Sequence[str], current_kinds: Sequence[str], names: Sequence[str]
 ) -> list[str]:
-    """List files that would be read as another format than before."""
     return [
         f"inputs: {name} was read as {old} and would be read as {new}"
         for old, new, name in zip(previous_kinds, current_kinds, names, strict=True)

@@ -127,7 +127,6 @@ def _write_synthetic_shards(
 
 
 def _iter_synthetic_batches(data: SyntheticDocuments) -> Iterator[TokenBatch]:
-    """Yield all documents in order, in batches of a bounded number of tokens."""
     first = 0
     while first < data.spec.documents:
         stop = min(first + _BATCH_DOCUMENTS, data.spec.documents)

@@ -176,8 +176,6 @@ def resolve_unit_duplicates(
 
 @final
 class _RemainingCounter:
-    """Counter of the remaining documents of a unit."""
-
     def __init__(self, folder: Path, parts: int, sharding: ShardingSettings) -> None:
         self._folder, self._sharding = folder, sharding
         self._parts = [[0, 0] for _ in range(parts)]
@@ -412,7 +410,6 @@ def describe_long_documents(
 
 
 def parse_overrides(decision: Decision) -> tuple[tuple[int, str], ...]:
-    """Return the overrides of a decision as (hash, subset) pairs."""
     return tuple((int(value, 16), name) for value, name in decision.overrides.items())
 
 

@@ -144,7 +144,6 @@ def sort_signatures(
 
 
 def sort_stored_signatures(signatures: StoredSignatures, output_path: Path, attempt: str) -> None:
-    """Write the sorted signature keys of a stored shard."""
     keys = map_signature_file(signatures.path, signatures.documents).keys
     # Only dropped documents need their part, and stored ones are never dropped.
     parts = np.zeros(signatures.documents, np.uint32)
@@ -207,14 +206,9 @@ def find_duplicate_pairs(
 
 
 def group_sources(names: Sequence[str], inputs: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Return the group number of each source, and the names of the groups.
+    """Return the group number of each source, and the names of the groups, for a readable table of pairs.
 
-    Grouping keeps a table of pairs readable. Up to 200 sources form one group each; more are grouped
-    by folder, or else by input.
-
-    Args:
-        names: names of the sources.
-        inputs: label of each source's input.
+    Up to 200 sources form one group each; more are grouped by folder, or else by input.
     """
     for group_names in (list(names), [name.rpartition("/")[0] or name for name in names], list(inputs)):
         groups = {name: number for number, name in enumerate(dict.fromkeys(group_names))}
@@ -225,11 +219,7 @@ def group_sources(names: Sequence[str], inputs: Sequence[str]) -> tuple[list[int
 
 @final
 class DuplicatePairCounter:
-    """Counter of dropped duplicates by their group and the kept copy's group.
-
-    Args:
-        groups: names of the groups, at most a few hundred.
-    """
+    """Counter of dropped duplicates by their group and the kept copy's group."""
 
     def __init__(self, groups: Sequence[str]) -> None:
         self._groups = groups
@@ -243,7 +233,6 @@ class DuplicatePairCounter:
         self._counts += np.bincount(pairs, minlength=size * size).reshape(size, size)
 
     def needs_example(self, dropped_group: int, kept_group: int) -> bool:
-        """Return whether there is room for another example of a pair of groups."""
         return len(self._examples.get((dropped_group, kept_group), ())) < MAX_SAMPLES
 
     def add_example(self, dropped_group: int, kept_group: int, example: DuplicateExample) -> None:
@@ -305,7 +294,6 @@ class DuplicatePairReader:
         return self._pair_counter.list_pairs()
 
     def _group(self, units: NDArray[np.uint32], parts: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Return the source group of each document, int64 [D]."""
         groups = np.full(len(units), self._store_group)
         new = units >= self._base_file_count
         groups[new] = self._groups[self._firsts[units[new] - self._base_file_count] + parts[new]]

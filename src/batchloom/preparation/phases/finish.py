@@ -83,7 +83,6 @@ class JobResults:
 
     @property
     def generation(self) -> int:
-        """Number of the generation that the job makes."""
         return 1 + (self.base.generation if self.base else 0)
 
 

@@ -43,7 +43,6 @@ def find_part_cuts(
 
 
 def select_unit_cuts(unit: Unit, cuts: CutsBySource) -> tuple[KnownCut, ...]:
-    """Select the cuts that a unit needs."""
     cut_keys = dict.fromkeys((part.source.path, offset) for part in unit.parts for offset in (part.start, part.stop))
     return tuple((path, offset, cuts[path, offset]) for path, offset in cut_keys if (path, offset) in cuts)
 
@@ -167,7 +166,6 @@ class TokenizePhase:
     def _find_repeated_segments(
         self, executor: Executor, segments: SegmentSearch, cuts: CutsBySource
     ) -> tuple[Path, ...]:
-        """Return the files that list repeated lines or paragraphs."""
         tasks = {
             unit.number: UnitTask(
                 *(unit, path, self._work.attempt),
@@ -207,7 +205,6 @@ class TokenizePhase:
             counters.count_documents(message.documents - previous.documents, message.tokens - previous.tokens)
 
     def _handle_crash(self, number: int, task: UnitTask, reason: str) -> UnitTask:
-        """Return the retry task of a unit whose worker died."""
         progress = self._progress_by_unit.pop(number, UnitProgress())
         self._counters.forget(
             progress.bytes, progress.records, progress.documents, progress.tokens, progress.bad, progress.reasons

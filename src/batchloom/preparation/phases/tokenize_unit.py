@@ -63,8 +63,6 @@ REPEATED_REASON = "only repeated lines"
 
 @final
 class RecordIngester:
-    """Parser, normalizer and filter of records."""
-
     def __init__(
         self,
         *,
@@ -170,9 +168,6 @@ class SeenTexts:
 
     This only avoids tokenizing texts that are dropped later: deduplication over all units finds the
     repeats again.
-
-    Args:
-        most: maximum number of remembered texts.
     """
 
     def __init__(self, most: int = _MAX_REMEMBERED) -> None:
@@ -180,13 +175,7 @@ class SeenTexts:
         self._lengths = np.zeros(most, np.uint32)
 
     def look(self, digests: Sequence[bytes]) -> SeenBatch:
-        """Return which of the next texts are repeats.
-
-        New texts are remembered while there is room.
-
-        Args:
-            digests: 16-byte hash of each text [D].
-        """
+        """Return which of the next texts are repeats, by their digests; new ones are remembered if there is room."""
         numbers_by_digest, before = self._numbers, len(self._numbers)
         if before + len(digests) > len(self._lengths):
             numbers = np.array([numbers_by_digest.get(digest, _UNKNOWN_LENGTH) for digest in digests], np.int64)
@@ -199,13 +188,9 @@ class SeenTexts:
         return SeenBatch(numbers, numbers > highest)
 
     def lengths(self, batch: SeenBatch, fresh_lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return the number of tokens of each text of a batch, uint32 [D].
+        """Return the tokens of each text of a batch, uint32 [D], given those of its new texts.
 
-        A repeat has the length of its first occurrence.
-
-        Args:
-            batch: result of :meth:`look`; batches come in the order of these calls.
-            fresh_lengths: number of tokens of each new text.
+        A repeat has the length of its first occurrence. Batches come in the order of :meth:`look`.
         """
         lengths = np.empty(len(batch.fresh), np.uint32)
         lengths[batch.fresh] = fresh_lengths
@@ -315,7 +300,6 @@ class _EncodeBatch:
         return self.characters >= _BATCH_CHARACTERS or len(self.documents) >= _BATCH_DOCUMENTS
 
     def accepts(self, record_parser: RecordParser) -> bool:
-        """Return whether documents of this parser can join the batch."""
         batch_parser = self.record_parser
         return batch_parser is None or (batch_parser.record_kind, batch_parser.chat) == (
             record_parser.record_kind,
@@ -415,7 +399,6 @@ class UnitTokenizer:
             self._send_message(CrashMarker(stage, None))
 
     def _report_progress(self, *, size: int = 0, records: int = 0, documents: int = 0, tokens: int = 0) -> None:
-        """Add to the progress and send it."""
         progress = self._progress
         self._progress = msgspec.structs.replace(
             progress,
@@ -572,7 +555,6 @@ class UnitTokenizer:
             self._parts[number].further += int(further_counts[number])
 
     def _count_dropped(self, row: np.void, fault: EncodeFault) -> None:
-        """Count a document that a conversation rule drops."""
         number, rule = int(row["part"]), fault_rule(fault)
         self._parts[number].count_dropped(rule)
         source = self._unit.parts[number].source.name
@@ -593,7 +575,6 @@ class UnitTokenizer:
             )
 
     def make_facts(self) -> UnitFacts:
-        """Return the facts of the finished unit."""
         parts = self._parts
         for part in parts:
             used = part.documents + part.bad + sum(part.dropped.values())
@@ -619,7 +600,6 @@ def _row_position(row: np.void) -> RecordPosition:
 
 
 def _make_bad_record(row: np.void, reason: str, snippet: str = "") -> BadRecord:
-    """Return the bad record of a document that cannot be encoded."""
     return BadRecord(int(row["record"]), int(row["offset"]), None, reason, snippet)
 
 

@@ -300,7 +300,6 @@ def _split_by_subset(
 
 
 def _iter_shard_batches(unit_shards: UnitShards) -> Iterator[_ShardBatch]:
-    """Yield a unit's documents in bounded batches."""
     folder, settings = unit_shards.folder, unit_shards.settings
     files = [_map_array(folder / tokens_file_name(name), settings.dtype) for name in SUBSETS]
     flags = [folder / trained_file_name(name) for name in SUBSETS]
@@ -426,7 +425,6 @@ class SubsetWriter:
         return self._entries
 
     def abandon(self) -> None:
-        """Close an unfinished shard without renaming it, after an error."""
         if self._shard is not None:
             with contextlib.suppress(OSError):
                 self._shard.abandon()

@@ -31,11 +31,7 @@ _VERSIONED_PACKAGES = ("batchloom", "fastokens", "tokenizers")
 
 
 def collect_versions(steps: Sequence[CleanStep]) -> dict[str, str]:
-    """Return the installed versions by package; empty for a missing one.
-
-    Args:
-        steps: cleaning steps; some use optional packages.
-    """
+    """Return the installed versions by package, with those that cleaning steps use; empty for a missing one."""
     return {name: _get_installed_version(name) for name in _VERSIONED_PACKAGES} | get_step_packages(steps)
 
 
@@ -51,14 +47,7 @@ def collect_unit_settings(recipe: Recipe, tokenizer: Tokenizer, constants: Seque
 
 
 def check_versions(expected: Mapping[str, str]) -> None:
-    """Check that this process has the package versions of the coordinator.
-
-    Args:
-        expected: versions of the coordinator.
-
-    Raises:
-        WorkerError: package versions differ; it lists them.
-    """
+    """Raise WorkerError unless this process has the package versions of the coordinator."""
     installed_versions = {name: _get_installed_version(name) for name in expected}
     differing = [
         f"{name} {installed_versions[name] or 'is missing'} where the coordinator has {version or 'none'}"

@@ -131,12 +131,10 @@ class CrashTracker:
             stages[marker.stage] = marker.in_hand
 
     def forget_unit(self, number: int) -> None:
-        """Forget the deaths and markers of a unit."""
         self._in_hand.pop(number, None)
         self._deaths.pop(number, None)
 
     def handle_crash(self, number: int, task: UnitTask, reason: str) -> UnitTask:
-        """Return the retry task of a unit whose worker died."""
         stages = self._in_hand.pop(number, {})
         state = self._deaths.get(number, CrashState(excluded=task.excluded))
         deaths = self._deaths[number] = update_after_crash(state, list(stages.values()), reason)

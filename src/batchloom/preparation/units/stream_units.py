@@ -43,23 +43,16 @@ _FACTS, _TOKENS, _ROWS, _FLAGS, _BAD = (*("stretch.json", "tokens.bin", "documen
 
 
 class StreamBatchFacts(msgspec.Struct, frozen=True):
-    """Facts of a stream batch.
-
-    Attributes:
-        place: index of the batch in its unit.
-        last: True for the unit's last batch.
-        parts: for each section, the number of its part in the unit and whether it is the complete part.
-        batches: for each ``add`` call, the number of documents and tokens and whether there are flags.
-        dtype: token dtype.
-        train: number of documents of the train subset.
-        facts: facts like those of a unit, with one part per section.
-    """
+    """Facts of a stream batch, the ``place``-th of its unit; ``facts`` has one part per section."""
 
     place: int
     last: bool
+    # For each section, the number of its part in the unit, and whether it is the complete part.
     parts: list[tuple[int, bool]]
+    # For each call of ``add``, the number of documents and of tokens, and whether there are flags.
     batches: list[tuple[int, int, bool]]
     dtype: str
+    # Number of documents of the train subset.
     train: int
     facts: UnitFacts
 
@@ -93,7 +86,6 @@ class StreamBatchWriter:
         trained: NDArray[np.bool_] | None,
         media: Sequence[Sequence[PlacedMedium]],
     ) -> None:
-        """Write documents of all subsets."""
         if media:
             self._media.add(media, self._documents)
         self._documents += len(rows)
@@ -107,13 +99,11 @@ class StreamBatchWriter:
         self._batches.append((len(rows), len(tokens), trained is not None))
 
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
-        """Write bad records."""
         with wrap_write_errors(self._folder):
             for bad in bad_records:
                 self._open[_BAD].write(msgspec.json.encode((part, bad)) + b"\n")
 
     def finish(self, number: int, parts: list[tuple[int, bool]], facts: UnitFacts, *, last: bool) -> None:
-        """Write the facts and move the batch into place."""
         with wrap_write_errors(self._folder):
             for file in self._open.values():
                 file.flush()
@@ -222,7 +212,6 @@ def _copy_stream_batch(
 def _merge_unit_facts(
     unit: Unit, stream_batches: Sequence[StreamBatchFacts], record_parsers: RecordParsers, checksums: dict[str, str]
 ) -> UnitFacts:
-    """Merge the facts of a unit's batches."""
     counts: list[PartCounts | None] = [None] * len(unit.parts)
     first: tuple[int, BadRecord] | None = None
     altered: dict[str, str] = {}

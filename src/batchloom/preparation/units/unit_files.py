@@ -69,7 +69,6 @@ def mark_first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> ND
 
 
 def concatenate_ranges(tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[_T]:
-    """Concatenate the ranges [starts, stops) of ``tokens``."""
     chunks = split_ranges(tokens, starts, stops)
     return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
@@ -88,7 +87,6 @@ def split_ranges(tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[
 
 
 def tokens_file_name(subset: str) -> str:
-    """Return the file name of a unit's tokens of one subset, split by the shares."""
     return f"tokens.{subset}.bin"
 
 
@@ -102,12 +100,7 @@ def trained_file_name(subset: str) -> str:
 
 @final
 class UnitFiles:
-    """Writer of a unit's temporary files.
-
-    Args:
-        folder: output folder.
-        dedup: deduplication settings, which decide the keys to write.
-    """
+    """Writer of a unit's temporary files; ``dedup`` decides which keys are written."""
 
     def __init__(self, folder: Path, dedup: DedupRecipe) -> None:
         self._folder, self._dedup = folder, dedup
@@ -238,7 +231,6 @@ class UnitFiles:
             self._open[name].write(chunk.data)
 
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
-        """Append bad records."""
         with wrap_write_errors(self._folder):
             for bad in bad_records:
                 self._open[BAD_NAME].write(msgspec.json.encode((part, bad)) + b"\n")
@@ -259,7 +251,6 @@ class UnitFiles:
                 sort_bad_records(self._folder / BAD_NAME)
 
     def checksums(self) -> dict[str, str]:
-        """Return the XXH3-128 of each token file."""
         return {name: value.hexdigest() for name, value in self._hashes.items()}
 
 

@@ -100,7 +100,6 @@ class Stopwatch:
             yield item  # type: ignore[misc]  # _END is never yielded
 
     def add(self, stage: TimedStage, seconds: float, size: int = 0, documents: int = 0) -> None:
-        """Add seconds, bytes and documents to a stage."""
         more = StageTime(seconds, size, documents)
         with self._lock:
             self._stage_times[stage] = self._stage_times.get(stage, StageTime()) + more
@@ -120,15 +119,10 @@ _LENGTH_BINS = 33
 
 
 class StepFlow(_Sums, frozen=True, kw_only=True):
-    """Documents, bytes and tokens that enter and leave a step.
+    """Documents, bytes of text and tokens that enter and leave a step.
 
-    Attributes:
-        step: name (``read``, a cleaning step, ``tokenize``, ``dedup``, ``write``).
-        documents_in, documents_out: number of documents; ``documents_in`` of ``read`` counts records.
-        bytes_in, bytes_out: UTF-8 bytes of text; ``bytes_in`` of ``read`` counts bytes of the listed files,
-            ``bytes_out`` of ``write`` token bytes on disk.
-        tokens_in, tokens_out: number of tokens; 0 before tokenization.
-        altered: documents that the step changed.
+    Of ``read``, ``documents_in`` counts records and ``bytes_in`` bytes of the listed files; of ``write``,
+    ``bytes_out`` counts token bytes on disk. ``altered`` counts documents that the step changed.
     """
 
     step: str
@@ -170,19 +164,11 @@ class SourceCounts(_Sums, frozen=True):
 
 
 class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of one unit, or of several merged.
-
-    Attributes:
-        flows: flows by step, in processing order, including steps that got no documents.
-        drops: dropped documents by reason.
-        lengths: number of documents whose token count has b binary digits, at index b.
-        languages: documents by language, if detected.
-        sources: counts by source name, in read order.
-        stages: time by stage.
-    """
+    """Statistics of one unit, or of several merged; flows include steps that got no documents."""
 
     flows: tuple[StepFlow, ...] = ()
     drops: dict[str, DropCounts] = {}
+    # Number of documents whose token count has b binary digits, at index b.
     lengths: tuple[int, ...] = (0,) * _LENGTH_BINS
     languages: dict[str, int] = {}
     sources: dict[str, SourceCounts] = {}
@@ -207,7 +193,6 @@ class UnitStatistics:
         self._sources: dict[str, SourceCounts] = {}
 
     def flow(self, more: StepFlow) -> None:
-        """Add documents that went through a step."""
         self._flows[more.step] = self._flows.get(more.step, StepFlow(step=more.step)) + more
 
     def dropped(self, step: str, reason: str, count: int = 1, sample: DropSample | None = None) -> None:
@@ -228,15 +213,12 @@ class UnitStatistics:
         self._lengths += np.bincount(digits, minlength=_LENGTH_BINS)
 
     def languages(self, counts: Mapping[str, int]) -> None:
-        """Add documents by language."""
         self._languages.update(counts)
 
     def source(self, name: str, more: SourceCounts) -> None:
-        """Add documents of a source."""
         self._sources[name] = self._sources.get(name, SourceCounts()) + more
 
     def join(self, report: UnitReport) -> None:
-        """Add the report of a later unit."""
         for flow in report.flows:
             self.flow(flow)
         for reason, dropped in report.drops.items():
@@ -247,7 +229,6 @@ class UnitStatistics:
             self.source(name, counts)
 
     def report(self, stages: Mapping[str, StageTime]) -> UnitReport:
-        """Return the report of the unit, with its stage times."""
         return UnitReport(
             flows=tuple(self._flows.values()),
             drops=dict(self._drops),
@@ -271,7 +252,6 @@ class UnitReportMerger:
         self._next = 0
 
     def add(self, number: int, report: UnitReport) -> None:
-        """Add the report of a unit; each number once."""
         self._waiting[number] = report
         while (next_report := self._waiting.pop(self._next, None)) is not None:
             self._next += 1
@@ -279,7 +259,6 @@ class UnitReportMerger:
             self._stages = add_stage_times(self._stages, next_report.stages)
 
     def report(self) -> UnitReport:
-        """Return the merged report of all units."""
         if self._waiting:
             raise AssertionError(f"unit {self._next} has no report")
         return self._statistics.report(self._stages)

@@ -37,7 +37,6 @@ class Unit:
 
     @property
     def bytes(self) -> int:
-        """Bytes of listed input."""
         return sum(part.stop - part.start for part in self.parts)
 
 

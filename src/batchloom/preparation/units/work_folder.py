@@ -68,7 +68,6 @@ class PartCounts(msgspec.Struct):
     hash: str = ""
 
     def count_dropped(self, reason: str, count: int = 1) -> None:
-        """Count dropped documents."""
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
 
@@ -312,39 +311,26 @@ class WorkFolder:
         self._lock.flush()
 
     def unit(self, identity: str) -> Path:
-        """Return the folder of a unit's temporary files."""
         return self.path / "units" / identity
 
     def resolution_folder(self, number: int) -> Path:
-        """Return the folder of a unit's resolved duplicates."""
         return self.path / "kept" / f"{number:05d}"
 
     def shards(self, number: int) -> Path:
-        """Return the folder of a unit's shards, before they are moved into the store."""
         return self.path / "shards" / f"{number:05d}"
 
     def segment_keys_path(self, identity: str) -> Path:
-        """Return the key file of a unit's lines or paragraphs."""
         return self.path / "pieces" / f"{identity}{KEYS_SUFFIX}"
 
     @property
     def duplicates(self) -> Path:
-        """Folder of the duplicate search."""
         return self.path / "duplicates"
 
     def follow(self, units: str) -> bool:
-        """Delete all later results if they were made from other units.
+        """Delete all later results if they were made from other units; return whether there were any.
 
-        Units are named after everything that decides their documents, later results only by unit number.
-
-        Args:
-            units: fingerprint of the unit names.
-
-        Returns:
-            Whether resolved duplicates were deleted.
-
-        Raises:
-            OutputError: files cannot be deleted, or the units cannot be recorded.
+        Units are named after everything that decides their documents (``units`` is the fingerprint of the names),
+        later results only by unit number.
         """
         note = self.path / "followed"
         with wrap_write_errors(self.path):
@@ -371,16 +357,13 @@ class WorkFolder:
                         path.unlink()
 
     def job(self) -> JobIdentity | None:
-        """Return the identity of the job; None if none was begun."""
         return _read_json(self.path / "job.json", JobIdentity)
 
     def begin(self, job: JobIdentity) -> None:
-        """Write the identity of the job."""
         write_file(self.path / "job.json", msgspec.json.encode(job))
 
     @property
     def tokenizer_path(self) -> Path:
-        """File of the job's tokenizer state."""
         return self.path / TOKENIZER_NAME
 
     def tokenizer_state(self) -> dict[str, Any] | None:
@@ -392,7 +375,6 @@ class WorkFolder:
         write_file(self.tokenizer_path, msgspec.json.encode(state))
 
     def read_excluded(self) -> dict[str, ExcludedRecords]:
-        """Read the records excluded because workers die at them, by unit identity."""
         return _read_json(self.path / "excluded.json", dict[str, ExcludedRecords]) or {}
 
     def exclude(self, identity: str, excluded: ExcludedRecords) -> None:
@@ -401,11 +383,9 @@ class WorkFolder:
         write_file(self.path / "excluded.json", msgspec.json.encode(excluded_by_unit))
 
     def decision(self) -> Decision | None:
-        """Return the stored decision; None if there is none."""
         return _read_json(self.path / "decision.json", Decision)
 
     def decide(self, decision: Decision) -> None:
-        """Store the decision."""
         write_file(self.path / "decision.json", msgspec.json.encode(decision))
 
     @property
@@ -427,11 +407,7 @@ class WorkFolder:
         self._lock.close()
 
     def clear(self, *, keep_units: bool = False) -> None:
-        """Delete everything but the lock and the spooled inputs.
-
-        Args:
-            keep_units: keep the units with complete temporary files.
-        """
+        """Delete everything but the lock, spooled inputs and, if asked, units with complete temporary files."""
         with wrap_write_errors(self.path):
             self._drop_unusable()
             for path in self.path.iterdir():

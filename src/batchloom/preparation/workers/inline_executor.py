@@ -26,11 +26,9 @@ class InlineExecutor:
 
     @property
     def unfinished(self) -> int:
-        """Number of unfinished tasks."""
         return len(self._waiting) + sum(not isinstance(event, TaskMessage) for event in self._events)
 
     def submit(self, number: int, task: Any) -> None:
-        """Queue a task; ``next`` runs it."""
         self._waiting.append((number, task))
 
     def next(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:  # noqa: ARG002 - nothing to wait for

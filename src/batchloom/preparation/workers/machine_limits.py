@@ -11,14 +11,7 @@ _PROCESS_CGROUPS = Path("/proc/self/cgroup")
 
 
 def compute_worker_count(task_count: int, *, cores: int, free: int | None = None, memory: int | None = None) -> int:
-    """Compute the number of workers that cores, tasks and memory allow.
-
-    Args:
-        task_count: number of tasks; more workers would be idle.
-        cores: cores as returned by :func:`count_cores`.
-        free: bytes of free memory; None if unknown.
-        memory: maximum bytes of a worker; None for the usual maximum of preparation.
-    """
+    """Compute the number of workers that cores, tasks and free memory (if known) allow."""
     fitting = cores if free is None else min(cores, free // (memory or WORKER_MEMORY))
     return max(1, min(fitting, task_count))
 

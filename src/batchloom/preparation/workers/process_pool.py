@@ -68,14 +68,9 @@ class _PoolWorker:
 
 @final
 class PrestartedWorkers:
-    """Worker processes started before their setup is known.
+    """Worker processes started before their setup is known; as a context manager it ends those not taken.
 
-    A worker needs half a second for imports, which the coordinator can use for other work. As a context manager
-    it ends the workers that no executor took.
-
-    Args:
-        workers: number of workers.
-        module: module that they import.
+    A worker needs half a second to import ``module``, which the coordinator can use for other work.
     """
 
     def __init__(self, workers: int, module: str) -> None:
@@ -130,16 +125,13 @@ class ProcessPool:
 
     @property
     def workers(self) -> int:
-        """Maximum number of processes."""
         return self._max_workers
 
     @property
     def unfinished(self) -> int:
-        """Number of queued and running tasks."""
         return len(self._waiting) + sum(worker.number is not None for worker in self._workers)
 
     def submit(self, number: int, task: Any) -> None:
-        """Queue a task; starts a process if all are busy and more are allowed."""
         self._waiting.append((number, task))
         self._assign_tasks()
 
@@ -156,7 +148,6 @@ class ProcessPool:
         return None
 
     def close(self) -> None:
-        """Kill all processes."""
         self._waiting.clear()
         self._readable_workers.clear()
         for worker in self._workers:
@@ -234,7 +225,6 @@ class ProcessPool:
         return None
 
     def _handle_exit(self, worker: _PoolWorker) -> TaskLoss | None:
-        """Handle a dead worker."""
         reason = self._remove_worker(worker)
         if worker.number is not None:
             return TaskLoss(worker.number, reason)
@@ -253,7 +243,6 @@ class ProcessPool:
         return None
 
     def _remove_worker(self, worker: _PoolWorker) -> str:
-        """Remove a worker and return the reason of its end."""
         self._workers.remove(worker)
         return _stop_worker(worker)
 

@@ -217,12 +217,10 @@ class RayExecutor:
 
     @property
     def workers(self) -> int:
-        """Number of tasks that the current nodes can run at the same time."""
         return min(self._slots, self._max_workers or self._slots)
 
     @property
     def unfinished(self) -> int:
-        """Number of tasks without a reported end."""
         ends = sum(not isinstance(event, TaskMessage) for event in self._events)
         return len(self._waiting) + len(self._tasks) + ends
 
@@ -251,7 +249,6 @@ class RayExecutor:
                 self._ray.kill(self._mailbox)
 
     def submit(self, number: int, task: Any) -> None:
-        """Queue a task until a processor is free."""
         self._waiting.append((number, task))
 
     def next(self, seconds: float) -> TaskMessage | TaskResult | TaskLoss | None:
@@ -371,7 +368,6 @@ class RayExecutor:
                 self._events.append(TaskMessage(task.number, message.message))
 
     def _make_event(self, reference: Any, task: _RayTask) -> TaskResult | TaskLoss | Exception:
-        """Return the event of a finished task."""
         errors = self._ray.exceptions
         exit_reason = self._exit_reasons.pop(task.serial, "")
         try:
