@@ -39,16 +39,15 @@ from batchloom.preparation.documents.tokenizer_choice import (
     find_unused_columns,
 )
 from batchloom.preparation.phases.duplicate_resolution import (
-    ShardingSettings,
+    ShardSettings,
     decide,
     describe_long_documents,
-    parse_overrides,
     resolve_duplicates,
 )
 from batchloom.preparation.phases.find_duplicates import find_duplicate_pairs, find_duplicates
 from batchloom.preparation.phases.finish import JobResults, collect_store, finish_store, make_manifest, move_store
 from batchloom.preparation.phases.tokenize_phase import SegmentSearch, TokenizePhase
-from batchloom.preparation.phases.unit_shards import ShardSettings, write_shards
+from batchloom.preparation.phases.unit_shards import write_shards
 from batchloom.preparation.phases.worker_setup import (
     WorkerSetup,
     collect_unit_settings,
@@ -454,12 +453,18 @@ class PrepareRun:
                 "duplicates of documents in the other shards are not removed."
             )
         base_membership = replace(context.membership, overrides=base.overrides)
-        sharding = ShardingSettings(context.membership, base_membership, recipe.tokens_per_shard)
+        settings = ShardSettings(
+            context.membership,
+            base_membership,
+            recipe.tokens_per_shard,
+            context.dtype,
+            recipe.dedup.stored_banding,
+        )
         with log.time("find duplicates"):
             duplicate_files = find_duplicates(executor, work, units, base, recipe.dedup)
         with log.time("settle"):
-            dedup_counts = resolve_duplicates(executor, work, units, duplicate_files, sharding, len(base.files))
-        decision = decide(work, units, dedup_counts, sharding, base, balance=recipe.balance_subsets)
+            dedup_counts = resolve_duplicates(executor, work, units, duplicate_files, settings, len(base.files))
+        decision = decide(work, units, dedup_counts, settings, base, balance=recipe.balance_subsets)
         for text in self._describe_subsets(context.membership, decision, base, dedup_counts):
             log.note(text)
         if note := describe_long_documents(units, dedup_counts, self._record_parsers.rules, recipe.tokens_per_shard):
@@ -469,13 +474,6 @@ class PrepareRun:
             pairs, omitted_pairs = find_duplicate_pairs(work, units, duplicate_files, base, inputs, context)
         shards: list[dict[str, list[ShardEntry]]] = []
         if not self._settings.dry_run:
-            settings = ShardSettings(
-                dtype=context.dtype,
-                base_membership=context.membership,
-                final_membership=sharding.add_overrides(parse_overrides(decision)),
-                tokens_per_shard=recipe.tokens_per_shard,
-                banding=recipe.dedup.stored_banding,
-            )
             with log.time("write shards"):
                 shards = write_shards(executor, work, units, dedup_counts, decision, settings, log.listener)
         flows = _compute_flows(units, dedup_counts, context.dtype.itemsize)

@@ -45,7 +45,7 @@ from batchloom.preparation.units.work_folder import (
 from batchloom.preparation.workers.protocols import Executor, run_tasks
 from batchloom.sources import ReadRules, format_record_name
 from batchloom.store import CHOSEN, wrap_write_errors, write_file
-from batchloom.store.format import SUBSETS
+from batchloom.store.format import SUBSETS, Banding
 from batchloom.store.write import make_folder, sync_folder
 
 
@@ -94,15 +94,17 @@ _DropRangeReader = Callable[[int, int], NDArray[np.void]]
 
 
 @dataclass(frozen=True, slots=True)
-class ShardingSettings:
-    """Settings that decide the subset and shard of each document.
+class ShardSettings:
+    """Settings that decide the subset and shard of each document, and the content of shards."""
 
-    ``base_membership`` has the overrides of earlier generations.
-    """
-
+    # Subset rule of the shares, by which the temporary token files are split.
     membership: SubsetRule
+    # The same with the overrides of earlier generations.
     base_membership: SubsetRule
     tokens_per_shard: int
+    dtype: np.dtype[np.generic]
+    # MinHash parameters of the signatures to store; None to store none.
+    banding: Banding | None
 
     def add_overrides(self, overrides: tuple[tuple[int, str], ...]) -> SubsetRule:
         """Return the subset rule with the overrides of earlier generations and the given ones."""
@@ -114,7 +116,7 @@ def resolve_duplicates(
     work: WorkFolder,
     units: Sequence[TokenizedUnit],
     duplicate_files: DuplicateFiles,
-    sharding: ShardingSettings,
+    settings: ShardSettings,
     first_number: int,
 ) -> list[UnitDedupCounts]:
     """Return the counts of remaining documents of every unit.
@@ -135,7 +137,7 @@ def resolve_duplicates(
             len(unit.unit.parts),
             number + first_number,
             duplicate_files,
-            sharding,
+            settings,
         )
     dedup_counts |= run_tasks(executor, tasks, work.attempt)
     return [dedup_counts[number] for number in sorted(dedup_counts)]
@@ -147,7 +149,7 @@ def resolve_unit_duplicates(
     parts: int,
     number: int,
     duplicate_files: DuplicateFiles,
-    sharding: ShardingSettings,
+    settings: ShardSettings,
     attempt: str,
 ) -> UnitDedupCounts:
     """Count the remaining documents of a unit and its shards, and store the drop list.
@@ -156,7 +158,7 @@ def resolve_unit_duplicates(
     """
     folder = attempt_folder(resolution_folder, attempt)
     make_folder(folder)
-    counter = _RemainingCounter(unit_folder, parts, sharding)
+    counter = _RemainingCounter(unit_folder, parts, settings)
     read_drops = _open_search_drops(duplicate_files, number)
     path, row_start = folder / DROPPED_NAME, 0
     with wrap_write_errors(path), path.open("wb") as file:
@@ -176,18 +178,18 @@ def resolve_unit_duplicates(
 
 @final
 class _RemainingCounter:
-    def __init__(self, folder: Path, parts: int, sharding: ShardingSettings) -> None:
-        self._folder, self._sharding = folder, sharding
+    def __init__(self, folder: Path, parts: int, settings: ShardSettings) -> None:
+        self._folder, self._settings = folder, settings
         self._parts = [[0, 0] for _ in range(parts)]
         self._dropped: list[Counter[str]] = [Counter() for _ in range(parts)]
-        self._cutters = {name: ShardCutter(sharding.tokens_per_shard) for name in SUBSETS}
+        self._cutters = {name: ShardCutter(settings.tokens_per_shard) for name in SUBSETS}
         self._smallest, self._moved, self._seen_count = SmallestHashes(), False, 0
         self._subsets = np.zeros(len(SUBSETS), np.int64)
         self._long, self._longest = 0, (0, 0, 0, 0)
 
     def add(self, rows: NDArray[np.void], reason_codes: NDArray[np.uint8] | None) -> None:
         """Count the next documents; codes as :func:`iter_rows_with_reasons` yields them."""
-        sharding, parts = self._sharding, len(self._parts)
+        settings, parts = self._settings, len(self._parts)
         remaining_rows = rows if reason_codes is None else rows[reason_codes == 0]
         self._seen_count += int(np.count_nonzero(rows["seen"]))
         if remaining_rows["seen"].any():
@@ -195,9 +197,9 @@ class _RemainingCounter:
                 f"{self._folder} does not match the duplicates that were found: files of the work folder were "
                 "changed; delete it to start over."
             )
-        codes = final_codes = sharding.membership.codes(remaining_rows["hash"])
-        if sharding.base_membership.overrides:
-            final_codes = sharding.base_membership.codes(remaining_rows["hash"])
+        codes = final_codes = settings.membership.codes(remaining_rows["hash"])
+        if settings.base_membership.overrides:
+            final_codes = settings.base_membership.codes(remaining_rows["hash"])
             self._moved |= bool((final_codes != codes).any())
         self._subsets += _tokens_by_subset(remaining_rows, final_codes)
         self._track_longest(remaining_rows)
@@ -221,9 +223,9 @@ class _RemainingCounter:
             return
         cumulative_lengths = np.cumsum(remaining_rows["length"], dtype=np.int64)[ends]
         lengths = np.diff(cumulative_lengths, prepend=0)
-        self._long += int(np.count_nonzero(lengths > self._sharding.tokens_per_shard))
+        self._long += int(np.count_nonzero(lengths > self._settings.tokens_per_shard))
         longest_index = int(lengths.argmax())
-        if lengths[longest_index] > max(self._sharding.tokens_per_shard, self._longest[0]):
+        if lengths[longest_index] > max(self._settings.tokens_per_shard, self._longest[0]):
             row = remaining_rows[ends[longest_index]]
             position = int(row["part"]), int(row["record"]), int(row["offset"])
             self._longest = int(lengths[longest_index]), *position
@@ -293,7 +295,7 @@ def decide(
     work: WorkFolder,
     units: Sequence[TokenizedUnit],
     dedup_counts: Sequence[UnitDedupCounts],
-    sharding: ShardingSettings,
+    settings: ShardSettings,
     base: BaseGenerations,
     *,
     balance: bool,
@@ -311,12 +313,12 @@ def decide(
     for unit in dedup_counts:
         for name, count in unit.subsets.items():
             tokens[name] += count
-    total, shares = sum(tokens.values()), sharding.membership.shares
+    total, shares = sum(tokens.values()), settings.membership.shares
     if balance and any(misses_share(shares[name], tokens[name], total) for name in shares):
-        overrides = _balance_shares(folders, sharding, tokens, find_present_hashes)
+        overrides = _balance_shares(folders, settings, tokens, find_present_hashes)
     else:
-        overrides = _fill_empty(dedup_counts, sharding, base, find_present_hashes)
-    membership = sharding.add_overrides(overrides)
+        overrides = _fill_empty(dedup_counts, settings, base, find_present_hashes)
+    membership = settings.add_overrides(overrides)
     shards, moved = [], []
     counts = {name: base.shards.get(name, 0) for name in SUBSETS}
     tokens = dict(base.tokens)
@@ -324,11 +326,11 @@ def decide(
         shard_counts, subset_tokens = unit.shards, unit.subsets
         if unit.moved or overrides:
             is_moved = unit.moved
-            cutters = {name: ShardCutter(sharding.tokens_per_shard) for name in SUBSETS}
+            cutters = {name: ShardCutter(settings.tokens_per_shard) for name in SUBSETS}
             added = np.zeros(len(SUBSETS), np.int64)
             for rows in iter_remaining_rows(folder, resolution_folder):
                 codes = membership.codes(rows["hash"])
-                is_moved |= bool((codes != sharding.base_membership.codes(rows["hash"])).any())
+                is_moved |= bool((codes != settings.base_membership.codes(rows["hash"])).any())
                 added += _tokens_by_subset(rows, codes)
                 for code, name in enumerate(SUBSETS):
                     cutters[name].cut(rows[codes == code])
@@ -348,7 +350,7 @@ def decide(
 
 def _fill_empty(
     dedup_counts: Sequence[UnitDedupCounts],
-    sharding: ShardingSettings,
+    settings: ShardSettings,
     base: BaseGenerations,
     find_present_hashes: Callable[[Collection[int]], Collection[int]],
 ) -> tuple[tuple[int, str], ...]:
@@ -356,13 +358,13 @@ def _fill_empty(
     smallest = SmallestHashes()
     for unit in dedup_counts:
         smallest.merge(unit.smallest)
-    missing_subsets = [name for name in sharding.membership.list_required() if name not in base.nonempty_subsets]
+    missing_subsets = [name for name in settings.membership.list_required() if name not in base.nonempty_subsets]
     return smallest.overrides(missing_subsets, find_present_hashes(smallest.hashes()) if missing_subsets else ())
 
 
 def _balance_shares(
     folders: Sequence[tuple[Path, Path]],
-    sharding: ShardingSettings,
+    settings: ShardSettings,
     tokens: Mapping[str, int],
     find_present_hashes: Callable[[Collection[int]], Collection[int]],
 ) -> tuple[tuple[int, str], ...]:
@@ -370,18 +372,18 @@ def _balance_shares(
     candidates = {name: MoveCandidates(heaviest=name != SUBSETS[0]) for name in SUBSETS}
     for folder, resolution_folder in folders:
         for rows in iter_remaining_rows(folder, resolution_folder):
-            codes = sharding.base_membership.codes(rows["hash"])
+            codes = settings.base_membership.codes(rows["hash"])
             for code, name in enumerate(SUBSETS):
                 subset_rows = rows[codes == code]
                 candidates[name].add(subset_rows["hash"], subset_rows["length"])
     groups = {name: subset_candidates.groups() for name, subset_candidates in candidates.items()}
     # Equal documents of earlier generations cannot change their subset.
-    fixed_hashes = {value for value, _ in sharding.base_membership.overrides}
+    fixed_hashes = {value for value, _ in settings.base_membership.overrides}
     fixed_hashes |= set(find_present_hashes({group.hash for members in groups.values() for group in members}))
     movable_groups = {
         name: [group for group in members if group.hash not in fixed_hashes] for name, members in groups.items()
     }
-    return tuple(balance_subsets(sharding.membership.shares, tokens, movable_groups).items())
+    return tuple(balance_subsets(settings.membership.shares, tokens, movable_groups).items())
 
 
 def describe_long_documents(
@@ -407,10 +409,6 @@ def describe_long_documents(
         f"are larger. The longest has {length:,} tokens: {record_name}. Raise --tokens-per-shard, or cut texts "
         "into smaller documents (--split-on paragraph)."
     )
-
-
-def parse_overrides(decision: Decision) -> tuple[tuple[int, str], ...]:
-    return tuple((int(value, 16), name) for value, name in decision.overrides.items())
 
 
 def iter_unit_rows(folder: Path) -> Iterator[NDArray[np.void]]:

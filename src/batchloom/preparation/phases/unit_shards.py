@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import release_pages
 from batchloom.preparation.documents.subsets import SubsetRule
-from batchloom.preparation.phases.duplicate_resolution import ShardCutter, iter_rows_with_reasons, iter_unit_rows
+from batchloom.preparation.phases.duplicate_resolution import (
+    ShardCutter,
+    ShardSettings,
+    iter_rows_with_reasons,
+    iter_unit_rows,
+)
 from batchloom.preparation.report.progress import Listener, Progress
 from batchloom.preparation.units.unit_files import (
     MEDIA_NAMES,
@@ -42,7 +47,6 @@ from batchloom.preparation.workers.protocols import Executor, run_tasks
 from batchloom.store import CHOSEN, WORK_NAME, ShardEntry, ShardMedia, wrap_write_errors, write_file
 from batchloom.store.format import (
     SUBSETS,
-    Banding,
     MinHashSignatures,
     PairIndex,
     ProvenanceTable,
@@ -53,21 +57,6 @@ from batchloom.store.write import ShardWriter, make_folder, sync_folder
 
 _CHUNK_TOKENS = 1 << 20
 _CHUNK_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class ShardSettings:
-    """Shard settings shared by all units of a job.
-
-    The temporary token files are split by ``base_membership``, the subset rule of the shares.
-    """
-
-    dtype: np.dtype[np.generic]
-    base_membership: SubsetRule
-    final_membership: SubsetRule
-    tokens_per_shard: int
-    # None to store no MinHash signatures.
-    banding: Banding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +75,8 @@ class UnitShards:
     has_all_documents: bool
     numbers: dict[str, tuple[int, int]]
     settings: ShardSettings
+    # Subset rule with all overrides.
+    membership: SubsetRule
 
 
 def write_shards(
@@ -100,7 +91,9 @@ def write_shards(
     """Write the shards of every unit, and return those of each unit by subset."""
     shards: dict[int, dict[str, list[ShardEntry]]] = {}
     tasks: dict[int, Callable[[str], dict[str, list[ShardEntry]]]] = {}
-    moved_units, itemsize = set(decision.moved), settings.dtype.itemsize
+    overrides = tuple((int(value, 16), name) for value, name in decision.overrides.items())
+    membership, moved_units = settings.add_overrides(overrides), set(decision.moved)
+    itemsize = settings.dtype.itemsize
     counts_by_unit = {unit.unit.number: counts for unit, counts in zip(units, dedup_counts, strict=True)}
     total_bytes = sum(counts.tokens for counts in dedup_counts) * itemsize
     documents = tokens = resumed_bytes = 0
@@ -128,6 +121,7 @@ def write_shards(
             has_all_documents=not (unit_counts.dropped > unit_counts.seen or number in moved_units),
             numbers=numbers,
             settings=settings,
+            membership=membership,
         )
         tasks[number] = partial(write_unit_shards, unit_shards)
     shards |= run_tasks(executor, tasks, work.attempt, report_unit)
@@ -194,7 +188,7 @@ def _link_shard(unit_shards: UnitShards, folder: Path, number: int) -> ShardEntr
         return None
     row_chunks, masks = [], []
     for rows in iter_unit_rows(unit_shards.folder):
-        codes = settings.final_membership.codes(rows["hash"])
+        codes = unit_shards.membership.codes(rows["hash"])
         masks.append((codes == SUBSETS.index(subset)) & (rows["seen"] == 0))
         row_chunks.append(rows[masks[-1]])
     shard_rows, positions = np.concatenate(row_chunks), np.flatnonzero(np.concatenate(masks))
@@ -245,7 +239,7 @@ def _copy_shards(unit_shards: UnitShards, folder: Path, subsets: Sequence[str]) 
     }
     try:
         for batch in _iter_shard_batches(unit_shards):
-            codes = settings.final_membership.codes(batch.rows["hash"])
+            codes = unit_shards.membership.codes(batch.rows["hash"])
             for name, writer in writers.items():
                 row_indices = np.flatnonzero(batch.remaining_mask & (codes == SUBSETS.index(name)))
                 for code, subset_indices in _split_by_subset(batch.codes, row_indices):
@@ -307,7 +301,7 @@ def _iter_shard_batches(unit_shards: UnitShards) -> Iterator[_ShardBatch]:
     token_stops, first = [0] * len(SUBSETS), 0
     for rows, reason_codes in iter_rows_with_reasons(folder, unit_shards.resolution_folder):
         remaining_mask = np.ones(len(rows), bool) if reason_codes is None else reason_codes == 0
-        codes = settings.base_membership.codes(rows["hash"])
+        codes = settings.membership.codes(rows["hash"])
         starts, token_starts = np.zeros(len(rows), np.int64), tuple(token_stops)
         for code in range(len(SUBSETS)):
             selection = codes == code
