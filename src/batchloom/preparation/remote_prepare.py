@@ -9,12 +9,11 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import msgspec
 import xxhash
@@ -290,19 +289,24 @@ def _read_upload_log(log_path: Path) -> dict[str, UploadRecord]:
     return upload_records
 
 
-def publish_store(
-    store: Path,
-    uploader: StoreUploader,
-    on_progress: Callable[[int, int, int], Any],
-    before_manifest: Callable[[], Any] = lambda: None,
+def _publish_store(
+    store: Path, uploader: StoreUploader, job: _RemoteJob, result: PrepareResult, listener: Listener
 ) -> None:
     """Send a finished store, its manifest last."""
     with wrap_write_errors(store):
         paths = [path for path in store.rglob("*") if path.is_file()]
         names = sort_for_upload(path.relative_to(store).as_posix() for path in paths)
         sizes = {name: (store / name).stat().st_size for name in names}
-    total, finished_bytes, resumed_bytes = sum(sizes.values()), 0, 0
-    on_progress(finished_bytes, total, resumed_bytes)
+    counts, total, finished_bytes, resumed_bytes = result.counts, sum(sizes.values()), 0, 0
+
+    def report() -> None:
+        listener(
+            Progress(
+                "upload", finished_bytes, total, resumed_bytes, counts.documents, counts.tokens, counts.quarantined
+            )
+        )
+
+    report()
     *first, last = names
     with ThreadPoolExecutor(_REMOTE_THREADS, "uploads") as pool:
         pending = {pool.submit(uploader.send, store / name, name): name for name in first}
@@ -311,19 +315,18 @@ def publish_store(
                 ready, _ = wait(pending, return_when=FIRST_EXCEPTION, timeout=_WAIT_SECONDS)
                 for future in ready:
                     size = sizes[pending.pop(future)]
-                    finished_bytes, resumed_bytes = (
-                        finished_bytes + size,
-                        resumed_bytes + (0 if future.result() else size),
-                    )
-                on_progress(finished_bytes, total, resumed_bytes)
+                    finished_bytes += size
+                    resumed_bytes += 0 if future.result() else size
+                report()
         except BaseException:
             for future in pending:
                 future.cancel()
             uploader.stop()
             raise
-    before_manifest()
+    job.check_ownership()
     uploader.send(store / last, last)
-    on_progress(total, total, resumed_bytes)
+    finished_bytes = total
+    report()
 
 
 _UPLOADS_NAME, _STORE_NAME, _LOCK_NAME = "uploads.jsonl", "store", "lock"
@@ -387,7 +390,7 @@ def run_remote(request: PrepareRequest, url: str, listener: Listener, settings: 
         job.begin(files, manifest)
         if manifest is None:
             uploader = StoreUploader(remote_folder, files, folder / _UPLOADS_NAME)
-            publish_store(store, uploader, partial(_report_upload, result, listener), job.check_ownership)
+            _publish_store(store, uploader, job, result, listener)
         _delete_leftovers(remote_folder, {**files, OWNER_NAME: RemoteFile(0, "")}, folder)
     return replace(result, seconds=log.elapsed, already_done=False)
 
@@ -418,15 +421,6 @@ def _normalize_url(url: str) -> str:
     scheme = get_scheme(url)
     usual = {"s3a": "s3", "gcs": "gs"}.get(scheme, scheme)
     return usual + redact_url(url)[len(scheme) :].rstrip("/")
-
-
-def _report_upload(
-    result: PrepareResult, listener: Listener, finished_bytes: int, total: int, resumed_bytes: int
-) -> None:
-    counts = result.counts
-    listener(
-        Progress("upload", finished_bytes, total, resumed_bytes, counts.documents, counts.tokens, counts.quarantined)
-    )
 
 
 def _record_location(store: Path, location: str) -> None:
