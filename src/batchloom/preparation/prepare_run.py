@@ -606,22 +606,18 @@ def _check_input_count(files: int) -> None:
 
 def _compute_flows(units: list[TokenizedUnit], dedup_counts: list[UnitDedupCounts], size: int) -> list[StepFlow]:
     """Return the flows of the steps after tokenization: dedup and write."""
-    documents_in = sum(tokenized_unit.facts.documents for tokenized_unit in units)
-    tokens = sum(tokenized_unit.facts.tokens for tokenized_unit in units)
-    documents, remaining_tokens = (
-        sum(counts.documents for counts in dedup_counts),
-        sum(counts.tokens for counts in dedup_counts),
-    )
+    documents_in, tokens_in = sum(unit.facts.documents for unit in units), sum(unit.facts.tokens for unit in units)
+    documents, tokens = sum(counts.documents for counts in dedup_counts), sum(counts.tokens for counts in dedup_counts)
     dedup = StepFlow(
-        step="dedup", documents_in=documents_in, documents_out=documents, tokens_in=tokens, tokens_out=remaining_tokens
+        step="dedup", documents_in=documents_in, documents_out=documents, tokens_in=tokens_in, tokens_out=tokens
     )
     write = StepFlow(
         step="write",
         documents_in=documents,
         documents_out=documents,
-        bytes_out=remaining_tokens * size,
-        tokens_in=remaining_tokens,
-        tokens_out=remaining_tokens,
+        bytes_out=tokens * size,
+        tokens_in=tokens,
+        tokens_out=tokens,
     )
     return [dedup, write]
 

@@ -61,7 +61,7 @@ _STORE_FILE = re.compile(
         [
             *map(
                 re.escape,
-                (*(MANIFEST_NAME, TOKENIZER_NAME, PROCESSOR_NAME), *(QUARANTINE_NAME, REPORT_NAME, PAGE_NAME)),
+                (MANIFEST_NAME, TOKENIZER_NAME, PROCESSOR_NAME, QUARANTINE_NAME, REPORT_NAME, PAGE_NAME),
             ),
             rf"({'|'.join(SUBSETS)})/({re.escape(LENGTHS_NAME)}|{re.escape(LENGTHS_CHECKSUMS_NAME)}|{SHARD_NAME.pattern}\.[a-z0-9]+)",
         ]

@@ -358,8 +358,12 @@ def make_report_sources(sources: Sequence[Source]) -> list[ReportedSource]:
     """Return the inputs as the report holds them."""
     return [
         ReportedSource(
-            *(source.name, _get_original_path(source), source.size, source.mtime_ns),
-            *(source.kind, source.compression or ""),
+            source.name,
+            _get_original_path(source),
+            source.size,
+            source.mtime_ns,
+            source.kind,
+            source.compression or "",
         )
         for source in sources
     ]

@@ -168,7 +168,9 @@ class TokenizePhase:
     ) -> tuple[Path, ...]:
         tasks = {
             unit.number: UnitTask(
-                *(unit, path, self._work.attempt),
+                unit,
+                path,
+                self._work.attempt,
                 excluded=excluded,
                 known_cuts=select_unit_cuts(unit, cuts),
                 segment_keys=True,

@@ -535,7 +535,10 @@ class UnitTokenizer:
         codes = self._context.membership.codes(rows["hash"])
         with self._stopwatch.time("write temporary files", encoded_batch.tokens.nbytes, len(rows)):
             self._files.add(
-                *(encoded_batch.tokens, rows, codes, encoded_batch.trained),
+                encoded_batch.tokens,
+                rows,
+                codes,
+                encoded_batch.trained,
                 added=encoded_batch.added,
                 plain=encoded_batch.plain,
                 media=encoded_batch.media,

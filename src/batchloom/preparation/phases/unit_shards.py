@@ -243,10 +243,8 @@ def _copy_shards(unit_shards: UnitShards, folder: Path, subsets: Sequence[str]) 
             for name, writer in writers.items():
                 row_indices = np.flatnonzero(batch.remaining_mask & (codes == SUBSETS.index(name)))
                 for code, subset_indices in _split_by_subset(batch.codes, row_indices):
-                    writer.add(
-                        *(batch.rows, batch.tokens[code], batch.starts, subset_indices),
-                        *(batch.trained[code], batch.first),
-                    )
+                    tokens, trained = batch.tokens[code], batch.trained[code]
+                    writer.add(batch.rows, tokens, batch.starts, subset_indices, trained, batch.first)
             if signatures is not None:
                 release_pages(signatures.keys)
         return {name: writer.finish() for name, writer in writers.items()}

@@ -26,6 +26,7 @@ from batchloom.preparation.units.unit_files import ROW, UnitFiles, UnitMediaWrit
 from batchloom.preparation.units.unit_report import UnitReportMerger
 from batchloom.preparation.units.units import Unit
 from batchloom.preparation.units.work_folder import (
+    BAD_NAME,
     FACTS_NAME,
     PartCounts,
     UnitFacts,
@@ -39,7 +40,7 @@ from batchloom.store import wrap_write_errors, write_file
 from batchloom.store.write import make_folder, sync_folder
 
 STREAM_BATCHES_FOLDER = "stretches"
-_FACTS, _TOKENS, _ROWS, _FLAGS, _BAD = (*("stretch.json", "tokens.bin", "documents.rows", "trained.bool"), "bad.jsonl")
+_FACTS, _TOKENS, _ROWS, _FLAGS = "stretch.json", "tokens.bin", "documents.rows", "trained.bool"
 
 
 class StreamBatchFacts(msgspec.Struct, frozen=True):
@@ -75,7 +76,7 @@ class StreamBatchWriter:
         self._media = UnitMediaWriter(self._folder)
         self._open: dict[str, IO[bytes]] = {}
         with wrap_write_errors(self._folder):
-            for name in (_TOKENS, _ROWS, _FLAGS, _BAD):
+            for name in (_TOKENS, _ROWS, _FLAGS, BAD_NAME):
                 self._open[name] = (self._folder / name).open("wb")
 
     def add(
@@ -101,7 +102,7 @@ class StreamBatchWriter:
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
         with wrap_write_errors(self._folder):
             for bad in bad_records:
-                self._open[_BAD].write(msgspec.json.encode((part, bad)) + b"\n")
+                self._open[BAD_NAME].write(msgspec.json.encode((part, bad)) + b"\n")
 
     def finish(self, number: int, parts: list[tuple[int, bool]], facts: UnitFacts, *, last: bool) -> None:
         with wrap_write_errors(self._folder):
@@ -201,7 +202,7 @@ def _copy_stream_batch(
             placed_media = read_placed_media(media, first, documents)
             files.add(ids, rows, membership.codes(rows["hash"]), flags, media=placed_media)
             first += documents
-        for line in (folder / _BAD).read_bytes().splitlines():
+        for line in (folder / BAD_NAME).read_bytes().splitlines():
             local_part, bad = msgspec.json.decode(line, type=tuple[int, BadRecord])
             moved = replace(bad, record=bad.record + int(shift[local_part]))
             files.add_bad(int(parts[local_part]), [moved])

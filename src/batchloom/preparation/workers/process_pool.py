@@ -286,18 +286,10 @@ def _start_worker(module: str = "") -> _PoolWorker:
         parent_fd, child_fd = (
             fcntl.fcntl(endpoint, fcntl.F_DUPFD_CLOEXEC, 3) for endpoint in (parent_socket, child_socket)
         )
-    command = [
-        os.fsdecode(executable),
-        *(f"-W{option}" for option in sys.warnoptions),
-        *(
-            "-c",
-            _WORKER_COMMAND,
-            str(child_fd),
-            str(os.getpid()),
-            module,
-            *(entry for entry in sys.path if isinstance(entry, str)),
-        ),
-    ]
+    search_path = [entry for entry in sys.path if isinstance(entry, str)]
+    warning_options = [f"-W{option}" for option in sys.warnoptions]
+    arguments = [str(child_fd), str(os.getpid()), module, *search_path]
+    command = [os.fsdecode(executable), *warning_options, "-c", _WORKER_COMMAND, *arguments]
     # Ctrl-C must not end a worker before its first line runs.
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
