@@ -115,7 +115,7 @@ _LOW_MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class StoredSignatures:
-    """MinHash signatures of a stored shard; documents at ``removed`` positions are never matched."""
+    """MinHash signatures of a stored shard; ``removed`` documents are never matched."""
 
     path: Path
     documents: int
@@ -165,7 +165,7 @@ def read_base_manifest(out: Path) -> Manifest | None:
 
 
 def read_base_generations(work: WorkFolder, base: Manifest | None, dedup: DedupRecipe) -> BaseGenerations:
-    """Collect the state of the store to append to; key files are written as far as ``dedup`` needs them."""
+    """Collect the state of the store to append to; write its keys if needed."""
     if base is None:
         return BaseGenerations()
     return BaseGenerations(

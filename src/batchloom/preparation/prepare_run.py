@@ -212,7 +212,7 @@ def _find_finished_job(
 
 @final
 class PrepareRun:
-    """One run of a recipe in its locked work folder; ``base`` is the generation to append to."""
+    """One run of a recipe in its work folder; ``base`` is the store to append to."""
 
     def __init__(
         self,
@@ -434,7 +434,7 @@ class PrepareRun:
         return self._list_unit_names(tokenizer, segments_fingerprint), segments
 
     def _list_unit_names(self, tokenizer: Tokenizer, before: str = "") -> list[str]:
-        """Return the identities of all units; ``before`` identifies the texts that repeats are removed of."""
+        """Return the identities of all units; ``before`` covers their removed repeats."""
         settings = collect_unit_settings(self._recipe, tokenizer, self._settings.constants)
         if before:
             settings["before"] = before
@@ -584,7 +584,7 @@ class PrepareRun:
         )
 
     def _find_media_folders(self) -> dict[str, str]:
-        """Return the base folder of media paths by source, which the store itself does not have."""
+        """Return the base folder of media paths by source; the store has none."""
         folders = {source.name: self._record_parsers.media_folder(source) for source in self._listing.sources}
         return {
             decode_file_name(name): decode_file_name(

@@ -92,7 +92,7 @@ class UploadRecord(NamedTuple):
 
 
 def sort_for_upload(names: Iterable[str]) -> list[str]:
-    """Return the files of a finished store in upload order: subsets first, the manifest last."""
+    """Return the files of a store in upload order: subsets first, manifest last."""
     ranks = {name: rank for rank, name in enumerate(SUBSETS)}
     store_files = [
         name
@@ -240,7 +240,7 @@ def read_remote_manifest(remote_folder: RemoteFolder, files: dict[str, RemoteFil
 
 @final
 class StoreUploader:
-    """Thread-safe uploader of a job's files, which skips files that are already remote."""
+    """Thread-safe uploader of a job's files; skips those that are already remote."""
 
     def __init__(self, remote_folder: RemoteFolder, files: dict[str, RemoteFile], log_path: Path) -> None:
         self._remote_folder, self._files, self._log_path = remote_folder, dict(files), log_path

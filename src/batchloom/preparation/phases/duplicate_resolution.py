@@ -51,7 +51,7 @@ from batchloom.store.write import make_folder, sync_folder
 
 @final
 class ShardCutter:
-    """Incremental cutter of one unit and subset; only a single longer document or pair exceeds a shard."""
+    """Incremental cutter of one unit and subset into shards."""
 
     def __init__(self, most_tokens: int, most_documents: int = SHARD_DOCUMENTS) -> None:
         self._most_tokens, self._most_documents = most_tokens, most_documents
@@ -59,7 +59,7 @@ class ShardCutter:
         self.shards = 0
 
     def cut(self, rows: NDArray[np.void]) -> list[tuple[int, int, bool]]:
-        """Return ranges (start, stop, begins a shard) of the next rows; no pair may be split between calls."""
+        """Return ranges (start, stop, begins a shard) of rows that split no pair."""
         cumulative_tokens = np.cumsum(rows["length"], dtype=np.int64)
         # A shard may end after every document but the first of a pair.
         ends = np.flatnonzero(rows["side"] != CHOSEN) + 1
@@ -95,7 +95,7 @@ _DropRangeReader = Callable[[int, int], NDArray[np.void]]
 
 @dataclass(frozen=True, slots=True)
 class ShardSettings:
-    """Settings that decide the subset and shard of each document, and the content of shards."""
+    """Settings that decide the subset and shard of each document."""
 
     # Subset rule of the shares, by which the temporary token files are split.
     membership: SubsetRule
@@ -107,7 +107,7 @@ class ShardSettings:
     banding: Banding | None
 
     def add_overrides(self, overrides: tuple[tuple[int, str], ...]) -> SubsetRule:
-        """Return the subset rule with the overrides of earlier generations and the given ones."""
+        """Return the subset rule with all earlier overrides and the given ones."""
         return replace(self.base_membership, overrides=(*self.base_membership.overrides, *overrides))
 
 

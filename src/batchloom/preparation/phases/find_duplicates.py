@@ -128,7 +128,7 @@ def search_key_range(
     output_path: Path,
     attempt: str,
 ) -> int:
-    """Write the later copies of a key range (its index, number of ranges) to a file; return their number."""
+    """Write the later copies of a key range (index, number of ranges); count them."""
     with open_attempt_file(output_path, attempt) as attempt_path:
         return search_duplicates(files, key_range, first_new, attempt_path, kind)
 
@@ -154,7 +154,7 @@ def sort_stored_signatures(signatures: StoredSignatures, output_path: Path, atte
 def link_components(
     links: tuple[Path, ...], first_new: int, scratch: Path, output_folder: Path, attempt: str
 ) -> tuple[Path, ...]:
-    """Find connected components of linked documents; return files that list the near duplicates."""
+    """Find connected components; return the files that list near duplicates."""
     folder = attempt_folder(output_folder, attempt)
     make_folder(folder)
     drop_files = find_components(links, attempt_folder(scratch, attempt), folder, first_new)
@@ -206,7 +206,7 @@ def find_duplicate_pairs(
 
 
 def group_sources(names: Sequence[str], inputs: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Return the group number of each source, and the names of the groups, for a readable table of pairs.
+    """Return the group number of each source, and the names of the groups.
 
     Up to 200 sources form one group each; more are grouped by folder, or else by input.
     """

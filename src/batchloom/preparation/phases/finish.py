@@ -87,7 +87,7 @@ class JobResults:
 
 
 def collect_store(work: WorkFolder, results: JobResults) -> dict[str, SubsetEntry]:
-    """Move the shards into the work store, and write its other files but the report and the manifest."""
+    """Fill the work store with all files but the report and the manifest."""
     make_folder(work.store)
     # Safe to repeat after a kill.
     for unit, shards in zip(results.units, results.shards, strict=True):

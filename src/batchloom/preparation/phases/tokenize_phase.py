@@ -37,7 +37,7 @@ def find_part_cuts(
     rules: ReadRules,
     attempt: str,  # noqa: ARG001 - writes no file
 ) -> list[PartStart | None]:
-    """Find where parts begin, at or after ascending nominal offsets; None if no record follows."""
+    """Find where parts begin, at or after ascending offsets; None at the end."""
     sequential_cuts = SequentialCuts(source, rules)
     return [sequential_cuts.get_cut(offset) for offset in nominal]
 
@@ -49,7 +49,7 @@ def select_unit_cuts(unit: Unit, cuts: CutsBySource) -> tuple[KnownCut, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSearch:
-    """Search for repeated lines or paragraphs: key file and excluded records of each unit, and its folder."""
+    """Search for repeated lines or paragraphs: files and excluded records by unit."""
 
     key_files: list[Path]
     excluded: list[ExcludedRecords]
@@ -58,7 +58,7 @@ class SegmentSearch:
 
 @final
 class TokenizePhase:
-    """State of all units during tokenization; those that an earlier run finished come from ``folders``."""
+    """State of all units during tokenization, including those finished earlier."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class TokenizePhase:
         self.resumed = sum(facts is not None for facts in self._facts)
 
     def run(self, executor: Executor, segments: SegmentSearch | None) -> list[TokenizedUnit]:
-        """Tokenize the pending units, after finding part boundaries and repeats; return all units."""
+        """Find part boundaries and repeats, tokenize pending units; return all units."""
         tasks = self._make_tasks(executor, segments)
         with self._log.time("tokenize"):
             try:

@@ -76,7 +76,7 @@ class RecordIngester:
         self._statistics, self._stopwatch = statistics, stopwatch
 
     def ingest(self, records: Records, record_parser: RecordParser, source: str) -> Counter[str]:
-        """Turn records into documents or bad records in place; return the number of drops by reason."""
+        """Turn records into documents or bad records in place; count drops by reason."""
         with self._stopwatch.time("read"):
             record_parser.parse_records(records)
         with self._stopwatch.time("clean", documents=len(records.values)):
@@ -156,7 +156,7 @@ _UNKNOWN_LENGTH = -1
 
 @dataclass(frozen=True, slots=True)
 class SeenBatch:
-    """Repeats in a batch of texts, known before tokenization: a number of each (-1: not remembered), and if new."""
+    """Number of each text of a batch (-1: not remembered), and whether it is new."""
 
     numbers: NDArray[np.int64]
     fresh: NDArray[np.bool_]
@@ -175,7 +175,7 @@ class SeenTexts:
         self._lengths = np.zeros(most, np.uint32)
 
     def look(self, digests: Sequence[bytes]) -> SeenBatch:
-        """Return which of the next texts are repeats, by their digests; new ones are remembered if there is room."""
+        """Return which of the next texts are repeats; remember new ones if possible."""
         numbers_by_digest, before = self._numbers, len(self._numbers)
         if before + len(digests) > len(self._lengths):
             numbers = np.array([numbers_by_digest.get(digest, _UNKNOWN_LENGTH) for digest in digests], np.int64)
@@ -188,7 +188,7 @@ class SeenTexts:
         return SeenBatch(numbers, numbers > highest)
 
     def lengths(self, batch: SeenBatch, fresh_lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return the tokens of each text of a batch, uint32 [D], given those of its new texts.
+        """Return the tokens of each text of a batch, given those of its new texts.
 
         A repeat has the length of its first occurrence. Batches come in the order of :meth:`look`.
         """

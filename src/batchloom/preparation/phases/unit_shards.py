@@ -178,7 +178,7 @@ def _delete_temporary_files(folder: Path) -> None:
 
 
 def _link_shard(unit_shards: UnitShards, folder: Path, number: int) -> ShardEntry | None:
-    """Make a complete token file a shard by a hard link; None where the file system has none."""
+    """Make a complete token file a shard by a hard link; None if that fails."""
     settings, subset = unit_shards.settings, folder.name
     make_folder(folder)
     writer = ShardWriter(folder / format_shard_name(number), settings.dtype)
@@ -267,7 +267,7 @@ def _check_unchanged(path: Path, checksum: str) -> None:
 
 
 class _ShardBatch(NamedTuple):
-    """Documents of a unit (``first`` is the index of the first) with tokens and trained flags by subset.
+    """Documents of a unit from number ``first`` on, with the tokens of each subset.
 
     ``codes`` are the subsets by the shares; ``starts`` is the offset of each document in the tokens of its subset.
     """

@@ -31,7 +31,7 @@ _VERSIONED_PACKAGES = ("batchloom", "fastokens", "tokenizers")
 
 
 def collect_versions(steps: Sequence[CleanStep]) -> dict[str, str]:
-    """Return the installed versions by package, with those that cleaning steps use; empty for a missing one."""
+    """Return the installed versions by package; empty for a missing one."""
     return {name: _get_installed_version(name) for name in _VERSIONED_PACKAGES} | get_step_packages(steps)
 
 
@@ -47,7 +47,7 @@ def collect_unit_settings(recipe: Recipe, tokenizer: Tokenizer, constants: Seque
 
 
 def check_versions(expected: Mapping[str, str]) -> None:
-    """Raise WorkerError unless this process has the package versions of the coordinator."""
+    """Raise WorkerError if packages differ from those of the coordinator."""
     installed_versions = {name: _get_installed_version(name) for name in expected}
     differing = [
         f"{name} {installed_versions[name] or 'is missing'} where the coordinator has {version or 'none'}"
@@ -135,7 +135,7 @@ class WorkerSetup:
 
 
 def make_task_function(make_context: Callable[[], EncodeContext]) -> TaskFunction:
-    """Return a function that runs tasks: those of units, and functions without arguments.
+    """Return a function that runs tasks of units and argumentless functions.
 
     The context is made at the first task of a unit.
     """

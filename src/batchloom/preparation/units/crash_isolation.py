@@ -70,7 +70,7 @@ class CrashIsolation:
 
 @dataclass(frozen=True, slots=True)
 class CrashState:
-    """Deaths of a unit's workers since a record was last excluded, and ranges in which the last may have died."""
+    """Deaths of a unit's workers since a record was last excluded."""
 
     count: int = 0
     suspected_ranges: tuple[RecordRange, ...] = ()
@@ -106,7 +106,10 @@ def update_after_crash(state: CrashState, in_hand: Sequence[RecordRange], reason
 
 
 class RecordExcludedError(Exception):
-    """A record was excluded that affects other units; ``excluded`` has all of its unit, with reasons."""
+    """A record was excluded that affects other units.
+
+    ``excluded`` has all excluded records of its unit, with reasons.
+    """
 
     def __init__(self, unit: int, excluded: tuple[tuple[RecordPosition, str], ...]) -> None:
         super().__init__(unit)
@@ -115,7 +118,10 @@ class RecordExcludedError(Exception):
 
 @final
 class CrashTracker:
-    """Tracker of worker deaths by unit; ``together``: excluded records of one unit affect other units."""
+    """Tracker of worker deaths by unit.
+
+    ``together`` means that excluded records of one unit affect other units.
+    """
 
     def __init__(self, units: Sequence[Unit], note: Callable[[str], None], *, together: bool) -> None:
         self._units, self._note, self._together = units, note, together

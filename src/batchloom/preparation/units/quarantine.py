@@ -46,7 +46,7 @@ def describe_bad_records(bad: float, records: int, reasons: Mapping[str, tuple[i
 
 
 def encode_quarantine_line(source: Source, rules: ReadRules, before: int, bad: BadRecord) -> bytes:
-    """Return a JSON line with source name and line number; ``before`` counts the records before the part."""
+    """Return a JSON line of a bad record after ``before`` records of other parts."""
     line, row = locate_record(source, rules, before, bad)
     facts = {
         "source": source.name,

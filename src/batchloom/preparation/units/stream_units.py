@@ -44,7 +44,7 @@ _FACTS, _TOKENS, _ROWS, _FLAGS = "stretch.json", "tokens.bin", "documents.rows",
 
 
 class StreamBatchFacts(msgspec.Struct, frozen=True):
-    """Facts of a stream batch, the ``place``-th of its unit; ``facts`` has one part per section."""
+    """Facts of a stream batch, with one part per section; ``place`` is its index."""
 
     place: int
     last: bool
@@ -144,7 +144,7 @@ def adopt_units(
     record_parsers: RecordParsers,
     membership: SubsetRule,
 ) -> int:
-    """Make temporary files of units without any from their stream batches; return their number."""
+    """Make missing temporary files of units from stream batches; count them."""
     count = 0
     for unit, folder in zip(units, folders, strict=True):
         batches_folder = work.path / STREAM_BATCHES_FOLDER / folder.name

@@ -61,7 +61,7 @@ def stored_lengths(rows: NDArray[np.void]) -> NDArray[np.int64]:
 
 
 def mark_first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> NDArray[np.bool_]:
-    """Mark the first document of each record, bool [D]; ``before`` is (part, record) of the previous one."""
+    """Mark the first document of each record, after one of (part, record) ``before``."""
     parts = np.concatenate([[before[0]], rows["part"].astype(np.int64)])
     records = np.concatenate([[before[1]], rows["record"].astype(np.int64)])
     fresh: NDArray[np.bool_] = (parts[1:] != parts[:-1]) | (records[1:] != records[:-1])
@@ -397,7 +397,7 @@ _LINE_INDEX = np.dtype([("part", np.uint32), ("record", np.uint64), ("size", np.
 
 
 def sort_bad_records(path: Path) -> None:
-    """Stably sort a file of bad records by part and record; only an index is in memory."""
+    """Stably sort a file of bad records by part and record, with an index in memory."""
     with path.open("rb") as file:
         positions = ((part, bad.record, len(line)) for line in file for part, bad in [_LINE_DECODER.decode(line)])
         index = np.fromiter(positions, _LINE_INDEX)

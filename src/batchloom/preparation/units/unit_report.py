@@ -164,7 +164,7 @@ class SourceCounts(_Sums, frozen=True):
 
 
 class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of one unit, or of several merged; flows include steps that got no documents."""
+    """Statistics of one or more units; flows include steps without documents."""
 
     flows: tuple[StepFlow, ...] = ()
     drops: dict[str, DropCounts] = {}
@@ -196,7 +196,7 @@ class UnitStatistics:
         self._flows[more.step] = self._flows.get(more.step, StepFlow(step=more.step)) + more
 
     def dropped(self, step: str, reason: str, count: int = 1, sample: DropSample | None = None) -> None:
-        """Add documents that a step dropped; the first samples of a reason stay, printable and short."""
+        """Add documents that a step dropped; the first samples of a reason stay."""
         samples: tuple[DropSample, ...] = ()
         if sample is not None and len(self._get_drops(step, reason).samples) < MAX_SAMPLES:
             name = sample.source.encode("utf-8", "replace").decode()

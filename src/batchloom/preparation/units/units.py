@@ -120,7 +120,7 @@ class UnitProgress(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class UnitTask:
-    """Task of reading one unit: to tokenize it, or before that for its lines or paragraphs.
+    """Task of tokenizing one unit, or of finding its lines or paragraphs before.
 
     Attributes:
         unit: parts to read.

@@ -327,7 +327,7 @@ class WorkFolder:
         return self.path / "duplicates"
 
     def follow(self, units: str) -> bool:
-        """Delete all later results if they were made from other units; return whether there were any.
+        """Delete all later results if other units made them; return whether any existed.
 
         Units are named after everything that decides their documents (``units`` is the fingerprint of the names),
         later results only by unit number.
@@ -407,7 +407,7 @@ class WorkFolder:
         self._lock.close()
 
     def clear(self, *, keep_units: bool = False) -> None:
-        """Delete everything but the lock, spooled inputs and, if asked, units with complete temporary files."""
+        """Delete everything but the lock, spooled inputs and, if asked, complete units."""
         with wrap_write_errors(self.path):
             self._drop_unusable()
             for path in self.path.iterdir():

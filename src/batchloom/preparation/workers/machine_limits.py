@@ -11,7 +11,7 @@ _PROCESS_CGROUPS = Path("/proc/self/cgroup")
 
 
 def compute_worker_count(task_count: int, *, cores: int, free: int | None = None, memory: int | None = None) -> int:
-    """Compute the number of workers that cores, tasks and free memory (if known) allow."""
+    """Compute the number of workers that cores, tasks and free memory allow."""
     fitting = cores if free is None else min(cores, free // (memory or WORKER_MEMORY))
     return max(1, min(fitting, task_count))
 

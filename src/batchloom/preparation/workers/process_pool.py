@@ -68,7 +68,7 @@ class _PoolWorker:
 
 @final
 class PrestartedWorkers:
-    """Worker processes started before their setup is known; as a context manager it ends those not taken.
+    """Worker processes started before their setup is known; ends those not taken.
 
     A worker needs half a second to import ``module``, which the coordinator can use for other work.
     """

@@ -42,7 +42,7 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class TaskLoss:
-    """Task whose worker was lost, for a ``reason`` (a verb phrase); it sends no more messages."""
+    """Task whose worker was lost; ``reason`` is a verb phrase."""
 
     number: int
     reason: str

@@ -38,7 +38,7 @@ _MEMORY_POLL_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class RayJob:
-    """Job settings sent with every task; ``shared`` is a folder that holds a file with the key."""
+    """Job settings sent with every task; ``shared`` holds a file with the key."""
 
     key: str
     memory: int | None
@@ -52,7 +52,7 @@ class RayJob:
 
 @dataclass(frozen=True, slots=True)
 class RayMessage:
-    """Message of a running task, the node on which it starts, or why its process ends (``last``)."""
+    """Message of a task, the node where it starts, or why its process ends."""
 
     serial: int
     message: Any = None
@@ -107,7 +107,7 @@ _running_tasks: dict[str, tuple[int, _MessageSender]] = {}
 
 
 def run_ray_task(job: RayJob, setup: bytes, serial: int, pickled_task: bytes, mailbox: Any) -> bytes:
-    """Run one task; setup and task arrive pickled, so that errors in unpickling are reported like any other."""
+    """Run one task; it is unpickled here, so that errors in it are reported."""
     import ray  # noqa: PLC0415 - this module is also imported where no task runs
 
     def send(message: RayMessage) -> None:
@@ -175,7 +175,9 @@ class _RayTask:
 
 @final
 class RayExecutor:
-    """Executor of tasks on a Ray cluster; see :class:`Executor`. Paths in tasks must be valid on every node.
+    """Executor of tasks on a Ray cluster; see :class:`Executor`.
+
+    Paths in tasks must be valid on every node.
 
     Args:
         setup: called once in every process; must be importable there.
