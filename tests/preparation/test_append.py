@@ -303,7 +303,7 @@ def test_settings_that_do_not_fit_the_store_are_refused_at_once(setting, message
     with pytest.raises(StoreConflictError, match=message):
         batchloom.prepare("b.jsonl", out="s", append=True, **setting)
     assert hash_store_files("s") == before
-    with pytest.raises(SettingsError, match="only a store of this machine is appended to"):
+    with pytest.raises(SettingsError, match="only a store on this machine can be appended to"):
         batchloom.prepare("b.jsonl", out="s3://bucket/s", append=True)
     with pytest.raises(SettingsError, match="out: 5 is no path"):
         batchloom.prepare("b.jsonl", out=5, append=True)
