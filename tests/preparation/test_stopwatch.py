@@ -6,13 +6,8 @@ import time
 import pytest
 
 from batchloom.preparation import RunSettings, StageTime, read_report, run_recipe
-<<<<<<< HEAD
-from batchloom.preparation.units import STAGES, Stopwatch, add_stage_times
-from preparation.stores import INLINE, make_recipe
-=======
 from batchloom.preparation.units.unit_report import STAGES, Stopwatch, add_stage_times
-from preparation.stores import make_recipe
->>>>>>> 84b06f4a (Give RayExecutor its settings directly, and list in interfaces only what other packages use)
+from preparation.stores import INLINE, make_recipe
 
 
 def test_time_counts_also_where_the_work_fails():
