@@ -113,7 +113,7 @@ from batchloom.store import (
 )
 from batchloom.store.format import QUARANTINE_NAME, SMALL_FILE_LIMIT
 from batchloom.store.maintain import next_part_number
-from batchloom.tokens import Tokenizer, get_engine_choice, parse_train_spec
+from batchloom.tokens import Tokenizer, parse_train_spec
 
 # Minimum size of an input file's manifest entry, in bytes.
 _MIN_ENTRY_BYTES = 240
@@ -360,7 +360,7 @@ class PrepareRun:
             recipe,
             self._settings.limits,
             self._work.tokenizer_path,
-            get_engine_choice(tokenizer),
+            tokenizer.engine,
             choose_dtype_name(recipe, tokenizer),
             chat is not None,
             build_step_indexes(recipe.reading.clean, self._work.path, note),

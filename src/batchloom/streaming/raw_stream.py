@@ -66,7 +66,6 @@ from batchloom.streaming.stream_state import (
     merge_states,
     read_stream_state,
 )
-from batchloom.tokens import get_engine_choice
 
 _LOG = logging.getLogger("batchloom")
 _MAX_WORKERS = 1024
@@ -471,7 +470,7 @@ class Stream:
             self.recipe,
             self._settings.run.limits,
             self._folder / _TOKENIZER_STATE_FILE,
-            get_engine_choice(self.tokenizer),
+            self.tokenizer.engine,
             self._dtype,
             chat=False,
             clean=build_step_indexes(clean, self._folder, _LOG.info),

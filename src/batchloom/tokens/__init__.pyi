@@ -1,9 +1,7 @@
 from .bpe_training import parse_train_spec as parse_train_spec, train_tokenizer as train_tokenizer
 from .builtin_tokenizers import UnknownTokenizer as UnknownTokenizer
 from .engine_conformance import (
-    EngineChoice as EngineChoice,
-    apply_engine_choice as apply_engine_choice,
-    get_engine_choice as get_engine_choice,
+    apply_engine as apply_engine,
     verify_control_tokens as verify_control_tokens,
     verify_engine as verify_engine,
 )

@@ -54,13 +54,11 @@ class ByteTokenizer:
     vocabulary_hash = fingerprint_of({"bytes": list(range(256)), END_OF_TEXT: BYTE_END_ID})
 
     def id_bytes(self) -> NDArray[np.int64]:
-        """See :class:`~batchloom.tokens.Tokenizer`."""
         lengths = np.ones(self.vocab_size, np.int64)
         lengths[BYTE_END_ID] = len(END_OF_TEXT)
         return lengths
 
     def encode_batch(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
-        """See :class:`~batchloom.tokens.Tokenizer`."""
         try:
             encoded = [text.encode() for text in texts]
         except UnicodeEncodeError as error:
@@ -69,7 +67,7 @@ class ByteTokenizer:
         return concat_ids([_encode_bytes(text, control=control) for text in encoded])
 
     def encode_placed(self, text: str) -> EncodedIdsWithOffsets:
-        """See :class:`~batchloom.tokens.Tokenizer`; bytes of a character share its span."""
+        """Encode a text; the bytes of a character share its span."""
         ids = self.encode_batch([text], control=True)[0]
         stops = np.cumsum(self.id_bytes()[ids])
         ends = np.cumsum([len(character.encode()) for character in text])
@@ -77,14 +75,12 @@ class ByteTokenizer:
         return ids, first, np.searchsorted(ends, stops - 1, side="right") + 1
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
-        """See :class:`~batchloom.tokens.Tokenizer`."""
         array = validate_ids(ids, self)
         chunks = np.split(array, np.flatnonzero(array == BYTE_END_ID))
         texts = (chunk[chunk != BYTE_END_ID].astype(np.uint8).tobytes() for chunk in chunks)
         return END_OF_TEXT.join(text.decode(errors="replace") for text in texts)
 
     def state(self) -> dict[str, Any]:
-        """See :class:`~batchloom.tokens.Tokenizer`."""
         return {"state_version": 1, "kind": "bytes", "fingerprint": self.fingerprint}
 
 
@@ -122,14 +118,12 @@ class UnknownTokenizer:
         """Return None: the bytes of an id are unknown."""
 
     def encode_batch(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
-        """Raise TokenizerError; see :class:`~batchloom.tokens.Tokenizer`."""
         raise TokenizerError(
             f"{len(texts)} texts cannot be encoded{' with control tokens' * control}: the store was imported without a "
             "tokenizer; import it again with --tokenizer"
         )
 
     def encode_placed(self, text: str) -> EncodedIdsWithOffsets:
-        """Raise TokenizerError; see :class:`~batchloom.tokens.Tokenizer`."""
         ids, offsets = self.encode_batch([text])
         return ids, offsets, offsets
 
@@ -138,7 +132,6 @@ class UnknownTokenizer:
         return " ".join(map(str, validate_ids(ids, self).tolist()))
 
     def state(self) -> dict[str, Any]:
-        """Return the two numbers that define it."""
         return {
             "state_version": 1,
             "kind": "none",

@@ -1,15 +1,15 @@
 """Comparison of the fast engine with HF tokenizers, on hard texts and the user's."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import accumulate, islice
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.tokens.json_tokenizer import JsonTokenizer, ReferenceEngine
-from batchloom.tokens.tokenizer import Tokenizer
+from batchloom.tokens.json_tokenizer import JsonTokenizer, get_package_version
+from batchloom.tokens.tokenizer import EncodingEngine, Tokenizer
 
 # fastokens' regex engine and its hand-written splitters classify these characters unlike HF: U+180E
 # is white space to the former, and the latter miss that U+017F is an s in (?i:'s). They are too rare
@@ -71,9 +71,9 @@ def _iter_mixed_texts() -> Iterator[str]:
         yield _TEXT_FRAGMENTS[(state >> 33) % len(_TEXT_FRAGMENTS)]
 
 
-def _make_vocabulary_texts(vocab_size: int, reference: ReferenceEngine) -> list[str]:
+def _make_vocabulary_texts(tokenizer: JsonTokenizer) -> list[str]:
     """Return texts of sampled tokens, repeated and concatenated, to provoke merges."""
-    words = [reference.decode([number]) for number in _sample_evenly(range(vocab_size), 4096)]
+    words = [tokenizer.decode([number]) for number in _sample_evenly(range(tokenizer.vocab_size), 4096)]
     texts = []
     for start in range(0, len(words), 64):
         batch = words[start : start + 64]
@@ -119,53 +119,19 @@ def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
     """
     if not isinstance(tokenizer, JsonTokenizer) or tokenizer.engine.name != "fastokens":
         return tokenizer
-    definition = tokenizer.definition
-    reference = tokenizer.reference
-    texts = make_conformance_texts([*definition.control, *definition.added])
-    texts += _make_vocabulary_texts(tokenizer.vocab_size, reference) + _limit_sample(sample)
-    differing, example = _compare_engines(tokenizer, reference, texts)
+    texts = make_conformance_texts([*tokenizer.control, *tokenizer.added])
+    texts += _make_vocabulary_texts(tokenizer) + _limit_sample(sample)
+    differing, example = _compare_engines(tokenizer, texts)
     if not differing:
         return tokenizer
-    note = f"fastokens {tokenizer.engine.version} and tokenizers {reference.version} give different ids for {example}"
-    apart = "".join(rare for rare in RARE_CHARACTERS if any(rare in text for text in differing))
-    if all(any(rare in text for rare in apart) for text in differing):
-        names = " or ".join(f"U+{ord(rare):04X}" for rare in apart)
+    version = get_package_version("tokenizers")
+    note = f"fastokens {tokenizer.engine.version} and tokenizers {version} give different ids for {example}"
+    rare_characters = "".join(rare for rare in RARE_CHARACTERS if any(rare in text for text in differing))
+    if all(any(rare in text for rare in rare_characters) for text in differing):
+        names = " or ".join(f"U+{ord(rare):04X}" for rare in rare_characters)
         note = f"texts that hold {names} are encoded with tokenizers: {note}"
-        return tokenizer.with_exact_characters(apart, note, reference)
-    return tokenizer.with_exact_engine(f"{note}: the slower tokenizers is used", reference)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineChoice:
-    """Result of :func:`verify_engine`, as a value for other processes.
-
-    Attributes:
-        exact: whether all texts use the exact engine.
-        apart: characters whose texts use it.
-        note: reason of the choice.
-    """
-
-    exact: bool = False
-    apart: str = ""
-    note: str = ""
-
-
-def get_engine_choice(tokenizer: Tokenizer) -> EngineChoice:
-    """Return the engine choice of a tokenizer."""
-    if not isinstance(tokenizer, JsonTokenizer):
-        return EngineChoice()
-    exact = tokenizer.engine.name != "fastokens"
-    return EngineChoice(exact, tokenizer.apart, tokenizer.engine.note)
-
-
-def apply_engine_choice(tokenizer: Tokenizer, choice: EngineChoice) -> Tokenizer:
-    """Return the tokenizer with an engine choice from another process."""
-    if not isinstance(tokenizer, JsonTokenizer) or not (choice.exact or choice.apart):
-        return tokenizer
-    reference = tokenizer.reference
-    if choice.exact:
-        return tokenizer.with_exact_engine(choice.note, reference)
-    return tokenizer.with_exact_characters(choice.apart, choice.note, reference)
+        return tokenizer.with_engine(replace(tokenizer.engine, note=note, exact_characters=rare_characters))
+    return _fall_back(tokenizer, note)
 
 
 def verify_control_tokens(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
@@ -182,36 +148,37 @@ def verify_control_tokens(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokeni
     """
     if not isinstance(tokenizer, JsonTokenizer) or tokenizer.engine.name != "fastokens":
         return tokenizer
-    definition = tokenizer.definition
-    reference = tokenizer.reference
     base_texts = _sample_evenly(make_conformance_texts(), 200)
-    tokens = _sample_evenly([*definition.control, *definition.added], 64)
+    tokens = _sample_evenly([*tokenizer.control, *tokenizer.added], 64)
     texts = [token.join([text[:200], *tokens, "\n"]) for token in tokens for text in base_texts[:3]]
     texts += [f"{tokens[0]}user\n{text[:2000]}{tokens[-1]}\n" for text in base_texts]
-    texts += _limit_sample(sample)
-    differing, example = _compare_engines(tokenizer, reference, texts, control=True)
+    differing, example = _compare_engines(tokenizer, texts + _limit_sample(sample), control=True)
     if not differing:
         return tokenizer
-    note = f"fastokens {tokenizer.engine.version} reads control tokens differently: {example}"
-    return tokenizer.with_exact_engine(f"{note}: the slower tokenizers is used", reference)
+    return _fall_back(tokenizer, f"fastokens {tokenizer.engine.version} reads control tokens differently: {example}")
 
 
-def _compare_engines(
-    tokenizer: JsonTokenizer,
-    reference: ReferenceEngine,
-    texts: Sequence[str],
-    *,
-    control: bool = False,
-) -> tuple[list[str], str]:
+def _fall_back(tokenizer: JsonTokenizer, note: str) -> Tokenizer:
+    note = f"{note}: the slower tokenizers is used"
+    return tokenizer.with_engine(EncodingEngine("tokenizers", get_package_version("tokenizers"), note))
+
+
+def apply_engine(tokenizer: Tokenizer, engine: EncodingEngine) -> Tokenizer:
+    """Return the tokenizer on the engine that another process verified."""
+    # Without a note it is the default engine.
+    return tokenizer.with_engine(engine) if isinstance(tokenizer, JsonTokenizer) and engine.note else tokenizer
+
+
+def _compare_engines(tokenizer: JsonTokenizer, texts: Sequence[str], *, control: bool = False) -> tuple[list[str], str]:
     """Return the texts that are encoded differently, and the first difference."""
     ids, offsets = tokenizer.encode_batch(texts, control=control)
-    right, bounds = reference.encode(texts, control=control)
+    right, bounds = tokenizer.encode_exactly(texts, control=control)
     differing, example = [], ""
     for number, text in enumerate(texts):
         fast = ids[offsets[number] : offsets[number + 1]]
         exact = right[bounds[number] : bounds[number + 1]]
         if not np.array_equal(fast, exact):
-            example = example or _describe_difference(fast, exact, reference)
+            example = example or _describe_difference(fast, exact, tokenizer)
             differing.append(text)
     return differing, example
 
@@ -222,11 +189,11 @@ def _limit_sample(sample: Sequence[str]) -> list[str]:
     return [text for text, used in zip(texts, room, strict=True) if used <= _MAX_SAMPLE_CHARACTERS]
 
 
-def _describe_difference(fast: NDArray[np.uint32], exact: NDArray[np.uint32], reference: ReferenceEngine) -> str:
+def _describe_difference(fast: NDArray[np.uint32], exact: NDArray[np.uint32], tokenizer: JsonTokenizer) -> str:
     """Describe the first difference between two encodings of a text."""
     length = min(fast.size, exact.size)
     differences = np.flatnonzero(fast[:length] != exact[:length])
     position = int(differences[0]) if differences.size else length
-    text = reference.decode(exact[max(0, position - 6) : position + 4].tolist())
+    text = tokenizer.decode(exact[max(0, position - 6) : position + 4])
     ids, right = (encoding[position : position + 4].tolist() for encoding in (fast, exact))
     return f"{text!a} ({ids} and {right})"

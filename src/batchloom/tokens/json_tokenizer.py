@@ -1,5 +1,6 @@
 """Tokenizer of a tokenizer.json, on fastokens or on HF tokenizers (exact)."""
 
+import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -30,10 +31,6 @@ _MAX_SHOWN_CHARACTERS = 40
 _LOSSLESS_NORMALIZERS = frozenset(("NFC",))
 
 
-class FastEngineError(Exception):
-    """The fast engine does not support a tokenizer, so callers fall back."""
-
-
 def get_package_version(package: str) -> str:
     """Return the installed version of a package, ``missing`` if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - slow to import
@@ -42,124 +39,6 @@ def get_package_version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "missing"
-
-
-@final
-class FastEngine:
-    """fastokens: the same ids, about forty times as fast.
-
-    Raises:
-        FastEngineError: fastokens is missing or does not support this tokenizer.
-    """
-
-    def __init__(self, definition: TokenizerDefinition) -> None:
-        # Each of its threads, one per core, has a cache of up to 90 MiB and is no faster.
-        os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
-        self.version = get_package_version("fastokens")
-        try:
-            from fastokens import Tokenizer  # noqa: PLC0415 - reading a store needs none
-
-            self._tokenizer = Tokenizer.from_json_str(definition.text.decode())
-        except ImportError as error:
-            raise FastEngineError(f"fastokens cannot be imported ({error})") from error
-        except ValueError as error:
-            raise FastEngineError(f"fastokens {self.version} does not support it ({error})") from error
-
-    def encode(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
-        """Implement ``Tokenizer.encode_batch``."""
-        try:
-            ids, offsets = self._tokenizer.encode_batch_flat(
-                list(texts), add_special_tokens=False, split_special_tokens=not control
-            )
-        except UnicodeEncodeError as error:
-            raise_surrogate_error(texts, error)
-            raise
-        return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<i8")
-
-
-@final
-class ReferenceEngine:
-    """HF tokenizers, the reference for other engines, loaded on first use.
-
-    Every method raises TokenizerError if tokenizers refuses the definition.
-    """
-
-    def __init__(self, definition: TokenizerDefinition, label: str) -> None:
-        self.version = get_package_version("tokenizers")
-        self._definition, self._label = definition, label
-
-    def encode(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
-        """Implement ``Tokenizer.encode_batch``.
-
-        A huge text needs up to 150 bytes of memory per byte.
-        """
-        encoder = self._control_tokenizer if control else self._encoder
-        id_arrays: list[NDArray[np.uint32]] = []
-        batch: list[str] = []
-        try:
-            for batch in _iter_batches(texts):
-                encoded = encoder.encode_batch_fast(batch, add_special_tokens=False)
-                id_arrays += [np.array(encoding.ids, np.uint32) for encoding in encoded]
-        except TypeError as error:
-            raise_surrogate_error(texts, error)
-            raise
-        except Exception as error:
-            # tokenizers raises the bare class for an unknown token; subclasses are other errors.
-            if type(error) is not Exception:
-                raise
-            raise TokenizerError(
-                f"tokenizer {self._label!r} cannot encode {_find_unencodable_text(encoder, batch)!r} ({error}): "
-                "its vocabulary has neither this text nor an unknown token; add one (unk_token, unk_id) to its "
-                "tokenizer.json, or choose another --tokenizer"
-            ) from error
-        return concat_ids(id_arrays)
-
-    def encode_placed(self, text: str) -> EncodedIdsWithOffsets:
-        """Implement ``Tokenizer.encode_placed``."""
-        try:
-            encoding = self._control_tokenizer.encode(text, add_special_tokens=False)
-        except TypeError as error:
-            raise_surrogate_error([text], error)
-            raise
-        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-        return np.array(encoding.ids, np.uint32), offsets[:, 0], offsets[:, 1]
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        """Tokenizer that treats control tokens as text."""
-        return _load_tokenizer(self._definition.text, self._label, self.version)
-
-    @cached_property
-    def _encoder(self) -> Any:
-        """Tokenizer that encodes text."""
-        if self._definition.model == "BPE":
-            return self._tokenizer
-        return _load_tokenizer(hide_control_tokens(self._definition), self._label, self.version)
-
-    @cached_property
-    def _control_tokenizer(self) -> Any:
-        """Tokenizer that parses control tokens and does not trim the offsets of others."""
-        tokenizer_json = orjson.loads(self._definition.text)
-        text = orjson.dumps({**tokenizer_json, "post_processor": None})
-        tokenizer = _load_tokenizer(text, self._label, self.version)
-        tokenizer.encode_special_tokens = False
-        return tokenizer
-
-    def decode(self, ids: list[int]) -> str:
-        """Decode ids, including special tokens."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return text
-
-
-def _load_tokenizer(text: bytes, label: str, version: str) -> Any:
-    from tokenizers import Tokenizer  # noqa: PLC0415 - reading a store needs none
-
-    try:
-        tokenizer = Tokenizer.from_buffer(text)
-    except ValueError as error:
-        raise TokenizerError(f"{label}: tokenizers {version} cannot read its tokenizer.json ({error})") from error
-    tokenizer.encode_special_tokens = True
-    return tokenizer
 
 
 def _find_unencodable_text(encoder: Any, texts: Sequence[str]) -> str:
@@ -178,7 +57,7 @@ def _fails_to_encode(encoder: Any, text: str) -> bool:
     try:
         encoder.encode_batch_fast([text], add_special_tokens=False)
     except Exception as error:
-        # See ``ReferenceEngine.encode`` for the bare class.
+        # See ``JsonTokenizer.encode_exactly`` for the bare class.
         if type(error) is not Exception:
             raise
         return True
@@ -201,8 +80,8 @@ def _iter_batches(texts: Sequence[str]) -> Iterator[list[str]]:
 def compute_id_bytes(definition: TokenizerDefinition) -> NDArray[np.int64] | None:
     """Return bytes per id, int64 [vocab_size]; None if this is no byte-level BPE.
 
-    An id without text has -1. Every character of a byte-level BPE token stands for one byte; an added token stands
-    for its spelling. This requires that nothing is prepended to a text or stripped around a control token.
+    An id without text has -1. Each character of a byte-level BPE token represents one byte, and an added token
+    represents its spelling. This requires that nothing is prepended to a text or stripped around a control token.
     """
     tokenizer_json = orjson.loads(definition.text)
     model = tokenizer_json["model"]
@@ -252,30 +131,11 @@ def _iter_steps(step: Any) -> Iterator[Mapping[str, Any]]:
 class JsonTokenizer:
     """Tokenizer of a tokenizer.json. Engines are loaded on first use.
 
-    Attributes:
-        definition: the validated tokenizer.json.
+    fastokens gives the ids of HF tokenizers about forty times as fast; it is not used if it is missing, does not
+    support the tokenizer, or encodes texts differently (see ``engine_conformance.py``).
     """
 
-    def __init__(
-        self,
-        name: str,
-        definition: TokenizerDefinition,
-        *,
-        fast: FastEngine | str | None = None,
-        reference: ReferenceEngine | None = None,
-        apart: tuple[str, str] = ("", ""),
-        chat: ChatTemplates | None = None,
-    ) -> None:
-        """Create a tokenizer.
-
-        Args:
-            name: name that the user gave.
-            definition: the validated tokenizer.json.
-            fast: the fast engine, or the reason not to use it; None loads it when needed.
-            reference: the exact engine; None loads it when needed.
-            apart: characters whose texts need the exact engine, and the reason.
-            chat: chat settings in its files.
-        """
+    def __init__(self, name: str, definition: TokenizerDefinition, chat: ChatTemplates | None = None) -> None:
         self.name = name
         self.definition = definition
         self.vocab_size = definition.vocab_size
@@ -284,69 +144,90 @@ class JsonTokenizer:
         self.fingerprint = definition.fingerprint
         self.vocabulary_hash = definition.vocabulary_hash
         self.lossy = definition.lossy
-        self._loaded_fast = fast
-        self._loaded_reference = reference
-        self._apart, self._apart_note = apart
         self.control = definition.control
         self.added = definition.added
         self.chat = chat or ChatTemplates()
 
-    @property
+    @cached_property
     def engine(self) -> EncodingEngine:
-        fast = self._fast_engine
-        if isinstance(fast, FastEngine):
-            return EncodingEngine("fastokens", fast.version, self._apart_note)
-        return EncodingEngine("tokenizers", get_package_version("tokenizers"), fast)
+        try:
+            _ = self._fast
+        except TokenizerError as error:
+            return EncodingEngine("tokenizers", get_package_version("tokenizers"), str(error))
+        return EncodingEngine("fastokens", get_package_version("fastokens"))
 
-    @property
-    def apart(self) -> str:
-        """Characters whose texts need the exact engine."""
-        return self._apart
-
-    @property
-    def _fast_engine(self) -> FastEngine | str:
-        """Fast engine, or the reason why it is not used."""
-        if self._loaded_fast is None:
-            try:
-                self._loaded_fast = FastEngine(self.definition)
-            except FastEngineError as error:
-                self._loaded_fast = str(error)
-        return self._loaded_fast
-
-    @property
-    def reference(self) -> ReferenceEngine:
-        """HF tokenizers with the same definition, loaded on first use."""
-        if self._loaded_reference is None:
-            self._loaded_reference = ReferenceEngine(self.definition, self.name)
-        return self._loaded_reference
+    def with_engine(self, engine: EncodingEngine) -> "JsonTokenizer":
+        """Return the tokenizer on another engine; both share what is already loaded."""
+        tokenizer = copy.copy(self)
+        tokenizer.engine = engine
+        return tokenizer
 
     def id_bytes(self) -> NDArray[np.int64] | None:
         return compute_id_bytes(self.definition)
 
     def encode_batch(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
-        fast = self._fast_engine
-        if not isinstance(fast, FastEngine):
-            return self.reference.encode(texts, control=control)
+        if self.engine.name == "tokenizers":
+            return self.encode_exactly(texts, control=control)
         # Searching every text costs a twentieth of encoding it, so do it only if needed.
-        if not self._apart:
-            return fast.encode(texts, control=control)
-        exact_indices = [i for i, text in enumerate(texts) if any(odd in text for odd in self._apart)]
-        if not exact_indices:
-            return fast.encode(texts, control=control)
+        if not self.engine.exact_characters:
+            return self._encode_fast(texts, control=control)
+        exact_indices = [i for i, text in enumerate(texts) if any(odd in text for odd in self.engine.exact_characters)]
         fast_texts = list(texts)
         for index in exact_indices:
             fast_texts[index] = ""
-        ids, offsets = fast.encode(fast_texts, control=control)
+        ids, offsets = self._encode_fast(fast_texts, control=control)
+        if not exact_indices:
+            return ids, offsets
         id_arrays = np.split(ids, offsets[1:-1])
         for index in exact_indices:
-            id_arrays[index] = self.reference.encode([texts[index]], control=control)[0]
+            id_arrays[index] = self.encode_exactly([texts[index]], control=control)[0]
+        return concat_ids(id_arrays)
+
+    def _encode_fast(self, texts: Sequence[str], *, control: bool) -> EncodedIds:
+        try:
+            ids, offsets = self._fast.encode_batch_flat(
+                list(texts), add_special_tokens=False, split_special_tokens=not control
+            )
+        except UnicodeEncodeError as error:
+            raise_surrogate_error(texts, error)
+            raise
+        return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<i8")
+
+    def encode_exactly(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
+        """Encode texts like ``encode_batch``, with HF tokenizers."""
+        encoder = self._control_encoder if control else self._encoder
+        id_arrays: list[NDArray[np.uint32]] = []
+        batch: list[str] = []
+        try:
+            for batch in _iter_batches(texts):
+                encoded = encoder.encode_batch_fast(batch, add_special_tokens=False)
+                id_arrays += [np.array(encoding.ids, np.uint32) for encoding in encoded]
+        except TypeError as error:
+            raise_surrogate_error(texts, error)
+            raise
+        except Exception as error:
+            # tokenizers raises the bare class for an unknown token; subclasses are other errors.
+            if type(error) is not Exception:
+                raise
+            raise TokenizerError(
+                f"tokenizer {self.name!r} cannot encode {_find_unencodable_text(encoder, batch)!r} ({error}): "
+                "its vocabulary has neither this text nor an unknown token; add one (unk_token, unk_id) to its "
+                "tokenizer.json, or choose another --tokenizer"
+            ) from error
         return concat_ids(id_arrays)
 
     def encode_placed(self, text: str) -> EncodedIdsWithOffsets:
-        return self.reference.encode_placed(text)
+        try:
+            encoding = self._control_encoder.encode(text, add_special_tokens=False)
+        except TypeError as error:
+            raise_surrogate_error([text], error)
+            raise
+        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        return np.array(encoding.ids, np.uint32), offsets[:, 0], offsets[:, 1]
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
-        return self.reference.decode(validate_ids(ids, self).tolist())
+        text: str = self._decoder.decode(validate_ids(ids, self).tolist(), skip_special_tokens=False)
+        return text
 
     def state(self) -> dict[str, Any]:
         state = {
@@ -359,21 +240,50 @@ class JsonTokenizer:
             "tokenizer": orjson.loads(self.definition.text),
         }
         if self.chat.templates or self.chat.tokens:
-            tokens, templates = dict(self.chat.tokens), dict(self.chat.templates)
-            state["chat"] = {"templates": templates, "tokens": tokens}
+            state["chat"] = {"templates": dict(self.chat.templates), "tokens": dict(self.chat.tokens)}
         return state
 
-    def with_exact_engine(self, why: str, reference: ReferenceEngine) -> "JsonTokenizer":
-        """Return the tokenizer on the exact engine, with ``why`` as the engine's note."""
-        return JsonTokenizer(self.name, self.definition, fast=why, reference=reference, chat=self.chat)
+    @cached_property
+    def _fast(self) -> Any:
+        """Tokenizer of fastokens; raises TokenizerError if there is none."""
+        # Each of its threads, one per core, has a cache of up to 90 MiB and is no faster.
+        os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
+        try:
+            from fastokens import Tokenizer  # noqa: PLC0415 - reading a store needs none
 
-    def with_exact_characters(self, characters: str, why: str, reference: ReferenceEngine) -> "JsonTokenizer":
-        """Return the tokenizer with the exact engine for texts with ``characters``."""
-        return JsonTokenizer(
-            self.name,
-            self.definition,
-            fast=self._fast_engine,
-            reference=reference,
-            apart=(characters, why),
-            chat=self.chat,
-        )
+            return Tokenizer.from_json_str(self.definition.text.decode())
+        except ImportError as error:
+            raise TokenizerError(f"fastokens cannot be imported ({error})") from error
+        except ValueError as error:
+            version = get_package_version("fastokens")
+            raise TokenizerError(f"fastokens {version} does not support it ({error})") from error
+
+    @cached_property
+    def _decoder(self) -> Any:
+        return self._load_exact(self.definition.text, control=False)
+
+    @cached_property
+    def _encoder(self) -> Any:
+        """Tokenizer that encodes control tokens as text."""
+        if self.definition.model == "BPE":
+            return self._decoder
+        return self._load_exact(hide_control_tokens(self.definition), control=False)
+
+    @cached_property
+    def _control_encoder(self) -> Any:
+        """Tokenizer that parses control tokens and does not trim the offsets of others."""
+        tokenizer_json = orjson.loads(self.definition.text)
+        return self._load_exact(orjson.dumps({**tokenizer_json, "post_processor": None}), control=True)
+
+    def _load_exact(self, text: bytes, *, control: bool) -> Any:
+        from tokenizers import Tokenizer  # noqa: PLC0415 - reading a store needs none
+
+        try:
+            tokenizer = Tokenizer.from_buffer(text)
+        except ValueError as error:
+            version = get_package_version("tokenizers")
+            raise TokenizerError(
+                f"{self.name}: tokenizers {version} cannot read its tokenizer.json ({error})"
+            ) from error
+        tokenizer.encode_special_tokens = not control
+        return tokenizer

@@ -25,11 +25,13 @@ class EncodingEngine:
         name: ``fastokens``, ``tokenizers`` or ``bytes``.
         version: version of that package.
         note: why the fast engine is not used (or not for every document), else empty.
+        exact_characters: texts with any of these characters are encoded with ``tokenizers`` instead.
     """
 
     name: str
     version: str
     note: str = ""
+    exact_characters: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class Tokenizer(Protocol):
     def id_bytes(self) -> NDArray[np.int64] | None:
         """Return the bytes of text per id, int64 [vocab_size], -1 for an id without text.
 
-        Returns None if tokens do not stand for fixed bytes.
+        Returns None if the bytes of a token depend on its neighbours.
         """
 
     def encode_batch(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:

@@ -25,7 +25,7 @@ from batchloom.preparation.workers.protocols import MessageCallback, TaskFunctio
 from batchloom.sources import ReadLimits, RecordBounds
 from batchloom.store.format import TOKEN_DTYPES
 from batchloom.text import CleanStep, TextCleaner, get_step_packages
-from batchloom.tokens import EngineChoice, Tokenizer, apply_engine_choice, restore_tokenizer
+from batchloom.tokens import EncodingEngine, Tokenizer, apply_engine, restore_tokenizer
 
 _VERSIONED_PACKAGES = ("batchloom", "fastokens", "tokenizers")
 
@@ -88,7 +88,7 @@ class WorkerSetup:
     recipe: Recipe
     limits: ReadLimits
     tokenizer: Path
-    engine: EngineChoice
+    engine: EncodingEngine
     dtype: str
     chat: bool
     clean: tuple[CleanStep, ...]
@@ -108,7 +108,7 @@ class WorkerSetup:
         """Load the encode context in a new process; reads no input."""
         with translate_read_errors(self.tokenizer):
             state = msgspec.json.decode(read_regular_file(self.tokenizer), type=dict)
-        tokenizer = apply_engine_choice(restore_tokenizer(state), self.engine)
+        tokenizer = apply_engine(restore_tokenizer(state), self.engine)
         chat = make_chat_encoder(tokenizer, self.recipe) if self.chat else None
         return self.make_context(tokenizer, RecordParsers(self.recipe, self.limits), chat)
 
