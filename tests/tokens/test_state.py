@@ -76,14 +76,14 @@ def test_a_state_suffices_without_network_and_packages(tmp_path, trained):
         ({"kind": "pickle"}, "unknown kind 'pickle'"),
         ({"kind": None}, "unknown kind None"),
         ({"fingerprint": "0" * 32}, "was changed: its fingerprint is"),
-        ({"fingerprint": 5}, "fingerprint is 5"),
+        ({"fingerprint": 5}, "Expected `str`, got `int` - at `$.fingerprint`"),
         ({"end_id": 3}, "was changed"),
         ({"end_id": 10**6}, "is not in its vocabulary"),
-        ({"end_id": True}, "end_id is True"),
-        ({"bos_id": "x"}, "bos_id is 'x'"),
-        ({"name": None}, "name is None"),
-        ({"nmae": "x"}, "unknown 'nmae'; did you mean 'name'"),
-        ({"tokenizer": []}, "tokenizer is []"),
+        ({"end_id": True}, "Expected `int`, got `bool` - at `$.end_id`"),
+        ({"bos_id": "x"}, "got `str` - at `$.bos_id`"),
+        ({"name": None}, "got `null` - at `$.name`"),
+        ({"nmae": "x"}, "unknown field `nmae`"),
+        ({"tokenizer": []}, "got `array` - at `$.tokenizer`"),
         ({"tokenizer": {}}, "has no model with a vocabulary"),
     ],
 )
@@ -99,11 +99,11 @@ def test_invalid_states_are_refused(state):
         restore_tokenizer(state)
 
 
-def test_all_problems_are_reported_at_once(trained):
+def test_a_missing_field_is_reported(trained):
     state = trained.state()
     del state["name"]
-    with pytest.raises(TokenizerError, match="name is missing; end_id is None"):
-        restore_tokenizer(state | {"end_id": None})
+    with pytest.raises(TokenizerError, match="state is damaged: .*missing required field `name`; restore the file"):
+        restore_tokenizer(state)
 
 
 def test_an_inconsistent_bytes_state_is_refused():
@@ -130,9 +130,9 @@ def test_unknown_tokenizers_have_a_state():
         ({"vocab_size": 301}, "was changed"),
         ({"end_id": 300}, "end token 300 is not in a vocabulary of 300 ids"),
         ({"end_id": -1}, "end token -1 is not"),
-        ({"end_id": True}, "not two numbers"),
-        ({"vocab_size": "300"}, "not two numbers"),
-        ({"vocab_size": None}, "not two numbers"),
+        ({"end_id": True}, "got `bool` - at"),
+        ({"vocab_size": "300"}, "got `str` - at"),
+        ({"vocab_size": None}, "got `null` - at"),
     ],
 )
 def test_an_inconsistent_state_without_a_tokenizer_is_refused(change, sentence):

@@ -8,7 +8,4 @@ from .engine_conformance import (
 from .hub_tokenizers import RepositoryFiles as RepositoryFiles, fetch_hub_folder as fetch_hub_folder
 from .local_tokenizers import read_sidecar_hints as read_sidecar_hints, restore_tokenizer as restore_tokenizer
 from .tokenizer import EncodingEngine as EncodingEngine, Tokenizer as Tokenizer
-from .tokenizer_lookup import (
-    HUB_ID_PATTERN as HUB_ID_PATTERN,
-    resolve_tokenizer as resolve_tokenizer,
-)
+from .tokenizer_lookup import HUB_ID_PATTERN as HUB_ID_PATTERN, resolve_tokenizer as resolve_tokenizer

@@ -30,10 +30,7 @@ def _encode_bytes(text: bytes, *, control: bool) -> NDArray[np.uint32]:
         return ids
     id_arrays: list[NDArray[np.uint32]] = []
     for chunk in text.split(end):
-        id_arrays += [
-            np.frombuffer(chunk, np.uint8).astype(np.uint32),
-            np.full(1, BYTE_END_ID, np.uint32),
-        ]
+        id_arrays += [np.frombuffer(chunk, np.uint8).astype(np.uint32), np.full(1, BYTE_END_ID, np.uint32)]
     return np.concatenate(id_arrays[:-1])
 
 
@@ -139,13 +136,3 @@ class UnknownTokenizer:
             "vocab_size": self.vocab_size,
             "end_id": self.end_id,
         }
-
-
-def restore_unknown_tokenizer(state: Mapping[str, Any]) -> UnknownTokenizer:
-    """Restore from ``state()``; raise TokenizerError for invalid numbers."""
-    numbers = [state.get("vocab_size"), state.get("end_id")]
-    if any(not isinstance(number, int) or isinstance(number, bool) for number in numbers):
-        raise TokenizerError(
-            f"the tokenizer's state is damaged: its vocab_size and end_id are {numbers!r:.60}, not two numbers"
-        )
-    return UnknownTokenizer(int(state["vocab_size"]), int(state["end_id"]))

@@ -190,7 +190,6 @@ def _limit_sample(sample: Sequence[str]) -> list[str]:
 
 
 def _describe_difference(fast: NDArray[np.uint32], exact: NDArray[np.uint32], tokenizer: JsonTokenizer) -> str:
-    """Describe the first difference between two encodings of a text."""
     length = min(fast.size, exact.size)
     differences = np.flatnonzero(fast[:length] != exact[:length])
     position = int(differences[0]) if differences.size else length

@@ -14,14 +14,7 @@ _HTTPX_ERRORS = ("TransportError", "TooManyRedirects", "DecodingError", "StreamE
 _NETWORK_ERRORS = {
     "httpx": _HTTPX_ERRORS,
     "httpx2": _HTTPX_ERRORS,
-    "requests": (
-        "ConnectionError",
-        "Timeout",
-        "TooManyRedirects",
-        "InvalidURL",
-        "InvalidSchema",
-        "MissingSchema",
-    ),
+    "requests": ("ConnectionError", "Timeout", "TooManyRedirects", "InvalidURL", "InvalidSchema", "MissingSchema"),
     "huggingface_hub.errors": ("XetDownloadError",),
 }
 

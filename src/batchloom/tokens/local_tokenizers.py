@@ -3,21 +3,18 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import orjson
 
 from batchloom.core.errors import TokenizerError
 from batchloom.core.files import describe_os_error, read_regular_file, suggest_path
 from batchloom.core.settings import suggest
-from batchloom.tokens.builtin_tokenizers import ByteTokenizer, restore_unknown_tokenizer
+from batchloom.tokens.builtin_tokenizers import ByteTokenizer, UnknownTokenizer
 from batchloom.tokens.json_tokenizer import JsonTokenizer
 from batchloom.tokens.tokenizer import ChatTemplates, Tokenizer
-from batchloom.tokens.tokenizer_definition import (
-    clean_tokenizer_json,
-    make_definition,
-    read_vocabulary,
-)
+from batchloom.tokens.tokenizer_definition import clean_tokenizer_json, make_definition, read_vocabulary
 
 # Tokens that end a document in pretraining, even if a chat model's config names another end.
 _DOCUMENT_END_TOKENS = ("<|end_of_text|>", "<|endoftext|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
@@ -35,53 +32,37 @@ _REMEDY = "give the path of a tokenizer.json that `tokenizers` or `transformers`
 _MAX_BYTES = 1 << 30
 _SIDECAR_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 STATE_VERSION = 1
-_STATE_KEYS: dict[str, tuple[type, ...]] = {
-    "name": (str,),
-    "fingerprint": (str,),
-    "end_id": (int,),
-    "bos_id": (int, type(None)),
-    "tokenizer": (dict,),
-}
+
+
+class _JsonState(msgspec.Struct, forbid_unknown_fields=True):
+    state_version: int
+    kind: str
+    name: str
+    fingerprint: str
+    end_id: int
+    tokenizer: dict[str, Any]
+    bos_id: int | None = None
+    chat: ChatTemplates = ChatTemplates()
+
+
+class _UnknownState(msgspec.Struct):
+    vocab_size: int
+    end_id: int
+
+
+S = TypeVar("S", _JsonState, _UnknownState)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerHints:
-    """Settings in tokenizer_config.json and special_tokens_map.json.
-
-    Attributes:
-        eos: the end-of-sequence token, or None.
-        bos: the token to prepend, only if the config says that models expect it.
-        declared: added tokens by id, as in ``added_tokens_decoder``.
-        chat: chat settings.
-    """
+    """Settings in tokenizer_config.json and special_tokens_map.json."""
 
     eos: str | None = None
+    # Token to prepend, only if the config says that models expect it.
     bos: str | None = None
+    # Added tokens by id, as in ``added_tokens_decoder``.
     declared: Mapping[str, Any] = field(default_factory=dict)
     chat: ChatTemplates = field(default_factory=ChatTemplates)
-
-
-def read_hints(
-    config: Mapping[str, Any],
-    special_map: Mapping[str, Any],
-    templates: Mapping[str, str] | None = None,
-) -> TokenizerHints:
-    """Extract hints from the parsed sidecar files, which may be empty.
-
-    Chat templates in their own files, ``templates``, override the config's.
-    """
-    special_tokens = {}
-    for name in _SPECIAL_TOKEN_KEYS:
-        token = _get_token_content(config.get(name)) or _get_token_content(special_map.get(name))
-        if token is not None:
-            special_tokens[name] = token
-    declared = config.get("added_tokens_decoder")
-    return TokenizerHints(
-        eos=special_tokens.get("eos_token"),
-        bos=special_tokens.get("bos_token") if config.get("add_bos_token") is True else None,
-        declared=declared if isinstance(declared, Mapping) else {},
-        chat=ChatTemplates(templates or parse_named_templates(config.get("chat_template")), special_tokens),
-    )
 
 
 def parse_named_templates(value: object) -> dict[str, str]:
@@ -120,11 +101,7 @@ def add_declared_tokens(raw: Mapping[str, Any], hints: TokenizerHints) -> dict[s
 
 
 def choose_end_token(
-    words: Mapping[str, int],
-    control: list[str],
-    hints: TokenizerHints,
-    end_token: str | None,
-    label: str,
+    words: Mapping[str, int], control: list[str], hints: TokenizerHints, end_token: str | None, label: str
 ) -> str:
     """Choose the end-of-document token.
 
@@ -200,22 +177,21 @@ def _resolve_template_token(template: Mapping[str, Any], name: str) -> str:
 
 def load_tokenizer_from_path(path: Path, end_token: str | None) -> Tokenizer:
     """Load the tokenizer in a file or folder; raise TokenizerError if there is none."""
-    if path.is_dir():
-        return _load_from_folder(path, end_token)
-    raw = read_tokenizer_json(path)
+    file = _find_tokenizer_file(path) if path.is_dir() else path
+    raw = read_tokenizer_json(file)
     if "state_version" in raw:
-        return _load_from_store(raw, path, end_token)
-    return make_json_tokenizer(_get_base_name(path), raw, read_sidecar_hints(path.parent), end_token)
+        if end_token is not None:
+            raise TokenizerError(f"{file} is a store's tokenizer, whose end token is fixed: leave --end-token out")
+        return restore_tokenizer(raw)
+    # The name is the last component of the path: its folder does not describe the tokenizer.
+    name = path.absolute().name or path.resolve().name
+    return make_json_tokenizer(name, raw, read_sidecar_hints(file.parent), end_token)
 
 
-def _load_from_folder(folder: Path, end_token: str | None) -> Tokenizer:
-    file, state = folder / _TOKENIZER_FILE, folder / _STATE_FILE
-    if file.is_file():
-        return make_json_tokenizer(
-            _get_base_name(folder), read_tokenizer_json(file), read_sidecar_hints(folder), end_token
-        )
-    if state.is_file():
-        return _load_from_store(read_tokenizer_json(state), state, end_token)
+def _find_tokenizer_file(folder: Path) -> Path:
+    for name in (_TOKENIZER_FILE, _STATE_FILE):
+        if (folder / name).is_file():
+            return folder / name
     other_files = ("tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json")
     present_files = [name for name in other_files if (folder / name).is_file()]
     raise TokenizerError(
@@ -226,23 +202,10 @@ def _load_from_folder(folder: Path, end_token: str | None) -> Tokenizer:
     )
 
 
-def _load_from_store(state: Mapping[str, Any], path: Path, end_token: str | None) -> Tokenizer:
-    if end_token is not None:
-        raise TokenizerError(f"{path} is a store's tokenizer, whose end token is fixed: leave --end-token out")
-    return restore_tokenizer(state)
-
-
 def make_json_tokenizer(
     name: str, raw: Mapping[str, Any], hints: TokenizerHints, end_token: str | None
 ) -> JsonTokenizer:
-    """Build a tokenizer from a parsed tokenizer.json and its sidecar files.
-
-    Args:
-        name: name of the tokenizer, also for error messages.
-        raw: the parsed tokenizer.json.
-        hints: settings in its sidecar files.
-        end_token: the end-of-document token, None for the tokenizer's own.
-    """
+    """Build a tokenizer from a parsed tokenizer.json; ``end_token`` None means its own."""
     cleaned = clean_tokenizer_json(add_declared_tokens(raw, hints), name)
     words = read_vocabulary(cleaned, name)
     control = [token["content"] for token in cleaned["added_tokens"] if token["special"]]
@@ -252,7 +215,6 @@ def make_json_tokenizer(
 
 
 def read_tokenizer_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file."""
     try:
         value = orjson.loads(read_regular_file(path, _MAX_BYTES))
     except FileNotFoundError as error:
@@ -275,10 +237,22 @@ def read_sidecar_hints(folder: Path) -> TokenizerHints:
     Raises:
         TokenizerError: a file cannot be read.
     """
-    config, special = (
+    config, special_map = (
         read_tokenizer_json(folder / name) if (folder / name).is_file() else {} for name in _SIDECAR_FILES
     )
-    return read_hints(config, special, _read_template_files(folder))
+    special_tokens = {}
+    for name in _SPECIAL_TOKEN_KEYS:
+        token = _get_token_content(config.get(name)) or _get_token_content(special_map.get(name))
+        if token is not None:
+            special_tokens[name] = token
+    declared = config.get("added_tokens_decoder")
+    templates = _read_template_files(folder) or parse_named_templates(config.get("chat_template"))
+    return TokenizerHints(
+        eos=special_tokens.get("eos_token"),
+        bos=special_tokens.get("bos_token") if config.get("add_bos_token") is True else None,
+        declared=declared if isinstance(declared, Mapping) else {},
+        chat=ChatTemplates(templates, special_tokens),
+    )
 
 
 def _read_template_files(folder: Path) -> dict[str, str]:
@@ -299,11 +273,6 @@ def _read_text(path: Path) -> str:
         raise TokenizerError(f"{path} is not a chat template: it cannot be read ({error})") from error
 
 
-def _get_base_name(path: Path) -> str:
-    """Return the last component of a path; its folder does not describe the tokenizer."""
-    return path.absolute().name or path.resolve().name
-
-
 def restore_tokenizer(state: Mapping[str, Any]) -> Tokenizer:
     """Restore a tokenizer from its ``state()``; needs no network and no file.
 
@@ -321,9 +290,10 @@ def restore_tokenizer(state: Mapping[str, Any]) -> Tokenizer:
     if kind == "bytes":
         tokenizer: Tokenizer = ByteTokenizer()
     elif kind == "none":
-        tokenizer = restore_unknown_tokenizer(state)
+        numbers = _convert_state(state, _UnknownState)
+        tokenizer = UnknownTokenizer(numbers.vocab_size, numbers.end_id)
     elif kind == "tokenizer.json":
-        tokenizer = _restore_json_tokenizer(state)
+        tokenizer = _restore_json_tokenizer(_convert_state(state, _JsonState))
     else:
         raise TokenizerError(f"the tokenizer's state is of unknown kind {kind!r:.40}")
     if tokenizer.fingerprint != state.get("fingerprint"):
@@ -335,39 +305,22 @@ def restore_tokenizer(state: Mapping[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def _restore_json_tokenizer(state: Mapping[str, Any]) -> JsonTokenizer:
-    allowed_keys = {"state_version", "kind", "chat", *_STATE_KEYS}
-    problems = [f"unknown {key!r:.40}{suggest(str(key), allowed_keys)}" for key in state if key not in allowed_keys]
-    for key, types in _STATE_KEYS.items():
-        value = state.get(key)
-        if key not in state and type(None) not in types:
-            problems.append(f"{key} is missing")
-        elif not isinstance(value, types) or isinstance(value, bool):
-            problems.append(f"{key} is {value!r:.40}")
-    chat = state.get("chat", {"templates": {}, "tokens": {}})
-    if not _is_chat_state(chat):
-        problems.append(f"chat is {chat!r:.40}")
-    if problems:
-        raise TokenizerError(f"the tokenizer's state is damaged: {'; '.join(problems)}")
-    label = f"the state of tokenizer {state['name']!r:.80}"
-    cleaned = clean_tokenizer_json(state["tokenizer"], label)
-    by_id = {number: word for word, number in read_vocabulary(cleaned, label).items()}
-    bos_id = state.get("bos_id")
-    end, bos = by_id.get(state["end_id"]), None if bos_id is None else by_id.get(bos_id)
-    if end is None or (bos is None and bos_id is not None):
+def _convert_state(state: Mapping[str, Any], kind: type[S]) -> S:
+    try:
+        return msgspec.convert(state, kind)
+    except msgspec.ValidationError as error:
         raise TokenizerError(
-            f"{label} is damaged: its end_id {state['end_id']} or bos_id {bos_id} is not in its vocabulary"
-        )
-    definition = make_definition(cleaned, label, end=end, bos=bos)
-    return JsonTokenizer(state["name"], definition, chat=ChatTemplates(**chat))
+            f"the tokenizer's state is damaged: {error}; restore the file from the original store"
+        ) from error
 
 
-def _is_chat_state(value: object) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and set(value) == {"templates", "tokens"}
-        and all(
-            isinstance(part, Mapping) and all(isinstance(text, str) for pair in part.items() for text in pair)
-            for part in value.values()
+def _restore_json_tokenizer(state: _JsonState) -> JsonTokenizer:
+    label = f"the state of tokenizer {state.name!r:.80}"
+    cleaned = clean_tokenizer_json(state.tokenizer, label)
+    by_id = {number: word for word, number in read_vocabulary(cleaned, label).items()}
+    end, bos = by_id.get(state.end_id), None if state.bos_id is None else by_id.get(state.bos_id)
+    if end is None or (bos is None and state.bos_id is not None):
+        raise TokenizerError(
+            f"{label} is damaged: its end_id {state.end_id} or bos_id {state.bos_id} is not in its vocabulary"
         )
-    )
+    return JsonTokenizer(state.name, make_definition(cleaned, label, end=end, bos=bos), state.chat)

@@ -6,10 +6,9 @@ import hashlib
 import itertools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -42,43 +41,32 @@ _FILE_HASHES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _RanksFile:
-    """A published ranks file: name, sha256 of its lines, number of tokens."""
+class TiktokenEncoding(NamedTuple):
+    """A published encoding."""
 
-    name: str
+    # Ranks file of its tokens: name, sha256 of its lines, number of tokens.
+    ranks_name: str
     sha256: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class TiktokenEncoding:
-    """A published encoding.
-
-    Attributes:
-        ranks: ranks file of its tokens.
-        pattern: pre-tokenization regex; None for GPT-2's.
-        control: special tokens and their ids.
-    """
-
-    ranks: _RanksFile
-    pattern: str | None
+    size: int
+    # Special tokens and their ids.
     control: Mapping[str, int]
+    # Pre-tokenization regex; None for GPT-2's.
+    pattern: str | None = None
 
 
-_R50K_RANKS = _RanksFile("r50k_base", "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930", 50256)
-_P50K_RANKS = _RanksFile("p50k_base", "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069", 50280)
-_CL100K_RANKS = _RanksFile("cl100k_base", "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7", 100256)
-_O200K_RANKS = _RanksFile("o200k_base", "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d", 199998)
-
-_GPT2_ENCODING = TiktokenEncoding(_R50K_RANKS, None, {END_OF_TEXT: 50256})
+_GPT2_ENCODING = TiktokenEncoding(
+    "r50k_base", "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930", 50256, {END_OF_TEXT: 50256}
+)
 TIKTOKEN_ENCODINGS: dict[str, TiktokenEncoding] = {
     "gpt2": _GPT2_ENCODING,
     "r50k_base": _GPT2_ENCODING,
-    "p50k_base": TiktokenEncoding(_P50K_RANKS, None, {END_OF_TEXT: 50256}),
+    "p50k_base": TiktokenEncoding(
+        "p50k_base", "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069", 50280, {END_OF_TEXT: 50256}
+    ),
     "cl100k_base": TiktokenEncoding(
-        _CL100K_RANKS,
-        _CL100K_PATTERN,
+        "cl100k_base",
+        "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+        100256,
         {
             END_OF_TEXT: 100257,
             "<|fim_prefix|>": 100258,
@@ -86,8 +74,15 @@ TIKTOKEN_ENCODINGS: dict[str, TiktokenEncoding] = {
             "<|fim_suffix|>": 100260,
             "<|endofprompt|>": 100276,
         },
+        _CL100K_PATTERN,
     ),
-    "o200k_base": TiktokenEncoding(_O200K_RANKS, _O200K_PATTERN, {END_OF_TEXT: 199999, "<|endofprompt|>": 200018}),
+    "o200k_base": TiktokenEncoding(
+        "o200k_base",
+        "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+        199998,
+        {END_OF_TEXT: 199999, "<|endofprompt|>": 200018},
+        _O200K_PATTERN,
+    ),
 }
 
 
@@ -108,8 +103,8 @@ def make_tiktoken_json(target: str) -> tuple[str, dict[str, Any]]:
             f"{', '.join(TIKTOKEN_ENCODINGS)}; a ranks file carries the encoding's name, such as "
             "cl100k_base.tiktoken"
         )
-    ranks = _read_ranks_file(path) if is_file else _load_ranks_with_tiktoken(encoding.ranks)
-    _check_ranks(ranks, encoding.ranks, str(target) if is_file else f"tiktoken:{name}")
+    ranks = _read_ranks_file(path) if is_file else _load_ranks_with_tiktoken(encoding)
+    _check_ranks(ranks, encoding, str(target) if is_file else f"tiktoken:{name}")
     return name, convert_ranks_to_json(ranks, encoding.pattern, encoding.control)
 
 
@@ -134,34 +129,34 @@ def _read_ranks_file(path: Path) -> dict[bytes, int]:
     return ranks
 
 
-def _load_ranks_with_tiktoken(ranks: _RanksFile) -> dict[bytes, int]:
+def _load_ranks_with_tiktoken(encoding: TiktokenEncoding) -> dict[bytes, int]:
     """Load the ranks from tiktoken's own cache, else let it download them."""
     try:
         from tiktoken.load import load_tiktoken_bpe  # noqa: PLC0415 - optional
     except ImportError as error:
         raise MissingDependencyError(
-            f"tiktoken:{ranks.name} needs the package tiktoken: pip install 'batchloom[tiktoken]', "
-            f"or give the file: tiktoken:path/to/{ranks.name}.tiktoken"
+            f"tiktoken:{encoding.ranks_name} needs the package tiktoken: pip install 'batchloom[tiktoken]', "
+            f"or give the file: tiktoken:path/to/{encoding.ranks_name}.tiktoken"
         ) from error
     try:
-        loaded: dict[bytes, int] = load_tiktoken_bpe(_RANKS_URL.format(ranks.name), ranks.sha256)
+        loaded: dict[bytes, int] = load_tiktoken_bpe(_RANKS_URL.format(encoding.ranks_name), encoding.sha256)
     except (OSError, ValueError) as error:
         raise TokenizerError(
-            f"the ranks of tiktoken:{ranks.name} are not in tiktoken's cache and cannot be "
+            f"the ranks of tiktoken:{encoding.ranks_name} are not in tiktoken's cache and cannot be "
             f"downloaded ({type(error).__name__}); go online once, set TIKTOKEN_CACHE_DIR to a "
-            f"cache that has them, or give the file: tiktoken:path/to/{ranks.name}.tiktoken"
+            f"cache that has them, or give the file: tiktoken:path/to/{encoding.ranks_name}.tiktoken"
         ) from error
     return loaded
 
 
-def _check_ranks(ranks: Mapping[bytes, int], published: _RanksFile, label: str) -> None:
+def _check_ranks(ranks: Mapping[bytes, int], encoding: TiktokenEncoding, label: str) -> None:
     """Refuse modified ranks: a name must always mean the same ids."""
     lines = sorted(ranks.items(), key=lambda pair: pair[1])
     text = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in lines)
-    if hashlib.sha256(text).hexdigest() != published.sha256:
+    if hashlib.sha256(text).hexdigest() != encoding.sha256:
         raise TokenizerError(
-            f"{label} does not hold the published ranks of {published.name}: it has {len(ranks)} "
-            f"tokens instead of {published.count}, or other tokens; fetch the file again, or "
+            f"{label} does not hold the published ranks of {encoding.ranks_name}: it has {len(ranks)} "
+            f"tokens instead of {encoding.size}, or other tokens; fetch the file again, or "
             "convert your own ranks to a tokenizer.json under another name"
         )
 

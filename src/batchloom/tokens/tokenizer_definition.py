@@ -37,22 +37,11 @@ GPT2_PRE_TOKENIZER: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class TokenizerDefinition:
-    """A validated tokenizer.json, which always gives the same ids.
+    """A validated tokenizer.json, which always gives the same ids; see :class:`Tokenizer`."""
 
-    Attributes:
-        text: the JSON in UTF-8, without truncation and padding.
-        model: model type: BPE, Unigram, WordPiece or WordLevel.
-        vocab_size: largest id plus one.
-        end_id: id of the end-of-document token.
-        bos_id: id of the token to prepend to a text document, or None.
-        control: ids of the special tokens, which text can never produce.
-        added: ids of the other added tokens, which match inside text.
-        fingerprint: hash of everything that determines ids.
-        vocabulary_hash: hash of the vocabulary.
-        lossy: whether text without a token is dropped from the ids.
-    """
-
+    # The JSON in UTF-8, without truncation and padding.
     text: bytes
+    # BPE, Unigram, WordPiece or WordLevel.
     model: str
     vocab_size: int
     end_id: int
@@ -100,8 +89,17 @@ def _clean_added_token(token: object, label: str) -> dict[str, Any]:
 def read_vocabulary(cleaned: Mapping[str, Any], label: str) -> dict[str, int]:
     """Return every token and its id, including added tokens."""
     vocabulary = cleaned["model"]["vocab"]
-    words = _convert_unigram_pairs(vocabulary) if isinstance(vocabulary, list) else dict(vocabulary)
-    _check_ids(words, label)
+    if isinstance(vocabulary, list):
+        # (token, score) pairs of a Unigram model.
+        tokens = [pair[0] if isinstance(pair, list) and pair else None for pair in vocabulary]
+        vocabulary = {token: number for number, token in enumerate(tokens) if isinstance(token, str)}
+    words = dict(vocabulary)
+    for word, number in words.items():
+        if type(number) is not int or not 0 <= number < ID_LIMIT:
+            raise TokenizerError(
+                f"{label}: token {word[:40]!r} has id {str(number)[:40]}, which is not a whole "
+                f"number from 0 to {ID_LIMIT - 1}"
+            )
     size, highest = len(words), -1
     for token in sorted(cleaned["added_tokens"], key=lambda token: int(token["id"])):
         content, number = token["content"], token["id"]
@@ -114,37 +112,13 @@ def read_vocabulary(cleaned: Mapping[str, Any], label: str) -> dict[str, int]:
             )
         highest = max(highest, number)
         words[content] = number
-    _check_unique_ids(words, label)
-    return words
-
-
-def _convert_unigram_pairs(pairs: list[Any]) -> dict[str, Any]:
-    """Convert the (token, score) pairs of a Unigram model."""
-    return {
-        pair[0]: token_id
-        for token_id, pair in enumerate(pairs)
-        if isinstance(pair, list) and pair and isinstance(pair[0], str)
-    }
-
-
-def _check_ids(words: Mapping[str, Any], label: str) -> None:
-    for word, number in words.items():
-        if type(number) is not int or not 0 <= number < ID_LIMIT:
-            raise TokenizerError(
-                f"{label}: token {word[:40]!r} has id {str(number)[:40]}, which is not a whole "
-                f"number from 0 to {ID_LIMIT - 1}"
-            )
-
-
-def _check_unique_ids(words: Mapping[str, int], label: str) -> None:
     if not words:
         raise TokenizerError(f"{label}: its vocabulary is empty")
-    if len(set(words.values())) < len(words):
-        owners: dict[int, str] = {}
-        for word, number in words.items():
-            if number in owners:
-                raise TokenizerError(f"{label}: id {number} belongs to {owners[number]!r} and to {word!r}")
-            owners[number] = word
+    owners: dict[int, str] = {}
+    for word, number in words.items():
+        if owners.setdefault(number, word) != word:
+            raise TokenizerError(f"{label}: id {number} belongs to {owners[number]!r} and to {word!r}")
+    return words
 
 
 def make_definition(cleaned: Mapping[str, Any], label: str, *, end: str, bos: str | None) -> TokenizerDefinition:
@@ -272,15 +246,7 @@ def make_byte_level_json(
     pre_tokenizer: dict[str, Any],
     ignore_merges: bool = False,
 ) -> dict[str, Any]:
-    """Build the tokenizer.json of a byte-level BPE.
-
-    Args:
-        vocab: ids of the tokens in the byte-level alphabet, including control tokens.
-        merges: pairs in order of rank.
-        control: control tokens and their ids.
-        pre_tokenizer: split of text before merging.
-        ignore_merges: whether a pre-token that is itself a token skips merging.
-    """
+    """Build the tokenizer.json of a byte-level BPE; ``vocab`` includes the control tokens."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     model: dict[str, Any] = {
         "type": "BPE",
@@ -313,7 +279,7 @@ def make_byte_level_json(
 def make_byte_alphabet() -> list[str]:
     """Return the character of each byte, [256] (GPT-2's ``bytes_to_unicode``).
 
-    A printable Latin-1 character stands for itself, the other bytes are numbered from U+0100 (Radford et al. 2019).
+    A printable Latin-1 character represents itself, the other bytes are numbered from U+0100 (Radford et al. 2019).
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     substitutes = iter(range(0x100, 0x200))

@@ -68,13 +68,9 @@ def resolve_tokenizer(spec: str, *, end_token: str | None = None) -> Tokenizer:
     except OSError as error:
         raise TokenizerError(f"{spec} cannot be read: {describe_os_error(error)}") from error
     if HUB_ID_PATTERN.fullmatch(spec):
-        return _load_from_hub(spec, end_token)
-    known_specs = [
-        "bytes",
-        "gpt2",
-        "train:8192",
-        *(f"tiktoken:{name}" for name in TIKTOKEN_ENCODINGS),
-    ]
+        file = fetch_tokenizer_files(spec)
+        return make_json_tokenizer(spec, read_tokenizer_json(file), read_sidecar_hints(file.parent), end_token)
+    known_specs = ["bytes", "gpt2", "train:8192", *(f"tiktoken:{name}" for name in TIKTOKEN_ENCODINGS)]
     raise TokenizerError(f"there is no tokenizer {spec!r}{suggest(spec, known_specs)}; {_SPEC_FORMS}")
 
 
@@ -91,8 +87,3 @@ def _resolve_gpt2(end_token: str | None) -> Tokenizer:
                 "train:8192"
             ) from error
     return make_json_tokenizer("gpt2", raw, TokenizerHints(), end_token)
-
-
-def _load_from_hub(repo: str, end_token: str | None) -> Tokenizer:
-    file = fetch_tokenizer_files(repo)
-    return make_json_tokenizer(repo, read_tokenizer_json(file), read_sidecar_hints(file.parent), end_token)
