@@ -15,11 +15,11 @@ import json
 import re
 import unicodedata
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,8 @@ _URL = (
     r"(?:[@LOWER@]{2,63}))(?::\d{2,5})?(?:[/?#]\S*)?$"
 )
 U64 = npt.NDArray[np.uint64]
+K = TypeVar("K", str, bytes)
+V = TypeVar("V")
 
 # A text is processed in chunks of about this many characters to bound memory.
 _CHUNK_CHARACTERS = 1 << 18
@@ -65,26 +67,20 @@ _SYMBOL, _LETTER = 1, 2
 @final
 @dataclass(frozen=True, slots=True)
 class _EnglishRules:
-    """Compiled rules of ``english.json``.
-
-    Attributes:
-        prefix, suffix, infix, url: regular expressions.
-        ends: ASCII characters that are a suffix in any context.
-        special: segments with predefined words.
-        phrases: predefined words by the words that the segment would be split into.
-        reaches: numbers of words of such phrases, by first word.
-        longest: characters of the longest special segment.
-    """
+    """Compiled rules of ``english.json``."""
 
     prefix: re.Pattern[str]
     suffix: re.Pattern[str]
     infix: re.Pattern[str]
     url: re.Pattern[str]
+    # ASCII characters that are a suffix in any context.
     ends: frozenset[str]
+    # Segments with predefined words, and the characters of the longest.
     special: Mapping[str, tuple[str, ...]]
+    longest: int
+    # Predefined words by the words that the segment would be split into, and the numbers of such words by first word.
     phrases: dict[tuple[str, ...], tuple[str, ...]]
     reaches: dict[str, tuple[int, ...]]
-    longest: int
 
 
 @functools.cache
@@ -92,6 +88,11 @@ def load_english_tables() -> Mapping[str, Any]:
     """Load the tables of ``english.json``, which names their sources."""
     tables: Mapping[str, Any] = json.loads(Path(__file__).with_name("english.json").read_bytes())
     return tables
+
+
+@functools.cache
+def load_english_set(name: str) -> frozenset[str]:
+    return frozenset(load_english_tables()[name])
 
 
 @functools.cache
@@ -106,9 +107,9 @@ def _load_rules() -> _EnglishRules:
         re.compile(_URL.replace("@LOWER@", tables["lower"])),
         frozenset(filter(suffix.match, map(chr, range(128)))),
         special,
-        {},
-        {},
         max(map(len, special)),
+        {},
+        {},
     )
     for segment, words in special.items():
         split_words = tuple(_split_segment(segment, rules, {}))
@@ -136,11 +137,7 @@ def _split_segment(segment: str, rules: _EnglishRules, special: Mapping[str, tup
 
 
 def _strip_affixes(
-    segment: str,
-    rules: _EnglishRules,
-    special: Mapping[str, tuple[str, ...]],
-    before: list[str],
-    after: list[str],
+    segment: str, rules: _EnglishRules, special: Mapping[str, tuple[str, ...]], before: list[str], after: list[str]
 ) -> tuple[int, int]:
     """Strip prefixes and suffixes; return the bounds of the rest."""
     start, stop, longest = 0, len(segment), rules.longest
@@ -260,11 +257,15 @@ def split_segment_words(segment: str) -> tuple[str, ...]:
 
 
 @final
-class _SegmentWordCache(dict[str, tuple[str, ...]]):
-    """Lazy cache of the words of each segment."""
+class SegmentCache(dict[K, tuple[V, ...]]):
+    """Results of ``split`` by segment, bounded in number and length."""
 
-    def __missing__(self, segment: str) -> tuple[str, ...]:
-        words = split_segment_words(segment)
+    def __init__(self, split: Callable[[K], tuple[V, ...]]) -> None:
+        super().__init__()
+        self._split: Callable[[K], tuple[V, ...]] = split
+
+    def __missing__(self, segment: K) -> tuple[V, ...]:
+        words = self._split(segment)
         if len(segment) <= _MAX_CACHED_LENGTH:
             if len(self) >= _MAX_CACHED_SEGMENTS:
                 self.clear()
@@ -272,7 +273,7 @@ class _SegmentWordCache(dict[str, tuple[str, ...]]):
         return words
 
 
-_SEGMENT_WORDS = _SegmentWordCache()
+_SEGMENT_WORDS = SegmentCache(split_segment_words)
 
 
 def iter_words(text: str) -> Iterator[str]:
@@ -290,7 +291,7 @@ def count_sentences(line: str, most: int) -> int:
     A sentence ends with ``. ! ?`` or similar as a word of its own, plus the punctuation that
     follows.
     """
-    ends, count, ended = _load_sentence_ends(), 0, False
+    ends, count, ended = load_english_set("sentence_ends"), 0, False
     for word in _iter_words_and_spaces(line):
         count = count or 1
         if word in ends:
@@ -316,11 +317,6 @@ def _iter_words_and_spaces(text: str) -> Iterator[str]:
                 yield segment[1:]
         else:
             yield segment
-
-
-@functools.cache
-def _load_sentence_ends() -> frozenset[str]:
-    return frozenset(load_english_tables()["sentence_ends"])
 
 
 @functools.lru_cache(4096)
@@ -375,26 +371,10 @@ SPACE_POWER = np.uint64(_HASH_BASE)
 def hash_word(word: str) -> tuple[int, int]:
     """Return the hash of a word and its power, base^(length in bytes)."""
     raw = word.encode("utf-8", "surrogatepass")
-    if len(raw) > 1024:
-        return _hash_long_word(raw)
     value = 0
     for byte in raw:
         value = (value * _HASH_BASE + _BYTE_KEYS[byte]) & _U64_MASK
     return value, pow(_HASH_BASE, len(raw), 1 << 64)
-
-
-def _hash_long_word(raw: bytes) -> tuple[int, int]:
-    powers = np.full(len(raw), _HASH_BASE, np.uint64)
-    powers[0] = 1
-    powers = np.multiply.accumulate(powers)[::-1]
-    keys = np.array(_BYTE_KEYS, np.uint64)[np.frombuffer(raw, np.uint8)]
-    return int((keys * powers).sum()), pow(_HASH_BASE, len(raw), 1 << 64)
-
-
-@functools.cache
-def load_punctuation() -> frozenset[str]:
-    """Return the characters of datatrove's ``PUNCTUATION_SET``."""
-    return frozenset(load_english_tables()["punctuation"])
 
 
 @final
@@ -425,7 +405,6 @@ class _WordTable:
         )
 
     def is_full(self) -> bool:
-        """Return whether the table should be replaced."""
         return len(self._numbers_by_segment) > _MAX_TABLE_SEGMENTS or len(self._words) > _MAX_TABLE_WORDS
 
     def _add_segment(self, segment: str) -> tuple[int, ...]:
@@ -440,7 +419,7 @@ class _WordTable:
             number = self._words[word] = len(self._words)
             value, power = hash_word(word)
             letter = word.isalpha() or any(map(str.isalpha, word))
-            symbol = not letter and load_punctuation().issuperset(word)
+            symbol = not letter and load_english_set("punctuation").issuperset(word)
             self._lengths.append(len(word))
             self._hashes.append(value)
             self._powers.append(power)

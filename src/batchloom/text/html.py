@@ -47,18 +47,11 @@ class HtmlSettings:
 
 
 def make_html_step(settings: HtmlSettings) -> CleanFunction:
-    """Return the function of the step."""
     from resiliparse.extract.html2text import extract_plain_text  # noqa: PLC0415  # optional dependency
 
     def extract(page: str, *, main: bool) -> str:
         return str(
-            extract_plain_text(
-                page,
-                preserve_formatting=True,
-                main_content=main,
-                links=settings.links,
-                alt_texts=False,
-            )
+            extract_plain_text(page, preserve_formatting=True, main_content=main, links=settings.links, alt_texts=False)
         )
 
     begins = settings.when == "begins"

@@ -88,11 +88,6 @@ class LanguageStep:
         return languages
 
 
-def make_language_step(settings: LanguageSettings) -> LanguageStep:
-    """Return the function of the step."""
-    return LanguageStep(settings)
-
-
 def detect_language(text: str, *, characters: int = 10_000) -> tuple[str, float]:
     """Detect the language of a text and its probability.
 

@@ -31,10 +31,7 @@ class LengthSettings:
         limit_names = [name for name in names if getattr(self, name) is not None]
         problems = coerce_int_fields(self, dict.fromkeys(limit_names, (0, _MAX_LIMIT)))
         if not problems:
-            problems = [
-                *self._find_crossed_limits("words"),
-                *self._find_crossed_limits("characters"),
-            ]
+            problems = [*self._find_crossed_limits("words"), *self._find_crossed_limits("characters")]
         raise_problems(problems)
 
     def _find_crossed_limits(self, unit: str) -> list[str]:
@@ -45,7 +42,6 @@ class LengthSettings:
 
 
 def make_length_step(settings: LengthSettings) -> CleanFunction:
-    """Return the function of the step."""
     counts_words = settings.least_words is not None or settings.most_words is not None
 
     def clean(text: str) -> str | DroppedText:

@@ -3,7 +3,7 @@
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from batchloom.core.settings import coerce_int_fields, raise_problems
@@ -12,8 +12,6 @@ from batchloom.text.steps import CleanFunction
 # CPython sorts runs of combining marks by insertion, in quadratic time: a megabyte of
 # alternating marks takes hours. Sorting a run beforehand is cheap and gives the same NFC.
 _MAX_COMBINING_RUN = 1024
-# Normalization takes several times the memory of a text, so large texts are processed in chunks.
-_LARGE_TEXT = 1 << 20
 # Spelled out instead of using unicodedata, so that every Python removes the same characters.
 _LINE_END_CHARACTERS = "\x0b\x0c\x1c-\x1e\x85\u2028\u2029"
 _REMOVED_CHARACTERS = (
@@ -47,32 +45,13 @@ _UNSAFE_PATTERN = re.compile(f"[^{_SAFE_CHARACTERS}]")
 def normalize(text: str) -> str:
     r"""Return ``text`` in Unicode NFC, with ``\r\n`` and ``\r`` as ``\n``."""
     if not text.isascii():
-        text = _normalize_nfc(text) if len(text) < _LARGE_TEXT else _normalize_large_nfc(text)
+        if len(text) >= _MAX_COMBINING_RUN and _has_long_run(text):
+            runs = itertools.groupby(text, lambda char: unicodedata.combining(char) != 0)
+            text = "".join("".join(sorted(run, key=unicodedata.combining) if marks else run) for marks, run in runs)
+        text = unicodedata.normalize("NFC", text)
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     return text
-
-
-def _normalize_nfc(text: str) -> str:
-    if len(text) >= _MAX_COMBINING_RUN and _has_long_run(text):
-        text = _sort_combining_runs(text)
-    return unicodedata.normalize("NFC", text)
-
-
-def _normalize_large_nfc(text: str) -> str:
-    if all(_normalize_nfc(chunk) == chunk for chunk in _split_after_newlines(text)):
-        return text
-    return "".join(map(_normalize_nfc, _split_after_newlines(text)))
-
-
-def _split_after_newlines(text: str) -> Iterator[str]:
-    """Split the text after newlines, which never compose with other characters."""
-    start = 0
-    while start < len(text):
-        newline = text.find("\n", start + _LARGE_TEXT)
-        stop = newline + 1 if newline >= 0 else len(text)
-        yield text[start:stop]
-        start = stop
 
 
 def _has_long_run(text: str) -> bool:
@@ -82,11 +61,6 @@ def _has_long_run(text: str) -> bool:
         unicodedata.combining(text[at]) and all(map(unicodedata.combining, text[at : at + step]))
         for at in range(0, len(text), step)
     )
-
-
-def _sort_combining_runs(text: str) -> str:
-    runs = itertools.groupby(text, lambda char: unicodedata.combining(char) != 0)
-    return "".join("".join(sorted(run, key=unicodedata.combining) if marks else run) for marks, run in runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +76,7 @@ class ControlSettings:
 
 
 def make_control_step(settings: ControlSettings) -> CleanFunction:
-    """Return the function of the step."""
-    replace_joiner = _keep_one_joiner if settings.joiners else _drop_joiners
+    replace_joiner = _keep_one_joiner if settings.joiners else ""
 
     def clean(text: str) -> str:
         if not _may_need_cleaning(text):
@@ -131,10 +104,6 @@ def _keep_one_joiner(run: re.Match[str]) -> str:
     return run[0][0] if shaped else ""
 
 
-def _drop_joiners(_: re.Match[str]) -> str:
-    return ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhitespaceSettings:
     """Settings of the step ``whitespace``.
@@ -157,7 +126,6 @@ class WhitespaceSettings:
 
 
 def make_whitespace_step(settings: WhitespaceSettings) -> CleanFunction:
-    """Return the function of the step."""
     most = settings.blank_lines
     breaks = "\n" * (2 if most is None else most + 2)
     many = re.compile(f"{breaks}\n*+")
@@ -208,7 +176,6 @@ class MojibakeSettings:
 
 
 def make_mojibake_step(settings: MojibakeSettings) -> CleanFunction:
-    """Return the function of the step."""
     more = settings != MojibakeSettings()
     fix = _make_extra_fixes(settings) if more else _load_fix_encoding()
 

@@ -60,7 +60,6 @@ class PiiSettings:
 
 
 def make_pii_step(settings: PiiSettings) -> CleanFunction:
-    """Return the function of the step."""
     finds: list[tuple[SpanFinder, tuple[str, ...]]] = []
     if settings.emails:
         finds.append((_find_emails, settings.email_masks))

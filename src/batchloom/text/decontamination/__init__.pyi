@@ -1,1 +1,1 @@
-from .overlap_index import OverlapIndex as OverlapIndex, build_index as build_index
+from .overlap import OverlapIndex as OverlapIndex, build_index as build_index

@@ -76,7 +76,6 @@ class BoilerplateSettings:
 
 
 def make_boilerplate_step(settings: BoilerplateSettings) -> CleanFunction:
-    """Return the function of the step."""
     kinds, most = frozenset(settings.kinds), settings.most_words
     full_lines = frozenset(line.strip().lower() for line in settings.lines) - {""}
     if "navigation" in kinds:

@@ -14,9 +14,8 @@ from typing import Final
 
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import describe_os_error, read_regular_file, suggest_path
-from batchloom.core.settings import is_text, quote_value, raise_problems
 from batchloom.text.english_words import count_sentences
-from batchloom.text.quality.rule_limits import find_limit_problems
+from batchloom.text.quality.rule_limits import Count, ListPath, Switch, check_limits
 from batchloom.text.steps import CleanFunction, DroppedText
 
 LOREM_IPSUM: Final = "c4: lorem ipsum"
@@ -58,29 +57,21 @@ class C4:
             one between characters other than letters, digits and ``_`` is dropped.
     """
 
-    max_word_length: int | None = 1000
-    remove_citations: bool = True
-    terminal_punctuation: bool = True
-    min_words: int | None = 3
-    lorem_ipsum: bool = True
-    javascript: bool = True
-    curly_bracket: bool = True
-    policy: bool = True
-    min_sentences: int | None = 5
-    min_paragraphs: int | None = None
-    long_paragraph: int = 200
-    bad_words: str | None = None
+    max_word_length: Count | None = 1000
+    remove_citations: Switch = True
+    terminal_punctuation: Switch = True
+    min_words: Count | None = 3
+    lorem_ipsum: Switch = True
+    javascript: Switch = True
+    curly_bracket: Switch = True
+    policy: Switch = True
+    min_sentences: Count | None = 5
+    min_paragraphs: Count | None = None
+    long_paragraph: Count = 200
+    bad_words: ListPath | None = None
 
     def __post_init__(self) -> None:
-        counts = ("max_word_length", "min_words", "min_sentences", "min_paragraphs")
-        switches = (
-            *("remove_citations", "terminal_punctuation", "lorem_ipsum", "javascript"),
-            *("curly_bracket", "policy"),
-        )
-        problems = find_limit_problems(self, count=counts, size=("long_paragraph",), switch=switches)
-        if self.bad_words is not None and not is_text(self.bad_words):
-            problems.append(f"bad_words: {quote_value(self.bad_words)} is not the path of a list")
-        raise_problems(problems)
+        check_limits(self)
 
 
 def make_c4_step(settings: C4) -> CleanFunction:

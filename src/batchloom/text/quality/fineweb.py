@@ -7,10 +7,9 @@ import functools
 from dataclasses import dataclass
 from typing import Final
 
-from batchloom.core.settings import raise_problems
-from batchloom.text.english_words import compute_word_statistics, load_english_tables
+from batchloom.text.english_words import compute_word_statistics, load_english_set
 from batchloom.text.quality.repetition import count_duplicates
-from batchloom.text.quality.rule_limits import find_limit_problems
+from batchloom.text.quality.rule_limits import Count, Number, Share, Switch, check_limits
 from batchloom.text.steps import CleanFunction, DroppedText
 
 FINEWEB_EMPTY: Final = "fineweb: empty"
@@ -33,23 +32,15 @@ class FineWeb:
         max_newlines: ratio of newlines to words.
     """
 
-    min_ended_lines: float | None = 0.12
-    spare_unended: bool = False
-    max_short_lines: float | None = 0.67
-    short_line: int = 30
-    max_duplicate_characters: float | None = 0.01
-    max_newlines: float | None = 0.3
+    min_ended_lines: Share | None = 0.12
+    spare_unended: Switch = False
+    max_short_lines: Share | None = 0.67
+    short_line: Count = 30
+    max_duplicate_characters: Share | None = 0.01
+    max_newlines: Number | None = 0.3
 
     def __post_init__(self) -> None:
-        shares = ("min_ended_lines", "max_short_lines", "max_duplicate_characters")
-        problems = find_limit_problems(
-            self,
-            size=("short_line",),
-            number=("max_newlines",),
-            share=shares,
-            switch=("spare_unended",),
-        )
-        raise_problems(problems)
+        check_limits(self)
 
 
 def make_fineweb_step(settings: FineWeb) -> CleanFunction:
@@ -66,7 +57,7 @@ def _clean_text(settings: FineWeb, text: str) -> str | DroppedText:
 
 def _check_line_ends(settings: FineWeb, lines: list[str]) -> DroppedText | None:
     if settings.min_ended_lines is not None:
-        marks = _load_terminal_punctuation()
+        marks = load_english_set("terminal_punctuation")
         ended = sum(line[-1] in marks for line in lines)
         spared = settings.spare_unended and not ended
         if ended / len(lines) < settings.min_ended_lines and not spared:
@@ -95,8 +86,3 @@ def _check_repeated_lines(settings: FineWeb, lines: list[str], text: str) -> Dro
             requirement = f"at most {settings.max_newlines:g} per word"
             return DroppedText(NEWLINES, f"{newlines:,} in {count:,} words, {requirement}")
     return None
-
-
-@functools.cache
-def _load_terminal_punctuation() -> frozenset[str]:
-    return frozenset(load_english_tables()["terminal_punctuation"])

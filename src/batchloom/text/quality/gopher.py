@@ -10,9 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from batchloom.core.settings import raise_problems
 from batchloom.text.english_words import compute_word_statistics, hash_word
-from batchloom.text.quality.rule_limits import find_limit_problems
+from batchloom.text.quality.rule_limits import Count, Number, Share, Words, check_limits
 from batchloom.text.steps import CleanFunction, DroppedText
 
 FEW_WORDS: Final = "gopher: too few words"
@@ -42,27 +41,19 @@ class Gopher:
         stop_words: stop words in lower case; matching is case-sensitive.
     """
 
-    min_words: int | None = 50
-    max_words: int | None = 100_000
-    min_word_length: float | None = 3.0
-    max_word_length: float | None = 10.0
-    max_symbols: float | None = 0.1
-    max_bullet_lines: float | None = 0.9
-    max_ellipsis_lines: float | None = 0.3
-    min_letter_words: float | None = 0.8
-    min_stop_words: int | None = 2
-    stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
+    min_words: Count | None = 50
+    max_words: Count | None = 100_000
+    min_word_length: Number | None = 3.0
+    max_word_length: Number | None = 10.0
+    max_symbols: Number | None = 0.1
+    max_bullet_lines: Share | None = 0.9
+    max_ellipsis_lines: Share | None = 0.3
+    min_letter_words: Share | None = 0.8
+    min_stop_words: Count | None = 2
+    stop_words: Words = ("the", "be", "to", "of", "and", "that", "have", "with")
 
     def __post_init__(self) -> None:
-        raise_problems(
-            find_limit_problems(
-                self,
-                count=("min_words", "max_words", "min_stop_words"),
-                number=("min_word_length", "max_word_length", "max_symbols"),
-                share=("max_bullet_lines", "max_ellipsis_lines", "min_letter_words"),
-                words=("stop_words",),
-            )
-        )
+        check_limits(self)
 
 
 def make_gopher_step(settings: Gopher) -> CleanFunction:

@@ -13,15 +13,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from batchloom.core.settings import raise_problems
-from batchloom.text.english_words import (
-    SPACE_HASH,
-    SPACE_POWER,
-    U64,
-    compute_word_statistics,
-    iter_words,
-)
-from batchloom.text.quality.rule_limits import find_limit_problems, find_pair_problems
+from batchloom.text.english_words import SPACE_HASH, SPACE_POWER, U64, compute_word_statistics, iter_words
+from batchloom.text.quality.rule_limits import NgramShares, Share, check_limits
 from batchloom.text.steps import CleanFunction, DroppedText
 
 REPETITION_EMPTY: Final = "repetition: empty"
@@ -36,7 +29,6 @@ DUPLICATE_NGRAMS: Final = "repetition: duplicate {}-grams"
 _MARGIN = 1 - 1e-9
 
 WordEnds = npt.NDArray[np.int64]
-NgramLimits = tuple[tuple[int | float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,24 +44,15 @@ class Repetition:
         duplicate_ngrams: (n, limit) pairs: share of the characters in repeated n-grams.
     """
 
-    max_duplicate_paragraphs: float | None = 0.3
-    max_duplicate_paragraph_characters: float | None = 0.2
-    max_duplicate_lines: float | None = 0.3
-    max_duplicate_line_characters: float | None = 0.2
-    top_ngrams: NgramLimits = ((2, 0.2), (3, 0.18), (4, 0.16))
-    duplicate_ngrams: NgramLimits = (
-        *((5, 0.15), (6, 0.14), (7, 0.13)),
-        *((8, 0.12), (9, 0.11), (10, 0.10)),
-    )
+    max_duplicate_paragraphs: Share | None = 0.3
+    max_duplicate_paragraph_characters: Share | None = 0.2
+    max_duplicate_lines: Share | None = 0.3
+    max_duplicate_line_characters: Share | None = 0.2
+    top_ngrams: NgramShares = ((2, 0.2), (3, 0.18), (4, 0.16))
+    duplicate_ngrams: NgramShares = ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10))
 
     def __post_init__(self) -> None:
-        shares = (
-            *("max_duplicate_paragraphs", "max_duplicate_paragraph_characters"),
-            *("max_duplicate_lines", "max_duplicate_line_characters"),
-        )
-        problems = find_limit_problems(self, share=shares)
-        problems += find_pair_problems("top_ngrams", self.top_ngrams)
-        raise_problems(problems + find_pair_problems("duplicate_ngrams", self.duplicate_ngrams))
+        check_limits(self)
 
 
 def make_repetition_step(settings: Repetition) -> CleanFunction:
@@ -99,10 +82,7 @@ def _check_duplicate_parts(settings: Repetition, text: str) -> DroppedText | Non
 
 
 def _check_repeats(
-    parts: list[str],
-    size: int,
-    limits: tuple[float | None, float | None],
-    reasons: tuple[str, str],
+    parts: list[str], size: int, limits: tuple[float | None, float | None], reasons: tuple[str, str]
 ) -> DroppedText | None:
     (count, characters), (most, most_characters) = count_duplicates(parts), limits
     if most is not None and count / len(parts) > most:

@@ -1,80 +1,61 @@
-"""Validation of rule limits."""
+"""Limits of the quality rules, declared as types of settings fields."""
 
-import math
-from collections.abc import Sequence
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
 
-from batchloom.core.settings import as_int, is_text, quote_value
-
-
-def find_limit_problems(
-    settings: object,
-    *,
-    count: Sequence[str] = (),
-    size: Sequence[str] = (),
-    number: Sequence[str] = (),
-    share: Sequence[str] = (),
-    words: Sequence[str] = (),
-    switch: Sequence[str] = (),
-) -> list[str]:
-    """Return the problems of settings fields; a limit that is None is off.
-
-    Args:
-        settings: a settings dataclass.
-        count: names of integer fields.
-        size: names of integer fields that cannot be None.
-        number: names of fields from 0 on.
-        share: names of fields from 0 to 1.
-        words: names of fields with a list of words.
-        switch: names of Boolean fields.
-    """
-    kinds = (
-        (count, _is_count, "not a whole number from 0 on"),
-        (size, _is_size, "not a whole number from 0 on"),
-        (number, _is_number, "not a finite number from 0 on"),
-        (share, _is_share, "not a number from 0 to 1"),
-        (words, _is_words, "not a list of words"),
-        (switch, lambda value: isinstance(value, bool), "neither True nor False"),
-    )
-    return [
-        f"{name}: {quote_value(getattr(settings, name))} is {problem}"
-        for names, is_valid, problem in kinds
-        for name in names
-        if not is_valid(getattr(settings, name))
-    ]
+from batchloom.core.settings import as_int, is_bool, is_positive_number, is_text, quote_value, raise_problems
 
 
-def find_pair_problems(name: str, pairs: object) -> list[str]:
-    """Return the problems of limits by n-gram length: ``((2, 0.2), (3, 0.18))``."""
-    if isinstance(pairs, tuple) and all(map(_is_pair, pairs)):
-        return []
-    return [f"{name}: {quote_value(pairs)} is not a list of [words, share], such as [[2, 0.2], [3, 0.18]]"]
+class Limit(NamedTuple):
+    """Valid values of a field, and the problem of the others as the end of "... is"."""
+
+    is_valid: Callable[[Any], bool]
+    problem: str
 
 
-def _is_pair(pair: object) -> bool:
-    if not isinstance(pair, tuple) or len(pair) != 2:
-        return False
-    words = as_int(pair[0])
-    return words is not None and 1 <= words <= 64 and pair[0] == words and _is_share(pair[1])
-
-
-def _is_count(value: object) -> bool:
+def _is_count(value: Any) -> bool:
     count = as_int(value)
-    return value is None or (count is not None and 0 <= count < 1 << 31)
+    return count is not None and 0 <= count < 1 << 31
 
 
-def _is_size(value: object) -> bool:
-    return value is not None and _is_count(value)
+def _is_share(value: Any) -> bool:
+    return is_positive_number(value, zero=True) and value <= 1
 
 
-def _is_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return value is None
-    return 0 <= value < math.inf
+def _are_ngram_shares(value: Any) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(pair, tuple) and len(pair) == 2 and as_int(pair[0]) in range(1, 65) and _is_share(pair[1])
+        for pair in value
+    )
 
 
-def _is_share(value: object) -> bool:
-    return _is_number(value) and (value is None or value <= 1)  # type: ignore[operator]
+Count = Annotated[int, Limit(_is_count, "not a whole number from 0 on")]
+Number = Annotated[float, Limit(lambda value: is_positive_number(value, zero=True), "not a finite number from 0 on")]
+Share = Annotated[float, Limit(_is_share, "not a number from 0 to 1")]
+Switch = Annotated[bool, Limit(is_bool, "neither True nor False")]
+Words = Annotated[
+    tuple[str, ...], Limit(lambda value: isinstance(value, tuple) and all(map(is_text, value)), "not a list of words")
+]
+ListPath = Annotated[str, Limit(is_text, "not the path of a list")]
+# (n, share) pairs.
+NgramShares = Annotated[
+    tuple[tuple[int | float, ...], ...],
+    Limit(_are_ngram_shares, "not a list of [words, share], such as [[2, 0.2], [3, 0.18]]"),
+]
 
 
-def _is_words(value: object) -> bool:
-    return isinstance(value, tuple) and all(map(is_text, value))
+def check_limits(settings: object) -> None:
+    """Raise SettingsError for the fields of a settings dataclass that exceed their limits."""
+    problems = []
+    for name, hint in typing.get_type_hints(type(settings), include_extras=True).items():
+        value = getattr(settings, name)
+        options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+        if value is None and type(None) in options:
+            continue
+        limits = [limit for option in options for limit in getattr(option, "__metadata__", ())]
+        problems += [
+            f"{name}: {quote_value(value)} is {limit.problem}" for limit in limits if not limit.is_valid(value)
+        ]
+    raise_problems(problems)
