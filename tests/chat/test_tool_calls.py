@@ -157,7 +157,6 @@ def test_every_form_of_a_call_is_trained_whole(encoders, template, turns, tools)
         reasons = (
             "crosses the position",
             "beginning of turn",
-            "empty turn",
             "private-use",
             "leaves it out",
         )

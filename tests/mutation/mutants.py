@@ -498,8 +498,8 @@ CHAT = (
     Mutant(
         "first-answer-trained-for-the-last",
         "chat/templates/trained_spans.py",
-        "selected_numbers = set(assistants[-1:] if last else assistants)",
-        "selected_numbers = set(assistants[:1] if last else assistants)",
+        'selected = set(assistants[-1:] if train_on == "last" else assistants)',
+        'selected = set(assistants[:1] if train_on == "last" else assistants)',
         ("chat/test_turns.py", "preparation/test_chat.py"),
     ),
     # The default weight of 1 makes a user's or a system's turn a trained one.
@@ -537,7 +537,7 @@ CHAT = (
     # With a system column the prompt counts as the first turn of the completion.
     Mutant(
         "completion-one-turn-early",
-        "chat/schema/prompt_answer.py",
+        "chat/schema/record_parser.py",
         "messages, start = extended_messages, start + 1",
         "messages = extended_messages",
         ("chat/test_schemas.py", "chat/test_preferences.py", "chat/test_trl_agreement.py"),

@@ -1,7 +1,4 @@
-from .schema.detection import (
-    compute_record_shape as compute_record_shape,
-    detect_schema as detect_schema,
-)
+from .schema.detection import compute_record_shape as compute_record_shape, detect_schema as detect_schema
 from .schema.record_keys import (
     COLUMN_TABLES as COLUMN_TABLES,
     MESSAGE_KEYS as MESSAGE_KEYS,

@@ -1,14 +1,16 @@
 from .detection import RecordShape as RecordShape
-from .prompt_answer import parse_messages as parse_messages
-from .record_columns import (
-    format_columns as format_columns,
-    get_column_value as get_column_value,
-    is_non_empty as is_non_empty,
-)
 from .record_keys import unused_message_keys as unused_message_keys
-from .record_parser import ParsedRecord as ParsedRecord, RecordReader as RecordReader, TokenRow as TokenRow
+from .record_parser import (
+    ParsedRecord as ParsedRecord,
+    RecordReader as RecordReader,
+    TokenRow as TokenRow,
+    parse_messages as parse_messages,
+)
 from .schemas import (
     Schema as Schema,
     find_mapping_problems as find_mapping_problems,
+    format_columns as format_columns,
+    get_column_value as get_column_value,
+    is_non_empty as is_non_empty,
     match_mapping_columns as match_mapping_columns,
 )

@@ -9,13 +9,6 @@ from typing import Any
 
 import orjson
 
-from batchloom.chat.schema.record_columns import (
-    Row,
-    format_columns,
-    get_column_value,
-    is_non_empty,
-    parse_label,
-)
 from batchloom.chat.schema.record_keys import check_first_records, describe_unreadable, drop_keys
 from batchloom.chat.schema.record_media import is_medium_part
 from batchloom.chat.schema.schemas import (
@@ -25,10 +18,15 @@ from batchloom.chat.schema.schemas import (
     RESPONSE_COLUMNS,
     TURN_COLUMNS,
     FormRule,
+    Row,
     Schema,
     SchemaForm,
     find_mapping_problems,
+    format_columns,
+    get_column_value,
+    is_non_empty,
     match_mapping_columns,
+    parse_label,
 )
 from batchloom.chat.schema.turns import is_turns
 from batchloom.core.errors import SchemaError
@@ -73,15 +71,13 @@ _METADATA_WORDS = {
     *("id", "uid", "uuid", "idx", "index", "hash", "url", "uri", "lang", "language", "split"),
     *("date", "time", "timestamp", "score", "license", "num", "count", "length"),
 }
+# Roles without which a record would mean something else.
+_ALL_OR_NONE_ROLES = ("prompt", "label", "labels", "loss_mask", "attention_mask")
 _RULES_BY_FORM: dict[SchemaForm, FormRule] = {rule.form: rule for rule in FORM_RULES}
 
 
 def detect_schema(
-    records: Sequence[Row],
-    mapping: Mapping[str, str] | None = None,
-    *,
-    media: bool = False,
-    ignore: Iterable[str] = (),
+    records: Sequence[Row], mapping: Mapping[str, str] | None = None, *, media: bool = False, ignore: Iterable[str] = ()
 ) -> Schema:
     """Detect the schema of a source from its first records.
 
@@ -195,7 +191,9 @@ def _fit_form(rule: FormRule, records: Sequence[Row], mapping: Mapping[str, str]
     fitting = sum(
         all(_holds_role(rule.form, role, row, columns[role][0], mapping) for role in rule.required) for row in records
     )
-    single = _has_single_answers(records, columns) if rule.form == "pair" else False
+    single = rule.form == "pair" and any(
+        isinstance(get_column_value(row, columns["chosen"][0]), dict) for row in records
+    )
     used = {names[0] for names in columns.values()}
     for role, names in rule.optional.items():
         candidate_names = (*PROMPT_COLUMNS, *TURN_COLUMNS) if role == "prompt" and single else names
@@ -222,11 +220,7 @@ def _has_any_media(schema: Schema, records: Sequence[Row]) -> bool:
 
 
 def _choose_column(
-    form: SchemaForm,
-    role: str,
-    names: Sequence[str],
-    records: Sequence[Row],
-    mapping: Mapping[str, str],
+    form: SchemaForm, role: str, names: Sequence[str], records: Sequence[Row], mapping: Mapping[str, str]
 ) -> str | None:
     """Return the first name that half of the records have, else the commonest."""
     if role in mapping:
@@ -260,9 +254,11 @@ def _choose_optional_columns(
         return ()
     if role in _ALL_OR_NONE_ROLES:
         column = _choose_column(form, role, free, records, mapping)
-        if role == "label" and column and not _holds_mostly_labels(column, records):
-            # These are the classes of some other task, which happen to begin at 0.
-            return ()
+        if role == "label" and column:
+            values = [v for row in records if (v := get_column_value(row, column)) is not None]
+            if 2 * sum(parse_label(value) is not None for value in values) < len(values):
+                # These are the classes of some other task, which happen to begin at 0.
+                return ()
         return (column,) if column else ()
     return free
 
@@ -282,18 +278,6 @@ def _find_late_columns(
         if role in rule.optional and role not in columns and role not in mapping
     }
     return {role: names for role, names in free.items() if names}
-
-
-_ALL_OR_NONE_ROLES = ("prompt", "label", "labels", "loss_mask", "attention_mask")
-
-
-def _holds_mostly_labels(column: str, records: Sequence[Row]) -> bool:
-    values = [v for row in records if (v := get_column_value(row, column)) is not None]
-    return 2 * sum(parse_label(value) is not None for value in values) >= len(values)
-
-
-def _is_speech_value(value: Any) -> bool:
-    return isinstance(value, str | dict) or (isinstance(value, list) and is_turns(value))
 
 
 def _is_number_series(value: Any) -> bool:
@@ -323,23 +307,16 @@ def _holds_role(form: SchemaForm, role: str, row: Row, column: str, mapping: Map
     value = get_column_value(row, column)
     if value is None or role in mapping:
         return value is not None
-    if role == "messages" and _is_single_message(row.get("chosen")) and _is_single_message(row.get("rejected")):
+    if role == "messages" and isinstance(row.get("chosen"), dict) and isinstance(row.get("rejected"), dict):
         # In LLaMA-Factory's ranking sets the turns are the prompt, and the answers have their own columns.
         return False
     if form == "interleaved":
         return _is_text_or_parts(value)
     if column in TURN_COLUMNS:
         return is_turns(value)
-    return _ROLE_CHECKS.get(role, _is_speech_value)(value)
-
-
-def _is_single_message(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _has_single_answers(records: Sequence[Row], columns: RoleColumns) -> bool:
-    chosen_column = columns["chosen"][0]
-    return any(_is_single_message(get_column_value(row, chosen_column)) for row in records)
+    if role in _ROLE_CHECKS:
+        return _ROLE_CHECKS[role](value)
+    return isinstance(value, str | dict) or (isinstance(value, list) and is_turns(value))
 
 
 def _describe_schema(rule: FormRule, columns: RoleColumns, records: Sequence[Row]) -> str:
@@ -376,41 +353,21 @@ def _describe_result(rule: FormRule, columns: RoleColumns, records: Sequence[Row
 
 def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -> SchemaError:
     """Return the error for records that fit no form."""
-    columns = _find_first_values(rows)
+    columns: dict[str, Any] = {}
+    for row in rows:
+        for name, value in row.items():
+            if columns.get(name) is None:
+                columns[name] = value
     if not columns:
         return SchemaError("no schema fits: the first records are empty; give records with columns")
-    column_list = (
-        format_columns(columns)
-        if all(isinstance(v, str) for v in columns.values())
-        else _describe_column_types(columns)
-    )
-    parts = [f"no schema fits: the records have {column_list}"]
+    parts = [f"no schema fits: the records have {_describe_column_types(columns)}"]
     if unsupported := describe_unreadable(rows):
         parts.append(unsupported)
     byte_columns = [name for name, value in columns.items() if isinstance(value, bytes)]
     if any(name in _KNOWN_COLUMNS for name in byte_columns):
         parts.append(f"if {format_columns(byte_columns)} is text, {BYTES_REMEDY}")
         return SchemaError("; ".join(parts), list(columns))
-    prompt, response = (
-        _find_known_column(columns, PROMPT_COLUMNS),
-        _find_known_column(columns, RESPONSE_COLUMNS),
-    )
-    if prompt and not response:
-        parts.append(
-            f"{prompt!r} is a known prompt column, but there is no {_format_alternatives(RESPONSE_COLUMNS)} with the "
-            "response"
-        )
-    elif response and not prompt:
-        parts.append(
-            f"{response!r} is a known response column, but there is no {_format_alternatives(PROMPT_COLUMNS)} with "
-            "the prompt"
-        )
-    elif near_columns := _rank_near_forms(columns):
-        parts.append(
-            "nearest known columns: " + ", ".join(f"{n!r} is near {known_column!r}" for n, known_column in near_columns)
-        )
-    else:
-        parts.append(f"known columns are {', '.join(_KNOWN_COLUMNS)}")
+    parts.append(_describe_known_columns(columns))
     # A mapping given by the user is not overridden.
     guess = {} if mapping else _guess_mapping(columns)
     left_out = _find_unused_columns(guess, columns, rows)
@@ -430,41 +387,33 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
     return SchemaError("; ".join(parts), list(columns))
 
 
-def _find_first_values(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return every column of the records with its first non-null value."""
-    columns: dict[str, Any] = {}
-    for row in rows:
-        for name, value in row.items():
-            if columns.get(name) is None:
-                columns[name] = value
-    return columns
-
-
 def _describe_column_types(columns: Mapping[str, Any]) -> str:
-    names = list(columns.items())
     descriptions = [
         repr(name) if isinstance(value, str) else f"{name!r} ({describe_json_type(value)})"
-        for name, value in names[:12]
+        for name, value in columns.items()
     ]
-    suffix = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    return ", ".join(descriptions) + suffix
+    return ", ".join(descriptions[:12]) + (f" and {len(columns) - 12} more" if len(columns) > 12 else "")
 
 
-def _find_known_column(columns: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    return next((name for name in names if isinstance(columns.get(name), str)), None)
-
-
-def _format_alternatives(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"
-
-
-def _rank_near_forms(columns: Mapping[str, Any]) -> list[tuple[str, str]]:
-    near = []
-    for name in columns:
-        close = difflib.get_close_matches(name.lower(), _KNOWN_COLUMNS, n=1, cutoff=0.75)
-        if close and close[0] != name:
-            near.append((name, close[0]))
-    return near
+def _describe_known_columns(columns: Mapping[str, Any]) -> str:
+    """Describe which known columns the records have, or nearly have."""
+    prompt, response = (
+        next((name for name in names if isinstance(columns.get(name), str)), None)
+        for names in (PROMPT_COLUMNS, RESPONSE_COLUMNS)
+    )
+    if bool(prompt) != bool(response):
+        role, other, names = (
+            ("prompt", "response", RESPONSE_COLUMNS) if prompt else ("response", "prompt", PROMPT_COLUMNS)
+        )
+        return (
+            f"{prompt or response!r} is a known {role} column, but there is no {', '.join(names[:-1])} or {names[-1]} "
+            f"with the {other}"
+        )
+    near = {name: difflib.get_close_matches(name.lower(), _KNOWN_COLUMNS, n=1, cutoff=0.75) for name in columns}
+    near_names = [f"{name!r} is near {close[0]!r}" for name, close in near.items() if close and close[0] != name]
+    if near_names:
+        return f"nearest known columns: {', '.join(near_names)}"
+    return f"known columns are {', '.join(_KNOWN_COLUMNS)}"
 
 
 def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
@@ -479,7 +428,7 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
             prompt = _find_closest_column("prompt", PROMPT_COLUMNS, [name for name in speech if name != answer])
             if answer and prompt:
                 pair = {"chosen": answer, "rejected": rejected, "prompt": prompt}
-                return {**pair, **_find_optional_roles("pair", columns, set(pair.values()))}
+                return pair | _find_optional_roles("pair", columns, set(pair.values()))
     for name, value in columns.items():
         if _is_messages(value):
             return {"messages": name, **_find_optional_roles("messages", columns, {name})}
@@ -531,14 +480,14 @@ def _guess_pair_mapping(columns: Mapping[str, Any], good: str, bad: str) -> dict
             or not _is_speech(columns[name], columns[rejected_column])
         ):
             continue
-        pair, used = {"chosen": name, "rejected": rejected_column}, {name, rejected_column}
+        pair = {"chosen": name, "rejected": rejected_column}
         answer = columns[name]
         turns = [answer] if isinstance(answer, dict) else answer
         is_conversation = isinstance(turns, list) and any(_get_turn_role(turn) in ("user", "human") for turn in turns)
         speech = [
             column
             for column, value in columns.items()
-            if column not in used
+            if column not in pair.values()
             and _is_speech(value)
             and not _split_column_name(column) & (_METADATA_WORDS | {good, bad, "system", "tool"})
         ]
@@ -548,10 +497,7 @@ def _guess_pair_mapping(columns: Mapping[str, Any], good: str, bad: str) -> dict
             (prompt,) = speech
         if prompt is not None:
             pair["prompt"] = prompt
-        return {
-            **pair,
-            **_find_optional_roles("pair", columns, {*used, *([prompt] if prompt else [])}),
-        }
+        return pair | _find_optional_roles("pair", columns, set(pair.values()))
     return {}
 
 
@@ -578,27 +524,20 @@ def _find_unused_columns(guess: Mapping[str, str], columns: Mapping[str, Any], r
     }
     left_out = []
     for name, value in columns.items():
-        inner = {f"{name}.{key}": item for key, item in value.items()} if _is_plain(value) else {}
+        # An object that is not a message holds columns.
+        is_plain = isinstance(value, dict) and not _get_turn_role(value)
+        inner = {f"{name}.{key}": item for key, item in value.items()} if is_plain else {}
         for path, item in (inner or {name: value}).items():
             if path in guess.values() or path in optional_columns or not is_non_empty(item):
                 continue
             if f"{path}[0]" in guess.values():
                 if any(len(get_column_value(row, path) or ()) > 1 for row in rows):
                     left_out.append(f"{path}[1]")
-            elif _is_meaningful(path, item):
+                continue
+            words = _split_column_name(path)
+            if _is_messages(item) or (words & _TRAINING_WORDS and not words & _METADATA_WORDS):
                 left_out.append(path)
     return left_out
-
-
-def _is_meaningful(name: str, value: Any) -> bool:
-    """Return whether a column affects training, by its turns or its name."""
-    words = _split_column_name(name)
-    return _is_messages(value) or bool(words & _TRAINING_WORDS and not words & _METADATA_WORDS)
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value is an object of columns, not a message."""
-    return isinstance(value, dict) and not _get_turn_role(value)
 
 
 def _get_turn_role(turn: Any) -> Any:

@@ -11,20 +11,19 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from batchloom.chat.schema.record_columns import (
+from batchloom.chat.schema.schemas import (
+    FORM_RULES,
+    INTERLEAVED_RULE,
     Row,
+    Schema,
+    SchemaKind,
     format_columns,
     get_column_value,
     is_non_empty,
     parse_label,
     top_level_columns,
 )
-from batchloom.chat.schema.schemas import FORM_RULES, INTERLEAVED_RULE, Schema, SchemaKind
 from batchloom.core.errors import SchemaError, UnusableRecordError
-
-
-def _is_never(_value: object) -> bool:
-    return False
 
 
 def _is_one(value: Any) -> bool:
@@ -35,51 +34,24 @@ def _is_one(value: Any) -> bool:
         return False
 
 
-def _is_user(value: Any) -> bool:
-    return isinstance(value, str) and value.lower() in ("user", "human")
-
-
-def _is_false(value: Any) -> bool:
-    return parse_label(value) is False
-
-
-def _is_no_answer(value: Any) -> bool:
-    """Return whether a value is neither text nor messages, such as a flag."""
-    return not isinstance(value, str | list | dict)
-
-
-def _is_no_list(value: Any) -> bool:
-    return not isinstance(value, list)
-
-
-def _is_one_document(value: Any) -> bool:
-    """Return whether ``seq_lengths`` of a row describe one document."""
-    return not isinstance(value, list | tuple) or len(value) < 2
-
-
 def _counts_up(value: Any) -> bool:
     """Return whether ``position_ids`` of a row describe one document."""
-    if not isinstance(value, list | tuple) and not hasattr(value, "__array__"):
-        return True
-    return list(value) == list(range(len(value)))
+    return not (isinstance(value, list | tuple) or hasattr(value, "__array__")) or list(value) == list(
+        range(len(value))
+    )
 
 
 class UnsupportedKey(NamedTuple):
-    """A key that changes training in another library and is not supported.
-
-    Attributes:
-        library: library that defines it.
-        effect: its effect there, as the end of "it ...".
-        remedy: alternative to ``--ignore``.
-        is_neutral: returns whether a value has no effect and is accepted.
-        of_form: whether the key makes another kind of record, so that a ``--map`` that names the
-            kind overrides it.
-    """
+    """A key that changes training in another library and is not supported."""
 
     library: str
+    # Its effect there, as the end of "it ...".
     effect: str
+    # Alternative to ``--ignore``.
     remedy: str
-    is_neutral: Callable[[Any], bool] = _is_never
+    # Returns whether a value has no effect and is accepted.
+    is_neutral: Callable[[Any], bool] = lambda _value: False
+    # Whether the key makes another kind of record, so that a ``--map`` that names the kind overrides it.
     of_form: bool = False
 
 
@@ -111,25 +83,20 @@ _TEMPLATE_ARGUMENTS = UnsupportedKey(
     "write a template file (--template) that has the values you want as defaults",
 )
 _LOSS_SCALE = UnsupportedKey(
-    "ms-swift",
-    "weights the loss",
-    'mark whole turns with "loss": true or false',
-    is_neutral=_is_one,
+    "ms-swift", "weights the loss", 'mark whole turns with "loss": true or false', is_neutral=_is_one
 )
 _PAIR_REMEDY = "prepare the pairs with --map chosen=...,rejected=..., or the conversations with --map messages=..."
 _PAIR_KEY = UnsupportedKey(
     "TRL and LLaMA-Factory",
     "makes the record a preference",
     _PAIR_REMEDY,
-    is_neutral=_is_no_answer,
+    is_neutral=lambda value: not isinstance(value, str | list | dict),
     of_form=True,
 )
 _SWIFT_PAIR_KEY = _PAIR_KEY._replace(library="ms-swift")
 _KTO_TAG = UnsupportedKey("LLaMA-Factory", "labels the answer good or bad", "name it with --map label=kto_tag")
 _GROUNDING = UnsupportedKey(
-    "ms-swift",
-    "replaces <ref-object> and <bbox> in the contents",
-    "write the values into the contents",
+    "ms-swift", "replaces <ref-object> and <bbox> in the contents", "write the values into the contents"
 )
 _REJECTED_IMAGES = UnsupportedKey("ms-swift", "holds the images of the rejected answer", "write text-only pairs")
 _CONTRAST = UnsupportedKey("ms-swift", "marks the record for embedding models or rerankers", "train it with ms-swift")
@@ -138,7 +105,7 @@ _MASK = UnsupportedKey(
     "NeMo",
     "names the speaker whose turns are not trained",
     'mark turns with "train": true or false',
-    is_neutral=_is_user,
+    is_neutral=lambda value: isinstance(value, str) and value.lower() in ("user", "human"),
 )
 _SEGMENTS = UnsupportedKey(
     "axolotl",
@@ -153,13 +120,10 @@ _HISTORY = UnsupportedKey(
     "LLaMA-Factory and ms-swift",
     "holds earlier turns",
     "write all turns as messages, or the prompt as an instruction",
-    is_neutral=_is_no_list,
+    is_neutral=lambda value: not isinstance(value, list),
 )
 _SAMPLE_WEIGHT = UnsupportedKey(
-    "Fireworks",
-    "weights the record",
-    "remove records of weight 0 and drop the column",
-    is_neutral=_is_one,
+    "Fireworks", "weights the record", "remove records of weight 0 and drop the column", is_neutral=_is_one
 )
 
 _ANY_CONVERSATION = {
@@ -176,7 +140,12 @@ _ANY_CONVERSATION = {
     "positive_messages": _CONTRAST,
     "negative_messages": _CONTRAST,
 }
-_ROW_OF_SEVERAL = UnsupportedKey("TRL", "marks a row that holds several documents", "write one document per row")
+_ROW_OF_SEVERAL = UnsupportedKey(
+    "TRL",
+    "marks a row that holds several documents",
+    "write one document per row",
+    is_neutral=lambda value: not isinstance(value, list | tuple) or len(value) < 2,
+)
 _TOKENS_TRAINED = "says which tokens are trained"
 
 
@@ -221,16 +190,16 @@ COLUMN_TABLES: dict[SchemaKind, KeyTable] = {
         _METADATA,
         {
             "completion_mask": UnsupportedKey(
-                "TRL",
-                _TOKENS_TRAINED,
-                "name it with --map input_ids=input_ids,loss_mask=completion_mask",
+                "TRL", _TOKENS_TRAINED, "name it with --map input_ids=input_ids,loss_mask=completion_mask"
             ),
             "assistant_masks": UnsupportedKey(
                 "transformers and TRL",
                 _TOKENS_TRAINED,
                 "name it with --map input_ids=input_ids,loss_mask=assistant_masks",
             ),
-            "seq_lengths": _ROW_OF_SEVERAL._replace(is_neutral=_is_one_document),
+            "seq_lengths": _ROW_OF_SEVERAL._replace(
+                is_neutral=lambda value: not isinstance(value, list | tuple) or len(value) < 2
+            ),
             "position_ids": _ROW_OF_SEVERAL._replace(library="transformers", is_neutral=_counts_up),
             "loss_scale": _LOSS_SCALE._replace(remedy="write a loss_mask of 0 and 1"),
         },
@@ -263,7 +232,7 @@ MESSAGE_KEYS = KeyTable(
             "torchtune",
             "says that a message is not trained",
             'write "train": false for "masked": true',
-            is_neutral=_is_false,
+            is_neutral=lambda value: parse_label(value) is False,
         ),
         "function_call": UnsupportedKey("OpenAI (before tools)", "calls a function", "write tool_calls"),
     },
@@ -280,14 +249,15 @@ PART_KEYS: dict[str, UnsupportedKey] = {
 }
 
 
-def check_keys(keys: Mapping[str, Any], unsupported: Mapping[str, UnsupportedKey], field_path: str) -> None:
-    """Refuse a message or a part that holds an unsupported key."""
+def check_keys(keys: Mapping[str, Any], unsupported: Mapping[str, UnsupportedKey], field_path: str = "") -> None:
+    """Refuse a record, or a message or part at ``field_path``, that holds an unsupported key."""
     if unsupported.keys().isdisjoint(keys):
         return
     # Table order makes the error of a record the same in every process.
     for name, entry in unsupported.items():
         if name in keys and has_effect(keys[name], entry):
-            raise UnusableRecordError(describe_unsupported(f"{field_path}.{name} is", entry, [name]))
+            subject = f"{field_path}.{name}" if field_path else f"column {name!r}"
+            raise UnusableRecordError(describe_unsupported(f"{subject} is", entry, [name]))
 
 
 def has_effect(value: object, entry: UnsupportedKey) -> bool:
@@ -306,25 +276,22 @@ def describe_unsupported(subject: str, entry: UnsupportedKey, names: Sequence[st
     )
 
 
+def _list_read_columns(schema: Schema) -> frozenset[str]:
+    return top_level_columns(name for names in schema.columns.values() for name in names)
+
+
 def unsupported_columns(schema: Schema) -> dict[str, UnsupportedKey]:
     """Return the columns that records of a schema must not hold.
 
     Excludes columns of other forms if a mapping names the form, and columns of roles that the mapping
     disables.
     """
-    used = top_level_columns(name for names in schema.columns.values() for name in names) | schema.left_out
+    used = _list_read_columns(schema) | schema.left_out
     return {
         name: entry
         for name, entry in COLUMN_TABLES[schema.kind].unsupported.items()
         if name not in used and not (schema.mapped and entry.of_form)
     }
-
-
-def check_columns(row: Row, unsupported: Mapping[str, UnsupportedKey]) -> None:
-    """Refuse a record that holds an unsupported column."""
-    for name, entry in unsupported.items():
-        if name in row and has_effect(row[name], entry):
-            raise UnusableRecordError(describe_unsupported(f"column {name!r} is", entry, [name]))
 
 
 def check_first_records(records: Sequence[Row], schema: Schema) -> None:
@@ -337,9 +304,7 @@ def check_first_records(records: Sequence[Row], schema: Schema) -> None:
         return
     problems = [
         describe_unsupported(
-            f"column{'s' * (len(names) > 1)} {format_columns(names)} {'are' if len(names) > 1 else 'is'}",
-            entry,
-            names,
+            f"column{'s' * (len(names) > 1)} {format_columns(names)} {'are' if len(names) > 1 else 'is'}", entry, names
         )
         for entry, names in names_of.items()
     ]
@@ -356,7 +321,7 @@ def check_first_records(records: Sequence[Row], schema: Schema) -> None:
 def unused_columns(records: Iterable[Row], schema: Schema) -> tuple[str, ...]:
     """Return the non-empty columns that are neither read nor known as metadata."""
     table = COLUMN_TABLES[schema.kind]
-    recognized_columns = top_level_columns(name for names in schema.columns.values() for name in names) | table.metadata
+    recognized_columns = _list_read_columns(schema) | table.metadata
     unused = dict.fromkeys(
         name
         for row in records
@@ -417,7 +382,7 @@ def drop_keys(row: Row, ignored: frozenset[str], columns: Iterable[str] = ()) ->
     for column in columns:
         value = get_column_value(filtered_row, column)
         messages = list_messages(value)
-        if not any(ignored & keys.keys() for message in messages for keys in _list_key_levels(message)):
+        if not any(ignored & keys.keys() for message in messages for keys in (message, *_list_parts(message))):
             continue
         if isinstance(value, dict):
             filtered_row[column] = _remove_keys(value, ignored)
@@ -433,11 +398,10 @@ def _message_keys(ignored: frozenset[str]) -> frozenset[str]:
     return frozenset(name.removeprefix(MESSAGES_PREFIX) for name in ignored)
 
 
-def _list_key_levels(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return a message and the typed parts of its content."""
+def _list_parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the typed parts of a message's content."""
     content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    return [message, *(part for part in parts if isinstance(part, dict))]
+    return [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
 
 
 def _remove_keys(message: Mapping[str, Any], ignored: frozenset[str]) -> dict[str, Any]:

@@ -7,15 +7,15 @@ Parts are those of transformers (``{"type": "image", "url": ...}``) and of OpenA
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast, final
 
 import orjson
 
-from batchloom.chat.schema.record_columns import Row, is_non_empty
 from batchloom.chat.schema.record_keys import PART_KEYS, check_keys
-from batchloom.chat.schema.schemas import Schema
+from batchloom.chat.schema.schemas import Row, Schema, is_non_empty
 from batchloom.core.conversation import Conversation, InterleavedText
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
@@ -62,26 +62,6 @@ def has_placeholder(text: str) -> bool:
 def is_extracted_medium(part: object) -> bool:
     """Return whether a part refers to a medium that `MediaExtractor` has extracted."""
     return isinstance(part, dict) and isinstance(part.get("medium"), MediumIndex)
-
-
-def make_media_reader(
-    schema: Schema, read_conversation: Callable[[Row], Conversation]
-) -> Callable[[Row], Conversation]:
-    """Return a conversation reader that turns placeholders and typed parts into media.
-
-    Contents that hold media become lists of parts, ``{"type": "image"}`` for an image.
-
-    The reader raises UnusableRecordError, with the position in the record, for a placeholder without a
-    medium, a medium without a placeholder, and an invalid medium.
-    """
-
-    def media_read(row: Row) -> Conversation:
-        extractor = MediaExtractor(schema, row)
-        conversation = read_conversation(extractor.extract_row())
-        extractor.check_all_used()
-        return _reorder_media(conversation, extractor.media)
-
-    return media_read
 
 
 def parse_medium(kind: MediumKind, value: object, field_path: str) -> Medium:
@@ -136,20 +116,16 @@ def _decode_base64(text: str, field_path: str) -> bytes:
 
 
 def is_medium_part(part: object) -> bool:
-    """Return whether a part of a record is typed as a medium."""
     return _get_part_kind(part) is not None
 
 
 @final
 class MediaExtractor:
-    """Extraction of the media of one record.
-
-    Attributes:
-        media: media extracted so far; a part holds the index of its medium.
-    """
+    """Extraction of the media of one record."""
 
     def __init__(self, schema: Schema, row: Row) -> None:
         self._schema, self._row = schema, row
+        # Media extracted so far; a part holds the index of its medium.
         self.media: list[Medium] = []
         self._column_media = {kind: _list_column_media(schema, row, kind) for kind in MEDIUM_KINDS}
         self._used_indices: dict[MediumKind, set[int]] = {kind: set() for kind in MEDIUM_KINDS}
@@ -196,15 +172,12 @@ class MediaExtractor:
             row[prompts[0]] = f"{row[prompts[0]]}\n{row.pop(contexts[0])}"
 
     def _extract_column(self, value: Any, name: str, speaker: str) -> Any:
-        if speaker == "":
-            if isinstance(value, str) and value.lstrip().startswith("["):
-                value = _parse_turns(value)
-            if not isinstance(value, list):
-                return value
-            return [self._extract_message(message, f"{name}[{index}]") for index, message in enumerate(value)]
-        if isinstance(value, str):
+        if isinstance(value, str) and speaker:
             parts = self.extract_content(value, name)
             return value if parts is value else {"role": speaker, "content": parts}
+        if isinstance(value, str) and value.lstrip().startswith("["):
+            with suppress(orjson.JSONDecodeError):  # The reader of the turns reports the error.
+                value = orjson.loads(value)
         if isinstance(value, list):
             return [self._extract_message(message, f"{name}[{index}]") for index, message in enumerate(value)]
         return self._extract_message(value, name)
@@ -255,7 +228,6 @@ class MediaExtractor:
         return self._extract_next(kind, field_path)
 
     def _split(self, text: str, field_path: str) -> list[dict[str, Any]]:
-        """Split a text at its placeholders."""
         parts: list[dict[str, Any]] = []
         for index, segment in enumerate(_PLACEHOLDER.split(text)):
             if index % 2:
@@ -311,12 +283,7 @@ def _get_part_kind(part: object) -> MediumKind | None:
 
 
 # Columns of speech and the role of a text in them; messages name their own role.
-_COLUMN_ROLES = {
-    "messages": "",
-    "prompt": "user",
-    "response": "assistant",
-    "completion": "assistant",
-}
+_COLUMN_ROLES = {"messages": "", "prompt": "user", "response": "assistant", "completion": "assistant"}
 
 
 def _list_column_media(schema: Schema, row: Row, kind: MediumKind) -> list[tuple[str, Medium]]:
@@ -324,26 +291,16 @@ def _list_column_media(schema: Schema, row: Row, kind: MediumKind) -> list[tuple
     column_media: list[tuple[str, Medium]] = []
     for name in schema.columns.get(f"{kind}s", ()):
         value = row.get(name)
-        if not is_non_empty(value):
-            continue
-        if not isinstance(value, list | tuple):
-            column_media.append((f"column {name!r}", parse_medium(kind, value, f"column {name!r}")))
-            continue
-        for index, item in enumerate(value):
-            column_media.append((f"{name}[{index}]", parse_medium(kind, item, f"{name}[{index}]")))
+        if isinstance(value, list | tuple):
+            items = [(f"{name}[{index}]", item) for index, item in enumerate(value)]
+        else:
+            items = [(f"column {name!r}", value)] if is_non_empty(value) else []
+        column_media += [(field_path, parse_medium(kind, item, field_path)) for field_path, item in items]
     return column_media
 
 
-def _parse_turns(text: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        # The reader of the turns reports the error.
-        return text
-
-
-def _reorder_media(conversation: Conversation, media: list[Medium]) -> Conversation:
-    """Sort media in the order of their parts, and remove the indices of the parts."""
+def reorder_media(conversation: Conversation, media: list[Medium]) -> Conversation:
+    """Sort media in the order of their parts, which become ``{"type": "image"}``."""
     if not media:
         return conversation
     ordered: list[Medium] = []
@@ -377,16 +334,9 @@ def replace_media_with_frames(
         return InterleavedText([document.texts[0], *texts], media)
     frame_groups, messages = iter(frames_by_medium), []
     for message in document.messages:
-        content = message.get("content")
-        if isinstance(content, list):
-            parts = [new_part for part in content for new_part in _expand_part(part, frame_groups)]
-            messages.append({**message, "content": parts})
-        else:
-            messages.append(message)
+        parts: list[Any] = []
+        for part in message["content"] if isinstance(message.get("content"), list) else ():
+            is_medium = part.get("type") in MEDIUM_KINDS
+            parts += [{"type": frame.kind} for frame in next(frame_groups)] if is_medium else [part]
+        messages.append({**message, "content": parts} if parts else message)
     return replace(document, messages=messages, media=media)
-
-
-def _expand_part(part: Any, frame_groups: Iterator[Sequence[Medium]]) -> list[Any]:
-    if part.get("type") not in MEDIUM_KINDS:
-        return [part]
-    return [{"type": frame.kind} for frame in next(frame_groups)]

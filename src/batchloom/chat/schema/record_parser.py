@@ -1,5 +1,6 @@
 """Parsers of records: texts, conversations, preferences, media and token ids."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -7,53 +8,39 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.chat.schema.prompt_answer import (
-    ConversationContext,
-    RoleColumn,
-    make_prompt_reader,
-    make_turns,
-    not_text_error,
-    parse_json_messages,
-    require_answer,
-    require_text,
-)
-from batchloom.chat.schema.record_columns import (
-    Row,
-    get_column_value,
-    is_non_empty,
-    missing_column_error,
-    parse_label,
-)
-from batchloom.chat.schema.record_keys import (
-    TURN_ROLES,
-    UnsupportedKey,
-    check_columns,
-    drop_keys,
-    unsupported_columns,
-)
+from batchloom.chat.schema.record_keys import TURN_ROLES, check_keys, drop_keys, list_messages, unsupported_columns
 from batchloom.chat.schema.record_media import (
     MediaExtractor,
     has_placeholder,
     is_extracted_medium,
-    make_media_reader,
     parse_medium,
+    reorder_media,
 )
-from batchloom.chat.schema.schemas import TURN_COLUMNS, Schema
-from batchloom.chat.schema.turns import Turns, read_turns
-from batchloom.core.conversation import (
-    Conversation,
-    InterleavedText,
-    LabelledConversation,
-    PreferencePair,
+from batchloom.chat.schema.schemas import (
+    TURN_COLUMNS,
+    Row,
+    Schema,
+    SchemaForm,
+    get_column_value,
+    is_non_empty,
+    make_column_lookup,
+    missing_column_error,
+    parse_label,
+    top_level_columns,
 )
+from batchloom.chat.schema.turns import Turns, is_empty_text, read_tools, read_turns
+from batchloom.core.conversation import Conversation, InterleavedText, LabelledConversation, PreferencePair
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
-from batchloom.core.wording import describe_json_type, format_count
+from batchloom.core.wording import BYTES_REMEDY, describe_json_type, format_count
 
+_MESSAGES_PATTERN = re.compile(r"\s*\[\s*\{")
+_MEDIA_COLUMNS = frozenset({"images", "image", "videos", "video", "audios", "audio"})
 _LEADING_ROLES = ("system", "developer")
 # Separates consecutive texts of a list, which are paragraphs of a page.
 _PARAGRAPH_SEPARATOR = "\n\n"
 _IGNORED_LABEL = -100
+_NO_TURNS: Turns = ([], [])
 
 
 @final
@@ -72,6 +59,7 @@ class TokenRow:
 
 ParsedRecord = str | InterleavedText | Conversation | PreferencePair | LabelledConversation | TokenRow
 RecordReader = Callable[[Row], ParsedRecord]
+ConversationReader = Callable[[Row], Conversation]
 
 
 def make_record_reader(schema: Schema, *, media: bool = False) -> RecordReader:
@@ -86,241 +74,372 @@ def make_record_reader(schema: Schema, *, media: bool = False) -> RecordReader:
         schema: schema of the records.
         media: whether conversations may hold images, audio and video.
     """
-    read_record = _make_reader(schema, media=media)
-    if schema.late:
-        read_record = _wrap_refuse_late(read_record, schema.late)
-    if unsupported := unsupported_columns(schema):
-        read_record = _wrap_refuse_unsupported(read_record, unsupported)
-    return _wrap_drop_ignored(read_record, schema) if schema.ignored else read_record
+    return SchemaReader(schema, media=media).read
 
 
-def _make_reader(schema: Schema, *, media: bool) -> RecordReader:
-    if schema.form == "text":
-        return _make_text_reader(RoleColumn.from_schema(schema, "text"))
-    if schema.form == "interleaved":
-        return make_interleaved_reader(schema)
-    if schema.form == "tokens":
-        return lambda row: read_token_row(row, schema.columns)
-    if schema.form == "pair":
-        return make_pair_reader(schema)
-    if schema.form == "messages":
-        read_conversation = _make_messages_reader(schema)
-    elif schema.form == "prompt-completion":
-        read_conversation = _make_completion_reader(schema)
-    else:
-        read_conversation = _make_instruction_reader(schema)
-    if media:
-        read_conversation = make_media_reader(schema, read_conversation)
-    return _make_labelled_reader(schema, read_conversation) if "label" in schema.columns else read_conversation
+@final
+class RoleColumn:
+    """Columns of one role and their lookup; empty for a role that the schema lacks."""
+
+    def __init__(self, schema: Schema, role: str) -> None:
+        self.role, self.names = role, schema.columns.get(role, ())
+        self.get = make_column_lookup(self.names)
+
+    def name(self, row: Row, value: Any) -> str:
+        """Return the name of the column that holds this value of the record."""
+        return next((n for n in self.names if get_column_value(row, n) is value), self.names[0])
 
 
-def _wrap_refuse_late(read_record: RecordReader, late: Mapping[str, tuple[str, ...]]) -> RecordReader:
-    roles = {name: role for role, names in late.items() for name in names}
-    names = frozenset(roles)
+@final
+class SchemaReader:
+    """Reader of the records of one schema."""
 
-    def unless_late(row: Row) -> ParsedRecord:
-        if not names.isdisjoint(row):
-            for name in names.intersection(row):
-                if is_non_empty(row[name]):
-                    raise UnusableRecordError(
-                        f"column {name!r} holds {describe_json_type(row[name])} where the first records have no "
-                        "value: put such records into a separate file, or leave the column out with --map "
-                        f"{roles[name]}="
-                    )
-        return read_record(row)
+    def __init__(self, schema: Schema, *, media: bool) -> None:
+        self._schema, self._media = schema, media
+        self._text, self._messages, self._prompt = self._find_columns("text", "messages", "prompt")
+        self._response, self._completion, self._label = self._find_columns("response", "completion", "label")
+        self._chosen, self._rejected = self._find_columns("chosen", "rejected")
+        self._context, self._history = self._find_columns("context", "history")
+        self._system, self._tools = self._find_columns("system", "tools")
+        # Without any of these columns, a record needs fewer steps.
+        self._prompt_columns = top_level_columns((*self._context.names, *self._history.names))
+        self._outer_columns = _MEDIA_COLUMNS | top_level_columns((*self._system.names, *self._tools.names))
+        self._late = {name: role for role, names in schema.late.items() for name in names}
+        self._unsupported = unsupported_columns(schema)
+        self._refused_columns = frozenset((*self._late, *self._unsupported))
+        self._turn_columns = [name for role in TURN_ROLES for name in schema.columns.get(role, ())]
+        read_conversation = self._read_labelled if "label" in schema.columns else self._read_conversation
+        readers: dict[SchemaForm, RecordReader] = {
+            "text": self._read_text,
+            "interleaved": self._read_interleaved,
+            "tokens": lambda row: read_token_row(row, schema.columns),
+            "pair": self._read_pair,
+        }
+        self._read_form = readers.get(schema.form, read_conversation)
+        turn_readers: dict[SchemaForm, ConversationReader] = {
+            "messages": self._read_messages,
+            "prompt-completion": self._read_completion,
+            "instruction": self._read_instruction,
+        }
+        self._read_turns = turn_readers.get(schema.form)
 
-    return unless_late
+    def _find_columns(self, *roles: str) -> list[RoleColumn]:
+        return [RoleColumn(self._schema, role) for role in roles]
 
+    def read(self, row: Row) -> ParsedRecord:
+        """Parse a record; see :func:`make_record_reader`."""
+        if self._schema.ignored:
+            row = drop_keys(row, self._schema.ignored, self._turn_columns)
+        if not self._refused_columns.isdisjoint(row):
+            check_keys(row, self._unsupported)
+            _check_no_late_columns(row, self._late)
+        return self._read_form(row)
 
-def _wrap_refuse_unsupported(read_record: RecordReader, unsupported: Mapping[str, UnsupportedKey]) -> RecordReader:
-    names = frozenset(unsupported)
-
-    def unless_unsupported(row: Row) -> ParsedRecord:
-        if not names.isdisjoint(row):
-            check_columns(row, unsupported)
-        return read_record(row)
-
-    return unless_unsupported
-
-
-def _wrap_drop_ignored(read_record: RecordReader, schema: Schema) -> RecordReader:
-    columns = [name for role in TURN_ROLES for name in schema.columns.get(role, ())]
-    return lambda row: read_record(drop_keys(row, schema.ignored, columns))
-
-
-def _make_text_reader(column: RoleColumn) -> RecordReader:
-    get = column.get
-
-    def read(row: Row) -> str:
-        value = get(row)
+    def _read_text(self, row: Row) -> str:
+        value = self._text.get(row)
         if isinstance(value, str):
             return value
-        raise not_text_error(row, column, value)
+        raise not_text_error(row, self._text, value)
 
-    return read
+    def _read_conversation(self, row: Row) -> Conversation:
+        assert self._read_turns is not None  # noqa: S101 - the form is one of conversations
+        if not self._media:
+            return self._read_turns(row)
+        extractor = MediaExtractor(self._schema, row)
+        conversation = self._read_turns(extractor.extract_row())
+        extractor.check_all_used()
+        return reorder_media(conversation, extractor.media)
 
-
-def _make_messages_reader(schema: Schema) -> Callable[[Row], Conversation]:
-    column = RoleColumn.from_schema(schema, "messages")
-    get, name, context = column.get, column.names[0], ConversationContext.from_schema(schema)
-
-    def read(row: Row) -> Conversation:
-        value = get(row)
+    def _read_messages(self, row: Row) -> Conversation:
+        value, name = self._messages.get(row), self._messages.names[0]
         if value is None:
-            raise missing_column_error(row, column.role, name)
+            raise missing_column_error(row, "messages", name)
         turns = read_turns(value, name)
         require_answer(turns, name)
-        return context.conversation(row, turns)
+        return self._build_conversation(row, turns)
 
-    return read
+    def _read_instruction(self, row: Row) -> Conversation:
+        prompt = self._read_prompt(row)
+        answer = make_turns(row, self._response, self._response.get(row), "assistant")
+        require_answer(answer, self._response.names[0])
+        return self._build_conversation(row, prompt, answer)
 
+    def _read_completion(self, row: Row) -> Conversation:
+        row = parse_json_messages(row, (self._prompt.names[0], self._completion.names[0]))
+        prompt = make_turns(row, self._prompt, self._prompt.get(row), "user")
+        answer = make_turns(row, self._completion, self._completion.get(row), "assistant")
+        require_answer(answer, self._completion.names[0])
+        return self._build_conversation(row, prompt, answer, completion=True)
 
-def _make_instruction_reader(schema: Schema) -> Callable[[Row], Conversation]:
-    read_prompt, response = make_prompt_reader(schema), RoleColumn.from_schema(schema, "response")
-    get_answer, name, context = (
-        response.get,
-        response.names[0],
-        ConversationContext.from_schema(schema),
-    )
+    def _read_prompt(self, row: Row) -> Turns:
+        """Return the turns before the answer: history, prompt and context."""
+        prompt = self._prompt.get(row)
+        turns = make_turns(row, self._prompt, prompt, "user")
+        if self._prompt_columns.isdisjoint(row):
+            return turns
+        context = self._context.get(row)
+        if is_non_empty(context):
+            if not isinstance(context, str):
+                raise not_text_error(row, self._context, context)
+            if not isinstance(prompt, str):
+                raise UnusableRecordError(
+                    f"column {self._context.name(row, context)!r} cannot join a prompt that is a list of messages; "
+                    "leave it out with --map context="
+                )
+            if not is_empty_text(context):
+                turns = [{"role": "user", "content": f"{prompt}\n{context}"}], []
+        history = self._history.get(row)
+        if not is_non_empty(history):
+            return turns
+        return concat_turns((_parse_history(history, self._history.name(row, history)), []), turns)
 
-    def read(row: Row) -> Conversation:
-        prompt = read_prompt(row)
-        answer_turns = make_turns(row, response, get_answer(row), "assistant")
-        require_answer(answer_turns, name)
-        return context.conversation(row, prompt, answer_turns)
+    def _build_conversation(
+        self, row: Row, before: Turns, after: Turns = _NO_TURNS, *, completion: bool = False
+    ) -> Conversation:
+        """Return system, ``before`` and ``after``; a completion begins at ``after``."""
+        messages, trained = concat_turns(before, after) if after[0] else before
+        start = len(before[0])
+        tools = None
+        if not self._outer_columns.isdisjoint(row):
+            _check_no_media(row)
+            extended_messages = self._prepend_system(row, messages)
+            if extended_messages is not messages:
+                messages, start = extended_messages, start + 1
+                trained = [None, *trained] if trained else trained
+            if (value := self._tools.get(row)) is not None:
+                tools = read_tools(value, self._tools.name(row, value))
+        return Conversation(messages, tools, trained, start if completion else None)
 
-    return read
+    def _prepend_system(self, row: Row, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the messages after the system column's; the same list if it adds nothing."""
+        system = self._system.get(row)
+        if not is_non_empty(system):
+            return messages
+        if not isinstance(system, str):
+            raise not_text_error(row, self._system, system)
+        if messages[0]["role"] not in _LEADING_ROLES:
+            return [{"role": "system", "content": system}, *messages]
+        if messages[0]["content"] == system:
+            return messages
+        name = self._system.name(row, system)
+        raise UnusableRecordError(
+            f"column {name!r} and the {messages[0]['role']} turn of the conversation differ; "
+            "leave the column out with --map system="
+        )
 
-
-def _make_completion_reader(schema: Schema) -> Callable[[Row], Conversation]:
-    prompt, completion = (
-        RoleColumn.from_schema(schema, "prompt"),
-        RoleColumn.from_schema(schema, "completion"),
-    )
-    name, context = completion.names[0], ConversationContext.from_schema(schema)
-
-    def read(row: Row) -> Conversation:
-        row = parse_json_messages(row, (prompt.names[0], name))
-        prompt_turns = make_turns(row, prompt, prompt.get(row), "user")
-        answer_turns = make_turns(row, completion, completion.get(row), "assistant")
-        require_answer(answer_turns, name)
-        return context.conversation(row, prompt_turns, answer_turns, completion=True)
-
-    return read
-
-
-def _make_labelled_reader(schema: Schema, read_conversation: Callable[[Row], Conversation]) -> RecordReader:
-    column = RoleColumn.from_schema(schema, "label")
-
-    def labelled(row: Row) -> LabelledConversation:
-        label = column.get(row)
+    def _read_labelled(self, row: Row) -> LabelledConversation:
+        label, name = self._label.get(row), self._label.names[0]
         if label is None:
-            raise missing_column_error(row, "label", column.names[0])
+            raise missing_column_error(row, "label", name)
         good = parse_label(label)
         if good is None:
             label_text = repr(label) if isinstance(label, int | float | str) else describe_json_type(label)
             raise UnusableRecordError(
-                f"column {column.names[0]!r} holds {label_text:.40}, not true (good) or false (bad); if it is not a "
+                f"column {name!r} holds {label_text:.40}, not true (good) or false (bad); if it is not a "
                 "preference label, leave it out with --map label="
             )
-        return LabelledConversation(_mark_labelled_answer(read_conversation(row)), good)
+        conversation = self._read_conversation(row)
+        if conversation.completion is None:
+            # The label rates the last turn.
+            last = len(conversation.messages) - 1
+            role = conversation.messages[last]["role"]
+            if role != "assistant":
+                raise UnusableRecordError(
+                    f"the conversation ends with a {role} turn, but a label belongs to the answer at the end; remove "
+                    "the turns after that answer"
+                )
+            conversation = replace(conversation, completion=last)
+        return LabelledConversation(conversation, good)
 
-    return labelled
+    def _read_pair(self, row: Row) -> PreferencePair:
+        """Return the preference pair of a record.
 
-
-def _mark_labelled_answer(conversation: Conversation) -> Conversation:
-    """Set ``completion`` to the last turn, which the label rates, if it is not set."""
-    if conversation.completion is not None:
-        return conversation
-    last = len(conversation.messages) - 1
-    if conversation.messages[last]["role"] != "assistant":
-        raise UnusableRecordError(
-            f"the conversation ends with a {conversation.messages[last]['role']} turn, but a label belongs to the "
-            "answer at the end; remove the turns after that answer"
-        )
-    return replace(conversation, completion=last)
-
-
-def make_pair_reader(schema: Schema) -> Callable[[Row], PreferencePair]:
-    """Return a function that converts a record to its preference pair.
-
-    Without a prompt column the common leading turns are the prompt. Two texts stay two texts, because
-    nothing marks the end of the prompt in them. An answer is a text, a message, a list of messages,
-    or the complete conversation with the prompt.
-    """
-    chosen_column, rejected_column = (
-        RoleColumn.from_schema(schema, "chosen"),
-        RoleColumn.from_schema(schema, "rejected"),
-    )
-    read_prompt = make_prompt_reader(schema) if "prompt" in schema.columns else None
-    context = ConversationContext.from_schema(schema)
-    sides = chosen_column.names[0], rejected_column.names[0]
-    prompt_name = next(iter(schema.columns.get("prompt", ())), "")
-    # A column of turns may hold JSON text while the other side is plain text.
-    turns_only = chosen_column.names[0] in TURN_COLUMNS
-
-    def read(row: Row) -> PreferencePair:
-        row = parse_json_messages(row, sides, prompt_name)
-        good, bad = chosen_column.get(row), rejected_column.get(row)
+        Without a prompt column the common leading turns are the prompt. Two texts stay two texts, because
+        nothing marks the end of the prompt in them. An answer is a text, a message, a list of messages,
+        or the complete conversation with the prompt.
+        """
+        sides = self._chosen, self._rejected
+        names = self._chosen.names[0], self._rejected.names[0]
+        row = parse_json_messages(row, names, next(iter(self._prompt.names), ""))
+        good, bad = self._chosen.get(row), self._rejected.get(row)
         if good == bad and good is not None:
-            raise UnusableRecordError(
-                f"columns {chosen_column.names[0]!r} and {rejected_column.names[0]!r} are equal: there is no preference"
-            )
-        texts = isinstance(good, str) and isinstance(bad, str) and not turns_only
-        if read_prompt is None and texts:
-            pair = require_text(row, chosen_column, good), require_text(row, rejected_column, bad)
+            raise UnusableRecordError(f"columns {names[0]!r} and {names[1]!r} are equal: there is no preference")
+        # A column of turns may hold JSON text while the other side is plain text.
+        turns_only = names[0] in TURN_COLUMNS
+        if not self._prompt.names and isinstance(good, str) and isinstance(bad, str) and not turns_only:
+            pair = require_text(row, self._chosen, good), require_text(row, self._rejected, bad)
             if good.lstrip()[0] != bad.lstrip()[0]:
-                raise _missing_prompt_error(chosen_column.names[0], rejected_column.names[0])
+                raise _missing_prompt_error(names)
             return PreferencePair(*pair)
-        prompt = read_prompt(row) if read_prompt is not None else None
+        prompt = self._read_prompt(row) if self._prompt.names else None
         if turns_only and good is not None:
-            best = read_turns(good, chosen_column.names[0])
+            best = read_turns(good, names[0])
         else:
-            best = make_turns(row, chosen_column, good, "assistant")
-        turns = best, make_turns(row, rejected_column, bad, "assistant")
+            best = make_turns(row, self._chosen, good, "assistant")
+        turns = best, make_turns(row, self._rejected, bad, "assistant")
         if prompt is None and isinstance(bad, str) and len(best[0]) > 1:
             # As in ms-swift, a rejected text replaces the last turn of the conversation.
-            prompt, answer = _split_last_turn(best)
-            turns = answer, turns[1]
+            (messages, flags), rejected = turns
+            prompt, turns = (messages[:-1], flags[:-1]), ((messages[-1:], flags[-1:]), rejected)
         if prompt is None:
-            prompt, turns = _split_common_prompt(turns, chosen_column.names[0], rejected_column.names[0])
-        ends = [
-            _split_answer(prompt, end, column.names[0])
-            for end, column in zip(turns, (chosen_column, rejected_column), strict=True)
-        ]
-        return PreferencePair(*(context.conversation(row, *end, completion=True) for end in ends))
+            prompt, turns = _split_common_prompt(turns, names)
+        ends = [_split_answer(prompt, end, side.names[0]) for end, side in zip(turns, sides, strict=True)]
+        return PreferencePair(*(self._build_conversation(row, *end, completion=True) for end in ends))
 
-    return read
+    def _read_interleaved(self, row: Row) -> InterleavedText:
+        """Return a text with media.
+
+        Three layouts are read: a string with placeholders (``<image>``) and media columns, a list of typed parts, or
+        parallel lists of texts and media; exactly one has a value at each index (OBELICS). In a string without
+        placeholders all media come first.
+        """
+        value, name = self._text.get(row), self._text.names[0]
+        if isinstance(value, list) and not any(isinstance(item, Mapping) for item in value):
+            return _merge_parallel_lists(self._schema, row, value, name)
+        extractor = MediaExtractor(self._schema, row)
+        if isinstance(value, str) and not has_placeholder(value):
+            parts: list[Any] = [*extractor.extract_leading(), {"type": "text", "text": value}]
+        elif isinstance(value, str | list):
+            parts = extractor.extract_content(value, name)
+        elif value is None and (count := len(extractor.extract_leading())):
+            media = "a medium" if count == 1 else f"{count:,} media"
+            raise UnusableRecordError(
+                f"holds {media} and no text in column {name!r}; write its text there, or leave the record out"
+            )
+        else:
+            raise not_text_error(row, self._text, value)
+        extractor.check_all_used()
+        return _merge_parts(parts, extractor.media, name)
 
 
-def _split_last_turn(turns: Turns) -> tuple[Turns, Turns]:
-    """Split a conversation into its prompt and its last turn."""
-    messages, flags = turns
-    return (messages[:-1], flags[:-1]), (messages[-1:], flags[-1:])
+def _check_no_late_columns(row: Row, roles: Mapping[str, str]) -> None:
+    """Refuse columns that would change the meaning of a record and that the first records lack."""
+    for name, role in roles.items():
+        if is_non_empty(row.get(name)):
+            raise UnusableRecordError(
+                f"column {name!r} holds {describe_json_type(row[name])} where the first records have no "
+                f"value: put such records into a separate file, or leave the column out with --map {role}="
+            )
 
 
-def _split_common_prompt(
-    turns: tuple[Turns, Turns], chosen_name: str, rejected_name: str
-) -> tuple[Turns, tuple[Turns, Turns]]:
+def _parse_history(value: Any, name: str) -> list[dict[str, Any]]:
+    """Parse LLaMA-Factory's ``history``, a list of [prompt, response]."""
+    turns = []
+    for number, exchange in enumerate(value if isinstance(value, list) else [value]):
+        if not (
+            isinstance(exchange, list | tuple)
+            and len(exchange) == 2
+            and all(isinstance(text, str) and not is_empty_text(text) for text in exchange)
+        ):
+            raise UnusableRecordError(
+                f"{name}[{number}] is not a list of two texts, a prompt and its response; "
+                "leave the column out with --map history="
+            )
+        turns += [{"role": "user", "content": exchange[0]}, {"role": "assistant", "content": exchange[1]}]
+    return turns
+
+
+def parse_messages(value: Any) -> Any:
+    """Parse JSON text of messages, as in CSV and Parquet; keep other values."""
+    if not isinstance(value, str) or not _MESSAGES_PATTERN.match(value):
+        return value
+    messages = list_messages(value)
+    well_formed = messages and all(
+        isinstance(message.get("role", message.get("from")), str) and {"content", "value"} & message.keys()
+        for message in messages
+    )
+    return messages if well_formed else value
+
+
+def parse_json_messages(row: Row, required_columns: tuple[str, ...], optional_column: str = "") -> Row:
+    """Parse JSON text of messages in a record if all required columns hold it.
+
+    A single column may be a text that happens to be JSON. The optional column is parsed along with them.
+    """
+    values = {name: get_column_value(row, name) for name in required_columns}
+    parsed = {name: parse_messages(value) for name, value in values.items()}
+    if any(not isinstance(parsed[name], list) for name in required_columns) or parsed == values:
+        return row
+    if optional_column:
+        parsed[optional_column] = parse_messages(get_column_value(row, optional_column))
+    return {**row, **parsed}
+
+
+def make_turns(row: Row, column: RoleColumn, value: Any, role: str) -> Turns:
+    """Return a text as one turn of ``role``; a message or list of messages unchanged."""
+    if isinstance(value, str):
+        if is_empty_text(value):
+            require_text(row, column, value)
+        return [{"role": role, "content": value}], []
+    if isinstance(value, dict):
+        value = [value]
+    if isinstance(value, list):
+        return read_turns(value, column.name(row, value))
+    raise not_text_error(row, column, value)
+
+
+def require_text(row: Row, column: RoleColumn, value: str) -> str:
+    """Return the text; raise if it is empty."""
+    if is_empty_text(value):
+        consequence = "the prompt would be empty" if column.role == "prompt" else "there would be nothing to train"
+        raise UnusableRecordError(
+            f"column {column.name(row, value)!r} is empty: {consequence}; fill it in or remove the record"
+        )
+    return value
+
+
+def not_text_error(row: Row, column: RoleColumn, value: Any) -> UnusableRecordError:
+    """Return the error for a column that is missing or does not hold text."""
+    if value is None:
+        return missing_column_error(row, column.role, column.names[0])
+    remedy = BYTES_REMEDY if isinstance(value, bytes) else "write it as a string"
+    return UnusableRecordError(
+        f"column {column.name(row, value)!r} holds {describe_json_type(value)}, not text; "
+        f"{remedy} or name another column with --map {column.role}=..."
+    )
+
+
+def require_answer(turns: Turns, name: str) -> None:
+    """Raise if no turn is the assistant's."""
+    for message in reversed(turns[0]):
+        if message["role"] == "assistant":
+            return
+    raise UnusableRecordError(f"column {name!r} has no assistant turn: there would be nothing to train")
+
+
+def concat_turns(before: Turns, after: Turns) -> Turns:
+    (first, first_flags), (second, second_flags) = before, after
+    if not (first_flags or second_flags):
+        return first + second, []
+    return first + second, [*(first_flags or [None] * len(first)), *(second_flags or [None] * len(second))]
+
+
+def _check_no_media(row: Row) -> None:
+    for name in sorted(_MEDIA_COLUMNS & row.keys()):
+        if is_non_empty(row[name]):
+            raise UnusableRecordError(
+                f"column {name!r} is not empty: images and audio need --processor and are not supported in "
+                "preferences; without that column only the text is trained"
+            )
+
+
+def _split_common_prompt(turns: tuple[Turns, Turns], names: tuple[str, str]) -> tuple[Turns, tuple[Turns, Turns]]:
     """Split two conversations into their common leading turns and their endings."""
     (good, good_flags), (bad, bad_flags) = turns
     common_length = 0
     while common_length < min(len(good), len(bad)) and good[common_length] == bad[common_length]:
         common_length += 1
     if not any(message["role"] == "user" for message in good[:common_length]):
-        raise _missing_prompt_error(chosen_name, rejected_name)
+        raise _missing_prompt_error(names)
     return (
         (good[:common_length], good_flags[:common_length]),
-        (
-            (good[common_length:], good_flags[common_length:]),
-            (bad[common_length:], bad_flags[common_length:]),
-        ),
+        ((good[common_length:], good_flags[common_length:]), (bad[common_length:], bad_flags[common_length:])),
     )
 
 
-def _missing_prompt_error(chosen_name: str, rejected_name: str) -> UnusableRecordError:
+def _missing_prompt_error(names: tuple[str, str]) -> UnusableRecordError:
     return UnusableRecordError(
-        f"columns {chosen_name!r} and {rejected_name!r} do not begin with the same prompt; "
+        f"columns {names[0]!r} and {names[1]!r} do not begin with the same prompt; "
         "name the column that holds it with --map prompt=..."
     )
 
@@ -342,47 +461,7 @@ def _split_answer(prompt: Turns, end: Turns, name: str) -> tuple[Turns, Turns]:
     return prompt, end
 
 
-def make_interleaved_reader(schema: Schema) -> Callable[[Row], InterleavedText]:
-    """Return a reader of texts with media.
-
-    Three layouts are read: a string with placeholders (``<image>``) and media columns, a list of typed parts, or
-    parallel lists of texts and media; exactly one has a value at each index (OBELICS). In a string without
-    placeholders all media come first.
-
-    The reader raises UnusableRecordError, with the position in the record, for a placeholder without a medium, a
-    medium without a placeholder or without text, and an invalid medium.
-    """
-    column = RoleColumn.from_schema(schema, "text")
-    name = column.names[0]
-
-    def read(row: Row) -> InterleavedText:
-        value = column.get(row)
-        if isinstance(value, list) and not any(isinstance(item, Mapping) for item in value):
-            return _merge_parallel_lists(schema, row, value, name)
-        extractor = MediaExtractor(schema, row)
-        if isinstance(value, str) and not has_placeholder(value):
-            parts: list[Any] = [*extractor.extract_leading(), {"type": "text", "text": value}]
-        elif isinstance(value, str | list):
-            parts = extractor.extract_content(value, name)
-        elif value is None and (media_count := len(extractor.extract_leading())):
-            raise UnusableRecordError(
-                f"holds {_format_media_count(media_count)} and no text in column {name!r}; write its text there, or "
-                "leave the record out"
-            )
-        else:
-            raise not_text_error(row, column, value)
-        extractor.check_all_used()
-        return _merge_parts(parts, extractor.media, name)
-
-    return read
-
-
-def _format_media_count(media: int) -> str:
-    return "a medium" if media == 1 else f"{media:,} media"
-
-
 def _merge_parts(parts: Sequence[Any], media: list[Medium], name: str) -> InterleavedText:
-    """Convert parts to texts and media."""
     texts, ordered = [""], []
     for part in parts:
         if is_extracted_medium(part):
@@ -410,10 +489,7 @@ def _merge_parallel_lists(schema: Schema, row: Row, texts: Sequence[Any], name: 
     for index, text in enumerate(texts):
         filled_lists = [media_list for media_list in media_lists if is_non_empty(media_list[2][index])]
         if len(filled_lists) + is_non_empty(text) > 1:
-            names = [
-                *([name] if is_non_empty(text) else []),
-                *(column for _, column, _ in filled_lists),
-            ]
+            names = [*([name] if is_non_empty(text) else []), *(column for _, column, _ in filled_lists)]
             raise UnusableRecordError(
                 f"index {index} has a value in each of {' and '.join(names)}: write null in all lists but one"
             )
@@ -500,10 +576,7 @@ def _read_mask(row: Row, role: str, columns: dict[str, tuple[str, ...]], ids: ND
 
 
 def _check_same_length(
-    values: NDArray[np.int64],
-    name: str,
-    ids: NDArray[np.int64],
-    columns: dict[str, tuple[str, ...]],
+    values: NDArray[np.int64], name: str, ids: NDArray[np.int64], columns: dict[str, tuple[str, ...]]
 ) -> NDArray[np.int64]:
     if len(values) != len(ids):
         ids_column = columns["input_ids"][0]

@@ -1,16 +1,27 @@
-"""Schemas: roles of columns, their known names, the order of detection, ``--map``.
+"""Schemas: roles of columns, their known names, the order of detection, ``--map``; columns of a record.
 
 A role is the purpose of a column (``prompt``, ``response``, ``messages`` ...); a form is a set of
 roles that makes a record. Forms, and the names of each role, are listed in the order in which they
 are tried.
 """
 
+import functools
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from batchloom.core.errors import UnusableRecordError
 from batchloom.core.settings import raise_problems, suggest
+from batchloom.core.wording import describe_json_type
+
+Row = Mapping[str, Any]
+ColumnLookup = Callable[[Row], Any]
+
+_PATH_PATTERN = re.compile(r"[^.\[\]]+(?:\.[^.\[\]]+|\[-?\d+\])+")
+_STEP_PATTERN = re.compile(r"([^.\[\]]+)|\[(-?\d+)\]")
+_MAX_LISTED_COLUMNS = 12
+_LABEL_VALUES = {"true": True, "1": True, "false": False, "0": False}
 
 SchemaKind = Literal["text", "interleaved", "conversation", "preference", "tokens"]
 SchemaForm = Literal["messages", "pair", "prompt-completion", "instruction", "tokens", "interleaved", "text"]
@@ -41,12 +52,10 @@ class FormRule:
 
     @property
     def roles(self) -> set[str]:
-        """Every role a record of this form can have."""
         return {*self.required, *self.optional}
 
     @property
     def kinds(self) -> frozenset[SchemaKind]:
-        """Kinds of records that this form can produce."""
         if self.form in ("text", "interleaved", "tokens"):
             return frozenset((self.form,))
         if self.form == "pair":
@@ -64,45 +73,22 @@ _PAIR_OPTIONAL_COLUMNS = {
 }
 FORM_RULES = (
     # ms-swift's pairs: a conversation, or a prompt and its response, with the rejected answer.
-    FormRule(
-        "pair",
-        {"chosen": TURN_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS},
-        _PAIR_OPTIONAL_COLUMNS,
-    ),
+    FormRule("pair", {"chosen": TURN_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS}, _PAIR_OPTIONAL_COLUMNS),
     FormRule(
         "pair",
         {"prompt": PROMPT_COLUMNS, "chosen": RESPONSE_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS},
-        {
-            "context": _CONTEXT_COLUMNS,
-            "history": _HISTORY_COLUMNS,
-            "system": _SYSTEM_COLUMNS,
-            "tools": _TOOLS_COLUMNS,
-        },
+        {"context": _CONTEXT_COLUMNS, "history": _HISTORY_COLUMNS, "system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS},
     ),
     FormRule(
         "messages",
         {"messages": TURN_COLUMNS},
-        {
-            "system": _SYSTEM_COLUMNS,
-            "tools": _TOOLS_COLUMNS,
-            "label": _LABEL_COLUMNS,
-            **_MEDIA_COLUMNS,
-        },
+        {"system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS, "label": _LABEL_COLUMNS, **_MEDIA_COLUMNS},
     ),
-    FormRule(
-        "pair",
-        {"chosen": ("chosen",), "rejected": ("rejected",)},
-        _PAIR_OPTIONAL_COLUMNS,
-    ),
+    FormRule("pair", {"chosen": ("chosen",), "rejected": ("rejected",)}, _PAIR_OPTIONAL_COLUMNS),
     FormRule(
         "prompt-completion",
         {"prompt": ("prompt",), "completion": ("completion",)},
-        {
-            "system": _SYSTEM_COLUMNS,
-            "tools": _TOOLS_COLUMNS,
-            "label": _LABEL_COLUMNS,
-            **_MEDIA_COLUMNS,
-        },
+        {"system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS, "label": _LABEL_COLUMNS, **_MEDIA_COLUMNS},
     ),
     FormRule(
         "instruction",
@@ -119,19 +105,13 @@ FORM_RULES = (
     FormRule(
         "tokens",
         {"input_ids": ("input_ids",)},
-        {
-            "labels": ("labels",),
-            "loss_mask": ("loss_mask",),
-            "attention_mask": ("attention_mask",),
-        },
+        {"labels": ("labels",), "loss_mask": ("loss_mask",), "attention_mask": ("attention_mask",)},
     ),
     FormRule("text", {"text": ("text", "content")}, {}),
 )
 # Tried before texts if media are read. The last of these names are a text only next to a medium.
 INTERLEAVED_RULE = FormRule(
-    "interleaved",
-    {"text": ("text", "content", "caption", "transcription", "texts")},
-    _MEDIA_COLUMNS,
+    "interleaved", {"text": ("text", "content", "caption", "transcription", "texts")}, _MEDIA_COLUMNS
 )
 COLUMN_ROLES = tuple(dict.fromkeys(role for rule in FORM_RULES for role in (*rule.required, *rule.optional)))
 # Column names that users write in place of a role.
@@ -170,7 +150,6 @@ class Schema:
 
     @property
     def kind(self) -> SchemaKind:
-        """Kind of the parsed records."""
         if self.form in ("text", "interleaved", "tokens"):
             return self.form
         if self.form == "pair" or "label" in self.columns:
@@ -253,3 +232,88 @@ def _find_role_conflicts(mapped_roles: set[str]) -> list[str]:
         for rule in FORM_RULES
         if mapped_roles & rule.roles
     ]
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse_path(column: str) -> tuple[str | int, ...]:
+    """Return the steps of a path such as ``answers.text[0]``; () for a plain name."""
+    if not _PATH_PATTERN.fullmatch(column):
+        return ()
+    return tuple(int(index) if index else name for name, index in _STEP_PATTERN.findall(column))
+
+
+def get_column_value(row: Row, column: str) -> Any:
+    """Return the value of a column or path, or None; an exact name beats a path."""
+    if column in row or not (steps := _parse_path(column)):
+        return row.get(column)
+    value: Any = row
+    for step in steps:
+        if isinstance(step, str):
+            value = value.get(step) if isinstance(value, Mapping) else None
+        elif isinstance(value, list | tuple) and -len(value) <= step < len(value):
+            value = value[step]
+        else:
+            return None
+    return value
+
+
+def make_column_lookup(columns: tuple[str, ...]) -> ColumnLookup:
+    """Return a function that maps a row to its first non-empty value of these columns."""
+    if not columns:
+        return lambda _row: None
+    if any(_parse_path(column) for column in columns):
+        return lambda row: _first_non_empty(get_column_value(row, column) for column in columns)
+    if len(columns) == 1:
+        (column,) = columns
+        return lambda row: row.get(column)
+    names = frozenset(columns)
+
+    def first(row: Row) -> Any:
+        return None if names.isdisjoint(row) else _first_non_empty(map(row.get, columns))
+
+    return first
+
+
+def _first_non_empty(values: Iterable[Any]) -> Any:
+    return next((value for value in values if is_non_empty(value)), None)
+
+
+def is_non_empty(value: Any) -> bool:
+    """Return whether a column has a value: null, ``""`` and ``[]`` are empty."""
+    return value is not None and not (isinstance(value, str | list) and not value)
+
+
+def parse_label(value: Any) -> bool | None:
+    """Parse a label: true or 1, also as text, is good; None if it is no label."""
+    if isinstance(value, str):
+        return _LABEL_VALUES.get(value.strip().lower())
+    if isinstance(value, bool | int | float) and value in (0, 1):
+        return bool(value)
+    return None
+
+
+def top_level_columns(columns: Iterable[str]) -> frozenset[str]:
+    """Return the top-level names of columns; a row without any of them has none."""
+    return frozenset(name for column in columns for name in (column, *map(str, _parse_path(column)[:1])))
+
+
+def format_columns(columns: Iterable[str]) -> str:
+    """Format column names as ``'a', 'b' and 3 more``."""
+    names = [repr(name) for name in columns]
+    more = f" and {len(names) - _MAX_LISTED_COLUMNS} more" if len(names) > _MAX_LISTED_COLUMNS else ""
+    return ", ".join(names[:_MAX_LISTED_COLUMNS]) + more
+
+
+def missing_column_error(row: Row, role: str, column: str) -> UnusableRecordError:
+    """Return the error for a record whose column is missing or null."""
+    if column in row:
+        return UnusableRecordError(f"column {column!r} holds null, not the {role}; fill it in or remove the record")
+    if not row:
+        return UnusableRecordError(f"no column {column!r}: the record is empty")
+    if (head := (_parse_path(column) or (column,))[0]) in row:
+        return UnusableRecordError(
+            f"no value at {column!r}: column {head!r} holds {describe_json_type(row[str(head)])} without it; fill it "
+            f"in or name another column with --map {role}=..."
+        )
+    hint = suggest(column, row) or f"; name the one that holds the {role} with --map {role}=..."
+    return UnusableRecordError(f"no column {column!r}: the record has {format_columns(row)}{hint}")

@@ -67,13 +67,9 @@ def read_turns(value: object, column: str) -> Turns:
     """Read a list of messages, which may be JSON text as in CSV and Parquet.
 
     The list and its dicts are returned unchanged if no key needs renaming.
-
-    Args:
-        value: value of the column.
-        column: column name for error messages.
     """
     if isinstance(value, str):
-        value = _parse_json(value, column, "messages")
+        value = _parse_json(value, f"column {column!r} holds text that is not a JSON list of messages")
     if not isinstance(value, list):
         raise UnusableRecordError(f"column {column!r} holds {describe_json_type(value)}, not a list of messages")
     if not value:
@@ -109,7 +105,7 @@ def _is_plain_message(message: object) -> bool:
 def read_tools(value: object, column: str) -> list[Any] | None:
     """Read a list of tools, or JSON text of one; None if there are none."""
     if isinstance(value, str) and value.strip():
-        value = _parse_json(value, column, "tools")
+        value = _parse_json(value, f"column {column!r} holds text that is not a JSON list of tools")
     if value is None or value in ("", []) or (isinstance(value, str) and value.isspace()):
         return None
     if not isinstance(value, list):
@@ -128,14 +124,11 @@ def is_empty_text(text: str) -> bool:
     return not text or text.isspace() or (not text.isascii() and not text.strip(_INVISIBLE_CHARACTERS))
 
 
-def _parse_json(text: str, column: str, expected_items: str) -> Any:
+def _parse_json(text: str, problem: str) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise UnusableRecordError(
-            f"column {column!r} holds text that is not a JSON list of {expected_items}: {error.msg} at character "
-            f"{error.pos + 1}"
-        ) from None
+        raise UnusableRecordError(f"{problem}: {error.msg} at character {error.pos + 1}") from None
 
 
 def _normalize_message(message: object, field_path: str) -> Message:
@@ -207,13 +200,8 @@ def _check_content(message: Message, role: str, field_path: str) -> None:
     if is_empty and (
         role == "user" or (role == "assistant" and not (message.get("tool_calls") or message.get("reasoning_content")))
     ):
-        raise UnusableRecordError(
-            f"{field_path}.content is empty: {_describe_emptiness(role)}; fill it in or remove the turn"
-        )
-
-
-def _describe_emptiness(role: str) -> str:
-    return "there would be nothing to train" if role == "assistant" else "the prompt would be empty"
+        consequence = "there would be nothing to train" if role == "assistant" else "the prompt would be empty"
+        raise UnusableRecordError(f"{field_path}.content is empty: {consequence}; fill it in or remove the turn")
 
 
 def _check_parts(parts: list[Any], field_path: str) -> bool:
@@ -285,24 +273,15 @@ def _convert_sharegpt(message: Message, field_path: str) -> Message:
     other_fields = {key: value for key, value in message.items() if key not in ("from", "value", "role")}
     value = message.get("value", message.get("content"))
     if sender == "function_call":
-        return {
-            "role": "assistant",
-            "content": "",
-            **other_fields,
-            "tool_calls": _parse_function_calls(value, f"{field_path}.value"),
-        }
+        calls = _parse_function_calls(value, f"{field_path}.value")
+        return {"role": "assistant", "content": "", **other_fields, "tool_calls": calls}
     return {"role": _ROLE_BY_SENDER[sender], **other_fields, "content": value}
 
 
 def _parse_function_calls(value: object, field_path: str) -> list[dict[str, Any]]:
     """Parse ``{"name": ..., "arguments": ...}`` or a list of such calls."""
     if isinstance(value, str):
-        try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError as error:
-            raise UnusableRecordError(
-                f"{field_path} is not JSON of a function call: {error.msg} at character {error.pos + 1}"
-            ) from None
+        value = _parse_json(value, f"{field_path} is not JSON of a function call")
     calls = value if isinstance(value, list) else [value]
     if not calls or not all(isinstance(call, dict) for call in calls):
         raise UnusableRecordError(

@@ -1,10 +1,10 @@
 from .chat_template import DEFAULT_DATE as DEFAULT_DATE
-from .placeholders import (
-    PlaceholderFormat as PlaceholderFormat,
-    PlaceholderSpan as PlaceholderSpan,
+from .placeholders import PlaceholderFormat as PlaceholderFormat, PlaceholderSpan as PlaceholderSpan
+from .rendering import (
+    ConversationRenderer as ConversationRenderer,
+    ConversationText as ConversationText,
     expand_placeholders as expand_placeholders,
 )
-from .rendering import ConversationRenderer as ConversationRenderer, ConversationText as ConversationText
 from .trained_spans import (
     CharacterSpan as CharacterSpan,
     NothingTrainedError as NothingTrainedError,

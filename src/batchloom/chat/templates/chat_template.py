@@ -76,18 +76,14 @@ _RENDER_ERRORS = (
 
 @dataclass(frozen=True, slots=True)
 class ChosenTemplate:
-    """A chosen template, not yet compiled.
+    """A chosen template, not yet compiled."""
 
-    Attributes:
-        name: a built-in name, ``own`` for the tokenizer's, else the name of the file.
-        text: the Jinja text.
-        tools_text: the text for conversations with tools, None if it is the same.
-        note: note on the choice for the user, else empty.
-    """
-
+    # A built-in name, "own" for the tokenizer's, else the name of the file.
     name: str
     text: str
+    # Text for conversations with tools; None if it is the same.
     tools_text: str | None = None
+    # Note on the choice for the user.
     note: str = ""
 
 
@@ -131,7 +127,6 @@ def choose_template(
 
 
 def read_built_in(name: str) -> str:
-    """Return the Jinja text of a built-in template."""
     return (files("batchloom.chat") / "templates" / f"{name}.jinja").read_text("utf-8").strip()
 
 
@@ -181,13 +176,7 @@ class TemplateLimitError(Exception):
 
 @final
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """jinja2's immutable sandbox with limits; it runs one rendering at a time.
-
-    Attributes:
-        chunks: text written so far.
-        marks: start and text of each ``{% generation %}`` block.
-        asked_for_date: whether ``strftime_now`` was called.
-    """
+    """jinja2's immutable sandbox with limits; it runs one rendering at a time."""
 
     intercepted_binops = frozenset(("*", "**"))
 
@@ -198,6 +187,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             extensions=[GenerationExtension, jinja2.ext.loopcontrols],
             cache_size=0,
         )
+        # Text written so far, and the start and text of each ``{% generation %}`` block.
         self.chunks: list[str] = []
         self.marks: list[tuple[int, str]] = []
         self.asked_for_date = False
@@ -221,7 +211,6 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         }
 
     def open(self, messages: list[Any], tools: list[Any] | None) -> None:
-        """Begin the rendering of a conversation."""
         self._conversation = (messages, tools)
         self._limit, self._is_limit_extended = _BASE_CHARACTERS, False
         self._written = self._ticks = 0
@@ -401,13 +390,11 @@ class _LimitTransformer(NodeTransformer):
         return node
 
     def visit_Assign(self, node: nodes.Assign) -> nodes.Node:  # noqa: N802
-        """Limit the size of a value that gets a name."""
         self.generic_visit(node)
         node.node = _apply_filter("_limit", node.node)
         return node
 
     def visit_With(self, node: nodes.With) -> nodes.Node:  # noqa: N802
-        """Limit the size of values that get a name."""
         self.generic_visit(node)
         node.values = [_apply_filter("_limit", value) for value in node.values]
         return node
@@ -422,25 +409,16 @@ class RenderError(Exception):
 
 
 class TemplateOutput(NamedTuple):
-    """Text that a template wrote.
-
-    Attributes:
-        text: the rendered conversation.
-        generation: (start, stop) of each ``{% generation %}`` block, in characters.
-    """
+    """Text that a template wrote, and its ``{% generation %}`` blocks."""
 
     text: str
-    generation: tuple[tuple[int, int], ...] = ()
+    # (start, stop) of each block, in characters; None if the template has none.
+    generation: tuple[tuple[int, int], ...] | None
 
 
 @final
 class ChatTemplate:
-    """A compiled Jinja template.
-
-    Attributes:
-        name: name that the user gave it.
-        marks_generation: whether it has ``{% generation %}`` blocks.
-    """
+    """A compiled Jinja template."""
 
     def __init__(self, name: str, text: str, tokens: Mapping[str, str], date: dt.date = DEFAULT_DATE) -> None:
         """Compile a template.
@@ -473,7 +451,7 @@ class ChatTemplate:
             raise TemplateError(f"template {name} cannot be compiled: {error}") from error
         # Use one plain dict: jinja2's own chain of globals costs more than a short rendering.
         self._names = {**self._template.globals, **tokens, "documents": None}
-        self.marks_generation = any(call.name == "_marked" for call in tree.find_all(jinja2.nodes.ExtensionAttribute))
+        self._marks_generation = any(call.name == "_marked" for call in tree.find_all(nodes.ExtensionAttribute))
 
     @property
     def asked_for_date(self) -> bool:
@@ -481,16 +459,12 @@ class ChatTemplate:
         return self._sandbox.asked_for_date
 
     def render(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None = None,
-        *,
-        prompt: bool = False,
+        self, messages: list[dict[str, Any]], tools: list[Any] | None = None, *, prompt: bool = False
     ) -> TemplateOutput:
         """Render a conversation as ``apply_chat_template`` of transformers 5 does.
 
         Args:
-            messages: turns with the keys that templates know (see :func:`normalize_messages`).
+            messages: turns with the keys that templates know (see :func:`normalize_message`).
             tools: tools that the model may call.
             prompt: whether to end with the beginning of an assistant's turn.
 
@@ -500,34 +474,26 @@ class ChatTemplate:
         """
         sandbox = self._sandbox
         sandbox.open(messages, tools)
-        variables = {
-            **self._names,
-            "messages": messages,
-            "tools": tools,
-            "add_generation_prompt": prompt,
-        }
+        variables = {**self._names, "messages": messages, "tools": tools, "add_generation_prompt": prompt}
         try:
             context = self._template.new_context(variables, shared=True)
             for chunk in self._template.root_render_func(context):
                 sandbox.count(len(chunk))
                 sandbox.chunks.append(chunk)
         except (TemplateLimitError, SecurityError, MemoryError, RecursionError) as error:
-            self._refuse(error)
+            why = str(error) or type(error).__name__
+            raise TemplateError(
+                f"template {self.name} was stopped: {why:.300}; choose another template, or fix it"
+            ) from error
         except _RENDER_ERRORS as error:
             raise RenderError(
                 f"template {self.name} rejects it ({type(error).__name__}: {error!s:.300}); change the record, or "
                 "choose another --template"
             ) from error
         text = "".join(sandbox.chunks)
-        return TemplateOutput(text, self._generation(text)) if sandbox.marks else TemplateOutput(text)
+        return TemplateOutput(text, self._locate_generation(text) if self._marks_generation else None)
 
-    def _refuse(self, error: Exception) -> NoReturn:
-        why = str(error) or type(error).__name__
-        raise TemplateError(
-            f"template {self.name} was stopped: {why:.300}; choose another template, or fix it"
-        ) from error
-
-    def _generation(self, text: str) -> tuple[tuple[int, int], ...]:
+    def _locate_generation(self, text: str) -> tuple[tuple[int, int], ...]:
         marks = []
         for start, block_text in self._sandbox.marks:
             if not text.startswith(block_text, start):
@@ -539,15 +505,10 @@ class ChatTemplate:
         return tuple(marks)
 
 
-def normalize_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def normalize_message(message: dict[str, Any]) -> dict[str, Any]:
     """Remove None values and rename reasoning keys, as transformers 5 does."""
-    return [
-        message if len(message) == 2 and None not in message.values() else _normalize_message(message)
-        for message in messages
-    ]
-
-
-def _normalize_message(message: dict[str, Any]) -> dict[str, Any]:
+    if len(message) == 2 and None not in message.values():
+        return message
     fields = {key: value for key, value in message.items() if value is not None}
     reasoning = next((fields[key] for key in REASONING_KEYS if key in fields), None)
     if reasoning is None:

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 # Marks of string k: the even character opens, the next one closes.
 _PLANE_STARTS = (0xF0000, 0x100000)
@@ -24,20 +24,14 @@ STRUCTURAL_KEYS = frozenset(("id", "type", "tool_call_id"))
 
 @dataclass(slots=True)
 class Marker:
-    """Allocator of marks.
-
-    Attributes:
-        plane: index of the private-use plane.
-        owners: message index of each marked string, TOOLS_OWNER for the tools.
-        keys: message key of each marked string.
-        strings: the marked strings, without surrounding white space.
-        full: whether marks ran out.
-    """
+    """Allocator of marks from one private-use plane."""
 
     plane: int
+    # Message index (TOOLS_OWNER for the tools), key and text of each marked string.
     owners: list[int] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     strings: list[str] = field(default_factory=list)
+    # Whether marks ran out.
     full: bool = False
 
     def mark(self, text: str, owner: int, key: str) -> str:
@@ -76,24 +70,19 @@ def make_marker(text: str) -> Marker | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class MarkingScope:
-    """Part of a conversation that is marked.
+class MarkingScope(NamedTuple):
+    """Part of a conversation that is marked."""
 
-    Attributes:
-        roles: roles whose messages are marked; None for all roles and the tools.
-        keys: message keys whose values are marked.
-    """
-
-    roles: tuple[str, ...] | None
+    # Role whose messages are marked; None for all roles and the tools.
+    role: str | None
     keys: tuple[str, ...]
 
 
 # From the most informative to the least intrusive.
 MARKING_SCOPES = (
     MarkingScope(None, ("content", *REASONING_KEYS, "tool_calls")),
-    MarkingScope(("assistant",), ("content", *REASONING_KEYS, "tool_calls")),
-    MarkingScope(("assistant",), ("content",)),
+    MarkingScope("assistant", ("content", *REASONING_KEYS, "tool_calls")),
+    MarkingScope("assistant", ("content",)),
 )
 
 
@@ -101,60 +90,49 @@ def mark_messages(messages: list[dict[str, Any]], marker: Marker, scope: Marking
     """Return the messages with the strings of ``scope`` marked."""
     marked_messages = []
     for number, message in enumerate(messages):
-        if scope.roles is None or message.get("role") in scope.roles:
-            marked_message = dict(message)
-            alias: dict[str, Any] = {}
-            for key in scope.keys:
-                if key in REASONING_KEYS and key in marked_message:
-                    # The same reasoning under several names is one string.
-                    reasoning = str(marked_message[key])
-                    if reasoning not in alias:
-                        alias[reasoning] = marker.mark_all(marked_message[key], number, key)
-                    marked_message[key] = alias[reasoning]
-                elif key in marked_message:
-                    marked_message[key] = marker.mark_all(marked_message[key], number, key)
-            marked_messages.append(marked_message)
-        else:
+        if scope.role not in (None, message.get("role")):
             marked_messages.append(message)
+            continue
+        marked_message = dict(message)
+        marked_reasoning: dict[str, Any] = {}
+        for key in filter(message.__contains__, scope.keys):
+            # The same reasoning under several names is one string.
+            reasoning = str(message[key])
+            if key in REASONING_KEYS and reasoning in marked_reasoning:
+                marked_message[key] = marked_reasoning[reasoning]
+                continue
+            marked_message[key] = marker.mark_all(message[key], number, key)
+            if key in REASONING_KEYS:
+                marked_reasoning[reasoning] = marked_message[key]
+        marked_messages.append(marked_message)
     return marked_messages
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedBlock:
-    """Consecutive marks of one message in a rendered text, in characters.
+    """Consecutive marks of one message in a rendered text, in characters."""
 
-    Attributes:
-        owner: index of the message.
-        start: offset of its first mark.
-        stop: offset of its last mark.
-        opened: whether the first mark opens a string.
-        closed: whether the last mark closes one.
-    """
-
+    # Index of the message.
     owner: int
     start: int
     stop: int
+    # Whether the first mark opens a string, and the last one closes one.
     opened: bool
     closed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedText:
-    """Text rendered from marked messages, without the marks.
-
-    Attributes:
-        text: the text.
-        blocks: blocks of the messages, in order of the text.
-        string_spans: (start, stop) of every complete string, in order.
-        intact: whether every mark is paired and encloses its string, unchanged or as
-            JSON.
-        missing_strings: (owner, key) of strings whose marks are both missing.
-    """
+    """Text rendered from marked messages, without the marks."""
 
     text: str
+    # Blocks of the messages, in order of the text.
     blocks: list[MarkedBlock]
+    # (start, stop) of every complete string, in order.
     string_spans: list[tuple[int, int]]
+    # Whether every mark is paired and encloses its string, unchanged or as JSON.
     intact: bool
+    # (owner, key) of strings whose marks are both missing.
     missing_strings: set[tuple[int, str]]
 
 

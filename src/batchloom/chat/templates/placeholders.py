@@ -1,14 +1,12 @@
-"""Placeholders that templates write for media, and their expansion by processors."""
+"""Placeholders that templates write for media."""
 
 import re
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from batchloom.chat.templates.chat_template import ChatTemplate, RenderError
-from batchloom.chat.templates.markers import MarkedBlock, MarkedText
-from batchloom.chat.templates.turn_positions import TurnPosition
+from batchloom.chat.templates.markers import MarkedBlock, MarkedText, contains_match
 from batchloom.core.medium import MediumKind
 from batchloom.core.wording import format_count
 
@@ -33,14 +31,11 @@ PlaceholderFormats = Mapping[MediumKind, PlaceholderFormat]
 
 @dataclass(frozen=True, slots=True)
 class MediaStyle:
-    """Form in which a template accepts media.
+    """Form in which a template accepts media."""
 
-    Attributes:
-        typed: kinds whose parts become placeholders; others are put into contents as strings.
-        listed: whether contents must be lists of parts, never strings.
-    """
-
+    # Kinds whose parts become placeholders; others are put into contents as strings.
     typed: frozenset[MediumKind] = frozenset()
+    # Whether contents must be lists of parts, never strings.
     listed: bool = False
 
 
@@ -77,11 +72,8 @@ def detect_media_style(template: ChatTemplate, placeholder_formats: PlaceholderF
 def _render_answer(template: ChatTemplate, answer: Any) -> str:
     """Return the output for an answer; "" if an empty answer renders the same."""
     user_content: Any = "x" if isinstance(answer, str) else [{"type": "text", "text": "x"}]
-    answer_output, empty_output = (
-        _try_render(template, user_content, answer),
-        _try_render(template, user_content, ""),
-    )
-    return answer_output if answer_output != empty_output else ""
+    output = _try_render(template, user_content, answer)
+    return output if output != _try_render(template, user_content, "") else ""
 
 
 def _try_render(template: ChatTemplate, user_content: Any, answer: Any) -> str:
@@ -121,24 +113,11 @@ def _convert_media_message(message: dict[str, Any], media_style: MediaStyle, mar
     return {**message, "content": texts}
 
 
-def _choose_unused_mark(value: Any) -> str:
-    used = set(_iter_strings(value))
-    for code in _MARK_CODES:
-        if not any(chr(code) in text for text in used):
-            return chr(code)
+def _choose_unused_mark(messages: list[dict[str, Any]]) -> str:
+    for mark in map(chr, _MARK_CODES):
+        if not contains_match(messages, re.compile(mark)):
+            return mark
     raise RenderError("it uses every private-use character that could mark a medium")
-
-
-def _iter_strings(value: Any) -> Any:
-    if isinstance(value, str):
-        if not value.isascii():
-            yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _iter_strings(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _iter_strings(item)
 
 
 def find_placeholder_spans(
@@ -151,7 +130,7 @@ def find_placeholder_spans(
 ) -> list[PlaceholderSpan]:
     """Locate the text that a template wrote for each medium.
 
-    ``control`` holds the offsets of control tokens; ``mark`` stands for media in strings.
+    ``control`` holds the offsets of control tokens; ``mark`` replaces media in strings.
 
     Raises:
         RenderError: the template omitted, repeated or reordered media.
@@ -193,21 +172,13 @@ def add_media_blocks(marked_text: MarkedText, spans: Sequence[PlaceholderSpan], 
     for block in sorted([*marked_text.blocks, *media], key=lambda one: (one.start, one.stop)):
         previous = blocks[-1] if blocks else None
         if previous is not None and previous.owner == block.owner:
-            stop = max(previous.stop, block.stop)
-            blocks[-1] = MarkedBlock(block.owner, previous.start, stop, previous.opened, block.closed)
+            blocks[-1] = replace(previous, stop=max(previous.stop, block.stop), closed=block.closed)
         else:
             blocks.append(block)
-    return MarkedText(
-        marked_text.text,
-        blocks,
-        marked_text.string_spans,
-        marked_text.intact,
-        marked_text.missing_strings,
-    )
+    return replace(marked_text, blocks=blocks)
 
 
 def list_media_owners(messages: Sequence[dict[str, Any]], placeholder_formats: PlaceholderFormats) -> list[int]:
-    """Return the message index of each medium."""
     return [
         number
         for number, message in enumerate(messages)
@@ -215,77 +186,3 @@ def list_media_owners(messages: Sequence[dict[str, Any]], placeholder_formats: P
         for part in message["content"]
         if part.get("type") in placeholder_formats
     ]
-
-
-class ExpandedText(NamedTuple):
-    """Text with expanded placeholders. All positions are character offsets.
-
-    Attributes:
-        text: the text.
-        turns: position of each message.
-        control: offsets of the control tokens.
-        generation: the template's generation marks; None if it has none.
-        media: (start, stop) of the expansion of each medium, in order.
-    """
-
-    text: str
-    turns: list[TurnPosition | None]
-    control: list[int]
-    generation: tuple[tuple[int, int], ...] | None
-    media: list[tuple[int, int]]
-
-
-def expand_placeholders(
-    text: str,
-    turns: Sequence[TurnPosition | None],
-    control: Sequence[int],
-    generation: tuple[tuple[int, int], ...] | None,
-    spans: Sequence[PlaceholderSpan],
-    expansions: Sequence[str],
-    pattern: re.Pattern[str],
-) -> ExpandedText:
-    """Replace each placeholder by its expansion, and shift all positions.
-
-    Args:
-        text: the rendered conversation.
-        turns: position of each message.
-        control: offsets of the control tokens.
-        generation: generation marks.
-        spans: placeholders of the media.
-        expansions: expansion of each placeholder.
-        pattern: pattern of the control tokens.
-    """
-    stops = [span.stop for span in spans]
-    shifts = [0]
-    for span, expansion in zip(spans, expansions, strict=True):
-        shifts.append(shifts[-1] + len(expansion) - (span.stop - span.start))
-
-    def moved(at: int) -> int:
-        # An offset inside a placeholder moves to its start.
-        passed = bisect_right(stops, at)
-        if passed < len(spans) and spans[passed].start < at:
-            at = spans[passed].start
-        return at + shifts[passed]
-
-    parts: list[str] = []
-    media, cursor = [], 0
-    remaining_control = [
-        position
-        for position in control
-        if not any(media_span.start <= position < media_span.stop for media_span in spans)
-    ]
-    new_control = []
-    for span, expansion in zip(spans, expansions, strict=True):
-        parts += (text[cursor : span.start], expansion)
-        start = moved(span.start)
-        media.append((start, start + len(expansion)))
-        new_control += [start + match.start() for match in pattern.finditer(expansion)]
-        cursor = span.stop
-    parts.append(text[cursor:])
-    return ExpandedText(
-        "".join(parts),
-        [None if turn is None else TurnPosition(*map(moved, turn)) for turn in turns],
-        sorted([*map(moved, remaining_control), *new_control]),
-        None if generation is None else tuple((moved(a), moved(b)) for a, b in generation),
-        media,
-    )

@@ -4,7 +4,7 @@ import datetime as dt
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple, final
@@ -16,7 +16,7 @@ from batchloom.chat.templates.chat_template import (
     ChosenTemplate,
     RenderError,
     TemplateOutput,
-    normalize_messages,
+    normalize_message,
 )
 from batchloom.chat.templates.markers import (
     MARKING_SCOPES,
@@ -24,7 +24,6 @@ from batchloom.chat.templates.markers import (
     REASONING_KEYS,
     STRUCTURAL_KEYS,
     TOOLS_OWNER,
-    MarkedBlock,
     MarkedText,
     Marker,
     MarkingScope,
@@ -52,7 +51,6 @@ from batchloom.chat.templates.turn_positions import (
     detect_grammar,
     locate_turns,
     make_control_pattern,
-    make_unknown_grammar,
 )
 from batchloom.core.conversation import Conversation
 from batchloom.core.medium import MediumKind
@@ -65,10 +63,7 @@ ConversationShape = tuple[tuple[str, bool], ...]
 # Number of shapes in the cache; above it the cache is cleared.
 _MAX_CACHED_SHAPES = 4096
 _CHANGED_PROBLEM = "changes contents or leaves out parts of them"
-_OMITTED_PROBLEMS = {
-    "tools": "leaves out the list of tools",
-    **dict.fromkeys(REASONING_KEYS, "leaves out reasoning"),
-}
+_OMITTED_PROBLEMS = {"tools": "leaves out the list of tools", **dict.fromkeys(REASONING_KEYS, "leaves out reasoning")}
 _TOO_MANY_PROBLEM = (
     f"it holds more than {MAX_MARKED_STRINGS:,} messages or other strings, the limit of one conversation; split it "
     "into several records"
@@ -99,23 +94,18 @@ class TurnSkeleton:
     """Fixed texts of a shape, and the positions of turns among them.
 
     A position is a pair: the number of contents before it, and the number of fixed characters.
-
-    Attributes:
-        fixed_texts: texts that the template writes, one more than slots.
-        slots: message index of each slot, and what the template strips: 0 nothing, 1 white
-            space before, 2 white space after, 3 both.
-        turns: positions of head, body and end of each message; None for omitted messages.
-        control: positions of the control tokens in the fixed texts.
-        altered: alterations that the template makes to messages of this shape, in words.
-        strips: whether it strips any content.
     """
 
+    # Texts that the template writes, one more than slots.
     fixed_texts: tuple[str, ...]
+    # Message index of each slot, and what the template strips: 0 nothing, 1 white space before, 2 after, 3 both.
     slots: tuple[tuple[int, int], ...]
+    # Positions of head, body and end of each message; None for omitted messages.
     turns: tuple[tuple[tuple[int, int], ...] | None, ...]
+    # Positions of the control tokens in the fixed texts.
     control: tuple[tuple[int, int], ...]
+    # Alterations that the template makes to messages of this shape, in words.
     altered: tuple[str, ...]
-    strips: bool
 
     def match(
         self, text: str, contents: Sequence[str]
@@ -125,12 +115,9 @@ class TurnSkeleton:
         Returns None if the text is not the fixed texts with these contents between them.
         """
         altered = self.altered
-        slot_contents = [contents[number] for number, _ in self.slots]
-        if self.strips:
-            original_contents = slot_contents
-            slot_contents = [_STRIP_FUNCTIONS[strip_mode](contents[number]) for number, strip_mode in self.slots]
-            if slot_contents != original_contents:
-                altered = (*altered, "strips white space around contents")
+        slot_contents = [_STRIP_FUNCTIONS[strip_mode](contents[number]) for number, strip_mode in self.slots]
+        if slot_contents != [contents[number] for number, _ in self.slots]:
+            altered = (*altered, "strips white space around contents")
         parts = [self.fixed_texts[0]]
         content_offsets = [length := 0]
         for content, fixed_text in zip(slot_contents, self.fixed_texts[1:], strict=True):
@@ -165,19 +152,14 @@ def absorb_whitespace(marked_probe: MarkedText) -> tuple[MarkedText, list[int]]:
             stop += len(PROBE_WHITESPACE[1])
         else:
             strip_mode |= 2
-        blocks.append(MarkedBlock(block.owner, start, stop, block.opened, block.closed))
+        blocks.append(replace(block, start=start, stop=stop))
         strip_modes.append(strip_mode)
     string_spans = [(block.start, block.stop) for block in blocks]
-    return MarkedText(
-        marked_probe.text, blocks, string_spans, marked_probe.intact, marked_probe.missing_strings
-    ), strip_modes
+    return replace(marked_probe, blocks=blocks, string_spans=string_spans), strip_modes
 
 
 def make_skeleton(
-    marked_probe: MarkedText,
-    strip_modes: Sequence[int],
-    turns: Sequence[TurnPosition | None],
-    control: re.Pattern[str],
+    marked_probe: MarkedText, strip_modes: Sequence[int], turns: Sequence[TurnPosition | None], control: re.Pattern[str]
 ) -> TurnSkeleton:
     """Build the skeleton from a rendered probe (see :func:`absorb_whitespace`)."""
     text, blocks = marked_probe.text, marked_probe.blocks
@@ -202,7 +184,6 @@ def make_skeleton(
             for match in control.finditer(fixed_text)
         ),
         altered=describe_alterations(turns),
-        strips=any(strip_modes),
     )
 
 
@@ -228,6 +209,50 @@ class ConversationText(NamedTuple):
     generation: tuple[tuple[int, int], ...] | None
     altered: tuple[str, ...] = ()
     media_spans: tuple[PlaceholderSpan, ...] = ()
+
+
+def expand_placeholders(
+    rendered: ConversationText, expansions: Sequence[str], control: re.Pattern[str]
+) -> tuple[ConversationText, list[tuple[int, int]]]:
+    """Replace each placeholder by its expansion, and shift all positions.
+
+    Args:
+        rendered: the conversation with placeholders.
+        expansions: expansion of each placeholder.
+        control: pattern of the control tokens.
+
+    Returns:
+        The conversation with expansions, and the (start, stop) of each of them.
+    """
+    text, spans = rendered.text, rendered.media_spans
+    stops = [span.stop for span in spans]
+    growths = [len(new) - (span.stop - span.start) for span, new in zip(spans, expansions, strict=True)]
+    shifts = list(accumulate(growths, initial=0))
+
+    def shift(position: int) -> int:
+        # A position inside a placeholder moves to its start.
+        passed = bisect_right(stops, position)
+        if passed < len(spans) and spans[passed].start < position:
+            position = spans[passed].start
+        return position + shifts[passed]
+
+    parts: list[str] = []
+    ranges, cursor = [], 0
+    offsets = [shift(at) for at in rendered.control if not any(span.start <= at < span.stop for span in spans)]
+    for span, expansion in zip(spans, expansions, strict=True):
+        parts += (text[cursor : span.start], expansion)
+        start = shift(span.start)
+        ranges.append((start, start + len(expansion)))
+        offsets += [start + match.start() for match in control.finditer(expansion)]
+        cursor = span.stop
+    generation = rendered.generation
+    expanded = rendered._replace(
+        text="".join([*parts, text[cursor:]]),
+        turns=[None if turn is None else TurnPosition(*map(shift, turn)) for turn in rendered.turns],
+        control=sorted(offsets),
+        generation=None if generation is None else tuple((shift(start), shift(stop)) for start, stop in generation),
+    )
+    return expanded, ranges
 
 
 class _ConversationMedia(NamedTuple):
@@ -321,26 +346,26 @@ class ConversationRenderer:
         return renderer.render(conversation)
 
 
-@dataclass(slots=True)
+@final
 class _TemplateRenderer:
-    """A compiled template and the turn skeletons learned from it."""
+    """A compiled template and the turn skeletons learned from it.
 
-    template: ChatTemplate
-    pattern: re.Pattern[str]
-    added_pattern: re.Pattern[str]
-    placeholder_formats: PlaceholderFormats
-    # Built-in template that the error for omitted tool calls suggests.
-    built_in: str
-    media_style: MediaStyle = field(init=False)
-    grammar: TurnGrammar = field(init=False)
-    skeletons: dict[ConversationShape, TurnSkeleton | None] = field(default_factory=dict)
+    ``built_in`` is the built-in template that the error for omitted tool calls suggests.
+    """
 
-    def __post_init__(self) -> None:
-        self.grammar = make_unknown_grammar(self.pattern, self.added_pattern)
+    def __init__(
+        self,
+        template: ChatTemplate,
+        pattern: re.Pattern[str],
+        added_pattern: re.Pattern[str],
+        placeholder_formats: PlaceholderFormats,
+        built_in: str,
+    ) -> None:
+        self.template, self.pattern, self.added_pattern = template, pattern, added_pattern
+        self.placeholder_formats, self.built_in = placeholder_formats, built_in
+        self.media_style = detect_media_style(template, placeholder_formats) if placeholder_formats else MediaStyle()
         self.grammar = self._detect_grammar()
-        self.media_style = (
-            detect_media_style(self.template, self.placeholder_formats) if self.placeholder_formats else MediaStyle()
-        )
+        self.skeletons: dict[ConversationShape, TurnSkeleton | None] = {}
 
     def _detect_grammar(self) -> TurnGrammar:
         """Detect the text around turns from the first probe that the template accepts."""
@@ -355,7 +380,7 @@ class _TemplateRenderer:
                 continue
             prompt = self._find_generation_prompt(without_prompt, with_prompt)
             return detect_grammar(prompt, absorb_whitespace(marked_probe)[0], self.pattern, self.added_pattern)
-        return self.grammar
+        return TurnGrammar(self.pattern, self.added_pattern)
 
     def _find_generation_prompt(self, without_prompt: str, with_prompt: str) -> str:
         """Return the text that a generation prompt adds, or that replaces the ending."""
@@ -389,7 +414,7 @@ class _TemplateRenderer:
             owners = list_media_owners(source_messages, self.placeholder_formats)
             source_messages, mark = convert_media_messages(source_messages, self.media_style)
             media = _ConversationMedia(kinds, owners, mark)
-        messages = normalize_messages(source_messages)
+        messages = list(map(normalize_message, source_messages))
         tools = conversation.tools or None
         try:
             output = self.template.render(messages, tools)
@@ -406,8 +431,7 @@ class _TemplateRenderer:
             if skeleton_match is not None:
                 turns, control, altered = skeleton_match
                 media_spans = self._find_media_spans(output.text, control, media)
-                marks = self._get_generation(output)
-                return ConversationText(output.text, turns, "", control, marks, altered, media_spans)
+                return ConversationText(output.text, turns, "", control, output.generation, altered, media_spans)
         return self._render_marked(output, messages, tools, media)
 
     def _find_media_spans(
@@ -418,9 +442,6 @@ class _TemplateRenderer:
         return tuple(
             find_placeholder_spans(text, control, media.kinds, media.mark, self.placeholder_formats, self.media_style)
         )
-
-    def _get_generation(self, output: TemplateOutput) -> tuple[tuple[int, int], ...] | None:
-        return output.generation if self.template.marks_generation else None
 
     def _get_skeleton(self, shape: ConversationShape) -> TurnSkeleton | None:
         if shape not in self.skeletons:
@@ -439,17 +460,13 @@ class _TemplateRenderer:
             if not marked_probe.intact or len(marked_probe.string_spans) != len(marked_probe.blocks):
                 return None
             marked_probe, strip_modes = absorb_whitespace(marked_probe)
-            turns = locate_turns(marked_probe, roles, [empty for _, empty in shape], self.grammar)
+            turns = locate_turns(marked_probe, roles, self.grammar)
         except (RenderError, TurnPositionError):
             return None
         return make_skeleton(marked_probe, strip_modes, turns, self.pattern)
 
     def _render_marked(
-        self,
-        output: TemplateOutput,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-        media: _ConversationMedia,
+        self, output: TemplateOutput, messages: list[dict[str, Any]], tools: list[Any] | None, media: _ConversationMedia
     ) -> ConversationText:
         """Locate turns with a second, marked rendering if no skeleton matches."""
         problem = "the template renders marked contents differently from plain contents"
@@ -463,7 +480,7 @@ class _TemplateRenderer:
             if marker.full:
                 problem = _TOO_MANY_PROBLEM
                 continue
-            if hostile and (scope.roles is not None or not marked_text.intact):
+            if hostile and (scope.role is not None or not marked_text.intact):
                 continue
             if hostile:
                 self._check_unmarked_strings(messages, tools)
@@ -473,8 +490,7 @@ class _TemplateRenderer:
             if media_spans:
                 marked_text = add_media_blocks(marked_text, media_spans, media.owners)
             turns, altered, problem = self._find_turns(marked_text, messages, problem)
-            marks = self._get_generation(output)
-            return ConversationText(output.text, turns, problem, control, marks, altered, media_spans)
+            return ConversationText(output.text, turns, problem, control, output.generation, altered, media_spans)
         if hostile and problem == _TOO_MANY_PROBLEM:
             raise RenderError(problem)
         if hostile:
@@ -484,33 +500,28 @@ class _TemplateRenderer:
             )
         control = [match.start() for match in self.pattern.finditer(output.text)]
         media_spans = self._find_media_spans(output.text, control, media)
-        return ConversationText(output.text, [], problem, control, self._get_generation(output), (), media_spans)
+        return ConversationText(output.text, [], problem, control, output.generation, (), media_spans)
 
     def _find_turns(
         self, marked_text: MarkedText, messages: list[dict[str, Any]], problem: str
     ) -> tuple[list[TurnPosition | None], tuple[str, ...], str]:
         """Return the turns, the template's alterations, and why turns are not located."""
         roles = [str(message.get("role")) for message in messages]
-        empty = [_has_no_text(message) for message in messages]
         try:
-            turns = locate_turns(marked_text, roles, empty, self.grammar)
+            turns = locate_turns(marked_text, roles, self.grammar)
         except TurnPositionError as error:
             turns, problem = [], str(error)
         altered = describe_alterations(turns) + _describe_changes(marked_text)
         return turns, altered, "" if turns else problem
 
     def _render_with_marks(
-        self,
-        text: str,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-        scope: MarkingScope,
+        self, text: str, messages: list[dict[str, Any]], tools: list[Any] | None, scope: MarkingScope
     ) -> tuple[MarkedText | None, Marker | None]:
         marker = make_marker(text)
         if marker is None:
             return None, None
         marked_messages = mark_messages(messages, marker, scope)
-        if scope.roles is None:
+        if scope.role is None:
             tools = marker.mark_all(tools, TOOLS_OWNER, "tools")
         try:
             marked_text = extract_marks(self.template.render(marked_messages, tools).text, marker)
@@ -546,11 +557,7 @@ class _TemplateRenderer:
         """Return the offsets of control tokens that the template wrote."""
         if not hostile:
             return [match.start() for match in self.pattern.finditer(marked_text.text)]
-        edges = [
-            0,
-            *(edge for span in marked_text.string_spans for edge in span),
-            len(marked_text.text),
-        ]
+        edges = [0, *(edge for span in marked_text.string_spans for edge in span), len(marked_text.text)]
         return [
             match.start()
             for n in range(0, len(edges), 2)
@@ -562,13 +569,6 @@ def _choose_built_in(control: Mapping[str, int]) -> str:
     """Return the built-in template whose control tokens the tokenizer has."""
     fitting = (name for name, tokens in BUILT_IN_TEMPLATES.items() if tokens and control.keys() >= {*tokens})
     return next(fitting, "plain")
-
-
-def _has_no_text(message: dict[str, Any]) -> bool:
-    """Return whether a message holds no string that can be marked."""
-    marker = Marker(0)
-    mark_messages([message], marker, MARKING_SCOPES[0])
-    return not marker.owners
 
 
 def _iter_unmarked_strings(value: Any) -> Any:

@@ -43,24 +43,26 @@ def compute_trained_spans(
         plain = _compute_plain_spans(conversation, rendered)
         if plain:
             return plain
-    flags = _collect_flags(conversation)
     roles = [str(message.get("role")) for message in conversation.messages]
-    if train_on == "all" and False not in flags:
+    flags = dict(enumerate(conversation.trained[: len(roles)]))
+    flagged = {number for number, flag in flags.items() if flag}
+    left_out = {number for number, flag in flags.items() if flag is False}
+    if train_on == "all" and not left_out:
         return [(0, len(rendered.text))]
     if train_on in ("all", "completion"):
-        start = 0 if train_on == "all" else _find_completion_start(conversation, rendered, flags)
-        left_out = [_require_turn(rendered, n) for n, flag in enumerate(flags) if flag is False]
-        spans = _subtract_turns(start, len(rendered.text), left_out)
-        spans += [_require_turn(rendered, n)[1:] for n, flag in enumerate(flags) if flag]
+        start = 0 if train_on == "all" else _find_completion_start(conversation, rendered)
+        spans = _subtract_turns(start, len(rendered.text), [_require_turn(rendered, number) for number in left_out])
+        spans += [_require_turn(rendered, number)[1:] for number in flagged]
     else:
-        trained_turns = _select_turns(roles, flags, last=train_on == "last")
-        if not any(trained_turns):
-            raise NothingTrainedError(_explain_nothing_trained(roles))
-        spans = _list_turn_spans(rendered, roles, trained_turns)
+        assistants = [number for number, role in enumerate(roles) if role == ASSISTANT]
+        selected = set(assistants[-1:] if train_on == "last" else assistants)
+        spans = _list_turn_spans(rendered, assistants, sorted((selected | flagged) - left_out))
     spans = _merge_spans(spans)
-    if not spans:
-        raise NothingTrainedError(_explain_nothing_trained(roles))
-    return spans
+    if spans:
+        return spans
+    if ASSISTANT not in roles:
+        raise NothingTrainedError(f"nothing to train: there is no assistant turn (roles: {', '.join(roles):.80})")
+    raise NothingTrainedError("nothing to train: the turns that train_on selects are empty or flagged as not trained")
 
 
 def _compute_plain_spans(conversation: Conversation, rendered: ConversationText) -> list[CharacterSpan]:
@@ -76,31 +78,10 @@ def _compute_plain_spans(conversation: Conversation, rendered: ConversationText)
     return spans
 
 
-def _explain_nothing_trained(roles: list[str]) -> str:
-    if ASSISTANT not in roles:
-        return f"nothing to train: there is no assistant turn (roles: {', '.join(roles):.80})"
-    return "nothing to train: the turns that train_on selects are empty or flagged as not trained"
-
-
-def _collect_flags(conversation: Conversation) -> list[bool | None]:
-    count = len(conversation.messages)
-    return (list(conversation.trained) + [None] * count)[:count]
-
-
-def _select_turns(roles: list[str], flags: list[bool | None], *, last: bool) -> list[bool]:
-    assistants = [number for number, role in enumerate(roles) if role == ASSISTANT]
-    selected_numbers = set(assistants[-1:] if last else assistants)
-    return [
-        number in selected_numbers if flag is None else flag
-        for number, (_, flag) in enumerate(zip(roles, flags, strict=True))
-    ]
-
-
-def _list_turn_spans(rendered: ConversationText, roles: list[str], trained_turns: list[bool]) -> list[CharacterSpan]:
+def _list_turn_spans(rendered: ConversationText, assistants: list[int], numbers: list[int]) -> list[CharacterSpan]:
+    """Return the spans of numbered turns; generation marks delimit those of assistants."""
     marks = rendered.generation
-    assistants = [number for number, role in enumerate(roles) if role == ASSISTANT]
-    numbers = [number for number, is_trained in enumerate(trained_turns) if is_trained]
-    if marks is None:
+    if marks is None or not numbers:
         return [_require_turn(rendered, number)[1:] for number in numbers]
     if numbers == assistants:
         return list(marks)
@@ -113,14 +94,14 @@ def _list_turn_spans(rendered: ConversationText, roles: list[str], trained_turns
     return [by_number.get(n) or _require_turn(rendered, n)[1:] for n in numbers]
 
 
-def _find_completion_start(conversation: Conversation, rendered: ConversationText, flags: list[bool | None]) -> int:
+def _find_completion_start(conversation: Conversation, rendered: ConversationText) -> int:
     number = conversation.completion
     if number is None:
         raise RenderError(
             "train_on is completion, but the record does not separate its completion from its prompt: use assistant "
             "or last"
         )
-    if not 0 <= number < len(flags):
+    if not 0 <= number < len(conversation.messages):
         raise NothingTrainedError("nothing to train: the completion has no messages")
     return _require_turn(rendered, number).body
 

@@ -13,35 +13,25 @@ ASSISTANT = "assistant"
 
 @dataclass(frozen=True, slots=True)
 class TurnGrammar:
-    """Text that a template writes around turns, learned from a probe.
+    """Text that a template writes around turns, learned from a probe."""
 
-    Attributes:
-        prompt: generation prompt; empty if it is unknown.
-        stop: text after the last assistant's content, up to its first control token and
-            those adjacent to it; empty if there is none, None if it is unknown.
-        openers: added tokens that begin a header.
-        enders: control tokens that end a turn.
-        control: pattern of the tokenizer's control tokens.
-        added_pattern: pattern of all its added tokens.
-    """
-
-    prompt: str
-    stop: str | None
-    openers: frozenset[str]
-    enders: frozenset[str]
+    # Patterns of the tokenizer's control tokens, and of all its added tokens.
     control: re.Pattern[str]
     added_pattern: re.Pattern[str]
+    # Generation prompt; empty if it is unknown.
+    prompt: str = ""
+    # Text after the last assistant's content, up to its first control token and those adjacent to it; empty if there
+    # is none, None if it is unknown.
+    stop: str | None = None
+    # Added tokens that begin a header, and control tokens that end a turn.
+    openers: frozenset[str] = frozenset()
+    enders: frozenset[str] = frozenset()
 
 
 def make_control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
     """Return a pattern that matches any of ``tokens``, preferring the longest."""
     longest = sorted(tokens, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest)) or "(?!)")
-
-
-def make_unknown_grammar(control: re.Pattern[str], added_pattern: re.Pattern[str]) -> TurnGrammar:
-    """Return the grammar of a template that accepts no probe."""
-    return TurnGrammar("", None, frozenset(), frozenset(), control, added_pattern)
 
 
 def detect_grammar(
@@ -54,7 +44,7 @@ def detect_grammar(
     text, blocks = marked_probe.text, marked_probe.blocks
     last = max((block.owner for block in blocks), default=0)
     if not marked_probe.intact or not blocks or blocks[-1].owner != last:
-        return TurnGrammar(prompt, None, frozenset(), frozenset(), control, added_pattern)
+        return TurnGrammar(control, added_pattern, prompt)
     stop = _find_stop_text(text, blocks[-1].stop, control)
     edges = [0, *(block.stop for block in blocks[:-1])]
     segments = [(edge, block.start) for edge, block in zip(edges, blocks, strict=True)]
@@ -70,7 +60,7 @@ def detect_grammar(
     first = added_pattern.match(prompt)
     if first is not None:
         openers.add(first.group())
-    return TurnGrammar(prompt, stop, frozenset(openers - enders), frozenset(enders), control, added_pattern)
+    return TurnGrammar(control, added_pattern, prompt, stop, frozenset(openers - enders), frozenset(enders))
 
 
 def _find_stop_text(text: str, position: int, control: re.Pattern[str]) -> str:
@@ -84,16 +74,13 @@ def _find_stop_text(text: str, position: int, control: re.Pattern[str]) -> str:
 
 
 class TurnPosition(NamedTuple):
-    """Character offsets of a turn.
+    """Character offsets of a turn."""
 
-    Attributes:
-        head: start of the header that the template writes before the turn.
-        body: first character that the model writes, or that was given.
-        end: end of the stop token after it, or of its content if there is none.
-    """
-
+    # Start of the header that the template writes before the turn.
     head: int
+    # First character that the model writes, or that was given.
     body: int
+    # End of the stop token, or of the content if there is none.
     end: int
 
 
@@ -101,13 +88,8 @@ class TurnPositionError(Exception):
     """The turns of a conversation cannot be located; the message says why."""
 
 
-def locate_turns(
-    marked_text: MarkedText, roles: Sequence[str], empty: Sequence[bool], grammar: TurnGrammar
-) -> list[TurnPosition | None]:
-    """Return the position of each message; None for messages that the template omits.
-
-    ``empty`` marks messages without a string that could have been marked.
-    """
+def locate_turns(marked_text: MarkedText, roles: Sequence[str], grammar: TurnGrammar) -> list[TurnPosition | None]:
+    """Return the position of each message; None for messages without text or that the template omits."""
     text, blocks = marked_text.text, marked_text.blocks
     turn_spans: dict[int, tuple[int, int]] = {}
     for n, block in enumerate(blocks):
@@ -127,7 +109,6 @@ def locate_turns(
         else:
             end = _find_stop(text, block.stop, high, grammar)
             turn_spans.setdefault(number, (block.start, block.stop if end is None else end))
-    _locate_empty_turns(marked_text, roles, empty, grammar, turn_spans)
     return _add_turn_heads(text, turn_spans, len(roles), grammar)
 
 
@@ -192,37 +173,6 @@ def _find_turn_end(text: str, start: int, high: int, grammar: TurnGrammar, numbe
             return start
         raise TurnPositionError(f"the template writes no stop token after turn {number + 1}")
     return end
-
-
-def _locate_empty_turns(
-    marked_text: MarkedText,
-    roles: Sequence[str],
-    empty: Sequence[bool],
-    grammar: TurnGrammar,
-    turn_spans: dict[int, tuple[int, int]],
-) -> None:
-    """Locate assistant turns without text by the generation prompts before them."""
-    text, blocks = marked_text.text, marked_text.blocks
-
-    def silent(number: int) -> bool:
-        return roles[number] == ASSISTANT and empty[number] and number not in turn_spans
-
-    for number in filter(silent, range(len(roles))):
-        if not grammar.prompt or any(n not in turn_spans and not empty[n] for n in range(len(roles))):
-            raise TurnPositionError(f"the position of the empty turn {number + 1} is ambiguous")
-        low = max(
-            (end for other_number, (_, end) in turn_spans.items() if other_number < number),
-            default=0,
-        )
-        later = [block for block in blocks if block.owner > number]
-        high = min((block.start for block in later), default=len(text))
-        following = min((block.owner for block in later), default=len(roles))
-        waiting = sum(map(silent, range(number, following)))
-        waiting += following < len(roles) and roles[following] == ASSISTANT
-        if text.count(grammar.prompt, low, high) != waiting:
-            raise TurnPositionError(f"the position of the empty turn {number + 1} is ambiguous")
-        body = text.index(grammar.prompt, low) + len(grammar.prompt)
-        turn_spans[number] = body, _find_turn_end(text, body, high, grammar, number)
 
 
 def _add_turn_heads(

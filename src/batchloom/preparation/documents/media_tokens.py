@@ -60,18 +60,12 @@ def write_expansions(media: Sequence[Medium], rendered: ConversationText, encode
         expansions.append(expansion)
         placeholder_texts.append(placeholder_text.replace(family.placeholder, expansion.text))
         prefix_lengths.append(placeholder_text.index(family.placeholder))
-    expanded = expand_placeholders(
-        *(rendered.text, rendered.turns, rendered.control, rendered.generation),
-        *(rendered.media_spans, placeholder_texts, encoder.control),
-    )
-    expanded_text = rendered._replace(
-        text=expanded.text, turns=expanded.turns, control=expanded.control, generation=expanded.generation
-    )
+    expanded, placeholder_ranges = expand_placeholders(rendered, placeholder_texts, encoder.control)
     media_ranges = [
         (start + prefix_length, start + prefix_length + len(expansion.text))
-        for (start, _), prefix_length, expansion in zip(expanded.media, prefix_lengths, expansions, strict=True)
+        for (start, _), prefix_length, expansion in zip(placeholder_ranges, prefix_lengths, expansions, strict=True)
     ]
-    return MediaText(expanded_text, media_ranges, expansions, expanded.media)
+    return MediaText(expanded, media_ranges, expansions, placeholder_ranges)
 
 
 def _expand_medium(medium: Medium, family: ProcessorFamily, number: int) -> PlaceholderExpansion:
