@@ -1,12 +1,12 @@
 """Loopback servers: one serves files, one never answers."""
 
 import socket
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from loopback import serve_requests
 
 
-@contextmanager
 def serve_files(files):
     class FileHandler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -19,15 +19,7 @@ def serve_files(files):
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FileHandler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return serve_requests(FileHandler)
 
 
 @contextmanager

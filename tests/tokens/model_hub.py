@@ -1,16 +1,15 @@
 """Local server that serves files of models like the Hub."""
 
 import hashlib
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from loopback import serve_requests
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-@contextmanager
 def serve_models(files):
-    """Serve ``files``, bytes by (repository, name), and yield the address."""
+    """Serve ``files``, bytes by (repository, name), and give the address."""
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self, *, body):
@@ -43,12 +42,4 @@ def serve_models(files):
         def log_message(self, *_args):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return serve_requests(Handler)

@@ -205,7 +205,7 @@ def _find_tokenizer_file(folder: Path) -> Path:
 def make_json_tokenizer(
     name: str, raw: Mapping[str, Any], hints: TokenizerHints, end_token: str | None
 ) -> JsonTokenizer:
-    """Build a tokenizer from a parsed tokenizer.json; ``end_token`` None means its own."""
+    """Build a tokenizer from a tokenizer.json; ``end_token`` None means its own."""
     cleaned = clean_tokenizer_json(add_declared_tokens(raw, hints), name)
     words = read_vocabulary(cleaned, name)
     control = [token["content"] for token in cleaned["added_tokens"] if token["special"]]

@@ -37,7 +37,7 @@ GPT2_PRE_TOKENIZER: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class TokenizerDefinition:
-    """A validated tokenizer.json, which always gives the same ids; see :class:`Tokenizer`."""
+    """A validated tokenizer.json, which always gives the same ids."""
 
     # The JSON in UTF-8, without truncation and padding.
     text: bytes
@@ -246,7 +246,7 @@ def make_byte_level_json(
     pre_tokenizer: dict[str, Any],
     ignore_merges: bool = False,
 ) -> dict[str, Any]:
-    """Build the tokenizer.json of a byte-level BPE; ``vocab`` includes the control tokens."""
+    """Build the tokenizer.json of a byte-level BPE; ``vocab`` has the control tokens."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     model: dict[str, Any] = {
         "type": "BPE",

@@ -250,7 +250,7 @@ PART_KEYS: dict[str, UnsupportedKey] = {
 
 
 def check_keys(keys: Mapping[str, Any], unsupported: Mapping[str, UnsupportedKey], field_path: str = "") -> None:
-    """Refuse a record, or a message or part at ``field_path``, that holds an unsupported key."""
+    """Refuse unsupported keys of a record, or of a message or part at ``field_path``."""
     if unsupported.keys().isdisjoint(keys):
         return
     # Table order makes the error of a record the same in every process.

@@ -313,7 +313,7 @@ class SchemaReader:
 
 
 def _check_no_late_columns(row: Row, roles: Mapping[str, str]) -> None:
-    """Refuse columns that would change the meaning of a record and that the first records lack."""
+    """Refuse columns that change the meaning of a record and are new to the source."""
     for name, role in roles.items():
         if is_non_empty(row.get(name)):
             raise UnusableRecordError(

@@ -1,4 +1,4 @@
-"""Schemas: roles of columns, their known names, the order of detection, ``--map``; columns of a record.
+"""Schemas: columns, their roles and known names, the order of detection, ``--map``.
 
 A role is the purpose of a column (``prompt``, ``response``, ``messages`` ...); a form is a set of
 roles that makes a record. Forms, and the names of each role, are listed in the order in which they

@@ -62,12 +62,9 @@ class Marker:
         return value
 
 
-def make_marker(text: str) -> Marker | None:
-    """Return a marker whose marks are not in ``text``; None if every plane is used."""
-    for plane, pattern in enumerate(_PLANE_PATTERNS):
-        if not pattern.search(text):
-            return Marker(plane)
-    return None
+def find_unused_plane(text: str) -> int | None:
+    """Return a private-use plane of which ``text`` has no character, or None."""
+    return next((plane for plane, pattern in enumerate(_PLANE_PATTERNS) if not pattern.search(text)), None)
 
 
 class MarkingScope(NamedTuple):

@@ -29,7 +29,7 @@ from batchloom.chat.templates.markers import (
     MarkingScope,
     contains_match,
     extract_marks,
-    make_marker,
+    find_unused_plane,
     mark_messages,
 )
 from batchloom.chat.templates.placeholders import (
@@ -470,12 +470,16 @@ class _TemplateRenderer:
     ) -> ConversationText:
         """Locate turns with a second, marked rendering if no skeleton matches."""
         problem = "the template renders marked contents differently from plain contents"
-        if make_marker(output.text) is None:
+        plane = find_unused_plane(output.text)
+        if plane is None:
             problem = "it holds private-use characters of both planes 15 and 16, which mark contents"
         hostile = contains_match(messages, self.pattern) or contains_match(tools, self.pattern)
         for scope in MARKING_SCOPES:
-            marked_text, marker = self._render_with_marks(output.text, messages, tools, scope)
-            if marked_text is None or marker is None:
+            if plane is None:
+                break
+            marker = Marker(plane)
+            marked_text = self._render_with_marks(messages, tools, marker, scope)
+            if marked_text is None or marked_text.text != output.text:
                 continue
             if marker.full:
                 problem = _TOO_MANY_PROBLEM
@@ -515,19 +519,15 @@ class _TemplateRenderer:
         return turns, altered, "" if turns else problem
 
     def _render_with_marks(
-        self, text: str, messages: list[dict[str, Any]], tools: list[Any] | None, scope: MarkingScope
-    ) -> tuple[MarkedText | None, Marker | None]:
-        marker = make_marker(text)
-        if marker is None:
-            return None, None
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, marker: Marker, scope: MarkingScope
+    ) -> MarkedText | None:
         marked_messages = mark_messages(messages, marker, scope)
         if scope.role is None:
             tools = marker.mark_all(tools, TOOLS_OWNER, "tools")
         try:
-            marked_text = extract_marks(self.template.render(marked_messages, tools).text, marker)
+            return extract_marks(self.template.render(marked_messages, tools).text, marker)
         except RenderError:
-            return None, None
-        return (marked_text, marker) if marked_text.text == text else (None, None)
+            return None
 
     def _check_unmarked_strings(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> None:
         """Refuse control tokens in keys, roles and other strings that cannot be marked."""

@@ -79,7 +79,7 @@ def _compute_plain_spans(conversation: Conversation, rendered: ConversationText)
 
 
 def _list_turn_spans(rendered: ConversationText, assistants: list[int], numbers: list[int]) -> list[CharacterSpan]:
-    """Return the spans of numbered turns; generation marks delimit those of assistants."""
+    """Return the spans of turns; generation marks delimit those of assistants."""
     marks = rendered.generation
     if marks is None or not numbers:
         return [_require_turn(rendered, number)[1:] for number in numbers]

@@ -89,7 +89,7 @@ class TurnPositionError(Exception):
 
 
 def locate_turns(marked_text: MarkedText, roles: Sequence[str], grammar: TurnGrammar) -> list[TurnPosition | None]:
-    """Return the position of each message; None for messages without text or that the template omits."""
+    """Return the position of each message; None if the template writes no text of it."""
     text, blocks = marked_text.text, marked_text.blocks
     turn_spans: dict[int, tuple[int, int]] = {}
     for n, block in enumerate(blocks):

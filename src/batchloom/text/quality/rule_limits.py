@@ -47,7 +47,7 @@ NgramShares = Annotated[
 
 
 def check_limits(settings: object) -> None:
-    """Raise SettingsError for the fields of a settings dataclass that exceed their limits."""
+    """Raise SettingsError for fields of a settings dataclass outside their limits."""
     problems = []
     for name, hint in typing.get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name)
