@@ -54,7 +54,7 @@ def test_unknown_names_and_missing_files(tmp_path):
         ("a.jinja", b"\xff", "not UTF-8"),
         ("a.json", b"[]", "an object with chat_template"),
         ("a.json", b'{"chat_template": 3}', "chat_template is not a string"),
-        ("a.jinja", b"x" * (1 << 20) + b"x", "larger than 1 MiB"),
+        ("a.jinja", b"x" * (1 << 20) + b"x", "cannot be read: it has 1,048,577 bytes, and at most 1,048,576 are read"),
     ],
 )
 def test_bad_files_get_a_sentence(tmp_path, name, content, sentence):

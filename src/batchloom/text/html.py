@@ -87,6 +87,7 @@ _VOID_TAGS = frozenset(
     )
 )
 _RAW_TEXT_TAGS = frozenset(("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes"))
+_ATTRIBUTE = re.compile(r"=?[^\s/>=]++(?:\s*+=\s*+(?:\"[^\"]*+\"?|'[^']*+'?|[^\s>\"'][^\s>]*+)?)?")
 _MAX_ATTRIBUTES = 4000
 
 
@@ -97,7 +98,7 @@ def _check_parse_cost(text: str, most_depth: int) -> DroppedText | None:
     while tag := _TAG.search(text, at):
         at = tag.end()
         closing, name = tag[1], (tag[2] or "").lower()
-        if len(tag[3] or "") > 2 * _MAX_ATTRIBUTES and _count_attributes(tag[3]) > _MAX_ATTRIBUTES:
+        if len(tag[3] or "") > 2 * _MAX_ATTRIBUTES and len(_ATTRIBUTE.findall(tag[3])) > _MAX_ATTRIBUTES:
             return DroppedText("html: too many attributes", f"over {_MAX_ATTRIBUTES:,} in one tag <{name[:20]}>")
         if not name or name in _VOID_TAGS:
             continue
@@ -107,22 +108,11 @@ def _check_parse_cost(text: str, most_depth: int) -> DroppedText | None:
                 depth -= 1
             continue
         if name in _RAW_TEXT_TAGS:
-            at = _find_raw_text_end(text, name, at)
+            end = re.compile(rf"</{name}", re.IGNORECASE).search(text, at)
+            at = end.start() if end else len(text)
             continue
         open_elements[name] = open_elements.get(name, 0) + 1
         depth += 1
         if depth > most_depth:
             return DroppedText("html: nested too deeply", f"over {most_depth:,} elements inside each other")
     return None
-
-
-_ATTRIBUTE = re.compile(r"=?[^\s/>=]++(?:\s*+=\s*+(?:\"[^\"]*+\"?|'[^']*+'?|[^\s>\"'][^\s>]*+)?)?")
-
-
-def _count_attributes(text: str) -> int:
-    return sum(1 for _ in _ATTRIBUTE.finditer(text))
-
-
-def _find_raw_text_end(text: str, name: str, at: int) -> int:
-    end = re.compile(rf"</{name}", re.IGNORECASE).search(text, at)
-    return end.start() if end else len(text)

@@ -4,6 +4,7 @@ import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any, final
 
 import numpy as np
@@ -42,15 +43,9 @@ def get_package_version(package: str) -> str:
 
 
 def _find_unencodable_text(encoder: Any, texts: Sequence[str]) -> str:
-    """Return a short substring of these texts that cannot be encoded."""
-    failing_text = next((text for text in texts if _fails_to_encode(encoder, text)), "")
-    while len(failing_text) > 1:
-        middle = len(failing_text) // 2
-        halves = [half for half in (failing_text[:middle], failing_text[middle:]) if _fails_to_encode(encoder, half)]
-        if not halves:
-            break
-        failing_text = halves[0]
-    return failing_text[:_MAX_SHOWN_CHARACTERS]
+    """Return the beginning of a word that cannot be encoded, else of a text."""
+    words = (word for text in texts for word in text.split())
+    return next((text for text in chain(words, texts) if _fails_to_encode(encoder, text)), "")[:_MAX_SHOWN_CHARACTERS]
 
 
 def _fails_to_encode(encoder: Any, text: str) -> bool:

@@ -1,6 +1,6 @@
 """Tokenizers from files: a tokenizer.json, its folder, or the state in a store."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -145,34 +145,20 @@ def choose_bos_token(raw: Mapping[str, Any], words: Mapping[str, int], hints: To
 
 def _find_prepended_token(processor: object) -> str | None:
     """Return the special token that a post-processor prepends to a single sequence."""
-    for part in _iter_post_processors(processor):
-        kind = part.get("type")
-        if kind in ("BertProcessing", "RobertaProcessing"):
-            token = part.get("cls")
-            return str(token[0]) if isinstance(token, list) and token else None
-        if kind == "TemplateProcessing":
-            single = part.get("single")
-            piece = single[0] if isinstance(single, list) and single else None
-            special_token = piece.get("SpecialToken") if isinstance(piece, Mapping) else None
-            if isinstance(special_token, Mapping):
-                return _resolve_template_token(part, str(special_token.get("id")))
+    match processor:
+        case {"type": "BertProcessing" | "RobertaProcessing", "cls": [token, *_]}:
+            return str(token)
+        case {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": name}}, *_], **template}:
+            # A template may have its own name for a token.
+            special_tokens = template.get("special_tokens")
+            entry = special_tokens.get(str(name)) if isinstance(special_tokens, Mapping) else None
+            match entry:
+                case {"tokens": [token, *_]}:
+                    return str(token)
+            return str(name)
+        case {"processors": [*parts]}:
+            return next((token for part in parts if (token := _find_prepended_token(part))), None)
     return None
-
-
-def _iter_post_processors(processor: object) -> Iterator[Mapping[str, Any]]:
-    if isinstance(processor, Mapping):
-        yield processor
-        parts = processor.get("processors")
-        for part in parts if isinstance(parts, list) else ():
-            yield from _iter_post_processors(part)
-
-
-def _resolve_template_token(template: Mapping[str, Any], name: str) -> str:
-    """Return the token that a template calls ``name``; usually it is ``name`` itself."""
-    special_tokens = template.get("special_tokens")
-    entry = special_tokens.get(name) if isinstance(special_tokens, Mapping) else None
-    tokens = entry.get("tokens") if isinstance(entry, Mapping) else None
-    return str(tokens[0]) if isinstance(tokens, list) and tokens else name
 
 
 def load_tokenizer_from_path(path: Path, end_token: str | None) -> Tokenizer:

@@ -26,7 +26,7 @@ from jinja2.visitor import NodeTransformer
 
 from batchloom.chat.templates.markers import REASONING_KEYS
 from batchloom.core.errors import InputMissingError, TemplateError
-from batchloom.core.files import refuse_url
+from batchloom.core.files import describe_os_error, read_regular_file, refuse_url
 from batchloom.core.settings import suggest
 
 # Built-in templates and the control tokens that each writes.
@@ -146,11 +146,7 @@ def _choose_own_template(own: Mapping[str, str], tokenizer: str) -> ChosenTempla
 
 def _read_template_file(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_TEMPLATE_BYTES + 1)
-        if len(raw) > _MAX_TEMPLATE_BYTES:
-            raise TemplateError(f"{path} is not a chat template: it is larger than 1 MiB")
-        text = raw.decode()
+        text = read_regular_file(path, _MAX_TEMPLATE_BYTES).decode()
         if path.suffix == ".json":
             text = orjson.loads(text)["chat_template"]
     except FileNotFoundError as error:
@@ -158,7 +154,7 @@ def _read_template_file(path: Path) -> str:
             f"there is no template file {path}; give {', '.join(BUILT_IN_TEMPLATES)}, or the path of a .jinja file"
         ) from error
     except OSError as error:
-        raise TemplateError(f"template {path} cannot be read ({error.strerror})") from error
+        raise TemplateError(f"template {path} cannot be read: {describe_os_error(error)}") from error
     except UnicodeDecodeError as error:
         raise TemplateError(f"template {path} is not UTF-8: {error}") from error
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:

@@ -337,7 +337,7 @@ def make_decontamination_step(settings: DecontaminationSettings) -> CleanFunctio
             "decontaminate: there is no index of the evaluation sets yet; make one with "
             "batchloom.preparation.settings.build_overlap_index(settings, folder)."
         )
-    return functools.partial(_clean_text, load_index(settings.index))
+    return make_step_with_index(load_index(settings.index))
 
 
 def make_step_with_index(index: OverlapIndex) -> CleanFunction:
@@ -355,16 +355,12 @@ def _clean_text(index: OverlapIndex, text: str) -> str | DroppedText:
         match = index.find_first(words)
         if match:
             position, n, entry = match
-            return _make_drop(index, entry, _read_words_at(text, preceding_words + position, n))
+            name, record = index.names[int(index.sets[entry])], int(index.records[entry]) + 1
+            shared_words = " ".join(_read_words_at(text, preceding_words + position, n))
+            return DroppedText(OVERLAP_REASON.format(name), f"record {record:,} of {name}: {shared_words!r}")
     return text
 
 
 def _read_words_at(text: str, start: int, count: int) -> list[str]:
     words = chain.from_iterable(map(split_normal_words, iter_chunks(text, _CHUNK_CHARACTERS)))
     return list(islice(words, start, start + count))
-
-
-def _make_drop(index: OverlapIndex, entry: int, words: list[str]) -> DroppedText:
-    name = index.names[int(index.sets[entry])]
-    record_label = f"record {int(index.records[entry]) + 1:,} of {name}"
-    return DroppedText(OVERLAP_REASON.format(name), f"{record_label}: {' '.join(words)!r}")

@@ -1,7 +1,6 @@
 """Removal of boilerplate lines of web pages: menus, notices and counters."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,9 +82,6 @@ def make_boilerplate_step(settings: BoilerplateSettings) -> CleanFunction:
     parts = _list_required_substrings(kinds)
     begins = bool(kinds & {"navigation", "counters"})
 
-    def is_boilerplate(line: str) -> bool:
-        return _is_boilerplate(line, full_lines, kinds, most)
-
     def clean(text: str) -> str:
         lowered = text.lower()
         beginnings = _BEGINNING.finditer(f"\n{lowered}") if begins else ()
@@ -99,7 +95,11 @@ def make_boilerplate_step(settings: BoilerplateSettings) -> CleanFunction:
         lines = lowered.split("\n")
         if not full_lines.isdisjoint(map(str.strip, lines)):
             numbers |= {number for number, line in enumerate(lines) if line.strip() in full_lines}
-        return _remove_boilerplate_lines(text, numbers, is_boilerplate) if numbers else text
+        if not numbers:
+            return text
+        lines = text.split("\n")
+        removed = {number for number in numbers if _is_boilerplate(lines[number], full_lines, kinds, most)}
+        return "\n".join([line for number, line in enumerate(lines) if number not in removed]) if removed else text
 
     return clean
 
@@ -112,15 +112,6 @@ def _find_line_numbers(text: str, positions: set[int]) -> set[int]:
         last = position
         numbers.add(number)
     return numbers
-
-
-def _remove_boilerplate_lines(text: str, numbers: set[int], judge: Callable[[str], bool]) -> str:
-    """Remove those of the numbered lines that ``judge`` accepts."""
-    lines = text.split("\n")
-    removed_numbers = {number for number in numbers if judge(lines[number])}
-    if not removed_numbers:
-        return text
-    return "\n".join([line for number, line in enumerate(lines) if number not in removed_numbers])
 
 
 def _list_required_substrings(kinds: frozenset[str]) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ whose list is not part of this package (``C4BadWordsFilter``).
 
 import functools
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,9 +78,12 @@ def make_c4_step(settings: C4) -> CleanFunction:
 
     Raises InputError if the list of bad words is unreadable or empty.
     """
-    if settings.bad_words is None:
-        return functools.partial(_clean_text, settings, _find_nothing)
-    return functools.partial(_clean_text, settings, _make_bad_word_finder(read_bad_words(settings.bad_words)))
+    bad_words = None
+    if settings.bad_words is not None:
+        # Trying the longest word first at each position changes no verdict.
+        words = sorted(read_bad_words(settings.bad_words), key=len, reverse=True)
+        bad_words = re.compile(rf"(?:\W|^)({'|'.join(map(re.escape, words))})(?:\W|$)")
+    return functools.partial(_clean_text, settings, bad_words)
 
 
 def read_bad_words(path: str) -> tuple[str, ...]:
@@ -100,26 +102,7 @@ def read_bad_words(path: str) -> tuple[str, ...]:
     return words
 
 
-def _make_bad_word_finder(words: tuple[str, ...]) -> Callable[[str], str | None]:
-    """Return a function that finds the first bad word of a lower-case text.
-
-    The longest word is tried first at each position, which changes no verdict.
-    """
-    alternatives = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
-    search = re.compile(rf"(?:\W|^)({alternatives})(?:\W|$)").search
-
-    def find(text: str) -> str | None:
-        match = search(text)
-        return match[1] if match else None
-
-    return find
-
-
-def _find_nothing(text: str) -> None:  # noqa: ARG001  the signature of a finder
-    return None
-
-
-def _clean_text(settings: C4, bad_word: Callable[[str], str | None], text: str) -> str | DroppedText:
+def _clean_text(settings: C4, bad_words: re.Pattern[str] | None, text: str) -> str | DroppedText:
     lines = _filter_lines(settings, text)
     if isinstance(lines, DroppedText):
         return lines
@@ -140,8 +123,8 @@ def _clean_text(settings: C4, bad_word: Callable[[str], str | None], text: str) 
         if long < settings.min_paragraphs:
             requirement = f"at least {settings.min_paragraphs:,}"
             return DroppedText(FEW_PARAGRAPHS, f"{long:,} of {settings.long_paragraph:,} characters, {requirement}")
-    word = bad_word(text.lower())
-    return text if word is None else DroppedText(BAD_WORD, repr(word))
+    match = bad_words.search(text.lower()) if bad_words else None
+    return DroppedText(BAD_WORD, repr(match[1])) if match else text
 
 
 def _filter_lines(settings: C4, text: str) -> list[str] | DroppedText:
