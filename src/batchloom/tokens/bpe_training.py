@@ -8,7 +8,7 @@ import orjson
 from batchloom.core.errors import TokenizerError
 from batchloom.tokens.json_tokenizer import JsonTokenizer
 from batchloom.tokens.tokenizer import END_OF_TEXT, Tokenizer, raise_surrogate_error
-from batchloom.tokens.tokenizer_definition import clean_tokenizer_json, make_definition
+from batchloom.tokens.tokenizer_definition import clean_tokenizer_json
 
 # The bytes, the end token and one merge. A smaller vocabulary would be the tokenizer `bytes`.
 MIN_VOCAB_SIZE = 258
@@ -74,7 +74,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     trained.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
     name = f"train:{size}"
     cleaned = clean_tokenizer_json(orjson.loads(trained.to_str()), name)
-    return JsonTokenizer(name, make_definition(cleaned, name, end=END_OF_TEXT, bos=None))
+    return JsonTokenizer(name, cleaned, end=END_OF_TEXT, bos=None)
 
 
 def _iter_valid_unicode(texts: Iterable[str]) -> Iterator[str]:

@@ -12,6 +12,7 @@ import orjson
 from numpy.typing import NDArray
 
 from batchloom.core.errors import TokenizerError
+from batchloom.core.fingerprint import fingerprint
 from batchloom.tokens.tokenizer import (
     ChatTemplates,
     EncodedIds,
@@ -21,7 +22,14 @@ from batchloom.tokens.tokenizer import (
     raise_surrogate_error,
     validate_ids,
 )
-from batchloom.tokens.tokenizer_definition import TokenizerDefinition, hide_control_tokens, make_byte_alphabet
+from batchloom.tokens.tokenizer_definition import (
+    fingerprint_definition,
+    hide_control_tokens,
+    is_lossy,
+    make_byte_alphabet,
+    mark_control_tokens,
+    read_vocabulary,
+)
 
 # tokenizers needs 100 to 150 bytes of memory per byte of text.
 _BATCH_CHARACTERS = 1 << 18
@@ -72,13 +80,13 @@ def _iter_batches(texts: Sequence[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def compute_id_bytes(definition: TokenizerDefinition) -> NDArray[np.int64] | None:
+def compute_id_bytes(text: bytes, vocab_size: int) -> NDArray[np.int64] | None:
     """Return bytes per id, int64 [vocab_size]; None if this is no byte-level BPE.
 
     An id without text has -1. Each character of a byte-level BPE token represents one byte, and an added token
     represents its spelling. This requires that nothing is prepended to a text or stripped around a control token.
     """
-    tokenizer_json = orjson.loads(definition.text)
+    tokenizer_json = orjson.loads(text)
     model = tokenizer_json["model"]
     is_supported = (
         model.get("type", "BPE") == "BPE"
@@ -93,7 +101,7 @@ def compute_id_bytes(definition: TokenizerDefinition) -> NDArray[np.int64] | Non
     if not is_supported:
         return None
     alphabet = frozenset(make_byte_alphabet())
-    lengths = np.full(definition.vocab_size, -1, np.int64)
+    lengths = np.full(vocab_size, -1, np.int64)
     for token, number in model["vocab"].items():
         if alphabet.issuperset(token):
             lengths[number] = len(token)
@@ -130,17 +138,41 @@ class JsonTokenizer:
     support the tokenizer, or encodes texts differently (see ``engine_conformance.py``).
     """
 
-    def __init__(self, name: str, definition: TokenizerDefinition, chat: ChatTemplates | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        cleaned: Mapping[str, Any],
+        *,
+        end: str,
+        bos: str | None,
+        chat: ChatTemplates | None = None,
+        label: str = "",
+    ) -> None:
+        """Create the tokenizer in which ``end`` and ``bos`` are control tokens.
+
+        ``cleaned`` comes from :func:`clean_tokenizer_json`; ``label`` is the name in errors. Raises TokenizerError for
+        an invalid vocabulary, or a token outside it.
+        """
+        label = label or name
+        words = read_vocabulary(cleaned, label)
+        for token in (end, bos):
+            if token is not None and token not in words:
+                raise TokenizerError(f"{label}: token {token!r} is not in its vocabulary")
+        tokens = mark_control_tokens(cleaned["added_tokens"], words, [end, bos])
+        tokenizer_json = {**cleaned, "added_tokens": tokens}
+        try:
+            # The JSON in UTF-8, without truncation and padding.
+            self.json = orjson.dumps(tokenizer_json)
+        except orjson.JSONEncodeError as error:
+            raise TokenizerError(f"{label} cannot be written as JSON: {error}") from error
         self.name = name
-        self.definition = definition
-        self.vocab_size = definition.vocab_size
-        self.end_id = definition.end_id
-        self.bos_id = definition.bos_id
-        self.fingerprint = definition.fingerprint
-        self.vocabulary_hash = definition.vocabulary_hash
-        self.lossy = definition.lossy
-        self.control = definition.control
-        self.added = definition.added
+        self.vocab_size = max(words.values()) + 1
+        self.end_id, self.bos_id = words[end], None if bos is None else words[bos]
+        self.control = {token["content"]: token["id"] for token in tokens if token["special"]}
+        self.added = {token["content"]: token["id"] for token in tokens if not token["special"]}
+        self.fingerprint = fingerprint_definition(tokenizer_json, self.end_id, self.bos_id)
+        self.vocabulary_hash = fingerprint(words)
+        self.lossy = is_lossy(tokenizer_json["model"], words)
         self.chat = chat or ChatTemplates()
 
     @cached_property
@@ -158,7 +190,7 @@ class JsonTokenizer:
         return tokenizer
 
     def id_bytes(self) -> NDArray[np.int64] | None:
-        return compute_id_bytes(self.definition)
+        return compute_id_bytes(self.json, self.vocab_size)
 
     def encode_batch(self, texts: Sequence[str], *, control: bool = False) -> EncodedIds:
         if self.engine.name == "tokenizers":
@@ -232,7 +264,7 @@ class JsonTokenizer:
             "fingerprint": self.fingerprint,
             "end_id": self.end_id,
             "bos_id": self.bos_id,
-            "tokenizer": orjson.loads(self.definition.text),
+            "tokenizer": orjson.loads(self.json),
         }
         if self.chat.templates or self.chat.tokens:
             state["chat"] = {"templates": dict(self.chat.templates), "tokens": dict(self.chat.tokens)}
@@ -246,7 +278,7 @@ class JsonTokenizer:
         try:
             from fastokens import Tokenizer  # noqa: PLC0415 - reading a store needs none
 
-            return Tokenizer.from_json_str(self.definition.text.decode())
+            return Tokenizer.from_json_str(self.json.decode())
         except ImportError as error:
             raise TokenizerError(f"fastokens cannot be imported ({error})") from error
         except ValueError as error:
@@ -255,19 +287,19 @@ class JsonTokenizer:
 
     @cached_property
     def _decoder(self) -> Any:
-        return self._load_exact(self.definition.text, control=False)
+        return self._load_exact(self.json, control=False)
 
     @cached_property
     def _encoder(self) -> Any:
         """Tokenizer that encodes control tokens as text."""
-        if self.definition.model == "BPE":
+        if orjson.loads(self.json)["model"].get("type", "BPE") == "BPE":
             return self._decoder
-        return self._load_exact(hide_control_tokens(self.definition), control=False)
+        return self._load_exact(hide_control_tokens(self.json, self.control), control=False)
 
     @cached_property
     def _control_encoder(self) -> Any:
         """Tokenizer that parses control tokens and does not trim the offsets of others."""
-        tokenizer_json = orjson.loads(self.definition.text)
+        tokenizer_json = orjson.loads(self.json)
         return self._load_exact(orjson.dumps({**tokenizer_json, "post_processor": None}), control=True)
 
     def _load_exact(self, text: bytes, *, control: bool) -> Any:

@@ -14,7 +14,7 @@ from batchloom.core.settings import suggest
 from batchloom.tokens.builtin_tokenizers import ByteTokenizer, UnknownTokenizer
 from batchloom.tokens.json_tokenizer import JsonTokenizer
 from batchloom.tokens.tokenizer import ChatTemplates, Tokenizer
-from batchloom.tokens.tokenizer_definition import clean_tokenizer_json, make_definition, read_vocabulary
+from batchloom.tokens.tokenizer_definition import clean_tokenizer_json, read_vocabulary
 
 # Tokens that end a document in pretraining, even if a chat model's config names another end.
 _DOCUMENT_END_TOKENS = ("<|end_of_text|>", "<|endoftext|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
@@ -196,8 +196,7 @@ def make_json_tokenizer(
     words = read_vocabulary(cleaned, name)
     control = [token["content"] for token in cleaned["added_tokens"] if token["special"]]
     end = choose_end_token(words, control, hints, end_token, name)
-    definition = make_definition(cleaned, name, end=end, bos=choose_bos_token(cleaned, words, hints))
-    return JsonTokenizer(name, definition, chat=hints.chat)
+    return JsonTokenizer(name, cleaned, end=end, bos=choose_bos_token(cleaned, words, hints), chat=hints.chat)
 
 
 def read_tokenizer_json(path: Path) -> dict[str, Any]:
@@ -309,4 +308,4 @@ def _restore_json_tokenizer(state: _JsonState) -> JsonTokenizer:
         raise TokenizerError(
             f"{label} is damaged: its end_id {state.end_id} or bos_id {state.bos_id} is not in its vocabulary"
         )
-    return JsonTokenizer(state.name, make_definition(cleaned, label, end=end, bos=bos), state.chat)
+    return JsonTokenizer(state.name, cleaned, end=end, bos=bos, chat=state.chat, label=label)

@@ -1,7 +1,6 @@
-"""Validated tokenizer.json with its vocabulary and fingerprint."""
+"""Definition of a tokenizer.json: validation, vocabulary and fingerprint."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -33,24 +32,6 @@ GPT2_PRE_TOKENIZER: dict[str, Any] = {
     "trim_offsets": True,
     "use_regex": True,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerDefinition:
-    """A validated tokenizer.json, which always gives the same ids."""
-
-    # The JSON in UTF-8, without truncation and padding.
-    text: bytes
-    # BPE, Unigram, WordPiece or WordLevel.
-    model: str
-    vocab_size: int
-    end_id: int
-    bos_id: int | None
-    control: dict[str, int]
-    added: dict[str, int]
-    fingerprint: str
-    vocabulary_hash: str
-    lossy: bool
 
 
 def clean_tokenizer_json(raw: Mapping[str, Any], label: str) -> dict[str, Any]:
@@ -121,38 +102,7 @@ def read_vocabulary(cleaned: Mapping[str, Any], label: str) -> dict[str, int]:
     return words
 
 
-def make_definition(cleaned: Mapping[str, Any], label: str, *, end: str, bos: str | None) -> TokenizerDefinition:
-    """Build the definition in which ``end`` and ``bos`` are control tokens.
-
-    ``cleaned`` comes from :func:`clean_tokenizer_json`. Raises TokenizerError for an invalid vocabulary, or a token
-    outside it.
-    """
-    words = read_vocabulary(cleaned, label)
-    for token in (end, bos):
-        if token is not None and token not in words:
-            raise TokenizerError(f"{label}: token {token!r} is not in its vocabulary")
-    tokens = _mark_control_tokens(cleaned["added_tokens"], words, [end, bos])
-    end_id, bos_id = words[end], None if bos is None else words[bos]
-    tokenizer_json = {**cleaned, "added_tokens": tokens}
-    try:
-        text = orjson.dumps(tokenizer_json)
-    except orjson.JSONEncodeError as error:
-        raise TokenizerError(f"{label} cannot be written as JSON: {error}") from error
-    return TokenizerDefinition(
-        text=text,
-        model=str(tokenizer_json["model"].get("type", "BPE")),
-        vocab_size=max(words.values()) + 1,
-        end_id=end_id,
-        bos_id=bos_id,
-        control={token["content"]: token["id"] for token in tokens if token["special"]},
-        added={token["content"]: token["id"] for token in tokens if not token["special"]},
-        fingerprint=fingerprint({**_select_fingerprint_fields(tokenizer_json), "end_id": end_id, "bos_id": bos_id}),
-        vocabulary_hash=fingerprint(words),
-        lossy=_is_lossy(tokenizer_json["model"], words),
-    )
-
-
-def _is_lossy(model: Mapping[str, Any], words: Mapping[str, int]) -> bool:
+def is_lossy(model: Mapping[str, Any], words: Mapping[str, int]) -> bool:
     """Return whether a BPE has neither an unknown token nor a token for every byte."""
     if model.get("type", "BPE") != "BPE" or model.get("unk_token") or model.get("byte_fallback"):
         return False
@@ -160,7 +110,7 @@ def _is_lossy(model: Mapping[str, Any], words: Mapping[str, int]) -> bool:
     return any(letters[byte] not in words for byte in range(256) if byte not in _INVALID_UTF8_BYTES)
 
 
-def _mark_control_tokens(
+def mark_control_tokens(
     tokens: list[dict[str, Any]], words: Mapping[str, int], names: Iterable[str | None]
 ) -> list[dict[str, Any]]:
     """Mark ``names`` as special tokens, which a document cannot spell."""
@@ -172,18 +122,16 @@ def _mark_control_tokens(
     return sorted(by_content.values(), key=lambda token: int(token["id"]))
 
 
-def hide_control_tokens(definition: TokenizerDefinition) -> bytes:
+def hide_control_tokens(text: bytes, control: Mapping[str, int]) -> bytes:
     """Return the JSON with unspellable control tokens, for models other than BPE.
 
     A BPE reaches a token through merges only, and no merge yields a control token. The other models look
     words up in the vocabulary, which contains ``</s>`` even if text must not match it.
     """
-    tokenizer_json = orjson.loads(definition.text)
+    tokenizer_json = orjson.loads(text)
     model = tokenizer_json["model"]
     names = {
-        content: f"\uffff{number}\uffff"
-        for content, number in definition.control.items()
-        if content != model.get("unk_token")
+        content: f"\uffff{number}\uffff" for content, number in control.items() if content != model.get("unk_token")
     }
     if isinstance(model["vocab"], list):
         model["vocab"] = [[names.get(pair[0], pair[0]), *pair[1:]] for pair in model["vocab"]]
@@ -194,8 +142,8 @@ def hide_control_tokens(definition: TokenizerDefinition) -> bytes:
     return orjson.dumps({**tokenizer_json, "post_processor": None})
 
 
-def _select_fingerprint_fields(tokenizer_json: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the normalized fields that determine ids, for the fingerprint."""
+def fingerprint_definition(tokenizer_json: Mapping[str, Any], end_id: int, bos_id: int | None) -> str:
+    """Return the fingerprint of the normalized fields that determine ids."""
     normalizer = _normalize_step(tokenizer_json.get("normalizer"))
     tokens = []
     for token in tokenizer_json["added_tokens"]:
@@ -204,12 +152,15 @@ def _select_fingerprint_fields(tokenizer_json: Mapping[str, Any]) -> dict[str, A
             plain |= {flag: token[flag] for flag in _ADDED_TOKEN_FLAGS}
             plain["normalized"] = token["normalized"] and normalizer is not None
         tokens.append(plain)
-    return {
+    fields = {
         "model": _normalize_model(tokenizer_json["model"]),
         "normalizer": normalizer,
         "pre_tokenizer": _normalize_step(tokenizer_json.get("pre_tokenizer")),
         "added_tokens": tokens,
+        "end_id": end_id,
+        "bos_id": bos_id,
     }
+    return fingerprint(fields)
 
 
 def _normalize_model(model: Mapping[str, Any]) -> dict[str, Any]:
