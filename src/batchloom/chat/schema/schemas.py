@@ -1,4 +1,4 @@
-"""Schemas: columns, their roles and known names, the order of detection, ``--map``.
+"""Schemas: columns, their roles and known names, detection order, ``--map``.
 
 A role is the purpose of a column (``prompt``, ``response``, ``messages`` ...); a form is a set of
 roles that makes a record. Forms, and the names of each role, are listed in the order in which they
