@@ -87,10 +87,7 @@ def check_keep(inputs: Sequence[str], out: Path) -> None:
 
 
 def find_abandoned_folder(before: str | None, keeping: "StreamStoreWriter | None") -> Path | None:
-    """Return the previous ``keep`` folder if it is no longer used and holds no store.
-
-    ``before`` is the previous folder, ``keeping`` the current store.
-    """
+    """Return the previous ``keep`` folder if it is no longer used and holds no store."""
     if before is None:
         return None
     folder = Path(before)

@@ -34,15 +34,10 @@ _MAX_CACHED_BOUNDS = 256
 @final
 @dataclass(slots=True)
 class RecordCounts:
-    """Counts of an epoch of a lane.
-
-    Attributes:
-        records: number of records read.
-        reasons: number of records without a train document, by reason.
-    """
+    """Counts of an epoch of a lane."""
 
     records: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)  # Number of records without a train document, by reason
 
     def add(self, facts: UnitFacts, shares: NDArray[np.int64]) -> None:
         """Add a range group's records, and its number of documents per subset."""
@@ -53,10 +48,7 @@ class RecordCounts:
             self.reasons[_SHARE_PREFIX + name] += count
 
     def explain_no_document(self, bad: Sequence[str]) -> tuple[str, str]:
-        """Return why there is no document, and a remedy.
-
-        ``bad`` holds the messages about the first bad records.
-        """
+        """Return why there is no document, and a remedy."""
         nonzero_reasons = [(reason, count) for reason, count in self.reasons.most_common() if count > 0]
         if not nonzero_reasons:
             return "the lane received no record of the input", "Give more input"
@@ -77,56 +69,33 @@ def _suggest_remedy(reason: str) -> str:
 
 
 class LanePosition(NamedTuple):
-    """Resume position of a lane, before the next document of a new pool.
-
-    Attributes:
-        epoch: epoch of the lane.
-        pool: index of the pool in that epoch.
-        slot: index of the range group in the epoch's order.
-        range_index: index of the record range in the group.
-        record: index of the record in the range.
-        documents_taken: number of documents of that record that earlier pools have taken.
-        offset: byte offset of the record in its source.
-    """
+    """Resume position of a lane, before the next document of a new pool."""
 
     epoch: int = 0
-    pool: int = 0
-    slot: int = 0
-    range_index: int = 0
-    record: int = 0
-    documents_taken: int = 0
-    offset: int = 0
+    pool: int = 0  # Index of the pool in that epoch
+    slot: int = 0  # Index of the range group in the epoch's order
+    range_index: int = 0  # Index of the record range in the group
+    record: int = 0  # Index of the record in the range
+    documents_taken: int = 0  # Number of documents of that record that earlier pools have taken
+    offset: int = 0  # Byte offset of the record in its source
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPool:
-    """Documents of one pool.
-
-    Attributes:
-        lane, epoch, pool: identify the pool.
-        tokens: tokens of its documents, concatenated.
-        lengths: tokens of each document, uint32 [N].
-        trained: whether each token carries a loss; None if all do.
-        next: resume position of the lane.
-        records: number of records read for it; without media, in the lane's first epoch only.
-        bad: number of these that cannot be used.
-        bad_messages: messages about the first of these.
-        conversations: whether the lane has read any conversation so far.
-        media: media of its documents; None if media are not read.
-    """
+    """Documents of one pool."""
 
     lane: int
     epoch: int
     pool: int
-    tokens: NDArray[np.generic]
-    lengths: NDArray[np.uint32]
-    trained: NDArray[np.bool_] | None
+    tokens: NDArray[np.generic]  # Tokens of its documents, concatenated
+    lengths: NDArray[np.uint32]  # Tokens of each document, uint32 [N]
+    trained: NDArray[np.bool_] | None  # Whether each token carries a loss; None if all do
     next: LanePosition
-    records: int = 0
-    bad: int = 0
-    bad_messages: tuple[str, ...] = ()
-    conversations: bool = False
-    media: PoolMedia | None = None
+    records: int = 0  # Number of records read for it; without media, in the lane's first epoch only
+    bad: int = 0  # Number of these that cannot be used
+    bad_messages: tuple[str, ...] = ()  # Messages about the first of these
+    conversations: bool = False  # Whether the lane has read any conversation so far
+    media: PoolMedia | None = None  # Media of its documents; None if media are not read
 
 
 @dataclass(slots=True)
@@ -168,18 +137,11 @@ class _RangeDocuments(NamedTuple):
 
 @dataclass(slots=True)
 class RangeCollector:
-    """Collector of a range group's train documents and bad records.
-
-    Attributes:
-        documents: batches of tokens, rows, flags and media, in order.
-        bad: records that cannot be used, each with the index of its record range.
-        log: writes everything for the store; None without ``keep``.
-        shares: number of documents of each subset.
-    """
+    """Collector of a range group's train documents and bad records."""
 
     documents: deque[_RangeDocuments] = field(default_factory=deque)
     bad: list[tuple[int, BadRecord]] = field(default_factory=list)
-    log: StreamBatchWriter | None = None
+    log: StreamBatchWriter | None = None  # Writes everything for the store; None without ``keep``
     shares: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(SUBSETS), np.int64))
 
     def add(
@@ -219,25 +181,15 @@ class RangeCollector:
 
 @dataclass(frozen=True, slots=True)
 class CachedRanges:
-    """Cache of range groups for the store, by the names of their units.
+    """Cache of range groups for the store, by the names of their units."""
 
-    Attributes:
-        folder: folder of all range groups.
-        names: unit names, by unit number.
-        attempt: distinguishes the files of this process from those of others.
-        start_marker: file that exists once the store's job has begun.
-    """
-
-    folder: Path
-    names: tuple[str, ...]
-    attempt: str
-    start_marker: Path
+    folder: Path  # Folder of all range groups
+    names: tuple[str, ...]  # Unit names, by unit number
+    attempt: str  # Distinguishes the files of this process from those of others
+    start_marker: Path  # File that exists once the store's job has begun
 
     def begin(self, range_group: RangeGroup) -> StreamBatchWriter | None:
-        """Start to cache a range group.
-
-        Returns None if it is cached already, or if the store's job has not started.
-        """
+        """Start to cache a range group."""
         folder = self.folder / self.names[range_group.unit] / f"{range_group.group_index:06d}"
         if folder.exists() or not self.start_marker.exists():
             return None
@@ -246,27 +198,16 @@ class CachedRanges:
 
 @dataclass(frozen=True, slots=True)
 class LaneContext:
-    """Shared context of a process's lanes.
-
-    Attributes:
-        task: turns records into documents.
-        chat: creates tokenizer and template at the first conversation.
-        range_groups: range groups of the lanes, by number.
-        count: number of all range groups.
-        spec: settings of the data order.
-        lanes: number of lanes.
-        keep: cache of range groups for a store; None without one.
-        media_spill: spill folder of media bytes from records; None if media are not read.
-    """
+    """Shared context of a process's lanes."""
 
     task: EncodeContext
-    chat: Callable[[], ChatEncoder]
-    range_groups: Mapping[int, RangeGroup]
+    chat: Callable[[], ChatEncoder]  # Creates tokenizer and template at the first conversation
+    range_groups: Mapping[int, RangeGroup]  # Range groups of the lanes, by number
     count: int
     spec: PlanSpec
     lanes: int
-    keep: CachedRanges | None = None
-    media_spill: MediaSpill | None = None
+    keep: CachedRanges | None = None  # Cache of range groups for a store; None without one
+    media_spill: MediaSpill | None = None  # Spill folder of media bytes from records; None if media are not read
     _bounds: dict[str, RecordBounds] = field(default_factory=dict)
 
     def bounds(self, source: Source) -> RecordBounds:

@@ -41,25 +41,15 @@ class PoolTask:
 
 @dataclass(frozen=True, slots=True)
 class StreamSetup:
-    """Setup of a stream worker, which can be sent to other processes.
-
-    Attributes:
-        worker_setup: how records become documents.
-        range_groups: range groups of the lanes read here, by number.
-        count: number of all range groups.
-        spec: settings of the data order.
-        lanes: number of lanes.
-        keep: cache of range groups for a store; None without one.
-        media: spill folder of media bytes from records; None if media are not read.
-    """
+    """Setup of a stream worker, which can be sent to other processes."""
 
     worker_setup: WorkerSetup
-    range_groups: Mapping[int, RangeGroup]
+    range_groups: Mapping[int, RangeGroup]  # Range groups of the lanes read here, by number
     count: int
     spec: PlanSpec
     lanes: int
-    keep: CachedRanges | None
-    media: Path | None = None
+    keep: CachedRanges | None  # Cache of range groups for a store; None without one
+    media: Path | None = None  # Spill folder of media bytes from records; None if media are not read
 
     def for_lanes(self, lanes: Sequence[int]) -> "StreamSetup":
         """Return the setup of a worker of these lanes, with only their range groups.

@@ -570,10 +570,7 @@ def describe_cut_conversations(spec: PlanSpec) -> str:
 
 
 def describe_left_out(spec: PlanSpec, *, media: bool) -> str:
-    """Return the warning about documents left out; empty if all are read.
-
-    Documents with media are never cut.
-    """
+    """Return the warning about documents left out; empty if all are read."""
     if spec.overlong not in ("drop", "truncate"):
         return ""
     remedy = "a larger seq_len" if media else "overlong='split'"

@@ -22,19 +22,12 @@ _BYTE_KINDS = ("jsonl", "line", "cut")
 
 @dataclass(frozen=True, slots=True)
 class RecordRange:
-    """A part of a unit, or a range of one.
-
-    Attributes:
-        unit_part: the part of the unit.
-        part_index: index of that part in the unit.
-        start: first byte, nominal until record bounds are looked up.
-        stop: one after its last byte.
-    """
+    """A part of a unit, or a range of one."""
 
     unit_part: SourcePart
-    part_index: int
-    start: int
-    stop: int
+    part_index: int  # Index of that part in the unit
+    start: int  # First byte, nominal until record bounds are looked up
+    stop: int  # One after its last byte
 
     @property
     def part(self) -> SourcePart:
@@ -49,19 +42,11 @@ class RecordRange:
 
 @dataclass(frozen=True, slots=True)
 class RangeGroup:
-    """Neighbouring record ranges of one unit, which a lane reads together.
-
-    Attributes:
-        unit: number of the unit.
-        first_part: index of the unit's first part in the manifest's list of parts.
-        group_index: index of the group in the unit.
-        last: whether it is the unit's last group.
-        ranges: record ranges in order.
-    """
+    """Neighbouring record ranges of one unit, which a lane reads together."""
 
     unit: int
-    first_part: int
-    group_index: int
+    first_part: int  # Index of the unit's first part in the manifest's list of parts
+    group_index: int  # Index of the group in the unit
     last: bool
     ranges: tuple[RecordRange, ...]
 
@@ -115,19 +100,7 @@ def _group_ranges(ranges: Iterator[RecordRange], size: int) -> Iterator[tuple[Re
 
 @final
 class RangeRecordReader:
-    """Records of a range, numbered from 0 inside it; use as a context manager.
-
-    Args:
-        record_range: the range to read.
-        rules: read rules of its source.
-        bounds: finds the record bounds between ranges.
-        record: first record to return; earlier ones are skipped.
-        offset: byte offset of that record in the source, used to seek if possible.
-
-    Attributes:
-        start: first byte of the range in the (decompressed) source.
-        stop: one after its last byte; for a compressed source known after ``finish``.
-    """
+    """Records of a range, numbered from 0 inside it; use as a context manager."""
 
     def __init__(
         self,

@@ -15,33 +15,21 @@ from batchloom.store.write import make_folder
 
 
 class DocumentMedia(NamedTuple):
-    """Media of a document.
-
-    Attributes:
-        media: media in token order.
-        folder: base folder of their paths.
-        line: file and line of the document, for messages.
-    """
+    """Media of a document."""
 
     media: tuple[StoredMedium, ...]
-    folder: str
-    line: str
+    folder: str  # Base folder of their paths
+    line: str  # File and line of the document, for messages
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PoolMedia:
-    """Media of a pool's documents.
+    """Media of a pool's documents."""
 
-    Attributes:
-        documents: documents with media, by their number in the pool.
-        limits: size limits of media.
-        spill_files: files of bytes that no later pool of the lane needs.
-    """
-
-    documents: Mapping[int, DocumentMedia]
+    documents: Mapping[int, DocumentMedia]  # Documents with media, by their number in the pool
     limits: MediaLimits
-    spill_files: tuple[Path, ...]
+    spill_files: tuple[Path, ...]  # Files of bytes that no later pool of the lane needs
 
     @property
     def remedy(self) -> str:
@@ -84,10 +72,7 @@ class PoolMedia:
 
 @final
 class MediaSpill:
-    """Writer of media bytes from records to files, so that pools do not hold them.
-
-    ``folder`` is created on demand.
-    """
+    """Writer of media bytes from records to files, so that pools do not hold them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -17,26 +17,16 @@ _CURSOR_FIELDS = 8
 
 @dataclass(frozen=True, slots=True)
 class StreamIdentity:
-    """Identity of a stream in its states.
-
-    Attributes:
-        fingerprint: fingerprint of the stream.
-        identity: fields of the fingerprint.
-        recipe: recipe of the stream (``identity`` has only its fingerprint); empty in older states.
-        keep: folder of the stream's cached data; None without one.
-    """
+    """Identity of a stream in its states."""
 
     fingerprint: str
-    identity: Mapping[str, Any]
-    recipe: Mapping[str, Any]
-    keep: str | None = None
+    identity: Mapping[str, Any]  # Fields of the fingerprint
+    recipe: Mapping[str, Any]  # Recipe of the stream (``identity`` has only its fingerprint); empty in older states
+    keep: str | None = None  # Folder of the stream's cached data; None without one
 
 
 def make_stream_state(facts: StreamIdentity, position: int, cursors: LaneCursors) -> dict[str, Any]:
-    """Return a position of a stream as plain JSON values.
-
-    ``position`` is the next sequence; ``cursors`` holds the lanes that this process reads.
-    """
+    """Return a position of a stream as plain JSON values."""
     plain = {
         "order_version": ORDER_VERSION,
         "fingerprint": facts.fingerprint,

@@ -47,15 +47,7 @@ RowMapper = Callable[[Row], Row]
 
 
 def make_row_mapper(mapping: Mapping[str, str], columns: Sequence[str] | None) -> RowMapper | None:
-    """Return the function from input rows to output rows; None if rows stay unchanged.
-
-    It raises UnusableRecordError if a role would hide another column.
-
-    Args:
-        mapping: columns by role. A column is renamed to its role in place; the value at a path
-            (``answers.text[0]``) is appended as a new column.
-        columns: output names in order; None for all. A missing column is skipped.
-    """
+    """Return the function from input rows to output rows; None if rows stay unchanged."""
     if not mapping and columns is None:
         return None
     roles = {column: role for role, column in mapping.items()}

@@ -45,10 +45,7 @@ def _encode_row(row: Row, *, nan: bool) -> bytes:
 
 
 def _encode_row_stdlib(row: Row) -> bytes:
-    """Encode a row with the standard library.
-
-    It takes integers of any size and rejects NaN.
-    """
+    """Encode a row with the standard library."""
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode()
@@ -83,13 +80,7 @@ def _iter_unencodable_types(value: object) -> Any:
 
 @final
 class JsonRowFile:
-    """JSON Lines, or one array with one row per line (at least one row).
-
-    Args:
-        file: output file.
-        array: whether to write an array.
-        compression: ``gzip``, ``zstd`` or None.
-    """
+    """JSON Lines, or one array with one row per line (at least one row)."""
 
     def __init__(
         self, file: IO[bytes] | io.RawIOBase, *, array: bool = False, compression: Compression | None = None

@@ -25,12 +25,7 @@ _TYPE_LABELS = {
 
 @final
 class UntabularError(BatchloomError):
-    """A column holds values that a table cannot hold.
-
-    Attributes:
-        path: names of the column and its nested fields; ``[]`` for the items of a list.
-        reason: the problem, without the remedy.
-    """
+    """A column holds values that a table cannot hold."""
 
     def __init__(self, path: tuple[str, ...], reason: str) -> None:
         super().__init__(reason)
@@ -42,25 +37,15 @@ class UntabularError(BatchloomError):
 
 @dataclass(slots=True)
 class ColumnType:
-    """Observed type of a column, of an object field or of list items.
+    """Observed type of a column, of an object field or of list items."""
 
-    Attributes:
-        kinds: types of its values except null, in order of appearance.
-        least: smallest integer, at most 0.
-        most: largest integer, at least 0.
-        count: number of objects.
-        fields: type of each field of the objects.
-        present: number of objects that have each field.
-        items: type of the items of the lists.
-    """
-
-    kinds: list[type] = field(default_factory=list)
-    least: int = 0
-    most: int = 0
+    kinds: list[type] = field(default_factory=list)  # Types of its values except null, in order of appearance
+    least: int = 0  # Smallest integer, at most 0
+    most: int = 0  # Largest integer, at least 0
     count: int = 0
-    fields: "dict[str, ColumnType]" = field(default_factory=dict)
-    present: dict[str, int] = field(default_factory=dict)
-    items: "ColumnType | None" = None
+    fields: "dict[str, ColumnType]" = field(default_factory=dict)  # Type of each field of the objects
+    present: dict[str, int] = field(default_factory=dict)  # Number of objects that have each field
+    items: "ColumnType | None" = None  # Type of the items of the lists
 
     def add(self, values: Sequence[Any], path: tuple[str, ...] = ()) -> None:
         """Add more values."""
@@ -148,10 +133,7 @@ def format_column_path(path: Iterable[str]) -> str:
 
 
 def describe_type_changes(shape: ColumnType) -> list[str]:
-    """Describe where nulls and floats in the table differ from the rows.
-
-    Each description is one sentence.
-    """
+    """Describe where nulls and floats in the table differ from the rows."""
     mixed, absent = [], []
     for path, column_type in shape.walk():
         if len(column_type.kinds) > 1:

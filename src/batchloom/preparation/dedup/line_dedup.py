@@ -144,11 +144,7 @@ class LineDeduplicator:
         self._dropped = np.zeros(0, np.uint32)
 
     def __call__(self, texts: Sequence[str]) -> list[str | None]:
-        """Return the next texts of the unit without repeats; see :func:`remove_segments`.
-
-        Raises:
-            OutputError: a file cannot be read, or is truncated.
-        """
+        """Return the next texts of the unit without repeats; see :func:`remove_segments`."""
         stop = self._next + sum(count_segments(text, self.repeat_unit) for text in texts)
         if stop > self._loaded_stop:
             self._loaded_stop = stop + _CHUNK_NUMBERS

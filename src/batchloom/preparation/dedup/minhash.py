@@ -95,10 +95,7 @@ def compute_signatures(
 
 
 def _split_blocks(stops: NDArray[np.int64], hashes: int) -> list[tuple[int, int]]:
-    """Return document ranges of about _BLOCK_TOKENS tokens and bins.
-
-    A long document is a block of its own.
-    """
+    """Return document ranges of about _BLOCK_TOKENS tokens and bins."""
     most = max(1, _BLOCK_TOKENS // hashes)
     blocks, first, begin = [], 0, 0
     while first < len(stops):

@@ -281,10 +281,7 @@ def _min_neighbours(pairs: _PairSpill, partition: int) -> tuple[_DocumentIds, _D
 
 
 def _lookup_minimum(table: tuple[_DocumentIds, _DocumentIds], documents: _DocumentIds) -> _DocumentIds:
-    """Look up sorted documents in a table of :func:`_min_neighbours`.
-
-    Documents may repeat.
-    """
+    """Look up sorted documents in a table of :func:`_min_neighbours`."""
     new = np.ones(len(documents), bool)
     np.not_equal(documents[1:], documents[:-1], out=new[1:])
     starts = np.flatnonzero(new)

@@ -169,10 +169,7 @@ def describe_io_errors(path: Path) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def write_key_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that is renamed to ``path`` on success and removed on failure.
-
-    Exceptions of the body pass unchanged, so callers wrap their writes in :func:`describe_io_errors`.
-    """
+    """Open a file that is renamed to ``path`` on success and removed on failure."""
     partial_path = path.with_name(path.name + PARTIAL_SUFFIX)
     with contextlib.ExitStack() as stack:
         with describe_io_errors(path):

@@ -26,31 +26,19 @@ from batchloom.tokens import Tokenizer
 
 
 class CharacterRanges(NamedTuple):
-    """Ranges of the texts of a batch.
+    """Ranges of the texts of a batch."""
 
-    Attributes:
-        text: index of the text of each range, ascending, int64 [ranges].
-        start: start offset, in the unit of the token offsets, int64 [ranges].
-        stop: end offset, exclusive, int64 [ranges].
-    """
-
-    text: NDArray[np.int64]
-    start: NDArray[np.int64]
-    stop: NDArray[np.int64]
+    text: NDArray[np.int64]  # Index of the text of each range, ascending, int64 [ranges]
+    start: NDArray[np.int64]  # Start offset, in the unit of the token offsets, int64 [ranges]
+    stop: NDArray[np.int64]  # End offset, exclusive, int64 [ranges]
 
 
 class TokenBytes(NamedTuple):
-    """Offsets of the tokens of a batch of texts, counted over the complete batch.
+    """Offsets of the tokens of a batch of texts, counted over the complete batch."""
 
-    Attributes:
-        starts: start of each token, ascending, int64 [tokens].
-        stops: end of each token, ascending, int64 [tokens].
-        base: start of each text, int64 [texts + 1].
-    """
-
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
-    base: NDArray[np.int64]
+    starts: NDArray[np.int64]  # Start of each token, ascending, int64 [tokens]
+    stops: NDArray[np.int64]  # End of each token, ascending, int64 [tokens]
+    base: NDArray[np.int64]  # Start of each text, int64 [texts + 1]
 
 
 def token_byte_ranges(ids: NDArray[np.uint32], bounds: NDArray[np.int64], sizes: NDArray[np.int64]) -> TokenBytes:
@@ -235,35 +223,21 @@ EncodedIds = tuple[NDArray[np.uint32], NDArray[np.int64]]
 
 
 class RenderedText(NamedTuple):
-    """Rendered conversation to encode, with offsets in characters.
-
-    Attributes:
-        text: the text.
-        control: offsets of the control tokens that the template wrote.
-        trained_spans: trained spans.
-        lenient: allow a token at an edge of a trained span to extend beyond it.
-    """
+    """Rendered conversation to encode, with offsets in characters."""
 
     text: str
-    control: Sequence[int]
+    control: Sequence[int]  # Offsets of the control tokens that the template wrote
     trained_spans: Sequence[CharacterSpan]
-    lenient: bool
+    lenient: bool  # Allow a token at an edge of a trained span to extend beyond it
 
 
 class MaskedTokens(NamedTuple):
-    """Tokens of a text.
-
-    Attributes:
-        ids: token ids, uint32 [tokens].
-        mask: True for trained tokens, bool [tokens].
-        starts: offset of each token in the text, int64 [tokens].
-        in_bytes: offsets count UTF-8 bytes instead of characters.
-    """
+    """Tokens of a text."""
 
     ids: NDArray[np.uint32]
-    mask: NDArray[np.bool_]
-    starts: NDArray[np.int64]
-    in_bytes: bool
+    mask: NDArray[np.bool_]  # True for trained tokens, bool [tokens]
+    starts: NDArray[np.int64]  # Offset of each token in the text, int64 [tokens]
+    in_bytes: bool  # Offsets count UTF-8 bytes instead of characters
 
     def find_tokens(self, text: str, character_offsets: Sequence[int]) -> list[int] | None:
         """Return the tokens that begin at the offsets; None if one is inside a token."""

@@ -25,41 +25,24 @@ from batchloom.preparation.settings.chat_rules import ChatRules, OverlongError, 
 
 
 class EncodeFault(NamedTuple):
-    """Conversation, or a part of one, that gives no document.
+    """Conversation, or a part of one, that gives no document."""
 
-    Attributes:
-        number: index of the conversation in the batch.
-        reason: why it gives none.
-        snippet: beginning of the content, to help a person find it.
-    """
-
-    number: int
+    number: int  # Index of the conversation in the batch
     reason: str
-    snippet: str = ""
+    snippet: str = ""  # Beginning of the content, to help a person find it
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedConversations:
-    """Encoded conversations.
+    """Encoded conversations."""
 
-    Attributes:
-        ids: ids of all documents, concatenated, uint32 [tokens].
-        lengths: tokens of each document, uint32 [documents].
-        mask: True for trained tokens, bool [tokens].
-        numbers: conversation of each document, int64 [documents]; repeated if one was split.
-        faults: conversations that cannot be used, in order.
-        dropped: conversations dropped by rule, in order: nothing to train, or overlong.
-        altered: number of conversations that the template changed, by kind of change.
-        media: media of each document; empty if no document has any.
-    """
-
-    ids: NDArray[np.uint32]
-    lengths: NDArray[np.uint32]
-    mask: NDArray[np.bool_]
-    numbers: NDArray[np.int64]
+    ids: NDArray[np.uint32]  # Ids of all documents, concatenated, uint32 [tokens]
+    lengths: NDArray[np.uint32]  # Tokens of each document, uint32 [documents]
+    mask: NDArray[np.bool_]  # True for trained tokens, bool [tokens]
+    numbers: NDArray[np.int64]  # Conversation of each document, int64 [documents]; repeated if one was split
     faults: list[EncodeFault]
-    dropped: list[EncodeFault]
-    altered: Counter[str]
+    dropped: list[EncodeFault]  # Conversations dropped by rule, in order: nothing to train, or overlong
+    altered: Counter[str]  # Number of conversations that the template changed, by kind of change
     media: list[list[PlacedMedium]] = field(default_factory=list)
 
 
@@ -128,10 +111,7 @@ def _mask_and_verify(
     *,
     prove: bool,
 ) -> tuple[MaskedTokens, list[PlacedMedium]]:
-    """Return the final tokens of a conversation, and its media with their positions.
-
-    Raises RenderError if the conversation cannot be used.
-    """
+    """Return the final tokens of a conversation, and its media with their positions."""
     if isinstance(masked_tokens, str):
         raise RenderError(masked_tokens)
     placed: list[PlacedMedium] = []

@@ -35,17 +35,11 @@ _U32_SHIFT = np.uint64(32)
 
 @dataclass(frozen=True, slots=True)
 class FimCutter:
-    """Fill-in-the-middle settings resolved for a tokenizer.
-
-    Attributes:
-        rate, spm_rate: see :class:`FimRecipe`.
-        key: hash key that selects texts and cut offsets.
-        prefix, suffix, middle: ids of the sentinel tokens.
-    """
+    """Fill-in-the-middle settings resolved for a tokenizer."""
 
     rate: float
     spm_rate: float
-    key: HashKey
+    key: HashKey  # Hash key that selects texts and cut offsets
     prefix: int
     suffix: int
     middle: int
@@ -53,19 +47,12 @@ class FimCutter:
 
 @dataclass(frozen=True, slots=True)
 class FimSegments:
-    """Texts as segments that are tokenized separately, in output order.
-
-    Attributes:
-        parts: segments of all texts.
-        before: id of the sentinel before each segment, -1 for none, int64 [segments].
-        bounds: index of the first segment of each text, and the total, int64 [texts + 1].
-        moved: number of texts that were cut.
-    """
+    """Texts as segments that are tokenized separately, in output order."""
 
     parts: list[str]
-    before: NDArray[np.int64]
-    bounds: NDArray[np.int64]
-    moved: int
+    before: NDArray[np.int64]  # Id of the sentinel before each segment, -1 for none, int64 [segments]
+    bounds: NDArray[np.int64]  # Index of the first segment of each text, and the total, int64 [texts + 1]
+    moved: int  # Number of texts that were cut
 
 
 def make_fim_cutter(fim: FimRecipe | None, tokenizer: Tokenizer) -> FimCutter | None:

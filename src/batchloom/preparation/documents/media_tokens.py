@@ -16,17 +16,10 @@ from batchloom.preparation.documents.chat_encoding import ControlEncoder, Masked
 
 
 class MediaText(NamedTuple):
-    """Rendered conversation with the processor's expansions of its media.
+    """Rendered conversation with the processor's expansions of its media."""
 
-    Attributes:
-        rendered: conversation; each run of a medium's token is a single token.
-        media: (start, stop) of each medium's expansion, in characters.
-        expansions: expansion of each medium.
-        placeholder_ranges: the same ranges, with the marks around a medium where no template wrote any.
-    """
-
-    rendered: ConversationText
-    media: list[tuple[int, int]]
+    rendered: ConversationText  # Conversation; each run of a medium's token is a single token
+    media: list[tuple[int, int]]  # (start, stop) of each medium's expansion, in characters
     expansions: list[PlaceholderExpansion]
     placeholder_ranges: list[tuple[int, int]]
 
@@ -48,10 +41,7 @@ class PlacedMedium(NamedTuple):
 
 
 def write_expansions(media: Sequence[Medium], rendered: ConversationText, encoder: ControlEncoder) -> MediaText:
-    """Replace the media placeholders of a text with the processor's expansions.
-
-    Raises RenderError for a medium that the processor rejects.
-    """
+    """Replace the media placeholders of a text with the processor's expansions."""
     expansions, placeholder_texts, prefix_lengths = [], [], []
     for number, (medium, placeholder) in enumerate(zip(media, rendered.media_spans, strict=True), 1):
         family = encoder.families[medium.kind]

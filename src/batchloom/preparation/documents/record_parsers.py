@@ -501,10 +501,7 @@ def is_media_table(source: Source) -> bool:
 
 
 def add_file_columns(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a table row with its files as ``images``, ``audios`` and ``videos``.
-
-    A name without an image, audio or video extension raises UnusableRecordError.
-    """
+    """Return a table row with its files as ``images``, ``audios`` and ``videos``."""
     file_name_column = next((name for name in _FILE_NAME_COLUMNS if row.get(name) is not None), None)
     if file_name_column is None:
         return row
@@ -531,10 +528,7 @@ def add_file_columns(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_possible_caption(source: Source, limits: ReadLimits) -> bool:
-    """Return whether a text may be the caption of media with the same name stem.
-
-    Compressed, archived and remote texts are no captions, nor are texts long enough to be split.
-    """
+    """Return whether a text may be the caption of media with the same name stem."""
     return (
         get_suffix(source.path).lower() in _CAPTION_SUFFIXES
         and source.compression is None

@@ -95,10 +95,7 @@ def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.gene
 def encode_fim_texts(
     texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.generic], fim: FimCutter, *, compared: bool
 ) -> EncodedBatch:
-    """Tokenize ``texts`` with fill-in-the-middle and clear the list.
-
-    With ``compared``, also tokenize them unchanged, for the comparison of documents.
-    """
+    """Tokenize ``texts`` with fill-in-the-middle and clear the list."""
     segments = apply_fim(texts, hash_documents(texts), fim)
     plain = encode_texts(list(texts), tokenizer, dtype) if compared else None
     texts.clear()
@@ -378,12 +375,7 @@ BAD_LABEL = np.uint64(0x9E3779B97F4A7C15)
 
 
 def make_duplicate_keys(hashes: NDArray[np.uint64], bad: NDArray[np.bool_]) -> NDArray[np.uint64]:
-    """Return the keys that duplicates share: content hash and label, uint64 [D, 2].
-
-    Args:
-        hashes: content hashes, uint64 [D, 2].
-        bad: True for answers labelled as bad, bool [D].
-    """
+    """Return the keys that duplicates share: content hash and label, uint64 [D, 2]."""
     keys = hashes.copy()
     keys[bad, 0] ^= BAD_LABEL
     return keys
@@ -392,10 +384,7 @@ def make_duplicate_keys(hashes: NDArray[np.uint64], bad: NDArray[np.bool_]) -> N
 def add_control_tokens(
     ids: NDArray[np.generic], bounds: NDArray[np.int64], tokenizer: Tokenizer, dtype: np.dtype[np.generic]
 ) -> NDArray[np.generic]:
-    """Concatenate documents with their end tokens and, if the model expects it, BOS.
-
-    ``ids`` are the ids of all documents [tokens], ``bounds`` their offsets [documents + 1].
-    """
+    """Concatenate documents with their end tokens and, if the model expects it, BOS."""
     extra = 1 if tokenizer.bos_id is None else 2
     output = np.empty(len(ids) + extra * (len(bounds) - 1), dtype)
     write_with_control(ids, bounds, tokenizer, output)

@@ -32,59 +32,35 @@ _HINT = "give --eod ID (the id that ends each document) or --document-tokens N (
 
 @dataclass(frozen=True, slots=True)
 class TokenInput:
-    """An input file of token ids.
-
-    Attributes:
-        path: the file with the tokens.
-        name: name of the file in the provenance.
-        kind: ``megatron``, ``flat`` or ``npy``.
-        size: size of the file in bytes.
-        mtime_ns: modification time in nanoseconds.
-    """
+    """An input file of token ids."""
 
     path: Path
-    name: str
-    kind: str
+    name: str  # Name of the file in the provenance
+    kind: str  # ``megatron``, ``flat`` or ``npy``
     size: int
     mtime_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentBoundaries:
-    """Settings for files that do not declare their dtype or document boundaries.
+    """Settings for files that do not declare their dtype or document boundaries."""
 
-    Attributes:
-        dtype: dtype of a token in a flat file.
-        eod: id that ends each document.
-        document_tokens: number of tokens per document, if no id ends documents.
-        end_id: end token of the tokenizer, None without a tokenizer.
-    """
-
-    dtype: str | None = None
+    dtype: str | None = None  # Dtype of a token in a flat file
     eod: int | None = None
-    document_tokens: int | None = None
-    end_id: int | None = None
+    document_tokens: int | None = None  # Number of tokens per document, if no id ends documents
+    end_id: int | None = None  # End token of the tokenizer, None without a tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """A memory-mapped input.
-
-    Attributes:
-        token_input: the input file.
-        tokens: all ids in the file's dtype [T].
-        lengths: number of tokens of each document, uint32 [D].
-        starts: first token of each document, int64 [D]; None if documents are contiguous and in order.
-        header: number of bytes before the first token.
-        mask: mask of the trained tokens; None if all are trained.
-    """
+    """A memory-mapped input."""
 
     token_input: TokenInput
-    tokens: NDArray[Any]
-    lengths: NDArray[np.uint32]
+    tokens: NDArray[Any]  # All ids in the file's dtype [T]
+    lengths: NDArray[np.uint32]  # Number of tokens of each document, uint32 [D]
     starts: NDArray[np.int64] | None
-    header: int
-    mask: LossMask | None
+    header: int  # Number of bytes before the first token
+    mask: LossMask | None  # Mask of the trained tokens; None if all are trained
 
 
 def find_token_inputs(inputs: Sequence[str]) -> list[TokenInput]:
@@ -127,14 +103,9 @@ def _find_input(path: Path, label: str) -> TokenInput:
     return TokenInput(tokens, label, kind, status.st_size, status.st_mtime_ns)
 
 
+# ``scratch`` holds the document lengths of a flat file, so that they take no memory.
 def open_token_file(token_input: TokenInput, cutting: DocumentBoundaries, scratch: Path) -> TokenFile:
-    """Map an input and find its documents.
-
-    Args:
-        token_input: the input.
-        cutting: user settings for files without an index.
-        scratch: file for the document lengths of a flat file, so that they take no memory.
-    """
+    """Map an input and find its documents."""
     if token_input.kind == "megatron":
         return _open_prefix(token_input, cutting)
     if token_input.kind == "npy":
@@ -329,19 +300,12 @@ _MAX_BATCH_TOKENS = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Consecutive documents of a file.
+    """Consecutive documents of a file."""
 
-    Attributes:
-        first: number of the first document in the file.
-        lengths: number of tokens of each document, int64 [n].
-        starts: index of the first token of each document in the file, int64 [n].
-        tokens: ids of all documents, concatenated, in the file's dtype.
-    """
-
-    first: int
-    lengths: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    tokens: NDArray[Any]
+    first: int  # Number of the first document in the file
+    lengths: NDArray[np.int64]  # Number of tokens of each document, int64 [n]
+    starts: NDArray[np.int64]  # Index of the first token of each document in the file, int64 [n]
+    tokens: NDArray[Any]  # Ids of all documents, concatenated, in the file's dtype
 
 
 @dataclass(slots=True)
