@@ -59,7 +59,7 @@ def split_documents(encoded):
     bounds = [0, *np.cumsum(encoded.lengths).tolist()]
     documents = []
     for index, (begin, stop) in enumerate(itertools.pairwise(bounds)):
-        ids, mask = encoded.tokens[begin:stop], encoded.trained[begin:stop]
+        ids, mask = encoded.ids[begin:stop], encoded.mask[begin:stop]
         start = int(mask.argmax())
         assert mask[start:].all()
         identity = int(encoded.numbers[index]), int(encoded.sides[index])
@@ -87,7 +87,7 @@ def test_each_side_is_what_apply_chat_template_gives(encoders, hf_tokenizers, na
         return
     event("left out" if encoded.faults else "kept")
     if encoded.faults:  # Tokens across the edge of a turn, private-use characters: see test_turns.
-        assert not encoded.tokens.size
+        assert not encoded.ids.size
         return
     documents = split_documents(encoded)
     assert [prompt + answer for _, _, prompt, answer in documents] == expected
@@ -241,4 +241,4 @@ def test_nothing_gives_nothing(encoders):
         encode_preference_pairs([], encoders["bytes", "chatml"], ANSWER_RULES, IDS),
         encode_labelled_answers([], encoders["bytes", "chatml"], ANSWER_RULES, IDS),
     ):
-        assert (encoded.tokens.size, encoded.lengths.size, encoded.sides.size) == (0, 0, 0)
+        assert (encoded.ids.size, encoded.lengths.size, encoded.sides.size) == (0, 0, 0)

@@ -19,11 +19,10 @@ from batchloom.plan import PlanSpec, Pools
 from batchloom.plan.packing import MAX_POOL_SIZE, slice_rows
 from batchloom.preparation import Recipe
 from batchloom.preparation.documents import (
-    DirectEncoding,
+    DirectEncoder,
     EncodedBatch,
     EncodedDocuments,
     RecordParsers,
-    encode_directly,
 )
 from batchloom.preparation.report import JobCounters
 from batchloom.sources import ReadLimits, SourceListing, list_sources, make_bad_record_error
@@ -204,18 +203,14 @@ class RankedBatches(Sequence[Pair]):
                 _LOG.warning("Left out: %s", sentence)
             counters.count_bad(sentence, 1)
 
-        encoding = DirectEncoding(
-            tokenizer,
-            RecordParsers(recipe, ReadLimits()).get_parser,
-            refuse,
-            on_read=counters.count_read,
-        )
+        parsers = RecordParsers(recipe, ReadLimits())
+        encoder = DirectEncoder(tokenizer, parsers.get_parser, refuse, on_read=counters.count_read)
         buffer: list[EncodedBatch] = []
         size = tokens = 0
-        for batch in encode_directly(listing.sources, encoding, *self._ranks):
+        for batch in encoder.encode(listing.sources, *self._ranks):
             for batch_part in _split_batch(batch, self._spec.pool_size - size, self._spec.pool_size):
                 buffer.append(batch_part)
-                size, tokens = size + batch_part.lengths.size, tokens + batch_part.tokens.size
+                size, tokens = size + batch_part.lengths.size, tokens + batch_part.ids.size
                 if size >= self._spec.pool_size or tokens >= _MOST_TOKENS:
                     yield buffer
                     buffer, size, tokens = [], 0, 0
@@ -231,6 +226,6 @@ def _split_batch(batch: EncodedBatch, first: int, most: int) -> Iterator[Encoded
     while start < batch.lengths.size:
         stop = min(start + (first if start == 0 else most), batch.lengths.size)
         part = slice(int(ends[start]), int(ends[stop]))
-        trained = None if batch.trained is None else batch.trained[part]
-        yield EncodedBatch(batch.tokens[part], batch.lengths[start:stop], trained)
+        mask = None if batch.mask is None else batch.mask[part]
+        yield EncodedBatch(batch.ids[part], batch.lengths[start:stop], mask)
         start = stop

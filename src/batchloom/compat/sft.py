@@ -22,10 +22,9 @@ from batchloom.plan import Permutation
 from batchloom.preparation import ChatRecipe
 from batchloom.preparation.conversion import coerce_row
 from batchloom.preparation.documents import (
-    DirectEncoding,
+    DirectEncoder,
     EncodedDocuments,
     RecordParser,
-    encode_directly,
     make_record_parser,
     read_sample_rows,
 )
@@ -166,10 +165,10 @@ class SFTDataset:
         check_output(output)
         self._output, self._max_seq_length = output, max_seq_length
         resolved_tokenizer, resolved_formatter = tokenizer_of(tokenizer), formatted(formatter)
-        encoding = DirectEncoding(
+        encoder = DirectEncoder(
             resolved_tokenizer, resolved_formatter.make_parser, _refuse, resolved_formatter.template
         )
-        encoded = list(encode_directly(list_sources([_format_location(path_or_id, split)]).sources, encoding))
+        encoded = list(encoder.encode(list_sources([_format_location(path_or_id, split)]).sources))
         self._documents = EncodedDocuments(encoded, resolved_tokenizer.end_id)
         self.left_out = Counter(
             dropped_record.reason.partition(":")[0] for batch in encoded for dropped_record in batch.dropped

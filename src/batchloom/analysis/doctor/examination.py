@@ -217,15 +217,14 @@ class _Examination:
             self._faults.append(str(error))
             return None
         return EncodeContext(
-            record_parsers.rules,
-            record_parsers,
-            RecordBounds(record_parsers.rules),
-            recipe.reading.normalize,
-            tokenizer,
-            TOKEN_DTYPES[dtype],
-            SubsetRule(0.0, 0.0),
-            encoder,
+            tokenizer=tokenizer,
+            dtype=TOKEN_DTYPES[dtype],
+            chat=encoder,
             media=media,
+            record_parsers=record_parsers,
+            bounds=RecordBounds(record_parsers.rules),
+            normalize=recipe.reading.normalize,
+            membership=SubsetRule(0.0, 0.0),
         )
 
     def read_samples(self) -> DuplicateFacts:
@@ -336,11 +335,9 @@ class _Examination:
         group.documents += len(encoded_batch.lengths)
         group.lengths.update(encoded_batch.lengths.tolist())
         group.count_media(encoded_batch.media)
-        group.tokens += encoded_batch.tokens.size
-        group.masked |= encoded_batch.trained is not None
-        group.trained += (
-            encoded_batch.tokens.size if encoded_batch.trained is None else int(np.sum(encoded_batch.trained))
-        )
+        group.tokens += encoded_batch.ids.size
+        group.masked |= encoded_batch.mask is not None
+        group.trained += encoded_batch.ids.size if encoded_batch.mask is None else int(np.sum(encoded_batch.mask))
 
     def _record_bad(
         self,

@@ -93,12 +93,10 @@ def _iter_first_documents(
             )
             records = record_batch.records[batch_start : batch_start + _BATCH_RECORDS]
             numbers = range(len(records)) if encoded_batch.numbers is None else encoded_batch.numbers.tolist()
-            trained = (
-                np.ones(encoded_batch.tokens.size, bool) if encoded_batch.trained is None else encoded_batch.trained
-            )
+            trained = np.ones(encoded_batch.ids.size, bool) if encoded_batch.mask is None else encoded_batch.mask
             stops = np.cumsum(encoded_batch.lengths.astype(np.int64)).tolist()
             for number, start, stop in zip(numbers, [0, *stops], stops, strict=False):
-                ids = encoded_batch.tokens[start:stop].astype(np.int64)
+                ids = encoded_batch.ids[start:stop].astype(np.int64)
                 yield parsed_records.part.source, records[number], ids, trained[start:stop]
         records_read += record_batch.records_read
         if records_read >= _MAX_RECORDS:

@@ -1,7 +1,7 @@
+from .conversation_encoder import EncodedBatch as EncodedBatch
 from .direct_encoding import (
-    DirectEncoding as DirectEncoding,
+    DirectEncoder as DirectEncoder,
     EncodedDocuments as EncodedDocuments,
-    encode_directly as encode_directly,
 )
 from .document_encoder import (
     EncodeContext as EncodeContext,
@@ -27,7 +27,6 @@ from .subsets import (
     hash_to_unit_interval as hash_to_unit_interval,
 )
 from .token_encoder import (
-    EncodedBatch as EncodedBatch,
     compute_document_keys as compute_document_keys,
     estimate_characters as estimate_characters,
 )

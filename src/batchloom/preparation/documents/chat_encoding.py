@@ -1,12 +1,11 @@
 """Tokens and verified masks of texts with control tokens."""
 
 import datetime as dt
-import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,36 +101,27 @@ def find_misaligned_texts(
     return misaligned
 
 
-class ControlEncoder(Protocol):
-    """Tokenizer for texts with control tokens at known positions."""
+class ControlEncoder:
+    """Tokenizer for texts with control tokens at known positions, and with media.
 
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def sizes(self) -> NDArray[np.int64] | None:
-        """UTF-8 bytes of each id, int64 [vocab]; None if texts are aligned one at a time."""
-
-    @property
-    def is_control(self) -> NDArray[np.bool_]:
-        """True for ids of control tokens, bool [vocab]."""
-
-    @property
-    def control(self) -> re.Pattern[str]:
-        """Pattern that matches control tokens in text."""
-
-    @property
-    def families(self) -> Mapping[MediumKind, ProcessorFamily]:
-        """Processor family of each kind of media that texts may hold."""
-
-
-@final
-class MediaTextEncoder:
-    """Tokenizer for texts with media; see :class:`ControlEncoder`."""
+    Attributes:
+        tokenizer: the tokenizer.
+        families: processor family of each kind of media that texts may hold.
+        sizes: UTF-8 bytes of each id, int64 [vocab]; None if texts are aligned one at a time.
+        is_control: True for ids of control tokens, bool [vocab].
+        control: pattern that matches control tokens in text.
+    """
 
     def __init__(self, tokenizer: Tokenizer, families: Mapping[MediumKind, ProcessorFamily]) -> None:
         self.tokenizer, self.families = tokenizer, families
-        _check_placeholders(tokenizer, families)
+        for kind, family in families.items():
+            for token in (family.placeholder, family.token):
+                if token not in tokenizer.control:
+                    raise TokenizerError(
+                        f"tokenizer {tokenizer.name!r} has no control token {token!r}, which the processor writes for "
+                        f"{kind}: give the tokenizer that the processor was saved with, the same folder for "
+                        "--tokenizer and --processor"
+                    )
         self.sizes = tokenizer.id_bytes()
         self.is_control = np.zeros(tokenizer.vocab_size, np.bool_)
         self.is_control[list(tokenizer.control.values())] = True
@@ -139,17 +129,11 @@ class MediaTextEncoder:
 
 
 @final
-class ChatEncoder:
+class ChatEncoder(ControlEncoder):
     """Tokenizer and template for conversations; made once, used for many batches.
 
     Attributes:
-        tokenizer: the tokenizer.
         renderer: renders conversations as text.
-        sizes: UTF-8 bytes of each id, int64 [vocab]; None if texts are aligned one at a time.
-        is_control: True for ids of control tokens, bool [vocab].
-        control: pattern that matches control tokens in text.
-        families: processor family of each kind of media that conversations may hold.
-        text: encoder of texts without a template.
     """
 
     def __init__(
@@ -176,10 +160,7 @@ class ChatEncoder:
             TemplateError: the template does not exist or cannot be used.
             InputMissingError: the template file does not exist.
         """
-        self.tokenizer, self.families = tokenizer, families
-        self.text = MediaTextEncoder(tokenizer, families)
-        self.sizes, self.is_control = self.text.sizes, self.text.is_control
-        self.control = self.text.control
+        super().__init__(tokenizer, families)
         control, chat = tokenizer.control, tokenizer.chat
         token_by_id = {number: token for token, number in control.items()}
         special_tokens = {"eos_token": token_by_id[tokenizer.end_id]}
@@ -206,17 +187,6 @@ class ChatEncoder:
             "tokenizers, one at a time"
         )
         return (*self.renderer.notes, slow)
-
-
-def _check_placeholders(tokenizer: Tokenizer, families: Mapping[MediumKind, ProcessorFamily]) -> None:
-    for kind, family in families.items():
-        for token in (family.placeholder, family.token):
-            if token not in tokenizer.control:
-                raise TokenizerError(
-                    f"tokenizer {tokenizer.name!r} has no control token {token!r}, which the processor writes for "
-                    f"{kind}: give the tokenizer that the processor was saved with, the same folder for "
-                    "--tokenizer and --processor"
-                )
 
 
 EncodedIds = tuple[NDArray[np.uint32], NDArray[np.int64]]

@@ -32,30 +32,104 @@ class EncodeFault(NamedTuple):
     snippet: str = ""  # Beginning of the content, to help a person find it
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedConversations:
-    """Encoded conversations."""
+# Tokens of all documents, concatenated, and the length of each.
+PlainTokens = tuple[NDArray[np.generic], NDArray[np.uint32]]
 
-    ids: NDArray[np.uint32]  # Ids of all documents, concatenated, uint32 [tokens]
-    lengths: NDArray[np.uint32]  # Tokens of each document, uint32 [documents]
-    mask: NDArray[np.bool_]  # True for trained tokens, bool [tokens]
-    numbers: NDArray[np.int64]  # Conversation of each document, int64 [documents]; repeated if one was split
-    faults: list[EncodeFault]
-    dropped: list[EncodeFault]  # Conversations dropped by rule, in order: nothing to train, or overlong
-    altered: Counter[str]  # Number of conversations that the template changed, by kind of change
+
+@dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """Encoded batch of documents.
+
+    Attributes:
+        ids: token ids of all documents, concatenated [tokens].
+        lengths: tokens of each document [documents].
+        mask: True for trained tokens, bool [tokens]; None if all are trained.
+        numbers: index of each document in the input [documents], repeated if one was split; None if all are
+            included.
+        faults: documents that cannot be used.
+        dropped: documents dropped by rule: nothing to train, or overlong.
+        sides: side of each document, as in ``.pairs``; None if they are no preferences.
+        altered: number of conversations that the template changed, by kind of change.
+        added: number of control tokens added before and after the text of each document.
+        moved: number of texts changed by fill-in-the-middle.
+        plain: tokens and lengths of the texts before fill-in-the-middle, if documents are compared.
+        media: media of each document; empty if none has any.
+    """
+
+    ids: NDArray[np.generic]
+    lengths: NDArray[np.uint32]
+    mask: NDArray[np.bool_] | None = None
+    numbers: NDArray[np.int64] | None = None
+    faults: list[EncodeFault] = field(default_factory=list)
+    dropped: list[EncodeFault] = field(default_factory=list)
+    sides: NDArray[np.uint8] | None = None
+    altered: Counter[str] = field(default_factory=Counter)
+    added: tuple[int, int] = (0, 0)
+    moved: int = 0
+    plain: PlainTokens | None = None
+    media: Sequence[Sequence[PlacedMedium]] = ()
+
+
+@dataclass(slots=True)
+class EncodedBatchBuilder:
+    """Collector of the documents, faults and drops of a batch."""
+
+    ids: list[NDArray[np.generic]] = field(default_factory=list)
+    masks: list[NDArray[np.bool_]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    sides: list[int] = field(default_factory=list)
+    faults: list[EncodeFault] = field(default_factory=list)
+    dropped: list[EncodeFault] = field(default_factory=list)
+    altered: Counter[str] = field(default_factory=Counter)
     media: list[list[PlacedMedium]] = field(default_factory=list)
+
+    def add(
+        self,
+        number: int,
+        ids: NDArray[np.generic],
+        mask: NDArray[np.bool_],
+        media: Sequence[PlacedMedium] = (),
+        side: int | None = None,
+    ) -> None:
+        """Add a document of input ``number``."""
+        self.ids.append(ids)
+        self.masks.append(mask)
+        self.numbers.append(number)
+        self.media.append(list(media))
+        if side is not None:
+            self.sides.append(side)
+
+    def build(self, dtype: np.dtype[np.generic]) -> EncodedBatch:
+        """Concatenate the documents."""
+        return EncodedBatch(
+            ids=np.concatenate([np.zeros(0, np.uint32), *self.ids]).astype(dtype),
+            lengths=np.array([ids.size for ids in self.ids], np.uint32),
+            mask=np.concatenate([np.zeros(0, np.bool_), *self.masks]),
+            numbers=np.array(self.numbers, np.int64),
+            faults=sorted(self.faults),
+            dropped=sorted(self.dropped),
+            sides=np.array(self.sides, np.uint8) if self.sides else None,
+            altered=self.altered,
+            media=self.media if any(self.media) else [],
+        )
+
+
+_UINT32 = np.dtype(np.uint32)
 
 
 def encode_conversations(
-    conversations: Sequence[Conversation], encoder: ChatEncoder, rules: ChatRules
-) -> EncodedConversations:
-    """Encode conversations, each rendered once and verified.
+    conversations: Sequence[Conversation],
+    encoder: ChatEncoder,
+    rules: ChatRules,
+    dtype: np.dtype[np.generic] = _UINT32,
+) -> EncodedBatch:
+    """Encode conversations, each rendered once and verified; no token is added to the template's.
 
     For every document the bytes of its ids equal its text, its control tokens are where the template wrote
     them, and its trained tokens begin and end exactly at its trained turns. Otherwise the conversation is a fault.
     Batches of some thousands are fastest.
     """
-    out = _ConversationResults()
+    out = EncodedBatchBuilder()
     rendered_conversations: list[_RenderedConversation] = []
     texts: list[RenderedText] = []
     for number, conversation in enumerate(conversations):
@@ -91,7 +165,7 @@ def encode_conversations(
             out.dropped.append(
                 EncodeFault(rendered_conversation.number, "nothing to train: its trained turns have no tokens")
             )
-    return out.result()
+    return out.build(dtype)
 
 
 class _RenderedConversation(NamedTuple):
@@ -136,41 +210,8 @@ def check_surrogates(text: str) -> None:
             ) from error
 
 
-@dataclass(slots=True)
-class _ConversationResults:
-    ids: list[NDArray[np.uint32]] = field(default_factory=list)
-    masks: list[NDArray[np.bool_]] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    faults: list[EncodeFault] = field(default_factory=list)
-    dropped: list[EncodeFault] = field(default_factory=list)
-    altered: Counter[str] = field(default_factory=Counter)
-    media: list[list[PlacedMedium]] = field(default_factory=list)
-
-    def add(
-        self, number: int, ids: NDArray[np.uint32], mask: NDArray[np.bool_], media: Sequence[PlacedMedium] = ()
-    ) -> None:
-        """Add a document of conversation ``number``."""
-        self.ids.append(ids)
-        self.masks.append(mask)
-        self.numbers.append(number)
-        self.media.append(list(media))
-
-    def result(self) -> EncodedConversations:
-        """Concatenate the results."""
-        return EncodedConversations(
-            ids=np.concatenate([np.zeros(0, np.uint32), *self.ids]),
-            lengths=np.array([ids.size for ids in self.ids], np.uint32),
-            mask=np.concatenate([np.zeros(0, np.bool_), *self.masks]),
-            numbers=np.array(self.numbers, np.int64),
-            faults=sorted(self.faults),
-            dropped=sorted(self.dropped),
-            altered=self.altered,
-            media=self.media if any(self.media) else [],
-        )
-
-
 def _apply_overlong(
-    out: _ConversationResults,
+    out: EncodedBatchBuilder,
     rendered_conversation: _RenderedConversation,
     masked_tokens: MaskedTokens,
     placed: Sequence[PlacedMedium],
@@ -211,7 +252,7 @@ def _apply_overlong(
         out.dropped.append(EncodeFault(number, f"overlong: {excess}, and no complete trained turn fits"))
 
 
-def _split_conversation(out: _ConversationResults, number: int, masked_tokens: MaskedTokens, limit: int) -> None:
+def _split_conversation(out: EncodedBatchBuilder, number: int, masked_tokens: MaskedTokens, limit: int) -> None:
     """Add each part of a split conversation as a document."""
     for start, stop, trains in split_at_limit(masked_tokens.mask, limit):
         if trains:

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from batchloom.core.conversation import InterleavedText, PreferencePair
 from batchloom.core.document import Records
 from batchloom.preparation.dedup.line_dedup import RepeatUnit
-from batchloom.preparation.documents.chat_encoding import ChatEncoder, MediaTextEncoder
-from batchloom.preparation.documents.conversation_encoder import EncodeFault
+from batchloom.preparation.documents.chat_encoding import ChatEncoder, ControlEncoder
+from batchloom.preparation.documents.conversation_encoder import EncodedBatch, EncodeFault, encode_conversations
 from batchloom.preparation.documents.fill_in_the_middle import FimCutter
 from batchloom.preparation.documents.preference_encoder import (
     encode_labelled_answers,
@@ -21,8 +21,6 @@ from batchloom.preparation.documents.preference_encoder import (
 from batchloom.preparation.documents.record_parsers import RecordKind, RecordParser, RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.documents.token_encoder import (
-    EncodedBatch,
-    encode_chats,
     encode_fim_texts,
     encode_interleaved,
     encode_texts,
@@ -35,49 +33,56 @@ from batchloom.text import TextCleaner, normalize
 from batchloom.tokens import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class EncodeContext:
-    """Encode settings and components shared by all units of a job.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentEncoder:
+    """Tokenizer, template and settings that turn documents into tokens.
 
     Attributes:
-        rules: how sources are split and text files read.
-        record_parsers: record parser of each source.
-        bounds: finds the boundaries of parts.
-        normalize: normalize the text.
         tokenizer: the tokenizer.
         dtype: token dtype on disk.
-        membership: subset rule of the shares, without overrides.
         chat: tokenizer and template; None if no source has conversations.
-        overlap: encode a batch on a thread while the next one is read.
-        cleaner: cleaning steps; None for none.
         dedup: deduplication settings.
         fim: fill-in-the-middle settings; None for none.
         media: tokenizer for texts with media; None if media are not read.
     """
 
-    rules: ReadRules
+    tokenizer: Tokenizer
+    dtype: np.dtype[np.generic]
+    chat: ChatEncoder | None = None
+    dedup: DedupRecipe = field(default_factory=lambda: DedupRecipe(mode="none"))
+    fim: FimCutter | None = None
+    media: ControlEncoder | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeContext(DocumentEncoder):
+    """Encode settings and components shared by all units of a job.
+
+    Attributes:
+        record_parsers: record parser of each source.
+        bounds: finds the boundaries of parts.
+        normalize: normalize the text.
+        membership: subset rule of the shares, without overrides.
+        overlap: encode a batch on a thread while the next one is read.
+        cleaner: cleaning steps; None for none.
+    """
+
     record_parsers: RecordParsers
     bounds: RecordBounds
     normalize: bool
-    tokenizer: Tokenizer
-    dtype: np.dtype[np.generic]
     membership: SubsetRule
-    chat: ChatEncoder | None = None
     overlap: bool = False
     cleaner: TextCleaner | None = None
-    dedup: DedupRecipe = field(default_factory=lambda: DedupRecipe(mode="none"))
-    fim: FimCutter | None = None
-    media: MediaTextEncoder | None = None
+
+    @property
+    def rules(self) -> ReadRules:
+        """How sources are split and text files read."""
+        return self.record_parsers.rules
 
     @property
     def repeat_unit(self) -> RepeatUnit | None:
         """Unit of repeated text to remove; None to remove complete documents only."""
         return self.dedup.repeat_unit
-
-    @property
-    def compared(self) -> bool:
-        """True if documents are compared by their tokens."""
-        return self.dedup.mode == "near"
 
 
 def normalize_records(batch: Records, record_kind: RecordKind, *, normalized: bool) -> None:
@@ -106,55 +111,30 @@ def _filter_records(batch: Records, keep_mask: Sequence[bool]) -> None:
         batch.offsets = list(compress(batch.offsets, keep_mask))
 
 
-class EncodingComponents(Protocol):
-    """Tokenizer, and a template if there are conversations."""
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """Token dtype."""
-
-    @property
-    def chat(self) -> ChatEncoder | None:
-        """Tokenizer and template; None if no source has conversations."""
-
-    @property
-    def fim(self) -> FimCutter | None:
-        """Fill-in-the-middle settings; None for none."""
-
-    @property
-    def media(self) -> MediaTextEncoder | None:
-        """Tokenizer for texts with media; None if media are not read."""
-
-    @property
-    def compared(self) -> bool:
-        """True if documents are compared by their tokens."""
-
-
-def encode_documents(task: EncodingComponents, record_parser: RecordParser, documents: list[Any]) -> EncodedBatch:
+def encode_documents(encoder: DocumentEncoder, record_parser: RecordParser, documents: list[Any]) -> EncodedBatch:
     """Tokenize documents of one record parser."""
-    if record_parser.record_kind == "tokens":
-        encoded_batch = encode_token_rows(documents, task.tokenizer.vocab_size, task.dtype)
-    elif record_parser.record_kind == "interleaved":
-        if task.media is None:
+    tokenizer, dtype, chat = encoder.tokenizer, encoder.dtype, encoder.chat
+    kind, rules = record_parser.record_kind, record_parser.chat
+    if kind == "tokens":
+        encoded_batch = encode_token_rows(documents, tokenizer.vocab_size, dtype)
+    elif kind == "interleaved":
+        if encoder.media is None:
             raise AssertionError("a job with media needs a media encoder")
-        encoded_batch = encode_interleaved(documents, task.media, task.dtype)
-    elif record_parser.chat is None:
-        if task.fim is None:
-            return encode_texts(documents, task.tokenizer, task.dtype)
-        return encode_fim_texts(documents, task.tokenizer, task.dtype, task.fim, compared=task.compared)
-    elif record_parser.record_kind == "text-pairs":
-        encoded_batch = encode_text_pairs(documents, task.tokenizer, record_parser.chat, task.dtype)
-    elif task.chat is None:
+        encoded_batch = encode_interleaved(documents, encoder.media, dtype)
+    elif rules is None:
+        if encoder.fim is None:
+            return encode_texts(documents, tokenizer, dtype)
+        return encode_fim_texts(documents, tokenizer, dtype, encoder.fim, compared=encoder.dedup.mode == "near")
+    elif kind == "text-pairs":
+        encoded_batch = encode_text_pairs(documents, tokenizer, rules, dtype)
+    elif chat is None:
         raise AssertionError("a job with conversations needs a template")
-    elif record_parser.record_kind == "pairs":
-        encoded_batch = encode_preference_pairs(documents, task.chat, record_parser.chat, task.dtype)
-    elif record_parser.record_kind == "labels":
-        encoded_batch = encode_labelled_answers(documents, task.chat, record_parser.chat, task.dtype)
+    elif kind == "pairs":
+        encoded_batch = encode_preference_pairs(documents, chat, rules, dtype)
+    elif kind == "labels":
+        encoded_batch = encode_labelled_answers(documents, chat, rules, dtype)
     else:
-        encoded_batch = encode_chats(documents, task.chat, record_parser.chat, task.dtype)
+        encoded_batch = encode_conversations(documents, chat, rules, dtype)
     faults = [fault._replace(snippet=make_snippet(documents[fault.number])) for fault in encoded_batch.faults]
     return replace(encoded_batch, faults=faults)
 

@@ -1,17 +1,21 @@
 """Encoding of preferences: pairs stay complete, and answers end their documents."""
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NoReturn
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.conversation import Conversation, LabelledConversation, PreferencePair
 from batchloom.preparation.documents.chat_encoding import ChatEncoder
-from batchloom.preparation.documents.conversation_encoder import EncodedConversations, EncodeFault, encode_conversations
-from batchloom.preparation.documents.token_encoder import EncodedBatch, add_control_tokens
+from batchloom.preparation.documents.conversation_encoder import (
+    EncodedBatch,
+    EncodedBatchBuilder,
+    EncodeFault,
+    encode_conversations,
+)
+from batchloom.preparation.documents.token_encoder import add_control_tokens
 from batchloom.preparation.settings.chat_rules import ChatRules, OverlongError
 from batchloom.store import BAD, CHOSEN, GOOD, REJECTED
 from batchloom.tokens import Tokenizer
@@ -37,38 +41,17 @@ class _AnswerTokens:
     start: int
 
 
-@dataclass(slots=True)
-class _PreferenceResults:
-    """Results of a batch; each preference has at most one reported reason."""
+def _build_batch(
+    out: EncodedBatchBuilder, faults: dict[int, str], dropped: dict[int, str], dtype: np.dtype[np.generic]
+) -> EncodedBatch:
+    """Concatenate the results; each preference has at most one reported reason."""
+    out.faults = [EncodeFault(*entry) for entry in faults.items()]
+    out.dropped = [EncodeFault(*entry) for entry in dropped.items() if entry[0] not in faults]
+    return replace(out.build(dtype), sides=np.array(out.sides, np.uint8))
 
-    altered: Counter[str] = field(default_factory=Counter)
-    answers: list[_AnswerTokens] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    sides: list[int] = field(default_factory=list)
-    faults: dict[int, str] = field(default_factory=dict)
-    dropped: dict[int, str] = field(default_factory=dict)
 
-    def keep(self, number: int, answers: Sequence[_AnswerTokens], sides: Sequence[int]) -> None:
-        """Add the documents of a preference."""
-        self.answers += answers
-        self.sides += sides
-        self.numbers += [number] * len(sides)
-
-    def to_batch(self, dtype: np.dtype[np.generic]) -> EncodedBatch:
-        """Concatenate the results."""
-        lengths = np.array([answer.ids.size for answer in self.answers], np.uint32)
-        ids = np.concatenate([np.zeros(0, dtype), *(answer.ids for answer in self.answers)])
-        trained = [np.arange(answer.ids.size) >= answer.start for answer in self.answers]
-        return EncodedBatch(
-            ids.astype(dtype),
-            lengths,
-            np.concatenate([np.zeros(0, bool), *trained]),
-            np.array(self.numbers, np.int64),
-            [EncodeFault(*entry) for entry in sorted(self.faults.items())],
-            [EncodeFault(*entry) for entry in sorted(self.dropped.items()) if entry[0] not in self.faults],
-            np.array(self.sides, np.uint8),
-            self.altered,
-        )
+def _add_answer(out: EncodedBatchBuilder, number: int, answer: _AnswerTokens, side: int) -> None:
+    out.add(number, answer.ids, np.arange(answer.ids.size) >= answer.start, side=side)
 
 
 def encode_preference_pairs(
@@ -80,28 +63,35 @@ def encode_preference_pairs(
     the two differ before the answers.
     """
     sides = [side for pair in pairs for side in (pair.chosen, pair.rejected)]
-    encoded = _encode_sides(sides, encoder, rules, lambda n: (n // 2, f"on its {_PAIR_SIDES[n % 2]} side "))
-    out = _PreferenceResults(encoded.altered)
+    if not all(isinstance(side, Conversation) for side in sides):
+        raise AssertionError("encode texts with encode_text_pairs")
+    try:
+        encoded = encode_conversations(cast("list[Conversation]", sides), encoder, rules)
+    except OverlongError as error:
+        number, side = divmod(error.number, 2)
+        raise OverlongError(number, f"on its {_PAIR_SIDES[side]} side {error.reason}") from None
+    out, faults, dropped = EncodedBatchBuilder(altered=encoded.altered), dict[int, str](), dict[int, str]()
     for fault in encoded.faults:
-        out.faults.setdefault(fault.number // 2, f"its {_PAIR_SIDES[fault.number % 2]} side: {fault.reason}")
+        faults.setdefault(fault.number // 2, f"its {_PAIR_SIDES[fault.number % 2]} side: {fault.reason}")
     for fault in encoded.dropped:
-        out.dropped.setdefault(fault.number // 2, fault.reason)
+        dropped.setdefault(fault.number // 2, fault.reason)
     answers = _split_answers(encoded)
     for number in range(len(pairs)):
         pair_answers = [answers.get(2 * number, []), answers.get(2 * number + 1, [])]
-        if number in out.faults or number in out.dropped:
+        if number in faults or number in dropped:
             continue
         if any(len(side_answers) != 1 for side_answers in pair_answers):
-            out.dropped[number] = _OVERLONG_PAIR
+            dropped[number] = _OVERLONG_PAIR
             continue
         (chosen,), (rejected,) = pair_answers
         if chosen is None or rejected is None:
-            out.faults[number] = _FLAGS_PROBLEM
+            faults[number] = _FLAGS_PROBLEM
         elif problem := _find_pair_problem(chosen, rejected):
-            out.faults[number] = problem
+            faults[number] = problem
         else:
-            out.keep(number, (chosen, rejected), (CHOSEN, REJECTED))
-    return out.to_batch(dtype)
+            _add_answer(out, number, chosen, CHOSEN)
+            _add_answer(out, number, rejected, REJECTED)
+    return _build_batch(out, faults, dropped, dtype)
 
 
 def encode_labelled_answers(
@@ -109,24 +99,19 @@ def encode_labelled_answers(
 ) -> EncodedBatch:
     """Render, tokenize and mask conversations with labelled answers."""
     conversations = [example.conversation for example in labelled]
-    encoded = _encode_sides(conversations, encoder, rules, lambda n: (n, ""))
-    out = _PreferenceResults(
-        encoded.altered, faults=_index_reasons(encoded.faults), dropped=_index_reasons(encoded.dropped)
-    )
+    encoded = encode_conversations(conversations, encoder, rules)
+    faults, dropped = ({fault.number: fault.reason for fault in some} for some in (encoded.faults, encoded.dropped))
+    out = EncodedBatchBuilder(altered=encoded.altered)
     for number, answers in _split_answers(encoded).items():
         answer = answers[0]
-        if len(answers) != 1 or number in out.dropped:
+        if len(answers) != 1 or number in dropped:
             # A split conversation loses the parts without an answer, so none of its parts is kept.
-            out.dropped[number] = _OVERLONG_PAIR
+            dropped[number] = _OVERLONG_PAIR
         elif answer is None:
-            out.faults[number] = _FLAGS_PROBLEM
+            faults[number] = _FLAGS_PROBLEM
         else:
-            out.keep(number, (answer,), (GOOD if labelled[number].label else BAD,))
-    return out.to_batch(dtype)
-
-
-def _index_reasons(faults: Sequence[EncodeFault]) -> dict[int, str]:
-    return {fault.number: fault.reason for fault in faults}
+            _add_answer(out, number, answer, GOOD if labelled[number].label else BAD)
+    return _build_batch(out, faults, dropped, dtype)
 
 
 def encode_text_pairs(
@@ -137,7 +122,7 @@ def encode_text_pairs(
     The prompt is the common prefix of both texts (a space before the answers belongs to them), and its tokens
     are the common prefix of their tokens, like TRL's ``extract_prompt`` and ``DPOTrainer``.
     """
-    out = _PreferenceResults()
+    out, faults, dropped = EncodedBatchBuilder(), dict[int, str](), dict[int, str]()
     sides = [(str(pair.chosen), str(pair.rejected)) for pair in pairs]
     plain, bounds = tokenizer.encode_batch([t for c, r in sides for t in (_find_common_prompt(c, r), c, r)])
     ids = add_control_tokens(plain, bounds, tokenizer, np.dtype(np.uint32))
@@ -149,16 +134,17 @@ def encode_text_pairs(
             excess = f"{max(chosen.size, rejected.size):,} tokens where {rules.max_tokens:,} are allowed"
             if rules.overlong == "error":
                 raise OverlongError(number, f"has {excess}: allow more, or drop it (--overlong drop)")
-            out.dropped[number] = f"overlong: {excess}"
+            dropped[number] = f"overlong: {excess}"
             continue
         # The encoded prompt ends with an end token, which the prompt inside a document lacks.
         start = min(_count_common_tokens(prompt[:-1], chosen), _count_common_tokens(prompt[:-1], rejected))
         pair_answers = _AnswerTokens(chosen, start), _AnswerTokens(rejected, start)
         if problem := _find_pair_problem(*pair_answers):
-            out.faults[number] = problem
+            faults[number] = problem
         else:
-            out.keep(number, pair_answers, (CHOSEN, REJECTED))
-    return out.to_batch(dtype)
+            _add_answer(out, number, pair_answers[0], CHOSEN)
+            _add_answer(out, number, pair_answers[1], REJECTED)
+    return _build_batch(out, faults, dropped, dtype)
 
 
 def _find_common_prompt(chosen: str, rejected: str) -> str:
@@ -180,28 +166,13 @@ def _count_common_tokens(first_ids: NDArray[np.generic], second_ids: NDArray[np.
     return int(differ[0]) if differ.size else shorter_length
 
 
-def _encode_sides(
-    sides: Sequence[Conversation | str], encoder: ChatEncoder, rules: ChatRules, owner: Callable[[int], tuple[int, str]]
-) -> EncodedConversations:
-    """Encode sides; an overlong error is renumbered to the preference it belongs to."""
-    conversations = [side for side in sides if isinstance(side, Conversation)]
-    if len(conversations) != len(sides):
-        raise AssertionError("encode texts with encode_text_pairs")
-    try:
-        return encode_conversations(conversations, encoder, rules)
-    except OverlongError as error:
-        _raise_overlong(error, *owner(error.number))
-
-
-def _raise_overlong(error: OverlongError, number: int, side_prefix: str) -> NoReturn:
-    raise OverlongError(number, f"{side_prefix}{error.reason}") from None
-
-
-def _split_answers(encoded: EncodedConversations) -> dict[int, list[_AnswerTokens | None]]:
+def _split_answers(encoded: EncodedBatch) -> dict[int, list[_AnswerTokens | None]]:
     """Return the documents of each conversation by number.
 
     A document is None if its trained tokens are not exactly its end.
     """
+    if encoded.numbers is None or encoded.mask is None:
+        raise AssertionError("encoded conversations have numbers and a mask")
     answers: dict[int, list[_AnswerTokens | None]] = {}
     stops = np.cumsum(encoded.lengths, dtype=np.int64).tolist()
     for number, begin, stop in zip(encoded.numbers.tolist(), [0, *stops[:-1]], stops, strict=False):

@@ -1,9 +1,8 @@
 """Encoding of texts, conversations, token rows and texts with media."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,14 +14,13 @@ from batchloom.chat.schema import TokenRow
 from batchloom.chat.templates import ConversationText, PlaceholderSpan
 from batchloom.core.conversation import Conversation, InterleavedText, LabelledConversation, PreferencePair
 from batchloom.core.medium import Medium
-from batchloom.preparation.documents.chat_encoding import (
-    ChatEncoder,
-    ControlEncoder,
-    MaskedTokens,
-    RenderedText,
-    mask_texts,
+from batchloom.preparation.documents.chat_encoding import ControlEncoder, RenderedText, mask_texts
+from batchloom.preparation.documents.conversation_encoder import (
+    EncodedBatch,
+    EncodedBatchBuilder,
+    EncodeFault,
+    check_surrogates,
 )
-from batchloom.preparation.documents.conversation_encoder import EncodeFault, check_surrogates, encode_conversations
 from batchloom.preparation.documents.fill_in_the_middle import FimCutter, apply_fim, insert_sentinels
 from batchloom.preparation.documents.media_tokens import (
     MediaText,
@@ -31,49 +29,11 @@ from batchloom.preparation.documents.media_tokens import (
     subtract_media,
     write_expansions,
 )
-from batchloom.preparation.settings.chat_rules import ChatRules
 from batchloom.sources.formats import excerpt_record
 from batchloom.tokens import Tokenizer
 
 # Characters per encode call: 256 thousand make encoding 5 to 8 % faster than a million.
 _CACHE_CHARACTERS = 1 << 18
-
-
-# Tokens of all documents, concatenated, and the length of each.
-PlainTokens = tuple[NDArray[np.generic], NDArray[np.uint32]]
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedBatch:
-    """Encoded batch of documents.
-
-    Attributes:
-        tokens: tokens of all documents, concatenated, in the dtype on disk [tokens].
-        lengths: tokens of each document [documents].
-        trained: trained flag of each token; None if all are trained.
-        numbers: index in the batch of each document [documents]; None if all are included.
-        faults: documents that cannot be used.
-        dropped: documents dropped by rule.
-        sides: side of each document, as in ``.pairs``; None if they are no preferences.
-        altered: number of conversations that the template changed, by kind of change.
-        added: number of control tokens added before and after the text of each document.
-        moved: number of texts changed by fill-in-the-middle.
-        plain: tokens and lengths of the texts before fill-in-the-middle, if documents are compared.
-        media: media of each document; empty if none has any.
-    """
-
-    tokens: NDArray[np.generic]
-    lengths: NDArray[np.uint32]
-    trained: NDArray[np.bool_] | None = None
-    numbers: NDArray[np.int64] | None = None
-    faults: list[EncodeFault] = field(default_factory=list)
-    dropped: list[EncodeFault] = field(default_factory=list)
-    sides: NDArray[np.uint8] | None = None
-    altered: Counter[str] = field(default_factory=Counter)
-    added: tuple[int, int] = (0, 0)
-    moved: int = 0
-    plain: PlainTokens | None = None
-    media: Sequence[Sequence[PlacedMedium]] = ()
 
 
 def encode_texts(texts: list[str], tokenizer: Tokenizer, dtype: np.dtype[np.generic]) -> EncodedBatch:
@@ -106,7 +66,7 @@ def encode_fim_texts(
     tokens = add_control_tokens(ids, bounds, tokenizer, dtype)
     added = (0 if tokenizer.bos_id is None else 1, 1)
     lengths = (np.diff(bounds) + sum(added)).astype(np.uint32)
-    original_tokens = (plain.tokens, plain.lengths) if plain else None
+    original_tokens = (plain.ids, plain.lengths) if plain else None
     return EncodedBatch(tokens, lengths, added=added, moved=segments.moved, plain=original_tokens)
 
 
@@ -120,18 +80,6 @@ def _iter_cache_batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
             start, size = stop, 0
     if start < len(texts):
         yield start, len(texts)
-
-
-def encode_chats(
-    conversations: Sequence[Conversation], encoder: ChatEncoder, rules: ChatRules, dtype: np.dtype[np.generic]
-) -> EncodedBatch:
-    """Render, tokenize and mask conversations; no token is added to the template's."""
-    encoded = encode_conversations(conversations, encoder, rules)
-    return EncodedBatch(
-        *(encoded.ids.astype(dtype), encoded.lengths, encoded.mask, encoded.numbers, encoded.faults, encoded.dropped),
-        altered=encoded.altered,
-        media=encoded.media,
-    )
 
 
 def encode_token_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype[np.generic]) -> EncodedBatch:
@@ -269,14 +217,6 @@ def _embedded_bytes(media: Sequence[Medium]) -> int:
 _MEDIUM_MARK = "\ue000"
 
 
-class _InterleavedTokens(NamedTuple):
-    """Tokens of a document without added control tokens, and their trained flags."""
-
-    ids: NDArray[np.uint32]
-    trained: NDArray[np.bool_]
-    media: list[PlacedMedium]
-
-
 def encode_interleaved(
     documents: Sequence[InterleavedText], encoder: ControlEncoder, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
@@ -285,44 +225,32 @@ def encode_interleaved(
     Texts without media are tokenized as plain text. The ids of others are those that the processor makes of
     the text and its media; a control token that a text spells stays text.
     """
-    faults: list[EncodeFault] = []
-    document_tokens = _encode_plain(documents, encoder) | _encode_with_media(documents, encoder, faults)
-    numbers = sorted(document_tokens)
-    tokenizer = encoder.tokenizer
+    out, tokenizer = EncodedBatchBuilder(), encoder.tokenizer
+    document_tokens = _encode_with_media(documents, encoder, out.faults)
+    plain_numbers = [number for number, document in enumerate(documents) if not document.media]
+    ids, bounds = tokenizer.encode_batch([documents[number].texts[0] for number in plain_numbers])
+    for number, start, stop in zip(plain_numbers, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        document_tokens[number] = ids[start:stop], np.ones(stop - start, np.bool_), []
+    for number in sorted(document_tokens):
+        out.add(number, *document_tokens[number])
+    batch = out.build(np.dtype(np.uint32))
     before = 0 if tokenizer.bos_id is None else 1
-    lengths = np.array([document_tokens[number].ids.size for number in numbers], np.int64)
-    bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    ids = np.concatenate([np.zeros(0, np.uint32), *(document_tokens[number].ids for number in numbers)])
-    control_flag = np.ones(1, np.bool_)
-    trained = [
-        flags for n in numbers for flags in (*([control_flag] * before), document_tokens[n].trained, control_flag)
-    ]
-    return EncodedBatch(
-        add_control_tokens(ids, bounds, tokenizer, dtype),
-        (lengths + before + 1).astype(np.uint32),
-        np.concatenate([np.zeros(0, np.bool_), *trained]),
-        np.array(numbers, np.int64),
-        sorted(faults),
+    bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(batch.lengths, dtype=np.int64)])
+    control_offsets = np.concatenate([bounds[1:], bounds[: -1 if before else 0]])
+    return replace(
+        batch,
+        ids=add_control_tokens(batch.ids, bounds, tokenizer, dtype),
+        lengths=batch.lengths + np.uint32(before + 1),
+        mask=np.insert(np.concatenate(out.masks), control_offsets, True) if out.masks else batch.mask,
         added=(before, 1),
-        media=[[medium._replace(start=medium.start + before) for medium in document_tokens[n].media] for n in numbers],
+        media=[[medium._replace(start=medium.start + before) for medium in media] for media in out.media],
     )
-
-
-def _encode_plain(documents: Sequence[InterleavedText], encoder: ControlEncoder) -> dict[int, _InterleavedTokens]:
-    """Encode the documents without media."""
-    numbers = [number for number, document in enumerate(documents) if not document.media]
-    ids, bounds = encoder.tokenizer.encode_batch([documents[n].texts[0] for n in numbers])
-    document_tokens = {}
-    for index, number in enumerate(numbers):
-        document_ids = ids[bounds[index] : bounds[index + 1]]
-        document_tokens[number] = _InterleavedTokens(document_ids, np.ones(document_ids.size, np.bool_), [])
-    return document_tokens
 
 
 def _encode_with_media(
     documents: Sequence[InterleavedText], encoder: ControlEncoder, faults: list[EncodeFault]
-) -> dict[int, _InterleavedTokens]:
-    """Encode the documents with media; unusable ones are appended to ``faults``."""
+) -> dict[int, tuple[NDArray[np.uint32], NDArray[np.bool_], list[PlacedMedium]]]:
+    """Return ids, mask and media of the documents with media; unusable ones are appended to ``faults``."""
     numbers: list[int] = []
     media_texts: list[MediaText] = []
     texts: list[RenderedText] = []
@@ -335,28 +263,23 @@ def _encode_with_media(
         except RenderError as error:
             faults.append(EncodeFault(number, str(error)))
             continue
-        text_spans = [(0, len(text.rendered.text))]
-        trained_spans = subtract_media(text_spans, text.placeholder_ranges)
+        trained_spans = subtract_media([(0, len(text.rendered.text))], text.placeholder_ranges)
         numbers.append(number)
         media_texts.append(text)
         texts.append(RenderedText(text.rendered.text, text.rendered.control, trained_spans, lenient=True))
     document_tokens = {}
     results = mask_texts(encoder, texts) if texts else []
     for number, text, masked_tokens in zip(numbers, media_texts, results, strict=True):
+        if isinstance(masked_tokens, str):
+            faults.append(EncodeFault(number, masked_tokens))
+            continue
         try:
-            document_tokens[number] = _expand_media(masked_tokens, text, documents[number], encoder)
+            expanded, placed = expand_media_tokens(masked_tokens, text, documents[number].media, encoder)
         except RenderError as error:
             faults.append(EncodeFault(number, str(error)))
+        else:
+            document_tokens[number] = expanded.ids, expanded.mask, placed
     return document_tokens
-
-
-def _expand_media(
-    masked_tokens: MaskedTokens | str, text: MediaText, document: InterleavedText, encoder: ControlEncoder
-) -> _InterleavedTokens:
-    if isinstance(masked_tokens, str):
-        raise RenderError(masked_tokens)
-    expanded_tokens, placed = expand_media_tokens(masked_tokens, text, document.media, encoder)
-    return _InterleavedTokens(expanded_tokens.ids, expanded_tokens.mask, placed)
 
 
 def _mark_media(document: InterleavedText) -> ConversationText:

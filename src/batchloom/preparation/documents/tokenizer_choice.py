@@ -8,7 +8,7 @@ from typing import Any
 from batchloom.chat import choose_template
 from batchloom.core.errors import InputError
 from batchloom.core.fingerprint import derive_key
-from batchloom.preparation.documents.chat_encoding import ChatEncoder, MediaTextEncoder
+from batchloom.preparation.documents.chat_encoding import ChatEncoder, ControlEncoder
 from batchloom.preparation.documents.record_parsers import TEMPLATED_KINDS, RecordParser, RecordParsers, iter_texts
 from batchloom.preparation.settings.media_recipe import open_job_processor, read_processor_template
 from batchloom.preparation.settings.recipe import Recipe
@@ -145,7 +145,7 @@ def make_chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
     )
 
 
-def make_media_encoder(tokenizer: Tokenizer, recipe: Recipe, chat: ChatEncoder | None) -> MediaTextEncoder | None:
+def make_media_encoder(tokenizer: Tokenizer, recipe: Recipe, chat: ChatEncoder | None) -> ControlEncoder | None:
     """Return the tokenizer for texts with media; None if media are not read.
 
     Args:
@@ -158,9 +158,9 @@ def make_media_encoder(tokenizer: Tokenizer, recipe: Recipe, chat: ChatEncoder |
     """
     media = recipe.reading.media
     if media is None or chat is not None:
-        return None if chat is None else chat.text
+        return chat
     families = open_job_processor(media, recipe.tokenizer).families
-    return MediaTextEncoder(verify_control_tokens(tokenizer, ()), families)
+    return ControlEncoder(verify_control_tokens(tokenizer, ()), families)
 
 
 def choose_dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord, Records
 from batchloom.preparation.dedup.line_dedup import LineDeduplicator, hash_segments
 from batchloom.preparation.dedup.sorted_keys import open_key_writer
-from batchloom.preparation.documents.conversation_encoder import EncodeFault
+from batchloom.preparation.documents.conversation_encoder import EncodedBatch, EncodeFault
 from batchloom.preparation.documents.document_encoder import (
     EncodeContext,
     encode_documents,
@@ -24,12 +24,7 @@ from batchloom.preparation.documents.document_encoder import (
 )
 from batchloom.preparation.documents.media_tokens import PlacedMedium
 from batchloom.preparation.documents.record_parsers import RecordParser
-from batchloom.preparation.documents.token_encoder import (
-    EncodedBatch,
-    estimate_characters,
-    hash_and_measure,
-    split_digests,
-)
+from batchloom.preparation.documents.token_encoder import estimate_characters, hash_and_measure, split_digests
 from batchloom.preparation.settings.chat_rules import OverlongError
 from batchloom.preparation.units.crash_isolation import CrashIsolation
 from batchloom.preparation.units.quarantine import ReasonCounts, count_reason
@@ -533,12 +528,12 @@ class UnitTokenizer:
             )
         )
         codes = self._context.membership.codes(rows["hash"])
-        with self._stopwatch.time("write temporary files", encoded_batch.tokens.nbytes, len(rows)):
+        with self._stopwatch.time("write temporary files", encoded_batch.ids.nbytes, len(rows)):
             self._files.add(
-                encoded_batch.tokens,
+                encoded_batch.ids,
                 rows,
                 codes,
-                encoded_batch.trained,
+                encoded_batch.mask,
                 added=encoded_batch.added,
                 plain=encoded_batch.plain,
                 media=encoded_batch.media,

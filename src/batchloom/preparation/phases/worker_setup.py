@@ -118,14 +118,13 @@ class WorkerSetup:
         """Build the encode context from existing components."""
         recipe = self.recipe
         return EncodeContext(
-            record_parsers.rules,
-            record_parsers,
-            RecordBounds(record_parsers.rules),
-            recipe.reading.normalize,
-            tokenizer,
-            TOKEN_DTYPES[self.dtype],
-            SubsetRule(recipe.val_fraction, recipe.test_fraction),
-            chat,
+            tokenizer=tokenizer,
+            dtype=TOKEN_DTYPES[self.dtype],
+            chat=chat,
+            record_parsers=record_parsers,
+            bounds=RecordBounds(record_parsers.rules),
+            normalize=recipe.reading.normalize,
+            membership=SubsetRule(recipe.val_fraction, recipe.test_fraction),
             overlap=self.overlap,
             cleaner=TextCleaner(self.clean) if self.clean else None,
             dedup=recipe.dedup,
