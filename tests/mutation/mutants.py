@@ -573,8 +573,8 @@ STREAMS = (
     Mutant(
         "partial-record-range-kept",
         "streaming/lane.py",
-        "if self._keep is not None and begin.epoch == 0 and from_start:",
-        "if self._keep is not None and begin.epoch == 0:",
+        "if self._setup.keep is not None and begin.epoch == 0 and from_start:",
+        "if self._setup.keep is not None and begin.epoch == 0:",
         ("raw_streams/test_keep.py",),
     ),
     # A stream trains the documents of the val subset.

@@ -324,8 +324,7 @@ def test_the_folder_of_another_job_is_refused_before_the_first_batch(tmp_path, m
         )
         assert make_folder is _begin_stream
         next(iter(Loader(stream, output="numpy")))
-    assert "another keep=" in str(error.value)
-    assert "--" not in str(error.value)
+    assert "--out is keep=" in str(error.value)
 
 
 def test_a_finished_store_of_the_same_job_is_reused(tmp_path):
@@ -338,9 +337,8 @@ def test_inputs_changed_during_a_kept_stream_are_reported_by_finish(tmp_path):
     lines = write_texts(tmp_path / "a.jsonl", 200)
     stream = run_kept_stream(lines, tmp_path / "kept")
     write_texts(lines, 300)
-    with pytest.raises(StoreConflictError, match=r"a.jsonl has .* choose another keep=") as error:
+    with pytest.raises(StoreConflictError, match=r"a.jsonl has .* choose another --out.*--out is keep="):
         stream.finish(workers=1)
-    assert "--" not in str(error.value)
 
 
 @pytest.mark.parametrize("keep", [3, "\0", "", b"x", True])
@@ -357,9 +355,7 @@ def test_the_folder_of_an_input_is_refused_as_keep(tmp_path, keep):
     write_texts(tmp_path / "corpus/x", 20)
     with pytest.raises((StoreConflictError, OutputError)) as error:
         run_kept_stream(tmp_path / "corpus", tmp_path / keep)
-    assert "another keep=" in str(error.value)
-    assert "keep= " not in str(error.value)
-    assert "--" not in str(error.value)
+    assert "--out is keep=" in str(error.value)
 
 
 def test_a_plan_in_the_order_of_lanes_without_sequences_says_why(kept_store):

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,29 +41,17 @@ from batchloom.tokens import Tokenizer
 _LOG = logging.getLogger("batchloom")
 _BEGUN_FILE = "begun"
 _WAIT_SECONDS, _POLL_SECONDS = 30.0, 0.05
-# Replaces command-line options in messages of prepare by keywords of a stream.
-_MESSAGE_REPLACEMENTS = (
-    (
-        r"; give --restart .*, or choose another --out",
-        "; choose another keep=, or delete that folder",
-    ),
-    ("; to add new inputs to it, give --append", ""),
-    ("--out (?=.* is the folder|.*, which may hold only)", "keep="),
-    ("an --out", "a keep="),
-    ("--out", "keep="),
-)
 
 
 @contextmanager
-def rename_out_in_errors() -> Iterator[None]:
-    """Replace ``--out`` by ``keep`` in the error messages of ``prepare``."""
+def explain_keep_in_errors() -> Iterator[None]:
+    """Add to the errors of ``prepare`` that ``keep`` is its ``--out``."""
     try:
         yield
     except (StoreConflictError, OutputError) as error:
-        message = str(error)
-        for pattern, replacement in _MESSAGE_REPLACEMENTS:
-            message = re.sub(pattern, replacement, message)
-        raise type(error)(message) from error
+        if "--out" not in str(error):
+            raise
+        raise type(error)(f"{error} (For a stream, --out is keep=; other options are of batchloom prepare.)") from error
 
 
 def resolve_keep_folder(keep: str | os.PathLike[str] | None) -> Path | None:
@@ -80,7 +67,7 @@ def resolve_keep_folder(keep: str | os.PathLike[str] | None) -> Path | None:
 
 def check_keep(inputs: Sequence[str], out: Path) -> None:
     """Reject a folder that is or holds an input, or is neither a store nor its work."""
-    with rename_out_in_errors():
+    with explain_keep_in_errors():
         check_separate(inputs, out)
         if not (out / MANIFEST_NAME).exists():
             check_output_folder(out)
@@ -113,18 +100,13 @@ class StreamStoreWriter:
         units: Sequence[Unit],
         tokenizer: Tokenizer,
     ) -> None:
-        with rename_out_in_errors():
+        with explain_keep_in_errors():
             find_finished_store(out, recipe, listing, read_report(out))
         self.out, self._recipe, self._listing, self._settings = out, recipe, listing, settings
         self._units, self._tokenizer = units, tokenizer
         self._batches_folder = out / WORK_NAME / STREAM_BATCHES_FOLDER
         decided_by = collect_unit_settings(recipe, tokenizer, settings.constants)
         self._names = tuple(compute_unit_identity(unit, decided_by, listing.content) for unit in units)
-
-    @property
-    def finished(self) -> bool:
-        """True if the store is finished."""
-        return (self.out / MANIFEST_NAME).exists()
 
     def count_cached_units(self) -> int:
         """Return the number of completely cached units."""
@@ -139,11 +121,11 @@ class StreamStoreWriter:
 
         Rank 0 begins the job; other ranks wait for it.
         """
-        if self.finished:
+        if (self.out / MANIFEST_NAME).exists():
             _LOG.info("%s is a finished store already: the stream does not write to it.", self.out)
             return None
         if rank == 0:
-            with rename_out_in_errors():
+            with explain_keep_in_errors():
                 self._begin()
         until = time.monotonic() + _WAIT_SECONDS
         while not (self._batches_folder / _BEGUN_FILE).exists() and time.monotonic() < until:
@@ -167,7 +149,7 @@ class StreamStoreWriter:
     ) -> PrepareResult:
         """Complete the store; ``prepare`` reads all records that are not cached."""
         settings = replace(self._settings, execution=execution)
-        with rename_out_in_errors():
+        with explain_keep_in_errors():
             result = run_recipe(self._recipe, self.out, listener, settings=settings)
         self._write_bounds(range_groups)
         return result

@@ -1,8 +1,9 @@
 """Reader of one lane: tokenizes its range groups and forms pools of documents."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -15,10 +16,10 @@ from batchloom.core.errors import InputError
 from batchloom.core.wording import format_count
 from batchloom.plan import PlanSpec, order_lane_ranges
 from batchloom.plan.order import compute_lane_pool_size, make_no_sequence_error
-from batchloom.preparation import ChatEncoder
-from batchloom.preparation.documents import EncodeContext, PlacedMedium
-from batchloom.preparation.phases import UnitTokenizer
+from batchloom.preparation.documents import EncodeContext, PlacedMedium, make_chat_encoder
+from batchloom.preparation.phases import UnitTokenizer, WorkerSetup, check_versions
 from batchloom.preparation.units import StreamBatchWriter, Unit, UnitFacts, UnitProgress, UnitTask, UnusableError
+from batchloom.preparation.workers import MessageCallback, TaskFunction
 from batchloom.sources import RecordBounds, format_record_name, make_bad_record_error
 from batchloom.sources.files import Source
 from batchloom.store.format import SUBSETS
@@ -80,6 +81,10 @@ class LanePosition(NamedTuple):
     offset: int = 0  # Byte offset of the record in its source
 
 
+# A lane, and the position of the requested pool.
+PoolTask = tuple[int, LanePosition]
+
+
 @dataclass(frozen=True, slots=True)
 class StreamPool:
     """Documents of one pool."""
@@ -126,13 +131,10 @@ class _LaneBatch:
         )
 
 
-class _RangeDocuments(NamedTuple):
-    """A batch of documents from a range group."""
-
-    tokens: NDArray[np.generic]
-    rows: NDArray[np.void]
-    trained: NDArray[np.bool_] | None
-    media: Sequence[Sequence[PlacedMedium]]
+# Tokens, rows, trained flags and media of documents.
+_RangeDocuments = tuple[
+    NDArray[np.generic], NDArray[np.void], NDArray[np.bool_] | None, Sequence[Sequence[PlacedMedium]]
+]
 
 
 @dataclass(slots=True)
@@ -166,7 +168,7 @@ class RangeCollector:
             trained = None if trained is None else trained[flags]
             media = list(compress(media, in_train))
         if len(rows):
-            self.documents.append(_RangeDocuments(tokens, rows, trained, media))
+            self.documents.append((tokens, rows, trained, media))
 
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
         """Collect bad records."""
@@ -197,24 +199,68 @@ class CachedRanges:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneContext:
-    """Shared context of a process's lanes."""
+class StreamSetup:
+    """Setup of the lanes that a process reads; it can be sent to other processes."""
 
-    task: EncodeContext
-    chat: Callable[[], ChatEncoder]  # Creates tokenizer and template at the first conversation
-    range_groups: Mapping[int, RangeGroup]  # Range groups of the lanes, by number
-    count: int
+    worker_setup: WorkerSetup
+    range_groups: Mapping[int, RangeGroup]  # Range groups of the lanes read here, by number
+    count: int  # Number of all range groups
     spec: PlanSpec
     lanes: int
-    keep: CachedRanges | None = None  # Cache of range groups for a store; None without one
-    media_spill: MediaSpill | None = None  # Spill folder of media bytes from records; None if media are not read
-    _bounds: dict[str, RecordBounds] = field(default_factory=dict)
+    keep: CachedRanges | None  # Cache of range groups for a store; None without one
+    media: Path | None = None  # Spill folder of media bytes from records; None if media are not read
+
+    def for_lanes(self, lanes: Sequence[int]) -> "StreamSetup":
+        """Return the setup of a worker of these lanes, with only their range groups.
+
+        With very many files, the full list is large.
+        """
+        numbers_by_lane = [order_lane_ranges(self.count, self.lanes, self.spec, lane, 0) for lane in lanes]
+        numbers = np.concatenate(numbers_by_lane).tolist()
+        return replace(self, range_groups={number: self.range_groups[number] for number in numbers})
+
+    def __call__(self) -> TaskFunction:
+        """Create the task function in the process that runs it.
+
+        A lane stays open at its position, and is reopened at another one.
+        """
+        check_versions(self.worker_setup.versions)
+        context = LaneContext(self)
+        open_lanes: dict[int, LaneReader] = {}
+
+        def make_pool(pool_task: PoolTask, _send: MessageCallback) -> StreamPool:
+            lane, position = pool_task
+            # A lane whose reading fails does not stay open.
+            reader = open_lanes.pop(lane, None)
+            if reader is None or reader.position != position:
+                reader = LaneReader(context, lane, position)
+            pool = reader.next()
+            open_lanes[lane] = reader
+            return pool
+
+        return make_pool
+
+
+@final
+class LaneContext:
+    """Components shared by the lanes of a process."""
+
+    def __init__(self, setup: StreamSetup) -> None:
+        self.setup, self.encode_context = setup, setup.worker_setup.load_context()
+        self.media_spill = None if setup.media is None else MediaSpill(setup.media)
+        self._bounds: dict[str, RecordBounds] = {}
+
+    @cached_property
+    def templated_context(self) -> EncodeContext:
+        """The encode context with a template, loaded at the first conversation."""
+        chat = make_chat_encoder(self.encode_context.tokenizer, self.setup.worker_setup.recipe)
+        return replace(self.encode_context, chat=chat)
 
     def bounds(self, source: Source) -> RecordBounds:
         """Return the finder of a source's record bounds, cached with its progress."""
         record_bounds = self._bounds.pop(source.path, None)
         if record_bounds is None:
-            record_bounds = RecordBounds(self.task.record_parsers.get_parser(source).rules)
+            record_bounds = RecordBounds(self.encode_context.record_parsers.get_parser(source).rules)
         self._bounds[source.path] = record_bounds
         while len(self._bounds) > _MAX_CACHED_BOUNDS:
             del self._bounds[next(iter(self._bounds))]
@@ -225,21 +271,10 @@ class LaneContext:
 class LaneReader:
     """Reader of a lane from a position on, pool by pool."""
 
-    def __init__(
-        self,
-        context: "LaneContext",
-        lane: int,
-        position: LanePosition,
-    ) -> None:
-        self._task, self._range_groups, self._spec = (
-            context.task,
-            context.range_groups,
-            context.spec,
-        )
-        self._count = context.count
-        self._lane, self._lanes, self.position = lane, context.lanes, position
-        self._keep, self._chat, self._bounds = context.keep, context.chat, context.bounds
-        self._media_spill = context.media_spill
+    def __init__(self, context: LaneContext, lane: int, position: LanePosition) -> None:
+        self._context, self._setup, self._lane, self.position = context, context.setup, lane, position
+        self._record_parsers, self._media_spill = context.encode_context.record_parsers, context.media_spill
+        self._has_conversations = False
         self._last_progress = UnitProgress()
         self._buffer: deque[_LaneBatch] = deque()
         self._buffered_documents = self._records = self._bad = 0
@@ -251,7 +286,7 @@ class LaneReader:
         """Return the next pool."""
         while True:
             position = self.position
-            size = compute_lane_pool_size(self._spec, position.epoch, position.pool)
+            size = compute_lane_pool_size(self._setup.spec, position.epoch, position.pool)
             while self._buffered_documents < size and (batch := next(self._source, None)) is not None:
                 self._buffer.append(batch)
                 self._buffered_documents += len(batch)
@@ -260,7 +295,7 @@ class LaneReader:
             if position[1:] == LanePosition()[1:]:
                 raise make_no_sequence_error(
                     self._lane,
-                    self._lanes,
+                    self._setup.lanes,
                     *self._record_counts.explain_no_document(self._bad_messages),
                 )
             self.position = LanePosition(epoch=position.epoch + 1)
@@ -287,32 +322,33 @@ class LaneReader:
             _join_trained(batches),
             self.position,
             *(records, bad, bad_messages),
-            conversations=self._task.chat is not None,
+            conversations=self._has_conversations,
             media=None if self._media_spill is None else self._media_of(batches),
         )
 
     def _iter_epoch(self, position: LanePosition) -> Iterator[_LaneBatch]:
         """Yield the documents of an epoch from a position on."""
         self._record_counts = RecordCounts()
-        order = order_lane_ranges(self._count, self._lanes, self._spec, self._lane, position.epoch)
+        setup = self._setup
+        order = order_lane_ranges(setup.count, setup.lanes, setup.spec, self._lane, position.epoch)
         for slot in range(position.slot, len(order)):
             number = int(order[slot])
             begin = position if slot == position.slot else LanePosition(epoch=position.epoch)
             yield from self._read_range_group(number, slot, begin)
 
     def _read_range_group(self, number: int, slot: int, begin: LanePosition) -> Iterator[_LaneBatch]:
-        range_group = self._range_groups[number]
+        range_group = self._setup.range_groups[number]
         # Inputs do not change during a run; media that they name may.
         counts_records = begin.epoch == 0 or self._media_spill is not None
         from_start = not (begin.range_index or begin.record or begin.documents_taken)
         log = None
-        if self._keep is not None and begin.epoch == 0 and from_start:
-            log = self._keep.begin(range_group)
+        if self._setup.keep is not None and begin.epoch == 0 and from_start:
+            log = self._setup.keep.begin(range_group)
         sink = RangeCollector(log=log)
         unit = Unit(range_group.unit, 0, tuple(record_range.part for record_range in range_group.ranges))
         task = self._get_encode_context(range_group)
         self._last_progress = UnitProgress()
-        send = self._count_progress if counts_records else _ignore_message
+        send = self._count_progress if counts_records else lambda _: None
         run = UnitTokenizer(UnitTask(unit, Path(), ""), task, sink, None, send)
         skip = begin.documents_taken
         try:
@@ -320,8 +356,8 @@ class LaneReader:
                 if range_index < begin.range_index:
                     continue
                 first_record = begin.record if range_index == begin.range_index else 0
-                rules = task.record_parsers.get_parser(record_range.unit_part.source).rules
-                bounds = self._bounds(record_range.unit_part.source)
+                rules = self._record_parsers.get_parser(record_range.unit_part.source).rules
+                bounds = self._context.bounds(record_range.unit_part.source)
                 with RangeRecordReader(record_range, rules, bounds, first_record, begin.offset) as reader:
                     for _ in run.iter_steps(range_index, record_range.part, reader):
                         run.flush()
@@ -343,7 +379,9 @@ class LaneReader:
                 log = None
         except UnusableError as error:
             source = range_group.ranges[error.part].unit_part.source
-            raise make_bad_record_error(source, task.record_parsers.get_parser(source).rules, None, error.bad) from None
+            raise make_bad_record_error(
+                source, self._record_parsers.get_parser(source).rules, None, error.bad
+            ) from None
         finally:
             if log is not None:
                 log.abandon()
@@ -354,20 +392,17 @@ class LaneReader:
             self._last_progress = message
 
     def _get_encode_context(self, range_group: RangeGroup) -> EncodeContext:
-        """Return the encode context, with a template if the range group has conversations."""
-        templated = False
+        """Return the encode context, with a template once the lane has conversations."""
         for source in dict.fromkeys(record_range.unit_part.source for record_range in range_group.ranges):
-            reading = self._task.record_parsers.get_parser(source)
-            if reading.preferences:
+            record_parser = self._record_parsers.get_parser(source)
+            if record_parser.preferences:
                 raise InputError(
-                    f"{source.name} holds preferences ({reading.detected}), and a stream would also train on the "
+                    f"{source.name} holds preferences ({record_parser.detected}), and a stream would also train on the "
                     "rejected answers. Prepare them (batchloom prepare) for a preference trainer, or select the "
                     "trained part with mapping= (docs/preferences.md)."
                 )
-            templated = templated or reading.templated
-        if templated and self._task.chat is None:
-            self._task = replace(self._task, chat=self._chat())
-        return self._task
+            self._has_conversations |= record_parser.templated
+        return self._context.templated_context if self._has_conversations else self._context.encode_context
 
     def _drain_batches(
         self, sink: RangeCollector, range_group: RangeGroup, slot: int, *, counts_records: bool
@@ -400,7 +435,7 @@ class LaneReader:
                 document_media.append(_NO_MEDIA)
                 continue
             record_range = range_group.ranges[int(row["part"])]
-            source, record_parsers = record_range.unit_part.source, self._task.record_parsers
+            source, record_parsers = record_range.unit_part.source, self._record_parsers
             before = None if record_range.start else 0
             record = BadRecord(int(row["record"]), int(row["offset"]), None, "", "")
             line = format_record_name(source, record_parsers.get_parser(source).rules, before, record)
@@ -418,11 +453,11 @@ class LaneReader:
                     media_by_document[number] = document_media._replace(media=numbered)
             first += len(batch)
         spill_files = tuple(batch.spill_file for batch in batches if batch.spill_file is not None)
-        return PoolMedia(media_by_document, self._task.record_parsers.media_limits, spill_files)
+        return PoolMedia(media_by_document, self._record_parsers.media_limits, spill_files)
 
     def _describe_bad_record(self, range_group: RangeGroup, range_index: int, bad: BadRecord) -> str:
         record_range = range_group.ranges[range_index]
-        rules = self._task.record_parsers.get_parser(record_range.unit_part.source).rules
+        rules = self._record_parsers.get_parser(record_range.unit_part.source).rules
         before = None if record_range.start else 0
         return str(make_bad_record_error(record_range.unit_part.source, rules, before, bad))
 
@@ -463,7 +498,3 @@ def _advance_position(before: LanePosition, batches: Sequence[_LaneBatch]) -> La
         documents_taken,
         int(row["offset"]),
     )
-
-
-def _ignore_message(_message: Any) -> None:
-    """Ignore progress: the lane's first epoch has counted all records."""

@@ -2,89 +2,16 @@
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal, final
-
-import numpy as np
+from collections import Counter
+from typing import Literal, final
 
 from batchloom.core.errors import WorkerError
-from batchloom.plan import PlanSpec, order_lane_ranges
-from batchloom.preparation.documents import make_chat_encoder
-from batchloom.preparation.phases import WorkerSetup, check_versions
-from batchloom.preparation.workers import (
-    MessageCallback,
-    ProcessPool,
-    TaskFunction,
-    TaskLoss,
-    TaskResult,
-    count_cores,
-)
-from batchloom.streaming.lane import CachedRanges, LaneContext, LanePosition, LaneReader, StreamPool
-from batchloom.streaming.record_ranges import RangeGroup
-from batchloom.streaming.stream_media import MediaSpill
+from batchloom.preparation.workers import ProcessPool, TaskFunction, TaskLoss, TaskResult, count_cores
+from batchloom.streaming.lane import LanePosition, PoolTask, StreamPool, StreamSetup
 
 _MAX_WORKER_DEATHS = 3
 _POLL_SECONDS = 0.02
 _WAIT_SECONDS = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class PoolTask:
-    """Request for the pool of a lane at a position."""
-
-    lane: int
-    position: LanePosition
-
-
-@dataclass(frozen=True, slots=True)
-class StreamSetup:
-    """Setup of a stream worker, which can be sent to other processes."""
-
-    worker_setup: WorkerSetup
-    range_groups: Mapping[int, RangeGroup]  # Range groups of the lanes read here, by number
-    count: int
-    spec: PlanSpec
-    lanes: int
-    keep: CachedRanges | None  # Cache of range groups for a store; None without one
-    media: Path | None = None  # Spill folder of media bytes from records; None if media are not read
-
-    def for_lanes(self, lanes: Sequence[int]) -> "StreamSetup":
-        """Return the setup of a worker of these lanes, with only their range groups.
-
-        With very many files, the full list is large.
-        """
-        numbers_by_lane = [order_lane_ranges(self.count, self.lanes, self.spec, lane, 0) for lane in lanes]
-        numbers = np.concatenate(numbers_by_lane).tolist()
-        return replace(self, range_groups={number: self.range_groups[number] for number in numbers})
-
-    def __call__(self) -> TaskFunction:
-        """Create the task function in the process that runs it.
-
-        A lane stays open at its position, and is reopened at another one.
-        """
-        check_versions(self.worker_setup.versions)
-        task, recipe = self.worker_setup.load_context(), self.worker_setup.recipe
-        chat = cache(lambda: make_chat_encoder(task.tokenizer, recipe))
-        media_spill = None if self.media is None else MediaSpill(self.media)
-        context = LaneContext(
-            *(task, chat, self.range_groups, self.count, self.spec, self.lanes, self.keep),
-            media_spill=media_spill,
-        )
-        open_lanes: dict[int, LaneReader] = {}
-
-        def make_pool(pool_task: Any, _send: MessageCallback) -> StreamPool:
-            # A lane whose reading fails does not stay open.
-            reader = open_lanes.pop(pool_task.lane, None)
-            if reader is None or reader.position != pool_task.position:
-                reader = LaneReader(context, pool_task.lane, pool_task.position)
-            pool = reader.next()
-            open_lanes[pool_task.lane] = reader
-            return pool
-
-        return make_pool
 
 
 def choose_worker_count(workers: int | Literal["auto"], lanes: int, local_ranks: int) -> int:
@@ -108,18 +35,12 @@ class InlinePools:
         """Return the pool at a lane's position."""
         if self._work is None:
             self._work = self._setup()
-        pool: StreamPool = self._work(PoolTask(lane, position), lambda _: None)
+        pool: StreamPool = self._work((lane, position), lambda _: None)
         return pool
 
     def close(self) -> None:
         """Release open files."""
         self._work = None
-
-
-@dataclass(slots=True)
-class _PendingPool:
-    task: PoolTask
-    deaths: int = 0
 
 
 @final
@@ -143,7 +64,7 @@ class WorkerPools:
 
     def ask(self, lane: int, position: LanePosition) -> None:
         """Request the pool at a lane's position."""
-        self._tasks.put(PoolTask(lane, position))
+        self._tasks.put((lane, position))
 
     def take(self, lane: int, position: LanePosition) -> StreamPool:  # noqa: ARG002 - the request names it
         """Return the requested pool of a lane, when it is ready."""
@@ -179,40 +100,40 @@ class WorkerPools:
                 executor.close()
 
     def _run_executors(self, executors: list[ProcessPool]) -> None:
-        pending_pools: dict[int, _PendingPool] = {}
+        pending_tasks: dict[int, PoolTask] = {}
+        deaths: Counter[int] = Counter()
         number = 0
         while not self._closed:
             while True:
                 try:
-                    task = self._tasks.get(block=not pending_pools)
+                    task = self._tasks.get(block=not pending_tasks)
                 except queue.Empty:
                     break
                 if task is None:
                     return
-                pending_pools[number] = _PendingPool(task)
-                executors[self._worker_by_lane[task.lane]].submit(number, task)
+                pending_tasks[number] = task
+                executors[self._worker_by_lane[task[0]]].submit(number, task)
                 number += 1
             for executor in executors:
                 if not executor.unfinished:
                     continue
                 event = executor.next(_POLL_SECONDS / len(executors))
                 if isinstance(event, TaskLoss):
-                    self._handle_worker_loss(executor, event, pending_pools[event.number])
+                    # The input of a dead worker's pool is read again.
+                    task = pending_tasks[event.number]
+                    deaths[event.number] += 1
+                    _check_deaths(event.reason, deaths[event.number], task[0])
+                    executor.submit(event.number, task)
                 elif isinstance(event, TaskResult):
-                    self._store_pool(pending_pools.pop(event.number), event.result)
+                    lane, _ = pending_tasks.pop(event.number)
+                    with self._changed:
+                        self._ready_pools[lane] = event.result
+                        self._changed.notify_all()
 
-    def _store_pool(self, pending_pool: _PendingPool, pool: StreamPool) -> None:
-        with self._changed:
-            self._ready_pools[pending_pool.task.lane] = pool
-            self._changed.notify_all()
 
-    def _handle_worker_loss(self, executor: ProcessPool, event: TaskLoss, pending_pool: _PendingPool) -> None:
-        """Resubmit the pool of a dead worker; its input is read again."""
-        pending_pool.deaths += 1
-        if pending_pool.deaths > _MAX_WORKER_DEATHS:
-            raise WorkerError(
-                f"A worker of the stream {event.reason}, {pending_pool.deaths} times at the same pool (lane "
-                f"{pending_pool.task.lane}). Give it more memory (fewer workers, smaller pool_size), or workers=0 to "
-                "see the cause; batchloom prepare finds the record."
-            )
-        executor.submit(event.number, pending_pool.task)
+def _check_deaths(reason: str, deaths: int, lane: int) -> None:
+    if deaths > _MAX_WORKER_DEATHS:
+        raise WorkerError(
+            f"A worker of the stream {reason}, {deaths} times at the same pool (lane {lane}). Give it more memory "
+            "(fewer workers, smaller pool_size), or workers=0 to see the cause; batchloom prepare finds the record."
+        )

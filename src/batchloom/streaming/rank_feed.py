@@ -19,7 +19,7 @@ from batchloom.plan.order import describe_all_too_long, list_rank_lanes, make_no
 from batchloom.plan.packing import Rows, join_rows, reorder_rows, slice_rows
 from batchloom.preparation.settings import count_allowed_bad
 from batchloom.store.format import StoredMedium
-from batchloom.streaming.keep import rename_out_in_errors
+from batchloom.streaming.keep import explain_keep_in_errors
 from batchloom.streaming.lane import LanePosition, StreamPool
 from batchloom.streaming.stream_media import PoolMedia
 
@@ -179,7 +179,9 @@ class _LaneFeed:
     def release_pools(self, sequence: int) -> None:
         """Release pools that end at or before a sequence."""
         while self.open and self.open[0].end <= sequence:
-            _release_media(self.open.popleft().stream_pool)
+            media = self.open.popleft().stream_pool.media
+            if media is not None:
+                media.forget()
 
     def cursor(self, sequence: int) -> tuple[int, LanePosition]:
         """Return the start of the last pool that begins at or before a sequence."""
@@ -190,11 +192,6 @@ class _LaneFeed:
         """Remove the start positions of pools that end before a sequence."""
         while len(self.pool_starts) > 1 and self.pool_starts[1][0] <= sequence:
             self.pool_starts.popleft()
-
-
-def _release_media(pool: StreamPool) -> None:
-    if pool.media is not None:
-        pool.media.forget()
 
 
 @final
@@ -290,7 +287,7 @@ class RankFeed:
 
     def _start_pool(self, lane: _LaneFeed) -> None:
         """Take the next pool of a lane, and request the one after it."""
-        with rename_out_in_errors():
+        with explain_keep_in_errors():
             pool = self._pools.take(lane.lane, lane.position)
         self._pools.ask(lane.lane, pool.next)
         self._count(pool)

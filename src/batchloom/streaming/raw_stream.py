@@ -55,8 +55,8 @@ from batchloom.preparation.units import plan_units
 from batchloom.sources.files import Source, Spool
 from batchloom.store import write_file
 from batchloom.streaming.keep import StreamStoreWriter, check_keep, find_abandoned_folder, resolve_keep_folder
-from batchloom.streaming.lane import LanePosition, StreamPool
-from batchloom.streaming.lane_pools import InlinePools, StreamSetup, WorkerPools, choose_worker_count
+from batchloom.streaming.lane import LanePosition, StreamPool, StreamSetup
+from batchloom.streaming.lane_pools import InlinePools, WorkerPools, choose_worker_count
 from batchloom.streaming.rank_feed import FeedSettings, LaneCursors, RankFeed
 from batchloom.streaming.record_ranges import make_range_groups
 from batchloom.streaming.stream_state import (
@@ -270,7 +270,7 @@ class Stream:
             describe_cut_conversations(self.spec) if cuts_conversations else describe_left_out(self.spec, media=media)
         )
         self._cuts_unknown = cuts_all and not cuts_conversations
-        self.lanes = self._make_lane_spec(order)
+        self.lanes = self._choose_lanes(order)
         self.tokenizer = choose_job_tokenizer(recipe, self._listing.sources, record_parsers, _LOG.info, tokenizer_state)
         self.processor = self._load_processor_state()
         self._dtype = choose_dtype_name(recipe, self.tokenizer)
@@ -295,7 +295,7 @@ class Stream:
         make_media_encoder(self.tokenizer, self.recipe, None)
         return get_processor_state(media, self.recipe.tokenizer)
 
-    def _make_lane_spec(self, order: StreamOrder) -> int:
+    def _choose_lanes(self, order: StreamOrder) -> int:
         lanes, count = order.lanes, len(self._range_groups)
         if lanes is None:
             return choose_default_lanes(order.global_batch_size, count)

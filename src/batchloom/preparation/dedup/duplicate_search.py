@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, NamedTuple, Self, final
+from typing import BinaryIO, NamedTuple, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from batchloom.core.errors import OutputError
 from batchloom.preparation.dedup.sorted_keys import (
     KEY,
     argsort_keys,
-    describe_io_errors,
     iter_key_range,
     map_records,
     write_key_file,
@@ -68,7 +67,7 @@ def search_duplicates(
     Raises:
         OutputError: a file cannot be read or written, or is truncated.
     """
-    with write_key_file(out) as file, describe_io_errors(out):
+    with write_key_file(out) as file:
         search = _DuplicateMatcher(first_new, file)
         for unit, path in enumerate(files):
             for run in iter_key_range(path, *range_, kind):
@@ -81,7 +80,7 @@ def search_duplicates(
 class _DuplicateMatcher:
     """Comparison of key batches, given in input order, with the first keys so far."""
 
-    def __init__(self, first_new: int, file: IO[bytes]) -> None:
+    def __init__(self, first_new: int, file: BinaryIO) -> None:
         self.duplicate_count = 0
         self._first_new, self._file = first_new, file
         self._first_keys: _KeyBatch | None = None

@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import OutputError
-from batchloom.core.files import release_pages
+from batchloom.core.files import release_pages, wrap_os_errors
 from batchloom.core.keyed_hashing import mix_in_place
 from batchloom.preparation.dedup.duplicate_search import DUPLICATE, make_duplicate_rows, read_unit_duplicates
 from batchloom.preparation.dedup.minhash import NO_KEY
 from batchloom.preparation.dedup.sorted_keys import (
     SIGNATURE_KEY,
     count_records,
-    describe_io_errors,
     map_records,
     open_key_writer,
     write_key_file,
@@ -39,7 +38,7 @@ def map_signatures(path: Path, bands: int) -> NDArray[np.uint64]:
     Raises:
         OutputError: the file cannot be read, or its size does not match the bands.
     """
-    with describe_io_errors(path):
+    with wrap_os_errors("use", path):
         size = path.stat().st_size
         if size % (8 * bands):
             raise OutputError(
@@ -109,7 +108,7 @@ class _PairSpill:
         self._folder, self._partitions = folder, partitions
         # Most partitions are read twice in a row, so the last one that fits one chunk is cached.
         self._cached_chunk: tuple[int, tuple[_DocumentIds, _DocumentIds]] | None = None
-        with describe_io_errors(folder):
+        with wrap_os_errors("use", folder):
             folder.mkdir(parents=True)
 
     def add(self, nodes: _DocumentIds, values: _DocumentIds) -> None:
@@ -127,7 +126,7 @@ class _PairSpill:
         for number, partition_pairs in zip(numbers, np.split(pairs, starts[1:]), strict=True):
             path = self._path(number)
             # Each write opens the file: there may be more partitions than a process may open files.
-            with describe_io_errors(path), path.open("ab") as file:
+            with wrap_os_errors("use", path), path.open("ab") as file:
                 file.write(np.ascontiguousarray(partition_pairs, "<u8").data)
 
     def chunks(self, partition: int) -> Iterator[tuple[_DocumentIds, _DocumentIds]]:
@@ -148,7 +147,7 @@ class _PairSpill:
 
     def remove(self) -> None:
         self._cached_chunk = None
-        with describe_io_errors(self._folder):
+        with wrap_os_errors("use", self._folder):
             shutil.rmtree(self._folder)
 
     def _path(self, partition: int) -> Path:
@@ -175,7 +174,7 @@ def find_components(links: Sequence[Path], scratch: Path, out: Path, first_new: 
     """
     count = sum(count_records(path, DUPLICATE) for path in links)
     partitions = max(1, -(-count // _PARTITION_DOCUMENTS))
-    with describe_io_errors(scratch), contextlib.ExitStack() as stack:
+    with wrap_os_errors("use", scratch), contextlib.ExitStack() as stack:
         shutil.rmtree(scratch, ignore_errors=True)
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         parts, pairs = _spill_links(links, scratch, partitions)
@@ -260,7 +259,7 @@ def _write_component_drops(
         first_part = _lookup_minimum(_min_neighbours(first_parts, partition), later)
         rows = make_duplicate_rows(later, part, first, first_part)
         path = out / f"near_{partition:05d}.drops"
-        with write_key_file(path) as file, describe_io_errors(path):
+        with write_key_file(path) as file:
             file.write(rows[rows["unit"] >= first_new].data)
         files.append(path)
     return files

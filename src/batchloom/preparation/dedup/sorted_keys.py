@@ -8,13 +8,13 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, BinaryIO, final
+from typing import BinaryIO, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import OutputError
-from batchloom.core.files import PARTIAL_SUFFIX, release_pages, wrap_os_errors
+from batchloom.core.files import release_pages, replace_file, wrap_os_errors
 
 # Two keys match if both halves are equal. `part` is the index of the file part in the unit.
 KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<u4"), ("part", "<u4")])
@@ -65,7 +65,7 @@ def open_key_writer(path: Path, kind: np.dtype[np.void] = KEY) -> Iterator[Calla
         OutputError: the file cannot be written.
     """
     with write_key_file(path) as file:
-        runs = _RunSorter(path, file, kind)
+        runs = _RunSorter(file, kind)
         yield runs.add
         runs.finish()
 
@@ -74,8 +74,8 @@ def open_key_writer(path: Path, kind: np.dtype[np.void] = KEY) -> Iterator[Calla
 class _RunSorter:
     """Writer of keys in sorted runs of RUN_KEYS."""
 
-    def __init__(self, path: Path, file: IO[bytes], kind: np.dtype[np.void]) -> None:
-        self._path, self._file, self._kind = path, file, kind
+    def __init__(self, file: BinaryIO, kind: np.dtype[np.void]) -> None:
+        self._file, self._kind = file, kind
         self._buffer: list[NDArray[np.void]] = []
         self._size = 0
         self._last = 0
@@ -104,8 +104,7 @@ class _RunSorter:
         low = records["low"].copy() if "low" in (records.dtype.names or ()) else None
         order = argsort_keys(records["high"].copy(), low)
         # For records, np.take is several times as fast as indexing.
-        with describe_io_errors(self._path):
-            self._file.write(np.take(records, order).data)
+        self._file.write(np.take(records, order).data)
 
 
 def make_key_records(
@@ -162,37 +161,18 @@ def iter_key_range(
             release_pages(records)
 
 
-def describe_io_errors(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Raise OSErrors about ``path`` as an OutputError with a remedy."""
-    return wrap_os_errors("use", path)
-
-
 @contextlib.contextmanager
 def write_key_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that is renamed to ``path`` on success and removed on failure."""
-    partial_path = path.with_name(path.name + PARTIAL_SUFFIX)
-    with contextlib.ExitStack() as stack:
-        with describe_io_errors(path):
-            file = partial_path.open("wb")
-        stack.callback(_discard_partial, file, partial_path)
+    """Open a file that takes the place of ``path`` on success."""
+    with replace_file(path) as partial_path, partial_path.open("wb") as file:
         yield file
-        with describe_io_errors(path):
-            file.flush()
-            os.fsync(file.fileno())
-            partial_path.replace(path)
-
-
-def _discard_partial(file: BinaryIO, partial_path: Path) -> None:
-    # The write error is already raised. An error on closing would only repeat it.
-    with contextlib.suppress(OSError):
-        file.close()
-    with contextlib.suppress(OSError):
-        partial_path.unlink(missing_ok=True)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def count_records(path: Path, kind: np.dtype[np.void]) -> int:
     """Return the number of records of ``kind``."""
-    with describe_io_errors(path):
+    with wrap_os_errors("use", path):
         size = path.stat().st_size
     count, remainder = divmod(size, kind.itemsize)
     if remainder:
@@ -207,5 +187,5 @@ def map_records(path: Path, kind: np.dtype[np.void]) -> NDArray[np.void]:
     """Memory-map the records of a file, ``kind`` [records]."""
     if not count_records(path, kind):
         return np.zeros(0, kind)
-    with describe_io_errors(path):
+    with wrap_os_errors("use", path):
         return np.memmap(path, kind, "r").view(np.ndarray)
