@@ -248,7 +248,7 @@ def test_flat_files_that_leave_something_open(tmp_path, name):
         (np.zeros((2, 2, 2), int), "shape \\(2, 2, 2\\)"),
         (np.zeros((4, 3), int).T, "in C order"),
         (np.zeros(0, int), "is empty"),
-        (np.array([{}]), "holds .O numbers"),
+        (np.array([{}]), "Python objects"),
         (None, "not a .npy file, or is damaged"),
     ],
 )

@@ -4,13 +4,15 @@ import gzip
 import json
 import os
 
-from batchloom.preparation import sample_texts
-from batchloom.sources import ReadRules, list_sources
+from batchloom.preparation import Recipe, sample_texts
+from batchloom.preparation.documents import RecordParsers
+from batchloom.sources import ReadLimits, list_sources
 
 
-def sample(path, max_bytes, probe_bytes, rules=None):
+def sample(path, max_bytes, probe_bytes):
     sources = list_sources([str(path)]).sources
-    return sample_texts(sources, rules or ReadRules(), normalized=True, most=max_bytes, probe=probe_bytes)
+    record_parsers = RecordParsers(Recipe(inputs=(str(path),)), ReadLimits())
+    return sample_texts(sources, record_parsers, normalized=True, most=max_bytes, probe=probe_bytes)
 
 
 def test_a_small_input_is_taken_completely(tmp_path):

@@ -55,7 +55,6 @@ def explain_keep_in_errors() -> Iterator[None]:
 
 
 def resolve_keep_folder(keep: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder of ``keep``; None without one."""
     if keep is None:
         return None
     name = os.fspath(keep) if isinstance(keep, os.PathLike) else keep
@@ -109,7 +108,6 @@ class StreamStoreWriter:
         self._names = tuple(compute_unit_identity(unit, decided_by, listing.content) for unit in units)
 
     def count_cached_units(self) -> int:
-        """Return the number of completely cached units."""
         units = self._batches_folder.with_name("units")
         return sum(
             (units / name).exists() or read_stream_batches(self._batches_folder / name) is not None

@@ -157,7 +157,6 @@ class RangeCollector:
         plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,  # noqa: ARG002
         media: Sequence[Sequence[PlacedMedium]] = (),
     ) -> None:
-        """Collect documents."""
         if self.log is not None:
             self.log.add(tokens, rows, codes, trained, media)
         self.shares += np.bincount(codes, minlength=len(SUBSETS))
@@ -171,13 +170,11 @@ class RangeCollector:
             self.documents.append((tokens, rows, trained, media))
 
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
-        """Collect bad records."""
         if self.log is not None:
             self.log.add_bad(part, bad_records)
         self.bad += [(part, bad) for bad in bad_records]
 
     def checksums(self) -> dict[str, str]:
-        """Return no checksums, since there are no files."""
         return {}
 
 
@@ -283,7 +280,6 @@ class LaneReader:
         self._source = self._iter_epoch(position)
 
     def next(self) -> StreamPool:
-        """Return the next pool."""
         while True:
             position = self.position
             size = compute_lane_pool_size(self._setup.spec, position.epoch, position.pool)
@@ -327,7 +323,6 @@ class LaneReader:
         )
 
     def _iter_epoch(self, position: LanePosition) -> Iterator[_LaneBatch]:
-        """Yield the documents of an epoch from a position on."""
         self._record_counts = RecordCounts()
         setup = self._setup
         order = order_lane_ranges(setup.count, setup.lanes, setup.spec, self._lane, position.epoch)
@@ -443,7 +438,6 @@ class LaneReader:
         return document_media, path
 
     def _media_of(self, batches: Sequence[_LaneBatch]) -> PoolMedia:
-        """Return the media of a pool's documents."""
         media_by_document: dict[int, DocumentMedia] = {}
         first = 0
         for batch in batches:

@@ -32,14 +32,12 @@ class InlinePools:
         """Do nothing: pools are made on demand."""
 
     def take(self, lane: int, position: LanePosition) -> StreamPool:
-        """Return the pool at a lane's position."""
         if self._work is None:
             self._work = self._setup()
         pool: StreamPool = self._work((lane, position), lambda _: None)
         return pool
 
     def close(self) -> None:
-        """Release open files."""
         self._work = None
 
 
@@ -63,11 +61,9 @@ class WorkerPools:
         self._thread.start()
 
     def ask(self, lane: int, position: LanePosition) -> None:
-        """Request the pool at a lane's position."""
         self._tasks.put((lane, position))
 
     def take(self, lane: int, position: LanePosition) -> StreamPool:  # noqa: ARG002 - the request names it
-        """Return the requested pool of a lane, when it is ready."""
         with self._changed:
             while lane not in self._ready_pools:
                 if self._error is not None:
@@ -78,7 +74,6 @@ class WorkerPools:
             return self._ready_pools.pop(lane)
 
     def close(self) -> None:
-        """Stop all workers."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -38,17 +38,13 @@ class PoolSource(Protocol):
     def ask(self, lane: int, position: LanePosition) -> None:
         """Announce that the pool at this position is taken next from its lane."""
 
-    def take(self, lane: int, position: LanePosition) -> StreamPool:
-        """Return the pool at this position."""
+    def take(self, lane: int, position: LanePosition) -> StreamPool: ...
 
-    def close(self) -> None:
-        """Stop making pools."""
+    def close(self) -> None: ...
 
 
 @final
 class _ActivePool:
-    """A pool that is being served."""
-
     __slots__ = ("before", "rows", "starts", "stream_pool")
 
     def __init__(self, stream_pool: StreamPool, rows: Rows, before: int) -> None:
@@ -97,7 +93,6 @@ class StreamStepReader:
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
     ) -> list[NDArray[np.generic]]:
-        """Return the ids of spans, as views."""
         pools, begins = self._spans(documents, starts)
         tokens = [pool.stream_pool.tokens for pool in self._pools]
         spans = zip(pools, begins, lengths.tolist(), strict=True)
@@ -142,8 +137,6 @@ class FeedSettings:
 
 @final
 class _LaneFeed:
-    """One lane of a rank."""
-
     def __init__(self, lane: int, position: LanePosition, before: int) -> None:
         self.lane, self.position, self.before = lane, position, before
         self.open: deque[_ActivePool] = deque()
@@ -152,7 +145,6 @@ class _LaneFeed:
         self._long: list[tuple[int, int]] = []
 
     def add(self, pool: StreamPool, rows: Rows, share: FeedSettings) -> None:
-        """Add the next pool."""
         # Also queue pools without sequences, so that pools are released in order: they may share a spill file.
         self.open.append(_ActivePool(pool, rows, self.before))
         if len(rows):
@@ -177,7 +169,6 @@ class _LaneFeed:
             raise make_no_sequence_error(self.lane, share.lanes, *why)
 
     def release_pools(self, sequence: int) -> None:
-        """Release pools that end at or before a sequence."""
         while self.open and self.open[0].end <= sequence:
             media = self.open.popleft().stream_pool.media
             if media is not None:

@@ -479,7 +479,6 @@ class Stream:
         )
 
     def _announce_cut_conversations(self, pool: StreamPool) -> None:
-        """Warn about cut conversations when they first appear."""
         if pool.conversations and self._cuts_unknown:
             self._cuts_unknown = False
             _LOG.warning("%s", describe_cut_conversations(self.spec))
@@ -561,7 +560,6 @@ def has_conversations(sources: Sequence[Source], record_parsers: RecordParsers) 
 
 
 def describe_cut_conversations(spec: PlanSpec) -> str:
-    """Return the warning that conversations mixed with texts are cut."""
     return (
         f"The inputs hold texts and conversations, and all documents longer than seq_len {spec.seq_len} are cut, "
         f"including conversations. overlong='drop' drops them all; stream(max_tokens={spec.seq_len}) drops only "

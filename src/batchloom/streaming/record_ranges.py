@@ -31,12 +31,10 @@ class RecordRange:
 
     @property
     def part(self) -> SourcePart:
-        """The range as a part of its source."""
         return SourcePart(self.unit_part.source, self.start, self.stop)
 
     @property
     def covers_part(self) -> bool:
-        """True if it is all of its part."""
         return (self.start, self.stop) == (self.unit_part.start, self.unit_part.stop)
 
 
@@ -175,7 +173,6 @@ class RangeRecordReader:
 
     @property
     def consumed(self) -> int:
-        """Bytes of the listed file that were read so far."""
         return self._reader.consumed
 
     def finish(self) -> bytes:

@@ -15,8 +15,6 @@ from batchloom.store.write import make_folder
 
 
 class DocumentMedia(NamedTuple):
-    """Media of a document."""
-
     media: tuple[StoredMedium, ...]
     folder: str  # Base folder of their paths
     line: str  # File and line of the document, for messages
@@ -25,22 +23,18 @@ class DocumentMedia(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class PoolMedia:
-    """Media of a pool's documents."""
-
     documents: Mapping[int, DocumentMedia]  # Documents with media, by their number in the pool
     limits: MediaLimits
     spill_files: tuple[Path, ...]  # Files of bytes that no later pool of the lane needs
 
     @property
     def remedy(self) -> str:
-        """Advice for a medium that cannot be read."""
         return (
             "Restore it, or remove the record. From a store (batchloom prepare) a run can serve padding for "
             "documents with missing media."
         )
 
     def read_bytes(self, medium: StoredMedium) -> bytes:
-        """Return the spilled bytes of a medium from a record."""
         if medium.blob is None:
             raise AssertionError(f"a medium of {self.describe_document(medium.document)} has only a name, no bytes")
         path, begin = medium.blob
@@ -52,15 +46,12 @@ class PoolMedia:
         return read_blob(path, begin, medium.size)
 
     def folder_of(self, document: int) -> str:
-        """Return the base folder of a document's media paths."""
         return self.documents[document].folder
 
     def describe_document(self, document: int) -> str:
-        """Return the name of a document for messages."""
         return f"The document at {self.documents[document].line}"
 
     def of(self, document: int) -> tuple[StoredMedium, ...]:
-        """Return the media of a document."""
         document_media = self.documents.get(document)
         return () if document_media is None else document_media.media
 

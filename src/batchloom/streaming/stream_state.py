@@ -17,8 +17,6 @@ _CURSOR_FIELDS = 8
 
 @dataclass(frozen=True, slots=True)
 class StreamIdentity:
-    """Identity of a stream in its states."""
-
     fingerprint: str
     identity: Mapping[str, Any]  # Fields of the fingerprint
     recipe: Mapping[str, Any]  # Recipe of the stream (``identity`` has only its fingerprint); empty in older states

@@ -129,7 +129,6 @@ def find_missing_columns(
 
 
 def unknown_column_error(option: str, column: str, column_names: Sequence[str]) -> SchemaError:
-    """Return the error for a column that the first records lack."""
     hint = suggest(column, column_names) or f"; name one of them with {option}"
     return SchemaError(
         f"no column {column!r} ({option}): the first records have {format_columns(column_names)}{hint}", column_names
@@ -310,7 +309,6 @@ def _resolve_mapping(
 
 
 def _refuse_unmapped(source: Source, rows: Sequence[Row], mapping: Mapping[str, str]) -> None:
-    """Raise SchemaError if the first records of a source lack a mapped column."""
     names = tuple(dict.fromkeys(name for row in rows for name in row))
     for option, column in find_missing_columns(mapping, None, rows):
         error = unknown_column_error(option, column, names)

@@ -25,11 +25,9 @@ def coerce_row(value: Any) -> Row:
 class RowFile(Protocol):
     """Protocol of a file that takes rows in order."""
 
-    def write(self, rows: Sequence[Row], *, nan: bool) -> list[SkippedRow]:
-        """Append rows."""
+    def write(self, rows: Sequence[Row], *, nan: bool) -> list[SkippedRow]: ...
 
-    def finish(self) -> None:
-        """Write the remaining data; the underlying file stays open."""
+    def finish(self) -> None: ...
 
 
 def _encode_row(row: Row, *, nan: bool) -> bytes:
@@ -96,7 +94,6 @@ class JsonRowFile:
             self._out = zstandard.ZstdCompressor().stream_writer(cast("IO[bytes]", file), closefd=False)
 
     def write(self, rows: Sequence[Row], *, nan: bool) -> list[SkippedRow]:
-        """See :class:`RowFile`."""
         lines, refused = [], []
         for number, row in enumerate(rows):
             try:
@@ -110,7 +107,6 @@ class JsonRowFile:
         return refused
 
     def finish(self) -> None:
-        """See :class:`RowFile`."""
         if self._array:
             self._out.write(b"\n]\n")
         if self._packed:

@@ -15,7 +15,6 @@ _SCALAR_TYPES: dict[type, pa.DataType] = {bool: pa.bool_(), str: pa.string(), by
 
 
 def build_arrow_schema(shape: ColumnType) -> pa.Schema:
-    """Return the schema of rows of this type."""
     if not shape.fields:
         raise UntabularError((), "the rows have no columns")
     return pa.schema([(name, _arrow_type(field_shape, (name,))) for name, field_shape in shape.fields.items()])
@@ -51,7 +50,6 @@ class ParquetRowFile:
         self._size = 0
 
     def write(self, rows: Sequence[Row], *, nan: bool) -> list[SkippedRow]:  # noqa: ARG002 - the protocol's
-        """See :class:`RowFile`; Parquet holds NaN, so ``nan`` is unused."""
         if rows:
             columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in self._schema]
             self._ready.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
@@ -61,7 +59,6 @@ class ParquetRowFile:
         return []
 
     def finish(self) -> None:
-        """See :class:`RowFile`."""
         self._flush()
         self._writer.close()
 

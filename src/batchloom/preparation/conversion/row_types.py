@@ -48,7 +48,6 @@ class ColumnType:
     items: "ColumnType | None" = None  # Type of the items of the lists
 
     def add(self, values: Sequence[Any], path: tuple[str, ...] = ()) -> None:
-        """Add more values."""
         if len(path) > _MAX_DEPTH:
             raise UntabularError(path[:1], f"is nested more than {_MAX_DEPTH} levels deep")
         value_types = dict.fromkeys(map(type, values))

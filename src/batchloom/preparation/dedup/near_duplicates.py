@@ -112,7 +112,6 @@ class _PairSpill:
             folder.mkdir(parents=True)
 
     def add(self, nodes: _DocumentIds, values: _DocumentIds) -> None:
-        """Append pairs of ``nodes`` [K] and ``values`` [K]."""
         if not len(nodes):
             return
         partition = mix_in_place(nodes.copy())
@@ -289,7 +288,6 @@ def _lookup_minimum(table: tuple[_DocumentIds, _DocumentIds], documents: _Docume
 
 
 def _unique_pairs(nodes: _DocumentIds, values: _DocumentIds) -> tuple[_DocumentIds, _DocumentIds]:
-    """Sort pairs and remove repeated ones."""
     order = np.lexsort((values, nodes))
     nodes, values = nodes[order], values[order]
     new = np.ones(len(nodes), bool)

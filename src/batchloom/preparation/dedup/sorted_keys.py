@@ -171,7 +171,6 @@ def write_key_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def count_records(path: Path, kind: np.dtype[np.void]) -> int:
-    """Return the number of records of ``kind``."""
     with wrap_os_errors("use", path):
         size = path.stat().st_size
     count, remainder = divmod(size, kind.itemsize)
@@ -184,7 +183,6 @@ def count_records(path: Path, kind: np.dtype[np.void]) -> int:
 
 
 def map_records(path: Path, kind: np.dtype[np.void]) -> NDArray[np.void]:
-    """Memory-map the records of a file, ``kind`` [records]."""
     if not count_records(path, kind):
         return np.zeros(0, kind)
     with wrap_os_errors("use", path):

@@ -25,8 +25,6 @@ from batchloom.tokens import Tokenizer
 
 
 class CharacterRanges(NamedTuple):
-    """Ranges of the texts of a batch."""
-
     text: NDArray[np.int64]  # Index of the text of each range, ascending, int64 [ranges]
     start: NDArray[np.int64]  # Start offset, in the unit of the token offsets, int64 [ranges]
     stop: NDArray[np.int64]  # End offset, exclusive, int64 [ranges]
@@ -74,7 +72,6 @@ def mark_tokens(
 
 
 def to_byte_offsets(text: str, character_offsets: Sequence[int]) -> list[int]:
-    """Convert character offsets to UTF-8 byte offsets."""
     if text.isascii():
         return list(character_offsets)
     byte_offsets, previous_offset, byte_count = {0: 0}, 0, 0
@@ -202,8 +199,6 @@ class RenderedText(NamedTuple):
 
 
 class MaskedTokens(NamedTuple):
-    """Tokens of a text."""
-
     ids: NDArray[np.uint32]
     mask: NDArray[np.bool_]  # True for trained tokens, bool [tokens]
     starts: NDArray[np.int64]  # Offset of each token in the text, int64 [tokens]

@@ -100,7 +100,6 @@ class EncodedBatchBuilder:
             self.sides.append(side)
 
     def build(self, dtype: np.dtype[np.generic]) -> EncodedBatch:
-        """Concatenate the documents."""
         return EncodedBatch(
             ids=np.concatenate([np.zeros(0, np.uint32), *self.ids]).astype(dtype),
             lengths=np.array([ids.size for ids in self.ids], np.uint32),
@@ -217,7 +216,6 @@ def _apply_overlong(
     placed: Sequence[PlacedMedium],
     rules: ChatRules,
 ) -> None:
-    """Apply the overlong policy to a conversation."""
     number, rendered, limit = (rendered_conversation.number, rendered_conversation.rendered, rules.max_tokens or 0)
     excess = f"{masked_tokens.ids.size:,} tokens where {limit:,} are allowed"
     if rules.overlong == "error":

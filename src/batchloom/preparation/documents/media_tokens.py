@@ -134,14 +134,12 @@ def _find_control_tokens(masked_tokens: MaskedTokens, text: str, offsets: Sequen
 
 
 def _find_covering_tokens(masked_tokens: MaskedTokens, text: str, start: int, stop: int) -> tuple[int, int]:
-    """Return the range of tokens that overlap a character span."""
     offsets = to_byte_offsets(text, [start, stop]) if masked_tokens.in_bytes else [start, stop]
     first = int(np.searchsorted(masked_tokens.starts, offsets[0], side="right")) - 1
     return max(first, 0), int(np.searchsorted(masked_tokens.starts, offsets[1], side="left"))
 
 
 def subtract_media(spans: Sequence[tuple[int, int]], media: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Remove the spans of media from text spans."""
     remaining = list(spans)
     for start, stop in media:
         next_remaining = []

@@ -160,7 +160,6 @@ def _find_common_prompt(chosen: str, rejected: str) -> str:
 
 
 def _count_common_tokens(first_ids: NDArray[np.generic], second_ids: NDArray[np.generic]) -> int:
-    """Return the length of the common prefix."""
     shorter_length = min(first_ids.size, second_ids.size)
     differ = np.flatnonzero(first_ids[:shorter_length] != second_ids[:shorter_length])
     return int(differ[0]) if differ.size else shorter_length

@@ -268,7 +268,6 @@ def _parent_folder(source: Source) -> str:
 
 
 def _add_files_to_rows(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the usable rows of a table of files, with media columns."""
     for row in rows:
         with contextlib.suppress(UnusableRecordError):
             yield dict(add_file_columns(row))
@@ -309,7 +308,6 @@ def _detect_schema(
     ignore: Sequence[str],
     inspector: MediaInspector | None,
 ) -> Schema:
-    """Detect the schema of a source from its first records."""
     try:
         return detect_schema(rows, mapping, media=inspector is not None, ignore=ignore)
     except SchemaError as error:

@@ -129,7 +129,6 @@ class SmallestHashes:
         return {name: [f"{value:032x}" for value in values] for name, values in self._lists.items()}
 
     def hashes(self) -> set[int]:
-        """Return the hashes of all subsets."""
         return {value for values in self._lists.values() for value in values}
 
     def overrides(
@@ -233,8 +232,6 @@ class MoveCandidates:
 
 @dataclass(frozen=True, slots=True)
 class DocumentMoves:
-    """Documents that enter and leave a subset."""
-
     entering: tuple[DocumentGroup, ...] = ()
     leaving: tuple[DocumentGroup, ...] = ()
 

@@ -179,7 +179,6 @@ def _media_identity(media: Sequence[Medium]) -> list[tuple[str, str]]:
 def make_snippet(
     document: str | InterleavedText | Conversation | PreferencePair | LabelledConversation | TokenRow,
 ) -> str:
-    """Return the beginning of a document for messages."""
     if isinstance(document, TokenRow):
         return str(document.ids[:16].tolist())
     if isinstance(document, InterleavedText):

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from batchloom.chat import choose_template
@@ -12,7 +11,7 @@ from batchloom.preparation.documents.chat_encoding import ChatEncoder, ControlEn
 from batchloom.preparation.documents.record_parsers import TEMPLATED_KINDS, RecordParser, RecordParsers, iter_texts
 from batchloom.preparation.settings.media_recipe import open_job_processor, read_processor_template
 from batchloom.preparation.settings.recipe import Recipe
-from batchloom.sources import PartReader, ReadRules, SampleRange, SourcePart, iter_sample_ranges
+from batchloom.sources import PartReader, SampleRange, SourcePart, iter_sample_ranges
 from batchloom.sources.files import Source
 from batchloom.store.format import UINT16_IDS, choose_token_dtype
 from batchloom.text import normalize
@@ -51,13 +50,7 @@ def choose_job_tokenizer(
     """
 
     def sample(most: int, probe: int) -> list[str]:
-        return sample_texts(
-            *(sources, record_parsers.rules),
-            normalized=recipe.reading.normalize,
-            most=most,
-            probe=probe,
-            record_parsers=record_parsers,
-        )
+        return sample_texts(sources, record_parsers, normalized=recipe.reading.normalize, most=most, probe=probe)
 
     size = parse_train_spec(recipe.tokenizer)
     if state is not None:
@@ -196,23 +189,16 @@ _WORDS = re.compile(r"\w+|[^\w\s]+")
 
 
 def sample_texts(
-    sources: Sequence[Source],
-    rules: ReadRules,
-    *,
-    normalized: bool,
-    most: int,
-    probe: int,
-    record_parsers: RecordParsers | None = None,
+    sources: Sequence[Source], record_parsers: RecordParsers, *, normalized: bool, most: int, probe: int
 ) -> list[str]:
     """Return texts from hash-chosen positions of the input, or all of a small one.
 
     Plain files are read at the positions; compressed files and one-document files are read from their
     beginning only. ``most`` limits the characters of the sample, ``probe`` is the bytes read per position.
-    Without ``record_parsers`` the sources are texts.
     """
     texts: list[str] = []
     remaining = most
-    for text in _iter_candidates(sources, _SampleReader(rules, record_parsers), most, probe):
+    for text in _iter_candidates(sources, record_parsers, most, probe):
         if not remaining:
             break
         excerpt = (normalize(text) if normalized else text)[:remaining]
@@ -241,34 +227,27 @@ def limit_distinct_texts(texts: Iterable[str]) -> Iterator[str]:
         yield chunks[number]
 
 
-@dataclass(frozen=True, slots=True)
-class _SampleReader:
-    """Reader of sample parts; without record parsers the sources are texts."""
-
-    rules: ReadRules
-    record_parsers: RecordParsers | None
-
-    def texts(self, part: SourcePart) -> Iterator[str]:
-        record_parser = self.record_parsers.get_parser(part.source) if self.record_parsers else RecordParser(self.rules)
-        with PartReader(part, record_parser.rules) as reader:
-            for batch in reader:
-                # Bad records are reported when the input is prepared, not here.
-                record_parser.parse_records(batch)
-                for document in batch.values:
-                    yield from iter_texts(document)
+def _iter_part_texts(part: SourcePart, record_parsers: RecordParsers) -> Iterator[str]:
+    record_parser = record_parsers.get_parser(part.source)
+    with PartReader(part, record_parser.rules) as reader:
+        for batch in reader:
+            # Bad records are reported when the input is prepared, not here.
+            record_parser.parse_records(batch)
+            for document in batch.values:
+                yield from iter_texts(document)
 
 
-def _iter_candidates(sources: Sequence[Source], reader: _SampleReader, most: int, size: int) -> Iterator[str]:
+def _iter_candidates(sources: Sequence[Source], record_parsers: RecordParsers, most: int, size: int) -> Iterator[str]:
     has_texts = False
     if sum(source.size for source in sources) > most:
-        for _, probe in iter_sample_ranges(sources, reader.rules, most // size, size):
-            for text in _truncate_probe(reader.texts(probe.part), probe, size):
+        for _, probe in iter_sample_ranges(sources, record_parsers.rules, most // size, size):
+            for text in _truncate_probe(_iter_part_texts(probe.part, record_parsers), probe, size):
                 has_texts = True
                 yield text
     # Records larger than a probe may slip through all of them.
     if not has_texts:
         for source in sources:
-            yield from reader.texts(SourcePart(source, 0, source.size))
+            yield from _iter_part_texts(SourcePart(source, 0, source.size), record_parsers)
 
 
 def _truncate_probe(texts: Iterator[str], probe: SampleRange, size: int) -> Iterator[str]:

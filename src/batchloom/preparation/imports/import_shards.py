@@ -83,7 +83,10 @@ def link_shard(
             tick(batch)
             yield hash_ids(batch)
 
-    columns = (hashes(), _iter_ramp(count), _iter_offsets(file), _iter_constant(part, count))
+    sizes = [(start, min(_CHUNK_SIZE, count - start)) for start in range(0, count, _CHUNK_SIZE)]
+    numbers = (np.arange(start, start + size) for start, size in sizes)
+    parts = (np.full(size, part) for _, size in sizes)
+    columns = (hashes(), numbers, _iter_offsets(file), parts)
     docs = write_chunks(stem.with_suffix(".docs"), iter_provenance_chunks(count, columns))
     imported_file.checksum = digest.hexdigest()
     idx = write_chunks(stem.with_suffix(".idx"), iter_index_chunks(file.lengths, dtype))
@@ -101,16 +104,6 @@ def link_shard(
         trained=file.mask.trained if mask and file.mask else None,
         sums=write_checksum_file(stem.with_suffix(".sums"), checksums),
     )
-
-
-def _iter_ramp(count: int) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, count, _CHUNK_SIZE):
-        yield np.arange(start, min(start + _CHUNK_SIZE, count))
-
-
-def _iter_constant(value: int, count: int) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, count, _CHUNK_SIZE):
-        yield np.full(min(_CHUNK_SIZE, count - start), value)
 
 
 def _iter_offsets(file: TokenFile) -> Iterator[NDArray[np.int64]]:

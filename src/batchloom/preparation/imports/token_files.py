@@ -1,15 +1,12 @@
 """Token id files: Megatron prefixes, flat files, ``.npy`` arrays; their ids."""
 
-import ast
 import json
-import math
 import os
-import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard, final
+from typing import Any, final
 
 import numpy as np
 import xxhash
@@ -17,6 +14,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, InputMissingError, StoreError
 from batchloom.core.files import describe_missing_path, refuse_url
+from batchloom.preparation.documents.token_encoder import split_digests
 from batchloom.preparation.units.unit_files import concatenate_ranges
 from batchloom.sources import STORE_MARKER_NAME, make_input_labels
 from batchloom.store import map_file
@@ -26,14 +24,11 @@ from batchloom.store.write import write_chunks
 
 FLAT_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 _CHUNK_SIZE = 1 << 22
-_MAX_HEADER_BYTES = 10_000
 _HINT = "give --eod ID (the id that ends each document) or --document-tokens N (documents of N tokens)"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenInput:
-    """An input file of token ids."""
-
     path: Path
     name: str  # Name of the file in the provenance
     kind: str  # ``megatron``, ``flat`` or ``npy``
@@ -53,8 +48,6 @@ class DocumentBoundaries:
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """A memory-mapped input."""
-
     token_input: TokenInput
     tokens: NDArray[Any]  # All ids in the file's dtype [T]
     lengths: NDArray[np.uint32]  # Number of tokens of each document, uint32 [D]
@@ -182,48 +175,24 @@ def _map_flat(path: Path, dtype: str | None) -> NDArray[Any]:
 
 
 def _map_array(path: Path) -> tuple[NDArray[Any], int]:
-    """Map a ``.npy`` file of one or two dimensions; return it and its header size.
-
-    The header is parsed here because numpy's own reader raises half a dozen kinds of errors on damaged ones.
-    Source: numpy/lib/format.py, versions 1 to 3.
-    """
-    view = map_file(path)
-    start, header = _parse_npy_header(view)
-    descr, shape = header.get("descr"), header.get("shape")
-    if not isinstance(descr, str) or not _is_shape(shape):
-        raise InputError(f"{path} is not a .npy file, or is damaged; save ids with numpy.save.")
-    ordered = header.get("fortran_order") is False or len(shape) == 1
-    if not re.fullmatch(r"[<>|=]?[iu][1248]", descr) or len(shape) not in (1, 2) or not ordered:
-        raise InputError(
-            f"{path} holds {descr} numbers of shape {shape}; expected are integers (i or u) of one dimension, or "
-            "of two (a row is a document), in C order."
-        )
-    dtype, count = np.dtype(descr), math.prod(shape)
-    if not count:
-        raise InputMissingError(f"{path} is empty: its shape is {shape}.")
-    if len(view) - start != count * dtype.itemsize:
-        raise InputError(
-            f"{path} has {len(view) - start:,} bytes after its header, and {count:,} ids of {descr} take "
-            f"{count * dtype.itemsize:,}: it is truncated or damaged."
-        )
-    return np.frombuffer(view, dtype, offset=start).reshape(shape), start
-
-
-def _parse_npy_header(view: memoryview) -> tuple[int, dict[str, Any]]:
-    """Return the data offset and header of a ``.npy`` file, (0, {}) if it is invalid."""
-    if bytes(view[:6]) != b"\x93NUMPY" or len(view) < 12 or view[6] not in (1, 2, 3):
-        return 0, {}
-    at = 10 if view[6] == 1 else 12
-    start = at + int.from_bytes(view[8:at], "little")
+    """Map a ``.npy`` file of one or two dimensions; return it and its header size."""
     try:
-        header = ast.literal_eval(bytes(view[at : min(start, at + _MAX_HEADER_BYTES)]).decode("latin-1"))
-    except (ValueError, SyntaxError, RecursionError, TypeError):
-        return 0, {}
-    return (start, header) if isinstance(header, dict) and start <= len(view) else (0, {})
-
-
-def _is_shape(value: object) -> TypeGuard[tuple[int, ...]]:
-    return isinstance(value, tuple) and all(type(size) is int and size >= 0 for size in value)
+        array = np.load(path, mmap_mode="r")
+    except Exception as error:  # On damaged headers, numpy raises half a dozen kinds of errors.
+        raise InputError(f"{path} is not a .npy file, or is damaged ({error}); save ids with numpy.save.") from error
+    if not isinstance(array, np.memmap):
+        raise InputError(f"{path} holds several arrays; save ids with numpy.save.")
+    if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or not array.flags.c_contiguous:
+        raise InputError(
+            f"{path} holds {array.dtype.str} numbers of shape {array.shape}; expected are integers (i or u) of one "
+            "dimension, or of two (a row is a document), in C order."
+        )
+    if not array.size:
+        raise InputMissingError(f"{path} is empty: its shape is {array.shape}.")
+    size = path.stat().st_size
+    if size != array.offset + array.nbytes:
+        raise InputError(f"{path} has {size:,} bytes instead of {array.offset + array.nbytes:,}: it is damaged.")
+    return array.view(np.ndarray), array.offset
 
 
 def _apply_sidecar(path: Path, cutting: DocumentBoundaries) -> DocumentBoundaries:
@@ -316,7 +285,6 @@ class EdgeTokens:
     lasts: set[int] = field(default_factory=set)
 
     def add(self, batch: TokenBatch) -> None:
-        """Add a batch of documents; empty ones have no edges."""
         filled = batch.lengths > 0
         ends = np.cumsum(batch.lengths)[filled]
         if not ends.size:
@@ -359,20 +327,14 @@ def hash_ids(batch: TokenBatch) -> NDArray[np.uint64]:
         digest = xxhash.xxh3_128()
         for start in range(0, batch.tokens.size, _MAX_BATCH_TOKENS):
             digest.update(batch.tokens[start : start + _MAX_BATCH_TOKENS].astype("<u4").data)
-        digests = digest.digest()
-    else:
-        data = batch.tokens.astype("<u4").view(np.uint8).data
-        stops = np.cumsum(batch.lengths * 4).tolist()
-        compute_digest = xxhash.xxh3_128_digest
-        digests = b"".join([compute_digest(data[a:b]) for a, b in zip([0, *stops[:-1]], stops, strict=True)])
-    # A digest is big-endian, its high half first.
-    return np.frombuffer(digests, ">u8").reshape(-1, 2)[:, ::-1].astype(np.uint64)
+        return split_digests([digest.digest()])
+    data = batch.tokens.astype("<u4").view(np.uint8).data
+    stops = np.cumsum(batch.lengths * 4).tolist()
+    return split_digests([xxhash.xxh3_128_digest(data[a:b]) for a, b in zip([0, *stops[:-1]], stops, strict=True)])
 
 
 @final
 class VocabularyCheck:
-    """Check that ids belong to a vocabulary."""
-
     def __init__(self, vocab_size: int, whose: str) -> None:
         self._vocab_size, self._whose = vocab_size, whose
 
@@ -387,7 +349,6 @@ class VocabularyCheck:
             )
 
     def check(self, file: TokenFile, batch: TokenBatch) -> None:
-        """Raise InputError if an id of these documents is outside the vocabulary."""
         ids = batch.tokens
         if not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < self._vocab_size):
             return

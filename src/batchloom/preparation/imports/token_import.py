@@ -251,7 +251,6 @@ def _make_reported_sources(token_inputs: Sequence[TokenInput]) -> list[ReportedS
 def _find_finished_import(
     out: Path, spec: ImportSpec, token_inputs: Sequence[TokenInput], tokenizer: Tokenizer | None
 ) -> Manifest | None:
-    """Return the manifest of a finished store at ``out`` that matches this import."""
     if not (out / MANIFEST_NAME).exists():
         return None
     manifest, report = read_manifest(out), read_report(out)
@@ -274,8 +273,6 @@ def _find_finished_import(
 
 @final
 class _ImportRun:
-    """One import in its work folder."""
-
     def __init__(
         self,
         work: WorkFolder,
@@ -291,17 +288,10 @@ class _ImportRun:
         whose = f"tokenizer {tokenizer.name!r}" if tokenizer else "a vocabulary of that size"
         self._check = VocabularyCheck(self._vocab_size, whose)
         self._notes: list[str] = []
-        self._done = [0, 0, 0]
         self._total = 0
 
     def run(self, began: float) -> PrepareResult:
         """Run the import; a stopped import starts over, unless only the move was left."""
-        self._begin()
-        manifest = read_manifest(self._work.store) if self._work.complete else self._make()
-        move_store(self._work)
-        return make_result(self._work.out, manifest, seconds=time.perf_counter() - began, notes=tuple(self._notes))
-
-    def _begin(self) -> None:
         job = JobIdentity(
             work_version=WORK_VERSION,
             recipe=import_spec_to_plain(self._spec),
@@ -309,6 +299,9 @@ class _ImportRun:
             sources=[(token_input.name, token_input.size, token_input.mtime_ns) for token_input in self._token_inputs],
         )
         begin_or_refuse(self._work, job)
+        manifest = read_manifest(self._work.store) if self._work.complete else self._make()
+        move_store(self._work)
+        return make_result(self._work.out, manifest, seconds=time.perf_counter() - began, notes=tuple(self._notes))
 
     def _make(self) -> Manifest:
         spec, declared_tokenizer = self._spec, self._tokenizer
@@ -338,12 +331,13 @@ class _ImportRun:
                 "give --copy."
             )
         shards: dict[str, list[ShardEntry]] = {"train": [], "val": []}
+        tick = self._make_progress_callback("read")
         for part, imported_file in enumerate(files):
             folder = self._work.store / imported_file.subset
             make_folder(folder)
             stem = folder / format_shard_name(len(shards[imported_file.subset]))
             shards[imported_file.subset].append(
-                link_shard(imported_file, stem, part, self._spec.how, self._check, self._make_progress_callback("read"))
+                link_shard(imported_file, stem, part, self._spec.how, self._check, tick)
             )
         return next(iter(dtypes)), {}, shards
 
@@ -357,10 +351,9 @@ class _ImportRun:
         return dtype, overrides, copier.write(files, membership)
 
     def _make_progress_callback(self, phase: Any) -> Any:
-        self._done = [0, 0, 0]
+        done = [0, 0, 0]
 
         def tick(batch: TokenBatch) -> None:
-            done = self._done
             done[0] += batch.tokens.nbytes
             done[1] += len(batch.lengths)
             done[2] += batch.tokens.size
