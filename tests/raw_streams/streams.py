@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchloom import Loader, Recipe
+from batchloom.plan import PlanSpec
 from batchloom.preparation import DedupRecipe, RunSettings
 from batchloom.sources import ReadLimits
-from batchloom.streaming import Stream, StreamOrder, StreamSettings
+from batchloom.streaming import Stream, StreamSettings
 
 STEPS = 12
 LIMITS = ReadLimits(
@@ -54,8 +55,16 @@ def make_small_stream(*inputs, unit_bytes=4096, workers=0, keep=None, recipe=Non
         **plan_settings,
     }
     run = RunSettings(unit_bytes=unit_bytes, limits=LIMITS)
-    settings = StreamSettings(workers=workers, keep=keep, run=run)
-    return Stream(replace(recipe, inputs=tuple(map(str, inputs))), StreamOrder(**plan), settings)
+    lanes, overlong = plan.pop("lanes", None), plan.pop("overlong", None)
+    settings = StreamSettings(
+        spec=PlanSpec(overlong=overlong or "split", **plan),
+        choose_overlong=overlong is None,
+        lanes=lanes,
+        workers=workers,
+        keep=keep,
+        run=run,
+    )
+    return Stream(replace(recipe, inputs=tuple(map(str, inputs))), settings)
 
 
 def collect_rows(stream: Stream, world: int = 1, state=None) -> dict:

@@ -1,7 +1,10 @@
 """Batches of records from a source: texts or complete rows, in columns."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from batchloom.core.errors import UnusableRecordError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +48,24 @@ class Records:
     offsets: list[int] = field(default_factory=list)
     bad: list[BadRecord] = field(default_factory=list)
     records_read: int = 0
+
+    def select(self, positions: Sequence[int]) -> None:
+        """Keep only the records at these positions."""
+        if len(positions) != len(self.values):
+            self.values = [self.values[position] for position in positions]
+            self.records = [self.records[position] for position in positions]
+            self.offsets = [self.offsets[position] for position in positions]
+
+    def convert(self, convert_value: Callable[[Any], Any], excerpt: Callable[[Any], str]) -> None:
+        """Convert the values; one that raises UnusableRecordError becomes a bad record with an excerpt."""
+        values, records, offsets = self.values, self.records, self.offsets
+        self.values, self.records, self.offsets = [], [], []
+        for value, record, offset in zip(values, records, offsets, strict=True):
+            try:
+                converted_value = convert_value(value)
+            except UnusableRecordError as error:
+                self.bad.append(BadRecord(record, offset, None, error.reason, excerpt(value)))
+                continue
+            self.values.append(converted_value)
+            self.records.append(record)
+            self.offsets.append(offset)

@@ -1,7 +1,6 @@
 from .rank_feed import FeedSettings as FeedSettings, RankFeed as RankFeed
 from .raw_stream import (
     Stream as Stream,
-    StreamOrder as StreamOrder,
     StreamSettings as StreamSettings,
     stream as stream,
 )

@@ -128,76 +128,55 @@ def stream(
     """
     check_option_names("stream", options, StreamedOptions)
     request = make_request(inputs, {**options, "dedup": "none"}, recipe)
-    order = StreamOrder(
+    if steps is None:
+        raise SettingsError(["steps: missing; a stream has no fixed length"])
+    if pool_size is None:
+        pool_size = choose_lane_pool_size(media=request.recipe.reading.media is not None)
+    spec = PlanSpec(
         seq_len=seq_len,
         global_batch_size=global_batch_size,
         steps=steps,
         packing=packing,
-        overlong=overlong,
+        overlong="split" if overlong is None else overlong,
         seed=seed,
         shuffle=shuffle,
-        pool_size=choose_lane_pool_size(media=request.recipe.reading.media is not None)
-        if pool_size is None
-        else pool_size,
-        lanes=lanes,
+        pool_size=pool_size,
     )
-    settings = StreamSettings(workers=workers, keep=resolve_keep_folder(keep))
+    settings = StreamSettings(
+        spec=spec,
+        choose_overlong=overlong is None,
+        lanes=lanes,
+        workers=workers,
+        keep=resolve_keep_folder(keep),
+    )
     for note in request.notes:
         _LOG.info("%s", note)
-    return Stream(request.recipe, order, settings, tokenizer_state=request.tokenizer_state)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOrder:
-    """Requested data order of a stream; see :func:`stream`."""
-
-    seq_len: int
-    global_batch_size: int
-    steps: int
-    packing: str = "best_fit"
-    overlong: OverlongMode | None = None
-    seed: int = 0
-    shuffle: bool = True
-    pool_size: int
-    lanes: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.steps is None:
-            raise SettingsError(["steps: missing; a stream has no fixed length"])
-        self.spec("split")
-        lanes = self.lanes
-        if lanes is not None and (as_int(lanes) is None or lanes < 1):
-            raise SettingsError([f"lanes: {quote_value(lanes)} is not a whole number of at least 1"])
-
-    def spec(self, overlong: OverlongMode) -> PlanSpec:
-        """Return the settings of the order, with a default overlong policy."""
-        return PlanSpec(
-            seq_len=self.seq_len,
-            global_batch_size=self.global_batch_size,
-            steps=self.steps,
-            packing=self.packing,
-            overlong=self.overlong or overlong,
-            seed=self.seed,
-            shuffle=self.shuffle,
-            pool_size=self.pool_size,
-        )
+    return Stream(request.recipe, settings, tokenizer_state=request.tokenizer_state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """Execution settings of a stream; they do not affect tokens.
+    """Settings of a stream besides its recipe.
 
     Attributes:
+        spec: settings of the data order.
+        choose_overlong: replace the overlong policy of ``spec`` by the one that fits the inputs.
+        lanes: number of lanes; None to choose it.
         workers: worker processes of each rank; 0 for only its own process.
         keep: folder of a store that grows during training.
         run: sizes that decide units, not the defaults only in tests.
     """
 
+    spec: PlanSpec
+    choose_overlong: bool = False
+    lanes: int | None = None
     workers: int | Literal["auto"] = "auto"
     keep: Path | None = None
     run: RunSettings = field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
+        if self.lanes is not None and (as_int(self.lanes) is None or self.lanes < 1):
+            raise SettingsError([f"lanes: {quote_value(self.lanes)} is not a whole number of at least 1"])
         count = as_int(self.workers)
         if self.workers != "auto" and (count is None or not 0 <= count <= _MAX_WORKERS):
             raise SettingsError(
@@ -223,7 +202,6 @@ class Stream:
     def __init__(
         self,
         recipe: Recipe,
-        order: StreamOrder,
         settings: StreamSettings,
         *,
         tokenizer_state: Mapping[str, Any] | None = None,
@@ -261,16 +239,18 @@ class Stream:
             _LOG.info("Unused columns: %s", ", ".join(unused))
         media = may_hold_media(sources, record_parsers)
         if media:
-            check_no_cuts(order.packing, order.overlong)
-        self.spec = order.spec(order.overlong or choose_overlong(sources, record_parsers))
+            check_no_cuts(settings.spec.packing, None if settings.choose_overlong else settings.spec.overlong)
+        self.spec = settings.spec
+        if settings.choose_overlong:
+            self.spec = replace(self.spec, overlong=choose_overlong(sources, record_parsers))
         # By default, conversations mixed with texts are cut, which deserves a warning.
-        cuts_all = order.overlong is None and self.spec.overlong == "split"
+        cuts_all = settings.choose_overlong and self.spec.overlong == "split"
         cuts_conversations = cuts_all and has_conversations(sources, record_parsers)
         self._pending_warning = (
             describe_cut_conversations(self.spec) if cuts_conversations else describe_left_out(self.spec, media=media)
         )
         self._cuts_unknown = cuts_all and not cuts_conversations
-        self.lanes = self._choose_lanes(order)
+        self.lanes = self._choose_lanes(settings.lanes)
         self.tokenizer = choose_job_tokenizer(recipe, self._listing.sources, record_parsers, _LOG.info, tokenizer_state)
         self.processor = self._load_processor_state()
         self._dtype = choose_dtype_name(recipe, self.tokenizer)
@@ -295,11 +275,11 @@ class Stream:
         make_media_encoder(self.tokenizer, self.recipe, None)
         return get_processor_state(media, self.recipe.tokenizer)
 
-    def _choose_lanes(self, order: StreamOrder) -> int:
-        lanes, count = order.lanes, len(self._range_groups)
+    def _choose_lanes(self, lanes: int | None) -> int:
+        count = len(self._range_groups)
         if lanes is None:
-            return choose_default_lanes(order.global_batch_size, count)
-        check_lanes(lanes, order.global_batch_size)
+            return choose_default_lanes(self.spec.global_batch_size, count)
+        check_lanes(lanes, self.spec.global_batch_size)
         if lanes > count:
             raise PlanError(
                 f"The input can be cut into {count} record ranges, too few for {lanes} lanes: compressed files are "

@@ -154,8 +154,7 @@ class RangeRecordReader:
         # Every record of a text is a document or a bad record.
         self._first += before
         records.records_read = sum(low <= offset < high for offset in offsets)
-        indices = [n for n, offset in enumerate(records.offsets) if low <= offset < high]
-        _select_records(records, indices)
+        records.select([n for n, offset in enumerate(records.offsets) if low <= offset < high])
         records.bad = [bad for bad in records.bad if low <= bad.offset < high]
         return is_past_end
 
@@ -166,9 +165,7 @@ class RangeRecordReader:
             records.records = [number + shift for number in records.records]
             records.bad = [replace(bad, record=bad.record + shift) for bad in records.bad]
         if self._record:
-            indices = [n for n, number in enumerate(records.records) if number >= self._record]
-            if len(indices) < len(records.records):
-                _select_records(records, indices)
+            records.select([n for n, number in enumerate(records.records) if number >= self._record])
             records.bad = [bad for bad in records.bad if bad.record >= self._record]
 
     @property
@@ -182,9 +179,3 @@ class RangeRecordReader:
         digest = self._reader.finish()
         self.stop = self._reader.stop
         return digest if self._reads_whole_part else b""
-
-
-def _select_records(records: Records, indices: list[int]) -> None:
-    records.values = [records.values[n] for n in indices]
-    records.records = [records.records[n] for n in indices]
-    records.offsets = [records.offsets[n] for n in indices]

@@ -107,17 +107,15 @@ def _make_stored_medium(placed_medium: PlacedMedium, blob: tuple[Path, int] | No
     info = placed_medium.medium.info
     if info is None:
         raise AssertionError("media must be inspected before they are encoded")
-    kind, location = get_facts_kind(info.facts), placed_medium.medium.location
     return StoredMedium(
-        *(
-            0,
-            kind,
-            placed_medium.start,
-            placed_medium.tokens,
-            placed_medium.grid,
-            info.facts,
-            location,
-            info.size,
-        ),
-        *(info.digest, blob),
+        document=0,
+        kind=get_facts_kind(info.facts),
+        start=placed_medium.start,
+        tokens=placed_medium.tokens,
+        grid=placed_medium.grid,
+        facts=info.facts,
+        location=placed_medium.medium.location,
+        size=info.size,
+        digest=info.digest,
+        blob=blob,
     )

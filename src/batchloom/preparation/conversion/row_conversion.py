@@ -391,27 +391,14 @@ class _RowConversion:
             done = 0
             with PartReader(SourcePart(source, 0, source.size), self._rules) as reader:
                 for batch in reader:
-                    self._make_rows(batch)
+                    batch.values = list(map(coerce_row, batch.values))
+                    if self._choose is not None:
+                        batch.convert(self._choose, lambda _: "")
                     counters.count_read(reader.consumed - done, batch.records_read)
                     done = reader.consumed
                     yield source, batch
                 reader.finish()
             counters.count_read(source.size - done, 0)
-
-    def _make_rows(self, batch: Records) -> None:
-        batch.values = list(map(coerce_row, batch.values))
-        if self._choose is None:
-            return
-        mapped_batch = Records(bad=batch.bad, records_read=batch.records_read)
-        for number, row in enumerate(batch.values):
-            try:
-                mapped_batch.values.append(self._choose(row))
-            except UnusableRecordError as error:
-                mapped_batch.bad.append(_make_row_fault(batch, number, error.reason))
-            else:
-                mapped_batch.records.append(batch.records[number])
-                mapped_batch.offsets.append(batch.offsets[number])
-        batch.values, batch.records, batch.offsets = (mapped_batch.values, mapped_batch.records, mapped_batch.offsets)
 
     def _make_counters(self, phase: Phase) -> JobCounters:
         return JobCounters(self._hear, self._max_bad, self._listing.bytes, phase)

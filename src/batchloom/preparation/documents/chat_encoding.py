@@ -24,12 +24,6 @@ from batchloom.media import ProcessorFamily
 from batchloom.tokens import Tokenizer
 
 
-class CharacterRanges(NamedTuple):
-    text: NDArray[np.int64]  # Index of the text of each range, ascending, int64 [ranges]
-    start: NDArray[np.int64]  # Start offset, in the unit of the token offsets, int64 [ranges]
-    stop: NDArray[np.int64]  # End offset, exclusive, int64 [ranges]
-
-
 class TokenBytes(NamedTuple):
     """Offsets of the tokens of a batch of texts, counted over the complete batch."""
 
@@ -38,27 +32,16 @@ class TokenBytes(NamedTuple):
     base: NDArray[np.int64]  # Start of each text, int64 [texts + 1]
 
 
-def token_byte_ranges(ids: NDArray[np.uint32], bounds: NDArray[np.int64], sizes: NDArray[np.int64]) -> TokenBytes:
-    """Return the token offsets of texts whose ids decode to their own bytes.
-
-    ``bounds`` are the offsets of the texts in ``ids`` [texts + 1], ``sizes`` the bytes of each id, -1 for no text.
-    """
-    lengths = np.maximum(sizes[ids], 0)
-    stops = np.cumsum(lengths)
-    base = np.concatenate([[0], stops])[bounds]
-    return TokenBytes(stops - lengths, stops, base)
-
-
 def mark_tokens(
-    tokens: TokenBytes, ranges: CharacterRanges
+    tokens: TokenBytes, texts: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Mark the tokens that overlap ranges.
+    """Mark the tokens that overlap ranges, which have a text, a start and a stop offset each [ranges].
 
     Returns the mask [tokens] and, for each range, whether its first token begins before it and whether its last
     token ends after it.
     """
-    shift = tokens.base[ranges.text]
-    begin, end = ranges.start + shift, ranges.stop + shift
+    shift = tokens.base[texts]
+    begin, end = starts + shift, stops + shift
     first = np.searchsorted(tokens.stops, begin, side="right")
     last = np.searchsorted(tokens.starts, end, side="left")
     edges = np.zeros(tokens.stops.size + 1, np.int64)
@@ -242,7 +225,9 @@ def _mask_by_bytes(
 ) -> list[MaskedTokens | str]:
     """Compute masks from the bytes of ids, and verify that they are the text's bytes."""
     ids, bounds = encoded
-    tokens = token_byte_ranges(ids, bounds, sizes)
+    token_stops = np.cumsum(np.maximum(sizes[ids], 0))
+    token_starts = np.concatenate([[0], token_stops])
+    tokens = TokenBytes(token_starts[:-1], token_stops, token_starts[bounds])
     lengths: list[int] = []
     control: list[Sequence[int]] = []
     edges: list[Sequence[int]] = []
@@ -279,7 +264,7 @@ def _mark_trained(
     flat = np.fromiter(chain.from_iterable(edges), np.int64)
     counts = np.array([len(text.trained_spans) for text in texts], np.int64)
     owner = np.repeat(np.arange(len(texts)), counts)
-    mask, early, late = mark_tokens(tokens, CharacterRanges(owner, flat[::2], flat[1::2]))
+    mask, early, late = mark_tokens(tokens, owner, flat[::2], flat[1::2])
     first = np.cumsum(counts) - counts
     edge_problems: dict[int, str] = {}
     for span_index in np.flatnonzero(early | late).tolist():

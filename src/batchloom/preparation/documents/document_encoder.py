@@ -1,8 +1,6 @@
 """Normalization of records, and encoding of documents by their kind."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -95,20 +93,14 @@ def normalize_records(batch: Records, record_kind: RecordKind, *, normalized: bo
                 InterleavedText([normalize(text) for text in document.texts], document.media)
                 for document in batch.values
             ]
-        _filter_records(batch, [any(text and not text.isspace() for text in d.texts) for d in batch.values])
+        documents = enumerate(batch.values)
+        batch.select([n for n, document in documents if any(text and not text.isspace() for text in document.texts)])
     if record_kind != "text":
         return
     if normalized:
         batch.values = [text if text.isascii() and "\r" not in text else normalize(text) for text in batch.values]
     if "" in batch.values or any(map(str.isspace, batch.values)):
-        _filter_records(batch, [bool(text) and not text.isspace() for text in batch.values])
-
-
-def _filter_records(batch: Records, keep_mask: Sequence[bool]) -> None:
-    if not all(keep_mask):
-        batch.values = list(compress(batch.values, keep_mask))
-        batch.records = list(compress(batch.records, keep_mask))
-        batch.offsets = list(compress(batch.offsets, keep_mask))
+        batch.select([n for n, text in enumerate(batch.values) if text and not text.isspace()])
 
 
 def encode_documents(encoder: DocumentEncoder, record_parser: RecordParser, documents: list[Any]) -> EncodedBatch:

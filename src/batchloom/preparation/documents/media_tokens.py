@@ -1,5 +1,6 @@
 """Expansion of media placeholders in texts and token sequences."""
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -86,9 +87,10 @@ def expand_media_tokens(
     bounds = []
     for medium, (start, stop), expansion in zip(media, text.media, text.expansions, strict=True):
         token = encoder.families[medium.kind].token
-        token_indices = _find_control_tokens(
-            masked_tokens, rendered_text, _find_all(rendered_text, token, start, stop), token
-        )
+        offsets = [match.start() for match in re.compile(re.escape(token)).finditer(rendered_text, start, stop)]
+        token_indices = masked_tokens.find_tokens(rendered_text, offsets)
+        if token_indices is None or any(number >= masked_tokens.ids.size for number in token_indices):
+            raise RenderError(f"{token!r} is not a separate token in this text")
         repeats[token_indices] = expansion.runs
         first, behind = _find_covering_tokens(masked_tokens, rendered_text, start, stop)
         mask[first:behind] = False
@@ -115,22 +117,6 @@ def _find_media_bounds(text: str, start: int, stop: int, encoder: ControlEncoder
     """
     matches = list(encoder.control.finditer(text, start, stop))
     return (matches[0].start(), matches[-1].end()) if matches else (start, stop)
-
-
-def _find_all(text: str, token: str, start: int, stop: int) -> list[int]:
-    offsets = []
-    offset = text.find(token, start, stop)
-    while offset >= 0:
-        offsets.append(offset)
-        offset = text.find(token, offset + len(token), stop)
-    return offsets
-
-
-def _find_control_tokens(masked_tokens: MaskedTokens, text: str, offsets: Sequence[int], token: str) -> list[int]:
-    token_indices = masked_tokens.find_tokens(text, offsets)
-    if token_indices is None or any(number >= masked_tokens.ids.size for number in token_indices):
-        raise RenderError(f"{token!r} is not a separate token in this text")
-    return token_indices
 
 
 def _find_covering_tokens(masked_tokens: MaskedTokens, text: str, start: int, stop: int) -> tuple[int, int]:

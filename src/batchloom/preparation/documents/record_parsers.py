@@ -27,7 +27,7 @@ from batchloom.chat.schema import (
 )
 from batchloom.core.addresses import is_url
 from batchloom.core.conversation import Conversation, InterleavedText, LabelledConversation, PreferencePair
-from batchloom.core.document import BadRecord, Records
+from batchloom.core.document import Records
 from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
 from batchloom.core.files import describe_os_error
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind, detect_medium_kind
@@ -106,21 +106,12 @@ class RecordParser:
 
     def parse_records(self, batch: Records) -> None:
         """Turn the rows of a batch into documents; unusable ones become bad records."""
-        if self.record_reader is None:
-            return
-        values, records, offsets = batch.values, batch.records, batch.offsets
-        batch.values, batch.records, batch.offsets = [], [], []
-        for value, record, offset in zip(values, records, offsets, strict=True):
-            try:
-                document = self.record_reader(value)
-            except UnusableRecordError as error:
-                snippet = msgspec.json.encode(value, enc_hook=str)[:SNIPPET_BYTES]
-                excerpt = snippet.decode("utf-8", "replace")
-                batch.bad.append(BadRecord(record, offset, None, error.reason, excerpt))
-                continue
-            batch.values.append(document)
-            batch.records.append(record)
-            batch.offsets.append(offset)
+        if self.record_reader is not None:
+            batch.convert(self.record_reader, _make_excerpt)
+
+
+def _make_excerpt(row: Any) -> str:
+    return msgspec.json.encode(row, enc_hook=str)[:SNIPPET_BYTES].decode("utf-8", "replace")
 
 
 @final

@@ -17,8 +17,6 @@ from batchloom.store.format import SUBSETS
 
 # At most two subsets are filled from another, so a third hash proves that one remains.
 _SMALLEST_COUNT = 4
-# From this many hashes on, NumPy preselects the smallest before conversion to Python integers.
-_PREFILTER_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +106,8 @@ class SmallestHashes:
             smallest = self._lists[name]
             if len(smallest) == _SMALLEST_COUNT:
                 subset_hashes = subset_hashes[subset_hashes[:, 1] <= np.uint64(smallest[-1] >> 64)]
-            if len(subset_hashes) > _PREFILTER_SIZE:
-                # The smallest high halves contain the smallest hashes, and equal halves are rare.
-                halves = np.sort(subset_hashes[:, 1])
-                ends = np.flatnonzero(halves[1:] != halves[:-1])[:_SMALLEST_COUNT]
-                if len(ends) == _SMALLEST_COUNT:
-                    subset_hashes = subset_hashes[subset_hashes[:, 1] <= halves[ends[-1]]]
-            if len(subset_hashes):
-                values = {(high << 64) | low for low, high in subset_hashes.tolist()}
-                self._lists[name] = sorted(values.union(smallest))[:_SMALLEST_COUNT]
+            values = {(high << 64) | low for low, high in subset_hashes.tolist()}
+            self._lists[name] = sorted(values.union(smallest))[:_SMALLEST_COUNT]
 
     def merge(self, lists: Mapping[str, Iterable[str]]) -> None:
         """Merge the :meth:`to_hex` output of another collector."""

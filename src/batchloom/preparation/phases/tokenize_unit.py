@@ -104,7 +104,8 @@ class RecordIngester:
             )
         if clean_result.languages:
             self._statistics.languages(Counter(clean_result.languages))
-        _replace_records(records, clean_result.texts, clean_result.indices)
+        records.select(clean_result.indices)
+        records.values = clean_result.texts
         # Cleaning may leave only whitespace.
         normalize_records(records, "text", normalized=False)
 
@@ -130,18 +131,12 @@ class RecordIngester:
                 altered=changed_count - dropped_count,
             )
         )
-        _replace_records(records, [remaining_texts[position] for position in kept_positions], kept_positions)
+        records.select(kept_positions)
+        records.values = [remaining_texts[position] for position in kept_positions]
 
 
 def _utf8_size(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
-
-
-def _replace_records(records: Records, values: list[Any], positions: list[int]) -> None:
-    records.values = values
-    if len(positions) != len(records.records):
-        records.records = [records.records[position] for position in positions]
-        records.offsets = [records.offsets[position] for position in positions]
 
 
 # Maximum number of remembered texts, about 40 MB. Repeats of other texts are tokenized, and removed by deduplication.
