@@ -324,7 +324,7 @@ def test_many_batches_give_the_same_store_as_one(tmp_path, prefix, monkeypatch):
     import_tokens(prefix, out=tmp_path / "a", tokenizer="bytes")
     monkeypatch.setattr("batchloom.preparation.imports.token_files._MAX_BATCH_TOKENS", 30)
     monkeypatch.setattr("batchloom.preparation.imports.token_files._MAX_BATCH_DOCUMENTS", 3)
-    monkeypatch.setattr("batchloom.preparation.imports.import_shards._CHUNK_SIZE", 7)
+    monkeypatch.setattr("batchloom.preparation.imports.token_import._CHUNK_SIZE", 7)
     monkeypatch.setattr("batchloom.preparation.imports.token_files._CHUNK_SIZE", 11)
     monkeypatch.setattr("batchloom.store.format.megatron_index._CHUNK_DOCUMENTS", 5)
     import_tokens(prefix, out=tmp_path / "b", tokenizer="bytes")

@@ -56,8 +56,14 @@ from batchloom.sources.files import Source, Spool
 from batchloom.store import write_file
 from batchloom.streaming.keep import StreamStoreWriter, check_keep, find_abandoned_folder, resolve_keep_folder
 from batchloom.streaming.lane import LanePosition, StreamPool, StreamSetup
-from batchloom.streaming.lane_pools import InlinePools, WorkerPools, choose_worker_count
-from batchloom.streaming.rank_feed import FeedSettings, LaneCursors, RankFeed
+from batchloom.streaming.rank_feed import (
+    FeedSettings,
+    InlinePools,
+    LaneCursors,
+    RankFeed,
+    WorkerPools,
+    choose_worker_count,
+)
 from batchloom.streaming.record_ranges import make_range_groups
 from batchloom.streaming.stream_state import (
     StreamIdentity,

@@ -1,2 +1,1 @@
-from .row_conversion import ConversionResult as ConversionResult
-from .row_files import coerce_row as coerce_row
+from .row_conversion import ConversionResult as ConversionResult, coerce_row as coerce_row

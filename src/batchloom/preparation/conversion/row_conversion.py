@@ -1,20 +1,26 @@
 """``convert``: write any input as JSON Lines, JSON or Parquet, in bounded memory."""
 
 import importlib
+import io
+import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import IO, Any, Literal, Protocol, cast, final
+
+import orjson
+import zstandard
+from isal import igzip
 
 from batchloom.chat.schema import format_columns, get_column_value, match_mapping_columns
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, InputMissingError, SchemaError, StoreConflictError, UnusableRecordError
 from batchloom.core.files import PARTIAL_SUFFIX, refuse_url
 from batchloom.core.settings import is_bool, quote_value, raise_problems, suggest
-from batchloom.preparation.conversion.row_files import JsonRowFile, Row, RowFile, coerce_row
+from batchloom.core.wording import describe_json_type
 from batchloom.preparation.conversion.row_types import (
     ColumnType,
     UntabularError,
@@ -42,6 +48,101 @@ from batchloom.sources import (
 from batchloom.sources.files import Compression, Source
 from batchloom.sources.formats import COLUMNAR_KINDS
 from batchloom.store import AtomicFile
+
+Row = dict[str, Any]
+
+
+def coerce_row(value: Any) -> Row:
+    """Return a reader's value as a row; a text becomes a row of one column."""
+    return {"text": value} if isinstance(value, str) else value
+
+
+class RowFile(Protocol):
+    """Protocol of a file that takes rows in order."""
+
+    def write(self, batch: Records, *, nan: bool) -> None:
+        """Append rows; those that cannot be written become bad records."""
+
+    def finish(self) -> None:
+        """Write the remaining data; the underlying file stays open."""
+
+
+def _encode_row(row: Row, *, nan: bool) -> bytes:
+    """Encode a row as one line of JSON with unchanged values.
+
+    ``nan`` states whether the source can hold NaN, which orjson would write as null.
+    """
+    try:
+        line = orjson.dumps(row, option=orjson.OPT_PASSTHROUGH_DATETIME)
+    except TypeError:
+        return _encode_row_stdlib(row)
+    return _encode_row_stdlib(row) if nan and b"null" in line else line
+
+
+def _encode_row_stdlib(row: Row) -> bytes:
+    """Encode a row with the standard library."""
+    try:
+        text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode()
+    except (TypeError, ValueError, RecursionError):
+        raise UnusableRecordError(_describe_unencodable(row)) from None
+
+
+def _describe_unencodable(row: Row) -> str:
+    remedy = "leave the column out with --columns, or write .parquet"
+    for name, value in row.items():
+        try:
+            json.dumps(value, allow_nan=False).encode()
+        except TypeError:
+            type_name = next(_iter_unencodable_types(value), "a value")
+            return f"column {name!r} holds {type_name}, which JSON cannot hold; {remedy}"
+        except ValueError:
+            return f"column {name!r} holds NaN or infinity, which JSON cannot hold; {remedy}"
+        except RecursionError:
+            return f"column {name!r} is nested too deeply; {remedy}"
+    return f"the row cannot be written as JSON; {remedy}"
+
+
+def _iter_unencodable_types(value: object) -> Any:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _iter_unencodable_types(item)
+    elif not isinstance(value, str | int | float | None):
+        yield "bytes" if isinstance(value, bytes) else describe_json_type(value)
+
+
+@final
+class JsonRowFile:
+    """JSON Lines, or one array with one row per line (at least one row)."""
+
+    def __init__(
+        self, file: IO[bytes] | io.RawIOBase, *, array: bool = False, compression: Compression | None = None
+    ) -> None:
+        self._array = array
+        self._before, self._after = (b"[\n", b"") if array else (b"", b"\n")
+        self._out: Any = file
+        self._packed = compression is not None
+        if compression == "gzip":
+            # The header has neither a name nor a time, so that the same rows give the same bytes.
+            self._out = igzip.IGzipFile(filename="", mode="wb", fileobj=file, mtime=0)  # type: ignore[no-untyped-call]
+        elif compression == "zstd":
+            self._out = zstandard.ZstdCompressor().stream_writer(cast("IO[bytes]", file), closefd=False)
+
+    def write(self, batch: Records, *, nan: bool) -> None:
+        batch.convert(lambda row: _encode_row(row, nan=nan), lambda _: "")
+        if batch.values:
+            between = b",\n" if self._array else b"\n"
+            self._out.write(self._before + between.join(batch.values) + self._after)
+            self._before = between if self._array else b""
+
+    def finish(self) -> None:
+        if self._array:
+            self._out.write(b"\n]\n")
+        if self._packed:
+            self._out.close()
+
 
 RowMapper = Callable[[Row], Row]
 
@@ -85,12 +186,10 @@ def _column_conflict_error(role: str) -> UnusableRecordError:
 def check_output_columns(mapping: Mapping[str, str], columns: object) -> list[str]:
     """Return the problems of the requested columns, before any row is read."""
     problems = [f"map.{role}: names no column; leave {role}= out" for role in mapping if not mapping[role]]
-    mapped_columns = [column for column in mapping.values() if column]
     problems += [
         f"map: column {column!r} is named for several roles; name it once"
-        for column in sorted(
-            {mapped_column for mapped_column in mapped_columns if mapped_columns.count(mapped_column) > 1}
-        )
+        for column, count in sorted(Counter(mapping.values()).items())
+        if column and count > 1
     ]
     if columns is None:
         return problems
@@ -107,8 +206,7 @@ def check_output_columns(mapping: Mapping[str, str], columns: object) -> list[st
         for name in columns
         if name in renamed
     ]
-    repeated_names = sorted({name for name in columns if columns.count(name) > 1})
-    return problems + [f"columns: {name!r} is named twice" for name in repeated_names]
+    return problems + [f"columns: {name!r} is named twice" for name, n in sorted(Counter(columns).items()) if n > 1]
 
 
 def find_missing_columns(
@@ -227,9 +325,15 @@ def convert(
         reading=ReadRecipe(text_field=text_field, mapping=dict(mapping or {}), split_on=split_on),
         max_bad=max_bad,
     )
-    raise_problems(_check_conversion(recipe, columns, force))
-    if not force:
-        _refuse_existing(target)
+    problems = check_output_columns(recipe.reading.mapping, columns)
+    if text_field is not None and columns is not None:
+        problems.append("columns: with text_field the only column is 'text'; give only one of the two")
+    if not is_bool(force):
+        problems.append(f"force: {quote_value(force)} is neither True nor False")
+    raise_problems(problems)
+    for path in (target.path, target.quarantine):
+        if not force and path is not None and os.path.lexists(path):
+            raise StoreConflictError(f"{path} already exists; choose another --out, or replace it with --force.")
     hear = listener or (lambda _: None)
     rules = ReadRules(text_field, split_on, ReadLimits())
     listing = _list_conversion_inputs(input_paths, target, hear, follow_links=follow_links)
@@ -252,21 +356,6 @@ def _parse_target(out: str | os.PathLike[str]) -> _ConversionTarget:
             return _ConversionTarget(Path(name), form, packed)
     raise_problems([f"out: the name {Path(name).name!r} does not end in {_OUTPUT_SUFFIXES}"])
     raise AssertionError
-
-
-def _check_conversion(recipe: Recipe, columns: Sequence[str] | None, force: object) -> list[str]:
-    problems = check_output_columns(recipe.reading.mapping, columns)
-    if recipe.reading.text_field is not None and columns is not None:
-        problems.append("columns: with text_field the only column is 'text'; give only one of the two")
-    if not is_bool(force):
-        problems.append(f"force: {quote_value(force)} is neither True nor False")
-    return problems
-
-
-def _refuse_existing(target: _ConversionTarget) -> None:
-    for path in (target.path, target.quarantine):
-        if path is not None and os.path.lexists(path):
-            raise StoreConflictError(f"{path} already exists; choose another --out, or replace it with --force.")
 
 
 def _list_conversion_inputs(
@@ -304,15 +393,11 @@ def _resolve_mapping(
     for source, sample_rows in samples:
         # Texts have no columns to map.
         if sample_rows and source.kind not in ("text", "code"):
-            _refuse_unmapped(source, sample_rows, mapping)
+            names = tuple(dict.fromkeys(name for row in sample_rows for name in row))
+            for option, column in find_missing_columns(mapping, None, sample_rows):
+                error = unknown_column_error(option, column, names)
+                raise SchemaError(f"{source.name}: {error}; or convert this file separately", names)
     return mapping
-
-
-def _refuse_unmapped(source: Source, rows: Sequence[Row], mapping: Mapping[str, str]) -> None:
-    names = tuple(dict.fromkeys(name for row in rows for name in row))
-    for option, column in find_missing_columns(mapping, None, rows):
-        error = unknown_column_error(option, column, names)
-        raise SchemaError(f"{source.name}: {error}; or convert this file separately", names)
 
 
 @final
@@ -329,64 +414,56 @@ class _RowConversion:
         schema, notes = self._infer_schema() if target.form == "parquet" else (None, ())
         for note in notes:
             self._hear(Note(note))
-        with ExitStack() as stack:
-            if target.path is None or target.quarantine is None:
-                counters, _ = self._write(JsonRowFile(sys.stdout.buffer), self._make_bad_reporter())
-                return ConversionResult(None, target.form, counters.documents, 0, counters.quarantined, None, ())
-            out = stack.enter_context(AtomicFile(target.path))
-            bad = stack.enter_context(AtomicFile(target.quarantine))
+        if target.path is None or target.quarantine is None:
+            self._write(JsonRowFile(sys.stdout.buffer), None)
+            counters = self._counters
+            return ConversionResult(None, target.form, counters.documents, 0, counters.quarantined, None, ())
+        with AtomicFile(target.path) as out, AtomicFile(target.quarantine) as bad:
             file: RowFile = (
                 JsonRowFile(out, array=target.form == "json", compression=target.compression)
                 if schema is None
                 else _import_row_tables().ParquetRowFile(out, schema)
             )
-            counters, lines = self._write(
-                file, lambda source, one: bad.write(encode_quarantine_line(source, self._rules, 0, one))
-            )
-            if lines:
+            self._write(file, bad)
+            counters = self._counters
+            if counters.quarantined:
                 bad.finish()
             elif target.quarantine.exists():
                 bad.remove_previous()
-            size = out.finish()
-            quarantine = target.quarantine if lines else None
-            return ConversionResult(target.path, target.form, counters.documents, size, lines, quarantine, notes)
+            size, quarantine = out.finish(), target.quarantine if counters.quarantined else None
+            return ConversionResult(
+                *(target.path, target.form, counters.documents, size, counters.quarantined, quarantine, notes)
+            )
 
-    def _write(self, file: RowFile, keep_bad: Callable[[Source, BadRecord], object]) -> tuple[JobCounters, int]:
-        """Write all rows to ``file``; return the counters and the number of bad records."""
-        counters = self._make_counters("convert")
-        for source, batch in self._iter_batches(counters):
-            refused = file.write(batch.values, nan=source.kind in COLUMNAR_KINDS)
-            batch.bad += [_make_row_fault(batch, number, reason) for number, reason in refused]
-            self._count_bad(counters, source, batch.bad)
-            for bad_record in batch.bad:
-                keep_bad(source, bad_record)
-            counters.count_documents(len(batch.values) - len(refused), 0)
-        counters.check_bad_records()
-        if not counters.documents:
-            raise self._empty_input_error(counters)
+    def _write(self, file: RowFile, quarantine: AtomicFile | None) -> None:
+        """Write all rows to ``file``, and bad records to ``quarantine``; without it, report the first ones."""
+        reported_count = 0
+        for source, batch in self._iter_batches("convert"):
+            file.write(batch, nan=source.kind in COLUMNAR_KINDS)
+            for bad in batch.bad:
+                if quarantine is not None:
+                    quarantine.write(encode_quarantine_line(source, self._rules, 0, bad))
+                elif reported_count < _MAX_REPORTED_BAD:
+                    reported_count += 1
+                    self._hear(Note(f"Left out: {make_bad_record_error(source, self._rules, 0, bad)}"))
         file.finish()
-        return counters, counters.quarantined
 
     def _infer_schema(self) -> tuple[Any, tuple[str, ...]]:
         """Return the Arrow schema of all rows, and notes on values that it changes."""
-        shape, counters = ColumnType(), self._make_counters("look")
-        for source, batch in self._iter_batches(counters):
+        shape = ColumnType()
+        for source, batch in self._iter_batches("look"):
             try:
                 shape.add(batch.values)
             except UntabularError as error:
                 raise self._untabular_input_error(source, batch, shape, error) from None
-            self._count_bad(counters, source, batch.bad)
-            counters.count_documents(len(batch.values), 0)
-        counters.check_bad_records()
-        if not counters.documents:
-            raise self._empty_input_error(counters)
         try:
             return _import_row_tables().build_arrow_schema(shape), tuple(describe_type_changes(shape))
         except UntabularError as error:
             raise InputError(_describe_untabular(error)) from None
 
-    def _iter_batches(self, counters: JobCounters) -> Iterator[tuple[Source, Records]]:
-        """Yield all records in order, as rows of the output."""
+    def _iter_batches(self, phase: Phase) -> Iterator[tuple[Source, Records]]:
+        """Yield all records in order, as rows of the output, and count them; the caller may add bad ones."""
+        counters = self._counters = JobCounters(self._hear, self._max_bad, self._listing.bytes, phase)
         for source in prefetch_sources(self._listing.sources, lambda one: one):
             done = 0
             with PartReader(SourcePart(source, 0, source.size), self._rules) as reader:
@@ -397,30 +474,17 @@ class _RowConversion:
                     counters.count_read(reader.consumed - done, batch.records_read)
                     done = reader.consumed
                     yield source, batch
+                    if batch.bad:
+                        counters.count_bad(
+                            str(make_bad_record_error(source, self._rules, 0, batch.bad[0])), len(batch.bad)
+                        )
+                    counters.count_documents(len(batch.values), 0)
                 reader.finish()
             counters.count_read(source.size - done, 0)
-
-    def _make_counters(self, phase: Phase) -> JobCounters:
-        return JobCounters(self._hear, self._max_bad, self._listing.bytes, phase)
-
-    def _count_bad(self, counters: JobCounters, source: Source, bad: list[BadRecord]) -> None:
-        if bad:
-            counters.count_bad(str(make_bad_record_error(source, self._rules, 0, bad[0])), len(bad))
-
-    def _make_bad_reporter(self) -> Callable[[Source, BadRecord], None]:
-        reported_count = 0
-
-        def tell(source: Source, bad: BadRecord) -> None:
-            nonlocal reported_count
-            reported_count += 1
-            if reported_count <= _MAX_REPORTED_BAD:
-                self._hear(Note(f"Left out: {make_bad_record_error(source, self._rules, 0, bad)}"))
-
-        return tell
-
-    def _empty_input_error(self, counters: JobCounters) -> InputError:
-        first = f" The first unusable record: {counters.first}." if counters.first else ""
-        return InputMissingError(f"The input holds no records; nothing was written.{first}")
+        counters.check_bad_records()
+        if not counters.documents:
+            first = f" The first unusable record: {counters.first}." if counters.first else ""
+            raise InputMissingError(f"The input holds no records; nothing was written.{first}")
 
     def _untabular_input_error(
         self, source: Source, batch: Records, shape: ColumnType, error: UntabularError
@@ -429,11 +493,8 @@ class _RowConversion:
         number = shape.find_mismatched_row(batch.values, error.path)
         if number is None:
             return InputError(f"{source.name}: {_describe_untabular(error)}")
-        return make_bad_record_error(source, self._rules, 0, _make_row_fault(batch, number, _describe_untabular(error)))
-
-
-def _make_row_fault(batch: Records, number: int, reason: str) -> BadRecord:
-    return BadRecord(batch.records[number], batch.offsets[number], None, reason, "")
+        bad = BadRecord(batch.records[number], batch.offsets[number], None, _describe_untabular(error), "")
+        return make_bad_record_error(source, self._rules, 0, bad)
 
 
 def _describe_untabular(error: UntabularError) -> str:

@@ -1,13 +1,12 @@
 """Parquet output of rows in bounded memory; importing pyarrow takes its time."""
 
 import io
-from collections.abc import Sequence
 from typing import IO, Any, final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from batchloom.preparation.conversion.row_files import Row, SkippedRow
+from batchloom.core.document import Records
 from batchloom.preparation.conversion.row_types import ColumnType, UntabularError
 
 _GROUP_BYTES = 32 << 20
@@ -49,14 +48,13 @@ class ParquetRowFile:
         self._ready: list[pa.RecordBatch] = []
         self._size = 0
 
-    def write(self, rows: Sequence[Row], *, nan: bool) -> list[SkippedRow]:  # noqa: ARG002 - the protocol's
-        if rows:
-            columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in self._schema]
+    def write(self, batch: Records, *, nan: bool) -> None:  # noqa: ARG002 - Parquet holds NaN
+        if batch.values:
+            columns = [pa.array([row.get(field.name) for row in batch.values], field.type) for field in self._schema]
             self._ready.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
             self._size += self._ready[-1].nbytes
         if self._size >= _GROUP_BYTES:
             self._flush()
-        return []
 
     def finish(self) -> None:
         self._flush()
