@@ -107,6 +107,11 @@ class StreamStoreWriter:
         decided_by = collect_unit_settings(recipe, tokenizer, settings.constants)
         self._names = tuple(compute_unit_identity(unit, decided_by, listing.content) for unit in units)
 
+    @property
+    def finished(self) -> bool:
+        """True if the store is finished."""
+        return (self.out / MANIFEST_NAME).exists()
+
     def count_cached_units(self) -> int:
         units = self._batches_folder.with_name("units")
         return sum(
@@ -119,7 +124,7 @@ class StreamStoreWriter:
 
         Rank 0 begins the job; other ranks wait for it.
         """
-        if (self.out / MANIFEST_NAME).exists():
+        if self.finished:
             _LOG.info("%s is a finished store already: the stream does not write to it.", self.out)
             return None
         if rank == 0:
