@@ -163,11 +163,16 @@ def iter_key_range(
 
 @contextlib.contextmanager
 def write_key_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of ``path`` on success."""
-    with replace_file(path) as partial_path, partial_path.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+    """Open a file that takes the place of ``path`` on success, and is removed on failure."""
+    with replace_file(path) as partial_path:
+        try:
+            with partial_path.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            partial_path.unlink(missing_ok=True)
+            raise
 
 
 def count_records(path: Path, kind: np.dtype[np.void]) -> int:

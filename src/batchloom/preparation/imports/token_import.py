@@ -32,7 +32,7 @@ from batchloom.preparation.imports.token_files import (
 )
 from batchloom.preparation.phases.finish import finish_plain_store, make_subset_entry, move_store
 from batchloom.preparation.phases.unit_shards import ShardSettings, SubsetWriter
-from batchloom.preparation.report.progress import Listener, Note, PrepareResult, Progress, log_note, make_result
+from batchloom.preparation.report.progress import Listener, Note, Phase, PrepareResult, Progress, log_note, make_result
 from batchloom.preparation.report.report import ReportedSource, read_report
 from batchloom.preparation.rerun import begin_or_refuse, check_output_folder, remove_leftover_work
 from batchloom.preparation.settings.recipe import as_recipe_inputs
@@ -81,7 +81,8 @@ class ImportedFile:
     edges: EdgeTokens = field(default_factory=EdgeTokens)
 
 
-OnBatch = Callable[[TokenBatch], None]
+# Reads the documents of a file, checks them, and fills in its checksum and edges.
+ReadBatches = Callable[[ImportedFile], Iterator[TokenBatch]]
 
 
 def choose_linked_dtype(file: TokenFile) -> str:
@@ -100,25 +101,15 @@ def choose_linked_dtype(file: TokenFile) -> str:
     )
 
 
-def link_shard(
-    imported_file: ImportedFile, stem: Path, part: int, link_mode: str, check: VocabularyCheck, tick: OnBatch
-) -> ShardEntry:
-    """Check a file of ids, write its sidecar files and link it as a shard.
-
-    Fills in the checksum and the edges of ``imported_file``.
-    """
+def link_shard(imported_file: ImportedFile, stem: Path, part: int, link_mode: str, read: ReadBatches) -> ShardEntry:
+    """Check a file of ids, write its sidecar files and link it as a shard."""
     file = imported_file.file
     dtype, count = TOKEN_DTYPES[choose_linked_dtype(file)], len(file.lengths)
-    digest, checksums = xxhash.xxh3_128(), BlockChecksums()
+    checksums = BlockChecksums()
 
     def hashes() -> Iterator[NDArray[np.uint64]]:
-        for batch in iter_token_batches(file):
-            check.check(file, batch)
-            imported_file.edges.add(batch)
-            data = np.ascontiguousarray(batch.tokens).data
-            digest.update(data)
-            checksums.append(data)
-            tick(batch)
+        for batch in read(imported_file):
+            checksums.append(np.ascontiguousarray(batch.tokens).data)
             yield hash_ids(batch)
 
     sizes = [(start, min(_CHUNK_SIZE, count - start)) for start in range(0, count, _CHUNK_SIZE)]
@@ -126,7 +117,6 @@ def link_shard(
     parts = (np.full(size, part) for _, size in sizes)
     columns = (hashes(), numbers, _iter_offsets(file), parts)
     docs = write_chunks(stem.with_suffix(".docs"), iter_provenance_chunks(count, columns))
-    imported_file.checksum = digest.hexdigest()
     idx = write_chunks(stem.with_suffix(".idx"), iter_index_chunks(file.lengths, dtype))
     mask = _copy_mask(file, stem.with_suffix(".mask"))
     _link_path(file.token_input.path, stem.with_suffix(".bin"), link_mode)
@@ -179,52 +169,34 @@ def _link_path(path: Path, destination: Path, link_mode: str) -> None:
         ) from error
 
 
-@final
-class ShardCopier:
-    """Writer that copies files of ids, document by document, into shards of a store."""
+def copy_shards(
+    settings: ShardSettings, files: Sequence[ImportedFile], membership: SubsetRule, read: ReadBatches
+) -> dict[str, list[ShardEntry]]:
+    """Copy files, document by document, into shards.
 
-    def __init__(self, store: Path, dtype: np.dtype[Any], most: int, check: VocabularyCheck, tick: OnBatch) -> None:
-        everything = SubsetRule(0.0, 0.0)
-        task = ShardSettings(store, dtype, everything, everything, most)
-        self._writers = {name: SubsetWriter(task, name, 0, 0) for name in SUBSETS}
-        self._check, self._tick = check, tick
-
-    def write(self, files: Sequence[ImportedFile], membership: SubsetRule) -> dict[str, list[ShardEntry]]:
-        """Copy files into shards.
-
-        The hash of a ``train`` document chooses its subset; other documents keep theirs.
-        """
-        try:
-            for part, imported_file in enumerate(files):
-                self._add(part, imported_file, membership)
-            return {name: writer.finish() for name, writer in self._writers.items()}
-        finally:
-            for writer in self._writers.values():
-                writer.abandon()
-
-    def _add(self, part: int, imported_file: ImportedFile, membership: SubsetRule) -> None:
-        file, digest = imported_file.file, xxhash.xxh3_128()
-        for batch in iter_token_batches(file):
-            self._check.check(file, batch)
-            imported_file.edges.add(batch)
-            digest.update(np.ascontiguousarray(batch.tokens).data)
-            rows = _make_import_rows(file, batch, part)
-            codes = np.full(len(rows), SUBSETS.index(imported_file.subset))
-            if imported_file.subset == SUBSETS[0]:
-                codes = membership.codes(rows["hash"]).astype(np.int64)
-            begins = np.cumsum(batch.lengths) - batch.lengths
-            trained = _read_trained(file, batch)
-            for code, name in enumerate(SUBSETS):
-                row_indices = np.flatnonzero(codes == code)
-                if row_indices.size:
-                    self._writers[name].add(rows, batch.tokens, begins, row_indices, trained)
-            self._tick(batch)
-        imported_file.checksum = digest.hexdigest()
+    The hash of a ``train`` document chooses its subset; other documents keep theirs.
+    """
+    writers = {name: SubsetWriter(settings, name, 0, 0) for name in SUBSETS}
+    try:
+        for part, imported_file in enumerate(files):
+            for batch in read(imported_file):
+                rows = _make_import_rows(imported_file.file, batch, part)
+                codes = np.full(len(rows), SUBSETS.index(imported_file.subset))
+                if imported_file.subset == SUBSETS[0]:
+                    codes = membership.codes(rows["hash"]).astype(np.int64)
+                begins = np.cumsum(batch.lengths) - batch.lengths
+                trained = _read_trained(imported_file.file, batch)
+                for code, name in enumerate(SUBSETS):
+                    row_indices = np.flatnonzero(codes == code)
+                    if row_indices.size:
+                        writers[name].add(rows, batch.tokens, begins, row_indices, trained)
+        return {name: writer.finish() for name, writer in writers.items()}
+    finally:
+        for writer in writers.values():
+            writer.abandon()
 
 
-def choose_subset_rule(
-    files: Sequence[ImportedFile], val_fraction: float, check: VocabularyCheck, tick: OnBatch
-) -> SubsetRule:
+def choose_subset_rule(files: Sequence[ImportedFile], val_fraction: float, read: ReadBatches) -> SubsetRule:
     """Return the rule that assigns documents to ``val`` by hash.
 
     Given two distinct documents, ``val`` gets at least one.
@@ -233,11 +205,9 @@ def choose_subset_rule(
     if not val_fraction:
         return natural
     for imported_file in files:
-        for batch in iter_token_batches(imported_file.file):
-            check.check(imported_file.file, batch)
+        for batch in read(imported_file):
             hashes = hash_ids(batch)
             smallest.add(hashes, natural.codes(hashes))
-            tick(batch)
     return SubsetRule(val_fraction, 0.0, smallest.overrides(natural.list_required()))
 
 
@@ -533,35 +503,44 @@ class _ImportRun:
                 "give --copy."
             )
         shards: dict[str, list[ShardEntry]] = {"train": [], "val": []}
-        tick = self._make_progress_callback("read")
+        read = self._make_reader("read")
         for part, imported_file in enumerate(files):
             folder = self._work.store / imported_file.subset
             make_folder(folder)
             stem = folder / format_shard_name(len(shards[imported_file.subset]))
-            shards[imported_file.subset].append(
-                link_shard(imported_file, stem, part, self._spec.how, self._check, tick)
-            )
+            shards[imported_file.subset].append(link_shard(imported_file, stem, part, self._spec.how, read))
         return next(iter(dtypes)), {}, shards
 
     def _copy(self, files: list[ImportedFile]) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
         dtype = choose_token_dtype("auto", self._vocab_size)
-        fraction = self._spec.val_fraction
-        membership = choose_subset_rule(files, fraction, self._check, self._make_progress_callback("read"))
-        most, tick = self._spec.tokens_per_shard, self._make_progress_callback("write")
-        copier = ShardCopier(self._work.store, TOKEN_DTYPES[dtype], most, self._check, tick)
-        overrides = {f"{value:032x}": name for value, name in membership.overrides}
-        return dtype, overrides, copier.write(files, membership)
+        membership = choose_subset_rule(files, self._spec.val_fraction, self._make_reader("read"))
+        everything = SubsetRule(0.0, 0.0)
+        settings = ShardSettings(
+            *(self._work.store, TOKEN_DTYPES[dtype], everything, everything, self._spec.tokens_per_shard)
+        )
+        shards = copy_shards(settings, files, membership, self._make_reader("write"))
+        return dtype, {f"{value:032x}": name for value, name in membership.overrides}, shards
 
-    def _make_progress_callback(self, phase: Any) -> Any:
-        done = [0, 0, 0]
+    def _make_reader(self, phase: Phase) -> ReadBatches:
+        size = documents = tokens = 0
 
-        def tick(batch: TokenBatch) -> None:
-            done[0] += batch.tokens.nbytes
-            done[1] += len(batch.lengths)
-            done[2] += batch.tokens.size
-            self._listener(Progress(phase, done[0], self._total, 0, done[1], done[2], 0))
+        def read(imported_file: ImportedFile) -> Iterator[TokenBatch]:
+            nonlocal size, documents, tokens
+            digest = xxhash.xxh3_128()
+            for batch in iter_token_batches(imported_file.file):
+                self._check.check(imported_file.file, batch)
+                imported_file.edges.add(batch)
+                digest.update(np.ascontiguousarray(batch.tokens).data)
+                yield batch
+                size, documents, tokens = (
+                    size + batch.tokens.nbytes,
+                    documents + len(batch.lengths),
+                    tokens + batch.tokens.size,
+                )
+                self._listener(Progress(phase, size, self._total, 0, documents, tokens, 0))
+            imported_file.checksum = digest.hexdigest()
 
-        return tick
+        return read
 
     def _end_id(self, files: Sequence[ImportedFile]) -> int:
         """Return ``eod``, else the last id of all documents, else 0, which fills padding."""
