@@ -170,9 +170,7 @@ class SFTDataset:
         )
         encoded = list(encoder.encode(list_sources([_format_location(path_or_id, split)]).sources))
         self._documents = EncodedDocuments(encoded, resolved_tokenizer.end_id)
-        self.left_out = Counter(
-            dropped_record.reason.partition(":")[0] for batch in encoded for dropped_record in batch.dropped
-        )
+        self.left_out = Counter(fault.rule for batch in encoded for fault in batch.dropped)
         self._row_documents = self._find_trainable()
         lengths = self._documents.lengths.take(self._row_documents)
         self.truncated_rows = int((lengths > max_seq_length).sum())

@@ -48,7 +48,6 @@ from batchloom.preparation.documents import (
     compute_document_keys,
     encode_documents,
     estimate_characters,
-    fault_rule,
     find_unused_columns,
     iter_parsed_records,
     iter_texts,
@@ -330,7 +329,7 @@ class _Examination:
         for fault in encoded_batch.faults:
             part, before, record, offset = pending.record_locations[fault.number]
             self._record_bad(group, part, before, [BadRecord(record, offset, None, fault.reason, fault.snippet)])
-        group.dropped.update(fault_rule(dropped_document) for dropped_document in encoded_batch.dropped)
+        group.dropped.update(fault.rule for fault in encoded_batch.dropped)
         group.altered.update(encoded_batch.altered)
         group.documents += len(encoded_batch.lengths)
         group.lengths.update(encoded_batch.lengths.tolist())

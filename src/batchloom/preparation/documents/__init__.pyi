@@ -6,7 +6,6 @@ from .direct_encoding import (
 from .document_encoder import (
     EncodeContext as EncodeContext,
     encode_documents as encode_documents,
-    fault_rule as fault_rule,
     normalize_records as normalize_records,
 )
 from .media_tokens import PlacedMedium as PlacedMedium

@@ -18,7 +18,6 @@ from batchloom.preparation.documents.media_tokens import (
     PlacedMedium,
     expand_media_tokens,
     subtract_media,
-    truncate_media,
     write_expansions,
 )
 from batchloom.preparation.settings.chat_rules import ChatRules, OverlongError, count_fitting_tokens, split_at_limit
@@ -30,6 +29,11 @@ class EncodeFault(NamedTuple):
     number: int  # Index of the conversation in the batch
     reason: str
     snippet: str = ""  # Beginning of the content, to help a person find it
+
+    @property
+    def rule(self) -> str:
+        """The rule that dropped a document: the reason without the numbers."""
+        return self.reason.partition(":")[0]
 
 
 # Tokens of all documents, concatenated, and the length of each.
@@ -244,7 +248,7 @@ def _apply_overlong(
             number,
             masked_tokens.ids[:fitting_tokens],
             masked_tokens.mask[:fitting_tokens],
-            truncate_media(placed, fitting_tokens),
+            [medium for medium in placed if medium.start + medium.tokens <= fitting_tokens],
         )
     else:
         out.dropped.append(EncodeFault(number, f"overlong: {excess}, and no complete trained turn fits"))

@@ -9,7 +9,7 @@ from batchloom.core.conversation import InterleavedText, PreferencePair
 from batchloom.core.document import Records
 from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.documents.chat_encoding import ChatEncoder, ControlEncoder
-from batchloom.preparation.documents.conversation_encoder import EncodedBatch, EncodeFault, encode_conversations
+from batchloom.preparation.documents.conversation_encoder import EncodedBatch, encode_conversations
 from batchloom.preparation.documents.fill_in_the_middle import FimCutter
 from batchloom.preparation.documents.preference_encoder import (
     encode_labelled_answers,
@@ -129,8 +129,3 @@ def encode_documents(encoder: DocumentEncoder, record_parser: RecordParser, docu
         encoded_batch = encode_conversations(documents, chat, rules, dtype)
     faults = [fault._replace(snippet=make_snippet(documents[fault.number])) for fault in encoded_batch.faults]
     return replace(encoded_batch, faults=faults)
-
-
-def fault_rule(fault: EncodeFault) -> str:
-    """Return the rule that dropped a document: its reason without the numbers."""
-    return fault.reason.partition(":")[0]

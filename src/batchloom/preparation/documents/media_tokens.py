@@ -65,12 +65,8 @@ def _expand_medium(medium: Medium, family: ProcessorFamily, number: int) -> Plac
     try:
         return family.expand(medium.info.facts)
     except UnusableRecordError as error:
-        raise RenderError(f"{medium.kind} {number} ({describe_medium(medium)}) {error.reason}") from error
-
-
-def describe_medium(medium: Medium) -> str:
-    """Return the location of a medium for messages."""
-    return redact_url(medium.location) if medium.location else "in the record"
+        location = redact_url(medium.location) if medium.location else "in the record"
+        raise RenderError(f"{medium.kind} {number} ({location}) {error.reason}") from error
 
 
 def expand_media_tokens(
@@ -136,8 +132,3 @@ def subtract_media(spans: Sequence[tuple[int, int]], media: Sequence[tuple[int, 
             next_remaining += [span for span in ((a, start), (stop, b)) if span[0] < span[1]]
         remaining = next_remaining
     return remaining
-
-
-def truncate_media(placed: Sequence[PlacedMedium], tokens: int) -> list[PlacedMedium]:
-    """Return the media that fit completely into the first ``tokens`` tokens."""
-    return [placed_medium for placed_medium in placed if placed_medium.start + placed_medium.tokens <= tokens]

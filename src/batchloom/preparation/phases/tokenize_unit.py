@@ -19,7 +19,6 @@ from batchloom.preparation.documents.conversation_encoder import EncodedBatch, E
 from batchloom.preparation.documents.document_encoder import (
     EncodeContext,
     encode_documents,
-    fault_rule,
     normalize_records,
 )
 from batchloom.preparation.documents.media_tokens import PlacedMedium
@@ -548,7 +547,8 @@ class UnitTokenizer:
             self._parts[number].further += int(further_counts[number])
 
     def _count_dropped(self, row: np.void, fault: EncodeFault) -> None:
-        number, rule = int(row["part"]), fault_rule(fault)
+        """Count a document that a conversation rule drops."""
+        number, rule = int(row["part"]), fault.rule
         self._parts[number].count_dropped(rule)
         source = self._unit.parts[number].source.name
         sample = DropSample(source, int(row["record"]), fault.snippet, fault.reason)
