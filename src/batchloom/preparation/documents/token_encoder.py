@@ -84,34 +84,21 @@ def _iter_cache_batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 def encode_token_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype[np.generic]) -> EncodedBatch:
     """Use the ids as they are; a row with an id outside the vocabulary is a fault."""
-    faults, dropped, numbers = [], [], []
+    out = EncodedBatchBuilder()
     for number, row in enumerate(rows):
         if row.ids.size and int(row.ids.max()) >= vocab_size:
-            faults.append(
-                EncodeFault(
-                    number,
-                    f"holds token id {int(row.ids.max())}; the vocabulary has ids 0 to {vocab_size - 1}: another "
-                    "tokenizer made these ids, name it with --tokenizer",
-                )
+            reason = (
+                f"holds token id {int(row.ids.max())}; the vocabulary has ids 0 to {vocab_size - 1}: another "
+                "tokenizer made these ids, name it with --tokenizer"
             )
+            out.faults.append(EncodeFault(number, reason))
         elif row.trained is not None and not row.trained.any():
-            dropped.append(EncodeFault(number, "nothing to train: none of its tokens is trained"))
+            out.dropped.append(EncodeFault(number, "nothing to train: none of its tokens is trained"))
         elif row.ids.size:
-            numbers.append(number)
-    usable_rows = [rows[number] for number in numbers]
-    trained = None
-    if any(row.trained is not None for row in usable_rows):
-        trained = np.concatenate(
-            [np.ones(row.ids.size, bool) if row.trained is None else row.trained for row in usable_rows]
-        )
-    return EncodedBatch(
-        np.concatenate([np.zeros(0, np.int64), *(row.ids for row in usable_rows)]).astype(dtype),
-        np.array([row.ids.size for row in usable_rows], np.uint32),
-        trained,
-        np.array(numbers, np.int64),
-        faults,
-        dropped,
-    )
+            out.add(number, row.ids, np.ones(row.ids.size, bool) if row.trained is None else row.trained)
+    batch = out.build(dtype)
+    has_mask = any(rows[number].trained is not None for number in out.numbers)
+    return batch if has_mask else replace(batch, mask=None)
 
 
 def hash_documents(documents: Sequence[Any]) -> NDArray[np.uint64]:
