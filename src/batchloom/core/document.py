@@ -57,7 +57,7 @@ class Records:
             self.offsets = [self.offsets[position] for position in positions]
 
     def convert(self, convert_value: Callable[[Any], Any], excerpt: Callable[[Any], str]) -> None:
-        """Convert the values; one that raises UnusableRecordError becomes a bad record with an excerpt."""
+        """Convert the values; an UnusableRecordError makes a bad record with an excerpt."""
         values, records, offsets = self.values, self.records, self.offsets
         self.values, self.records, self.offsets = [], [], []
         for value, record, offset in zip(values, records, offsets, strict=True):

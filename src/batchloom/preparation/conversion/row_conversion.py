@@ -436,7 +436,7 @@ class _RowConversion:
             )
 
     def _write(self, file: RowFile, quarantine: AtomicFile | None) -> None:
-        """Write all rows to ``file``, and bad records to ``quarantine``; without it, report the first ones."""
+        """Write all rows; write bad records to ``quarantine``, or report the first ones."""
         reported_count = 0
         for source, batch in self._iter_batches("convert"):
             file.write(batch, nan=source.kind in COLUMNAR_KINDS)
@@ -462,7 +462,7 @@ class _RowConversion:
             raise InputError(_describe_untabular(error)) from None
 
     def _iter_batches(self, phase: Phase) -> Iterator[tuple[Source, Records]]:
-        """Yield all records in order, as rows of the output, and count them; the caller may add bad ones."""
+        """Yield and count all records as rows of the output; the caller may add bad ones."""
         counters = self._counters = JobCounters(self._hear, self._max_bad, self._listing.bytes, phase)
         for source in prefetch_sources(self._listing.sources, lambda one: one):
             done = 0

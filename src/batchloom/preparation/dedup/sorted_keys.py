@@ -163,7 +163,7 @@ def iter_key_range(
 
 @contextlib.contextmanager
 def write_key_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of ``path`` on success, and is removed on failure."""
+    """Open a file that replaces ``path`` on success and is removed on failure."""
     with replace_file(path) as partial_path:
         try:
             with partial_path.open("wb") as file:

@@ -35,7 +35,7 @@ class TokenBytes(NamedTuple):
 def mark_tokens(
     tokens: TokenBytes, texts: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Mark the tokens that overlap ranges, which have a text, a start and a stop offset each [ranges].
+    """Mark the tokens that overlap ranges (text, start and stop offset) [ranges].
 
     Returns the mask [tokens] and, for each range, whether its first token begins before it and whether its last
     token ends after it.

@@ -126,9 +126,9 @@ def encode_conversations(
     rules: ChatRules,
     dtype: np.dtype[np.generic] = _UINT32,
 ) -> EncodedBatch:
-    """Encode conversations, each rendered once and verified; no token is added to the template's.
+    """Encode conversations, each rendered once and verified.
 
-    For every document the bytes of its ids equal its text, its control tokens are where the template wrote
+    No token is added to those of the template. For every document the bytes of its ids equal its text, its control tokens are where the template wrote
     them, and its trained tokens begin and end exactly at its trained turns. Otherwise the conversation is a fault.
     Batches of some thousands are fastest.
     """

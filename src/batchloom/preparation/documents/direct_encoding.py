@@ -27,7 +27,7 @@ DocumentNumbers = NDArray[np.int64]
 
 @final
 class DirectEncoder:
-    """Encoder of inputs without a store, in input order, as ``prepare`` would encode them."""
+    """Encoder of inputs without a store, in input order, like ``prepare``."""
 
     def __init__(
         self,

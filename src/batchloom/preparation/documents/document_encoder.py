@@ -74,7 +74,7 @@ class EncodeContext(DocumentEncoder):
 
     @property
     def rules(self) -> ReadRules:
-        """How sources are split and text files read."""
+        """Rules for splitting sources and reading text files."""
         return self.record_parsers.rules
 
     @property
