@@ -128,9 +128,9 @@ def encode_conversations(
 ) -> EncodedBatch:
     """Encode conversations, each rendered once and verified.
 
-    No token is added to those of the template. For every document the bytes of its ids equal its text, its control tokens are where the template wrote
-    them, and its trained tokens begin and end exactly at its trained turns. Otherwise the conversation is a fault.
-    Batches of some thousands are fastest.
+    No token is added to those of the template. For every document the bytes of its ids equal its text, its
+    control tokens are where the template wrote them, and its trained tokens begin and end exactly at its trained
+    turns. Otherwise the conversation is a fault. Batches of some thousands are fastest.
     """
     out = EncodedBatchBuilder()
     rendered_conversations: list[_RenderedConversation] = []

@@ -236,7 +236,7 @@ def encode_interleaved(
 def _encode_with_media(
     documents: Sequence[InterleavedText], encoder: ControlEncoder, faults: list[EncodeFault]
 ) -> dict[int, tuple[NDArray[np.uint32], NDArray[np.bool_], list[PlacedMedium]]]:
-    """Return ids, mask and media of the documents with media, and append to ``faults``."""
+    """Return ids, mask and media of documents with media; append others to ``faults``."""
     numbers: list[int] = []
     media_texts: list[MediaText] = []
     texts: list[RenderedText] = []
