@@ -134,8 +134,6 @@ def stream(
     """
     check_option_names("stream", options, StreamedOptions)
     request = make_request(inputs, {**options, "dedup": "none"}, recipe)
-    if steps is None:
-        raise SettingsError(["steps: missing; a stream has no fixed length"])
     if pool_size is None:
         pool_size = choose_lane_pool_size(media=request.recipe.reading.media is not None)
     spec = PlanSpec(
@@ -181,6 +179,8 @@ class StreamSettings:
     run: RunSettings = field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
+        if self.spec.steps is None:
+            raise SettingsError(["steps: missing; a stream has no fixed length"])
         if self.lanes is not None and (as_int(self.lanes) is None or self.lanes < 1):
             raise SettingsError([f"lanes: {quote_value(self.lanes)} is not a whole number of at least 1"])
         count = as_int(self.workers)
