@@ -3,7 +3,7 @@
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, final
@@ -31,7 +31,7 @@ from batchloom.preparation.imports.token_files import (
     open_token_file,
 )
 from batchloom.preparation.phases.finish import finish_plain_store, make_subset_entry, move_store
-from batchloom.preparation.phases.unit_shards import ShardSettings, SubsetWriter
+from batchloom.preparation.phases.unit_shards import SubsetWriter
 from batchloom.preparation.report.progress import Listener, Note, Phase, PrepareResult, Progress, log_note, make_result
 from batchloom.preparation.report.report import ReportedSource, read_report
 from batchloom.preparation.rerun import begin_or_refuse, check_output_folder, remove_leftover_work
@@ -170,13 +170,12 @@ def _link_path(path: Path, destination: Path, link_mode: str) -> None:
 
 
 def copy_shards(
-    settings: ShardSettings, files: Sequence[ImportedFile], membership: SubsetRule, read: ReadBatches
+    writers: Mapping[str, SubsetWriter], files: Sequence[ImportedFile], membership: SubsetRule, read: ReadBatches
 ) -> dict[str, list[ShardEntry]]:
     """Copy files, document by document, into shards.
 
     The hash of a ``train`` document chooses its subset; other documents keep theirs.
     """
-    writers = {name: SubsetWriter(settings, name, 0, 0) for name in SUBSETS}
     try:
         for part, imported_file in enumerate(files):
             for batch in read(imported_file):
@@ -514,11 +513,11 @@ class _ImportRun:
     def _copy(self, files: list[ImportedFile]) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
         dtype = choose_token_dtype("auto", self._vocab_size)
         membership = choose_subset_rule(files, self._spec.val_fraction, self._make_reader("read"))
-        everything = SubsetRule(0.0, 0.0)
-        settings = ShardSettings(
-            *(self._work.store, TOKEN_DTYPES[dtype], everything, everything, self._spec.tokens_per_shard)
-        )
-        shards = copy_shards(settings, files, membership, self._make_reader("write"))
+        writers = {
+            name: SubsetWriter(self._work.store / name, TOKEN_DTYPES[dtype], self._spec.tokens_per_shard)
+            for name in SUBSETS
+        }
+        shards = copy_shards(writers, files, membership, self._make_reader("write"))
         return dtype, {f"{value:032x}": name for value, name in membership.overrides}, shards
 
     def _make_reader(self, phase: Phase) -> ReadBatches:
