@@ -350,7 +350,7 @@ STORE = (
     # In a large remote store appended documents are read from the first generation's tokens.
     Mutant(
         "later-generation-offset-lost",
-        "store/read/remote_lengths.py",
+        "store/read/remote_store.py",
         "preceding_tokens = np.array([int(entry[1]) for entry in entries], np.int64) + self._tokens[block_layers]",
         "preceding_tokens = np.array([int(entry[1]) for entry in entries], np.int64)",
         ("store/test_remote_stores.py",),

@@ -272,7 +272,7 @@ def find_initial_generation(
     if number is None or number == newest.location.generation:
         return None
     # Reading the manifest raises GenerationError for a compacted generation before anything is built.
-    newest.reader.files.read_manifest(number)
+    newest.reader.read_manifest(number)
     _log_generation(number, newest, newest.location.name if newest.location.is_remote else data, ranks)
     return number
 

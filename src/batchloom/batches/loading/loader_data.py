@@ -57,12 +57,12 @@ def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) ->
         return
     if saved_fingerprint == store.fingerprint or store.manifest is None or not store.location.on_disk:
         return
-    newest = store.reader.files.read_manifest()
+    newest = store.reader.read_manifest()
     number = find_generation(newest, store.split, saved_fingerprint, store.contents.media)
     if number is None:
         return
     # Raises GenerationError if the generation was compacted away.
-    store.reader.files.read_manifest(number)
+    store.reader.read_manifest(number)
     raise StateError(
         f"The state was made on generation {number} of {store.location.name}, but generation "
         f"{store.location.generation} is open. To resume exactly, give open_store({store.location.name!r}, "

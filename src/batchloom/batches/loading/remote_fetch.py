@@ -107,7 +107,7 @@ class RemotePrefetcher:
     ) -> None:
         self._stores, self._blocks, self._rows, self._sizes = stores, blocks, rows, sizes
         readers = [(store.reader, store.dtype.itemsize) for store in stores if isinstance(store.reader, RemoteSubset)]
-        self._limit = min(reader.settings.limit for reader, _ in readers)
+        self._limit = min(reader.cache_limit for reader, _ in readers)
         self._itemsize = max(reader.bytes_a_token for reader, _ in readers)
         # Tokens that fit the cache, to look ahead, and to fetch together; fewer if media are fetched, too.
         self._room = self._limit // self._itemsize

@@ -21,11 +21,13 @@ from batchloom.core.files import release_pages
 from batchloom.remote import BLOCK_BYTES
 from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wrong_format_error, map_file_with_header
+from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wrong_format_error, read_header
 
 MAGIC = b"BLMSUMS\x00"
 # A checksum alone, or a checksum followed by the number of tokens before the block.
 PLAIN_ENTRY_BYTES, COUNTED_ENTRY_BYTES = 8, 16
+# Checksums of a .bin that one root checksum covers.
+ENTRIES_PER_BLOCK = BLOCK_BYTES // PLAIN_ENTRY_BYTES
 _CHUNK_BYTES = 8 << 20
 
 ChecksumArray = NDArray[np.uint64]
@@ -146,41 +148,32 @@ def parse_root_checksums(
 
 @final
 class ChecksumFile:
-    """A mapped ``.sums`` file; entries are verified once, at their first read."""
+    """A mapped ``.sums`` file of a ``.bin``.
 
-    def __init__(self, path: Path, root_checksums: ChecksumArray, entries: NDArray[np.uint8], width: int) -> None:
-        self.path, self._root_checksums, self._raw, self._width = (path, root_checksums, entries, width)
-        self._entries: ChecksumArray = entries.view("<u8").reshape(-1, width // 8)
-        self._verified_blocks = np.zeros(len(root_checksums), bool)
+    Attributes:
+        entries: checksums of all blocks, as Python ints; trustworthy after :meth:`verify_entry`.
+        verified: flag of each 4 KiB of the entries.
+    """
 
-    def read_checksums(self, first: int, stop: int) -> ChecksumArray:
-        """Return the checksums of blocks ``first`` to ``stop - 1``, u64."""
-        start, end = first * self._width // BLOCK_BYTES, -(-stop * self._width // BLOCK_BYTES)
-        if not self._verified_blocks[start:end].all():
-            checksums = compute_block_checksums(self._raw[start * BLOCK_BYTES : end * BLOCK_BYTES].data)
-            if not np.array_equal(checksums, self._root_checksums[start:end]):
-                raise StoreError(f"{self.path}: checksum differs from the manifest's. {CHECK_REMEDY}")
-            self._verified_blocks[start:end] = True
-        return self._entries[first:stop, 0]
+    def __init__(self, path: Path, root_checksums: ChecksumArray, data: memoryview) -> None:
+        self.path, self._root_checksums, self._data = path, root_checksums, data
+        self.entries = data.cast("Q")
+        self.verified = bytearray(len(root_checksums))
 
-    @property
-    def entries(self) -> memoryview:
-        """Checksums of all blocks of a ``.bin`` as Python ints.
-
-        They are unverified until :meth:`read_checksums` has read them.
-        """
-        return self._raw.data.cast("Q")
-
-    @property
-    def preceding_tokens(self) -> ChecksumArray:
-        """Tokens before each block, u64 [N]."""
-        return self._entries[:, 1]
+    def verify_entry(self, block: int) -> None:
+        """Verify the 4 KiB of entries that hold the checksum of a block."""
+        number = block // ENTRIES_PER_BLOCK
+        data = self._data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
+        if xxhash.xxh3_64_intdigest(data) != self._root_checksums[number]:
+            raise StoreError(f"{self.path}: checksum differs from the manifest's. {CHECK_REMEDY}")
+        self.verified[number] = 1
 
 
-def map_checksum_file(path: Path, expected_checksum: str, size: int, width: int = PLAIN_ENTRY_BYTES) -> ChecksumFile:
-    """Map the ``.sums`` file of a file of ``size`` bytes."""
-    view, count, header_width = map_file_with_header(path, MAGIC)
-    if header_width != width:
+def map_checksum_file(path: Path, expected_checksum: str, size: int) -> ChecksumFile:
+    """Map the ``.sums`` file of a ``.bin`` of ``size`` bytes."""
+    view = map_file(path)
+    count, width = read_header(view, path, MAGIC)
+    if width != PLAIN_ENTRY_BYTES:
         raise make_wrong_format_error(path)
     head = count_header_bytes(size, width)
     if count != count_entries(size) or len(view) != head + count * width:
@@ -191,4 +184,4 @@ def map_checksum_file(path: Path, expected_checksum: str, size: int, width: int 
     root_checksums = parse_root_checksums(view[:head], expected_checksum, size, width)
     if root_checksums is None:
         raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK_REMEDY}")
-    return ChecksumFile(path, root_checksums, np.frombuffer(view, np.uint8, offset=head), width)
+    return ChecksumFile(path, root_checksums, view[head:])

@@ -707,10 +707,3 @@ def _list_preference_faults(manifest: Manifest) -> list[str]:
         for shard in subset.shards
         if (shard.pairs is not None) != has_preferences
     ]
-
-
-def read_recorded_weights(manifest: Manifest | None) -> tuple[tuple[str, float], ...]:
-    """Return the (input, weight) pairs of inputs that were given a weight."""
-    sources = manifest.sources if manifest else ()
-    weights = {(source.dataset or source.name): source.weight for source in sources if source.weight is not None}
-    return tuple(weights.items())

@@ -154,13 +154,3 @@ def make_part_table(sources: Sequence[SourceEntry]) -> PartTable:
     firsts = np.cumsum(sizes) - sizes
     first = all_before[np.minimum(firsts, max(len(records) - 1, 0))] if len(records) else firsts
     return PartTable(sources, numbers, records, all_before - np.repeat(first, sizes))
-
-
-def check_known_parts(provenance: ProvenanceTable, sources: Sequence[SourceEntry], store: Path) -> ProvenanceTable:
-    """Return ``provenance`` after checking that the manifest lists all its parts."""
-    if len(provenance) and int(provenance.parts.max()) >= sum(len(source.parts) for source in sources):
-        raise StoreError(
-            f"{store}: a document names a part of its sources that the manifest does not list. The store is "
-            "damaged: run batchloom check on it."
-        )
-    return provenance

@@ -26,14 +26,6 @@ _NO_LIMIT = 1 << 32
 _REMOVED_MAGIC = b"BLMGONE\x00"
 
 
-def make_span_error(store_path: object, document: int, tokens: int, stop: int) -> StoreError:
-    """Build the error for a span that ends beyond its document."""
-    return StoreError(
-        f"Document {document} of {store_path} has {tokens} tokens, and a span of it ends at {stop}: the plan "
-        "belongs to another store, or the store was changed. Open it again."
-    )
-
-
 @final
 class StoreLengths:
     """Document lengths of a subset: one aligned array per generation.

@@ -12,10 +12,8 @@ from batchloom.core.errors import InputError
 from batchloom.core.settings import quote_value, suggest
 from batchloom.store.format.provenance import DocumentProvenance, make_part_table
 from batchloom.store.format.shard_sidecars import PairIndex
-from batchloom.store.format.store_lengths import StoreLengths, mask_removed
-from batchloom.store.read.remote_lengths import RemoteLengths
+from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
-from batchloom.store.read.subset_reader import FilteredLengths
 
 _MAX_DOCUMENTS = 1 << 14
 _MAX_TOKENS = 1 << 20
@@ -181,19 +179,11 @@ def find_documents(store: Store, file: str, record: int) -> list[int]:
     parts = np.flatnonzero((part_table.numbers == number) & (part_table.preceding_records <= record))
     part = int(parts[part_table.preceding_records[parts] == part_table.preceding_records[parts].max()][-1])
     part_record = record - int(part_table.preceding_records[part])
-    layers, record_key = _layer_bounds(store), (part << _RECORD_BITS) + part_record
+    record_key = (part << _RECORD_BITS) + part_record
     documents: list[int] = []
-    for start, stop in pairwise(layers):
+    for start, stop in pairwise([0, *np.cumsum(store.lengths.layers).tolist()]):
         documents += _find_in_layer(store, start, stop, record_key)
     return documents
-
-
-def _layer_bounds(store: Store) -> list[int]:
-    """Return the first document of each layer, and the number of documents."""
-    lengths = store.lengths
-    if isinstance(lengths, StoreLengths | RemoteLengths | FilteredLengths):
-        return [0, *np.cumsum(lengths.layers).tolist()]
-    return [0, lengths.size]
 
 
 def _find_in_layer(store: Store, start: int, stop: int, record_key: int) -> list[int]:

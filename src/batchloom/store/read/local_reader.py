@@ -1,7 +1,7 @@
 """Reader of a local subset or a bare Megatron prefix."""
 
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 import xxhash
@@ -10,150 +10,94 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError
 from batchloom.core.files import read_regular_file
 from batchloom.remote import BLOCK_BYTES
-from batchloom.store.format.block_checksums import PLAIN_ENTRY_BYTES, ChecksumFile, map_checksum_file
-from batchloom.store.format.layout import SMALL_FILE_LIMIT, compute_checksum
-from batchloom.store.format.manifest import Manifest, SubsetEntry, compute_subset_fingerprint, read_manifest
+from batchloom.store.format.block_checksums import ENTRIES_PER_BLOCK, ChecksumFile, map_checksum_file
+from batchloom.store.format.layout import SMALL_FILE_LIMIT, TOKEN_DTYPES, compute_checksum
+from batchloom.store.format.manifest import Manifest, SubsetEntry, read_manifest
 from batchloom.store.format.media_index import MediaRows, map_media, read_blob
 from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.provenance import ProvenanceTable, check_known_parts, map_provenance
+from batchloom.store.format.provenance import ProvenanceTable, map_provenance
 from batchloom.store.format.shard_sidecars import CHECK_REMEDY, LossMask, PairIndex, map_mask, map_pair_index
-from batchloom.store.format.store_lengths import map_removed
+from batchloom.store.format.store_lengths import StoreLengths, map_lengths, map_removed
 from batchloom.store.read.mapped_shards import (
     MappedShards,
+    ShardLocation,
     ShardTable,
     compute_mapped_limit,
     compute_prefix_fingerprint,
-    list_masked_shards,
+    map_prefix,
 )
-from batchloom.store.read.subset_reader import (
-    FilteredLengths,
-    LengthReader,
-    SubsetMasks,
-    all_trained,
-    fill_removed,
-    load_stored_tokenizer,
-    refuse_ranges_beyond,
-    refuse_unlike_count,
-)
-from batchloom.tokens import Tokenizer
-
-Ids = NDArray[np.int64]
-# Number of .sums entries that one root checksum covers.
-ENTRIES = BLOCK_BYTES // PLAIN_ENTRY_BYTES
-
-
-class _Mapped(NamedTuple):
-    """A mapped shard: its bytes, block checksums, and flags of the verified entries."""
-
-    data: memoryview
-    entries: memoryview
-    checksum_file: ChecksumFile
-    verified_entries: bytearray
-
-
-def name_shard_file(table: ShardTable, shard: int, suffix: str) -> Path:
-    stem = table.locations[shard].stem
-    return stem.with_name(stem.name + suffix)
+from batchloom.store.read.subset_reader import Ids, SubsetReader, refuse_ranges_beyond
 
 
 @final
-class LocalFiles:
-    """``StoreFiles`` of a local subset."""
+class LocalReader(SubsetReader):
+    """Reader of mapped files, with optional verification as they are read.
 
-    def __init__(self, path: Path, manifest: Manifest | None, table: ShardTable) -> None:
-        self._path, self._manifest, self.table = path, manifest, table
+    Args:
+        path: folder of the store, or the bare prefix.
+        split: name of the subset; ``""`` for a prefix.
+        manifest: the store's manifest; None for a prefix.
+        verify: as of ``open_store``.
+    """
 
-    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
-        provenance = map_provenance(name_shard_file(self.table, shard, ".docs"))
-        refuse_unlike_count(provenance, self.table, shard)
-        sources = self._manifest.sources if self._manifest else ()
-        return check_known_parts(provenance if rows is None else provenance.take(rows), sources, self._path)
+    def __init__(self, path: Path, split: str, manifest: Manifest | None, verify: str = "off") -> None:
+        self._path = path
+        self._checks: FirstRead | None = None
+        if manifest is None:
+            shard, counts = map_prefix(path)
+            dtype, lengths, removed = shard.tokens.dtype, StoreLengths(counts), np.empty(0, np.int64)
+            locations = [ShardLocation(path, lengths.size, shard.tokens.nbytes, shard)]
+        else:
+            entry, folder = manifest.subsets[split], path / split
+            if verify != "off":
+                self._checks = FirstRead(folder, entry, always=verify == "full")
+            dtype, lengths, removed = (
+                TOKEN_DTYPES[manifest.dtype],
+                map_lengths(folder, entry),
+                map_removed(folder, entry),
+            )
+            locations = [ShardLocation(folder / shard.name, shard.documents, shard.bytes) for shard in entry.shards]
+        super().__init__(str(path), manifest, split, ShardTable(locations), dtype, lengths=lengths, removed=removed)
+        self._shift = dtype.itemsize.bit_length() - 1
+        self._shards = MappedShards(self.table, dtype, lengths.slice)
+        if self._checks is not None:
+            self._limit = compute_mapped_limit(len(locations), 4 + bool(self._masked_shards))
+        self.limit_mapped(self._limit)
 
-    def sides(self, shard: int) -> PairIndex:
-        preferences = self._manifest.preferences if self._manifest else ""
-        documents = self.table.locations[shard].documents
-        return map_pair_index(name_shard_file(self.table, shard, ".pairs"), documents, preferences)
+    def _list_masked_shards(self) -> frozenset[int]:
+        if self.manifest is None:
+            return frozenset([0] if self._name_file(0, ".mask").is_file() else [])
+        return super()._list_masked_shards()
 
-    def media(self, shard: int) -> MediaRows:
-        return map_media(name_shard_file(self.table, shard, ".media"), self.table.locations[shard].documents)
-
-    def blob(self, shard: int, begin: int, size: int) -> bytes:
-        return read_blob(name_shard_file(self.table, shard, ".blobs"), begin, size)
-
-    def file(self, name: str) -> bytes:
-        return read_regular_file(self._path / name, SMALL_FILE_LIMIT)
-
-    def read_tokenizer(self) -> Tokenizer:
-        if self._manifest is None:
-            raise StoreError(f"{self._path} is a bare Megatron prefix: it does not say which tokenizer made it.")
-        return load_stored_tokenizer(self.file, str(self._path), self._manifest.tokenizer)
-
-    def read_manifest(self, generation: int | None = None) -> Manifest:
-        return read_manifest(self._path, generation)
-
-
-@final
-class LocalReader:
-    """``SubsetReader`` of mapped files, with optional verification as they are read."""
-
-    is_fully_cached = True
-    fetched_bytes = 0
-
-    def __init__(
-        self,
-        path: Path,
-        split: str,
-        manifest: Manifest | None,
-        lengths: LengthReader,
-        shards: MappedShards,
-        checks: "FirstRead | None" = None,
-    ) -> None:
-        self._path, self._split, self._manifest = path, split, manifest
-        self.lengths, self._shards, self._checks = lengths, shards, checks
-        self.table: ShardTable = shards.table
-        self.files = LocalFiles(path, manifest, self.table)
-        self.dtype = shards.dtype
-        self._shift = self.dtype.itemsize.bit_length() - 1
-        self.tokens = sum(location.bytes for location in self.table.locations) // self.dtype.itemsize
-        self.end_id = manifest.tokenizer.end_id if manifest else 0
-        entry = manifest.subsets.get(split) if manifest else None
-        self.removed = map_removed(path / split, entry) if entry else np.empty(0, np.int64)
-        masked = list_masked_shards(manifest, split, self.table.locations)
-        files = 2 + bool(masked) + 2 * (checks is not None)
-        limit = compute_mapped_limit(len(self.table.locations), files)
-        self._masks = SubsetMasks(masked, self.removed, self._load_mask, limit)
-        self.masked = self._masks.masked
-        self.limit_mapped(limit)
-
-    @property
-    def trained_tokens(self) -> int:
-        if self._manifest is None:
-            return self._masks.get_mask(0).count() if self._masks.shards else self.tokens
-        return self._manifest.subsets[self._split].trained_tokens
-
-    @property
-    def fingerprint(self) -> str:
-        if self._manifest is None:
-            return compute_prefix_fingerprint(self._path, self.dtype, masked=self.masked)
-        return compute_subset_fingerprint(self._manifest, self._split)
+    def _name_file(self, shard: int, suffix: str) -> Path:
+        stem = self.table.locations[shard].stem
+        return stem.with_name(stem.name + suffix)
 
     @property
     def mapped(self) -> MappedShards | None:
         return None if self._checks is not None or self.removed.size else self._shards
 
-    def limit_mapped(self, shards: int) -> None:
-        limit = min(self._shards.limit, shards)
-        self._shards.limit = self._masks.limit = limit
-        if self._checks is not None:
-            self._checks.max_mapped = limit
+    @property
+    def trained_tokens(self) -> int:
+        """Number of trained tokens of the subset."""
+        return self._get_mask(0).count() if self.manifest is None and self.masked else super().trained_tokens
 
-    def for_lengths(self, lengths: FilteredLengths) -> "LocalReader":
-        shards = self._shards.unmapped()
-        return LocalReader(self._path, self._split, self._manifest, lengths, shards, self._checks)
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the subset's content; of the edges of its files for a prefix."""
+        if self.manifest is None:
+            return compute_prefix_fingerprint(self._path, self.dtype, masked=self.masked)
+        return super().fingerprint
+
+    def limit_mapped(self, shards: int) -> None:
+        super().limit_mapped(shards)
+        self._shards.limit = self._limit
+        if self._checks is not None:
+            self._checks.max_mapped = self._limit
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
         stops = starts + lengths
-        refuse_ranges_beyond(self.lengths, documents, stops, self._path)
+        refuse_ranges_beyond(self.lengths, documents, stops, self.name)
         mapped, shift = self._shards, self._shift
         opened = mapped.opened
         shards = self.table.shards_of(documents)
@@ -178,36 +122,49 @@ class LocalReader:
         if checks is not None and begins:
             byte_offsets = (np.array(begins) + starts) << shift
             checks.verify_spans(shards, byte_offsets, lengths << shift)
-        return fill_removed(views, documents, self.removed, self.end_id)
+        return self._fill_removed(views, documents)
 
     def document(self, number: int, length: int) -> NDArray[np.generic]:
-        if self._checks is not None or self.removed.size:
-            return self.read(np.array([number]), np.zeros(1, np.int64), np.array([length]))[0]
+        if self.mapped is None:
+            return super().document(number, length)
         shard, row = self.table.find(number)
-        pointers, tokens = self._shards.opened[shard] or self._shards.map(shard)
+        pointers, tokens = self._shards.map(shard)
         begin = pointers[row] >> self._shift
         return tokens[begin : begin + length]
 
-    def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
-        if not self.masked:
-            return all_trained(lengths)
-        shards = self.table.shards_of(documents)
+    def _find_begins(self, documents: Ids, shards: Ids) -> Ids:
         begins = np.zeros(len(documents), np.int64)
         rows = documents - self.table.starts[shards]
         for index, (shard, row) in enumerate(zip(shards.tolist(), rows.tolist(), strict=True)):
-            if shard in self._masks.shards:
-                pointers, _ = self._shards.opened[shard] or self._shards.map(shard)
-                begins[index] = pointers[row] >> self._shift
-        return self._masks.read(documents, shards, begins + starts, lengths)
+            if shard in self._masked_shards:
+                begins[index] = self._shards.map(shard).pointers[row] >> self._shift
+        return begins
 
     def _load_mask(self, shard: int) -> LossMask:
         if self._checks is not None:
             self._checks.verify_mask(shard)
         tokens = self.table.locations[shard].bytes // self.dtype.itemsize
-        return map_mask(name_shard_file(self.table, shard, ".mask"), tokens)
+        return map_mask(self._name_file(shard, ".mask"), tokens)
 
-    def fetch(self, documents: Ids, block: int = 1) -> None:
-        """Do nothing: there is nothing to fetch."""
+    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
+        provenance = self._check_provenance(map_provenance(self._name_file(shard, ".docs")), shard)
+        return self._check_parts(provenance if rows is None else provenance.take(rows))
+
+    def sides(self, shard: int) -> PairIndex:
+        preferences = self.manifest.preferences if self.manifest else ""
+        return map_pair_index(self._name_file(shard, ".pairs"), self.table.locations[shard].documents, preferences)
+
+    def media(self, shard: int) -> MediaRows:
+        return map_media(self._name_file(shard, ".media"), self.table.locations[shard].documents)
+
+    def blob(self, shard: int, begin: int, size: int) -> bytes:
+        return read_blob(self._name_file(shard, ".blobs"), begin, size)
+
+    def file(self, name: str) -> bytes:
+        return read_regular_file(self._path / name, SMALL_FILE_LIMIT)
+
+    def read_manifest(self, generation: int | None = None) -> Manifest:
+        return read_manifest(self._path, generation)
 
 
 @final
@@ -225,7 +182,7 @@ class FirstRead:
         # Untouched pages of the zeroed array take no memory.
         self._verified_blocks = np.zeros(int(blocks.sum()), bool)
         self._verified_blocks[self._bases + blocks - 1] = True
-        self._shards: dict[int, _Mapped] = {}
+        self._shards: dict[int, tuple[memoryview, ChecksumFile]] = {}
         self._verified_shards: set[int] = set()
         for name, layer in zip(subset.length_files, subset.all_layers, strict=True):
             self._verify_file(folder / name, layer.lengths)
@@ -275,18 +232,17 @@ class FirstRead:
             mapped = shards.get(shard) or self._map(shard)
             if mapped is None:
                 continue
-            data, entries, checksum_file, verified_entries = mapped
-            if not verified_entries[block // ENTRIES]:
-                checksum_file.read_checksums(block, block + 1)
-                verified_entries[block // ENTRIES] = 1
-            if digest(data[BLOCK_BYTES * block : BLOCK_BYTES * block + BLOCK_BYTES]) != entries[block]:
+            data, checksums = mapped
+            if not checksums.verified[block // ENTRIES_PER_BLOCK]:
+                checksums.verify_entry(block)
+            if digest(data[BLOCK_BYTES * block : BLOCK_BYTES * block + BLOCK_BYTES]) != checksums.entries[block]:
                 name = self._subset.shards[shard].name
                 raise StoreError(
                     f"{self._folder / name}.bin: bytes {BLOCK_BYTES * block:,} to {BLOCK_BYTES * (block + 1):,} do not "
                     f"match its checksums; it was changed or damaged. {CHECK_REMEDY}"
                 )
 
-    def _map(self, shard: int) -> "_Mapped | None":
+    def _map(self, shard: int) -> tuple[memoryview, ChecksumFile] | None:
         """Map a shard; None for an older store, whose file is verified completely, once."""
         entry = self._subset.shards[shard]
         path = self._folder / f"{entry.name}.bin"
@@ -296,13 +252,12 @@ class FirstRead:
                 self._verified_shards.add(shard)
             return None
         data = map_file(path)
-        checksum_file = map_checksum_file(self._folder / f"{entry.name}.sums", entry.sums, len(data))
         if len(self._shards) >= self.max_mapped:
             self._shards.pop(next(iter(self._shards)))
-        mapped = _Mapped(
-            data, checksum_file.entries, checksum_file, bytearray(-(-len(checksum_file.entries) // ENTRIES))
+        mapped = self._shards[shard] = (
+            data,
+            map_checksum_file(self._folder / f"{entry.name}.sums", entry.sums, len(data)),
         )
-        self._shards[shard] = mapped
         return mapped
 
     def _verify_file(self, path: Path, expected_checksum: str) -> None:

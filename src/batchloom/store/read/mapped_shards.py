@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.store.format.layout import compute_checksum
-from batchloom.store.format.manifest import Manifest
 from batchloom.store.format.megatron_index import MegatronIndex, map_file, map_index
 
 _CHUNK_DOCUMENTS = 1 << 20
@@ -97,10 +96,6 @@ class MappedShards:
             if len(self._order) > self.limit:
                 self.opened[self._order.popleft()] = None
         return shard
-
-    def unmapped(self) -> "MappedShards":
-        """Return a copy with no shard mapped."""
-        return MappedShards(self.table, self.dtype, self._lengths)
 
 
 def map_shard(location: ShardLocation, dtype: np.dtype[np.generic], lengths: NDArray[np.uint32]) -> MappedShard:
@@ -268,12 +263,3 @@ def compute_mapped_limit(shards: int, files: int) -> int:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = (soft - _SPARE_FILES) // files if soft > 0 else _MAX_MAPPED
     return min(max(16, room), _MAX_MAPPED)
-
-
-def list_masked_shards(manifest: Manifest | None, split: str, locations: Sequence[ShardLocation]) -> frozenset[int]:
-    """Return the numbers of the shards with a ``.mask``."""
-    if manifest is None:
-        stem = locations[0].stem
-        return frozenset([0] if stem.with_name(stem.name + ".mask").is_file() else [])
-    shards = manifest.subsets[split].shards
-    return frozenset(number for number, shard in enumerate(shards) if shard.mask is not None)

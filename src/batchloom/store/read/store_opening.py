@@ -2,29 +2,24 @@
 
 import contextlib
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from batchloom.core.addresses import is_url, redact_url as address, strip_file_scheme
+from batchloom.core.addresses import is_url, redact_url, strip_file_scheme
 from batchloom.core.errors import InputError, SettingsError, StoreError
 from batchloom.core.files import describe_os_error, refuse_url
-from batchloom.core.settings import as_int, quote_value
-from batchloom.core.synthetic_data import SYNTHETIC, parse_synthetic_spec
-from batchloom.store.format.layout import MANIFEST_NAME, SUBSETS, TOKEN_DTYPES, make_missing_store_error
-from batchloom.store.format.manifest import Manifest, SubsetEntry, read_manifest
-from batchloom.store.format.store_lengths import StoreLengths, map_lengths
-from batchloom.store.read.local_reader import FirstRead, LocalReader
-from batchloom.store.read.mapped_shards import MappedShards, ShardLocation, ShardTable, map_prefix
-from batchloom.store.read.remote_store import (
-    CACHE_LIMIT,
-    VERIFY_MODES,
-    RemoteStoreSettings,
-    RemoteSubset,
-    VerifyMode,
-    open_remote_manifest,
-)
+from batchloom.core.settings import as_int, quote_value, raise_problems
+from batchloom.core.synthetic_data import DUMMY, SYNTHETIC, parse_synthetic_spec
+from batchloom.store.format.layout import MANIFEST_NAME, SUBSETS, make_missing_store_error
+from batchloom.store.format.manifest import Manifest, read_manifest
+from batchloom.store.read.local_reader import LocalReader
+from batchloom.store.read.remote_store import VERIFY_MODES, RemoteSubset, VerifyMode, open_remote_manifest
 from batchloom.store.read.store_reader import Store, StoreLocation
 from batchloom.store.read.stored_media import filter_by_media, normalize_media_filter
 from batchloom.store.read.synthetic_store import SUBSET, SyntheticReader, is_synthetic
+
+_CACHE_LIMIT = 50 * 10**9
 
 
 def open_store(
@@ -68,27 +63,29 @@ def open_store(
         normalize_media_filter(media)
         store = open_store(path, split, generation=generation, cache=cache, cache_limit=cache_limit, verify=verify)
         return filter_by_media(store, media)
-    if generation is not None and as_int(generation) is None:
-        raise SettingsError([f"generation: {quote_value(generation)} is not the number of a generation"])
-    path_or_url = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(path_or_url, str):
+    location = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(location, str):
         raise InputError(
             f"{quote_value(path)} is not the location of a store: give the path or the URL of its folder, as a string."
         )
-    if is_url(path_or_url):
-        settings = RemoteStoreSettings(
-            cache=None if cache is None else _resolve_cache_folder(cache),
-            limit=CACHE_LIMIT if cache_limit is None else cache_limit,
-            verify="first-read" if verify is None else verify,
-        )
-        return _open_remote(path_or_url, split, generation, settings)
-    refuse_url(path, "The store")
-    path = strip_file_scheme(path_or_url)
-    if cache is not None or cache_limit is not None:
-        raise SettingsError([f"cache: only remote stores are cached, and {path} is not a URL"])
+    is_remote = is_url(location)
+    if not is_remote:
+        refuse_url(path, "The store")
+        location = strip_file_scheme(location)
+    problems = []
+    if generation is not None and as_int(generation) is None:
+        problems.append(f"generation: {quote_value(generation)} is not the number of a generation")
     if verify is not None and verify not in VERIFY_MODES:
-        raise SettingsError([f"verify: {quote_value(verify)} is not one of {', '.join(VERIFY_MODES)}"])
-    return _open_local(path, split, generation, verify or "off")
+        problems.append(f"verify: {quote_value(verify)} is not one of {', '.join(VERIFY_MODES)}")
+    if not is_remote and (cache is not None or cache_limit is not None):
+        problems.append(f"cache: only remote stores are cached, and {location} is not a URL")
+    elif cache_limit is not None and (as_int(cache_limit) or 0) < 1:
+        problems.append(f"cache_limit: {quote_value(cache_limit)} is not a number of bytes above 0")
+    raise_problems(problems)
+    if not is_remote:
+        return _open_local(location, split, generation, verify or "off")
+    cache_folder = None if cache is None else _resolve_cache_folder(cache)
+    return _open_remote(location, split, generation, cache_folder, cache_limit or _CACHE_LIMIT, verify or "first-read")
 
 
 def _resolve_cache_folder(cache: object) -> Path:
@@ -112,95 +109,58 @@ def _open_local(path: str, split: str, generation: int | None, verify: VerifyMod
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {describe_os_error(error)}.") from error
     if is_folder:
-        return _open_folder(folder, split, generation, verify)
+        manifest = read_manifest(folder, generation)
+        _refuse_missing_subset(manifest, split, folder)
+        options = {"generation": manifest.generation} | ({} if verify == "off" else {"verify": verify})
+        return Store(folder, LocalReader(folder, split, manifest, verify), _locate(str(folder), options))
     spec = None if is_prefix or is_there else parse_synthetic_spec(path)
-    if generation is not None and (is_prefix or spec):
+    if not is_prefix and spec is None:
+        raise make_missing_store_error(Path(path))
+    if generation is not None:
         raise SettingsError([f"generation: only stores have generations, and {path} is not a store"])
-    if verify != "off" and (is_prefix or spec):
+    if verify != "off":
         raise SettingsError([f"verify: only stores have checksums, and {path} is not a store"])
-    if is_prefix:
-        return _open_prefix(stem)
-    if spec:
-        return _open_synthetic(SyntheticReader(spec), split)
-    raise make_missing_store_error(Path(path))
+    if spec is None:
+        refuse_standalone_shard(stem)
+        return Store(stem, LocalReader(stem, "", None), _locate(str(stem), {}))
+    if split != SUBSET:
+        raise InputError(
+            f"{spec.spec_string} has no subset {split!r}; it has: {SUBSET}. Another seed gives other data: "
+            f"{spec.name}:seed={spec.seed + 1}"
+        )
+    location = replace(_locate(spec.spec_string, {}), on_disk=False, replicated=spec.name == DUMMY)
+    return Store(Path(spec.spec_string), SyntheticReader(spec), location)
 
 
-def _open_folder(folder: Path, split: str, generation: int | None, verify: VerifyMode) -> Store:
-    manifest = read_manifest(folder, generation)
-    entry = _get_subset_entry(manifest, split, folder)
-    subset_folder = folder / split
-    checks = None if verify == "off" else FirstRead(subset_folder, entry, always=verify == "full")
-    lengths = map_lengths(subset_folder, entry)
-    shard_locations = [
-        ShardLocation(subset_folder / shard.name, shard.documents, shard.bytes) for shard in entry.shards
-    ]
-    shards = MappedShards(ShardTable(shard_locations), TOKEN_DTYPES[manifest.dtype], lengths.slice)
-    reader = LocalReader(folder, split, manifest, lengths, shards, checks)
-    options = {"generation": manifest.generation}
-    location = StoreLocation(
-        address=str(folder),
-        name=str(folder),
-        options=options if checks is None else {**options, "verify": verify},
-        open=open_store,
-    )
-    return Store(folder, split, manifest, location, reader)
+def _locate(address: str, options: dict[str, Any]) -> StoreLocation:
+    return StoreLocation(address=address, name=address, options=options, open=open_store)
 
 
-def _open_remote(url: str, split: str, generation: int | None, settings: RemoteStoreSettings) -> Store:
+def _open_remote(
+    url: str, split: str, generation: int | None, cache: Path | None, cache_limit: int, verify: VerifyMode
+) -> Store:
     manifest = open_remote_manifest(url, generation)
-    _get_subset_entry(manifest, split, address(url))
-    reader = RemoteSubset(url, split, manifest, settings)
-    location = StoreLocation(
-        address=reader.url,
-        name=address(reader.url),
-        options={
-            "generation": manifest.generation,
-            "cache": None if settings.cache is None else str(settings.cache),
-            "cache_limit": settings.limit,
-            "verify": settings.verify,
-        },
-        open=open_store,
-        is_remote=True,
-    )
-    return Store(Path(address(url)), split, manifest, location, reader)
+    _refuse_missing_subset(manifest, split, redact_url(url))
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache or home / "batchloom" / "blocks"
+    reader = RemoteSubset(url, split, manifest, cache=folder, cache_limit=cache_limit, verify=verify)
+    options = {
+        "generation": manifest.generation,
+        "cache": None if cache is None else str(cache),
+        "cache_limit": cache_limit,
+        "verify": verify,
+    }
+    location = StoreLocation(address=reader.url, name=reader.name, options=options, open=open_store, is_remote=True)
+    return Store(Path(redact_url(url)), reader, location)
 
 
-def _get_subset_entry(manifest: Manifest, split: str, store_path: Path | str) -> SubsetEntry:
+def _refuse_missing_subset(manifest: Manifest, split: str, store_path: Path | str) -> None:
     available_subsets = [name for name in SUBSETS if name in manifest.subsets and manifest.subsets[name].documents]
     if split not in available_subsets:
         raise InputError(
             f"{store_path} has no documents in subset {quote_value(split)}; it has: "
             f"{', '.join(available_subsets) or 'none'}."
         )
-    return manifest.subsets[split]
-
-
-def _open_synthetic(reader: SyntheticReader, split: str) -> Store:
-    if split != SUBSET:
-        raise InputError(
-            f"{reader.spec.spec_string} has no subset {split!r}; it has: {SUBSET}. Another seed gives other data: "
-            f"{reader.spec.name}:seed={reader.spec.seed + 1}"
-        )
-    location = StoreLocation(
-        address=str(Path(reader.spec.spec_string)),
-        name=str(Path(reader.spec.spec_string)),
-        options={},
-        open=open_store,
-        on_disk=False,
-        replicated=reader.replicated,
-    )
-    return Store(Path(reader.spec.spec_string), split, reader.manifest, location, reader)
-
-
-def _open_prefix(stem: Path) -> Store:
-    refuse_standalone_shard(stem)
-    shard, counts = map_prefix(stem)
-    lengths = StoreLengths(counts)
-    table = ShardTable([ShardLocation(stem, lengths.size, shard.tokens.nbytes, shard)])
-    shards = MappedShards(table, shard.tokens.dtype, lengths.slice)
-    reader = LocalReader(stem, "", None, lengths, shards)
-    location = StoreLocation(address=str(stem), name=str(stem), options={}, open=open_store)
-    return Store(stem, "", None, location, reader)
 
 
 def refuse_standalone_shard(stem: Path) -> None:

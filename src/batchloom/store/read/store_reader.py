@@ -15,12 +15,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.settings import as_int, quote_value
-from batchloom.store.format.manifest import (
-    Manifest,
-    compute_filtered_fingerprint,
-    find_generation,
-    read_recorded_weights,
-)
+from batchloom.store.format.manifest import compute_filtered_fingerprint, find_generation
 from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable, make_part_table
 from batchloom.store.format.shard_sidecars import PairIndex, PreferenceKind
 from batchloom.store.format.store_lengths import mask_removed
@@ -76,12 +71,10 @@ class StoreContents:
             so that lengths and plans survive.
     """
 
-    def __init__(self, manifest: Manifest | None, split: str, reader: SubsetReader, lengths: LengthReader) -> None:
-        self._manifest, self._split, self._reader = manifest, split, reader
-        self._sources = manifest.sources if manifest else ()
-        self._size = lengths.size
-        filtered_lengths = self._filtered_lengths = lengths if isinstance(lengths, FilteredLengths) else None
-        self.media = filtered_lengths.media if filtered_lengths else ""
+    def __init__(self, reader: SubsetReader, lengths: LengthReader) -> None:
+        self._manifest, self._reader, self._lengths = reader.manifest, reader, lengths
+        self._sources = reader.manifest.sources if reader.manifest else ()
+        self.media = lengths.media if isinstance(lengths, FilteredLengths) else ""
         self.removed = reader.removed
 
     @cached_property
@@ -110,30 +103,30 @@ class StoreContents:
     @property
     def weights(self) -> tuple[tuple[str, float], ...]:
         """Pairs of input name and recorded weight. Nothing applies the weights."""
-        return read_recorded_weights(self._manifest)
+        weights = {(s.dataset or s.name): s.weight for s in self._sources if s.weight is not None}
+        return tuple(weights.items())
 
     @property
     def trained_tokens(self) -> int:
         """Number of trained tokens."""
-        if self._filtered_lengths:
-            return count_trained_tokens(self._reader.mask, self._filtered_lengths)
+        if isinstance(self._lengths, FilteredLengths):
+            return count_trained_tokens(self._reader.mask, self._lengths, np.arange(self._lengths.size))
         return self._reader.trained_tokens
 
     @property
     def remaining_counts(self) -> tuple[int, int]:
         """Number of documents and of tokens that are not removed."""
-        if self._filtered_lengths:
-            removed = self._filtered_lengths.take(self.removed)
-            documents = self._filtered_lengths.document_count - int((removed > 0).sum())
-            return documents, self._filtered_lengths.tokens - int(removed.sum(dtype=np.int64))
-        entry = self._manifest.subsets.get(self._split) if self._manifest else None
-        removed_entry = entry.removed if entry else None
-        documents, tokens = (removed_entry.documents, removed_entry.tokens) if removed_entry else (0, 0)
-        return self._size - documents, self._reader.tokens - tokens
+        if isinstance(self._lengths, FilteredLengths):
+            removed = self._lengths.take(self.removed)
+            documents = self._lengths.document_count - int((removed > 0).sum())
+            return documents, self._lengths.tokens - int(removed.sum(dtype=np.int64))
+        if self._manifest is None:
+            return self._lengths.size, self._reader.tokens
+        return self._manifest.subsets[self._reader.split].remaining_counts
 
     def list_first(self, count: int) -> list[int]:
         """Return the numbers of the first ``count`` documents that are not removed."""
-        numbers = np.arange(min(self._size, count + self.removed.size))
+        numbers = np.arange(min(self._lengths.size, count + self.removed.size))
         document_numbers: list[int] = numbers[~mask_removed(self.removed, numbers)][:count].tolist()
         return document_numbers
 
@@ -144,39 +137,41 @@ class StoreContents:
         """
         if self._manifest is None:
             return None
-        return find_generation(self._manifest, self._split, fingerprint, self.media)
+        return find_generation(self._manifest, self._reader.split, fingerprint, self.media)
 
 
 @final
 class StoreProvenance:
     """Provenance of the documents of an open store."""
 
-    def __init__(self, manifest: Manifest | None, path: Path, reader: SubsetReader, documents: int) -> None:
-        self._manifest, self._path = manifest, path
-        self._reader, self._documents = reader, documents
+    def __init__(self, reader: SubsetReader) -> None:
+        self._reader = reader
 
     def of(self, document: int) -> DocumentProvenance:
         """Return the provenance of a document."""
-        if self._manifest is None:
-            raise StoreError(f"{self._path} is a bare Megatron prefix: it does not say where documents came from.")
-        shard, row = self._reader.table.find(_as_document(document, self._documents))
-        return make_part_table(self._manifest.sources).resolve_provenance(self.rows(shard, np.array([row])))[0]
+        manifest, lengths = self._reader.manifest, self._reader.lengths
+        if manifest is None:
+            raise StoreError(
+                f"{self._reader.name} is a bare Megatron prefix: it does not say where documents came from."
+            )
+        shard, row = self._reader.table.find(_as_document(document, lengths.size))
+        return make_part_table(manifest.sources).resolve_provenance(self.rows(shard, np.array([row])))[0]
 
     def rows(self, shard: int, rows: NDArray[np.int64]) -> ProvenanceTable:
         """Return the provenance of rows of a shard; only these are fetched if remote."""
-        return self._reader.files.provenance(shard, rows)
+        return self._reader.provenance(shard, rows)
 
     def shard(self, shard: int) -> ProvenanceTable:
         """Return the provenance of all documents of a shard."""
-        return self._reader.files.provenance(shard)
+        return self._reader.provenance(shard)
 
 
 @final
 class StoreShards:
     """Shards of an open subset; ``len`` is their number, 0 for synthetic data."""
 
-    def __init__(self, location: StoreLocation, split: str, reader: SubsetReader) -> None:
-        self._location, self._split, self._reader = location, split, reader
+    def __init__(self, location: StoreLocation, reader: SubsetReader) -> None:
+        self._location, self._reader = location, reader
 
     def __len__(self) -> int:
         return len(self._reader.table.locations)
@@ -209,7 +204,7 @@ class StoreShards:
         mapped = self._reader.mapped
         if mapped is None:
             raise InputError(f"{self._location.name} is not read from mapped shards: use Store.read.")
-        return mapped.opened[shard] or mapped.map(shard)
+        return mapped.map(shard)
 
     def limit_mapped(self, shards: int) -> None:
         """Limit the number of mapped shards, to leave file descriptors to other stores."""
@@ -217,7 +212,7 @@ class StoreShards:
 
     def sides(self, shard: int) -> PairIndex:
         """Return the pairs and sides of a shard of a preference store."""
-        return self._reader.files.sides(shard)
+        return self._reader.sides(shard)
 
     def name_of(self, document: int) -> str:
         """Return the name of the shard that holds a document, for error messages."""
@@ -225,7 +220,7 @@ class StoreShards:
         if not table.locations:
             return self._location.name
         stem = table.locations[table.find(document)[0]].stem
-        return f"{self._location.name}/{self._split}/{stem.name}.bin"
+        return f"{self._location.name}/{self._reader.split}/{stem.name}.bin"
 
 
 @final
@@ -251,22 +246,16 @@ class Store:
     """
 
     def __init__(
-        self,
-        path: Path,
-        split: str,
-        manifest: Manifest | None,
-        location: StoreLocation,
-        reader: SubsetReader,
-        lengths: LengthReader | None = None,
+        self, path: Path, reader: SubsetReader, location: StoreLocation, lengths: LengthReader | None = None
     ) -> None:
-        self.path, self.split, self.manifest = path, split, manifest
+        self.path, self.split, self.manifest = path, reader.split, reader.manifest
         self.location, self.reader = location, reader
-        self.lengths = lengths = reader.lengths if lengths is None else lengths
+        self.lengths = reader.lengths if lengths is None else lengths
         self.tokens = lengths.tokens if isinstance(lengths, FilteredLengths) else reader.tokens
         self.dtype = reader.dtype
-        self.contents = StoreContents(manifest, split, reader, lengths)
-        self.provenance = StoreProvenance(manifest, path, reader, lengths.size)
-        self.shards = StoreShards(location, split, reader)
+        self.contents = StoreContents(reader, self.lengths)
+        self.provenance = StoreProvenance(reader)
+        self.shards = StoreShards(location, reader)
 
     def __len__(self) -> int:
         return self.lengths.size
@@ -362,7 +351,7 @@ class Store:
             StoreError: the store is a bare prefix, or the tokenizer is not the manifest's.
             TokenizerError: the tokenizer state is invalid or damaged.
         """
-        return self.reader.files.read_tokenizer()
+        return self.reader.read_tokenizer()
 
 
 @final

@@ -18,10 +18,9 @@ from batchloom.core.settings import quote_value, suggest
 from batchloom.store.format.layout import PROCESSOR_NAME, REPORT_NAME, compute_checksum, format_generation_file_name
 from batchloom.store.format.manifest import ProcessorEntry
 from batchloom.store.format.media_index import MediaRows, StoredMedium, make_stored_media
-from batchloom.store.format.store_lengths import StoreLengths, mask_removed
-from batchloom.store.read.remote_lengths import RemoteLengths
+from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
-from batchloom.store.read.subset_reader import FilteredLengths
+from batchloom.store.read.subset_reader import FilteredLengths, LengthReader
 
 _RESTORE_REMEDY = "restore it from a copy, or prepare the data again"
 # Maximum number of shards whose media stay mapped.
@@ -124,7 +123,7 @@ class StoreMedia:
         entry = self._store.manifest.processor if self._store.manifest else None
         if entry is None:
             return None
-        state: dict[str, Any] = read_processor_state(self._store.reader.files.file, self._store.location.name, entry)
+        state: dict[str, Any] = read_processor_state(self._store.reader.file, self._store.location.name, entry)
         return state
 
     @cached_property
@@ -305,7 +304,7 @@ class StoreMedia:
         """Return the summary of a shard's media, mapping it at the first request."""
         summary = self._mapped.get(shard)
         if summary is None:
-            summary = self._mapped[shard] = _summarize_rows(self._store.reader.files.media(shard))
+            summary = self._mapped[shard] = _summarize_rows(self._store.reader.media(shard))
             if len(self._mapped) > _MAX_MAPPED:
                 self._mapped.popitem(last=False)
         return summary
@@ -320,7 +319,7 @@ class StoreMedia:
         if medium.blob is None:
             raise AssertionError(f"a medium of document {medium.document} is named only")
         shard = int(np.searchsorted(self._bounds, medium.document, side="right")) - 1
-        return self._store.reader.files.blob(shard, medium.blob[1], medium.size)
+        return self._store.reader.blob(shard, medium.blob[1], medium.size)
 
     def _path(self, shard: int, suffix: str) -> Path:
         """Return the path of a file of a shard; for a remote store it is only a name."""
@@ -336,7 +335,7 @@ class _MediaReport(msgspec.Struct, frozen=True):
 def _read_media_folders(store: Store, name: str) -> dict[str, str]:
     report = f"{store.location.name}/{name}"
     try:
-        return msgspec.json.decode(store.reader.files.file(name), type=_MediaReport).media
+        return msgspec.json.decode(store.reader.file(name), type=_MediaReport).media
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -372,7 +371,7 @@ def filter_by_media(store: Store, media_filter: object) -> Store:
     A document matches a filter of kinds only if it holds exactly these kinds.
     """
     media, lengths = normalize_media_filter(media_filter), store.lengths
-    if store.manifest is None or not isinstance(lengths, StoreLengths | RemoteLengths):
+    if store.manifest is None or not store.location.on_disk:
         raise SettingsError([f"media: only stores have media, and {store.location.name} is not a store"])
     store_media, selected_sets = StoreMedia(store), _mask_kind_sets(media)
     documents, tokens = _count_by_kind_set(store, store_media, lengths)
@@ -389,8 +388,7 @@ def filter_by_media(store: Store, media_filter: object) -> Store:
     count, total = int(documents[selected_sets].sum()), int(tokens[selected_sets].sum())
     filtered_lengths = FilteredLengths(lengths, media, is_chosen, count, total)
     location = replace(store.location, options={**store.location.options, "media": media})
-    reader = store.reader.for_lengths(filtered_lengths)
-    return Store(store.path, store.split, store.manifest, location, reader, filtered_lengths)
+    return Store(store.path, store.reader, location, filtered_lengths)
 
 
 def _format_kinds(kinds: int) -> str:
@@ -405,7 +403,7 @@ def _mask_kind_sets(media: str) -> NDArray[np.bool_]:
 
 
 def _count_by_kind_set(
-    store: Store, media: StoreMedia, lengths: StoreLengths | RemoteLengths
+    store: Store, media: StoreMedia, lengths: LengthReader
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return documents and tokens for each set of kinds, int64 [sets] each."""
     documents, tokens = np.zeros(_KIND_SETS, np.int64), np.zeros(_KIND_SETS, np.int64)

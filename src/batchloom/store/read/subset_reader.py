@@ -1,8 +1,8 @@
-"""Protocol of the subset readers, and the loss masks they share."""
+"""Base class of the readers of a subset, and the lengths they read."""
 
 import json
 from collections.abc import Callable
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,18 +10,35 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError, TokenizerError
 from batchloom.core.files import describe_os_error
 from batchloom.store.format.layout import TOKENIZER_NAME
-from batchloom.store.format.manifest import Manifest, TokenizerEntry
+from batchloom.store.format.manifest import Manifest, TokenizerEntry, compute_subset_fingerprint
 from batchloom.store.format.media_index import MediaRows
 from batchloom.store.format.provenance import ProvenanceTable
 from batchloom.store.format.shard_sidecars import LossMask, PairIndex
-from batchloom.store.format.store_lengths import StoreLengths, make_span_error, mask_removed
-from batchloom.store.read.mapped_shards import MappedShards, ShardTable
-from batchloom.store.read.remote_lengths import RemoteLengths
+from batchloom.store.format.store_lengths import mask_removed
+from batchloom.store.read.mapped_shards import MappedShards, ShardTable, compute_mapped_limit
 from batchloom.tokens import Tokenizer, restore_tokenizer
 
 Ids = NDArray[np.int64]
 _CHUNK_DOCUMENTS = 1 << 12
 _RESTORE_REMEDY = "restore it from the original store"
+
+
+class LengthReader(Protocol):
+    """Lengths of the documents of a subset, in tokens."""
+
+    @property
+    def size(self) -> int:
+        """Number of documents."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Number of documents that each generation added."""
+
+    def take(self, documents: Ids) -> NDArray[np.uint32]:
+        """Return the lengths of ``documents``, uint32 of the same length."""
+
+    def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
+        """Return the lengths of documents ``start`` to ``stop - 1``, uint32."""
 
 
 @final
@@ -34,18 +51,11 @@ class FilteredLengths:
         is_chosen: returns which documents [N] match, bool [N].
         document_count: number of matching documents.
         tokens: total tokens of the matching documents.
-
-    Attributes:
-        all_lengths, media, document_count, tokens: as given.
-        size: number of documents of the subset, matching or not.
-        layers: number of documents that each generation added.
     """
-
-    __slots__ = ("_is_chosen", "all_lengths", "document_count", "layers", "media", "size", "tokens")
 
     def __init__(
         self,
-        all_lengths: StoreLengths | RemoteLengths,
+        all_lengths: LengthReader,
         media: str,
         is_chosen: Callable[[Ids], NDArray[np.bool_]],
         document_count: int,
@@ -65,126 +75,126 @@ class FilteredLengths:
         return np.where(self._is_chosen(numbers), self.all_lengths.slice(start, stop), np.uint32(0))
 
 
-def count_trained_tokens(mask: Callable[[Ids, Ids, Ids], list[NDArray[np.bool_]]], lengths: FilteredLengths) -> int:
-    """Count the trained tokens of the matching documents by reading their masks.
+class SubsetReader:
+    """Reader of one subset: of a local store or bare prefix, a remote store, or synthetic data.
 
-    ``mask`` reads masks of spans, as ``Store.mask``.
-    """
-    trained = 0
-    for start in range(0, lengths.size, _CHUNK_DOCUMENTS):
-        numbers = np.arange(start, min(start + _CHUNK_DOCUMENTS, lengths.size))
-        chunk_lengths = lengths.take(numbers).astype(np.int64)
-        nonempty = chunk_lengths > 0
-        masks = mask(numbers[nonempty], np.zeros(int(nonempty.sum()), np.int64), chunk_lengths[nonempty])
-        trained += sum(int(np.count_nonzero(flags)) for flags in masks)
-    return trained
-
-
-class LengthReader(Protocol):
-    """Lengths of documents in tokens."""
-
-    @property
-    def size(self) -> int:
-        """Number of documents."""
-
-    def take(self, documents: Ids) -> NDArray[np.uint32]:
-        """Return the lengths of ``documents``, uint32 of the same length."""
-
-    def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
-        """Return the lengths of documents ``start`` to ``stop - 1``, uint32."""
-
-
-class StoreFiles(Protocol):
-    """Sidecar files of a subset's shards, and small files of the store."""
-
-    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
-        """Read the provenance of rows of a shard, or of all documents if ``rows`` is None."""
-
-    def sides(self, shard: int) -> PairIndex:
-        """Read the pairs and sides of a shard of a preference store."""
-
-    def media(self, shard: int) -> MediaRows:
-        """Read the media index of a shard that has one."""
-
-    def blob(self, shard: int, begin: int, size: int) -> bytes:
-        """Read bytes of the ``.blobs`` of a shard, fewer at the end of the file."""
-
-    def file(self, name: str) -> bytes:
-        """Read a small file of the store."""
-
-    def read_tokenizer(self) -> Tokenizer:
-        """Read the tokenizer; raises as ``Store.tokenizer``."""
-
-    def read_manifest(self, generation: int | None = None) -> Manifest:
-        """Read the current manifest of a generation, or of the newest if None.
-
-        Raises as ``open_store``.
-        """
-
-
-class SubsetReader(Protocol):
-    """Reader of the content of one subset.
-
-    Local files, a remote store and synthetic data each implement it. Batches need only ``end_id``, ``masked``,
-    ``read`` and ``mask``, which a combination of several stores provides too.
+    Attributes:
+        name: address of the store without credentials, for messages.
+        manifest: the store's manifest; None for a bare prefix.
+        table: shards of the subset; none for synthetic data.
+        dtype: dtype of a token on disk.
+        lengths: lengths of all documents of the subset.
+        tokens: number of tokens of the subset.
+        end_id: end-of-document id, which also fills padding and removed documents.
+        removed: numbers of the removed documents, ascending, int64.
+        masked: True if some tokens are not trained.
+        mapped: mapped shards, if documents are read exactly as stored; else None.
+        fetched_bytes: number of bytes that this process fetched over the network.
+        is_fully_cached: True if all tokens and stored media are local and verified.
     """
 
-    @property
-    def lengths(self) -> LengthReader:
-        """Lengths of all documents of the subset, in tokens."""
+    def __init__(
+        self,
+        name: str,
+        manifest: Manifest | None,
+        split: str,
+        table: ShardTable,
+        dtype: np.dtype[np.generic],
+        *,
+        lengths: LengthReader,
+        removed: Ids,
+    ) -> None:
+        self.name, self.manifest, self.split = name, manifest, split
+        self.table, self.dtype, self.lengths, self.removed = table, dtype, lengths, removed
+        self.tokens = sum(location.bytes for location in table.locations) // dtype.itemsize
+        self.end_id = manifest.tokenizer.end_id if manifest else 0
+        self._masked_shards = self._list_masked_shards()
+        self.masked = bool(self._masked_shards or removed.size)
+        self._masks: dict[int, LossMask] = {}
+        self._limit = compute_mapped_limit(len(table.locations), 2 + bool(self._masked_shards))
+
+    def _list_masked_shards(self) -> frozenset[int]:
+        shards = self.manifest.subsets[self.split].shards if self.manifest else ()
+        return frozenset(number for number, shard in enumerate(shards) if shard.mask is not None)
 
     @property
-    def table(self) -> ShardTable:
-        """Shards of the subset; empty for synthetic data."""
+    def mapped(self) -> MappedShards | None:
+        return None
 
     @property
-    def tokens(self) -> int:
-        """Number of tokens of the subset."""
+    def fetched_bytes(self) -> int:
+        return 0
+
+    @property
+    def is_fully_cached(self) -> bool:
+        return True
 
     @property
     def trained_tokens(self) -> int:
         """Number of trained tokens of the subset."""
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """Dtype of a token on disk."""
+        return self.manifest.subsets[self.split].trained_tokens if self.manifest else self.tokens
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the subset's content, 32 hex digits."""
+        if self.manifest is None:
+            raise AssertionError("the reader of a bare prefix computes its own")
+        return compute_subset_fingerprint(self.manifest, self.split)
 
-    @property
-    def end_id(self) -> int:
-        """End-of-document id, which also fills padding and removed documents."""
-
-    @property
-    def removed(self) -> Ids:
-        """Numbers of the removed documents, ascending, int64."""
-
-    @property
-    def masked(self) -> bool:
-        """True if some tokens are not trained."""
-
-    @property
-    def mapped(self) -> MappedShards | None:
-        """Mapped shards, if documents are read exactly as stored; else None."""
-
-    @property
-    def is_fully_cached(self) -> bool:
-        """True if all tokens and stored media are local and verified."""
-
-    @property
-    def fetched_bytes(self) -> int:
-        """Number of bytes that this process fetched over the network."""
+    def limit_mapped(self, shards: int) -> None:
+        """Limit the number of mapped shards, to leave file descriptors to other stores."""
+        self._limit = min(self._limit, shards)
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
         """Read token ranges; see :meth:`Store.read`."""
+        raise NotImplementedError
 
     def document(self, number: int, length: int) -> NDArray[np.generic]:
         """Read the first ``length`` tokens of one document."""
+        return self.read(np.array([number]), np.zeros(1, np.int64), np.array([length]))[0]
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """Read the trained flags of token ranges; see :meth:`Store.mask`."""
+        if self._masked_shards:
+            shards = self.table.shards_of(documents)
+            begins = self._find_begins(documents, shards) + starts
+            masks = [
+                self._get_mask(shard).slice(begin, begin + length)
+                if shard in self._masked_shards
+                else np.ones(length, bool)
+                for shard, begin, length in zip(shards.tolist(), begins.tolist(), lengths.tolist(), strict=True)
+            ]
+        else:
+            masks = [np.ones(length, bool) for length in lengths.tolist()]
+        for index in self._list_removed_indices(documents):
+            masks[index] = np.zeros(masks[index].size, bool)
+        return masks
+
+    def _find_begins(self, documents: Ids, shards: Ids) -> Ids:
+        """Return the first token of each document in its shard; any number without a mask."""
+        raise NotImplementedError
+
+    def _load_mask(self, shard: int) -> LossMask:
+        raise NotImplementedError
+
+    def _get_mask(self, shard: int) -> LossMask:
+        mask = self._masks.get(shard)
+        if mask is None:
+            if len(self._masks) >= self._limit:
+                self._masks.clear()
+            mask = self._masks[shard] = self._load_mask(shard)
+        return mask
+
+    def _list_removed_indices(self, documents: Ids) -> list[int]:
+        if not self.removed.size:
+            return []
+        return np.flatnonzero(mask_removed(self.removed, documents)).tolist()
+
+    def _fill_removed(self, ranges: list[NDArray[np.generic]], documents: Ids) -> list[NDArray[np.generic]]:
+        """Replace the token ranges of removed documents by end tokens, in place."""
+        for index in self._list_removed_indices(documents):
+            ranges[index] = np.full(ranges[index].size, self.end_id, ranges[index].dtype)
+        return ranges
 
     def fetch(self, documents: Ids, block: int = 1) -> None:
         """Fetch documents of a remote store in few requests; a no-op for local data.
@@ -194,101 +204,100 @@ class SubsetReader(Protocol):
             block: number of documents that are used together; complete blocks are fetched.
         """
 
-    @property
-    def files(self) -> StoreFiles:
-        """Sidecar files of the subset."""
+    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
+        """Read the provenance of rows of a shard, or of all documents if ``rows`` is None."""
+        raise NotImplementedError
 
-    def limit_mapped(self, shards: int) -> None:
-        """Limit the number of mapped shards, to leave file descriptors to other stores."""
+    def sides(self, shard: int) -> PairIndex:
+        """Read the pairs and sides of a shard of a preference store."""
+        raise NotImplementedError
 
-    def for_lengths(self, lengths: FilteredLengths) -> "SubsetReader":
-        """Return a reader of the same subset that uses the given lengths."""
+    def media(self, shard: int) -> MediaRows:
+        """Read the media index of a shard that has one."""
+        raise NotImplementedError
 
-
-@final
-class SubsetMasks:
-    """Loss masks of the documents of a subset."""
-
-    def __init__(self, masked: frozenset[int], removed: Ids, load: Callable[[int], LossMask], limit: int) -> None:
-        self.shards, self._removed, self._load, self.limit = masked, removed, load, limit
-        self._masks: dict[int, LossMask] = {}
+    def blob(self, shard: int, begin: int, size: int) -> bytes:
+        """Read bytes of the ``.blobs`` of a shard, fewer at the end of the file."""
+        raise NotImplementedError
 
     @property
-    def masked(self) -> bool:
-        """True if some tokens are not trained."""
-        return bool(self.shards) or bool(self._removed.size)
+    def files(self) -> "SubsetReader":
+        """This reader; ``reader.files.file(name)`` is ``reader.file(name)``."""
+        return self
 
-    def get_mask(self, shard: int) -> LossMask:
-        """Return the mask of a shard that has one."""
-        mask = self._masks.get(shard)
-        if mask is None:
-            if len(self._masks) >= self.limit:
-                self._masks.clear()
-            mask = self._masks[shard] = self._load(shard)
-        return mask
+    def file(self, name: str) -> bytes:
+        """Read a small file of the store; raises FileNotFoundError."""
+        raise NotImplementedError
 
-    def read(self, documents: Ids, shards: Ids, begins: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
-        """Return the masks of token ranges.
+    def read_manifest(self, generation: int | None = None) -> Manifest:
+        """Read the current manifest of a generation, or of the newest if None.
 
-        Args:
-            documents: document number of each range, int64 [N].
-            shards: shard of each range, int64 [N].
-            begins: first token of each range in its shard, int64 [N]; unused for a shard without a mask.
-            lengths: number of tokens of each range, int64 [N].
+        Raises as ``open_store``.
         """
-        masks = [
-            self.get_mask(shard).slice(begin, begin + length) if shard in self.shards else np.ones(length, bool)
-            for shard, begin, length in zip(shards.tolist(), begins.tolist(), lengths.tolist(), strict=True)
-        ]
-        for index in removed_among(self._removed, documents):
-            masks[index] = np.zeros(masks[index].size, bool)
-        return masks
+        raise NotImplementedError
+
+    def read_tokenizer(self) -> Tokenizer:
+        """Read the tokenizer; raises as ``Store.tokenizer``."""
+        if self.manifest is None:
+            raise StoreError(f"{self.name} is a bare Megatron prefix: it does not say which tokenizer made it.")
+        return _load_tokenizer(self.file, self.name, self.manifest.tokenizer)
+
+    def _check_provenance(self, provenance: ProvenanceTable, shard: int) -> ProvenanceTable:
+        """Return a complete ``.docs`` after comparing its number of documents with the manifest."""
+        stem, documents = self.table.locations[shard][:2]
+        if len(provenance) != documents:
+            raise StoreError(
+                f"{stem}.docs has {len(provenance)} documents, the manifest says {documents}. The store is damaged: "
+                "run batchloom check on it."
+            )
+        return provenance
+
+    def _check_parts(self, provenance: ProvenanceTable) -> ProvenanceTable:
+        """Return ``provenance`` after checking that the manifest lists all its parts."""
+        sources = self.manifest.sources if self.manifest else ()
+        if len(provenance) and int(provenance.parts.max()) >= sum(len(source.parts) for source in sources):
+            raise StoreError(
+                f"{self.name}: a document names a part of its sources that the manifest does not list. The store is "
+                "damaged: run batchloom check on it."
+            )
+        return provenance
 
 
-def all_trained(lengths: Ids) -> list[NDArray[np.bool_]]:
-    """Return masks that are True for every token of the ranges."""
-    return [np.ones(length, bool) for length in lengths.tolist()]
+def make_span_error(store_name: object, document: int, tokens: int, stop: int) -> StoreError:
+    """Build the error for a token range that ends beyond its document."""
+    return StoreError(
+        f"Document {document} of {store_name} has {tokens} tokens, and a span of it ends at {stop}: the plan "
+        "belongs to another store, or the store was changed. Open it again."
+    )
 
 
-def removed_among(removed: Ids, documents: Ids) -> list[int]:
-    """Return the indices of the removed documents among ``documents``."""
-    if not removed.size:
-        return []
-    return np.flatnonzero(mask_removed(removed, documents)).tolist()
-
-
-def fill_removed(ranges: list[NDArray[Any]], documents: Ids, removed: Ids, end_id: int) -> list[NDArray[Any]]:
-    """Replace the token ranges of removed documents by end tokens, in place."""
-    for index in removed_among(removed, documents):
-        ranges[index] = np.full(ranges[index].size, end_id, ranges[index].dtype)
-    return ranges
-
-
-def refuse_ranges_beyond(lengths: LengthReader, documents: Ids, stops: Ids, store: object) -> None:
+def refuse_ranges_beyond(lengths: LengthReader, documents: Ids, stops: Ids, store_name: object) -> None:
     """Raise StoreError if a token range ends beyond its document."""
-    is_beyond = stops > lengths.take(documents)
+    tokens = lengths.take(documents)
+    is_beyond = stops > tokens
     if is_beyond.any():
         index = int(is_beyond.argmax())
-        tokens = int(lengths.take(documents[index : index + 1])[0])
-        raise make_span_error(store, int(documents[index]), tokens, int(stops[index]))
+        raise make_span_error(store_name, int(documents[index]), int(tokens[index]), int(stops[index]))
 
 
-def refuse_unlike_count(provenance: ProvenanceTable, table: ShardTable, shard: int) -> None:
-    """Raise StoreError if a ``.docs`` has another number of documents than its shard."""
-    stem, documents = table.locations[shard][:2]
-    if len(provenance) != documents:
-        raise StoreError(
-            f"{stem}.docs has {len(provenance)} documents, the manifest says {documents}. The store is damaged: "
-            "run batchloom check on it."
-        )
+def count_trained_tokens(
+    mask: Callable[[Ids, Ids, Ids], list[NDArray[np.bool_]]], lengths: LengthReader, documents: Ids
+) -> int:
+    """Count the trained tokens of documents by reading their masks in bounded batches.
 
-
-def load_stored_tokenizer(read_file: Callable[[str], bytes], store_path: str, entry: TokenizerEntry) -> Tokenizer:
-    """Load the tokenizer of a store and check it against the manifest.
-
-    Raises StoreError if it cannot be read or is not the manifest's, and TokenizerError if its state is invalid.
+    ``mask`` reads masks of token ranges, as ``Store.mask``.
     """
-    path = f"{store_path}/{TOKENIZER_NAME}"
+    trained = 0
+    for start in range(0, documents.size, _CHUNK_DOCUMENTS):
+        numbers = documents[start : start + _CHUNK_DOCUMENTS]
+        masks = mask(numbers, np.zeros_like(numbers), lengths.take(numbers).astype(np.int64))
+        trained += sum(int(np.count_nonzero(flags)) for flags in masks)
+    return trained
+
+
+def _load_tokenizer(read_file: Callable[[str], bytes], store_name: str, entry: TokenizerEntry) -> Tokenizer:
+    """Load the tokenizer of a store and check it against the manifest."""
+    path = f"{store_name}/{TOKENIZER_NAME}"
     try:
         state = json.loads(read_file(TOKENIZER_NAME))
     except OSError as error:

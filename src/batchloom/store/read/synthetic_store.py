@@ -1,6 +1,5 @@
 """Reader of synthetic data: lengths, ids and a manifest, all in memory."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
@@ -9,8 +8,14 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.synthetic_data import DUMMY, SYNTHETIC, SyntheticDocuments, SyntheticSpec
-from batchloom.store.format.layout import FORMAT_VERSION, choose_token_dtype, compute_checksum, make_missing_store_error
+from batchloom.core.synthetic_data import SYNTHETIC, SyntheticDocuments, SyntheticSpec
+from batchloom.store.format.layout import (
+    FORMAT_VERSION,
+    TOKEN_DTYPES,
+    choose_token_dtype,
+    compute_checksum,
+    make_missing_store_error,
+)
 from batchloom.store.format.manifest import (
     Manifest,
     PartEntry,
@@ -22,11 +27,10 @@ from batchloom.store.format.manifest import (
 from batchloom.store.format.media_index import MediaRows
 from batchloom.store.format.provenance import ProvenanceTable
 from batchloom.store.format.shard_sidecars import PairIndex
-from batchloom.store.read.mapped_shards import MappedShards, ShardTable
-from batchloom.store.read.subset_reader import FilteredLengths, all_trained, refuse_ranges_beyond
+from batchloom.store.read.mapped_shards import ShardTable
+from batchloom.store.read.subset_reader import Ids, SubsetReader, refuse_ranges_beyond
 from batchloom.tokens import UnknownTokenizer
 
-Ids = NDArray[np.int64]
 # Name of the only subset of synthetic data that is not written to a store.
 SUBSET = "train"
 
@@ -35,14 +39,10 @@ SUBSET = "train"
 class SyntheticLengths:
     """Document lengths of synthetic data, as :class:`~batchloom.store.StoreLengths`."""
 
-    __slots__ = ("_data",)
-
     def __init__(self, data: SyntheticDocuments) -> None:
         self._data = data
-
-    @property
-    def size(self) -> int:
-        return self._data.spec.documents
+        self.size = data.spec.documents
+        self.layers = (self.size,)
 
     def take(self, documents: Ids) -> NDArray[np.uint32]:
         return self._data.lengths(documents)
@@ -52,112 +52,79 @@ class SyntheticLengths:
 
 
 @final
-class SyntheticFiles:
-    """``StoreFiles`` of synthetic data: it has provenance and a tokenizer only."""
+class SyntheticReader(SubsetReader):
+    """Reader of synthetic data, which is computed as it is read and has no shards."""
 
-    def __init__(
-        self,
-        spec: SyntheticSpec,
-        read: Callable[[int, int], NDArray[np.generic]],
-        lengths: SyntheticLengths,
-        tokenizer: UnknownTokenizer,
-    ) -> None:
-        self.spec, self._read, self._lengths, self._tokenizer = spec, read, lengths, tokenizer
+    def __init__(self, spec: SyntheticSpec) -> None:
+        self.spec, self._data = spec, SyntheticDocuments(spec)
+        dtype = choose_token_dtype("auto", spec.vocab)
+        tokens = self._data.tokens
+        manifest = make_synthetic_manifest(
+            spec,
+            dtype=dtype,
+            recipe=spec.identity,
+            tokens=tokens,
+            subsets={SUBSET: SubsetEntry(spec.documents, tokens, "", ())},
+        )
+        super().__init__(
+            spec.spec_string,
+            manifest,
+            SUBSET,
+            ShardTable(()),
+            TOKEN_DTYPES[dtype],
+            lengths=SyntheticLengths(self._data),
+            removed=np.empty(0, np.int64),
+        )
+        self.tokens = tokens
+
+    @property
+    def trained_tokens(self) -> int:
+        """Number of trained tokens: all."""
+        return self.tokens
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the spec."""
+        return fingerprint(self.spec.identity)
+
+    def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
+        refuse_ranges_beyond(self.lengths, documents, starts + lengths, self.name)
+        ids = self._data.ids(documents, starts, lengths).astype(self.dtype)
+        stops = np.cumsum(lengths).tolist()
+        return [ids[a:b] for a, b in zip([0, *stops], stops, strict=False)]
 
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:  # noqa: ARG002 - there are no shards
         numbers = np.arange(self.spec.documents) if rows is None else rows
         names = [
-            compute_checksum(self._read(number, length).astype("<u4").data)
-            for number, length in zip(numbers.tolist(), self._lengths.take(numbers).tolist(), strict=True)
+            compute_checksum(self.document(number, length).astype("<u4").data)
+            for number, length in zip(numbers.tolist(), self.lengths.take(numbers).tolist(), strict=True)
         ]
         halves = [[int(name[16:], 16), int(name[:16], 16)] for name in names]
         hashes = np.array(halves, np.uint64).reshape(-1, 2)
         offsets, parts = np.zeros(len(numbers), np.uint64), np.zeros(len(numbers), np.uint32)
         return ProvenanceTable(hashes, numbers.astype(np.uint64), offsets, parts)
 
-    def sides(self, shard: int) -> PairIndex:
-        """Raise StoreError: synthetic documents are not preferences."""
-        raise self._make_missing_error("pairs", shard)
+    def sides(self, shard: int) -> PairIndex:  # noqa: ARG002 - there are no shards
+        raise self._make_missing_error("pairs")
 
-    def media(self, shard: int) -> MediaRows:
-        """Raise StoreError: synthetic documents hold no media."""
-        raise self._make_missing_error("media", shard)
+    def media(self, shard: int) -> MediaRows:  # noqa: ARG002 - there are no shards
+        raise self._make_missing_error("media")
 
-    def blob(self, shard: int, begin: int, size: int) -> bytes:  # noqa: ARG002 - there are none
-        """Raise StoreError: synthetic documents hold no media."""
-        raise self._make_missing_error("media", shard)
+    def blob(self, shard: int, begin: int, size: int) -> bytes:  # noqa: ARG002 - there are no shards
+        raise self._make_missing_error("media")
 
-    def _make_missing_error(self, content: str, shard: int) -> StoreError:
-        return StoreError(f"{self.spec.spec_string} is synthetic data: it has no shard {shard} with {content}.")
+    def _make_missing_error(self, content: str) -> StoreError:
+        return StoreError(f"{self.name} is synthetic data: it has no {content}.")
 
     def file(self, name: str) -> bytes:
-        """Raise FileNotFoundError: synthetic data has no files."""
         raise FileNotFoundError(name)
 
     def read_tokenizer(self) -> UnknownTokenizer:
-        return self._tokenizer
+        """Return the tokenizer of synthetic ids."""
+        return make_synthetic_tokenizer(self._data)
 
     def read_manifest(self, generation: int | None = None) -> Manifest:  # noqa: ARG002 - there is none
-        """Raise StoreMissingError: synthetic data has no manifest file."""
-        raise make_missing_store_error(Path(self.spec.spec_string))
-
-
-@final
-class SyntheticReader:
-    """``SubsetReader`` of synthetic data, which is computed as it is read."""
-
-    is_fully_cached, masked, fetched_bytes = True, False, 0
-    mapped: MappedShards | None = None
-    table = ShardTable(())
-
-    def __init__(self, spec: SyntheticSpec) -> None:
-        self.spec, self._data = spec, SyntheticDocuments(spec)
-        self.lengths = SyntheticLengths(self._data)
-        self.tokens = self._data.tokens
-        self.trained_tokens = self.tokens
-        self.removed: Ids = np.empty(0, np.int64)
-        self.tokenizer = make_synthetic_tokenizer(self._data)
-        self.end_id = self.tokenizer.end_id
-        self.files = SyntheticFiles(spec, self.document, self.lengths, self.tokenizer)
-        name = choose_token_dtype("auto", spec.vocab)
-        self.dtype = np.dtype(name).newbyteorder("<")
-        self.manifest = make_synthetic_manifest(
-            spec,
-            dtype=name,
-            recipe=spec.identity,
-            tokens=self.tokens,
-            subsets={SUBSET: SubsetEntry(spec.documents, self.tokens, "", ())},
-        )
-
-    @property
-    def fingerprint(self) -> str:
-        return fingerprint(self.spec.identity)
-
-    @property
-    def replicated(self) -> bool:
-        """True if every rank reads the same documents."""
-        return self.spec.name == DUMMY
-
-    def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
-        refuse_ranges_beyond(self.lengths, documents, starts + lengths, Path(self.spec.spec_string))
-        ids = self._data.ids(documents, starts, lengths).astype(self.dtype)
-        stops = np.cumsum(lengths).tolist()
-        return [ids[a:b] for a, b in zip([0, *stops], stops, strict=False)]
-
-    def document(self, number: int, length: int) -> NDArray[np.generic]:
-        return self.read(np.array([number]), np.zeros(1, np.int64), np.array([length]))[0]
-
-    def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:  # noqa: ARG002 - see below
-        return all_trained(lengths)
-
-    def fetch(self, documents: Ids, block: int = 1) -> None:
-        """Do nothing: there is nothing to fetch."""
-
-    def limit_mapped(self, shards: int) -> None:
-        """Do nothing: there are no files."""
-
-    def for_lengths(self, lengths: FilteredLengths) -> "SyntheticReader":  # noqa: ARG002 - it holds no media
-        return self
+        raise make_missing_store_error(Path(self.name))
 
 
 def make_synthetic_tokenizer(data: SyntheticDocuments) -> UnknownTokenizer:
