@@ -644,4 +644,4 @@ def test_damaged_signature_files_are_found():
     assert check("s").sound
     prepare_store("a.jsonl", "t", val_fraction=0)
     shutil.copy(path, "t/train/shard_00000.bands")
-    assert "the manifest lists no MinHash signatures of this shard" in " ".join(check("t").faults)
+    assert ".bands: the manifest does not list it" in " ".join(check("t").faults)

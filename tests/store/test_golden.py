@@ -116,7 +116,7 @@ def test_checksum_bytes_of_lengths(tmp_path):
     checksums = BlockChecksums(COUNTED_ENTRY_BYTES)
     checksums.append(lengths[:1500])
     checksums.append(lengths[1500:])
-    data, head = checksums.to_bytes()
+    data, _ = checksums.to_bytes()
     blocks = [lengths[at : at + 1024].tobytes() for at in (0, 1024, 2048)]
     preceding_tokens = (0, sum(range(1024)), sum(range(2048)))
     pairs = zip(map(xxhash.xxh3_64_intdigest, blocks), preceding_tokens, strict=True)

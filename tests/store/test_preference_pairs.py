@@ -125,7 +125,7 @@ def test_a_pair_file_missing_from_the_manifest(tmp_path):
     folder = prepare_records(tmp_path, lambda n: {"text": f"text {n}"})
     (folder / PAIRS).write_bytes(b"x")
     (fault,) = verify_store(folder).faults
-    assert fault.endswith("shard_00000.pairs: the manifest lists no preferences.")
+    assert fault.endswith("shard_00000.pairs: the manifest does not list it.")
 
 
 def test_a_wrong_mask_is_refused(folder):

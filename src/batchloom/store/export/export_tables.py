@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, final
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -111,106 +111,84 @@ def export_mds(store: Store, folder: Path, tick: ProgressCallback) -> None:
     Columns: ``input_ids`` ndarray:int32; ``loss_mask`` ndarray:uint8 if masked; ``source`` str
     and ``record`` int; for preferences ``side`` str and ``pair`` int.
     """
-    columns: dict[str, tuple[str, int | None]] = {"input_ids": ("ndarray:int32", None)}
+    columns: list[tuple[str, str, int | None]] = [("input_ids", "ndarray:int32", None)]
     if store.masked:
-        columns["loss_mask"] = ("ndarray:uint8", None)
+        columns.append(("loss_mask", "ndarray:uint8", None))
     if store.manifest is not None:
-        columns["source"] = "str", None
+        columns.append(("source", "str", None))
     if store.contents.preferences:
-        columns["side"] = "str", None
+        columns.append(("side", "str", None))
     # Fixed-size columns follow the others: a sample is sizes, then texts, then numbers.
     if store.manifest is not None:
-        columns["record"] = "int", 8
+        columns.append(("record", "int", 8))
     if store.contents.preferences:
-        columns["pair"] = "int", 8
-    shards = _MdsWriter(folder, columns)
-    sources = store.manifest.sources if store.manifest else ()
-    names = [source.name.encode() for source in sources]
-    for document_range in iter_document_ranges(store):
-        for sample in _encode_samples(document_range, names):
-            shards.add(sample)
-        tick(len(document_range.lengths))
-    shards.finish()
+        columns.append(("pair", "int", 8))
+    config = {
+        "column_encodings": [encoding for _, encoding, _ in columns],
+        "column_names": [name for name, _, _ in columns],
+        "column_sizes": [size for _, _, size in columns],
+        "compression": None,
+        "format": "mds",
+        "hashes": [],
+        "size_limit": _MDS_SHARD_BYTES,
+        "version": 2,
+    }
+    header = json.dumps(config, sort_keys=True).encode()
+    entries: list[dict[str, Any]] = []
+    for samples in _group_samples(_iter_samples(store, tick), 8 + len(header)):
+        name = f"shard.{len(entries):05d}.mds"
+        count = np.array([len(samples)], "<u4").tobytes()
+        offsets = np.cumsum([8 + 4 * len(samples) + len(header), *map(len, samples)], dtype=np.int64)
+        write_chunks(folder / name, [count + offsets.astype("<u4").tobytes() + header, *samples])
+        data = {"basename": name, "bytes": int(offsets[-1]), "hashes": {}}
+        entries.append({**config, "raw_data": data, "samples": len(samples), "zip_data": None})
+    index = {"shards": entries, "version": 2}
+    write_file(folder / "index.json", json.dumps(index, sort_keys=True).encode())
 
 
-def _encode_samples(document_range: DocumentRange, names: list[bytes]) -> list[bytes]:
-    stops = np.cumsum(document_range.lengths).tolist()
-    ids = to_int32(document_range.ids).astype("<i4").tobytes()
-    flags = None if document_range.trained is None else document_range.trained.tobytes()
-    sources = None if document_range.sources is None else document_range.sources.tolist()
-    records = b"" if document_range.records is None else document_range.records.astype("<i8").tobytes()
-    sides = None if document_range.sides is None else document_range.sides.sides.tolist()
-    pairs = b"" if document_range.sides is None else document_range.sides.pairs.astype("<i8").tobytes()
-    samples = []
-    for number, (start, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True)):
-        shape = _encode_shape(stop - start)
-        values = [shape + ids[4 * start : 4 * stop]]
-        if flags is not None:
-            values.append(shape + flags[start:stop])
-        if sources is not None:
-            values.append(names[sources[number]])
-        if sides is not None:
-            values.append(SIDE_NAMES[sides[number]].encode())
-        sizes = list(map(len, values))
-        if sum(sizes) > _MAX_MDS_SHARD_BYTES - _MDS_SHARD_BYTES:
-            raise InputError(
-                f"A document of {stop - start:,} tokens is too long for an MDS shard, which holds at most 4 GiB; give "
-                "--to megatron or parquet."
-            )
-        head = [size.to_bytes(4, "little") for size in sizes]
-        column_slice = slice(8 * number, 8 * number + 8)
-        samples.append(b"".join([*head, *values, records[column_slice], pairs[column_slice]]))
-    return samples
+def _group_samples(samples: Iterator[bytes], header_size: int) -> Iterator[list[bytes]]:
+    """Yield the samples of each shard; each also takes an offset of 4 bytes."""
+    group: list[bytes] = []
+    size = header_size
+    for sample in samples:
+        if group and size + len(sample) + 4 > _MDS_SHARD_BYTES:
+            yield group
+            group, size = [], header_size
+        group.append(sample)
+        size += len(sample) + 4
+    if group:
+        yield group
+
+
+def _iter_samples(store: Store, tick: ProgressCallback) -> Iterator[bytes]:
+    names = [source.name.encode() for source in store.manifest.sources] if store.manifest else []
+    for documents in iter_document_ranges(store):
+        stops = np.cumsum(documents.lengths).tolist()
+        ids = to_int32(documents.ids).astype("<i4").tobytes()
+        flags = None if documents.trained is None else documents.trained.tobytes()
+        records = b"" if documents.records is None else documents.records.astype("<i8").tobytes()
+        pairs = b"" if documents.sides is None else documents.sides.pairs.astype("<i8").tobytes()
+        for number, (start, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True)):
+            shape = _encode_shape(stop - start)
+            values = [shape + ids[4 * start : 4 * stop]]
+            if flags is not None:
+                values.append(shape + flags[start:stop])
+            if documents.sources is not None:
+                values.append(names[documents.sources[number]])
+            if documents.sides is not None:
+                values.append(SIDE_NAMES[documents.sides.sides[number]].encode())
+            sizes = list(map(len, values))
+            if sum(sizes) > _MAX_MDS_SHARD_BYTES - _MDS_SHARD_BYTES:
+                raise InputError(
+                    f"A document of {stop - start:,} tokens is too long for an MDS shard, which holds at most 4 GiB; "
+                    "give --to megatron or parquet."
+                )
+            numbers = [column[8 * number : 8 * number + 8] for column in (records, pairs)]
+            yield b"".join([*(size.to_bytes(4, "little") for size in sizes), *values, *numbers])
+        tick(len(documents.lengths))
 
 
 def _encode_shape(size: int) -> bytes:
     """Encode the prefix of a one-dimensional array: rank and size width, then size."""
     code = 0 if size < 1 << 8 else 1 if size < 1 << 16 else 2
     return bytes([1 << 2 | code]) + size.to_bytes(1 << code, "little")
-
-
-@final
-class _MdsWriter:
-    def __init__(self, folder: Path, columns: dict[str, tuple[str, int | None]]) -> None:
-        self._folder = folder
-        self._config = {
-            "column_encodings": [encoding for encoding, _ in columns.values()],
-            "column_names": list(columns),
-            "column_sizes": [size for _, size in columns.values()],
-            "compression": None,
-            "format": "mds",
-            "hashes": [],
-            "size_limit": _MDS_SHARD_BYTES,
-            "version": 2,
-        }
-        self._head = json.dumps(self._config, sort_keys=True).encode()
-        self._samples: list[bytes] = []
-        self._bytes = 0
-        self._entries: list[dict[str, Any]] = []
-
-    def add(self, sample: bytes) -> None:
-        """Add a sample, after writing the shard if it would be too large."""
-        size = len(sample) + 4
-        if self._samples and 8 + len(self._head) + self._bytes + size > _MDS_SHARD_BYTES:
-            self._flush()
-        self._samples.append(sample)
-        self._bytes += size
-
-    def finish(self) -> None:
-        """Write the last shard and the index of all shards."""
-        if self._samples:
-            self._flush()
-        index = {"shards": self._entries, "version": 2}
-        write_file(self._folder / "index.json", json.dumps(index, sort_keys=True).encode())
-
-    def _flush(self) -> None:
-        name = f"shard.{len(self._entries):05d}.mds"
-        count = len(self._samples)
-        offsets = np.zeros(count + 1, np.int64)
-        np.cumsum([len(sample) for sample in self._samples], out=offsets[1:])
-        offsets += 4 + 4 * (count + 1) + len(self._head)
-        head = np.array([count], "<u4").tobytes() + offsets.astype("<u4").tobytes() + self._head
-        write_chunks(self._folder / name, [head, *self._samples])
-        data = {"basename": name, "bytes": int(offsets[-1]), "hashes": {}}
-        self._entries.append({**self._config, "raw_data": data, "samples": count, "zip_data": None})
-        self._samples, self._bytes = [], 0

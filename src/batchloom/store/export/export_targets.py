@@ -80,7 +80,14 @@ def export_store(
         StoreConflictError: ``out`` is not empty, or another run writes it.
         OutputError: ``out`` cannot be written.
     """
-    raise_problems(_list_problems(to, merge))
+    problems = []
+    if to not in EXPORT_TARGETS:
+        problems.append(f"to: {to!r} is not one of {', '.join(EXPORT_TARGETS)}{suggest(str(to), EXPORT_TARGETS)}")
+    if merge is not None and to != "megatron":
+        problems.append(f"merge: names the one prefix of --to megatron; --to {to} writes no prefix")
+    if merge is not None and not _NAME_PATTERN.fullmatch(merge):
+        problems.append(f"merge: {merge!r} is not a file name of letters, digits, '.', '_' and '-'")
+    raise_problems(problems)
     # Without verification, a flipped bit would go into files without checksums. A bare prefix has no checksums.
     store = open_store(path, split, generation=generation, verify="first-read" if Path(path).is_dir() else None)
     output_folder = Path(out)
@@ -92,35 +99,26 @@ def export_store(
     refuse_media(store.manifest, store.location.name, "an export")
     tick = progress or (lambda _: None)
     with _open_staging_folder(output_folder) as folder:
+        notes = []
         if to == "megatron" and merge is not None:
-            notes = export_merged(store, folder, merge, tick)
+            _write_prefix(store, folder / merge, tick)
         elif to == "megatron":
-            notes = export_shards(store, folder, tick)
+            _export_shards(store, folder, tick)
         elif to == "flat":
-            notes = export_flat(store, folder, tick)
+            notes = _export_flat(store, folder, tick)
         else:
             # Importing pyarrow takes long.
             tables = importlib.import_module("batchloom.store.export.export_tables")
             export = {"parquet": tables.export_parquet, "hf": tables.export_hf, "mds": tables.export_mds}[to]
             export(store, folder, tick)
-            notes = []
+    if to in ("megatron", "flat"):
+        notes = [*_list_losses(store), *notes]
     if store.contents.removed.size:
         notes = [*notes, f"{store.contents.removed.size:,} removed documents are left out."]
     if store.contents.synthetic:
         notes = [*notes, _SYNTHETIC_NOTE]
     sizes = [file.stat().st_size for file in output_folder.iterdir()]
     return ExportResult(output_folder, to, *store.contents.remaining_counts, len(sizes), sum(sizes), tuple(notes))
-
-
-def _list_problems(to: str, merge: str | None) -> list[str]:
-    problems = []
-    if to not in EXPORT_TARGETS:
-        problems.append(f"to: {to!r} is not one of {', '.join(EXPORT_TARGETS)}{suggest(str(to), EXPORT_TARGETS)}")
-    if merge is not None and to != "megatron":
-        problems.append(f"merge: names the one prefix of --to megatron; --to {to} writes no prefix")
-    if merge is not None and not _NAME_PATTERN.fullmatch(merge):
-        problems.append(f"merge: {merge!r} is not a file name of letters, digits, '.', '_' and '-'")
-    return problems
 
 
 @contextlib.contextmanager
@@ -130,8 +128,15 @@ def _open_staging_folder(out: Path) -> Iterator[Path]:
         raise StoreConflictError(f"{out} already exists and is not empty; choose another --out, or delete it.")
     folder = out.absolute().with_name(out.absolute().name + PARTIAL_SUFFIX)
     make_folder(folder)
-    with _lock_output(folder, out):
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
         with wrap_write_errors(folder):
+            lock_exclusively(
+                descriptor,
+                folder,
+                busy=lambda: f"Another run is exporting into {out}; wait for it, or choose another --out.",
+                ended=f"Another run that exported into {out} has just ended; give the command again.",
+            )
             for stale_file in folder.iterdir():
                 stale_file.unlink()
         try:
@@ -142,42 +147,25 @@ def _open_staging_folder(out: Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+    finally:
+        os.close(descriptor)
     sync_folder(out.absolute().parent)
 
 
-@contextlib.contextmanager
-def _lock_output(folder: Path, out: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with wrap_write_errors(folder):
-            lock_exclusively(
-                descriptor,
-                folder,
-                busy=lambda: f"Another run is exporting into {out}; wait for it, or choose another --out.",
-                ended=f"Another run that exported into {out} has just ended; give the command again.",
-            )
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def export_shards(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
-    """Export every shard as a Megatron prefix, by hard link or copy.
-
-    Returns notes on lost information, one sentence each.
-    """
+def _export_shards(store: Store, folder: Path, tick: ProgressCallback) -> None:
+    """Export every shard as a Megatron prefix, by hard link or copy."""
     for number, stem in enumerate(store.shards.stems):
-        first, stop = store.contents.removed.searchsorted(store.shards.bounds[number : number + 2]).tolist()
-        if first < stop:
-            _write_shard(store, number, folder / stem.name, tick)
+        first, stop = store.shards.bounds[number : number + 2]
+        if np.diff(store.contents.removed.searchsorted([first, stop])):
+            if read_remaining_lengths(store, first, stop).size:
+                _write_prefix(store, folder / stem.name, tick, number)
             continue
         _verify_shard(store, number)
         for suffix in (".bin", ".idx", ".mask"):
             source = stem.with_name(stem.name + suffix)
             if suffix != ".mask" or source.is_file():
                 _link_or_copy(source.resolve(), folder / source.name)
-        tick(store.shards.bounds[number + 1] - store.shards.bounds[number])
-    return _list_losses(store)
+        tick(stop - first)
 
 
 def _verify_shard(store: Store, number: int) -> None:
@@ -187,30 +175,11 @@ def _verify_shard(store: Store, number: int) -> None:
     """
     if store.manifest is None:
         return
-    entry = store.manifest.subsets[store.split].shards[number]
-    for suffix, expected_checksum in ((".bin", entry.bin), (".idx", entry.idx), (".mask", entry.mask)):
-        path = store.shards.stems[number].with_name(entry.name + suffix)
-        if expected_checksum is not None and compute_checksum(map_file(path)) != expected_checksum:
+    checksums = store.manifest.subsets[store.split].shards[number].checksums
+    for suffix in (".bin", ".idx", ".mask"):
+        path = store.shards.stems[number].with_suffix(suffix)
+        if suffix in checksums and compute_checksum(map_file(path)) != checksums[suffix]:
             raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK_REMEDY}")
-
-
-def _write_shard(store: Store, number: int, stem: Path, tick: ProgressCallback) -> None:
-    """Write a shard without its removed documents, or nothing if all are removed."""
-    lengths = read_remaining_lengths(store, *store.shards.bounds[number : number + 2])
-    if not lengths.size:
-        return
-    write_chunks(stem.with_suffix(".idx"), iter_index_chunks(lengths, store.dtype))
-    write_chunks(stem.with_suffix(".bin"), _iter_ids(iter_document_ranges(store, number), tick))
-    flags = np.concatenate(
-        [
-            document_range.trained
-            for document_range in iter_document_ranges(store, number)
-            if document_range.trained is not None
-        ]
-    )
-    if not flags.all():
-        trained = int(np.count_nonzero(flags))
-        write_chunks(stem.with_suffix(".mask"), iter_mask_chunks(flags.size, trained, [flags]))
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
@@ -224,22 +193,28 @@ def _link_or_copy(source: Path, target: Path) -> None:
                 os.fsync(file.fileno())
 
 
-def export_merged(store: Store, folder: Path, name: str, tick: ProgressCallback) -> list[str]:
-    """Export all shards as one Megatron prefix; return notes on losses."""
-    lengths = read_remaining_lengths(store, 0, len(store))
-    write_chunks(folder / f"{name}.idx", iter_index_chunks(lengths, store.dtype))
-    write_chunks(folder / f"{name}.bin", _iter_ids(iter_document_ranges(store), tick))
-    _write_mask(store, folder / f"{name}.mask")
-    return _list_losses(store)
+def _write_prefix(store: Store, stem: Path, tick: ProgressCallback, shard: int | None = None) -> None:
+    """Write the remaining documents of a shard, or of all, as one Megatron prefix."""
+    first, stop = (0, len(store)) if shard is None else store.shards.bounds[shard : shard + 2]
+    lengths = read_remaining_lengths(store, first, stop)
+    write_chunks(stem.with_name(f"{stem.name}.idx"), iter_index_chunks(lengths, store.dtype))
+    write_chunks(stem.with_name(f"{stem.name}.bin"), _iter_ids(iter_document_ranges(store, shard), tick))
+    _write_mask(store, stem, shard)
 
 
-def export_flat(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
+def _export_flat(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
     """Export all ids as a flat file with a JSON sidecar; return notes on losses."""
     name = store.split or store.path.name
-    ends = _EndTokenCheck(store.end_id)
-    write_chunks(folder / f"{name}.bin", _iter_ids(ends.watch(iter_document_ranges(store)), tick))
-    _write_mask(store, folder / f"{name}.mask")
-    clear = store.manifest is not None and ends.exact
+    are_exact: list[bool] = []
+
+    def iter_checked() -> Iterator[DocumentRange]:
+        for document_range in iter_document_ranges(store):
+            are_exact.append(_is_end_token_exact(document_range, store.end_id))
+            yield document_range
+
+    write_chunks(folder / f"{name}.bin", _iter_ids(iter_checked(), tick))
+    _write_mask(store, folder / name)
+    clear = store.manifest is not None and all(are_exact)
     facts = {
         "dtype": store.dtype.name,
         "eod": store.end_id if clear else None,
@@ -249,29 +224,18 @@ def export_flat(store: Store, folder: Path, tick: ProgressCallback) -> list[str]
         "tokenizer": store.manifest.tokenizer.name if store.manifest else None,
     }
     write_file(folder / f"{name}.json", json.dumps(facts, indent=1).encode() + b"\n")
-    notes = _list_losses(store)
-    if not clear:
-        notes.append(
-            "The flat file does not show where documents end: some lack the end token at their end, or contain it "
-            "inside. --to megatron keeps their bounds."
-        )
-    return notes
+    note = (
+        "The flat file does not show where documents end: some lack the end token at their end, or contain it "
+        "inside. --to megatron keeps their bounds."
+    )
+    return [] if clear else [note]
 
 
-class _EndTokenCheck:
-    """Check that the end token ends every document and occurs nowhere else."""
-
-    def __init__(self, end_id: int) -> None:
-        self._end_id = end_id
-        self.exact = True
-
-    def watch(self, document_ranges: Iterator[DocumentRange]) -> Iterator[DocumentRange]:
-        for document_range in document_ranges:
-            marks = document_range.ids == self._end_id
-            lasts = np.cumsum(document_range.lengths) - 1
-            all_ended = bool((document_range.lengths > 0).all() and marks[lasts].all())
-            self.exact &= all_ended and int(np.count_nonzero(marks)) == len(lasts)
-            yield document_range
+def _is_end_token_exact(document_range: DocumentRange, end_id: int) -> bool:
+    """Return whether the end token ends every document and occurs nowhere else."""
+    marks, lengths = document_range.ids == end_id, document_range.lengths
+    all_ended = bool((lengths > 0).all() and marks[np.cumsum(lengths) - 1].all())
+    return all_ended and int(np.count_nonzero(marks)) == len(lengths)
 
 
 def _iter_ids(document_ranges: Iterator[DocumentRange], tick: ProgressCallback) -> Iterator[memoryview]:
@@ -280,18 +244,19 @@ def _iter_ids(document_ranges: Iterator[DocumentRange], tick: ProgressCallback) 
         tick(len(document_range.lengths))
 
 
-def _write_mask(store: Store, path: Path) -> None:
-    if store.contents.trained_tokens < store.contents.remaining_counts[1]:
-        write_chunks(
-            path,
-            iter_mask_chunks(
-                store.contents.remaining_counts[1], store.contents.trained_tokens, _iter_mask_flags(store)
-            ),
-        )
+def _write_mask(store: Store, stem: Path, shard: int | None = None) -> None:
+    """Write the mask of a shard's documents, or of all, unless every token is trained."""
+    tokens, trained = store.contents.remaining_counts[1], store.contents.trained_tokens
+    if shard is not None:
+        counts = [(flags.size, int(np.count_nonzero(flags))) for flags in _iter_mask_flags(store, shard)]
+        tokens, trained = map(sum, zip(*counts, strict=True))
+    if trained < tokens:
+        chunks = iter_mask_chunks(tokens, trained, _iter_mask_flags(store, shard))
+        write_chunks(stem.with_name(f"{stem.name}.mask"), chunks)
 
 
-def _iter_mask_flags(store: Store) -> Iterator[NDArray[np.bool_]]:
-    for document_range in iter_document_ranges(store):
+def _iter_mask_flags(store: Store, shard: int | None) -> Iterator[NDArray[np.bool_]]:
+    for document_range in iter_document_ranges(store, shard):
         if document_range.trained is not None:
             yield document_range.trained
 
@@ -303,11 +268,10 @@ def _list_losses(store: Store) -> list[str]:
         notes.append(
             "These files do not show which answers are preferred: --to parquet, hf or mds keeps pair and side."
         )
-    masked = store.contents.remaining_counts[1] - store.contents.trained_tokens
-    if not masked:
-        return notes
-    note = (
-        f"{masked:,} of {store.contents.remaining_counts[1]:,} tokens are not trained. The .mask files say which; "
-        "batchloom applies them, Megatron and other readers do not."
-    )
-    return [*notes, note]
+    tokens = store.contents.remaining_counts[1]
+    if masked := tokens - store.contents.trained_tokens:
+        notes.append(
+            f"{masked:,} of {tokens:,} tokens are not trained. The .mask files say which; batchloom applies them, "
+            "Megatron and other readers do not."
+        )
+    return notes

@@ -181,6 +181,23 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     blobs_bytes: Size | None = None
     blobsums: Digest | None = None
 
+    @property
+    def checksums(self) -> dict[str, str]:
+        """Checksum of each file that the shard has, by suffix."""
+        checksums = {
+            ".bin": self.bin,
+            ".idx": self.idx,
+            ".docs": self.docs,
+            ".mask": self.mask,
+            ".pairs": self.pairs,
+            ".bands": self.bands,
+            ".sums": self.sums,
+            ".media": self.media,
+            ".blobs": self.blobs,
+            ".blobsums": self.blobsums,
+        }
+        return {suffix: checksum for suffix, checksum in checksums.items() if checksum is not None}
+
 
 class SubsetEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One subset (``train``, ``val``, ``test``): counts, lengths checksum and shards.

@@ -280,15 +280,3 @@ def encode_facts(facts: MediumFacts) -> tuple[int, int, int]:
     if isinstance(facts, FrameFacts):
         return facts.width, facts.height, facts.time
     return facts.width, facts.height, int(facts.animated)
-
-
-def find_blobs_fault(path: Path, media: MediaRows) -> str:
-    """Describe the mismatch of a ``.blobs`` file and its rows; empty if there is none."""
-    stored_mask = media.rows["blob"] != NOT_STORED
-    if not stored_mask.any():
-        return f"{path}: no medium of its shard is stored in it." if path.exists() else ""
-    ends = media.rows["blob"][stored_mask] + media.rows["size"][stored_mask]
-    size = len(map_file(path))
-    if int(ends.max()) != size:
-        return f"{path}: has {size:,} bytes, its media end at {int(ends.max()):,}."
-    return ""

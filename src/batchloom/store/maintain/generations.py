@@ -170,15 +170,7 @@ def list_generation_files(manifest: Manifest) -> set[str]:
         if subset.removed_file:
             file_names.add(f"{name}/{subset.removed_file}")
         for shard in subset.shards:
-            endings = ["bin", "idx", "docs"]
-            endings += ["mask"] if shard.mask else []
-            endings += ["pairs"] if shard.pairs else []
-            endings += ["bands"] if shard.bands else []
-            endings += ["sums"] if shard.sums else []
-            endings += ["media"] if shard.media else []
-            endings += ["blobs"] if shard.blobs else []
-            endings += ["blobsums"] if shard.blobsums else []
-            file_names |= {f"{name}/{shard.name}.{ending}" for ending in endings}
+            file_names |= {f"{name}/{shard.name}{suffix}" for suffix in shard.checksums}
     return file_names
 
 

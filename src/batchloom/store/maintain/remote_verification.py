@@ -75,20 +75,12 @@ def verify_remote_store(
             return open_store(base, subset, generation=number, cache=cache, cache_limit=_CACHE_BYTES)
 
         verdict = verify_store(
-            folder,
-            progress,
-            generation=generation,
-            provide_shard=copy.provide_shard,
-            open_subset=open_subset,
+            folder, progress, generation=generation, provide_shard=copy.provide_shard, open_subset=open_subset
         )
-    return _rename_result(verdict, str(folder), base)
-
-
-def _rename_result(verdict: VerificationResult, folder: str, base: str) -> VerificationResult:
-    """Replace the path of the copy by the store's URL in a result."""
+    # The faults name the URL instead of the copy.
     verdict.path = redact_url(base)
-    verdict.faults = [fault.replace(folder, verdict.path) for fault in verdict.faults]
-    verdict.used = verdict.used.replace(folder, verdict.path)
+    verdict.faults = [fault.replace(str(folder), verdict.path) for fault in verdict.faults]
+    verdict.used = verdict.used.replace(str(folder), verdict.path)
     return verdict
 
 
@@ -123,20 +115,7 @@ class _StoreCopy:
     @contextlib.contextmanager
     def provide_shard(self, stem: Path, entry: ShardEntry) -> Iterator[None]:
         """Provide the files of a shard while the context is open."""
-        optional_files = {
-            "mask": entry.mask,
-            "pairs": entry.pairs,
-            "bands": entry.bands,
-            "sums": entry.sums,
-        }
-        optional_files |= {"media": entry.media, "blobs": entry.blobs, "blobsums": entry.blobsums}
-        endings = [
-            "bin",
-            "idx",
-            "docs",
-            *(ending for ending, checksum in optional_files.items() if checksum),
-        ]
-        paths = [stem.with_suffix(f".{ending}") for ending in endings]
+        paths = [stem.with_suffix(suffix) for suffix in entry.checksums]
         for path in paths:
             self._copy_file(path.relative_to(self._folder).as_posix())
         try:

@@ -7,9 +7,9 @@ the files of older generations.
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple, final
@@ -27,8 +27,6 @@ from batchloom.store.format.manifest import (
     Manifest,
     RemovedEntry,
     ShardEntry,
-    SourceEntry,
-    StoreCounts,
     SubsetEntry,
     read_manifest,
 )
@@ -48,9 +46,9 @@ from batchloom.store.maintain.generations import (
 from batchloom.store.read.document_walk import iter_document_ranges, read_remaining_lengths
 from batchloom.store.read.store_opening import open_store
 from batchloom.store.read.store_reader import Store
+from batchloom.store.read.subset_reader import count_trained_tokens
 from batchloom.store.write.store_writer import LengthsWriter, ShardWriter, sync_folder, write_file
 
-_BATCH_DOCUMENTS = 1024
 _NUMBER_PATTERN = re.compile(rf"({'|'.join(SUBSETS)}):(\d{{1,18}})")
 _HASH_PATTERN = re.compile(r"[0-9a-fA-F]{32}")
 _RECORD_PATTERN = re.compile(r"(\S.*?)\s+(\d{1,18})")
@@ -70,113 +68,83 @@ class SelectionLine(NamedTuple):
     text: str
 
 
-@dataclass(slots=True)
-class NamedDocuments:
-    """Requested documents, by the way they are named.
-
-    Attributes:
-        sources: indices of sources whose documents are all selected.
-        numbers: for each subset, document numbers with their lines.
-        hashes: (high, low) halves of hashes with their lines.
-        records: (source name, record) pairs with their lines.
-    """
-
-    sources: set[int] = field(default_factory=set)
-    numbers: dict[str, dict[int, SelectionLine]] = field(default_factory=dict)
-    hashes: dict[tuple[int, int], SelectionLine] = field(default_factory=dict)
-    records: dict[tuple[str, int], SelectionLine] = field(default_factory=dict)
-
-
-def add_named_sources(named_documents: NamedDocuments, patterns: Sequence[str], manifest: Manifest) -> None:
-    """Add all documents of sources or data sets that match the names or globs."""
-    # Most sources have no data set; an empty name must not match all of them.
-    source_names = [[name for name in (source.name, source.dataset) if name] for source in manifest.sources]
-    for pattern in patterns:
-        matches = {n for n, names in enumerate(source_names) if pattern in names}
-        matches = matches or {
-            n for n, names in enumerate(source_names) if any(fnmatchcase(name, pattern) for name in names)
-        }
-        if not matches:
-            hint = suggest(pattern, [name for names in source_names for name in names])
-            raise InputError(
-                f"sources: no source of the store is called {quote_value(pattern)}{hint or '.'} batchloom log "
-                "--json lists them; * and ? stand for any characters."
-            )
-        named_documents.sources |= matches
-
-
-def add_named_documents(named_documents: NamedDocuments, path: Path, manifest: Manifest) -> None:
-    """Add the documents listed in a file; empty lines and lines with # are skipped."""
-    try:
-        text = read_regular_file(path).decode("utf-8-sig")
-    except FileNotFoundError as error:
-        remedy = "name a file that lists documents"
-        raise InputMissingError(describe_missing_path(str(path), remedy)) from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {describe_os_error(error)}.") from error
-    problems: list[str] = []
-    for count, raw in enumerate(text.splitlines(), 1):
-        line = SelectionLine(count, raw.strip())
-        if line.text and not line.text.startswith("#") and (fault := _add_line(named_documents, line, manifest)):
-            problems.append(f"{path}:{count}: {fault}")
-    if problems:
-        more = f"\nand {len(problems) - _MAX_LISTED:,} more" if len(problems) > _MAX_LISTED else ""
-        raise InputError("\n".join(problems[:_MAX_LISTED]) + more + f"\n{_FORMS_HINT}.")
-
-
-def _add_line(named_documents: NamedDocuments, line: SelectionLine, manifest: Manifest) -> str:
-    """Add the document of a line; return the fault of an invalid line, else ""."""
-    if match := _NUMBER_PATTERN.fullmatch(line.text):
-        subset, number = match[1], int(match[2])
-        document_count = manifest.subsets[subset].documents if subset in manifest.subsets else 0
-        if number >= document_count:
-            return f"there is no document {line.text}: subset {subset} has {document_count:,}, numbered from 0"
-        named_documents.numbers.setdefault(subset, {})[number] = line
-    elif _HASH_PATTERN.fullmatch(line.text):
-        value = int(line.text, 16)
-        named_documents.hashes[value >> 64, value & 0xFFFFFFFFFFFFFFFF] = line
-    elif match := _RECORD_PATTERN.fullmatch(line.text):
-        named_documents.records[match[1], int(match[2])] = line
-    else:
-        return f"{quote_value(line.text)} names no document"
-    return ""
-
-
 @final
 class DocumentSelection:
-    """Matcher of named documents, shard by shard, that records which lines matched.
+    """Documents named by their sources or by a list, and the lines that matched.
 
-    ``manifest`` is that of the store.
+    Args:
+        manifest: manifest of the store.
+        patterns: names or globs of sources or data sets.
+        documents_file: list of documents; None for none.
     """
 
-    def __init__(self, named_documents: NamedDocuments, manifest: Manifest) -> None:
-        self._named_documents = named_documents
-        part_selected: list[bool] = []
-        records: dict[int, SelectionLine] = {}
-        part_ranges: dict[str, list[tuple[int, int, int]]] = {}
+    def __init__(self, manifest: Manifest, patterns: Sequence[str], documents_file: Path | None) -> None:
+        self._sources = _find_sources(manifest, patterns)
+        self._numbers: dict[str, set[int]] = {}
+        self._hashes: dict[tuple[int, int], SelectionLine] = {}
+        # Lines of records by part and record, as one number; and lines whose record was not read.
+        self._records: dict[int, SelectionLine] = {}
+        self._unread: set[SelectionLine] = set()
+        self._matched_lines: set[SelectionLine] = set()
+        # For each source name: number of each part, and the records before and in it.
+        self._part_ranges: dict[str, list[tuple[int, int, int]]] = {}
+        # Unlisted parts are mapped to the last element, which is never selected.
+        self._part_selected = np.zeros(sum(len(source.parts) for source in manifest.sources) + 1, bool)
         part = 0
         for number, source in enumerate(manifest.sources):
             first_record = 0
             for entry in source.parts:
-                part_selected.append(number in named_documents.sources)
-                part_ranges.setdefault(source.name, []).append((part, first_record, entry.records))
-                first_record += entry.records
-                part += 1
-        for (name, record), line in named_documents.records.items():
-            for part_index, first_record, count in part_ranges.get(name, ()):
-                if first_record <= record < first_record + count:
-                    records[part_index << _RECORD_BITS | record - first_record] = line
-        # Unlisted parts are mapped to the last element, which is never selected.
-        self._part_selected = np.array([*part_selected, False])
-        self._numbers = {
-            subset: np.array(sorted(numbers), np.int64) for subset, numbers in named_documents.numbers.items()
-        }
-        self._records = records
-        self._keys = np.array(sorted(records), np.uint64)
-        self._high = np.array(sorted({high for high, _ in named_documents.hashes}), np.uint64)
-        self._matched_lines: set[SelectionLine] = set()
+                self._part_selected[part] = number in self._sources
+                self._part_ranges.setdefault(source.name, []).append((part, first_record, entry.records))
+                first_record, part = first_record + entry.records, part + 1
+        if documents_file is not None:
+            self._add_file(documents_file, manifest)
+        self._keys = np.array(sorted(self._records), np.uint64)
+        self._high = np.array(sorted({high for high, _ in self._hashes}), np.uint64)
+
+    def _add_file(self, path: Path, manifest: Manifest) -> None:
+        """Add the documents listed in a file; empty lines and lines with # are skipped."""
+        try:
+            text = read_regular_file(path).decode("utf-8-sig")
+        except FileNotFoundError as error:
+            remedy = "name a file that lists documents"
+            raise InputMissingError(describe_missing_path(str(path), remedy)) from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {describe_os_error(error)}.") from error
+        problems: list[str] = []
+        for count, raw in enumerate(text.splitlines(), 1):
+            line = SelectionLine(count, raw.strip())
+            if line.text and not line.text.startswith("#") and (fault := self._add_line(line, manifest)):
+                problems.append(f"{path}:{count}: {fault}")
+        if problems:
+            more = f"\nand {len(problems) - _MAX_LISTED:,} more" if len(problems) > _MAX_LISTED else ""
+            raise InputError("\n".join(problems[:_MAX_LISTED]) + more + f"\n{_FORMS_HINT}.")
+
+    def _add_line(self, line: SelectionLine, manifest: Manifest) -> str:
+        """Add the document of a line; return the fault of an invalid line, else ""."""
+        if match := _NUMBER_PATTERN.fullmatch(line.text):
+            subset, number = match[1], int(match[2])
+            document_count = manifest.subsets[subset].documents if subset in manifest.subsets else 0
+            if number >= document_count:
+                return f"there is no document {line.text}: subset {subset} has {document_count:,}, numbered from 0"
+            self._numbers.setdefault(subset, set()).add(number)
+        elif _HASH_PATTERN.fullmatch(line.text):
+            value = int(line.text, 16)
+            self._hashes[value >> 64, value & 0xFFFFFFFFFFFFFFFF] = line
+        elif match := _RECORD_PATTERN.fullmatch(line.text):
+            record = int(match[2])
+            keys = [
+                part << _RECORD_BITS | record - first
+                for part, first, count in self._part_ranges.get(match[1], ())
+                if first <= record < first + count
+            ]
+            self._records |= dict.fromkeys(keys, line)
+            self._unread |= set() if keys else {line}
+        else:
+            return f"{quote_value(line.text)} names no document"
+        return ""
 
     def select_in_shard(self, subset: str, first: int, provenance: ProvenanceTable) -> NDArray[np.int64]:
         """Return the numbers of the named documents of a shard, ascending, int64.
@@ -193,29 +161,40 @@ class DocumentSelection:
         if self._high.size:
             for row in np.flatnonzero(np.isin(provenance.hashes[:, 1], self._high)).tolist():
                 low, high = provenance.hashes[row].tolist()
-                if line := self._named_documents.hashes.get((high, low)):
+                if line := self._hashes.get((high, low)):
                     is_selected[row] = True
                     self._matched_lines.add(line)
-        numbers = self._numbers.get(subset, np.zeros(0, np.int64))
-        begin, end = numbers.searchsorted([first, first + len(provenance)])
-        is_selected[numbers[begin:end] - first] = True
+        rows = np.array(sorted(self._numbers.get(subset, ())), np.int64) - first
+        is_selected[rows[(rows >= 0) & (rows < len(provenance))]] = True
         return np.flatnonzero(is_selected) + first
 
     def list_absent(self) -> tuple[str, ...]:
         """List the lines that match no document and no record read, in file order."""
-        lines: Iterable[SelectionLine] = (
-            *self._named_documents.hashes.values(),
-            *self._named_documents.records.values(),
-        )
-        return _list_line_texts({*lines} - self._matched_lines - {*self._records.values()})
+        return tuple(line.text for line in sorted(self._unread | {*self._hashes.values()} - self._matched_lines))
 
     def list_left_out(self) -> tuple[str, ...]:
         """List the lines of records that were read but have no document, in file order."""
-        return _list_line_texts({*self._records.values()} - self._matched_lines)
+        return tuple(line.text for line in sorted({*self._records.values()} - self._matched_lines))
 
 
-def _list_line_texts(lines: Iterable[SelectionLine]) -> tuple[str, ...]:
-    return tuple(line.text for line in sorted(lines))
+def _find_sources(manifest: Manifest, patterns: Sequence[str]) -> set[int]:
+    """Return the indices of sources that match names or globs, also of data sets."""
+    # Most sources have no data set; an empty name must not match all of them.
+    source_names = [[name for name in (source.name, source.dataset) if name] for source in manifest.sources]
+    selected_sources: set[int] = set()
+    for pattern in patterns:
+        matches = {n for n, names in enumerate(source_names) if pattern in names}
+        matches = matches or {
+            n for n, names in enumerate(source_names) if any(fnmatchcase(name, pattern) for name in names)
+        }
+        if not matches:
+            hint = suggest(pattern, [name for names in source_names for name in names])
+            raise InputError(
+                f"sources: no source of the store is called {quote_value(pattern)}{hint or '.'} batchloom log "
+                "--json lists them; * and ? stand for any characters."
+            )
+        selected_sources |= matches
+    return selected_sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,14 +261,20 @@ def remove_documents(
         raise SettingsError([problem])
     with nullcontext() if dry_run else lock_store(folder):
         base = read_manifest(folder)
-        named_documents = NamedDocuments()
-        add_named_sources(named_documents, sources, base)
-        if documents_file is not None:
-            add_named_documents(named_documents, Path(documents_file), base)
-        selection = DocumentSelection(named_documents, base)
-        selected_documents = {name: _select_documents(folder, name, base, selection) for name in base.subsets}
-        documents_to_remove, already_removed = _split_already_removed(selected_documents)
-        source_summary = _summarize_sources(documents_to_remove, base)
+        selection = DocumentSelection(base, sources, None if documents_file is None else Path(documents_file))
+        documents_to_remove: _SelectedDocuments = {}
+        counts = _PartCounts(base)
+        already_removed = remaining_count = 0
+        for name in base.subsets:
+            store, numbers = _select_documents(folder, name, base, selection)
+            is_removed = mask_removed(store.contents.removed, numbers)
+            already_removed += int(np.count_nonzero(is_removed))
+            numbers = numbers[~is_removed]
+            remaining_count += len(store) - store.contents.removed.size - len(numbers)
+            if numbers.size:
+                documents_to_remove[name] = store, numbers
+                counts.add(store, numbers)
+        source_summary = counts.list_by_source()
         new_generation = None
         if not dry_run and source_summary:
             refuse_unfinished(folder)
@@ -303,7 +288,7 @@ def remove_documents(
         already_removed,
         selection.list_absent(),
         selection.list_left_out(),
-        _is_all_removed(selected_documents, documents_to_remove),
+        emptied=not remaining_count,
     )
 
 
@@ -325,40 +310,54 @@ def _select_documents(
     return store, numbers
 
 
-def _split_already_removed(selected_documents: _SelectedDocuments) -> tuple[_SelectedDocuments, int]:
-    """Return the documents to remove, and the number of those removed before."""
-    documents_to_remove: _SelectedDocuments = {}
-    already_removed = 0
-    for name, (store, numbers) in selected_documents.items():
-        is_removed = mask_removed(store.contents.removed, numbers)
-        already_removed += int(np.count_nonzero(is_removed))
-        if not is_removed.all():
-            documents_to_remove[name] = store, numbers[~is_removed]
-    return documents_to_remove, already_removed
+@final
+class _PartCounts:
+    """Number of selected documents and tokens of each part of a store."""
 
+    def __init__(self, base: Manifest) -> None:
+        self._base = base
+        parts = sum(len(source.parts) for source in base.sources)
+        self._documents, self._tokens = np.zeros(parts, np.int64), np.zeros(parts, np.int64)
 
-def _is_all_removed(selected_documents: _SelectedDocuments, documents_to_remove: _SelectedDocuments) -> bool:
-    """Return whether no document remains after the removal."""
-    stores = [store for store, _ in selected_documents.values()]
-    removed_count = sum(len(numbers) for _, numbers in documents_to_remove.values())
-    return removed_count + sum(store.contents.removed.size for store in stores) == sum(map(len, stores))
+    def add(self, store: Store, numbers: NDArray[np.int64]) -> None:
+        """Count documents, ascending."""
+        for shard, first in enumerate(store.shards.bounds[:-1]):
+            begin, end = numbers.searchsorted([first, store.shards.bounds[shard + 1]])
+            if begin < end:
+                parts = store.provenance.shard(shard).parts[numbers[begin:end] - first]
+                np.add.at(self._documents, parts, 1)
+                np.add.at(self._tokens, parts, store.lengths.take(numbers[begin:end]).astype(np.int64))
 
+    def list_by_source(self) -> tuple[tuple[str, int, int], ...]:
+        """Return name, documents and tokens of each source that has selected documents."""
+        documents, tokens = self._sum_by_source()
+        return tuple((self._base.sources[n].name, documents[n], tokens[n]) for n in np.flatnonzero(documents).tolist())
 
-def _summarize_sources(documents_to_remove: _SelectedDocuments, base: Manifest) -> tuple[tuple[str, int, int], ...]:
-    """Return name, documents and tokens of each affected source."""
-    source_by_part = np.repeat(np.arange(len(base.sources)), [len(source.parts) for source in base.sources])
-    documents = np.zeros(len(base.sources), np.int64)
-    tokens = np.zeros(len(base.sources), np.int64)
-    for store, numbers in documents_to_remove.values():
-        for shard in range(len(store.shards)):
-            first, stop = store.shards.bounds[shard], store.shards.bounds[shard + 1]
-            begin, end = numbers.searchsorted([first, stop])
-            shard_documents = numbers[begin:end]
-            source_indices = source_by_part[store.provenance.shard(shard).parts[shard_documents - first]]
-            lengths = store.lengths.take(shard_documents).astype(np.int64)
-            np.add.at(documents, source_indices, 1)
-            np.add.at(tokens, source_indices, lengths)
-    return tuple((base.sources[n].name, int(documents[n]), int(tokens[n])) for n in np.flatnonzero(documents).tolist())
+    def subtract(self, subsets: dict[str, SubsetEntry]) -> Manifest:
+        """Return the manifest without the counted documents, with the given subsets."""
+        base, (documents, tokens) = self._base, self._sum_by_source()
+        dropped = Counter(base.counts.dropped)
+        if removed_count := sum(documents):
+            dropped[_REMOVED_REASON] += removed_count
+        counts = replace(
+            base.counts,
+            documents=sum(entry.documents for entry in subsets.values()),
+            tokens=sum(entry.tokens for entry in subsets.values()),
+            dropped=dict(sorted(dropped.items())),
+        )
+        sources = tuple(
+            replace(source, documents=source.documents - documents[n], tokens=source.tokens - tokens[n])
+            for n, source in enumerate(base.sources)
+        )
+        return replace(base, subsets=subsets, counts=counts, sources=sources)
+
+    def _sum_by_source(self) -> tuple[list[int], list[int]]:
+        part_ends = np.cumsum([len(source.parts) for source in self._base.sources], dtype=np.int64)
+        documents, tokens = (
+            np.diff(np.concatenate([[0], np.cumsum(column)])[part_ends], prepend=0).tolist()
+            for column in (self._documents, self._tokens)
+        )
+        return documents, tokens
 
 
 def _commit_removal(
@@ -377,24 +376,13 @@ def _commit_removal(
             number,
             int(removed_documents.size),
             tokens + (old.tokens if old else 0),
-            _count_trained_tokens(store, numbers) + (old.trained if old else 0),
+            count_trained_tokens(store.mask, store.lengths, numbers) + (old.trained if old else 0),
             file,
         )
         subsets[name] = replace(subsets[name], removed=entry)
     write_generation_report(folder, number, {"removed": selected})
     commit_manifest(folder, base, make_successor(base, replace(base, subsets=subsets), "removed", selected))
     return number
-
-
-def _count_trained_tokens(store: Store, numbers: NDArray[np.int64]) -> int:
-    """Count the trained tokens of documents in bounded batches."""
-    trained = 0
-    for start in range(0, numbers.size, _BATCH_DOCUMENTS):
-        batch = numbers[start : start + _BATCH_DOCUMENTS]
-        lengths = store.lengths.take(batch).astype(np.int64)
-        masks = store.mask(batch, np.zeros_like(batch), lengths)
-        trained += sum(int(np.count_nonzero(mask)) for mask in masks)
-    return trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,42 +452,34 @@ def _write_compacted(folder: Path, base: Manifest, tick: Callable[[int], None]) 
     """Write the compacted shards; return the manifest and the number of new shards."""
     numbers, rewritten = next_shard_numbers(base), 0
     subsets: dict[str, SubsetEntry] = {}
-    removed_counts = _RemovedCounts(base)
+    counts = _PartCounts(base)
     for name, entry in base.subsets.items():
         # Without verification, a flipped bit would be copied and get a valid checksum.
         store = open_store(folder, name, generation=base.generation, verify="first-read")
-        if not store.contents.removed.size and len(entry.all_layers) == 1:
+        removed = store.contents.removed
+        if not removed.size and len(entry.all_layers) == 1:
             subsets[name] = entry
             continue
+        counts.add(store, removed)
         shards: list[ShardEntry] = []
         for shard, old in enumerate(entry.shards):
-            removed_documents = _list_removed(store, shard)
-            if not removed_documents.size:
+            bounds = store.shards.bounds[shard : shard + 2]
+            begin, end = removed.searchsorted(bounds)
+            if begin == end:
                 shards.append(old)
-                continue
-            removed_counts.count(store, shard, removed_documents)
-            if removed_documents.size < old.documents:
+            elif end - begin < old.documents:
                 stem = folder / name / format_shard_name(numbers[name])
-                shards.append(_write_compacted_shard(store, entry, shard, removed_documents, stem, tick))
+                shards.append(_write_compacted_shard(store, old, shard, removed[begin:end] - bounds[0], stem, tick))
                 numbers[name] += 1
                 rewritten += 1
         if shards:
             subsets[name] = _make_subset_entry(store, shards, base.generation + 1)
-    return replace(
-        base, subsets=subsets, counts=removed_counts.counts(subsets), sources=removed_counts.sources()
-    ), rewritten
-
-
-def _list_removed(store: Store, shard: int) -> NDArray[np.int64]:
-    """Return the rows of a shard's removed documents."""
-    bounds = store.shards.bounds[shard : shard + 2]
-    begin, end = store.contents.removed.searchsorted(bounds)
-    return store.contents.removed[begin:end] - bounds[0]
+    return counts.subtract(subsets), rewritten
 
 
 def _write_compacted_shard(
     store: Store,
-    entry: SubsetEntry,
+    old: ShardEntry,
     shard: int,
     removed_documents: NDArray[np.int64],
     stem: Path,
@@ -507,7 +487,7 @@ def _write_compacted_shard(
 ) -> ShardEntry:
     """Write a shard without its removed documents, under a new name."""
     writer = ShardWriter(stem, store.dtype)
-    old, folder = entry.shards[shard], store.path / store.split
+    folder = store.path / store.split
     try:
         for document_range in iter_document_ranges(store, shard):
             writer.append(document_range.ids, document_range.trained)
@@ -552,42 +532,3 @@ def _make_subset_entry(store: Store, shards: list[ShardEntry], generation: int) 
         layers=(LayerEntry(generation, documents, lengths, header_checksum),),
         sums=header_checksum,
     )
-
-
-class _RemovedCounts:
-    """Removed documents and tokens per part, and the manifest counts without them."""
-
-    def __init__(self, base: Manifest) -> None:
-        self._base = base
-        parts = sum(len(source.parts) for source in base.sources)
-        self._documents, self._tokens = np.zeros(parts, np.int64), np.zeros(parts, np.int64)
-
-    def count(self, store: Store, shard: int, removed_documents: NDArray[np.int64]) -> None:
-        parts = store.provenance.shard(shard).parts[removed_documents]
-        lengths = store.lengths.take(removed_documents + store.shards.bounds[shard]).astype(np.int64)
-        np.add.at(self._documents, parts, 1)
-        np.add.at(self._tokens, parts, lengths)
-
-    def sources(self) -> tuple[SourceEntry, ...]:
-        updated_sources, part = [], 0
-        for source in self._base.sources:
-            part_slice = slice(part, part := part + len(source.parts))
-            updated_sources.append(
-                replace(
-                    source,
-                    documents=source.documents - int(self._documents[part_slice].sum()),
-                    tokens=source.tokens - int(self._tokens[part_slice].sum()),
-                )
-            )
-        return tuple(updated_sources)
-
-    def counts(self, subsets: dict[str, SubsetEntry]) -> StoreCounts:
-        dropped = Counter(self._base.counts.dropped)
-        if removed_count := int(self._documents.sum()):
-            dropped[_REMOVED_REASON] += removed_count
-        return replace(
-            self._base.counts,
-            documents=sum(entry.documents for entry in subsets.values()),
-            tokens=sum(entry.tokens for entry in subsets.values()),
-            dropped=dict(sorted(dropped.items())),
-        )

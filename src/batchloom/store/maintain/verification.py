@@ -1,6 +1,6 @@
 """Verification of a local store: checksums, id ranges and counts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,16 +15,21 @@ from batchloom.core.errors import BatchloomError, GenerationError, StoreError
 from batchloom.core.files import read_regular_file
 from batchloom.core.wording import format_count
 from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums, compute_file_checksums
-from batchloom.store.format.layout import LENGTHS_NAME, QUARANTINE_NAME, SMALL_FILE_LIMIT, TOKEN_DTYPES
+from batchloom.store.format.layout import (
+    LENGTHS_NAME,
+    QUARANTINE_NAME,
+    SMALL_FILE_LIMIT,
+    TOKEN_DTYPES,
+    compute_checksum,
+)
 from batchloom.store.format.manifest import (
-    GenerationEntry,
     Manifest,
     ShardEntry,
     SubsetEntry,
     make_generation_entry,
     read_manifest,
 )
-from batchloom.store.format.media_index import find_blobs_fault, map_media
+from batchloom.store.format.media_index import NOT_STORED, map_media
 from batchloom.store.format.megatron_index import map_file, map_index
 from batchloom.store.format.provenance import map_provenance
 from batchloom.store.format.shard_sidecars import compute_pair_numbers, map_mask, map_pair_index, map_signature_file
@@ -123,8 +128,11 @@ def verify_store(
             f"{format_count(len(subset.shards), 'shard')}"
         )
     if manifest.history:
-        verdict.facts["generation"] = _describe_generations(manifest)
-        verdict.faults += list_older_faults(folder, manifest)
+        older_numbers = ", ".join(map(str, manifest.readable[:-1])) or "none"
+        verdict.facts["generation"] = (
+            f"{manifest.generation} ({manifest.history[-1].made}); older ones that can be read: {older_numbers}"
+        )
+        verdict.faults += _list_older_faults(folder, manifest)
     if manifest.processor is not None:
         verdict.facts["processor"] = f"{manifest.processor.name}, {manifest.processor.fingerprint}"
         try:
@@ -137,7 +145,7 @@ def verify_store(
         verdict.facts["preferences"] = _PREFERENCE_DESCRIPTIONS[manifest.preferences]
     if not verdict.faults:
         try:
-            verdict.faults += list_count_faults(folder, manifest)
+            verdict.faults += _list_count_faults(folder, manifest)
         except StoreError as error:
             verdict.faults.append(str(error))
         _check_content(folder, manifest, verdict, open_subset)
@@ -145,11 +153,6 @@ def verify_store(
     older = "" if generation is None else f" --generation {generation}"
     verdict.used = describe_use(verdict, counts, older)
     return verdict
-
-
-def _describe_generations(manifest: Manifest) -> str:
-    older = ", ".join(map(str, manifest.readable[:-1]))
-    return f"{manifest.generation} ({manifest.history[-1].made}); older ones that can be read: {older or 'none'}"
 
 
 def verify_synthetic(name: str) -> VerificationResult:
@@ -228,15 +231,15 @@ def _list_subset_faults(
     provide_shard: Callable[[Path, ShardEntry], AbstractContextManager[None]],
 ) -> list[str]:
     faults = []
-    dtype = TOKEN_DTYPES[manifest.dtype]
     try:
         names = zip(subset.length_files, subset.length_checksum_files, subset.all_layers, strict=True)
         for file, checksum_file, layer in names:
-            view = map_file(folder / file)
-            if xxhash.xxh3_128_hexdigest(view) != layer.lengths:
-                faults.append(f"{folder / file}: checksum differs from the manifest's.")
-            else:
-                faults += _list_length_checksum_faults(folder / checksum_file, view, layer.sums)
+            layer_faults = _list_checksum_faults(folder / file, layer.lengths)
+            if not layer_faults:
+                checksums = BlockChecksums(COUNTED_ENTRY_BYTES)
+                checksums.append(map_file(folder / file))
+                layer_faults = _list_block_checksum_faults(folder / checksum_file, layer.sums, checksums)
+            faults += layer_faults
         lengths = map_lengths(folder, subset)
     except StoreError as error:
         return [*faults, str(error)]
@@ -247,28 +250,23 @@ def _list_subset_faults(
         stem = folder / shard.name
         try:
             with provide_shard(stem, shard):
-                faults += _list_shard_faults(
-                    stem, shard, shard_lengths, dtype, manifest.tokenizer.vocab_size, on_bytes_read
-                )
+                faults += _list_shard_faults(stem, shard, shard_lengths, manifest, on_bytes_read)
                 if manifest.preferences:
                     pair_faults, last = _list_pair_faults(stem, shard, manifest, last)
                     faults += pair_faults
-                elif (path := stem.with_suffix(".pairs")).exists():
-                    faults.append(f"{path}: the manifest lists no preferences.")
         except StoreError as error:
             faults.append(str(error))
-    return faults or list_removed_faults(folder, subset)
+    return faults or _list_removed_faults(folder, subset)
 
 
 def _list_shard_faults(
     stem: Path,
     shard: ShardEntry,
     lengths: NDArray[np.uint32],
-    dtype: np.dtype[np.generic],
-    vocabulary: int,
+    manifest: Manifest,
     on_bytes_read: Callable[[int], None],
 ) -> list[str]:
-    faults = []
+    faults, dtype = [], TOKEN_DTYPES[manifest.dtype]
     index = map_index(stem.with_suffix(".idx"))
     if not np.array_equal(index.lengths, lengths):
         faults.append(f"{stem}.idx: its lengths differ from {LENGTHS_NAME}.")
@@ -276,11 +274,18 @@ def _list_shard_faults(
         faults.append(f"{stem}.idx: holds {index.dtype.name} tokens, the manifest says {dtype.name}.")
     if len(map_provenance(stem.with_suffix(".docs"))) != shard.documents:
         faults.append(f"{stem}.docs: does not have the manifest's {shard.documents} documents.")
-    for suffix, expected in ((".idx", shard.idx), (".docs", shard.docs)):
-        if xxhash.xxh3_128_hexdigest(map_file(stem.with_suffix(suffix))) != expected:
-            faults.append(f"{stem}{suffix}: checksum differs from the manifest's.")
-    faults += _list_mask_faults(stem, shard) + _list_signature_faults(stem, shard)
-    faults += _list_media_faults(stem, shard, lengths)
+    if shard.bands is not None:
+        map_signature_file(stem.with_suffix(".bands"), shard.documents)
+    for suffix, checksum in shard.checksums.items():
+        # The blocks of these two are hashed with the tokens; .sums files are compared as a whole.
+        if suffix not in (".bin", ".sums", ".blobsums"):
+            faults += _list_checksum_faults(stem.with_suffix(suffix), checksum)
+    faults += [
+        f"{path}: the manifest does not list it."
+        for path in map(stem.with_suffix, (".mask", ".pairs", ".bands", ".media", ".blobs", ".blobsums"))
+        if path.suffix not in shard.checksums and path.exists()
+    ]
+    faults += _list_mask_faults(stem, shard) + _list_media_faults(stem, shard, lengths)
     view = map_file(stem.with_suffix(".bin"))
     if len(view) != shard.bytes:
         return [*faults, f"{stem}.bin: has {len(view)} bytes, the manifest says {shard.bytes}."]
@@ -289,8 +294,14 @@ def _list_shard_faults(
     if digest != shard.bin:
         faults.append(f"{stem}.bin: checksum differs from the manifest's.")
     else:
-        faults += _list_checksum_faults(stem.with_suffix(".sums"), shard.sums, checksums)
-    return faults + _list_range_faults(f"{stem}.bin", lowest, highest, vocabulary)
+        faults += _list_block_checksum_faults(stem.with_suffix(".sums"), shard.sums, checksums)
+    return faults + _list_range_faults(f"{stem}.bin", lowest, highest, manifest.tokenizer.vocab_size)
+
+
+def _list_checksum_faults(path: Path, expected_checksum: str | None) -> list[str]:
+    if compute_checksum(map_file(path)) == expected_checksum:
+        return []
+    return [f"{path}: checksum differs from the manifest's."]
 
 
 def _scan_tokens(
@@ -328,61 +339,42 @@ def _list_range_faults(name: str, lowest: int, highest: int, vocabulary: int | N
 
 def _list_mask_faults(stem: Path, shard: ShardEntry) -> list[str]:
     path = stem.with_suffix(".mask")
-    if shard.mask is None:
-        return [f"{path}: the manifest lists no mask of this shard."] if path.exists() else []
-    mask = map_mask(path, shard.tokens)
-    faults = []
-    if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.mask:
-        faults.append(f"{path}: checksum differs from the manifest's.")
-    if not mask.count() == mask.trained == shard.trained:
-        faults.append(
-            f"{path}: {mask.count():,} bits are set, its header says {mask.trained:,} trained tokens, "
-            f"the manifest {shard.trained:,}."
-        )
-    return faults
-
-
-def _list_signature_faults(stem: Path, shard: ShardEntry) -> list[str]:
-    path = stem.with_suffix(".bands")
-    if shard.bands is None:
-        return [f"{path}: the manifest lists no MinHash signatures of this shard."] if path.exists() else []
-    map_signature_file(path, shard.documents)
-    if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.bands:
-        return [f"{path}: checksum differs from the manifest's."]
-    return []
+    mask = None if shard.mask is None else map_mask(path, shard.tokens)
+    if mask is None or mask.count() == mask.trained == shard.trained:
+        return []
+    counts = f"{mask.count():,} bits are set, its header says {mask.trained:,} trained tokens, the manifest"
+    return [f"{path}: {counts} {shard.trained:,}."]
 
 
 def _list_media_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32]) -> list[str]:
     path, blobs = stem.with_suffix(".media"), stem.with_suffix(".blobs")
     if shard.media is None:
-        return [f"{file_path}: the manifest lists no media." for file_path in (path, blobs) if file_path.exists()]
-    media = map_media(path, shard.documents)
-    faults = [
-        f"{file_path}: checksum differs from the manifest's."
-        for file_path, expected_value in ((path, shard.media), (blobs, shard.blobs))
-        if expected_value is not None and xxhash.xxh3_128_hexdigest(map_file(file_path)) != expected_value
-    ]
+        return []
+    media, faults = map_media(path, shard.documents), []
     ends = media.rows["start"].astype(np.int64) + media.rows["tokens"]
     if (ends > lengths[media.rows["document"]]).any():
         faults.append(f"{path}: media extend past the end of their documents.")
     if shard.blobs is not None:
-        faults += _list_checksum_faults(stem.with_suffix(".blobsums"), shard.blobsums, compute_file_checksums(blobs))
-    for file_path, expected_value in ((path, shard.media_bytes), (blobs, shard.blobs_bytes)):
-        if expected_value is not None and len(map_file(file_path)) != expected_value:
-            faults.append(f"{file_path}: has {len(map_file(file_path)):,} bytes, the manifest says {expected_value:,}.")
-    return faults + list(filter(None, [find_blobs_fault(blobs, media)]))
+        faults += _list_block_checksum_faults(
+            stem.with_suffix(".blobsums"), shard.blobsums, compute_file_checksums(blobs)
+        )
+    for file_path, expected_size in ((path, shard.media_bytes), (blobs, shard.blobs_bytes)):
+        if expected_size is not None and len(map_file(file_path)) != expected_size:
+            faults.append(f"{file_path}: has {len(map_file(file_path)):,} bytes, the manifest says {expected_size:,}.")
+    stored_media = media.rows[media.rows["blob"] != NOT_STORED]
+    if len(stored_media):
+        size, end = len(map_file(blobs)), int((stored_media["blob"] + stored_media["size"]).max())
+        if end != size:
+            faults.append(f"{blobs}: has {size:,} bytes, its media end at {end:,}.")
+    elif blobs.exists():
+        faults.append(f"{blobs}: no medium of its shard is stored in it.")
+    return faults
 
 
-def _list_length_checksum_faults(path: Path, view: memoryview, expected_checksum: str | None) -> list[str]:
-    checksums = BlockChecksums(COUNTED_ENTRY_BYTES)
-    checksums.append(view)
-    return _list_checksum_faults(path, expected_checksum, checksums)
-
-
-def _list_checksum_faults(path: Path, expected_checksum: str | None, checksums: BlockChecksums) -> list[str]:
+def _list_block_checksum_faults(path: Path, expected_checksum: str | None, checksums: BlockChecksums) -> list[str]:
     """List a fault if a ``.sums`` does not match its file; older stores have none."""
     if expected_checksum is None:
-        return [f"{path}: the manifest lists no checksums."] if path.exists() else []
+        return [f"{path}: the manifest does not list it."] if path.exists() else []
     data, head = checksums.to_bytes()
     if map_file(path) == data and head == expected_checksum:
         return []
@@ -394,11 +386,8 @@ def _list_pair_faults(stem: Path, shard: ShardEntry, manifest: Manifest, last: i
 
     ``last`` is the last pair number of the previous shard.
     """
-    path = stem.with_suffix(".pairs")
-    faults = []
+    path, faults = stem.with_suffix(".pairs"), []
     sides = map_pair_index(path, shard.documents, manifest.preferences)
-    if xxhash.xxh3_128_hexdigest(map_file(path)) != shard.pairs:
-        faults.append(f"{path}: checksum differs from the manifest's.")
     provenance = map_provenance(stem.with_suffix(".docs"))
     if not np.array_equal(sides.pairs, compute_pair_numbers(provenance.parts, provenance.records)):
         faults.append(f"{path}: its pairs do not match the records that its .docs names.")
@@ -455,29 +444,44 @@ def _list_noise_faults(ids: NDArray[np.int64], vocabulary: int, name: str) -> li
     return []
 
 
-def list_older_faults(folder: Path, newest: Manifest) -> list[str]:
+def _list_older_faults(folder: Path, newest: Manifest) -> list[str]:
     """List the faults of the older generations, one sentence each.
 
     Files shared with ``newest`` are verified with it. This function verifies that an older generation
     has no other files except its removed documents, and that the histories agree.
     """
-    faults = _list_last_entry_faults(folder, newest)
+    faults, last = [], newest.history[-1]
+    own_entry = make_generation_entry(newest, last.made, last.selected)
+    for name in own_entry.__struct_fields__:
+        if getattr(own_entry, name) != getattr(last, name):
+            faults.append(f"{folder}: its history contradicts the manifest of generation {last.number} ({name}).")
+            break
     for number in newest.readable[:-1]:
         try:
             older = read_manifest(folder, number)
         except StoreError as error:
             faults.append(str(error))
             continue
-        expected_history = tuple(map(_unseal_entry, newest.history[:number]))
-        if tuple(map(_unseal_entry, older.all_history)) != expected_history:
+        # Only later generations record the checksum of a generation's manifest.
+        older_history, expected_history = (
+            [replace(entry, manifest="") for entry in history]
+            for history in (older.all_history, newest.history[:number])
+        )
+        if older_history != expected_history:
             faults.append(f"{folder}: generation {number} has another history than the newest.")
         for name, subset in older.subsets.items():
-            if not _continues_history(subset, newest.subsets.get(name)):
+            newer = newest.subsets.get(name)
+            layers = subset.all_layers
+            if (
+                newer is None
+                or newer.shards[: len(subset.shards)] != subset.shards
+                or newer.all_layers[: len(layers)] != layers
+            ):
                 faults.append(
                     f"{folder / name}: the newest generation does not start with the shards of generation {number}."
                 )
             else:
-                faults += list_removed_faults(folder / name, subset)
+                faults += _list_removed_faults(folder / name, subset)
         if older.sources != newest.sources[: len(older.sources)]:
             faults.append(f"{folder}: the newest generation does not start with the sources of generation {number}.")
         faults += [
@@ -488,97 +492,55 @@ def list_older_faults(folder: Path, newest: Manifest) -> list[str]:
     return faults
 
 
-def _list_last_entry_faults(folder: Path, manifest: Manifest) -> list[str]:
-    """List a fault if the last history entry contradicts the manifest."""
-    last = manifest.history[-1]
-    own_entry = make_generation_entry(manifest, last.made, last.selected)
-    differing_fields = [name for name in own_entry.__struct_fields__ if getattr(own_entry, name) != getattr(last, name)]
-    if not differing_fields:
-        return []
-    return [f"{folder}: its history contradicts the manifest of generation {last.number} ({differing_fields[0]})."]
-
-
-def _unseal_entry(entry: GenerationEntry) -> GenerationEntry:
-    """Return a history entry without its manifest checksum.
-
-    Only later generations record this checksum.
-    """
-    return replace(entry, manifest="")
-
-
-def _continues_history(older: SubsetEntry, newer: SubsetEntry | None) -> bool:
-    if newer is None:
-        return False
-    layers = len(older.all_layers)
-    return newer.shards[: len(older.shards)] == older.shards and newer.all_layers[:layers] == older.all_layers
-
-
-def list_removed_faults(folder: Path, subset: SubsetEntry) -> list[str]:
-    """List the faults of a subset's removed documents; its shards must be sound.
-
-    ``folder`` is that of the subset.
-    """
-    removed_entry = subset.removed
-    if removed_entry is None or subset.removed_file is None:
+def _list_removed_faults(folder: Path, subset: SubsetEntry) -> list[str]:
+    """List the faults of a subset's removed documents; its shards must be sound."""
+    if subset.removed is None or subset.removed_file is None:
         return []
     path = folder / subset.removed_file
     try:
-        removed, lengths = map_removed(folder, subset), map_lengths(folder, subset)
-        if xxhash.xxh3_128_hexdigest(map_file(path)) != removed_entry.file:
-            return [f"{path}: checksum differs from the manifest's."]
-        tokens = int(lengths.take(removed).sum(dtype=np.int64))
+        if faults := _list_checksum_faults(path, subset.removed.file):
+            return faults
+        tokens = int(map_lengths(folder, subset).take(map_removed(folder, subset)).sum(dtype=np.int64))
     except StoreError as error:
         return [str(error)]
-    if tokens != removed_entry.tokens:
-        return [f"{path}: its documents have {tokens:,} tokens, the manifest says {removed_entry.tokens:,}."]
+    if tokens != subset.removed.tokens:
+        return [f"{path}: its documents have {tokens:,} tokens, the manifest says {subset.removed.tokens:,}."]
     return []
 
 
-def list_count_faults(folder: Path, manifest: Manifest) -> list[str]:
+def _list_count_faults(folder: Path, manifest: Manifest) -> list[str]:
     """List the counts in a manifest that are wrong, one sentence each.
 
     Shards, lengths and ``.docs`` must have been verified before.
     """
+    counts, subsets, sources = manifest.counts, manifest.subsets.values(), manifest.sources
+    records = sum(part.records for source in sources for part in source.parts)
+    stored_and_dropped = counts.documents + counts.quarantined + sum(counts.dropped.values()) - counts.further
+    noun = "pairs" if manifest.preferences == "pairs" else "documents"
+    names = [name for name in list_sidecars(manifest) if name.startswith(_QUARANTINE_STEM)]
+    quarantine = f"{QUARANTINE_NAME} has" if len(names) == 1 else "its quarantine files have"
+    comparisons = [
+        ("documents", counts.documents, "its subsets hold", sum(s.documents for s in subsets)),
+        ("tokens", counts.tokens, "its subsets hold", sum(s.tokens for s in subsets)),
+        ("records", counts.records, "the parts of its sources hold", records),
+        ("records", counts.records, f"its {noun}, quarantined and dropped records together are", stored_and_dropped),
+        ("quarantined records", counts.quarantined, quarantine, sum(_count_lines(folder / name) for name in names)),
+    ]
+    documents, tokens = _count_by_part(folder, manifest)
+    part, own = 0, "the documents that name it as their source"
+    for source in sources:
+        part_slice = slice(part, part := part + len(source.parts))
+        comparisons += [
+            (f"documents of {source.name}", source.documents, f"{own} are", int(documents[part_slice].sum())),
+            (f"tokens of {source.name}", source.tokens, f"{own} hold", int(tokens[part_slice].sum())),
+        ]
+    strays = int(documents[part:].sum())
+    comparisons.append(("documents of sources it does not list", 0, "its .docs files have", strays))
     return [
         f"{folder}: the manifest says {expected_count:,} {label}, {actual_phrase} {actual_count:,}; {_REMEDY}."
-        for label, expected_count, actual_phrase, actual_count in [
-            *_compare_totals(folder, manifest),
-            *_compare_sources(folder, manifest),
-        ]
+        for label, expected_count, actual_phrase, actual_count in comparisons
         if expected_count != actual_count
     ]
-
-
-CountComparison = tuple[str, int, str, int]
-
-
-def _compare_totals(folder: Path, manifest: Manifest) -> Iterator[CountComparison]:
-    counts, subsets, sources = manifest.counts, manifest.subsets.values(), manifest.sources
-    yield "documents", counts.documents, "its subsets hold", sum(s.documents for s in subsets)
-    yield "tokens", counts.tokens, "its subsets hold", sum(s.tokens for s in subsets)
-    records = sum(part.records for source in sources for part in source.parts)
-    yield "records", counts.records, "the parts of its sources hold", records
-    fates = counts.documents + counts.quarantined + sum(counts.dropped.values())
-    noun = "pairs" if manifest.preferences == "pairs" else "documents"
-    combined_phrase = f"its {noun}, quarantined and dropped records together are"
-    yield "records", counts.records, combined_phrase, fates - counts.further
-    names = [name for name in list_sidecars(manifest) if name.startswith(_QUARANTINE_STEM)]
-    lines = sum(_count_lines(folder / name) for name in names)
-    actual_phrase = f"{QUARANTINE_NAME} has" if len(names) == 1 else "its quarantine files have"
-    yield "quarantined records", counts.quarantined, actual_phrase, lines
-
-
-def _compare_sources(folder: Path, manifest: Manifest) -> Iterator[CountComparison]:
-    documents, tokens = _count_by_part(folder, manifest)
-    part = 0
-    for source in manifest.sources:
-        part_slice = slice(part, part := part + len(source.parts))
-        actual_phrase = "the documents that name it as their source are"
-        yield (f"documents of {source.name}", source.documents, actual_phrase, int(documents[part_slice].sum()))
-        actual_phrase = "the documents that name it as their source hold"
-        yield (f"tokens of {source.name}", source.tokens, actual_phrase, int(tokens[part_slice].sum()))
-    strays = int(documents[part:].sum())
-    yield "documents of sources it does not list", 0, "its .docs files have", strays
 
 
 def _count_by_part(folder: Path, manifest: Manifest) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -233,7 +233,7 @@ class RemoteSubset(SubsetReader):
         return merge_intervals(begins // BLOCK_BYTES, -(-(lasts + sizes) // BLOCK_BYTES))
 
     def _find_spans(self, documents: Ids) -> tuple[Ids, NDArray[np.uint32]]:
-        """Return the offset of each document's first token in the subset, and its length."""
+        """Return token offsets in the subset, int64, and lengths, uint32."""
         if isinstance(self.lengths, RemoteLengths):
             return self.lengths.spans(documents)
         return self._begins[documents], self.lengths.take(documents)

@@ -76,7 +76,7 @@ class FilteredLengths:
 
 
 class SubsetReader:
-    """Reader of one subset: of a local store or bare prefix, a remote store, or synthetic data.
+    """Reader of one subset of a local, remote or synthetic store, or of a prefix.
 
     Attributes:
         name: address of the store without credentials, for messages.
@@ -243,7 +243,7 @@ class SubsetReader:
         return _load_tokenizer(self.file, self.name, self.manifest.tokenizer)
 
     def _check_provenance(self, provenance: ProvenanceTable, shard: int) -> ProvenanceTable:
-        """Return a complete ``.docs`` after comparing its number of documents with the manifest."""
+        """Return a table that must have a row for each document of a shard."""
         stem, documents = self.table.locations[shard][:2]
         if len(provenance) != documents:
             raise StoreError(
