@@ -30,23 +30,39 @@ Collator = Callable[[Sequence[CollateRow]], dict[str, Any]]
 
 
 @final
-class PackedRows:
-    """Rows of one epoch, in the order of a ``Loader`` over the store of :meth:`build`."""
+class MultiModalDataset:
+    """Datasets of a ``DatasetConfig``, packed; item n is row n.
+
+    ``DataLoader(dataset, batch_size=B, collate_fn=dataset.get_collator(), num_workers=N)`` gives the batches of
+    ``Loader(store, global_batch_size=B, **config.plan_settings())`` over the same store. Use that for exact resuming,
+    balanced ranks, and a new order in each epoch.
+
+    Args:
+        config: datasets and their packing, or the YAML file of one.
+        out: folder of the store to make; None for a folder in the user's cache, named by the config.
+        seed: seed of the data order.
+        output: ``torch`` or ``numpy``.
+        media: options for reading images and audio.
+
+    Raises:
+        SettingsError: the config does not define rows (a bare list), or settings are invalid.
+        MissingDependencyError: torch is required and not installed.
+    """
 
     def __init__(
         self,
         config: DatasetConfig | str | os.PathLike[str],
-        out: str | os.PathLike[str] | None,
-        seed: int,
-        output: str,
-        media: MediaOptions,
+        *,
+        out: str | os.PathLike[str] | None = None,
+        seed: int = 0,
+        output: str = "torch",
+        media: MediaOptions = DEFAULT_MEDIA_SPEC,
     ) -> None:
         check_output(output)
         self._config = config if isinstance(config, DatasetConfig) else DatasetConfig.load(config)
         self._settings = self._config.plan_settings()
         if not self._settings:
-            file = self._config.location.file
-            problem = f"config: {file} lists data sets and does not say how to make rows of them"
+            problem = f"config: {self._config.location.file} lists data sets and does not say how to make rows of them"
             raise SettingsError([f"{problem}; write dataset: with packing and packing_length"])
         self._settings |= {"seed": seed, "output": output, "media": media}
         self._folder = _get_default_folder(self._config) if out is None else Path(out)
@@ -58,18 +74,19 @@ class PackedRows:
         return {**self.__dict__, "_process_loader": None}
 
     def build(self) -> None:
-        """Prepare the datasets, unless they are prepared, and open the store.
+        """Prepare the datasets, unless they are prepared; one process works, others wait.
 
-        Several processes may call it at once: one works, and the others wait.
+        Raises:
+            BatchloomError: any error of ``prepare``.
         """
         with _lock_folder(self._folder):
             result = prepare(self._config, out=self._folder, val_fraction=0)
         _LOG.info("%s documents are in %s.", f"{result.counts.documents:,}", self._folder)
         self._store, self._process_loader = open_store(self._folder), None
         self._by_row = stacks_features_by_row(self._store)
-        self.loader().announce()
+        self._get_loader().announce()
 
-    def loader(self) -> Loader:
+    def _get_loader(self) -> Loader:
         """Return this process's loader, whose step p is row p."""
         if self._store is None:
             raise InputError("There are no rows yet: call build() first.")
@@ -80,20 +97,41 @@ class PackedRows:
         return self._process_loader[1]
 
     def __len__(self) -> int:
-        return len(self.loader())
+        return len(self._get_loader())
 
-    def row(self, number: int) -> CollateRow:
+    def __getitem__(self, number: int) -> CollateRow:
+        """Return a row: ``input_ids``, ``labels`` and ``position_ids``, each int64 [S].
+
+        Labels are -100 without a loss. Positions are [4, S] for models with M-RoPE. A row with media also has the
+        processor's keys, each with an axis of media first.
+
+        Raises:
+            MediumError: a medium cannot be read, or has changed.
+            InputError: ``build`` was not called.
+        """
+        count, index = len(self), as_int(number)
+        if index is None:
+            raise InputError(f"Rows are read one by one, by a whole number, not by {quote_value(number)}.")
+        if not -count <= index < count:
+            raise IndexError(f"There is no row {number}: there are {count:,}, numbered from 0.")
+        return self.read_row(index % count)
+
+    def read_row(self, position: int) -> CollateRow:
         """Return a row by its position; one after the last has no document and no loss."""
-        return take_single_row(self.loader().batch(number), by_row=self._by_row)
+        return take_single_row(self._get_loader().batch(position), by_row=self._by_row)
 
-    def collator(self) -> Collator:
-        """Return a collator that can be pickled."""
-        self.loader()
+    def get_collator(self) -> Collator:
+        """Return the ``collate_fn``: tokens are stacked, media features concatenated."""
+        self._get_loader()
         return partial(collate_rows, by_row=self._by_row)
 
-    def lengths(self) -> list[int]:
-        """Return the tokens of each row, negative for rows without media."""
-        loader, row_lengths = self.loader(), list[int]()
+    @property
+    def modality_length(self) -> list[int]:
+        """Tokens of each row, positive with an image or audio, negative with text alone.
+
+        Samplers with ``group_by_modality_length`` take it (LLaVA's ``LengthGroupedSampler``).
+        """
+        loader, row_lengths = self._get_loader(), list[int]()
         for start in range(0, len(loader), _AT_ONCE):
             rows = loader.plan.rows(start, min(start + _AT_ONCE, len(loader)))
             tokens = np.add.reduceat(rows.lengths, rows.pointers[:-1])
@@ -126,75 +164,3 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@final
-class MultiModalDataset:
-    """Datasets of a ``DatasetConfig``, packed; item n is row n.
-
-    ``DataLoader(dataset, batch_size=B, collate_fn=dataset.get_collator(), num_workers=N)`` gives the batches of
-    ``Loader(store, global_batch_size=B, **config.plan_settings())`` over the same store. Use that for exact resuming,
-    balanced ranks, and a new order in each epoch.
-
-    Args:
-        config: datasets and their packing, or the YAML file of one.
-        out: folder of the store to make; None for a folder in the user's cache, named by the config.
-        seed: seed of the data order.
-        output: ``torch`` or ``numpy``.
-        media: options for reading images and audio.
-
-    Raises:
-        SettingsError: the config does not define rows (a bare list), or settings are invalid.
-        MissingDependencyError: torch is required and not installed.
-    """
-
-    def __init__(
-        self,
-        config: DatasetConfig | str | os.PathLike[str],
-        *,
-        out: str | os.PathLike[str] | None = None,
-        seed: int = 0,
-        output: str = "torch",
-        media: MediaOptions = DEFAULT_MEDIA_SPEC,
-    ) -> None:
-        self._rows = PackedRows(config, out, seed, output, media)
-
-    def build(self) -> None:
-        """Prepare the datasets, unless they are prepared; one process works, others wait.
-
-        Raises:
-            BatchloomError: any error of ``prepare``.
-        """
-        self._rows.build()
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, number: int) -> CollateRow:
-        """Return a row: ``input_ids``, ``labels`` and ``position_ids``, each int64 [S].
-
-        Labels are -100 without a loss. Positions are [4, S] for models with M-RoPE. A row with media also has the
-        processor's keys, each with an axis of media first.
-
-        Raises:
-            MediumError: a medium cannot be read, or has changed.
-            InputError: ``build`` was not called.
-        """
-        count, index = len(self), as_int(number)
-        if index is None:
-            raise InputError(f"Rows are read one by one, by a whole number, not by {quote_value(number)}.")
-        if not -count <= index < count:
-            raise IndexError(f"There is no row {number}: there are {count:,}, numbered from 0.")
-        return self._rows.row(index % count)
-
-    def get_collator(self) -> Collator:
-        """Return the ``collate_fn``: tokens are stacked, media features concatenated."""
-        return self._rows.collator()
-
-    @property
-    def modality_length(self) -> list[int]:
-        """Tokens of each row, positive with an image or audio, negative with text alone.
-
-        Samplers with ``group_by_modality_length`` take it (LLaVA's ``LengthGroupedSampler``).
-        """
-        return self._rows.lengths()

@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from batchloom.batches import MediaOptions, find_world
 from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
 from batchloom.batches.loading import CollateRow
-from batchloom.compat.multimodal import Collator, PackedRows
+from batchloom.compat.multimodal import Collator, MultiModalDataset
 from batchloom.core.settings import as_int, quote_value, raise_problems
 from batchloom.plan import check_world, rank_positions
 from batchloom.preparation import DatasetConfig
@@ -52,7 +52,7 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
         size = as_int(batch_size) or 0
         if size < 1:
             raise_problems([f"batch_size: {quote_value(batch_size)} is not a whole number of at least 1"])
-        self._rows = PackedRows(config, out, seed, output, media)
+        self._rows = MultiModalDataset(config, out=out, seed=seed, output=output, media=media)
         self._batch, self._requested_world = size, (rank, world_size)
         self._world = self._resolve_world()
 
@@ -82,7 +82,7 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
         # A DataLoader takes a batch from each of its workers in turn.
         while share := self._share(step):
             for position in share:
-                yield self._rows.row(position)
+                yield self._rows.read_row(position)
             step += workers
 
     def _share(self, step: int) -> list[int]:
@@ -102,9 +102,9 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
 
     def get_collator(self) -> Collator:
         """Return the collator, see :class:`batchloom.compat.MultiModalDataset`."""
-        return self._rows.collator()
+        return self._rows.get_collator()
 
     @property
     def modality_length(self) -> list[int]:
         """Lengths of all rows, as of :class:`batchloom.compat.MultiModalDataset`."""
-        return self._rows.lengths()
+        return self._rows.modality_length

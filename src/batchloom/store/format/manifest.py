@@ -40,9 +40,6 @@ from batchloom.tokens import Tokenizer
 _VALUE_LIMIT = 1 << 25
 _MAX_RECORDS = 1 << 50
 _RESTORE_REMEDY = "restore it from a copy, or prepare the data again"
-# A cleaning step: its name, mapped to its settings.
-_CleanStepShape = Annotated[dict[str, dict[str, Any]], msgspec.Meta(min_length=1, max_length=1)]
-_Int = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 _CHECKSUM_PATTERN = re.compile(rb',\n "checksum": "([0-9a-f]{32})"\n}\n\Z')
 _CHECKSUM_BYTES = 64
 GenerationKind = Literal["prepared", "appended", "removed", "compacted"]
@@ -323,58 +320,6 @@ class StoreCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     further: Count = 0
 
 
-class _ReadingShape(msgspec.Struct):
-    """Value types of ``recipe.reading``; all are optional."""
-
-    text_field: str | None = None
-    mapping: dict[str, str] = {}
-    ignore: list[str] = []
-    split_on: str = ""
-    normalize: bool = True
-    clean: list[str | _CleanStepShape] = []
-    fim: float | dict[str, Any] | None = None
-    media: dict[str, Any] | None = None
-
-
-class _ChatShape(msgspec.Struct):
-    """Value types of ``recipe.chat``."""
-
-    template: str | None = None
-    train_on: str | None = None
-    max_tokens: _Int | None = None
-    overlong: str = ""
-    prove: bool = False
-
-
-class _SourceShape(msgspec.Struct):
-    """Value types of an element of ``recipe.sources``."""
-
-    text_field: str | None = None
-    mapping: dict[str, str] = {}
-    ignore: list[str] = []
-    name: str | None = None
-    weight: float | None = None
-
-
-class _RecipeShape(msgspec.Struct):
-    """Value types of ``recipe``, for prepared, imported and synthetic stores."""
-
-    inputs: list[str] = []
-    sources: list[_SourceShape] | None = None
-    tokenizer: str | None = None
-    end_token: str | None = None
-    reading: _ReadingShape | None = None
-    tokens_per_shard: _Int | None = None
-    dtype: str | None = None
-    follow_links: bool = False
-    val_fraction: float | None = None
-    test_fraction: float | None = None
-    balance_subsets: bool = False
-    dedup: str | dict[str, Any] | None = None
-    max_bad: _Int | str | None = None
-    chat: _ChatShape | None = None
-
-
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Content of ``dataset_metadata.json``; ``docs/format.md`` documents each field.
 
@@ -651,7 +596,7 @@ def _list_contradictions(manifest: Manifest) -> list[str]:
     for field, value in (("end_id", tokenizer.end_id), ("bos_id", tokenizer.bos_id)):
         if value is not None and not 0 <= value < tokenizer.vocab_size:
             problems.append(f"{field} {value} is not in the vocabulary")
-    problems += _list_preference_faults(manifest) + _list_recipe_faults(manifest)
+    problems += _list_preference_faults(manifest)
     problems += list_history_faults(manifest.generation, manifest.history, len(manifest.sources))
     records = sum(part.records for source in manifest.sources for part in source.parts)
     if records > _MAX_RECORDS:
@@ -676,21 +621,6 @@ def _list_contradictions(manifest: Manifest) -> list[str]:
             )
         problems += [f"subset {name!r} {fault}" for fault in _list_generation_faults(manifest, subset)]
     return problems
-
-
-def _list_recipe_faults(manifest: Manifest) -> list[str]:
-    """List the first value of the wrong type in each recipe, one phrase each."""
-    older_recipes = {
-        f"history[{index}].recipe": history_entry.recipe for index, history_entry in enumerate(manifest.history)
-    }
-    faults = []
-    for recipe_path, recipe in {"recipe": manifest.recipe, **older_recipes}.items():
-        try:
-            msgspec.convert(recipe, _RecipeShape)
-        except msgspec.ValidationError as error:
-            message, _, path = str(error).rpartition(" - at `$")
-            faults.append(f"{recipe_path}{path.rstrip('`')}: {message}")
-    return faults
 
 
 def _list_generation_faults(manifest: Manifest, subset: SubsetEntry) -> list[str]:

@@ -18,6 +18,7 @@ from batchloom.core.settings import quote_value, suggest
 from batchloom.store.format.layout import PROCESSOR_NAME, REPORT_NAME, compute_checksum, format_generation_file_name
 from batchloom.store.format.manifest import ProcessorEntry
 from batchloom.store.format.media_index import MediaRows, StoredMedium, make_stored_media
+from batchloom.store.format.provenance import make_part_table
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
 from batchloom.store.read.subset_reader import FilteredLengths, LengthReader
@@ -127,36 +128,13 @@ class StoreMedia:
         return state
 
     @cached_property
-    def folders(self) -> list[dict[str, str]]:
-        """Base folders of media paths by source name, one dict per generation.
-
-        Raises:
-            StoreError: a report is damaged.
-        """
-        manifest = self._store.manifest
-        reports = [
-            format_generation_file_name(REPORT_NAME, entry.number)
-            for entry in (manifest.all_history if manifest else ())
-        ]
-        return [_read_media_folders(self._store, name) for name in reports]
-
-    @cached_property
-    def _only_folder(self) -> str | None:
-        """The single base folder of all paths; None if there are several or none."""
-        folders = {folder for generation_folders in self.folders for folder in generation_folders.values()}
-        return next(iter(folders)) if len(folders) == 1 else None
-
-    @cached_property
-    def _parts(self) -> NDArray[np.int64]:
-        """Cumulative part counts of the sources, int64 [sources]; parts can be many."""
-        sources = self._store.manifest.sources if self._store.manifest else ()
-        return np.cumsum([len(source.parts) for source in sources], dtype=np.int64)
-
-    @cached_property
-    def _generations(self) -> list[int]:
-        """Number of sources after each generation."""
-        manifest = self._store.manifest
-        return [entry.sources for entry in manifest.all_history] if manifest else []
+    def _folders(self) -> list[str | None]:
+        """Base folder of the media paths of each source; None if no report names it."""
+        manifest, folders = self._store.manifest, list[str | None]()
+        for entry in manifest.all_history if manifest else ():
+            report = _read_media_folders(self._store, format_generation_file_name(REPORT_NAME, entry.number))
+            folders += [report.get(source.name) for source in manifest.list_sources_of(entry)] if manifest else []
+        return folders
 
     def counts(self) -> dict[MediumKind, MediaCount]:
         """Count the media, documents and tokens of each kind.
@@ -192,13 +170,13 @@ class StoreMedia:
         documents_by_kind: dict[MediumKind, int] = {}
         required_kinds = set(self.processor.get("tokens", MEDIUM_KINDS)) if self.processor else set()
         for shard in np.flatnonzero(self._shard_has_media).tolist():
-            rows, owners, *_ = self._get_summary(shard)
-            documents = owners.astype(np.int64) + int(self._bounds[shard])
+            summary = self._get_summary(shard)
+            documents = summary.owners.astype(np.int64) + int(self._bounds[shard])
             lengths = self._store.lengths.take(documents).astype(np.int64)
             is_eligible = (lengths <= longest) & ~mask_removed(self._store.contents.removed, documents)
             is_eligible &= ~np.isin(documents, banned)
             for number, kind in enumerate(MEDIUM_KINDS):
-                candidates = np.flatnonzero(is_eligible & (rows.rows["kind"] == number))
+                candidates = np.flatnonzero(is_eligible & (summary.rows.rows["kind"] == number))
                 if candidates.size and kind not in documents_by_kind:
                     documents_by_kind[kind] = int(documents[candidates[lengths[candidates].argmin()]])
             if required_kinds <= documents_by_kind.keys():
@@ -206,17 +184,17 @@ class StoreMedia:
         return documents_by_kind
 
     def folder_of(self, document: int) -> str | None:
-        """Return the base folder of a document's media paths; None if no report names it."""
-        if self._only_folder is not None:
-            return self._only_folder
-        manifest = self._store.manifest
+        """Return the base folder of a document's media paths; None if no report names it.
+
+        Raises:
+            StoreError: a report is damaged.
+        """
+        manifest, known_folders = self._store.manifest, set(self._folders) - {None}
+        if manifest is None or len(known_folders) < 2:
+            return next(iter(known_folders), None)
         shard = int(np.searchsorted(self._bounds, document, side="right")) - 1
-        part = int(self._store.provenance.shard(shard).parts[document - int(self._bounds[shard])])
-        if manifest is None:
-            return None
-        source = int(np.searchsorted(self._parts, part, side="right"))
-        generation = int(np.searchsorted(self._generations, source, side="right"))
-        return self.folders[generation].get(manifest.sources[source].name)
+        part = int(self._store.provenance.rows(shard, np.array([document - int(self._bounds[shard])])).parts[0])
+        return self._folders[int(make_part_table(manifest.sources).numbers[part])]
 
     def of(self, documents: NDArray[np.int64]) -> list[list[StoredMedium]]:
         """Return the media of each document [N], in the order of their tokens.
@@ -225,25 +203,27 @@ class StoreMedia:
             StoreError: a ``.media`` file is missing or damaged.
         """
         media: list[list[StoredMedium]] = [[] for _ in documents]
+        for shard, positions, summary, shard_documents in self._iter_shards(documents):
+            # The blobs of a remote store have only a name.
+            blobs = self._store.path / self._store.split / f"{self._names[shard]}.blobs"
+            begins = np.searchsorted(summary.owners, shard_documents, side="left").tolist()
+            ends = np.searchsorted(summary.owners, shard_documents, side="right").tolist()
+            for position, begin, end in zip(positions.tolist(), begins, ends, strict=True):
+                media[position] = make_stored_media(summary.rows, range(begin, end), int(self._bounds[shard]), blobs)
+        return media
+
+    def _iter_shards(
+        self, documents: NDArray[np.int64]
+    ) -> Iterator[tuple[int, NDArray[np.intp], _ShardMediaSummary, NDArray[np.uint32]]]:
+        """Yield each shard with media, and the positions and rows of its documents."""
         if not self.any:  # Bare prefixes and synthetic data list no shards.
-            return media
+            return
         shards = np.searchsorted(self._bounds, documents, side="right") - 1
         for shard in np.unique(shards).tolist():
             if self._shard_has_media[shard]:
-                self._add_shard_media(media, shard, np.flatnonzero(shards == shard), documents)
-        return media
-
-    def _add_shard_media(
-        self, media: list[list[StoredMedium]], shard: int, positions: NDArray[np.int64], documents: NDArray[np.int64]
-    ) -> None:
-        """Set ``media`` at the positions of the documents that a shard holds."""
-        rows, owners, *_ = self._get_summary(shard)
-        first, blobs = int(self._bounds[shard]), self._path(shard, ".blobs")
-        shard_documents = (documents[positions] - first).astype(np.uint32)
-        begins = np.searchsorted(owners, shard_documents, side="left").tolist()
-        ends = np.searchsorted(owners, shard_documents, side="right").tolist()
-        for position, begin, end in zip(positions.tolist(), begins, ends, strict=True):
-            media[position] = make_stored_media(rows, range(begin, end), first, blobs)
+                positions = np.flatnonzero(shards == shard)
+                shard_documents = (documents[positions] - int(self._bounds[shard])).astype(np.uint32)
+                yield shard, positions, self._get_summary(shard), shard_documents
 
     def count_tokens(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the number of placeholder tokens in each document, int64 [N].
@@ -287,14 +267,7 @@ class StoreMedia:
 
         Each item holds positions in ``documents``, the shard's summary, and indices into the summary.
         """
-        if not self.any:  # Bare prefixes and synthetic data list no shards.
-            return
-        shards = np.searchsorted(self._bounds, documents, side="right") - 1
-        for shard in np.unique(shards).tolist():
-            if not self._shard_has_media[shard]:
-                continue
-            summary, positions = self._get_summary(shard), np.flatnonzero(shards == shard)
-            shard_documents = (documents[positions] - int(self._bounds[shard])).astype(np.uint32)
+        for _, positions, summary, shard_documents in self._iter_shards(documents):
             indices = np.searchsorted(summary.documents, shard_documents)
             is_present = indices < len(summary.documents)
             is_present[is_present] = summary.documents[indices[is_present]] == shard_documents[is_present]
@@ -320,10 +293,6 @@ class StoreMedia:
             raise AssertionError(f"a medium of document {medium.document} is named only")
         shard = int(np.searchsorted(self._bounds, medium.document, side="right")) - 1
         return self._store.reader.blob(shard, medium.blob[1], medium.size)
-
-    def _path(self, shard: int, suffix: str) -> Path:
-        """Return the path of a file of a shard; for a remote store it is only a name."""
-        return self._store.path / self._store.split / f"{self._names[shard]}{suffix}"
 
 
 class _MediaReport(msgspec.Struct, frozen=True):

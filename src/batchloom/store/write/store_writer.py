@@ -5,10 +5,11 @@ import io
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, final
+from typing import Any, Self, final
 
 import numpy as np
 import xxhash
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively, refuse_url, wrap_os_errors
@@ -153,45 +154,6 @@ def write_mask(stem: Path, bits: MaskBuilder) -> str | None:
     return None if data is None else write_file(stem.with_suffix(".mask"), data)
 
 
-def write_pair_index(stem: Path, sides: PairIndex | None) -> str | None:
-    """Write a shard's ``.pairs``; return its checksum, or None without preferences."""
-    return None if sides is None else write_file(stem.with_suffix(".pairs"), sides.to_bytes())
-
-
-def write_signatures(stem: Path, signatures: MinHashSignatures | None) -> str | None:
-    """Write a shard's ``.bands``; return its checksum, or None without signatures."""
-    return None if signatures is None else write_chunks(stem.with_suffix(".bands"), signatures.iter_chunks())
-
-
-class MediaFiles(NamedTuple):
-    """Manifest fields of a shard's ``.media`` and ``.blobs``; None for missing files."""
-
-    media: str | None = None
-    media_bytes: int | None = None
-    blobs: str | None = None
-    blobs_bytes: int | None = None
-    blobsums: str | None = None
-
-
-def write_media(stem: Path, media: ShardMedia | None) -> MediaFiles:
-    """Write a shard's ``.media``, and ``.blobs`` and checksums if bytes are stored."""
-    if media is None or not len(media.rows):
-        return MediaFiles()
-    rows, byte_ranges = media.pack()
-    data = rows.to_bytes()
-    files = MediaFiles(write_file(stem.with_suffix(".media"), data), len(data))
-    if media.blobs is None or not byte_ranges:
-        return files
-    checksums = BlockChecksums()
-    chunks = checksums.iter_and_add(iter_blob_chunks(media.blobs, byte_ranges))
-    blobs = write_chunks(stem.with_suffix(".blobs"), chunks)
-    return files._replace(
-        blobs=blobs,
-        blobs_bytes=sum(end - begin for begin, end in byte_ranges),
-        blobsums=write_checksum_file(stem.with_suffix(".blobsums"), checksums),
-    )
-
-
 def write_checksum_file(path: Path, checksums: BlockChecksums) -> str:
     """Write a ``.sums`` file; return the checksum of its header."""
     data, head = checksums.to_bytes()
@@ -199,17 +161,68 @@ def write_checksum_file(path: Path, checksums: BlockChecksums) -> str:
     return head
 
 
+def _write_media(stem: Path, media: ShardMedia, entry: ShardEntry) -> ShardEntry:
+    """Write a shard's ``.media``, and its ``.blobs`` with checksums if bytes are stored."""
+    rows, byte_ranges = media.pack()
+    data = rows.to_bytes()
+    entry = replace(entry, media=write_file(stem.with_suffix(".media"), data), media_bytes=len(data))
+    if media.blobs is None or not byte_ranges:
+        return entry
+    checksums = BlockChecksums()
+    return replace(
+        entry,
+        blobs=write_chunks(
+            stem.with_suffix(".blobs"), checksums.iter_and_add(iter_blob_chunks(media.blobs, byte_ranges))
+        ),
+        blobs_bytes=sum(end - begin for begin, end in byte_ranges),
+        blobsums=write_checksum_file(stem.with_suffix(".blobsums"), checksums),
+    )
+
+
 class ShardWriter:
     """Writer of one shard: streams tokens, and adds index and provenance at the end."""
 
-    def __init__(self, stem: Path, dtype: np.dtype[np.generic]) -> None:
-        self._stem, self._dtype = stem, dtype
+    def __init__(
+        self,
+        stem: Path,
+        dtype: np.dtype[np.generic],
+        linked_checksum: str | None = None,
+        mask: MaskBuilder | None = None,
+    ) -> None:
+        self._stem, self._dtype, self._linked_checksum, self._mask = stem, dtype, linked_checksum, mask
         self._partial_path = stem.with_name(stem.name + ".bin" + PARTIAL_SUFFIX)
         self._hash, self._checksums = xxhash.xxh3_128(), BlockChecksums()
-        self._checksum, self._tokens = "", 0
-        self._mask: MaskBuilder | None = None
         with wrap_write_errors(self._partial_path):
-            self._file: BinaryIO = self._partial_path.open("wb")
+            self._file = self._partial_path.open("wb" if linked_checksum is None else "ab")
+        self._tokens = self._file.tell() // dtype.itemsize
+        if linked_checksum is not None:
+            self._checksums = compute_file_checksums(self._partial_path)
+
+    @classmethod
+    def link(
+        cls, stem: Path, dtype: np.dtype[np.generic], tokens: Path, checksum: str, mask: MaskBuilder
+    ) -> Self | None:
+        """Return the writer of a shard whose tokens are a hard link to a complete file.
+
+        Args:
+            stem: path of the shard without suffix.
+            dtype: dtype of a token.
+            tokens: the token file.
+            checksum: its XXH3-128.
+            mask: trained flags of its tokens.
+
+        Returns:
+            The writer, without tokens to append; None if the file system has no hard links.
+        """
+        make_folder(stem.parent)
+        partial_path = stem.with_name(stem.name + ".bin" + PARTIAL_SUFFIX)
+        try:
+            partial_path.unlink(missing_ok=True)
+            partial_path.hardlink_to(tokens)
+        except OSError:
+            # The caller copies the tokens, which reports any other fault.
+            return None
+        return cls(stem, dtype, checksum, mask)
 
     def append(self, tokens: NDArray[np.generic], trained: NDArray[np.bool_] | None = None) -> None:
         """Append tokens and their trained flags; None marks every token as trained.
@@ -274,27 +287,25 @@ class ShardWriter:
         idx = write_file(self._stem.with_suffix(".idx"), encode_index(lengths, self._dtype))
         docs = write_file(self._stem.with_suffix(".docs"), provenance.to_bytes())
         mask = write_mask(self._stem, self._mask) if self._mask else None
-        pairs = write_pair_index(self._stem, sides)
-        signature_checksum = write_signatures(self._stem, signatures)
-        files = write_media(self._stem, media)
-        header_checksum = write_checksum_file(self._stem.with_suffix(".sums"), self._checksums)
-        with wrap_write_errors(self._stem):
-            self._partial_path.replace(self._stem.with_suffix(".bin"))
-        return ShardEntry(
+        entry = ShardEntry(
             name=self._stem.name,
             documents=len(lengths),
             tokens=self._tokens,
             bytes=self._tokens * self._dtype.itemsize,
-            bin=self._checksum or self._hash.hexdigest(),
+            bin=self._linked_checksum or self._hash.hexdigest(),
             idx=idx,
             docs=docs,
             mask=mask,
             trained=self._mask.trained if mask and self._mask else None,
-            pairs=pairs,
-            bands=signature_checksum,
-            sums=header_checksum,
-            **files._asdict(),
+            pairs=write_file(self._stem.with_suffix(".pairs"), sides.to_bytes()) if sides else None,
+            bands=write_chunks(self._stem.with_suffix(".bands"), signatures.iter_chunks()) if signatures else None,
+            sums=write_checksum_file(self._stem.with_suffix(".sums"), self._checksums),
         )
+        if media is not None and len(media.rows):
+            entry = _write_media(self._stem, media, entry)
+        with wrap_write_errors(self._stem):
+            self._partial_path.replace(self._stem.with_suffix(".bin"))
+        return entry
 
     def abandon(self) -> None:
         """Close the file without renaming it (after an error)."""
