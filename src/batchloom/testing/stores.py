@@ -3,7 +3,6 @@
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -73,20 +72,13 @@ def write_store(
     store_path = Path(folder)
     resolved_tokenizer = resolve_tokenizer(tokenizer)
     name = choose_token_dtype(dtype, resolved_tokenizer.vocab_size)
-    subsets = documents if isinstance(documents, Mapping) else {"train": documents}
-    masks = trained if isinstance(trained, Mapping) else {"train": trained}
-    entries: dict[str, SubsetEntry] = {}
-    count = 0
-    for subset, subset_documents in subsets.items():
-        target = _SubsetTarget(store_path / subset, name, documents_per_shard)
-        entries[subset] = _write_subset(target, subset_documents, masks.get(subset), count)
-        count += len(subset_documents)
+    entries = _write_subsets(store_path, documents, trained, documents_per_shard, name)
     write_file(store_path / TOKENIZER_NAME, encode_canonical(resolved_tokenizer.state()))
     write_file(
         store_path / MANIFEST_NAME,
         encode_manifest(seal_manifest(_make_manifest(resolved_tokenizer, name, entries))),
     )
-    return open_store(store_path, next(iter(subsets)))
+    return open_store(store_path, next(iter(entries)))
 
 
 def append_documents(
@@ -109,60 +101,53 @@ def append_documents(
     store_path = Path(folder)
     base = read_manifest(store_path)
     staged = store_path / WORK_NAME / "store"
-    subsets = documents if isinstance(documents, Mapping) else {"train": documents}
-    masks = trained if isinstance(trained, Mapping) else {"train": trained}
-    entries: dict[str, SubsetEntry] = {}
-    count, shards = 0, next_shard_numbers(base)
-    for subset, subset_documents in subsets.items():
-        target = _SubsetTarget(
-            staged / subset,
-            base.dtype,
-            documents_per_shard,
-            shards[subset],
-            next_part_number(base),
-            base.generation + 1,
-        )
-        entries[subset] = _write_subset(target, subset_documents, masks.get(subset), count)
-        count += len(subset_documents)
+    entries = _write_subsets(staged, documents, trained, documents_per_shard, base.dtype, base)
     added_manifest = _make_manifest(open_store(store_path, next(iter(base.subsets))).tokenizer, base.dtype, entries)
     added_manifest = replace(added_manifest, sources=(replace(added_manifest.sources[0], name=source),))
     add_generation(store_path, extend_manifest(base, added_manifest), staged=staged)
     shutil.rmtree(staged.parent)
-    return open_store(store_path, next(iter(subsets)))
+    return open_store(store_path, next(iter(entries)))
 
 
-@dataclass(frozen=True)
-class _SubsetTarget:
-    folder: Path
-    dtype: str
-    per_shard: int
-    first_shard: int = 0
-    part: int = 0
-    generation: int = 1
-
-
-def _write_subset(
-    target: _SubsetTarget, documents: DocumentIds, trained: DocumentIds | None, first: int
-) -> SubsetEntry:
-    folder, per_shard = target.folder, target.per_shard
-    _check_ids_fit(documents, target.dtype)
-    make_folder(folder)
-    lengths = LengthsWriter(folder, target.generation)
-    shards: list[ShardEntry] = []
-    for start in range(0, len(documents), per_shard):
-        shard_documents = [np.array(ids, np.int64) for ids in documents[start : start + per_shard]]
-        writer = ShardWriter(folder / format_shard_name(target.first_shard + len(shards)), TOKEN_DTYPES[target.dtype])
-        flags = trained[start : start + per_shard] if trained is not None else None
-        writer.append(
-            np.concatenate(shard_documents),
-            None if flags is None else np.concatenate([np.array(f, bool) for f in flags]),
+def _write_subsets(
+    folder: Path,
+    documents: DocumentIds | Mapping[str, DocumentIds],
+    trained: DocumentIds | Mapping[str, DocumentIds] | None,
+    per_shard: int,
+    dtype: str,
+    base: Manifest | None = None,
+) -> dict[str, SubsetEntry]:
+    """Write the shards of each subset, of a first generation or of the one after ``base``."""
+    subsets = documents if isinstance(documents, Mapping) else {"train": documents}
+    masks = trained if isinstance(trained, Mapping) else {"train": trained}
+    first_shards, part = (next_shard_numbers(base), next_part_number(base)) if base else ({}, 0)
+    entries: dict[str, SubsetEntry] = {}
+    record = 0
+    for subset, subset_documents in subsets.items():
+        _check_ids_fit(subset_documents, dtype)
+        make_folder(folder / subset)
+        lengths = LengthsWriter(folder / subset, base.generation + 1 if base else 1)
+        shards: list[ShardEntry] = []
+        mask = masks.get(subset)
+        for start in range(0, len(subset_documents), per_shard):
+            shard_documents = [np.array(ids, np.int64) for ids in subset_documents[start : start + per_shard]]
+            name = format_shard_name(first_shards.get(subset, 0) + len(shards))
+            writer = ShardWriter(folder / subset / name, TOKEN_DTYPES[dtype])
+            flags = None if mask is None else [np.array(f, bool) for f in mask[start : start + per_shard]]
+            writer.append(np.concatenate(shard_documents), None if flags is None else np.concatenate(flags))
+            sizes = np.array([len(ids) for ids in shard_documents], np.uint32)
+            shards.append(writer.finish(sizes, _make_provenance(shard_documents, record + start, part)))
+            lengths.append(sizes)
+        checksum, sums_checksum = lengths.finish()
+        entries[subset] = SubsetEntry(
+            len(subset_documents),
+            sum(shard.tokens for shard in shards),
+            checksum,
+            tuple(shards),
+            sums=sums_checksum,
         )
-        sizes = np.array([len(ids) for ids in shard_documents], np.uint32)
-        shards.append(writer.finish(sizes, _make_provenance(shard_documents, first + start, target.part)))
-        lengths.append(sizes)
-    tokens = sum(shard.tokens for shard in shards)
-    checksum, sums_checksum = lengths.finish()
-    return SubsetEntry(len(documents), tokens, checksum, tuple(shards), sums=sums_checksum)
+        record += len(subset_documents)
+    return entries
 
 
 def _check_ids_fit(documents: DocumentIds, dtype: str) -> None:

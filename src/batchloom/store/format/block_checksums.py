@@ -132,12 +132,6 @@ def parse_root_checksums(
     """Return the root checksums in the header of a ``.sums`` file, u64.
 
     Returns None if the header is not what the manifest says.
-
-    Args:
-        head: bytes before the entries.
-        expected_checksum: checksum of ``head`` in the manifest.
-        size: size of the checksummed file in bytes.
-        width: bytes per entry.
     """
     if len(head) != count_header_bytes(size, width) or compute_checksum(head) != expected_checksum:
         return None

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from batchloom.core.errors import StoreConflictError, StoreError
+from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import JSON_DECODE_ERRORS, lock_exclusively, read_regular_file, refuse_url
 from batchloom.store.format.layout import (
     GENERATIONS_NAME,
@@ -48,9 +49,7 @@ from batchloom.store.format.manifest import (
     read_manifest,
     seal_manifest,
 )
-from batchloom.store.format.provenance import map_provenance
-from batchloom.store.format.shard_sidecars import map_pair_index
-from batchloom.store.format.store_lengths import map_removed
+from batchloom.store.read.local_reader import LocalReader
 from batchloom.store.write.store_writer import make_folder, sync_folder, wrap_write_errors, write_file
 
 # Files that the store itself writes next to its manifest. Other files in its folder must not be deleted.
@@ -124,7 +123,14 @@ def extend_manifest(base: Manifest, added: Manifest) -> Manifest:
     changed = replace(
         added,
         tokenizer=base.tokenizer,
-        counts=_add_counts(base.counts, added.counts),
+        counts=StoreCounts(
+            records=base.counts.records + added.counts.records,
+            documents=base.counts.documents + added.counts.documents,
+            tokens=base.counts.tokens + added.counts.tokens,
+            quarantined=base.counts.quarantined + added.counts.quarantined,
+            dropped=dict(sorted((Counter(base.counts.dropped) + Counter(added.counts.dropped)).items())),
+            further=base.counts.further + added.counts.further,
+        ),
         subsets=subsets,
         subset_overrides={**base.subset_overrides, **added.subset_overrides},
         sources=(*base.sources, *added.sources),
@@ -146,17 +152,6 @@ def _merge_subsets(old: SubsetEntry | None, new: SubsetEntry | None, generation:
         tokens=old.tokens + new.tokens,
         shards=(*old.shards, *new.shards),
         layers=(*old.all_layers, layer),
-    )
-
-
-def _add_counts(old: StoreCounts, new: StoreCounts) -> StoreCounts:
-    return StoreCounts(
-        records=old.records + new.records,
-        documents=old.documents + new.documents,
-        tokens=old.tokens + new.tokens,
-        quarantined=old.quarantined + new.quarantined,
-        dropped=dict(sorted((Counter(old.dropped) + Counter(new.dropped)).items())),
-        further=old.further + new.further,
     )
 
 
@@ -280,29 +275,24 @@ def commit_manifest(folder: Path, base: Manifest, manifest: Manifest) -> int:
 
 def refuse_unfinished(folder: Path) -> None:
     """Refuse a store with an unfinished job, whose new files are in no manifest yet."""
-    if (folder / WORK_NAME).is_dir():
-        _refuse_running_job(folder)
-        raise StoreConflictError(
-            f"{folder} holds an unfinished job: give its prepare command again to continue it, or discard it by "
-            f"deleting {folder / WORK_NAME}; then give this command again."
-        )
-
-
-def _refuse_running_job(folder: Path) -> None:
-    """Refuse a store into which a running process prepares."""
-    path = folder / WORK_NAME / LOCK_NAME
-    if not path.is_file():
+    if not (folder / WORK_NAME).is_dir():
         return
-    with wrap_write_errors(path), path.open() as lock:
-        lock_exclusively(
-            lock.fileno(),
-            path,
-            busy=lambda: (
-                f"Another run is preparing into {folder} (process {lock.read().strip() or 'unknown'}); wait for it, "
-                "then give this command again."
-            ),
-            ended=f"Another run into {folder} has just ended; give the command again.",
-        )
+    path = folder / WORK_NAME / LOCK_NAME
+    if path.is_file():
+        with wrap_write_errors(path), path.open() as lock:
+            lock_exclusively(
+                lock.fileno(),
+                path,
+                busy=lambda: (
+                    f"Another run is preparing into {folder} (process {lock.read().strip() or 'unknown'}); wait for "
+                    "it, then give this command again."
+                ),
+                ended=f"Another run into {folder} has just ended; give the command again.",
+            )
+    raise StoreConflictError(
+        f"{folder} holds an unfinished job: give its prepare command again to continue it, or discard it by "
+        f"deleting {folder / WORK_NAME}; then give this command again."
+    )
 
 
 def write_generation_report(folder: Path, generation: int, facts: dict[str, Any]) -> None:
@@ -360,24 +350,14 @@ def iter_shard_documents(folder: Path, manifest: Manifest | None = None) -> Iter
         StoreError: a file is missing or damaged.
     """
     manifest = manifest or read_manifest(folder)
-    for name, subset in manifest.subsets.items():
-        removed, first = map_removed(folder / name, subset), 0
-        for shard in subset.shards:
-            path = (folder / name / shard.name).with_suffix(".docs")
-            provenance = map_provenance(path)
-            if len(provenance) != shard.documents:
-                raise StoreError(
-                    f"{path} has {len(provenance)} documents, the manifest says {shard.documents}. The store is "
-                    "damaged: run batchloom check on it."
-                )
-            begin, end = removed.searchsorted([first, first + shard.documents])
-            remaining_documents = np.delete(np.arange(shard.documents), removed[begin:end] - first)
-            first += shard.documents
-            sides = None
-            if manifest.preferences:
-                pairs = path.with_suffix(".pairs")
-                sides = map_pair_index(pairs, shard.documents, manifest.preferences).sides[remaining_documents]
-            yield ShardDocuments(provenance.hashes[remaining_documents], provenance.parts[remaining_documents], sides)
+    for name in manifest.subsets:
+        reader = LocalReader(folder, name, manifest)
+        for shard, (first, stop) in enumerate(pairwise(reader.table.bounds)):
+            begin, end = reader.removed.searchsorted([first, stop])
+            remaining_rows = np.delete(np.arange(stop - first), reader.removed[begin:end] - first)
+            provenance = reader.provenance(shard).take(remaining_rows)
+            sides = reader.sides(shard).sides[remaining_rows] if manifest.preferences else None
+            yield ShardDocuments(provenance.hashes, provenance.parts, sides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,30 +402,25 @@ def read_log(path: str | os.PathLike[str]) -> tuple[GenerationLogEntry, ...]:
     refuse_url(path, "The store")
     folder = resolve_store_folder(path)
     manifest = read_manifest(folder)
-    entries, source_count = [], 0
+    entries = []
     for entry in manifest.all_history:
+        report = folder / format_generation_file_name(REPORT_NAME, entry.number)
+        try:
+            when = msgspec.json.decode(read_regular_file(report), type=_GenerationReport).started
+        except (OSError, *JSON_DECODE_ERRORS):
+            when = ""
         entries.append(
             GenerationLogEntry(
                 number=entry.number,
                 made=entry.made,
                 documents=entry.documents,
                 tokens=entry.tokens,
-                sources=tuple(source.name for source in manifest.sources[source_count : entry.sources]),
+                sources=tuple(source.name for source in manifest.list_sources_of(entry)),
                 recipe_fingerprint=entry.recipe_fingerprint,
                 selected=entry.selected,
                 fingerprints=entry.fingerprints,
-                when=_read_start_time(folder, entry.number),
+                when=when,
                 readable=entry.number in manifest.readable,
             )
         )
-        source_count = entry.sources
     return tuple(entries)
-
-
-def _read_start_time(folder: Path, generation: int) -> str:
-    """Read the start time of a generation from its report; empty if it is unreadable."""
-    try:
-        data = read_regular_file(folder / format_generation_file_name(REPORT_NAME, generation))
-        return msgspec.json.decode(data, type=_GenerationReport).started
-    except (OSError, *JSON_DECODE_ERRORS):
-        return ""

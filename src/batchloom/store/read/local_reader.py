@@ -196,13 +196,7 @@ class FirstRead:
             self._verify_file(self._folder / f"{entry.name}.mask", entry.mask)
 
     def verify_spans(self, shards: Ids, begins: Ids, sizes: Ids) -> None:
-        """Verify the blocks that hold spans of mapped shards.
-
-        Args:
-            shards: shard of each span, int64 [N].
-            begins: byte offset of each span in its shard, int64 [N].
-            sizes: size of each span in bytes, int64 [N].
-        """
+        """Verify the blocks that hold spans of mapped shards."""
         bases = self._bases.take(shards)
         firsts = bases + begins // BLOCK_BYTES
         lasts = np.maximum(firsts, bases + (begins + (sizes - 1)) // BLOCK_BYTES)

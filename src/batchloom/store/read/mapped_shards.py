@@ -133,16 +133,25 @@ def map_prefix(stem: Path) -> tuple[MappedShard, NDArray[np.uint32]]:
             f"{stem}.idx holds {index.dtype.name} numbers, but token ids are integers: these are features or "
             "scores, not tokens. Name the prefix of the tokens they were computed from."
         )
-    lengths = compute_document_lengths(index, stem)
+    itemsize = index.dtype.itemsize
+    for start in range(0, len(index.lengths), _CHUNK_DOCUMENTS):
+        row_slice = slice(start, start + _CHUNK_DOCUMENTS)
+        if (index.lengths[row_slice] < 0).any() or (index.pointers[row_slice] % itemsize).any():
+            raise StoreError(
+                f"{stem}.idx has negative lengths, or pointers into the middle of a token; it is damaged. "
+                "Make it again from its source."
+            )
+    is_plain = _is_one_sequence_each(index)
+    lengths = index.lengths.view("<u4") if is_plain else _sum_sequence_lengths(index, stem)
     view = map_file(stem.with_name(stem.name + ".bin"))
-    needed = int(lengths.sum(dtype=np.int64)) * index.dtype.itemsize
+    needed = int(lengths.sum(dtype=np.int64)) * itemsize
     if len(view) != needed:
         raise StoreError(
             f"{stem}.bin has {len(view)} bytes; its index describes {needed}: one of the two is cut short."
         )
     _refuse_overlap(index, stem)
     pointers = index.pointers
-    if not is_one_sequence_each(index):
+    if not is_plain:
         # An empty document at the end may point past the last sequence; its pointer is never read.
         first = np.minimum(index.documents[:-1], len(pointers) - 1)
         pointers = pointers[first] if len(pointers) else np.zeros(len(first), np.int64)
@@ -183,7 +192,7 @@ def _refuse_overlap(index: MegatronIndex, stem: Path) -> None:
         )
 
 
-def is_one_sequence_each(index: MegatronIndex) -> bool:
+def _is_one_sequence_each(index: MegatronIndex) -> bool:
     """Return whether every document of a foreign index is exactly one sequence."""
     count = len(index.lengths)
     if len(index.documents) != count + 1:
@@ -194,23 +203,6 @@ def is_one_sequence_each(index: MegatronIndex) -> bool:
         if not np.array_equal(document_starts, np.arange(start, start + len(document_starts))):
             return False
     return True
-
-
-def compute_document_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uint32]:
-    """Check a foreign index and return the tokens of each document, uint32 [D - 1].
-
-    The result is a view of the index if every document is one sequence.
-    """
-    plain = is_one_sequence_each(index)
-    itemsize = index.dtype.itemsize
-    for start in range(0, len(index.lengths), _CHUNK_DOCUMENTS):
-        row_slice = slice(start, start + _CHUNK_DOCUMENTS)
-        if (index.lengths[row_slice] < 0).any() or (index.pointers[row_slice] % itemsize).any():
-            raise StoreError(
-                f"{stem}.idx has negative lengths, or pointers into the middle of a token; it is damaged. "
-                "Make it again from its source."
-            )
-    return index.lengths.view("<u4") if plain else _sum_sequence_lengths(index, stem)
 
 
 def _sum_sequence_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uint32]:

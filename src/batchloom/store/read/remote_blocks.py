@@ -100,15 +100,7 @@ class RemoteBlocks:
     def read(self, begins: IntArray, sizes: IntArray, dtype: np.dtype[np.generic]) -> list[NDArray[Any]]:
         """Read byte ranges of files, as views of cached blocks.
 
-        Args:
-            begins: offset of each range in the block numbering, in bytes: 4096 times the first block of its file, plus
-                the offset in the file, int64 [N].
-            sizes: size of each range in bytes, int64 [N].
-            dtype: dtype of the items; begins and sizes are multiples of its size.
-
-        Raises:
-            StoreError: a file is missing, or its content does not match its checksums.
-            InputError: the store cannot be reached.
+        A range begins at 4096 times the first block of its file, plus its offset in the file.
         """
         views = None if self._verify == "full" else self._read_verified(begins, sizes, dtype)
         if views is not None:
@@ -128,11 +120,7 @@ class RemoteBlocks:
             return all(cache_files[owner].data is not None for owner in np.unique(index.owners).tolist())
 
     def read_files(self, numbers: Iterable[int]) -> list[NDArray[np.uint8]]:
-        """Return contiguous copies of files, verified as files or by blocks.
-
-        Raises:
-            StoreError, InputError: as :meth:`read`.
-        """
+        """Return contiguous copies of files, verified as files or by blocks."""
         file_numbers = list(numbers)
         for tries in range(1, MAX_FETCH_ATTEMPTS + 1):
             cached_blocks = self.obtain(self.files.list_intervals(file_numbers))
@@ -154,15 +142,7 @@ class RemoteBlocks:
         raise self._make_changed_error(self.files.files[damaged_files[0]], 0, self.files.files[damaged_files[0]].size)
 
     def obtain(self, intervals: Intervals, *, always: bool = False) -> CachedBlocks:
-        """Return blocks, fetching those that no process of the node has cached.
-
-        Args:
-            intervals: the blocks.
-            always: whether verified blocks are verified again.
-
-        Raises:
-            StoreError, InputError: as :meth:`read`.
-        """
+        """Return blocks, fetching those that no process of the node has cached."""
         fetched_blocks = CachedBlocks(EMPTY_INDEX, {})
         try:
             return self._obtain(intervals, fetched_blocks, always=always)
@@ -425,9 +405,8 @@ class RemoteBlocks:
 
     def _request_blocks(self, first: int, stop: int) -> Future[bytes]:
         file = self._find_file(first)
-        start = file.offset + BLOCK_BYTES * (first - file.base)
-        size = file.offset + file.size
-        return self._ranges.submit(file.name, start, start + _count_bytes(file, first, stop), size)
+        start, end = file.locate_blocks(first, stop)
+        return self._ranges.submit(file.name, file.offset + start, file.offset + end, file.offset + file.size)
 
     def _find_file(self, block: int) -> RemoteStoreFile:
         return self.files.files[bisect_right(self._bases, block) - 1]
@@ -477,8 +456,7 @@ class RemoteBlocks:
             if expected_checksums is None or np.array_equal(compute_block_checksums(data), expected_checksums):
                 return data
             future = self._request_blocks(first, stop)
-        start = BLOCK_BYTES * (first - file.base)
-        raise self._make_changed_error(file, start, start + _count_bytes(file, first, stop))
+        raise self._make_changed_error(file, *file.locate_blocks(first, stop))
 
     def _refuse(self, error: RangeError) -> NoReturn:
         url = f"{self._ranges.url}/{error.name}"
@@ -501,8 +479,3 @@ class RemoteBlocks:
             f"store ({MAX_FETCH_ATTEMPTS} tries); it was changed or damaged. Restore it from a copy; the run continues "
             "from its last checkpoint."
         )
-
-
-def _count_bytes(file: RemoteStoreFile, first: int, stop: int) -> int:
-    """Return the bytes of blocks of a file, whose last block is shorter."""
-    return min(BLOCK_BYTES * (stop - file.base), file.size) - BLOCK_BYTES * (first - file.base)

@@ -4,7 +4,7 @@ Blocks are numbered consecutively through all files. Requested, cached and locke
 integer intervals. One unused number separates adjacent files.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Literal, NamedTuple, final
 
 import numpy as np
@@ -18,7 +18,7 @@ from batchloom.store.format.block_checksums import (
     count_header_bytes,
 )
 from batchloom.store.format.layout import TOKEN_DTYPES
-from batchloom.store.format.manifest import LayerEntry, Manifest, ShardEntry, SubsetEntry
+from batchloom.store.format.manifest import Manifest
 from batchloom.store.format.provenance import PROVENANCE_ROW_BYTES
 from batchloom.store.format.shard_sidecars import HEADER, PAIR_ROW_BYTES
 
@@ -56,6 +56,10 @@ class RemoteStoreFile(NamedTuple):
         """Number of blocks of the file."""
         return -(-self.size // BLOCK_BYTES)
 
+    def locate_blocks(self, first: int, stop: int) -> tuple[int, int]:
+        """Return the byte range of blocks; the last block of a file is shorter."""
+        return BLOCK_BYTES * (first - self.base), min(BLOCK_BYTES * (stop - self.base), self.size)
+
 
 @final
 class RemoteFileTable:
@@ -77,7 +81,14 @@ class RemoteFileTable:
         self._next = 0
         entry = manifest.subsets[subset]
         itemsize = TOKEN_DTYPES[manifest.dtype].itemsize
-        self.lengths = [self._add_lengths(subset, *layer_files) for layer_files in _iter_layers(entry)]
+        self.lengths: list[int] = []
+        for name, checksum_name, layer in zip(
+            entry.length_files, entry.length_checksum_files, entry.all_layers, strict=True
+        ):
+            lengths = RemoteStoreFile(f"{subset}/{name}", 4 * layer.documents, layer.lengths)
+            self.lengths.append(
+                self._add_with_checksums(lengths, f"{subset}/{checksum_name}", layer.sums, COUNTED_ENTRY_BYTES)
+            )
         self.removed = -1
         if entry.removed:
             size = HEADER.size + 8 * entry.removed.documents
@@ -99,17 +110,21 @@ class RemoteFileTable:
             pairs = HEADER.size + PAIR_ROW_BYTES * shard.documents
             self.pairs.append(self._add_optional(f"{stem}.pairs", pairs, shard.pairs))
             self.media.append(self._add_optional(f"{stem}.media", shard.media_bytes or 0, shard.media))
-            self.blobs.append(self._add_blobs(stem, shard))
+            blobs = -1
+            if shard.blobs is not None and shard.blobs_bytes is not None:
+                file = RemoteStoreFile(f"{stem}.blobs", shard.blobs_bytes, shard.blobs, "nothing")
+                blobs = self._add_with_checksums(file, f"{stem}.blobsums", shard.blobsums, PLAIN_ENTRY_BYTES)
+            self.blobs.append(blobs)
         self.bases = np.array([file.base for file in self.files], np.int64)
         self.by_blocks = np.array([file.check_method == "blocks" for file in self.files], bool)
         dense = [file.check_method == "entries" or file.width == COUNTED_ENTRY_BYTES for file in self.files]
         self.dense = np.array(dense, np.int64)
         self.sizes = np.array([file.size for file in self.files], np.int64)
-        self.keys = np.array([_cache_key(file) for file in self.files], np.uint64).reshape(-1, 2)
-
-    def _add_lengths(self, subset: str, file: str, checksum_name: str, layer: LayerEntry) -> int:
-        lengths = RemoteStoreFile(f"{subset}/{file}", 4 * layer.documents, layer.lengths)
-        return self._add_with_checksums(lengths, f"{subset}/{checksum_name}", layer.sums, COUNTED_ENTRY_BYTES)
+        digests = [int(file.checksum, 16) for file in self.files]
+        # One flipped bit separates the entries of a .sums from its header, which has the same checksum.
+        flips = [int(file.check_method == "entries") for file in self.files]
+        keys = [(digest & (1 << 64) - 1 ^ flip, digest >> 64) for digest, flip in zip(digests, flips, strict=True)]
+        self.keys = np.array(keys, np.uint64).reshape(-1, 2)
 
     def _add_with_checksums(self, file: RemoteStoreFile, name: str, checksum: str | None, width: int) -> int:
         """Add a file, and its ``.sums`` if it has one."""
@@ -120,13 +135,6 @@ class RemoteFileTable:
         entries_size = count_entries(file.size) * width
         entries = self._add(RemoteStoreFile(name, entries_size, checksum, "entries", head, offset=size))
         return self._add(file._replace(check_method="blocks", checksum_file=entries, width=width))
-
-    def _add_blobs(self, stem: str, shard: ShardEntry) -> int:
-        """Add the ``.blobs`` of a shard and its checksums; return -1 if there is none."""
-        if shard.blobs is None or shard.blobs_bytes is None:
-            return -1
-        file = RemoteStoreFile(f"{stem}.blobs", shard.blobs_bytes, shard.blobs, "nothing")
-        return self._add_with_checksums(file, f"{stem}.blobsums", shard.blobsums, PLAIN_ENTRY_BYTES)
 
     def _add_optional(self, name: str, size: int, checksum: str | None) -> int:
         return -1 if checksum is None else self._add(RemoteStoreFile(name, size, checksum))
@@ -153,16 +161,3 @@ class RemoteFileTable:
         """Return the intervals of all blocks of some files."""
         files = [self.files[number] for number in numbers]
         return merge_intervals([file.base for file in files], [file.base + file.blocks for file in files])
-
-
-def _cache_key(file: RemoteStoreFile) -> tuple[int, int]:
-    """Return the low and high half of a file's cache key.
-
-    One flipped bit separates the entries of a ``.sums`` from its header, which has the same checksum.
-    """
-    digest = int(file.checksum, 16)
-    return digest & (1 << 64) - 1 ^ int(file.check_method == "entries"), digest >> 64
-
-
-def _iter_layers(entry: SubsetEntry) -> Iterator[tuple[str, str, LayerEntry]]:
-    return zip(entry.length_files, entry.length_checksum_files, entry.all_layers, strict=True)

@@ -197,12 +197,7 @@ class SubsetReader:
         return ranges
 
     def fetch(self, documents: Ids, block: int = 1) -> None:
-        """Fetch documents of a remote store in few requests; a no-op for local data.
-
-        Args:
-            documents: document numbers, ascending, int64 [N].
-            block: number of documents that are used together; complete blocks are fetched.
-        """
+        """Fetch documents, ascending, with all documents of their blocks; local data is there already."""
 
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
         """Read the provenance of rows of a shard, or of all documents if ``rows`` is None."""
