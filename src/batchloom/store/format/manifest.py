@@ -102,54 +102,6 @@ class GenerationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
         return self.made in ("prepared", "appended")
 
 
-def list_readable_generations(history: tuple[GenerationEntry, ...]) -> tuple[int, ...]:
-    """Return the numbers of the generations since the last compaction.
-
-    Older ones cannot be opened.
-    """
-    readable_numbers: list[int] = []
-    for entry in history:
-        readable_numbers = [entry.number] if entry.made == "compacted" else [*readable_numbers, entry.number]
-    return tuple(readable_numbers)
-
-
-def list_history_faults(generation: int, history: tuple[GenerationEntry, ...], sources: int) -> list[str]:
-    """List the contradictions in a history, one phrase each.
-
-    ``sources`` is the number of sources in the manifest.
-    """
-    numbers = [entry.number for entry in history]
-    # The length is compared first: a damaged generation number could make the range huge.
-    if history and (len(numbers) != generation or numbers != list(range(1, generation + 1))):
-        return [f"its history has the generations {numbers}, but it is generation {generation}"]
-    if not history and generation != 1:
-        return [f"it is generation {generation} but has no history"]
-    counts = [0, *(entry.sources for entry in history), sources]
-    if any(a > b for a, b in pairwise(counts)):
-        return [f"its history has {counts[1:-1]} sources, and the manifest {sources}"]
-    return []
-
-
-def list_layer_faults(generation: int, layers: tuple[LayerEntry, ...], bounds: set[int], documents: int) -> list[str]:
-    """List the contradictions in the layers of a subset, one phrase each.
-
-    ``layers`` is empty if the subset has one layer, of generation 1. ``bounds`` holds the document numbers at which
-    shards end.
-    """
-    if not layers:
-        return []
-    numbers = [layer.generation for layer in layers]
-    ascending = all(a < b for a, b in pairwise(numbers))
-    if not ascending or numbers[0] < 1 or numbers[-1] > generation:
-        return [f"has the layers of generations {numbers} in generation {generation}"]
-    end = 0
-    for layer in layers:
-        end += layer.documents
-        if layer.documents < 1 or end not in bounds:
-            return [f"has a layer of generation {layer.generation} that ends inside a shard"]
-    return [] if end == documents else [f"has {end} documents in its layers, but declares {documents}"]
-
-
 class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One shard: its name without suffix, its counts and the XXH3-128 of each file.
 
@@ -347,8 +299,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def readable(self) -> tuple[int, ...]:
-        """Numbers of the generations that can be opened; the last is this one."""
-        return list_readable_generations(self.all_history)
+        """Numbers of the generations since the last compaction, which can be opened; the last is this one."""
+        numbers: list[int] = []
+        for entry in self.all_history:
+            numbers = [entry.number] if entry.made == "compacted" else [*numbers, entry.number]
+        return tuple(numbers)
 
     def list_sources_of(self, entry: GenerationEntry) -> tuple[SourceEntry, ...]:
         """List the sources that a generation of the history added."""
@@ -492,7 +447,14 @@ def read_generation_manifest(
     if generation is None or generation == newest.generation:
         return newest
     if generation not in newest.readable:
-        raise GenerationError(_describe_missing_generation(store_path, newest, generation))
+        available = ", ".join(map(str, newest.readable))
+        if not 1 <= generation < newest.generation:
+            raise GenerationError(f"{store_path} has no generation {generation}; it has: {available}.")
+        raise GenerationError(
+            f"Generation {generation} of {store_path} was compacted away when generation {newest.readable[0]} was "
+            f"made; it has: {available}. A run on it cannot continue with this store; restore a copy made before, or "
+            "start a new run."
+        )
     name = format_generation_name(generation)
     try:
         return _read_verified(read_file, store_path, name, tries, newest.history[generation - 1].manifest)
@@ -534,15 +496,8 @@ def _read_manifest_file(folder: Path, name: str) -> bytes:
         raise StoreError(f"{path} cannot be read: {describe_os_error(error)}.") from error
 
 
-def _describe_missing_generation(folder: Path | str, newest: Manifest, generation: int) -> str:
-    available = ", ".join(map(str, newest.readable))
-    if 1 <= generation < newest.generation:
-        last = newest.readable[0]
-        return (
-            f"Generation {generation} of {folder} was compacted away when generation {last} was made; it has: "
-            f"{available}. A run on it cannot continue with this store; restore a copy made before, or start a new run."
-        )
-    return f"{folder} has no generation {generation}; it has: {available}."
+class _VersionField(msgspec.Struct):
+    format_version: int
 
 
 def decode_manifest(data: bytes, path: Path | str) -> Manifest:
@@ -550,7 +505,15 @@ def decode_manifest(data: bytes, path: Path | str) -> Manifest:
     # Values follow commas and opening brackets. Strings contain more of these, so the exact count is lower.
     if len(data) > _VALUE_LIMIT and sum(map(data.count, (b",", b"[", b"{"))) > _VALUE_LIMIT:
         raise StoreError(f"{path} has more than {_VALUE_LIMIT:,} values; {_RESTORE_REMEDY}.")
-    _check_version(data, path)
+    try:
+        version = msgspec.json.decode(data, type=_VersionField).format_version
+    except JSON_DECODE_ERRORS as error:
+        raise StoreError(f"{path} is not a manifest: {error}; {_RESTORE_REMEDY}.") from error
+    if version != FORMAT_VERSION:
+        raise StoreError(
+            f"{path} has format_version {version}; this batchloom reads {FORMAT_VERSION}. "
+            "Open it with the version that wrote it, or prepare the data again."
+        )
     content_checksum, recorded_checksum = split_checksum(data)
     if recorded_checksum and content_checksum != recorded_checksum:
         raise StoreError(
@@ -571,22 +534,6 @@ def decode_manifest(data: bytes, path: Path | str) -> Manifest:
     return manifest
 
 
-class _VersionField(msgspec.Struct):
-    format_version: int
-
-
-def _check_version(data: bytes, path: Path | str) -> None:
-    try:
-        version = msgspec.json.decode(data, type=_VersionField).format_version
-    except JSON_DECODE_ERRORS as error:
-        raise StoreError(f"{path} is not a manifest: {error}; {_RESTORE_REMEDY}.") from error
-    if version != FORMAT_VERSION:
-        raise StoreError(
-            f"{path} has format_version {version}; this batchloom reads {FORMAT_VERSION}. "
-            "Open it with the version that wrote it, or prepare the data again."
-        )
-
-
 def _list_contradictions(manifest: Manifest) -> list[str]:
     problems = []
     tokenizer = manifest.tokenizer
@@ -597,7 +544,7 @@ def _list_contradictions(manifest: Manifest) -> list[str]:
         if value is not None and not 0 <= value < tokenizer.vocab_size:
             problems.append(f"{field} {value} is not in the vocabulary")
     problems += _list_preference_faults(manifest)
-    problems += list_history_faults(manifest.generation, manifest.history, len(manifest.sources))
+    problems += _list_history_faults(manifest)
     records = sum(part.records for source in manifest.sources for part in source.parts)
     if records > _MAX_RECORDS:
         problems.append(f"the parts of its sources have {records} records")
@@ -619,21 +566,46 @@ def _list_contradictions(manifest: Manifest) -> list[str]:
                 f"subset {name!r} declares {subset.documents} documents and {subset.tokens} tokens, "
                 f"its shards have {documents} and {tokens} in total"
             )
-        problems += [f"subset {name!r} {fault}" for fault in _list_generation_faults(manifest, subset)]
+        problems += [f"subset {name!r} {fault}" for fault in _list_layer_faults(manifest.generation, subset)]
     return problems
 
 
-def _list_generation_faults(manifest: Manifest, subset: SubsetEntry) -> list[str]:
+def _list_history_faults(manifest: Manifest) -> list[str]:
+    generation, history = manifest.generation, manifest.history
+    numbers = [entry.number for entry in history]
+    # The length is compared first: a damaged generation number could make the range huge.
+    if history and (len(numbers) != generation or numbers != list(range(1, generation + 1))):
+        return [f"its history has the generations {numbers}, but it is generation {generation}"]
+    if not history and generation != 1:
+        return [f"it is generation {generation} but has no history"]
+    counts = [0, *(entry.sources for entry in history), len(manifest.sources)]
+    if any(a > b for a, b in pairwise(counts)):
+        return [f"its history has {counts[1:-1]} sources, and the manifest {counts[-1]}"]
+    return []
+
+
+def _list_layer_faults(generation: int, subset: SubsetEntry) -> list[str]:
     """List the contradictions in a subset's layers and removed documents."""
-    ends = accumulate(shard.documents for shard in subset.shards)
-    faults = list_layer_faults(manifest.generation, subset.layers, set(ends), subset.documents)
-    removed_entry = subset.removed
-    if removed_entry and not (
-        1 < removed_entry.generation <= manifest.generation
-        and 0 < removed_entry.documents <= subset.documents
-        and 0 <= removed_entry.trained <= removed_entry.tokens <= subset.tokens
+    faults, removed = [], subset.removed
+    if removed and not (
+        1 < removed.generation <= generation
+        and 0 < removed.documents <= subset.documents
+        and 0 <= removed.trained <= removed.tokens <= subset.tokens
     ):
-        faults.append(f"declares {removed_entry.documents} removed documents out of {subset.documents}")
+        faults.append(f"declares {removed.documents} removed documents out of {subset.documents}")
+    if not subset.layers:
+        return faults
+    numbers = [layer.generation for layer in subset.layers]
+    if any(a >= b for a, b in pairwise(numbers)) or numbers[0] < 1 or numbers[-1] > generation:
+        return [f"has the layers of generations {numbers} in generation {generation}", *faults]
+    shard_ends = set(accumulate(shard.documents for shard in subset.shards))
+    end = 0
+    for layer in subset.layers:
+        end += layer.documents
+        if layer.documents < 1 or end not in shard_ends:
+            return [f"has a layer of generation {layer.generation} that ends inside a shard", *faults]
+    if end != subset.documents:
+        faults.append(f"has {end} documents in its layers, but declares {subset.documents}")
     return faults
 
 
