@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -167,8 +168,6 @@ class GPTDataLoader:
 
 @final
 class _Settings:
-    """Settings read from a config's attributes or keys."""
-
     def __init__(self, config: Any) -> None:
         read = config.get if isinstance(config, Mapping) else partial(getattr, config)
         block = next((name for name in _BLOCK_SIZE if read(name, None) is not None), _BLOCK_SIZE[0])
@@ -177,7 +176,10 @@ class _Settings:
         dtype = read("dtype", "uint32")
         self.seed = read("seed", 0)
         self.val_fraction = read("val_fraction", _VAL_FRACTION)
-        self.dtype = np.dtype(dtype).name if _is_dtype(dtype) else ""
+        self.dtype = ""
+        with suppress(TypeError):
+            # Shards are read as little-endian on any machine.
+            self.dtype = np.dtype(dtype).name if np.dtype(dtype).newbyteorder("<") == np.dtype(dtype) else ""
         self.output = read("output", "torch")
         problems = [
             f"config.{name}: missing"
@@ -195,15 +197,6 @@ class _Settings:
         raise_problems(problems)
 
 
-def _is_dtype(value: Any) -> bool:
-    try:
-        dtype = np.dtype(value)
-    except TypeError:
-        return False
-    # Shards are read as little-endian on any machine.
-    return bool(dtype.newbyteorder("<") == dtype)
-
-
 @final
 class _Line:
     """Concatenation of token arrays without a copy."""
@@ -214,15 +207,12 @@ class _Line:
         self.size = int(self._ends[-1]) if self._arrays else 0
 
     def windows(self, size: int) -> int:
-        """Return the number of windows of ``size`` targets."""
         return (self.size - 1) // size
 
     def part(self, start: int, stop: int) -> "_Line":
-        """Return tokens [start, stop) without a copy."""
         return _Line(self._views(start, stop))
 
     def take(self, start: int, stop: int) -> Tokens:
-        """Return tokens [start, stop) as one array."""
         return np.concatenate(self._views(start, stop))
 
     def _views(self, start: int, stop: int) -> list[Tokens]:
@@ -249,19 +239,14 @@ def _open_folder(folder: Path, dtype: str) -> dict[str, list[Tokens]]:
         if train.contents.synthetic:
             _LOG.warning("source=synthetic: the documents of %s are generated.", folder)
         return {store.split: [_read_indexed_shard(stem) for stem in store.shards.stems] for store in stores}
-    arrays_by_split = {split: _read_split(folder, split, dtype) for split in ("train", "val")}
-    arrays_by_split["train"] = arrays_by_split["train"] or [
-        _read_shard(path, dtype) for path in sorted(folder.glob("shard_*.bin"))
-    ]
-    if not arrays_by_split["train"]:
+    paths = {}
+    for split in ("train", "val"):
+        file = folder / f"{split}.bin"
+        paths[split] = [file] if file.is_file() else sorted((folder / split).glob("shard_*.bin"))
+    paths["train"] = paths["train"] or sorted(folder.glob("shard_*.bin"))
+    if not paths["train"]:
         raise make_missing_store_error(folder)
-    return {split: arrays for split, arrays in arrays_by_split.items() if arrays}
-
-
-def _read_split(folder: Path, split: str, dtype: str) -> list[Tokens]:
-    whole_file = folder / f"{split}.bin"
-    paths = [whole_file] if whole_file.is_file() else (folder / split).glob("shard_*.bin")
-    return [_read_shard(path, dtype) for path in sorted(paths)]
+    return {split: [_read_shard(path, dtype) for path in files] for split, files in paths.items() if files}
 
 
 def _read_shard(path: Path, dtype: str) -> Tokens:

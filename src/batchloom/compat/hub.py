@@ -164,12 +164,8 @@ class RankedBatches(Sequence[Pair]):
         for row in self._all_rows():
             pending_rows.append(row)
             if len(pending_rows) == self._rows:
-                columns = {
-                    "inputs": [row[0] for row in pending_rows],
-                    "labels": [r[1] for r in pending_rows],
-                }
-                stacked = {name: np.stack(rows) for name, rows in columns.items()}
-                arrays = as_asked(stacked, self._output)
+                inputs, labels = map(np.stack, zip(*pending_rows, strict=True))
+                arrays = as_asked({"inputs": inputs, "labels": labels}, self._output)
                 yield arrays["inputs"], arrays["labels"]
                 pending_rows = []
 

@@ -96,7 +96,6 @@ class IndexedDataset:
 
 
 def _make_dataset(store: Store) -> IndexedDataset:
-    """Make a dataset of an open store, which keeps its generation."""
     dataset = IndexedDataset.__new__(IndexedDataset)
     dataset._load_store(store)  # noqa: SLF001
     return dataset

@@ -141,7 +141,6 @@ class MultiModalDataset:
 
 
 def _get_default_folder(config: DatasetConfig) -> Path:
-    """Return the default store folder of a config, in the user's cache."""
     plain_config = config.model_dump(mode="json")
     # Relative paths depend on the config's folder, so it is part of the name.
     base_path = str(Path(config.location.file or "").absolute())

@@ -86,10 +86,7 @@ class MultiModalIterableDataset(IterableDataset[CollateRow]):
             step += workers
 
     def _share(self, step: int) -> list[int]:
-        """Return the positions of this rank's rows in a step.
-
-        A padding row has the position after the last row.
-        """
+        """Return the positions of this rank's rows in a step."""
         rank, world_size = self._world
         count = len(self._rows)
         start = step * self._batch * world_size

@@ -65,7 +65,6 @@ def tokenizer_of(script_tokenizer: Any) -> Tokenizer:
 
 
 def _resolve_encoding(encoding: Any) -> Tokenizer:
-    """Return the tiktoken encoding of the same name."""
     spec = encoding.name if encoding.name == "gpt2" else f"tiktoken:{encoding.name}"
     tokenizer = resolve_tokenizer(spec)
     if tokenizer.vocab_size != encoding.n_vocab:

@@ -3,9 +3,10 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -47,59 +48,33 @@ _RULES = ReadRules(text_field=None)
 _LOG = logging.getLogger("batchloom")
 
 
-@dataclass(frozen=True, slots=True)
-class Formatted:
-    """Formatter as a record parser and a chat template.
-
-    Attributes:
-        template: name of the chat template; None for the tokenizer's own.
-        mapping: columns by role.
-        call: function that converts a record to messages, a text, or another record.
-    """
-
-    template: str | None = None
-    mapping: Mapping[str, str] | None = None
-    call: Formatter | None = None
-
-    def make_parser(self, source: Source) -> RecordParser:
-        """Make the parser for the records of a source."""
-        rows = [coerce_row(row) for row in read_sample_rows(source, _RULES)[0]]
-        call = self.call
-        chat, mapping = ChatRecipe(template=self.template), dict(self.mapping or {})
-        if call is None:
-            if source.kind in ("text", "code"):
-                return RecordParser(_RULES)
-            return make_record_parser(source, rows, _RULES, detect_schema(rows, mapping), chat)
-        formatted_rows = _format_sample(call, rows)
-        schema = detect_schema(formatted_rows, mapping)
-        parser = make_record_parser(source, formatted_rows, _RULES, schema, chat)
-        read_record = make_record_reader(schema)
-        return replace(
-            parser,
-            rules=_RULES,
-            record_reader=lambda row: read_record(_as_record(call(coerce_row(row)))),
-        )
+def _make_parser(formatter: str | Formatter | None, source: Source) -> RecordParser:
+    """Make the parser for the records of a source, as the formatter says."""
+    rows = [coerce_row(row) for row in read_sample_rows(source, _RULES)[0]]
+    chat, mapping = ChatRecipe(template=_get_template(formatter)), dict[str, str]()
+    if formatter is None or isinstance(formatter, str):
+        if source.kind in ("text", "code"):
+            return RecordParser(_RULES)
+        mapping = SCHEMAS.get((formatter or "").replace("_", "-"), {})
+        return make_record_parser(source, rows, _RULES, detect_schema(rows, mapping), chat)
+    formatted_rows = _format_sample(formatter, rows)
+    schema = detect_schema(formatted_rows, mapping)
+    parser = make_record_parser(source, formatted_rows, _RULES, schema, chat)
+    read_record = make_record_reader(schema)
+    return replace(
+        parser,
+        rules=_RULES,
+        record_reader=lambda row: read_record(_as_record(formatter(coerce_row(row)))),
+    )
 
 
-def formatted(formatter: str | Formatter | None) -> Formatted:
-    """Interpret a script's formatter.
-
-    Args:
-        formatter: a function of a record that returns messages, a text or another record; the
-            name of a schema or of a template, or the path of a template; None to detect the schema.
-    """
-    if formatter is None:
-        return Formatted()
-    if not isinstance(formatter, str):
-        return Formatted(call=formatter)
-    name = formatter.replace("_", "-")
-    if name in SCHEMAS:
-        return Formatted(mapping=SCHEMAS[name])
-    return Formatted(template=formatter)
+def _get_template(formatter: str | Formatter | None) -> str | None:
+    """Return the chat template that a formatter names; None for the tokenizer's own."""
+    is_template = isinstance(formatter, str) and formatter.replace("_", "-") not in SCHEMAS
+    return formatter if isinstance(formatter, str) and is_template else None
 
 
 def _format_sample(call: Formatter, rows: Sequence[Row]) -> list[Row]:
-    """Format the first records; records that fail are reported when they are read."""
     formatted_rows = []
     for row in rows:
         with suppress(UnusableRecordError):
@@ -108,7 +83,6 @@ def _format_sample(call: Formatter, rows: Sequence[Row]) -> list[Row]:
 
 
 def _as_record(value: Any) -> Row:
-    """Convert a formatter's result to a record."""
     if isinstance(value, str):
         return {"text": value}
     if isinstance(value, list):
@@ -134,7 +108,8 @@ class SFTDataset:
         tokenizer: see :func:`batchloom.compat.script_arguments.tokenizer_of`.
         max_seq_length: maximum number of tokens of a row.
         split: split of a Hub dataset, or of a saved one; a file only has the split ``train``.
-        formatter: see :func:`batchloom.compat.sft.formatted`.
+        formatter: a function of a record that returns messages, a text or another record; the
+            name of a schema or of a template, or the path of a template; None to detect the schema.
         seed: seed of the row order; None for the order of the file.
         output: ``torch`` or ``numpy``.
 
@@ -164,9 +139,9 @@ class SFTDataset:
             raise SettingsError([f"max_seq_length: {quote_value(max_seq_length)} is not a number above 1"])
         check_output(output)
         self._output, self._max_seq_length = output, max_seq_length
-        resolved_tokenizer, resolved_formatter = tokenizer_of(tokenizer), formatted(formatter)
+        resolved_tokenizer = tokenizer_of(tokenizer)
         encoder = DirectEncoder(
-            resolved_tokenizer, resolved_formatter.make_parser, _refuse, resolved_formatter.template
+            resolved_tokenizer, partial(_make_parser, formatter), _refuse, _get_template(formatter)
         )
         encoded = list(encoder.encode(list_sources([_format_location(path_or_id, split)]).sources))
         self._documents = EncodedDocuments(encoded, resolved_tokenizer.end_id)
@@ -177,18 +152,15 @@ class SFTDataset:
         if not self._row_documents.size:
             raise InputMissingError(
                 f"{os.fspath(path_or_id)} gives no row to train ({_format_counts(self.left_out)}); raise "
-                "max_seq_length, or "
-                "choose another formatter."
+                "max_seq_length, or choose another formatter."
             )
         if self.left_out or self.truncated_rows:
             _LOG.warning(
                 "SFTDataset: %s rows; cut at %s tokens: %s; left out: %s.",
-                *(
-                    f"{self._row_documents.size:,}",
-                    max_seq_length,
-                    self.truncated_rows,
-                    _format_counts(self.left_out),
-                ),
+                f"{self._row_documents.size:,}",
+                max_seq_length,
+                self.truncated_rows,
+                _format_counts(self.left_out),
             )
         if seed is not None:
             order = Permutation(self._row_documents.size, derive_key("sft", seed))

@@ -122,13 +122,11 @@ def _make_expected_pairs(documents: Sequence[Ints], store: Store) -> Ints:
 
 
 def _has_end_token(pairs: Ints, pad: int) -> NDArray[np.bool_]:
-    """Return a mask of the pairs with an end token."""
     mask: NDArray[np.bool_] = (pairs >> 32 == pad) | (pairs & 0xFFFFFFFF == pad)
     return mask
 
 
 def _count_real_spans(spans: Sequence[Ints], pad: int) -> int:
-    """Return the number of spans with other tokens than end tokens."""
     return sum(bool((ids != pad).any()) for ids in spans)
 
 
@@ -150,7 +148,6 @@ def _make_trained_pairs(spans: Sequence[tuple[Ints, Ints]], shift: int) -> Ints 
 
 
 def _encode_pairs(first: Ints, second: Ints) -> Ints:
-    """Encode pairs of ids as int64."""
     pairs: Ints = (first << 32) + second
     return pairs
 
@@ -177,7 +174,6 @@ def _count_differences(expected: Ints, actual: Ints) -> tuple[int, int]:
 
 
 def _describe_missing_documents(documents: Sequence[Ints], spans: Sequence[Ints]) -> str:
-    """Describe the documents that do not occur complete as often as expected."""
     span_counts = Counter(span.tobytes() for span in spans)
     missing_documents = []
     for ids in documents:
@@ -200,9 +196,7 @@ class LoaderLike(Protocol):
 class LoaderMaker(Protocol):
     """Factory of fresh loaders of one rank."""
 
-    def __call__(self, *, rank: int, world_size: int) -> LoaderLike:
-        """Return the loader of ``rank`` of ``world_size``."""
-        ...
+    def __call__(self, *, rank: int, world_size: int) -> LoaderLike: ...
 
 
 def check_loader(
@@ -277,7 +271,6 @@ def _collect_batches(make: LoaderMaker, world: int) -> list[list[BatchMapping]]:
 
 
 def _iter_steps(ranks: Sequence[Sequence[BatchMapping]]) -> Iterator[tuple[BatchMapping, ...]]:
-    """Yield the batches of all ranks, step by step."""
     return zip(*ranks, strict=True)
 
 
@@ -449,7 +442,6 @@ def _read_records(parts: Sequence[Iterable[RecordColumns]], subject: str) -> lis
 
 
 def _check_origins(records: Sequence[tuple[int, int, str]], subject: str) -> None:
-    """Reject duplicate record numbers and descending offsets."""
     for (record, offset, _), (next_record, next_offset, _) in pairwise(records):
         if next_record == record:
             raise AssertionError(f"{subject}: two records have the number {record}.")

@@ -7,7 +7,7 @@ to find the source.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -52,12 +52,16 @@ class _PackedSpan(NamedTuple):
 
 
 class _PackedBatch(NamedTuple):
-    """Batch with its packed spans, the spans to compare, and ``seq_len``."""
+    """Batch, its inputs of the model, its packed spans, and the tokens of a row."""
 
     batch: Mapping[str, Any]
+    inputs: dict[str, Any]
     spans: list[_PackedSpan]
-    compared_spans: list[_PackedSpan]
     seq_len: int
+
+    def get_trained_mask(self, span: _PackedSpan) -> Tensor:
+        labels: Tensor = self.batch["labels"][span.row, span.position + 1 : span.position + span.length]
+        return labels != IGNORE_INDEX
 
 
 class _SpanComparison(NamedTuple):
@@ -204,9 +208,8 @@ def _find_scores_problem(scores: Any, ids: Tensor) -> str | None:
     return None
 
 
-def _check_deterministic(logits: LogitsFunction, batch: Mapping[str, Any], rounding: float) -> None:
+def _check_deterministic(logits: LogitsFunction, inputs: Mapping[str, Any], rounding: float) -> None:
     """Reject a model with random logits for the same batch: they would seem to leak."""
-    inputs = _select_model_inputs(batch)
     first, second = logits(inputs), logits(inputs)
     distance = max(
         float((compute_token_losses(first_scores, ids) - compute_token_losses(second_scores, ids)).abs().mean())
@@ -225,11 +228,14 @@ def _compare_documents(logits: LogitsFunction, loader: Loader, store: Store, tol
     comparisons: list[_SpanComparison] = []
     looked_at, step, worst = 0, 0, None
     while len(comparisons) < most and looked_at < _MAX_CHECKED_LENGTHS and loader.plan.has_step(step):
-        packed = _make_packed_batch(loader, step, most - len(comparisons))
-        if packed.compared_spans and not looked_at:
-            _check_deterministic(logits, packed.batch, _ROUNDING_SHARE * tolerance)
-        batch_comparisons = _compare_spans(logits, packed, store)
-        looked_at, step = looked_at + len(packed.compared_spans), step + 1
+        rows, batch = loader.plan.rows(*loader.plan.positions_of(step)), loader.batch(step)
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        packed = _PackedBatch(batch, inputs, _list_packed_spans(rows, loader.spec.form), loader.plan.spec.seq_len)
+        compared_spans = packed.spans[: most - len(comparisons)]
+        if compared_spans and not looked_at:
+            _check_deterministic(logits, inputs, _ROUNDING_SHARE * tolerance)
+        batch_comparisons = _compare_spans(logits, packed, compared_spans, store)
+        looked_at, step = looked_at + len(compared_spans), step + 1
         comparisons += batch_comparisons
         for comparison in batch_comparisons:
             # NaN counts as the worst difference.
@@ -263,13 +269,6 @@ def _compare_documents(logits: LogitsFunction, loader: Loader, store: Store, tol
     return worst[0].packed
 
 
-def _make_packed_batch(loader: Loader, step: int, most: int) -> _PackedBatch:
-    """Return the batch of a step, and its spans to compare."""
-    rows = loader.plan.rows(*loader.plan.positions_of(step))
-    spans = _list_packed_spans(rows, loader.spec.form)
-    return _PackedBatch(loader.batch(step), spans, spans[:most], loader.plan.spec.seq_len)
-
-
 def _list_packed_spans(rows: Rows, form: str) -> list[_PackedSpan]:
     """Return the spans of a batch that share their row with others."""
     spans, flat = [], 0
@@ -285,63 +284,38 @@ def _list_packed_spans(rows: Rows, form: str) -> list[_PackedSpan]:
     return spans if len(spans) > 1 else []
 
 
-def _compare_spans(logits: LogitsFunction, packed: _PackedBatch, store: Store) -> list[_SpanComparison]:
-    """Compare each selected span that has a trained token."""
-    if not packed.compared_spans:
+def _compare_spans(
+    logits: LogitsFunction, packed: _PackedBatch, spans: Sequence[_PackedSpan], store: Store
+) -> list[_SpanComparison]:
+    """Compare each span that has a trained token."""
+    if not spans:
         return []
-    batch = packed.batch
-    together = (
-        logits(_select_model_inputs(batch)),
-        logits(_merge_row_documents(batch, packed.seq_len)),
-    )
+    # In a flat batch, positions of the one document restart every seq_len tokens: the model may have no higher ones.
+    mixed_batch = _make_unpacked_batch(packed.inputs, packed.inputs["input_ids"], packed.seq_len)
+    together = logits(packed.inputs), logits(mixed_batch)
     comparisons = []
-    for span in packed.compared_spans:
-        trained_mask = _get_trained_mask(batch, span)
+    for span in spans:
+        trained_mask = packed.get_trained_mask(span)
         if not trained_mask.any():
             continue
         span_ids = store[span.document].ids[span.start : span.start + span.length]
         ids = torch.from_numpy(span_ids.astype(np.int64))
-        unpacked_losses = _compute_span_losses(
-            logits(_make_single_document_batch(batch, ids)), span._replace(row=0, position=0), ids
+        scores_alone = logits(_make_unpacked_batch(packed.inputs, ids[None], len(ids)))
+        losses_alone = _compute_span_losses(scores_alone, span._replace(row=0, position=0), ids)
+        packed_distance, mixed_distance = (
+            float((_compute_span_losses(scores, span, ids) - losses_alone)[trained_mask].abs().mean())
+            for scores in together
         )
-        losses = [_compute_span_losses(scores, span, ids) for scores in together]
-        comparisons.append(
-            _SpanComparison(
-                span,
-                *(float((span_losses - unpacked_losses)[trained_mask].abs().mean()) for span_losses in losses),
-            )
-        )
+        comparisons.append(_SpanComparison(span, packed_distance, mixed_distance))
     return comparisons
-
-
-def _get_trained_mask(batch: Mapping[str, Any], span: _PackedSpan) -> Tensor:
-    """Return a mask of the trained tokens of a span, without its first token."""
-    labels: Tensor = batch["labels"][span.row, span.position + 1 : span.position + span.length]
-    return labels != IGNORE_INDEX
 
 
 def _compute_span_losses(scores: Tensor, span: _PackedSpan, ids: Tensor) -> Tensor:
     return compute_token_losses(scores[span.row, span.position : span.position + span.length], ids)
 
 
-def _select_model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in batch.items() if name != "labels"}
-
-
-def _make_single_document_batch(batch: Mapping[str, Any], ids: Tensor) -> dict[str, Any]:
-    """Return a batch of one document, in the form of the given batch."""
-    return _make_unpacked_batch(batch, ids[None], len(ids))
-
-
-def _merge_row_documents(batch: Mapping[str, Any], seq_len: int) -> dict[str, Any]:
-    """Return the batch with each row as one document.
-
-    In a flat batch positions restart every ``seq_len`` tokens, because the model may have no higher ones.
-    """
-    return _make_unpacked_batch(batch, batch["input_ids"], seq_len)
-
-
 def _make_unpacked_batch(batch: Mapping[str, Any], ids: Tensor, positions: int) -> dict[str, Any]:
+    """Return a batch in the form of another, with one document in each row."""
     tokens = ids.shape[1]
     position_ids = (torch.arange(tokens) % positions).repeat(len(ids), 1)
     inputs: dict[str, Any] = {"input_ids": ids, "position_ids": position_ids}
@@ -361,7 +335,7 @@ def _explain_leak(logits: LogitsFunction, worst: _SpanComparison, packed: _Packe
         f"from that of the document alone ({worst.mixed:.2g} if nothing separates documents)."
     )
     neighbour, change = _find_leaking_neighbour(logits, packed, span)
-    scores = logits(_select_model_inputs(packed.batch))
+    scores = logits(packed.inputs)
     if neighbour is None and scores.dtype in (torch.bfloat16, torch.float16):
         return (
             f"The loss of {span} in row {span.row} is {worst.packed:.2g} nats per token from that of the document "
@@ -372,8 +346,7 @@ def _explain_leak(logits: LogitsFunction, worst: _SpanComparison, packed: _Packe
     if neighbour is not None and change > _LEAK_THRESHOLD:
         side = "before" if neighbour.position < span.position else "after"
         observation = f"Other tokens in {neighbour}, {side} it in the row, change it by {change:.2g} nats per token."
-    inputs = _select_model_inputs(packed.batch)
-    altered_inputs = {**inputs, "position_ids": torch.zeros_like(inputs["position_ids"])}
+    altered_inputs = {**packed.inputs, "position_ids": torch.zeros_like(packed.inputs["position_ids"])}
     if bool(((scores - logits(altered_inputs)).abs() <= _LEAK_THRESHOLD).all()):
         cause = (
             "The model does not read position_ids (other values give the same scores): pass them on to its "
@@ -391,19 +364,16 @@ def _explain_leak(logits: LogitsFunction, worst: _SpanComparison, packed: _Packe
 def _find_leaking_neighbour(
     logits: LogitsFunction, packed: _PackedBatch, span: _PackedSpan
 ) -> tuple[_PackedSpan | None, float]:
-    """Return the neighbour whose tokens change a span's losses most, and the change.
-
-    The change is in nats per token.
-    """
+    """Return the neighbour whose tokens change a span's losses most, and the change."""
     row = [neighbour for neighbour in packed.spans if neighbour.row == span.row]
     span_index = row.index(span)
     neighbours = [
         *row[max(0, span_index - _MAX_NEIGHBOURS) : span_index],
         *row[span_index + 1 :][:_MAX_NEIGHBOURS],
     ]
-    inputs = _select_model_inputs(packed.batch)
+    inputs = packed.inputs
     ids = inputs["input_ids"][span.row, span.position : span.position + span.length]
-    trained_mask = _get_trained_mask(packed.batch, span)
+    trained_mask = packed.get_trained_mask(span)
     original_losses = _compute_span_losses(logits(inputs), span, ids)[trained_mask]
     most: tuple[_PackedSpan | None, float] = (None, 0.0)
     for neighbour in neighbours:

@@ -37,8 +37,6 @@ ProgressCallback = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """Result of an export."""
-
     path: Path
     to: str
     documents: int
@@ -169,12 +167,9 @@ def _export_shards(store: Store, folder: Path, tick: ProgressCallback) -> None:
 
 
 def _verify_shard(store: Store, number: int) -> None:
-    """Verify the files of a shard, since linking does not read them.
-
-    A bare prefix has no checksums.
-    """
+    """Verify the files of a shard, since linking does not read them."""
     if store.manifest is None:
-        return
+        return  # A bare prefix has no checksums.
     checksums = store.manifest.subsets[store.split].shards[number].checksums
     for suffix in (".bin", ".idx", ".mask"):
         path = store.shards.stems[number].with_suffix(suffix)
@@ -232,7 +227,6 @@ def _export_flat(store: Store, folder: Path, tick: ProgressCallback) -> list[str
 
 
 def _is_end_token_exact(document_range: DocumentRange, end_id: int) -> bool:
-    """Return whether the end token ends every document and occurs nowhere else."""
     marks, lengths = document_range.ids == end_id, document_range.lengths
     all_ended = bool((lengths > 0).all() and marks[np.cumsum(lengths) - 1].all())
     return all_ended and int(np.count_nonzero(marks)) == len(lengths)
@@ -262,7 +256,6 @@ def _iter_mask_flags(store: Store, shard: int | None) -> Iterator[NDArray[np.boo
 
 
 def _list_losses(store: Store) -> list[str]:
-    """List the information that such files lack or other readers ignore."""
     notes = []
     if store.contents.preferences:
         notes.append(

@@ -115,10 +115,7 @@ def count_entries(size: int) -> int:
 
 
 def count_header_bytes(size: int, width: int) -> int:
-    """Return the number of bytes before the entries of a ``.sums`` file.
-
-    ``size`` is the size of the checksummed file in bytes, ``width`` the bytes per entry.
-    """
+    """Return the number of bytes before the entries of a ``.sums`` file."""
     return -(-(HEADER.size + 8 * _count_root_checksums(size, width)) // BLOCK_BYTES) * BLOCK_BYTES
 
 
@@ -129,10 +126,7 @@ def _count_root_checksums(size: int, width: int) -> int:
 def parse_root_checksums(
     head: bytes | memoryview, expected_checksum: str, size: int, width: int
 ) -> ChecksumArray | None:
-    """Return the root checksums in the header of a ``.sums`` file, u64.
-
-    Returns None if the header is not what the manifest says.
-    """
+    """Return the root checksums in the header of a ``.sums`` file, u64."""
     if len(head) != count_header_bytes(size, width) or compute_checksum(head) != expected_checksum:
         return None
     if HEADER.unpack_from(head) != (MAGIC, 1, count_entries(size), width):

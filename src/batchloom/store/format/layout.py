@@ -98,7 +98,6 @@ def make_missing_store_error(path: Path) -> StoreMissingError:
 
 
 def resolve_store_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the absolute folder of a store."""
     folder = Path(path).absolute()
     try:
         is_missing = not (folder / MANIFEST_NAME).exists()

@@ -465,10 +465,7 @@ def read_generation_manifest(
 def _read_verified(
     read_file: Callable[[str], bytes], store_path: Path | str, name: str, tries: int, expected: str | None = None
 ) -> Manifest:
-    """Read a manifest, retrying while it is damaged.
-
-    ``expected`` is its checksum as a later manifest records it.
-    """
+    """Read a manifest, retrying while it is damaged."""
     path = f"{store_path}/{name}"
     for remaining_tries in reversed(range(tries)):
         data = read_file(name)

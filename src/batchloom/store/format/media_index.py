@@ -257,7 +257,6 @@ def make_stored_media(media: MediaRows, rows: range, first: int, blobs: Path | N
 
 
 def decode_facts(kind: MediumKind, numbers: Sequence[int]) -> MediumFacts:
-    """Convert the facts column of a row to the facts of its kind."""
     first, second, third = numbers
     if kind == "audio":
         return AudioFacts(first, second, third)

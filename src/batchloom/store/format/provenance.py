@@ -146,7 +146,6 @@ class PartTable(NamedTuple):
 
 
 def make_part_table(sources: Sequence[SourceEntry]) -> PartTable:
-    """Build the table of a store's parts, in the order of the part indices."""
     sizes = np.array([len(source.parts) for source in sources], np.int64)
     records = np.array([part.records for source in sources for part in source.parts], np.int64)
     numbers = np.repeat(np.arange(len(sources)), sizes)

@@ -137,7 +137,6 @@ def _find_mapping(array: NDArray[np.uint32]) -> mmap.mmap | None:
 
 
 def map_lengths(folder: Path, subset: SubsetEntry) -> StoreLengths:
-    """Map the lengths of a subset."""
     arrays = []
     for name, layer in zip(subset.length_files, subset.all_layers, strict=True):
         view = map_file(folder / name)

@@ -81,11 +81,7 @@ def next_part_number(manifest: Manifest) -> int:
 
 
 def make_successor(base: Manifest, changed: Manifest, kind: GenerationKind, selected: tuple[str, ...] = ()) -> Manifest:
-    """Build the manifest of the generation after ``base``.
-
-    ``changed`` is ``base`` with the changes; its generation number and history are ignored.
-    ``selected`` holds the source names given to a removal.
-    """
+    """Build the manifest of the generation after ``base``."""
     *earlier, last = base.all_history
     last = replace(last, manifest=compute_content_checksum(base))
     grown = replace(changed, generation=base.generation + 1, history=())
@@ -252,10 +248,8 @@ def _check_base(folder: Path, base: Manifest, manifest: Manifest) -> None:
 
 
 def commit_manifest(folder: Path, base: Manifest, manifest: Manifest) -> int:
-    """Replace a store's manifest ``base``; return the number of stale files deleted.
-
-    The new files must exist, and the caller must hold :func:`lock_store`.
-    """
+    """Replace a store's manifest ``base``; return the number of stale files deleted."""
+    # The caller holds lock_store, and has written the new files.
     _check_base(folder, base, manifest)
     decode_manifest(encode_manifest(manifest), folder / MANIFEST_NAME)
     missing = sorted(name for name in list_generation_files(manifest) if not (folder / name).exists())

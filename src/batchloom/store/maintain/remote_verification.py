@@ -92,7 +92,6 @@ class _StoreCopy:
         self._base, self._folder, self._ranges = base, folder, RangeFetcher(base)
 
     def copy_store_files(self) -> None:
-        """Copy all files except those of shards."""
         self._copy_manifest(MANIFEST_NAME, None)
         try:
             manifest = read_manifest(self._folder)
@@ -114,7 +113,6 @@ class _StoreCopy:
 
     @contextlib.contextmanager
     def provide_shard(self, stem: Path, entry: ShardEntry) -> Iterator[None]:
-        """Provide the files of a shard while the context is open."""
         paths = [stem.with_suffix(suffix) for suffix in entry.checksums]
         for path in paths:
             self._copy_file(path.relative_to(self._folder).as_posix())

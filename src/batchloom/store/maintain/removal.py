@@ -62,21 +62,13 @@ _REMOVED_REASON = "removed"
 
 
 class SelectionLine(NamedTuple):
-    """A line of a document list: its number and its text."""
-
     number: int
     text: str
 
 
 @final
 class DocumentSelection:
-    """Documents named by their sources or by a list, and the lines that matched.
-
-    Args:
-        manifest: manifest of the store.
-        patterns: names or globs of sources or data sets.
-        documents_file: list of documents; None for none.
-    """
+    """Documents named by their sources or by a list, and the lines that matched."""
 
     def __init__(self, manifest: Manifest, patterns: Sequence[str], documents_file: Path | None) -> None:
         self._sources = _find_sources(manifest, patterns)
@@ -147,10 +139,7 @@ class DocumentSelection:
         return ""
 
     def select_in_shard(self, subset: str, first: int, provenance: ProvenanceTable) -> NDArray[np.int64]:
-        """Return the numbers of the named documents of a shard, ascending, int64.
-
-        ``first`` is the number of the shard's first document, ``provenance`` that of its documents.
-        """
+        """Return the numbers of the named documents of a shard, ascending, int64."""
         parts = provenance.parts.astype(np.int64)
         is_selected = self._part_selected[np.minimum(parts, len(self._part_selected) - 1)]
         if self._keys.size:
@@ -298,7 +287,6 @@ _SelectedDocuments = dict[str, tuple[Store, NDArray[np.int64]]]
 def _select_documents(
     folder: Path, name: str, base: Manifest, selection: DocumentSelection
 ) -> tuple[Store, NDArray[np.int64]]:
-    """Return the open subset and the numbers of its named documents."""
     store = open_store(folder, name, generation=base.generation)
     numbers_by_shard = [
         selection.select_in_shard(name, store.shards.bounds[shard], store.provenance.shard(shard))
@@ -320,7 +308,6 @@ class _PartCounts:
         self._documents, self._tokens = np.zeros(parts, np.int64), np.zeros(parts, np.int64)
 
     def add(self, store: Store, numbers: NDArray[np.int64]) -> None:
-        """Count documents, ascending."""
         for shard, first in enumerate(store.shards.bounds[:-1]):
             begin, end = numbers.searchsorted([first, store.shards.bounds[shard + 1]])
             if begin < end:
@@ -329,7 +316,6 @@ class _PartCounts:
                 np.add.at(self._tokens, parts, store.lengths.take(numbers[begin:end]).astype(np.int64))
 
     def list_by_source(self) -> tuple[tuple[str, int, int], ...]:
-        """Return name, documents and tokens of each source that has selected documents."""
         documents, tokens = self._sum_by_source()
         return tuple((self._base.sources[n].name, documents[n], tokens[n]) for n in np.flatnonzero(documents).tolist())
 

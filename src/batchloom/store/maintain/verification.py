@@ -172,10 +172,7 @@ def verify_synthetic(name: str) -> VerificationResult:
 
 
 def describe_use(verdict: VerificationResult, counts: dict[str, int], older: str = "") -> str:
-    """Describe the data that a training run would read from a store.
-
-    ``counts`` holds the documents of each subset; ``older`` is the command-line option of an older generation.
-    """
+    """Describe the data that a training run would read from a store."""
     if verdict.faults:
         return "nothing until the faults are fixed"
     if verdict.facts.get("preferences"):
@@ -310,10 +307,7 @@ def _scan_tokens(
     on_bytes_read: Callable[[int], None] | None = None,
     checksums: BlockChecksums | None = None,
 ) -> tuple[int, int, str]:
-    """Return the lowest and highest id of a ``.bin`` (0 if empty) and its checksum.
-
-    Its block checksums are added to ``checksums``.
-    """
+    """Return the lowest and highest id of a ``.bin`` (0 if empty) and its checksum."""
     digest, ranges = xxhash.xxh3_128(), []
     for begin in range(0, len(view), _CHUNK_BYTES):
         block = view[begin : begin + _CHUNK_BYTES]
@@ -382,10 +376,7 @@ def _list_block_checksum_faults(path: Path, expected_checksum: str | None, check
 
 
 def _list_pair_faults(stem: Path, shard: ShardEntry, manifest: Manifest, last: int) -> tuple[list[str], int]:
-    """List the faults of a shard's ``.pairs``; also return its last pair number.
-
-    ``last`` is the last pair number of the previous shard.
-    """
+    """List the faults of a shard's ``.pairs``; also return its last pair number."""
     path, faults = stem.with_suffix(".pairs"), []
     sides = map_pair_index(path, shard.documents, manifest.preferences)
     provenance = map_provenance(stem.with_suffix(".docs"))
@@ -420,7 +411,6 @@ def _check_content(
 
 
 def _draw_sample_ids(store: Store) -> NDArray[np.int64]:
-    """Return about four million tokens, at most, of documents spread over the store."""
     share = max(1, _NOISE_SAMPLE_TOKENS // 256)
     numbers = np.unique(np.linspace(0, len(store) - 1, num=min(len(store), 256)).astype(np.int64))
     numbers = numbers[~mask_removed(store.contents.removed, numbers)]
@@ -493,7 +483,6 @@ def _list_older_faults(folder: Path, newest: Manifest) -> list[str]:
 
 
 def _list_removed_faults(folder: Path, subset: SubsetEntry) -> list[str]:
-    """List the faults of a subset's removed documents; its shards must be sound."""
     if subset.removed is None or subset.removed_file is None:
         return []
     path = folder / subset.removed_file
@@ -509,10 +498,7 @@ def _list_removed_faults(folder: Path, subset: SubsetEntry) -> list[str]:
 
 
 def _list_count_faults(folder: Path, manifest: Manifest) -> list[str]:
-    """List the counts in a manifest that are wrong, one sentence each.
-
-    Shards, lengths and ``.docs`` must have been verified before.
-    """
+    """List the counts in a manifest that are wrong, one sentence each."""
     counts, subsets, sources = manifest.counts, manifest.subsets.values(), manifest.sources
     records = sum(part.records for source in sources for part in source.parts)
     stored_and_dropped = counts.documents + counts.quarantined + sum(counts.dropped.values()) - counts.further
@@ -564,7 +550,6 @@ def _count_by_part(folder: Path, manifest: Manifest) -> tuple[NDArray[np.int64],
 
 
 def _count_lines(path: Path) -> int:
-    """Count the lines of a file; 0 if it does not exist."""
     if not path.exists():
         return 0
     view = map_file(path)

@@ -115,7 +115,6 @@ def read_remaining_lengths(store: Store, start: int, stop: int) -> NDArray[np.ui
 
 
 def to_int32(ids: NDArray[Any]) -> NDArray[np.int32]:
-    """Convert ids to int32 [n]."""
     if ids.size and ids.dtype.itemsize > 4 and int(np.abs(ids).max()) >= 2**31:
         raise InputError(
             f"Id {int(ids[np.abs(ids).argmax()])} does not fit into int32: no vocabulary is that large, so the "
@@ -187,7 +186,6 @@ def find_documents(store: Store, file: str, record: int) -> list[int]:
 
 
 def _find_in_layer(store: Store, start: int, stop: int, record_key: int) -> list[int]:
-    """Return the documents of a record in a layer."""
     low, high, step = start, stop, 2 * _SEARCH_POINTS
     is_ordered = True
     while is_ordered and high - low > _SEARCH_POINTS:
@@ -212,7 +210,6 @@ def _find_in_layer(store: Store, start: int, stop: int, record_key: int) -> list
 
 
 def _read_record_keys(store: Store, documents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Read part and record of documents, combined into one number each, int64 [N]."""
     bounds = np.array(store.shards.bounds, np.int64)
     shards = bounds.searchsorted(documents, side="right") - 1
     keys = np.empty(len(documents), np.int64)

@@ -31,14 +31,7 @@ from batchloom.store.read.subset_reader import Ids, SubsetReader, refuse_ranges_
 
 @final
 class LocalReader(SubsetReader):
-    """Reader of mapped files, with optional verification as they are read.
-
-    Args:
-        path: folder of the store, or the bare prefix.
-        split: name of the subset; ``""`` for a prefix.
-        manifest: the store's manifest; None for a prefix.
-        verify: as of ``open_store``.
-    """
+    """Reader of mapped files, with optional verification as they are read."""
 
     def __init__(self, path: Path, split: str, manifest: Manifest | None, verify: str = "off") -> None:
         self._path = path
@@ -79,7 +72,6 @@ class LocalReader(SubsetReader):
 
     @property
     def trained_tokens(self) -> int:
-        """Number of trained tokens of the subset."""
         return self._get_mask(0).count() if self.manifest is None and self.masked else super().trained_tokens
 
     @property
@@ -190,13 +182,11 @@ class FirstRead:
             self._verify_file(folder / subset.removed_file, subset.removed.file)
 
     def verify_mask(self, shard: int) -> None:
-        """Verify the mask of a shard."""
         entry = self._subset.shards[shard]
         if entry.mask is not None:
             self._verify_file(self._folder / f"{entry.name}.mask", entry.mask)
 
     def verify_spans(self, shards: Ids, begins: Ids, sizes: Ids) -> None:
-        """Verify the blocks that hold spans of mapped shards."""
         bases = self._bases.take(shards)
         firsts = bases + begins // BLOCK_BYTES
         lasts = np.maximum(firsts, bases + (begins + (sizes - 1)) // BLOCK_BYTES)

@@ -62,12 +62,10 @@ class ShardTable:
         self.starts = firsts[:-1]
 
     def find(self, document: int) -> tuple[int, int]:
-        """Return the shard of a document and its row there."""
         shard = bisect_right(self.bounds, document) - 1
         return shard, document - self.bounds[shard]
 
     def shards_of(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the shard of each document, int64 [N]."""
         return self.starts[1:].searchsorted(documents, side="right")
 
 
@@ -85,7 +83,6 @@ class MappedShards:
         self._order: deque[int] = deque()
 
     def map(self, number: int) -> MappedShard:
-        """Return a shard, mapping it if needed."""
         shard = self.opened[number]
         if shard is None:
             location, first = self.table.locations[number], self.table.bounds[number]
@@ -206,10 +203,7 @@ def _is_one_sequence_each(index: MegatronIndex) -> bool:
 
 
 def _sum_sequence_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uint32]:
-    """Return the tokens of documents of any number of sequences.
-
-    Raises StoreError if the sequences of a document are not adjacent.
-    """
+    """Return the tokens of documents of any number of sequences."""
     if (np.diff(index.documents) < 0).any():
         raise StoreError(
             f"{stem}.idx has document bounds that run backwards; it is damaged. Make it again from its source."

@@ -111,7 +111,6 @@ class LabelledAnswers:
 
 
 def _list_remaining(store: Store, step: int) -> NDArray[np.int64]:
-    """List every ``step``-th document that is not removed, int64."""
     numbers = np.arange(0, len(store), step)
     return numbers[~mask_removed(store.contents.removed, numbers)]
 

@@ -94,7 +94,6 @@ class RemoteBlocks:
 
     @property
     def received(self) -> int:
-        """Number of bytes that this process fetched."""
         return self._ranges.received
 
     def read(self, begins: IntArray, sizes: IntArray, dtype: np.dtype[np.generic]) -> list[NDArray[Any]]:
@@ -186,10 +185,7 @@ class RemoteBlocks:
     def _read_verified(
         self, begins: IntArray, sizes: IntArray, dtype: np.dtype[np.generic]
     ) -> list[NDArray[Any]] | None:
-        """Return the views of :meth:`read` if all is mapped and verified, else None.
-
-        This is the fast path of nearly all reads.
-        """
+        """Return the views of :meth:`read` if all is mapped and verified, else None."""
         index, ends = self._index, begins + sizes
         first_rows = index.starts.searchsorted(begins // BLOCK_BYTES, side="right") - 1
         if not first_rows.size or not index.starts.size or first_rows.min() < 0:

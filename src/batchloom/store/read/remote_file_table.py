@@ -53,7 +53,6 @@ class RemoteStoreFile(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Number of blocks of the file."""
         return -(-self.size // BLOCK_BYTES)
 
     def locate_blocks(self, first: int, stop: int) -> tuple[int, int]:
@@ -145,7 +144,6 @@ class RemoteFileTable:
         return len(self.files) - 1
 
     def locate_files(self, intervals: Intervals) -> NDArray[np.int64]:
-        """Return the file number of each interval."""
         return self.bases.searchsorted(intervals[:, 0], side="right") - 1
 
     def round_intervals(self, intervals: Intervals, unit: int) -> Intervals:
@@ -158,6 +156,5 @@ class RemoteFileTable:
         return merge_intervals(starts, np.minimum(stops, ends))
 
     def list_intervals(self, numbers: Iterable[int]) -> Intervals:
-        """Return the intervals of all blocks of some files."""
         files = [self.files[number] for number in numbers]
         return merge_intervals([file.base for file in files], [file.base + file.blocks for file in files])

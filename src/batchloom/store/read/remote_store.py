@@ -326,17 +326,7 @@ class RemoteSubset(SubsetReader):
 
 @final
 class RemoteLengths:
-    """Lengths and token offsets of documents, fetched a few blocks at a time.
-
-    Args:
-        blocks: blocks of the subset's files.
-        layers: number of documents that each generation added.
-        tokens: number of tokens that each generation added.
-
-    Attributes:
-        layers: number of documents that each generation added; a plan never packs documents of two layers together.
-        size: number of documents.
-    """
+    """Lengths and token offsets of documents, fetched a few blocks at a time."""
 
     def __init__(self, blocks: RemoteBlocks, layers: list[int], tokens: list[int]) -> None:
         self._blocks, self.layers, self.size = blocks, tuple(layers), sum(layers)
@@ -349,13 +339,11 @@ class RemoteLengths:
         self._entries = np.array([files[file.checksum_file].base for file in length_files], np.int64)
 
     def take(self, documents: Ids) -> NDArray[np.uint32]:
-        """Return the lengths of ``documents`` in tokens, uint32 of the same length."""
         table, rows, columns, _ = self._read_rows(documents)
         lengths: NDArray[np.uint32] = table[rows, columns]
         return lengths
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
-        """Return the lengths of documents ``start`` to ``stop - 1``, uint32."""
         return self.take(np.arange(start, stop))
 
     def spans(self, documents: Ids) -> tuple[Ids, NDArray[np.uint32]]:
@@ -373,10 +361,7 @@ class RemoteLengths:
         return preceding_tokens[rows] + block_tokens, table[rows, columns]
 
     def _read_rows(self, documents: Ids) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64], Ids]:
-        """Read the blocks that hold these lengths.
-
-        Returns the blocks [K, 1024], row and column of each document, and the tokens before each block.
-        """
+        """Read the blocks that hold these lengths."""
         layers = self._starts.searchsorted(documents, side="right") - 1
         layer_documents = documents - self._starts[layers]
         keys = (layers << 44) | (layer_documents // _LENGTHS_PER_BLOCK)

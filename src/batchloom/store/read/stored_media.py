@@ -35,7 +35,6 @@ _KIND_SETS = 1 << len(MEDIUM_KINDS)
 def read_processor_state(
     read_file: Callable[[str], bytes], store_path: Path | str, entry: ProcessorEntry
 ) -> dict[str, Any]:
-    """Read the processor state of a store."""
     path = f"{store_path}/{PROCESSOR_NAME}"
     try:
         data = read_file(PROCESSOR_NAME)
@@ -274,7 +273,6 @@ class StoreMedia:
             yield positions[is_present], summary, indices[is_present]
 
     def _get_summary(self, shard: int) -> _ShardMediaSummary:
-        """Return the summary of a shard's media, mapping it at the first request."""
         summary = self._mapped.get(shard)
         if summary is None:
             summary = self._mapped[shard] = _summarize_rows(self._store.reader.media(shard))
@@ -296,8 +294,6 @@ class StoreMedia:
 
 
 class _MediaReport(msgspec.Struct, frozen=True):
-    """Field of a report that holds the base folders of media paths."""
-
     media: dict[str, str] = {}
 
 
@@ -374,7 +370,6 @@ def _mask_kind_sets(media: str) -> NDArray[np.bool_]:
 def _count_by_kind_set(
     store: Store, media: StoreMedia, lengths: LengthReader
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return documents and tokens for each set of kinds, int64 [sets] each."""
     documents, tokens = np.zeros(_KIND_SETS, np.int64), np.zeros(_KIND_SETS, np.int64)
     for shard in range(len(store.shards)):
         numbers, kinds = media.holding(shard)

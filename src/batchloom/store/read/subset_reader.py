@@ -43,15 +43,7 @@ class LengthReader(Protocol):
 
 @final
 class FilteredLengths:
-    """Lengths that make a plan skip documents; numbers stay those of the subset.
-
-    Args:
-        all_lengths: lengths of all documents.
-        media: media filter, as in ``open_store``.
-        is_chosen: returns which documents [N] match, bool [N].
-        document_count: number of matching documents.
-        tokens: total tokens of the matching documents.
-    """
+    """Lengths that make a plan skip documents; numbers stay those of the subset."""
 
     def __init__(
         self,
@@ -66,11 +58,9 @@ class FilteredLengths:
         self.size, self.layers = all_lengths.size, all_lengths.layers
 
     def take(self, documents: Ids) -> NDArray[np.uint32]:
-        """Return the lengths of ``documents`` in tokens, 0 if filtered out, uint32."""
         return np.where(self._is_chosen(documents), self.all_lengths.take(documents), np.uint32(0))
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
-        """Return the lengths of documents ``start`` to ``stop - 1``, as :meth:`take`."""
         numbers = np.arange(start, min(stop, self.size))
         return np.where(self._is_chosen(numbers), self.all_lengths.slice(start, stop), np.uint32(0))
 
@@ -278,10 +268,7 @@ def refuse_ranges_beyond(lengths: LengthReader, documents: Ids, stops: Ids, stor
 def count_trained_tokens(
     mask: Callable[[Ids, Ids, Ids], list[NDArray[np.bool_]]], lengths: LengthReader, documents: Ids
 ) -> int:
-    """Count the trained tokens of documents by reading their masks in bounded batches.
-
-    ``mask`` reads masks of token ranges, as ``Store.mask``.
-    """
+    """Count the trained tokens of documents by reading their masks in bounded batches."""
     trained = 0
     for start in range(0, documents.size, _CHUNK_DOCUMENTS):
         numbers = documents[start : start + _CHUNK_DOCUMENTS]

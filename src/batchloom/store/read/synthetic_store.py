@@ -79,12 +79,10 @@ class SyntheticReader(SubsetReader):
 
     @property
     def trained_tokens(self) -> int:
-        """Number of trained tokens: all."""
         return self.tokens
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the spec."""
         return fingerprint(self.spec.identity)
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
@@ -120,7 +118,6 @@ class SyntheticReader(SubsetReader):
         raise FileNotFoundError(name)
 
     def read_tokenizer(self) -> UnknownTokenizer:
-        """Return the tokenizer of synthetic ids."""
         return make_synthetic_tokenizer(self._data)
 
     def read_manifest(self, generation: int | None = None) -> Manifest:  # noqa: ARG002 - there is none
@@ -169,5 +166,4 @@ def make_synthetic_manifest(
 
 
 def is_synthetic(manifest: Manifest | None) -> bool:
-    """Return whether some source of a manifest is synthetic."""
     return manifest is not None and any(source.kind == SYNTHETIC for source in manifest.sources)

@@ -58,7 +58,6 @@ def write_range_bounds(store: Store, bounds: NDArray[np.int64]) -> None:
 
 
 def _hash_document_order(store: Store) -> int:
-    """Return a hash of the documents in order; removals do not change it."""
     shards = store.manifest.subsets[store.split].shards if store.manifest is not None else ()
     return int(fingerprint([[shard.documents, shard.bin, shard.idx] for shard in shards])[:16], 16)
 
