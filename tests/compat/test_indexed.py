@@ -55,8 +55,11 @@ def test_stores_open_as_well(tmp_path):
 def test_missing_sequences_and_files(tmp_path):
     prefix = write_megatron_pair(tmp_path / "p", DOCUMENTS)
     data = IndexedDataset(prefix)
-    for number in (7, -8, "x", 1.0):
+    for number in (7, -8):
         with pytest.raises(IndexError, match="There is no sequence .*: there are 7"):
+            data[number]
+    for number in ("x", 1.0):
+        with pytest.raises(TypeError, match="A sequence is selected by a whole number"):
             data[number]
     with pytest.raises(IndexError, match="Sequence 0 has 3 tokens; there are none from 1 to 9"):
         data.get(0, 1, 8)

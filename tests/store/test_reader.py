@@ -28,7 +28,7 @@ def test_documents_tokens_text_and_provenance(tmp_path):
     assert batchloom.open_store(tmp_path / "s", split="val")[0].text.startswith("v")
     with pytest.raises(IndexError):
         store[3]
-    with pytest.raises(TypeError, match=r"one by one, by a whole number, not by slice\(0, 2, None\)"):
+    with pytest.raises(TypeError, match=r"by a whole number, not by slice\(0, 2, None\); take several one by one"):
         store[0:2]
     assert "3 documents, 11 tokens" in repr(store)
 

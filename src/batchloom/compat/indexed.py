@@ -1,7 +1,6 @@
 """``IndexedDataset`` and ``PretrainingDataset``: Megatron ``.bin/.idx`` datasets."""
 
 import os
-from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
@@ -11,7 +10,7 @@ from batchloom.batches import IGNORE_INDEX
 from batchloom.batches.loading import check_no_preferences
 from batchloom.compat.script_arguments import as_asked, check_output, tokenizer_of
 from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.settings import as_int, quote_value
+from batchloom.core.settings import as_int, check_index, quote_value
 from batchloom.store import Store, open_store
 from batchloom.store.format import map_index
 from batchloom.store.read import refuse_media
@@ -50,8 +49,12 @@ class IndexedDataset:
             self.sequence_lengths = self._store.lengths.slice(0, len(self._store)).view("<i4")
             self.document_indices = np.arange(len(self._store) + 1)
 
-    def __reduce__(self) -> tuple[Callable[[Store], "IndexedDataset"], tuple[Store]]:
-        return _make_dataset, (self._store,)
+    def __getstate__(self) -> Store:
+        # An unpickled store has the same generation, and maps the files again.
+        return self._store
+
+    def __setstate__(self, store: Store) -> None:
+        self._load_store(store)
 
     def __len__(self) -> int:
         return len(self.sequence_lengths)
@@ -79,10 +82,7 @@ class IndexedDataset:
         Raises:
             IndexError: the sequence does not exist, or is shorter.
         """
-        index = as_int(number)
-        if index is None or not -len(self) <= index < len(self):
-            raise IndexError(f"There is no sequence {quote_value(number)}: there are {len(self):,}, numbered from 0.")
-        index %= len(self)
+        index = check_index(number, len(self), "sequence")
         size = int(self.sequence_lengths[index])
         stop = size if length is None else offset + length
         if not 0 <= offset <= stop <= size:
@@ -93,12 +93,6 @@ class IndexedDataset:
         begin = int(self.sequence_lengths[first:index].sum(dtype=np.int64)) + offset
         ids: Ids = self._store[document].ids[begin : begin + stop - offset]
         return ids
-
-
-def _make_dataset(store: Store) -> IndexedDataset:
-    dataset = IndexedDataset.__new__(IndexedDataset)
-    dataset._load_store(store)  # noqa: SLF001
-    return dataset
 
 
 @final

@@ -18,7 +18,7 @@ from batchloom.compat.script_arguments import check_output
 from batchloom.core.errors import InputError, OutputError, SettingsError
 from batchloom.core.files import describe_os_error
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.settings import as_int, quote_value
+from batchloom.core.settings import check_index
 from batchloom.preparation import DatasetConfig, prepare
 from batchloom.store import Store, open_store
 
@@ -109,12 +109,7 @@ class MultiModalDataset:
             MediumError: a medium cannot be read, or has changed.
             InputError: ``build`` was not called.
         """
-        count, index = len(self), as_int(number)
-        if index is None:
-            raise InputError(f"Rows are read one by one, by a whole number, not by {quote_value(number)}.")
-        if not -count <= index < count:
-            raise IndexError(f"There is no row {number}: there are {count:,}, numbered from 0.")
-        return self.read_row(index % count)
+        return self.read_row(check_index(number, len(self), "row"))
 
     def read_row(self, position: int) -> CollateRow:
         """Return a row by its position; one after the last has no document and no loss."""

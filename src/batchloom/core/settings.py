@@ -171,6 +171,18 @@ def as_int(value: object) -> int | None:
         return None
 
 
+def check_index(index: object, count: int, noun: str) -> int:
+    """Return the index of one of ``count`` items; negative ones count from the end."""
+    number = as_int(index)
+    if number is None:
+        raise TypeError(
+            f"A {noun} is selected by a whole number, not by {quote_value(index)}; take several one by one."
+        )
+    if not -count <= number < count:
+        raise IndexError(f"There is no {noun} {number}: there are {count:,}, numbered from 0.")
+    return number % count
+
+
 def is_positive_number(value: object, *, zero: bool = False) -> bool:
     """Return whether a value is a finite number above 0, or with ``zero`` at least 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):

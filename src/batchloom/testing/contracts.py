@@ -234,7 +234,9 @@ def check_loader(
     if not first[0]:
         raise AssertionError("The loader gives no batch, so nothing can be checked.")
     for world, ranks in runs.items():
-        for step, (expected, actual) in enumerate(zip(_iter_steps(first), _iter_steps(ranks), strict=False)):
+        for step, (expected, actual) in enumerate(
+            zip(zip(*first, strict=True), zip(*ranks, strict=True), strict=False)
+        ):
             _check_same_rows(expected, actual, f"Step {step} over {world} ranks", f"over {worlds[0]}")
         if len(ranks[0]) != len(first[0]):
             raise AssertionError(
@@ -263,15 +265,11 @@ def _collect_batches(make: LoaderMaker, world: int) -> list[list[BatchMapping]]:
         step_count = len(loader) if isinstance(loader, Sized) else len(batches)
         if step_count != len(batches):
             raise AssertionError(f"len of rank {rank} of {world} is {step_count}, and it gives {len(batches)} steps.")
-    for step, rank_batches in enumerate(_iter_steps(ranks)):
+    for step, rank_batches in enumerate(zip(*ranks, strict=True)):
         shapes = {np.shape(batch["input_ids"]) for batch in rank_batches}
         if len(shapes) > 1 and "cu_seq_lens_q" not in rank_batches[0]:
             raise AssertionError(f"Step {step} has batches of different shapes on {world} ranks: {shapes}.")
     return ranks
-
-
-def _iter_steps(ranks: Sequence[Sequence[BatchMapping]]) -> Iterator[tuple[BatchMapping, ...]]:
-    return zip(*ranks, strict=True)
 
 
 def _iter_rows(batch: BatchMapping) -> Iterator[tuple[bytes, ...]]:
@@ -325,7 +323,7 @@ def _check_resume(make: LoaderMaker, run: list[list[BatchMapping]], worlds: Sequ
             )
         rest_of_run = [batches[step:] for batches in run]
         for ahead, (expected, actual) in enumerate(
-            zip(_iter_steps(rest_of_run), _iter_steps(remaining_ranks), strict=True)
+            zip(zip(*rest_of_run, strict=True), zip(*remaining_ranks, strict=True), strict=True)
         ):
             subject = f"Step {step + ahead}, resumed at step {step} on {world} ranks,"
             _check_same_rows(expected, actual, subject, "without a stop")

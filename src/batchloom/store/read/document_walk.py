@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.core.settings import quote_value, suggest
-from batchloom.store.format.provenance import DocumentProvenance, make_part_table
+from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable, make_part_table
 from batchloom.store.format.shard_sidecars import PairIndex
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
@@ -50,12 +50,16 @@ def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[Doc
     Raises:
         StoreError: a shard is missing, damaged, or contradicts the manifest.
     """
-    parts = _map_parts(store)
+    part_table = None if store.manifest is None else make_part_table(store.manifest.sources)
     bounds = store.shards.bounds
     for number in range(len(store.shards)) if shard is None else (shard,):
-        provenance = None if parts is None else _read_provenance(store, number, *parts)
-        sides = store.shards.sides(number) if store.contents.preferences else None
         first, stop = bounds[number], bounds[number + 1]
+        sources = records = None
+        if part_table is not None:
+            provenance = store.provenance.shard(number)
+            sources = part_table.numbers[provenance.parts]
+            records = part_table.preceding_records[provenance.parts] + provenance.records.astype(np.int64)
+        sides = store.shards.sides(number) if store.contents.preferences else None
         for start, end in _iter_cuts(store, first, stop):
             numbers = np.arange(start, end)
             numbers = numbers[~mask_removed(store.contents.removed, numbers)]
@@ -63,17 +67,14 @@ def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[Doc
                 continue
             lengths = store.lengths.take(numbers).astype(np.int64)
             zeros = np.zeros(len(numbers), np.int64)
-            trained = None
-            if store.masked:
-                trained = np.concatenate(store.mask(numbers, zeros, lengths))
-            shard_rows = numbers - first
+            rows = numbers - first
             yield DocumentRange(
                 lengths,
                 np.concatenate(store.read(numbers, zeros, lengths)),
-                trained,
-                None if provenance is None else provenance[0][shard_rows],
-                None if provenance is None else provenance[1][shard_rows],
-                None if sides is None else PairIndex(sides.pairs[shard_rows], sides.sides[shard_rows]),
+                np.concatenate(store.mask(numbers, zeros, lengths)) if store.masked else None,
+                None if sources is None else sources[rows],
+                None if records is None else records[rows],
+                None if sides is None else PairIndex(sides.pairs[rows], sides.sides[rows]),
             )
 
 
@@ -84,27 +85,6 @@ def _iter_cuts(store: Store, start: int, stop: int) -> Iterator[tuple[int, int]]
         count = max(1, int(np.searchsorted(token_ends, _MAX_TOKENS, side="right")))
         yield start, start + count
         start += count
-
-
-def _map_parts(store: Store) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Return the source index of each part, and the source's records before it."""
-    if store.manifest is None:
-        return None
-    sources, preceding_records = [], []
-    for number, source in enumerate(store.manifest.sources):
-        record_count = 0
-        for part in source.parts:
-            sources.append(number)
-            preceding_records.append(record_count)
-            record_count += part.records
-    return np.array(sources, np.int64), np.array(preceding_records, np.int64)
-
-
-def _read_provenance(
-    store: Store, shard: int, sources: NDArray[np.int64], preceding_records: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    provenance = store.provenance.shard(shard)
-    return sources[provenance.parts], preceding_records[provenance.parts] + provenance.records.astype(np.int64)
 
 
 def read_remaining_lengths(store: Store, start: int, stop: int) -> NDArray[np.uint32]:
@@ -125,18 +105,23 @@ def to_int32(ids: NDArray[Any]) -> NDArray[np.int32]:
 
 def find_provenance(store: Store, documents: Sequence[int]) -> list[DocumentProvenance | None]:
     """Return the provenance of each document; None for a bare prefix."""
-    if store.manifest is None:
+    if store.manifest is None or not documents:
         return [None] * len(documents)
-    part_table, bounds = (make_part_table(store.manifest.sources), np.array(store.shards.bounds, np.int64))
-    document_numbers = np.array(documents, np.int64)
-    shards = bounds.searchsorted(document_numbers, side="right") - 1
-    provenance: list[DocumentProvenance | None] = [None] * len(documents)
-    for shard in np.unique(shards).tolist():
-        positions = np.flatnonzero(shards == shard)
-        rows = store.provenance.rows(shard, document_numbers[positions] - bounds[shard])
-        for position, entry in zip(positions.tolist(), part_table.resolve_provenance(rows), strict=True):
-            provenance[position] = entry
-    return provenance
+    provenance = _read_provenance(store, np.array(documents, np.int64))
+    return [*make_part_table(store.manifest.sources).resolve_provenance(provenance)]
+
+
+def _read_provenance(store: Store, documents: NDArray[np.int64]) -> ProvenanceTable:
+    """Read the provenance of documents of any shards, at least one."""
+    bounds = np.array(store.shards.bounds, np.int64)
+    shards = bounds.searchsorted(documents, side="right") - 1
+    order = np.argsort(shards, kind="stable")
+    tables = [
+        store.provenance.rows(shard, documents[order[shards[order] == shard]] - bounds[shard])
+        for shard in np.unique(shards).tolist()
+    ]
+    columns = zip(*((table.hashes, table.records, table.offsets, table.parts) for table in tables), strict=True)
+    return ProvenanceTable(*map(np.concatenate, columns)).take(np.argsort(order))
 
 
 def find_source_names(store: Store, name: str) -> list[str]:
@@ -210,11 +195,7 @@ def _find_in_layer(store: Store, start: int, stop: int, record_key: int) -> list
 
 
 def _read_record_keys(store: Store, documents: NDArray[np.int64]) -> NDArray[np.int64]:
-    bounds = np.array(store.shards.bounds, np.int64)
-    shards = bounds.searchsorted(documents, side="right") - 1
-    keys = np.empty(len(documents), np.int64)
-    for shard in np.unique(shards).tolist():
-        positions = np.flatnonzero(shards == shard)
-        rows = store.provenance.rows(shard, documents[positions] - bounds[shard])
-        keys[positions] = (rows.parts.astype(np.int64) << _RECORD_BITS) + rows.records.astype(np.int64)
+    """Read part and record of documents, combined into one number each, int64 [N]."""
+    rows = _read_provenance(store, documents)
+    keys: NDArray[np.int64] = (rows.parts.astype(np.int64) << _RECORD_BITS) + rows.records.astype(np.int64)
     return keys

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
-from batchloom.core.settings import as_int, quote_value
+from batchloom.core.settings import check_index
 from batchloom.store.format.shard_sidecars import CHOSEN, GOOD
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
@@ -63,7 +63,7 @@ class PreferencePairs:
         return self._documents + 1
 
     def __getitem__(self, index: int) -> Example:
-        first = int(self._documents[_check_index(index, len(self), "pair")])
+        first = int(self._documents[check_index(index, len(self), "pair")])
         (chosen, start), (rejected, rejected_start) = _read_answers(self.store, [first, first + 1])
         if chosen[:start] != rejected[:rejected_start]:
             raise StoreError(
@@ -105,7 +105,7 @@ class LabelledAnswers:
         return int(self._documents.size)
 
     def __getitem__(self, index: int) -> Example:
-        number = _check_index(index, len(self), "document")
+        number = check_index(index, len(self), "document")
         ((ids, start),) = _read_answers(self.store, [int(self._documents[number])])
         return {"prompt_ids": ids[:start], "completion_ids": ids[start:], "label": bool(self.good[number])}
 
@@ -120,15 +120,6 @@ def _describe_wrong_kind(store: Store, noun: str, columns: str) -> str:
         f"{store.path} holds no {noun}: prepare data with {columns} (docs/schemas.md); other documents are read "
         "with batchloom.Loader."
     )
-
-
-def _check_index(index: object, count: int, noun: str) -> int:
-    number = as_int(index)
-    if number is None:
-        raise TypeError(f"A {noun} is selected by a whole number, not by {quote_value(index)}.")
-    if not -count <= number < count:
-        raise IndexError(f"There is no {noun} {number}: there are {count:,}, numbered from 0.")
-    return number % count
 
 
 def _read_answers(store: Store, numbers: list[int]) -> list[tuple[list[int], int]]:

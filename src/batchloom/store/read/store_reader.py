@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
-from batchloom.core.settings import as_int, quote_value
+from batchloom.core.settings import check_index
 from batchloom.store.format.manifest import compute_filtered_fingerprint, find_generation
 from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable, make_part_table
 from batchloom.store.format.shard_sidecars import PairIndex, PreferenceKind
@@ -154,7 +154,7 @@ class StoreProvenance:
             raise StoreError(
                 f"{self._reader.name} is a bare Megatron prefix: it does not say where documents came from."
             )
-        shard, row = self._reader.table.find(_as_document(document, lengths.size))
+        shard, row = self._reader.table.find(check_index(document, lengths.size, "document"))
         return make_part_table(manifest.sources).resolve_provenance(self.rows(shard, np.array([row])))[0]
 
     def rows(self, shard: int, rows: NDArray[np.int64]) -> ProvenanceTable:
@@ -261,7 +261,7 @@ class Store:
         return self.lengths.size
 
     def __getitem__(self, number: int) -> "StoredDocument":
-        number = _as_document(number, len(self))
+        number = check_index(number, len(self), "document")
         length = int(self.lengths.slice(number, number + 1)[0])
         return StoredDocument(number, self.reader.document(number, length), self)
 
@@ -385,19 +385,6 @@ class StoredDocument:
     def provenance(self) -> DocumentProvenance:
         """Source record of the document."""
         return self._store.provenance.of(self.number)
-
-
-def _as_document(index: object, documents: int) -> int:
-    """Validate a document number; negative numbers count from the end."""
-    number = as_int(index)
-    if number is None:
-        raise TypeError(
-            f"Documents are selected one by one, by a whole number, not by {quote_value(index)}: "
-            "[store[n] for n in range(2)]"
-        )
-    if not -documents <= number < documents:
-        raise IndexError(f"There is no document {number}: there are {documents:,}, numbered from 0.")
-    return number % documents
 
 
 def decode_beginning(tokenizer: Tokenizer, ids: NDArray[np.generic], max_tokens: int) -> str:

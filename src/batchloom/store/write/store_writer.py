@@ -297,8 +297,10 @@ class ShardWriter:
             docs=docs,
             mask=mask,
             trained=self._mask.trained if mask and self._mask else None,
-            pairs=write_file(self._stem.with_suffix(".pairs"), sides.to_bytes()) if sides else None,
-            bands=write_chunks(self._stem.with_suffix(".bands"), signatures.iter_chunks()) if signatures else None,
+            pairs=None if sides is None else write_file(self._stem.with_suffix(".pairs"), sides.to_bytes()),
+            bands=None
+            if signatures is None
+            else write_chunks(self._stem.with_suffix(".bands"), signatures.iter_chunks()),
             sums=write_checksum_file(self._stem.with_suffix(".sums"), self._checksums),
         )
         if media is not None and len(media.rows):
