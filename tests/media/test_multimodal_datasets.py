@@ -227,7 +227,7 @@ def test_invalid_use_is_refused(qwen, tmp_path):
     dataset.build()
     with pytest.raises(IndexError, match="There is no row"):
         dataset[len(dataset)]
-    with pytest.raises(InputError, match="a whole number"):
+    with pytest.raises(TypeError, match="by a whole number"):
         dataset["first"]
     with pytest.raises(SettingsError, match="batch_size"):
         MultiModalIterableDataset(config, out=out, batch_size=0)

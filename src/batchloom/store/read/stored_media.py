@@ -127,7 +127,7 @@ class StoreMedia:
         return state
 
     @cached_property
-    def _folders(self) -> list[str | None]:
+    def folders(self) -> list[str | None]:
         """Base folder of the media paths of each source; None if no report names it."""
         manifest, folders = self._store.manifest, list[str | None]()
         for entry in manifest.all_history if manifest else ():
@@ -188,12 +188,12 @@ class StoreMedia:
         Raises:
             StoreError: a report is damaged.
         """
-        manifest, known_folders = self._store.manifest, set(self._folders) - {None}
+        manifest, known_folders = self._store.manifest, set(self.folders) - {None}
         if manifest is None or len(known_folders) < 2:
             return next(iter(known_folders), None)
         shard = int(np.searchsorted(self._bounds, document, side="right")) - 1
         part = int(self._store.provenance.rows(shard, np.array([document - int(self._bounds[shard])])).parts[0])
-        return self._folders[int(make_part_table(manifest.sources).numbers[part])]
+        return self.folders[int(make_part_table(manifest.sources).numbers[part])]
 
     def of(self, documents: NDArray[np.int64]) -> list[list[StoredMedium]]:
         """Return the media of each document [N], in the order of their tokens.
