@@ -117,7 +117,7 @@ def _write_subsets(
     dtype: str,
     base: Manifest | None = None,
 ) -> dict[str, SubsetEntry]:
-    """Write the shards of each subset, of a first generation or of the one after ``base``."""
+    """Write the shards of a first generation, or of the one after ``base``."""
     subsets = documents if isinstance(documents, Mapping) else {"train": documents}
     masks = trained if isinstance(trained, Mapping) else {"train": trained}
     first_shards, part = (next_shard_numbers(base), next_part_number(base)) if base else ({}, 0)

@@ -299,7 +299,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def readable(self) -> tuple[int, ...]:
-        """Numbers of the generations since the last compaction, which can be opened; the last is this one."""
+        """Numbers of the generations since the last compaction, which can be opened."""
         numbers: list[int] = []
         for entry in self.all_history:
             numbers = [entry.number] if entry.made == "compacted" else [*numbers, entry.number]

@@ -252,7 +252,7 @@ def remove_documents(
         base = read_manifest(folder)
         selection = DocumentSelection(base, sources, None if documents_file is None else Path(documents_file))
         documents_to_remove: _SelectedDocuments = {}
-        counts = _PartCounts(base)
+        counts = _SelectedCounts(base)
         already_removed = remaining_count = 0
         for name in base.subsets:
             store, numbers = _select_documents(folder, name, base, selection)
@@ -299,7 +299,7 @@ def _select_documents(
 
 
 @final
-class _PartCounts:
+class _SelectedCounts:
     """Number of selected documents and tokens of each part of a store."""
 
     def __init__(self, base: Manifest) -> None:
@@ -438,7 +438,7 @@ def _write_compacted(folder: Path, base: Manifest, tick: Callable[[int], None]) 
     """Write the compacted shards; return the manifest and the number of new shards."""
     numbers, rewritten = next_shard_numbers(base), 0
     subsets: dict[str, SubsetEntry] = {}
-    counts = _PartCounts(base)
+    counts = _SelectedCounts(base)
     for name, entry in base.subsets.items():
         # Without verification, a flipped bit would be copied and get a valid checksum.
         store = open_store(folder, name, generation=base.generation, verify="first-read")

@@ -1,6 +1,6 @@
 """Reading stores: local, remote and synthetic ones.
 
-`subset_reader.py` is the protocol; `local_reader.py`, `remote_store.py` and `synthetic_store.py` implement it.
+`subset_reader.py` is the base class of the readers in `local_reader.py`, `remote_store.py` and `synthetic_store.py`.
 Read `store_opening.py` and `store_reader.py` first.
 """
 

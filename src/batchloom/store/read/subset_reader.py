@@ -187,7 +187,7 @@ class SubsetReader:
         return ranges
 
     def fetch(self, documents: Ids, block: int = 1) -> None:
-        """Fetch documents, ascending, with all documents of their blocks; local data is there already."""
+        """Fetch documents, ascending, with their blocks; do nothing for local data."""
 
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
         """Read the provenance of rows of a shard, or of all documents if ``rows`` is None."""

@@ -162,7 +162,7 @@ def write_checksum_file(path: Path, checksums: BlockChecksums) -> str:
 
 
 def _write_media(stem: Path, media: ShardMedia, entry: ShardEntry) -> ShardEntry:
-    """Write a shard's ``.media``, and its ``.blobs`` with checksums if bytes are stored."""
+    """Write a shard's ``.media``, and its ``.blobs`` if bytes are stored."""
     rows, byte_ranges = media.pack()
     data = rows.to_bytes()
     entry = replace(entry, media=write_file(stem.with_suffix(".media"), data), media_bytes=len(data))
