@@ -5,7 +5,7 @@ import io
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, BinaryIO, final
 
 import numpy as np
 import xxhash
@@ -182,47 +182,16 @@ def _write_media(stem: Path, media: ShardMedia, entry: ShardEntry) -> ShardEntry
 class ShardWriter:
     """Writer of one shard: streams tokens, and adds index and provenance at the end."""
 
-    def __init__(
-        self,
-        stem: Path,
-        dtype: np.dtype[np.generic],
-        linked_checksum: str | None = None,
-        mask: MaskBuilder | None = None,
-    ) -> None:
-        self._stem, self._dtype, self._linked_checksum, self._mask = stem, dtype, linked_checksum, mask
+    def __init__(self, stem: Path, dtype: np.dtype[np.generic]) -> None:
+        self._stem, self._dtype = stem, dtype
         self._partial_path = stem.with_name(stem.name + ".bin" + PARTIAL_SUFFIX)
         self._hash, self._checksums = xxhash.xxh3_128(), BlockChecksums()
+        self._checksum, self._tokens = "", 0
+        self._mask: MaskBuilder | None = None
         with wrap_write_errors(self._partial_path):
-            self._file = self._partial_path.open("wb" if linked_checksum is None else "ab")
-        self._tokens = self._file.tell() // dtype.itemsize
-        if linked_checksum is not None:
-            self._checksums = compute_file_checksums(self._partial_path)
-
-    @classmethod
-    def link(
-        cls, stem: Path, dtype: np.dtype[np.generic], tokens: Path, checksum: str, mask: MaskBuilder
-    ) -> Self | None:
-        """Return the writer of a shard whose tokens are a hard link to a complete file.
-
-        Args:
-            stem: path of the shard without suffix.
-            dtype: dtype of a token.
-            tokens: the token file.
-            checksum: its XXH3-128.
-            mask: trained flags of its tokens.
-
-        Returns:
-            The writer, without tokens to append; None if the file system has no hard links.
-        """
-        make_folder(stem.parent)
-        partial_path = stem.with_name(stem.name + ".bin" + PARTIAL_SUFFIX)
-        try:
-            partial_path.unlink(missing_ok=True)
-            partial_path.hardlink_to(tokens)
-        except OSError:
-            # The caller copies the tokens, which reports any other fault.
-            return None
-        return cls(stem, dtype, checksum, mask)
+            # An interrupted attempt may have linked the file; truncating it would empty the linked tokens.
+            self._partial_path.unlink(missing_ok=True)
+            self._file: BinaryIO = self._partial_path.open("wb")
 
     def append(self, tokens: NDArray[np.generic], trained: NDArray[np.bool_] | None = None) -> None:
         """Append tokens and their trained flags; None marks every token as trained.
@@ -292,7 +261,7 @@ class ShardWriter:
             documents=len(lengths),
             tokens=self._tokens,
             bytes=self._tokens * self._dtype.itemsize,
-            bin=self._linked_checksum or self._hash.hexdigest(),
+            bin=self._checksum or self._hash.hexdigest(),
             idx=idx,
             docs=docs,
             mask=mask,
