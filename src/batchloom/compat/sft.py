@@ -140,9 +140,7 @@ class SFTDataset:
         check_output(output)
         self._output, self._max_seq_length = output, max_seq_length
         resolved_tokenizer = tokenizer_of(tokenizer)
-        encoder = DirectEncoder(
-            resolved_tokenizer, partial(_make_parser, formatter), _refuse, _get_template(formatter)
-        )
+        encoder = DirectEncoder(resolved_tokenizer, partial(_make_parser, formatter), _refuse, _get_template(formatter))
         encoded = list(encoder.encode(list_sources([_format_location(path_or_id, split)]).sources))
         self._documents = EncodedDocuments(encoded, resolved_tokenizer.end_id)
         self.left_out = Counter(fault.rule for batch in encoded for fault in batch.dropped)
