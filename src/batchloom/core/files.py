@@ -6,6 +6,7 @@ Only regular files are read.
 import contextlib
 import errno
 import fcntl
+import io
 import mmap
 import os
 import re
@@ -106,6 +107,49 @@ def read_regular_file(path: str | os.PathLike[str], most: int | None = None) -> 
             fact = f"it has {size:,} bytes, and at most {most:,} are read; check the path"
             raise OSError(errno.EINVAL, fact, os.fspath(path))
         return file.read()
+
+
+class RangeFile(io.RawIOBase):
+    """Read-only file over a function that returns the bytes ``[start, stop)``.
+
+    Args:
+        size: number of bytes.
+        read_range: returns a byte range, or its beginning.
+    """
+
+    def __init__(self, size: int, read_range: Callable[[int, int], bytes]) -> None:
+        self._size, self._read_range, self._position = size, read_range, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the offset of the next byte."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Set the offset of the next byte, and return it."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return at most ``size`` bytes, empty only at the end."""
+        stop = self._size if size is None or size < 0 else min(self._position + size, self._size)
+        data = self._read_range(self._position, stop) if stop > self._position else b""
+        self._position += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into ``buffer`` and return the number of bytes."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def release_pages(array: Any) -> None:

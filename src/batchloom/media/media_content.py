@@ -4,11 +4,11 @@ import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 import xxhash
 
-from batchloom.core.files import open_regular_file
+from batchloom.core.files import RangeFile, open_regular_file
 from batchloom.core.settings import as_int, is_positive_number, quote_value, raise_problems
 
 # Headers are at the beginning of a file, end markers at its end.
@@ -82,39 +82,10 @@ class FileContent:
         return self._file.read(max(0, min(stop, self.size) - start))
 
 
-@final
-class _ContentFile(io.RawIOBase):
-    """Adapter to a file object for libraries; only the requested bytes are read."""
-
-    def __init__(self, content: MediaContent) -> None:
-        super().__init__()
-        self._content, self._at = content, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._content.size}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._content.read(self._at, self._at + len(buffer))
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-
 def open_content(content: MediaContent) -> io.BufferedReader | io.BytesIO:
     if isinstance(content, BytesContent):
         return content.file()
-    return io.BufferedReader(_ContentFile(content), EDGE_BYTES)
+    return io.BufferedReader(RangeFile(content.size, content.read), EDGE_BYTES)
 
 
 def read_edges(content: MediaContent) -> tuple[bytes, bytes]:

@@ -19,6 +19,7 @@ from typing import BinaryIO, final
 
 from batchloom.core.addresses import redact_url
 from batchloom.core.errors import DownloadError, InputError, MissingDependencyError
+from batchloom.core.files import RangeFile
 from batchloom.remote.client import compute_backoff, fetch
 from batchloom.remote.remote_errors import RemoteFault, classify_error, list_library_errors, make_remote_error
 
@@ -36,8 +37,6 @@ PAGE_BYTES = 64 << 10
 
 # Version of a file: its URL, its size and its version number.
 FileVersion = tuple[str, int, int]
-
-RangeReader = Callable[[int, int], bytes]
 
 
 @final
@@ -149,11 +148,13 @@ def open_remote_file(url: str, size: int, stamp: int | None = None) -> BinaryIO:
         DownloadError: no bytes arrive after about half a minute of attempts.
         InputError: the file is shorter than ``size``.
     """
-    if stamp is None:
-        read_range: RangeReader = lambda start, stop: fetch_range(url, start, stop, size)  # noqa: E731
-    else:
-        read_range = lambda start, stop: fetch_through_cache((url, size, stamp), start, stop)  # noqa: E731
-    return io.BufferedReader(_RemoteRawFile(size, read_range), _BUFFER_BYTES)
+
+    def fetch_bytes(start: int, stop: int) -> bytes:
+        if stamp is None:
+            return fetch_range(url, start, stop, size)
+        return fetch_through_cache((url, size, stamp), start, stop)
+
+    return io.BufferedReader(_RemoteRawFile(size, fetch_bytes), _BUFFER_BYTES)
 
 
 def fetch_through_cache(version: FileVersion, start: int, stop: int) -> bytes:
@@ -234,43 +235,23 @@ def fetch_range(url: str, start: int, stop: int, size: int) -> bytes:
 
 
 @final
-class _RemoteRawFile(io.RawIOBase):
+class _RemoteRawFile(RangeFile):
     """Raw file below a buffer: the current block and the blocks that are read ahead."""
 
-    def __init__(self, size: int, read_range: RangeReader) -> None:
-        self._size, self._read_range = size, read_range
-        self._position = 0
+    def __init__(self, size: int, fetch_bytes: Callable[[int, int], bytes]) -> None:
+        super().__init__(size, self._read_block)
+        self._fetch_bytes = fetch_bytes
         self._block, self._start = b"", 0
         self._step = _FIRST_BLOCK_BYTES
-        self._pending_blocks: deque[tuple[int, Future[bytes]]] = deque()
+        self._pending_blocks: deque[Future[bytes]] = deque()
         self._next_start = 0
         self._pool: ThreadPoolExecutor | None = None
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def readinto(self, target: memoryview) -> int:  # type: ignore[override]
-        requested_bytes = min(len(target), self._size - self._position)
-        if requested_bytes <= 0:
-            return 0
-        if not self._start <= self._position < self._start + len(self._block):
-            self._load_block(requested_bytes)
-        offset = self._position - self._start
-        count = min(requested_bytes, len(self._block) - offset)
-        target[:count] = memoryview(self._block)[offset : offset + count]
-        self._position += count
-        return count
+    def _read_block(self, start: int, stop: int) -> bytes:
+        """Return bytes [start, stop), or those that the current block holds."""
+        if not self._start <= start < self._start + len(self._block):
+            self._load_block(start, stop)
+        return self._block[start - self._start : stop - self._start]
 
     def close(self) -> None:
         if self._pool is not None:
@@ -279,25 +260,22 @@ class _RemoteRawFile(io.RawIOBase):
         self._block = b""
         super().close()
 
-    def _load_block(self, requested_bytes: int) -> None:
-        """Take the block at the position: a prefetched one, or fetch it now."""
-        is_sequential = self._start + len(self._block) == self._position and self._block
-        self._block = b""
+    def _load_block(self, start: int, stop: int) -> None:
+        """Take the block at ``start``: a prefetched one, or fetch it now."""
+        is_sequential = self._start + len(self._block) == start and self._block
+        self._block, self._start = b"", start
         if is_sequential:
             self._step = min(2 * self._step, _MAX_BLOCK_BYTES)
             self._schedule_blocks()
-            self._start, future = self._pending_blocks.popleft()
-            self._block = future.result()
+            self._block = self._pending_blocks.popleft().result()
             self._schedule_blocks()
             return
-        for _, future in self._pending_blocks:
+        for future in self._pending_blocks:
             future.cancel()
         self._pending_blocks.clear()
         self._step = _FIRST_BLOCK_BYTES
-        self._start = self._position
-        stop = min(self._position + min(max(requested_bytes, self._step), _MAX_BLOCK_BYTES), self._size)
-        self._block = self._read_range(self._position, stop)
-        self._next_start = stop
+        self._next_start = min(start + min(max(stop - start, self._step), _MAX_BLOCK_BYTES), self._size)
+        self._block = self._fetch_bytes(start, self._next_start)
 
     def _schedule_blocks(self) -> None:
         """Fetch the next blocks while the current one is read."""
@@ -305,5 +283,5 @@ class _RemoteRawFile(io.RawIOBase):
             self._pool = ThreadPoolExecutor(_READ_AHEAD_BLOCKS, "fetch")
         while len(self._pending_blocks) < _READ_AHEAD_BLOCKS and self._next_start < self._size:
             stop = min(self._next_start + self._step, self._size)
-            self._pending_blocks.append((self._next_start, self._pool.submit(self._read_range, self._next_start, stop)))
+            self._pending_blocks.append(self._pool.submit(self._fetch_bytes, self._next_start, stop))
             self._next_start = stop

@@ -4,7 +4,7 @@ Members are opened by their offset. The reader of a compressed tar stays open an
 next member is ahead of it, so reading all members in order decompresses the archive once.
 """
 
-import os
+import contextlib
 import struct
 import tarfile
 import zipfile
@@ -13,15 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import BinaryIO, Literal, cast, final
+from typing import BinaryIO, Literal, Self, cast, final
 
 from batchloom.core.errors import InputError
-from batchloom.core.files import describe_os_error
+from batchloom.core.files import RangeFile, describe_os_error, to_mid_sentence
 from batchloom.sources.files.decompression import (
     Compression,
     DecompressionError,
     Decompressor,
-    DeflateDecompressor,
     ReadOnlyFile,
     make_decompressor,
 )
@@ -45,7 +44,7 @@ _ARCHIVE_SUFFIXES = tuple(_ARCHIVE_BY_SUFFIX)
 # compressed member of an archive, and for all members together. The slowest reader takes under a second for BOMB_BYTES.
 BOMB_RATIO, BOMB_BYTES = 1000, 16 << 20
 
-_STORED, _DEFLATED = 0, 8
+_STORED, _DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 _LOCAL = struct.Struct("<4s22xHH")
 _TAR_READ = 64 << 10
 _UNKNOWN_POSITION = 1 << 62
@@ -202,8 +201,12 @@ def _walk_zip(archive: Archive, file: BinaryIO, skipped_counts: Counter[str]) ->
 
 
 def _walk_tar(archive: Archive, file: BinaryIO, skipped_counts: Counter[str]) -> Iterator[ArchiveEntry]:
-    raw = file if archive.compression is None else _SequentialTar(archive, file)
-    with tarfile.open(fileobj=cast("BinaryIO", raw), mode="r|", bufsize=_TAR_READ) as tar_file:
+    raw = cast("BinaryIO", file if archive.compression is None else _SequentialTar(archive, file))
+    # Unlike a tar of samples, an archive may lack its end marker.
+    with (
+        contextlib.suppress(MissingEndMarkerError),
+        tarfile.open(fileobj=raw, mode="r|", bufsize=_TAR_READ, tarinfo=TarHeader) as tar_file,
+    ):
         while (entry := tar_file.next()) is not None:
             # Otherwise tarfile keeps every member in memory.
             tar_file.members = []  # type: ignore[attr-defined]
@@ -216,22 +219,32 @@ def _walk_tar(archive: Archive, file: BinaryIO, skipped_counts: Counter[str]) ->
             else:
                 member = ArchiveMember(archive, entry.offset_data, entry.size, entry.size)
                 yield ArchiveEntry(entry.name, member, lambda entry=entry: _extract(tar_file, entry))  # type: ignore[misc]
-        # tarfile treats a damaged header as the end of the archive.
-        if any(_get_tar_block(raw, tar_file.offset)):
-            raise tarfile.ReadError(f"a damaged header at byte {tar_file.offset:,}")
     # The checksum of the compressed stream follows all members, so the rest is read to verify it.
-    while isinstance(raw, _SequentialTar) and raw.read(_TAR_READ):
+    while archive.compression is not None and raw.read(_TAR_READ):
         pass
 
 
-def _get_tar_block(raw: "BinaryIO | _SequentialTar", offset: int) -> bytes:
-    """Return the tar block at ``offset``, near the end of the bytes read."""
-    if isinstance(raw, _SequentialTar):
-        recent = b"".join(raw.recent)
-        start = offset - (raw.position - len(recent))
-        return recent[start : start + tarfile.BLOCKSIZE] if start >= 0 else b""
-    raw.seek(offset)
-    return raw.read(tarfile.BLOCKSIZE)
+class MissingEndMarkerError(Exception):
+    """A tar ends after a file, without an end marker."""
+
+
+@final
+class TarHeader(tarfile.TarInfo):
+    """Tar header that distinguishes damage and truncation from the end of a tar."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Parse a header; tarfile would take a damaged one for the end of the tar."""
+        if not buf:
+            raise MissingEndMarkerError
+        if len(buf) < tarfile.BLOCKSIZE:
+            raise DecompressionError("it is cut short")
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError:
+            if any(buf):
+                raise DecompressionError("a damaged header") from None
+            raise
 
 
 def _extract(tar_file: tarfile.TarFile, entry: tarfile.TarInfo) -> BinaryIO:
@@ -264,39 +277,26 @@ def open_member(member: ArchiveMember) -> BinaryIO:
 
 
 @final
-class _FileWindow(ReadOnlyFile):
+class _FileWindow(RangeFile):
     """A byte range of a file as a file of its own, with random access.
 
     A known CRC-32 is verified if the range is read front to back.
     """
 
     def __init__(self, file: BinaryIO, start: int, size: int, crc: int | None = None) -> None:
-        self._file, self._start, self._size, self._position = file, start, size, 0
+        super().__init__(size, self._read_window)
+        self._file, self._start = file, start
         self._expected_crc, self._crc, self._hashed_bytes = crc, 0, 0
 
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = (0, self._position, self._size)[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        remaining = max(0, self._size - self._position)
-        read_size = remaining if size is None or size < 0 else min(size, remaining)
-        self._file.seek(self._start + self._position)
-        data = self._file.read(read_size)
-        if len(data) < read_size:
+    def _read_window(self, start: int, stop: int) -> bytes:
+        self._file.seek(self._start + start)
+        data = self._file.read(stop - start)
+        if len(data) < stop - start:
             raise EOFError
-        if self._expected_crc is not None and self._position == self._hashed_bytes:
-            self._crc, self._hashed_bytes = zlib.crc32(data, self._crc), self._hashed_bytes + len(data)
-            if self._hashed_bytes == self._size and self._crc != self._expected_crc:
+        if self._expected_crc is not None and start == self._hashed_bytes:
+            self._crc, self._hashed_bytes = zlib.crc32(data, self._crc), stop
+            if stop == self._size and self._crc != self._expected_crc:
                 raise DecompressionError("its checksum is wrong")
-        self._position += len(data)
         return data
 
     def fileno(self) -> int:
@@ -308,52 +308,36 @@ class _FileWindow(ReadOnlyFile):
 
 
 @final
-class _InflatedMember(ReadOnlyFile):
-    """A deflated zip member, read front to back; its size and CRC-32 are verified."""
+class _InflatedMember(zipfile.ZipExtFile):
+    """A deflated zip member, read front to back; its CRC-32 is verified."""
 
     def __init__(self, window: _FileWindow, member: ArchiveMember) -> None:
-        self._window, self._member = window, member
-        self._stream = DeflateDecompressor(window)  # type: ignore[arg-type]
-        self._crc = self._position = 0
+        self._window = window
+        info = zipfile.ZipInfo()
+        info.compress_type, info.CRC = _DEFLATED, member.crc or 0
+        info.compress_size, info.file_size = member.packed, member.size
+        super().__init__(cast("BinaryIO", window), "r", info, close_fileobj=True)
 
-    def read(self, size: int | None = -1) -> bytes:
-        if size is None or size < 0:
-            raise AssertionError("members of zips are read in bounded chunks")
-        data = self._stream.read(size)
-        self._crc, self._position = zlib.crc32(data, self._crc), self._position + len(data)
-        if self._position > self._member.size:
-            raise DecompressionError("it unpacks to more than its directory says")
-        if not data and size and self._position < self._member.size:
-            raise EOFError
-        if self._position == self._member.size and self._crc != self._member.crc:
-            raise DecompressionError("its checksum is wrong")
-        return data
-
-    def tell(self) -> int:
-        return self._position
+    def read(self, n: int | None = -1) -> bytes:
+        try:
+            return super().read(n)
+        except zipfile.BadZipFile:
+            raise DecompressionError("its checksum is wrong") from None
+        except zlib.error as error:
+            raise DecompressionError(to_mid_sentence(str(error))) from error
 
     def fileno(self) -> int:
         return self._window.fileno()
 
-    def close(self) -> None:
-        self._window.close()
-        super().close()
-
 
 @final
 class _SequentialTar:
-    """Reader of a compressed tar, front to back.
-
-    Attributes:
-        position: offset of the next byte in the decompressed tar.
-        recent: data of the last two reads.
-    """
+    """Reader of a compressed tar, front to back; ``position`` is in the decompressed tar."""
 
     def __init__(self, archive: Archive, file: BinaryIO) -> None:
         if archive.compression is None:
             raise AssertionError("plain tars have random access")
         self.archive, self.file, self.position = archive, file, 0
-        self.recent = (b"", b"")
         self._stream: Decompressor = make_decompressor(archive.compression, file)
 
     def __del__(self) -> None:
@@ -366,7 +350,6 @@ class _SequentialTar:
             # The reader cannot continue from an unknown position.
             self.position = _UNKNOWN_POSITION
             raise
-        self.recent = (self.recent[1], data)
         self.position += len(data)
         if self.position > BOMB_BYTES and self.position > BOMB_RATIO * max(self.file.tell(), 1):
             raise InputError(_describe_bomb(self.archive.name, self.position, self.file.tell()))
@@ -385,10 +368,7 @@ class _TarMember(ReadOnlyFile):
         self._member, self._position = member, 0
         archive = member.archive
         reader = _OPEN_TARS.pop(archive.path, None)
-        if reader is not None and (reader.archive, True) != (
-            archive,
-            reader.position <= member.offset,
-        ):
+        if reader is not None and (reader.archive != archive or reader.position > member.offset):
             reader.file.close()
             reader = None
         if reader is None:

@@ -1,10 +1,9 @@
-"""Streaming decompression in bounded memory: gzip, zstd, bzip2, xz, lz4, deflate."""
+"""Streaming decompression in bounded memory: gzip, zstd, bzip2, xz, lz4."""
 
 import abc
 import bz2
 import io
 import lzma
-import zlib
 from gzip import BadGzipFile
 from typing import Any, BinaryIO, Literal, Protocol, final
 
@@ -201,26 +200,3 @@ def _make_lz4_decompressor() -> Any:
     import lz4.frame  # noqa: PLC0415 - few files need it
 
     return lz4.frame.LZ4FrameDecompressor()
-
-
-@final
-class DeflateDecompressor:
-    """Raw deflate, as in zip members: a single stream."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._decoder = zlib.decompressobj(-zlib.MAX_WBITS)
-
-    def read(self, size: int) -> bytes:
-        """See :class:`Decompressor`."""
-        while not self._decoder.eof:
-            chunk = self._decoder.unconsumed_tail or self._file.read(_FEED_BYTES)
-            if not chunk:
-                raise EOFError
-            try:
-                data = self._decoder.decompress(chunk, size)
-            except zlib.error as error:
-                raise DecompressionError(to_mid_sentence(str(error))) from error
-            if data:
-                return data
-        return b""

@@ -2,14 +2,19 @@
 
 Parts meet at the starts of row groups (Parquet) or record batches (Arrow). This module imports
 pyarrow, and is itself imported when the first such file is opened.
+
+The messages of an Arrow file are found by their headers, as pyarrow does not tell their offsets ("Serialization and
+Interprocess Communication" of Arrow): a marker of four bytes 0xFF, the i32 length of a flatbuffer ``Message`` (fields:
+version, header type, header, body length), the flatbuffer, then its body.
 """
 
 import mmap
-import os
+import struct
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, BinaryIO, Protocol, Self, cast, final
 
@@ -18,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from batchloom.core.addresses import is_url
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError
 from batchloom.core.wording import BYTES_REMEDY
@@ -33,13 +37,16 @@ from batchloom.sources.formats.record_faults import (
     excerpt_record,
     make_too_large_record,
 )
-from batchloom.sources.formats.table_layout import BATCH, DICTIONARY, FILE_MAGIC, list_messages, read_row_groups
 
 _BATCH_BYTES = 4 << 20
 _BATCH_ROWS = 2048
 _BUFFER_BYTES = 256 << 10
 # Larger record batches are memory-mapped instead of read.
 _MIN_MAPPED_BYTES = 64 << 20
+_FILE_MAGIC = b"ARROW1"
+_DICTIONARY, _BATCH = 2, 3
+_CONTINUATION_MARKER = 0xFFFFFFFF
+_MAX_METADATA_BYTES = 64 << 20
 
 
 @final
@@ -64,9 +71,7 @@ class TableReader:
     def __init__(self, source: Source, file: BinaryIO) -> None:
         self.source, self.consumed = source, 0
         self._file = file
-        if is_url(source.path):
-            self._file = cast("BinaryIO", _ErrorRecordingFile(self._file))
-        with _wrap_arrow_errors(source, self._file):
+        with _wrap_arrow_errors(source):
             self._groups: _RowGroups = (
                 _ParquetGroups(self._file, source.size)
                 if source.kind == "parquet"
@@ -92,7 +97,7 @@ class TableReader:
             self._check_text(field)
         first, last = bisect_left(self.starts, start), bisect_left(self.starts, stop)
         record = 0
-        with _wrap_arrow_errors(self.source, self._file):
+        with _wrap_arrow_errors(self.source):
             for offset, batch in self._groups.batches(first, last, field):
                 self.consumed = max(0, offset - start)
                 rows = _count_rows_per_batch(batch)
@@ -129,29 +134,45 @@ class _RowGroups(Protocol):
         """Yield record batches of groups [first, last), each with its group's offset."""
 
 
+@dataclass(frozen=True, slots=True)
+class _RowGroup:
+    """A row group: its rows, uncompressed bytes and the first byte of its pages."""
+
+    rows: int
+    unpacked: int
+    start: int
+
+
+def _list_row_groups(metadata: pq.FileMetaData) -> list[_RowGroup]:
+    groups = []
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        columns = [group.column(number) for number in range(group.num_columns)]
+        # A column may state a dictionary page at offset 0, which is none.
+        starts = [column.dictionary_page_offset or column.data_page_offset for column in columns]
+        starts += [column.data_page_offset for column in columns]
+        groups.append(_RowGroup(group.num_rows, group.total_byte_size, min(starts, default=0)))
+    return groups
+
+
 @final
 class _ParquetGroups:
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file = pq.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
         self.schema: pa.Schema = self._file.schema_arrow
-        self._row_groups = read_row_groups(file, size)
+        self._row_groups = _list_row_groups(self._file.metadata)
         unpacked = sum(group.unpacked for group in self._row_groups)
         if unpacked > max(BOMB_BYTES, BOMB_RATIO * size):
             raise ValueError(
                 f"it unpacks to {unpacked:,} bytes, more than {BOMB_RATIO:,} times its size, like a zip bomb"
             )
         starts = [group.start for group in self._row_groups]
-        ordered = all(a < b for a, b in pairwise(starts))
-        self.starts = starts if ordered and all(0 < at < size for at in starts) else [0]
+        self._are_separate = all(a < b for a, b in pairwise([0, *starts, size]))
+        self.starts = starts if self._are_separate else [0]
         rows = [group.rows for group in self._row_groups]
-        self.rows: list[int] | None = rows if len(rows) == len(self.starts) else [sum(rows)]
+        self.rows: list[int] | None = rows if self._are_separate else [sum(rows)]
 
     def batches(self, first: int, last: int, field: str | None) -> Iterator[tuple[int, pa.RecordBatch]]:
-        groups = range(first, last)
-        if len(self.starts) != len(self._row_groups):
-            groups = range(len(self._row_groups) if first == 0 < last else 0)
-        for group in groups:
-            offset = self.starts[group] if len(self.starts) == len(self._row_groups) else 0
+        for group in range(first, last) if self._are_separate else range(len(self._row_groups) if first < last else 0):
             row_group = self._row_groups[group]
             if not row_group.rows:
                 continue
@@ -163,7 +184,7 @@ class _ParquetGroups:
                 use_threads=False,
             )
             for batch in batches:
-                yield offset, batch
+                yield (row_group.start if self._are_separate else 0), batch
 
 
 @final
@@ -177,14 +198,14 @@ class _ArrowGroups:
 
     def __init__(self, file: BinaryIO, source: Source) -> None:
         self._raw = file
-        self._is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
-        self._messages = list_messages(file, source.size)
+        self._is_file = file.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+        self._messages = _list_messages(file, source.size)
         if not self._messages:
             raise ValueError("it has no schema")
         large = max(message.body for message in self._messages) > _MIN_MAPPED_BYTES
         local_path = find_local_path(source.path, source.size) if source.member is None else None
         self._mapped = _map_table(local_path) if large and local_path else None
-        self._starts = [message.start for message in self._messages if message.kind == BATCH]
+        self._starts = [message.start for message in self._messages if message.kind == _BATCH]
         # This also applies if mapping is impossible: parts must not depend on a file's location.
         are_separate = self._is_file or not large or source.member is not None
         self.schema: pa.Schema = pa.ipc.open_stream(self._chain_batches(0, 0)).schema
@@ -251,15 +272,87 @@ class _ArrowGroups:
             )
         start = self._starts[first]
         stop = self._starts[last] if last < len(self._starts) else self._messages[-1].stop
-        preceding_messages = [message for message in self._messages if message.start < start and message.kind != BATCH]
+        preceding_messages = [message for message in self._messages if message.start < start and message.kind != _BATCH]
         head_ranges = [(message.start, message.stop) for message in preceding_messages]
         batch_messages = [
             message
             for message in self._messages
-            if start <= message.start < stop and message.kind in (BATCH, DICTIONARY)
+            if start <= message.start < stop and message.kind in (_BATCH, _DICTIONARY)
         ]
         byte_ranges = head_ranges + [(message.start, message.stop) for message in batch_messages]
         return cast("BinaryIO", _ConcatenatedRanges(self._raw, byte_ranges))
+
+
+@dataclass(frozen=True, slots=True)
+class _ArrowMessage:
+    """A message: its kind, byte range and body length."""
+
+    kind: int
+    start: int
+    stop: int
+    body: int
+
+
+def _list_messages(file: BinaryIO, size: int) -> list[_ArrowMessage]:
+    """Return all messages up to the end marker of an IPC file or stream."""
+    file.seek(0)
+    offset = 0
+    if file.read(len(_FILE_MAGIC)) == _FILE_MAGIC:
+        offset, size = 8, _find_footer_start(file, size)
+    messages: list[_ArrowMessage] = []
+    while offset < size:
+        file.seek(offset)
+        head = file.read(8)
+        if len(head) < 4:
+            raise ValueError("it is cut short")
+        length, prefix = struct.unpack("<i", head[:4])[0], 4
+        if length & 0xFFFFFFFF == _CONTINUATION_MARKER:
+            if len(head) < 8:
+                raise ValueError("it is cut short")
+            length, prefix = struct.unpack("<i", head[4:])[0], 8
+        if length == 0:
+            break
+        if not 0 < length <= _MAX_METADATA_BYTES:
+            raise ValueError(f"invalid message length {length} at byte {offset}")
+        file.seek(offset + prefix)
+        kind, body = _parse_header(file.read(length))
+        stop = offset + prefix + length + body
+        if body < 0 or stop > size:
+            raise ValueError("it is cut short")
+        messages.append(_ArrowMessage(kind, offset, stop, body))
+        offset = stop
+    return messages
+
+
+def _find_footer_start(file: BinaryIO, size: int) -> int:
+    """Return the footer offset of an IPC file; early writers omit the end marker."""
+    tail_bytes = 4 + len(_FILE_MAGIC)
+    file.seek(max(0, size - tail_bytes))
+    tail = file.read(tail_bytes)
+    if len(tail) < tail_bytes or tail[4:] != _FILE_MAGIC:
+        raise ValueError("it is cut short: its end marker is missing")
+    start = size - tail_bytes - int(struct.unpack("<i", tail[:4])[0])
+    if not 8 <= start <= size - tail_bytes:
+        raise ValueError("its directory is damaged")
+    return start
+
+
+def _parse_header(data: bytes) -> tuple[int, int]:
+    """Return header type and body length of a flatbuffer Message."""
+    try:
+        (root,) = struct.unpack_from("<I", data, 0)
+        (back,) = struct.unpack_from("<i", data, root)
+        table = root - back
+        (size,) = struct.unpack_from("<H", data, table)
+        # Slots 1 and 3 of the table; an absent field has its default, 0.
+        field_offsets = [
+            struct.unpack_from("<H", data, table + 4 + 2 * slot)[0] if size >= 6 + 2 * slot else 0 for slot in (1, 3)
+        ]
+        kind = struct.unpack_from("<B", data, root + field_offsets[0])[0] if field_offsets[0] else 0
+        body = struct.unpack_from("<q", data, root + field_offsets[1])[0] if field_offsets[1] else 0
+    except struct.error as error:
+        raise ValueError("a message has a damaged header") from error
+    return kind, body
 
 
 def _map_table(path: str) -> mmap.mmap:
@@ -287,39 +380,6 @@ class _ConcatenatedRanges(ReadOnlyFile):
             chunks.append(data)
             size = -1 if size < 0 else size - len(data)
         return b"".join(chunks)
-
-
-@final
-class _ErrorRecordingFile(ReadOnlyFile):
-    """A remote file that records its read error, which pyarrow would wrap in its own.
-
-    Attributes:
-        fault: error of the failed read, or None.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.fault: InputError | None = None
-
-    def read(self, size: int | None = -1) -> bytes:
-        try:
-            return self._file.read(-1 if size is None else size)
-        except InputError as error:
-            self.fault = error
-            raise
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 def _count_rows_per_batch(batch: pa.RecordBatch) -> int:
@@ -455,7 +515,7 @@ def _check_names(source: Source, names: list[str]) -> None:
 
 
 @contextmanager
-def _wrap_arrow_errors(source: Source, file: "BinaryIO | _ErrorRecordingFile") -> Iterator[None]:
+def _wrap_arrow_errors(source: Source) -> Iterator[None]:
     """Raise errors of pyarrow as an InputError that names the file."""
     try:
         yield
@@ -468,8 +528,6 @@ def _wrap_arrow_errors(source: Source, file: "BinaryIO | _ErrorRecordingFile") -
         EOFError,
         MemoryError,
     ) as error:
-        if isinstance(file, _ErrorRecordingFile) and file.fault is not None:
-            raise file.fault from None
         reason = (str(error) or "it is cut short").strip().splitlines()[0].rstrip(".")
         kind = "Parquet" if source.kind == "parquet" else "Arrow"
         if "crypt" in reason.lower():

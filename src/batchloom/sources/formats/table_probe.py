@@ -20,8 +20,8 @@ from multiprocessing.spawn import get_executable
 from typing import BinaryIO, cast, final
 
 from batchloom.core.errors import InputError
+from batchloom.core.files import RangeFile
 from batchloom.core.process_state import is_worker
-from batchloom.sources.files.decompression import ReadOnlyFile
 from batchloom.sources.files.source_rules import ReadRules, Source
 
 _MAX_ATTEMPTS = 3
@@ -87,9 +87,9 @@ class _ProbeProcess:
             # Both processes import pyarrow at the same time.
             importlib.import_module("batchloom.sources.formats.table_format")
             while (request := self._pipe.recv()) is not None:
-                offset, size = request
-                file.seek(offset)
-                self._pipe.send_bytes(file.read(size))
+                start, stop = request
+                file.seek(start)
+                self._pipe.send_bytes(file.read(stop - start))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             status = self._process.wait()
             self.close()
@@ -139,32 +139,6 @@ def _describe_status(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f"exit code {status}"
 
 
-@final
-class _RequestedFile(ReadOnlyFile):
-    """A file whose bytes are requested through a pipe."""
-
-    def __init__(self, pipe: Connection, size: int) -> None:
-        self._pipe, self._size, self._position = pipe, size, 0
-
-    def read(self, size: int | None = -1) -> bytes:
-        remaining = max(0, self._size - self._position)
-        self._pipe.send((self._position, remaining if size is None or size < 0 else min(size, remaining)))
-        data = self._pipe.recv_bytes()
-        self._position += len(data)
-        return data
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-
 def main(descriptor: int) -> None:
     """Open the tables that arrive through a pipe and answer each, until it closes."""
     from batchloom.sources.formats.table_format import TableReader  # noqa: PLC0415 - loads pyarrow
@@ -175,7 +149,12 @@ def main(descriptor: int) -> None:
                 source = pipe.recv()
             except EOFError:
                 return
-            file = cast("BinaryIO", _RequestedFile(pipe, source.size))
+
+            def request_range(start: int, stop: int) -> bytes:
+                pipe.send((start, stop))
+                return pipe.recv_bytes()
+
+            file = cast("BinaryIO", RangeFile(source.size, request_range))
             with contextlib.suppress(Exception), TableReader(source, file) as table:
                 first = table.starts[0]
                 next(table.read(first, first + 1, ReadRules(text_field=None)), None)

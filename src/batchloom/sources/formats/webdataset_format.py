@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Self, cast, final
+from typing import Any, BinaryIO, cast, final
 
 import msgspec
 
@@ -19,7 +19,7 @@ from batchloom.core.errors import InputError
 from batchloom.core.files import JSON_DECODE_ERRORS, decode_file_name
 from batchloom.core.medium import MEDIUM_KINDS, MediumKind, detect_medium_kind, format_tar_location
 from batchloom.core.wording import describe_json_type
-from batchloom.sources.files.archives import Archive
+from batchloom.sources.files.archives import Archive, MissingEndMarkerError, TarHeader
 from batchloom.sources.files.decompression import DecompressionError, make_decompressor
 from batchloom.sources.files.file_opening import get_suffix, open_location
 from batchloom.sources.files.part_stream import PartStream
@@ -186,24 +186,6 @@ def _as_list(value: Any) -> list[Any]:
 
 
 @final
-class _TarHeader(tarfile.TarInfo):
-    """Tar header that distinguishes damage and truncation from the end of a tar."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        if not buf:
-            raise EOFError
-        if len(buf) < tarfile.BLOCKSIZE:
-            raise DecompressionError(_TRUNCATED)
-        try:
-            return super().frombuf(buf, encoding, errors)
-        except tarfile.HeaderError:
-            if any(buf):
-                raise DecompressionError("a damaged header") from None
-            raise
-
-
-@final
 class _WebDatasetReader:
     """Reader of the files of a tar."""
 
@@ -221,7 +203,7 @@ class _WebDatasetReader:
                 fileobj=cast("BinaryIO", self._stream),
                 mode="r|",
                 bufsize=_BUFFER_BYTES,
-                tarinfo=_TarHeader,
+                tarinfo=TarHeader,
             ) as tar_file:
                 sample: _WebDatasetSample | None = None
                 while (entry := tar_file.next()) is not None:
@@ -241,7 +223,7 @@ class _WebDatasetReader:
                 self._refuse_trailing_bytes(tar_file)
         except InputError:
             raise
-        except EOFError:
+        except MissingEndMarkerError:
             raise InputError(
                 f"{name} ends after the file at byte {offset:,} without an end marker, so more files may be missing. "
                 "Fetch it again; if its writer omits the marker, add it: truncate -s +1024 FILE."
