@@ -174,7 +174,7 @@ def test_a_file_with_an_encrypted_column_is_named(tmp_path):
     table = TABLE.select(["text", "n"])
     with pq.ParquetWriter(path, table.schema, encryption_properties=encryption) as writer:
         writer.write_table(table)
-    with pytest.raises(InputError, match="a.parquet is encrypted, which is not supported"):
+    with pytest.raises(InputError, match="a.parquet .* crashed on it .* without encrypted columns"):
         read_inputs(path)
 
 

@@ -28,32 +28,26 @@ from .block_index import (
 from .client import (
     MAX_CONNECT_ATTEMPTS as MAX_CONNECT_ATTEMPTS,
     check_hub_endpoint as check_hub_endpoint,
-    compute_backoff as compute_backoff,
+    clear_status_cache as clear_status_cache,
     fetch as fetch,
     fetch_file as fetch_file,
     fetch_file_info as fetch_file_info,
+    glob_remote as glob_remote,
     is_web_url as is_web_url,
     iter_web_file as iter_web_file,
+    list_remote_files as list_remote_files,
     make_html_page_error as make_html_page_error,
     make_no_ranges_error as make_no_ranges_error,
-    run_with_retries as run_with_retries,
-)
-from .objects import (
-    clear_status_cache as clear_status_cache,
-    glob_remote as glob_remote,
-    list_remote_files as list_remote_files,
     make_stat_result as make_stat_result,
     prefetch_items as prefetch_items,
     prefetch_status as prefetch_status,
+    retry_transient as retry_transient,
+    run_with_retries as run_with_retries,
     stat_remote as stat_remote,
     supports_ranges as supports_ranges,
 )
 from .range_requests import RangeError as RangeError, RangeFetcher as RangeFetcher
-from .remote_errors import (
-    classify_error as classify_error,
-    list_library_errors as list_library_errors,
-    make_remote_error as make_remote_error,
-)
+from .remote_errors import RemoteFault as RemoteFault, make_remote_error as make_remote_error
 from .remote_file import (
     PAGE_CACHE as PAGE_CACHE,
     fetch_through_cache as fetch_through_cache,

@@ -1,11 +1,19 @@
-"""Access to URLs through fsspec: byte ranges, file information and retries."""
+"""Access to URLs through fsspec: byte ranges, status, listings and retries.
+
+A remote file is described by an ``os.stat_result``, as a local one is. Its modification time is
+a hash of its ETag or version, which changes when the file is rewritten. So listing, resuming and
+checking work the same for local and remote files.
+"""
 
 import contextlib
 import functools
 import os
 import re
+import stat
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -33,6 +41,10 @@ _EXTRA_BY_SCHEME = {
     "hf": "hf",
 }
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 15, 60
+# Local devices never have this number.
+_REMOTE_DEVICE = -1
+_MAX_PREFETCHES = 16
+_END: Any = object()
 _MAX_CONNECTIONS = 96
 # Files with these suffixes are meant to be HTML pages.
 _PAGE_SUFFIXES = (".html", ".htm", ".xhtml")
@@ -248,8 +260,12 @@ async def _request_web_range(fs: Any, url: str, start: int, stop: int) -> tuple[
         return b"", metadata
 
 
-def iter_web_file(url: str) -> Iterator[bytes]:
-    """Yield a complete web file whose server does not support ranges, 1 MiB at a time.
+def iter_web_file(url: str, deadline: float | None = None) -> Iterator[bytes]:
+    """Yield a complete web file, about 1 MiB at a time.
+
+    Args:
+        url: URL of the file, whose server need not support ranges.
+        deadline: ``time.monotonic()`` at which a TimeoutError ends the download.
 
     Raises:
         Exception: any error of the library, also if the connection breaks before the end.
@@ -265,7 +281,12 @@ def iter_web_file(url: str) -> Iterator[bytes]:
         return response
 
     def run(work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, fs.loop).result()
+        future = asyncio.run_coroutine_threadsafe(work, fs.loop)
+        try:
+            return future.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            future.cancel()
+            raise
 
     response = run(open_response())
     try:
@@ -290,42 +311,26 @@ def fetch_file(url: str, *, max_bytes: int, seconds: float) -> bytes:
     deadline = time.monotonic() + seconds
 
     def read_file() -> bytes:
-        remaining_seconds = deadline - time.monotonic()
-        if remaining_seconds <= 0:
+        if time.monotonic() >= deadline:
             raise _make_timeout_error(url, seconds)
+        if is_web_url(url):
+            chunks, size = [], 0
+            try:
+                for chunk in iter_web_file(url, deadline):
+                    chunks.append(chunk)
+                    size += len(chunk)
+                    if size > max_bytes:
+                        raise _make_too_large_error(url, size, max_bytes)
+            except TimeoutError:
+                raise _make_timeout_error(url, seconds) from None
+            return b"".join(chunks)
         fs, path = open_filesystem(url)
-        try:
-            if is_web_url(url):
-                return _fetch_web_file(fs, url, max_bytes, remaining_seconds)
-            size = int(fs.info(path)["size"])
-            if size > max_bytes:
-                raise _make_too_large_error(url, size, max_bytes)
-            return fetch_from_filesystem(fs, url, (0, size), size) if size else b""
-        except TimeoutError:
-            raise _make_timeout_error(url, seconds) from None
+        size = int(fs.info(path)["size"])
+        if size > max_bytes:
+            raise _make_too_large_error(url, size, max_bytes)
+        return fetch_from_filesystem(fs, url, (0, size), size) if size else b""
 
     return run_with_retries(url, read_file)
-
-
-def _fetch_web_file(fs: Any, url: str, max_bytes: int, seconds: float) -> bytes:
-    """Read a web file to its end, up to ``max_bytes``."""
-    from fsspec.asyn import sync  # noqa: PLC0415 - late
-
-    async def read() -> bytes:
-        session = await fs.set_session()
-        chunks, size = [], 0
-        headers = {"Accept-Encoding": "identity"}
-        async with session.get(fs.encode_url(url), headers=headers) as response:
-            response.raise_for_status()
-            async for chunk in response.content.iter_chunked(1 << 20):
-                size += len(chunk)
-                if size > max_bytes:
-                    raise _make_too_large_error(url, max(size, response.content_length or 0), max_bytes)
-                chunks.append(chunk)
-        return b"".join(chunks)
-
-    content: bytes = sync(fs.loop, read, timeout=seconds)
-    return content
 
 
 def _make_too_large_error(url: str, size: int, max_bytes: int) -> InputError:
@@ -340,14 +345,27 @@ def _make_timeout_error(url: str, seconds: float) -> DownloadError:
 
 
 def run_with_retries(url: str, operation: Callable[[], T]) -> T:
-    """Run an operation on a URL; retry transient faults and raise others at once."""
+    """Run an operation on a URL; retry transient faults and raise others at once.
+
+    Raises:
+        FileNotFoundError: nothing exists at the URL.
+        InputError: any other fault.
+    """
+    result = retry_transient(operation)
+    if not isinstance(result, RemoteFault):
+        return result
+    if result.kind == "missing":
+        raise FileNotFoundError
+    raise make_remote_error(result, url)
+
+
+def retry_transient(operation: Callable[[], T], max_attempts: int = MAX_CONNECT_ATTEMPTS) -> T | RemoteFault:
+    """Run remote work, retry it after transient faults, and return its result or last fault."""
     tries = 0
     while isinstance(result := capture_fault(operation), RemoteFault):
         tries += 1
-        if result.kind == "missing":
-            raise FileNotFoundError
-        if result.kind != "passing" or tries == MAX_CONNECT_ATTEMPTS:
-            raise make_remote_error(result, url)
+        if result.kind != "passing" or tries == max_attempts:
+            break
         time.sleep(compute_backoff(tries))
     return result
 
@@ -418,3 +436,144 @@ def check_hub_endpoint() -> None:
         raise InputError(
             "HF_ENDPOINT is not the address of a Hub: unset it, or write it as https://host or http://host:port."
         )
+
+
+def stat_remote(url: str) -> os.stat_result | None:
+    """Return the status of a URL; None if nothing exists there.
+
+    Raises:
+        MissingDependencyError: no library for the URL's scheme is installed.
+        AccessError: access is denied.
+        DownloadError: the URL cannot be reached.
+    """
+    if (cached_status := _STATUS_CACHE.pop(url, None)) is not None:
+        return cached_status
+    try:
+        return run_with_retries(url, lambda: make_stat_result(url, _fetch_info(url)))
+    except FileNotFoundError:
+        return None
+
+
+# Recent results, each for one later call: the status, and whether ranges are supported.
+_STATUS_CACHE: dict[str, os.stat_result] = {}
+_RANGE_SUPPORT: dict[str, bool] = {}
+
+
+def prefetch_status(url: str) -> os.stat_result | None:
+    """Return :func:`stat_remote` and cache the result for the next call.
+
+    Raises:
+        InputError: as :func:`stat_remote`.
+    """
+    status = stat_remote(url)
+    if status is not None:
+        _STATUS_CACHE[url] = status
+    return status
+
+
+def clear_status_cache() -> None:
+    """Drop the cached statuses."""
+    _STATUS_CACHE.clear()
+    _RANGE_SUPPORT.clear()
+
+
+def glob_remote(pattern: str) -> list[tuple[str, os.stat_result]]:
+    """Return the URL and status of the files that match a URL pattern, sorted.
+
+    Raises:
+        InputError: as :func:`stat_remote`.
+    """
+    fs, path = open_filesystem(pattern)
+    return _list_with_status(fs, pattern, lambda: fs.glob(path, detail=True))
+
+
+def list_remote_files(url: str) -> list[tuple[str, str, os.stat_result]]:
+    """Return URL, relative path and status of all files below a URL, sorted by path.
+
+    Raises:
+        InputError: as :func:`stat_remote`.
+    """
+    fs, path = open_filesystem(url)
+    base = len(fs.unstrip_protocol(path).rstrip("/")) + 1
+    files = _list_with_status(fs, url, lambda: fs.find(path, detail=True))
+    return [(file_url, redact_url(file_url)[base:], status) for file_url, status in files]
+
+
+def _list_with_status(
+    fs: Any, url: str, list_entries: Callable[[], dict[str, Any]]
+) -> list[tuple[str, os.stat_result]]:
+    files = []
+    try:
+        entries = run_with_retries(url, list_entries)
+    except FileNotFoundError:
+        return []
+    is_reliable = has_reliable_listing(url)
+    file_entries = [
+        (fs.unstrip_protocol(name), info) for name, info in entries.items() if info.get("type") != "directory"
+    ]
+    # Other listings lack fields of the file's status or give them in another form.
+    for file_url, info in (
+        file_entries if is_reliable else prefetch_items(file_entries, lambda one: prefetch_status(one[0]))
+    ):
+        status = make_stat_result(file_url, info) if is_reliable else stat_remote(file_url)
+        if status is not None and not stat.S_ISDIR(status.st_mode):
+            files.append((file_url, status))
+    return sorted(files, key=lambda file: file[0].split("/"))
+
+
+def make_stat_result(url: str, info: dict[str, Any]) -> os.stat_result:
+    """Convert fsspec's info of a file to an ``os.stat_result``."""
+    folder = info.get("type") == "directory"
+    stamp = xxhash.xxh3_64_intdigest(extract_version(info).encode()) >> 4
+    mode = stat.S_IFDIR if folder else stat.S_IFREG
+    inode = xxhash.xxh3_64_intdigest(url.encode()) >> 1
+    size = int(info.get("size") or 0)
+    return os.stat_result((mode, inode, _REMOTE_DEVICE, 1, 0, 0, size, 0, stamp // 10**9, 0), {"st_mtime_ns": stamp})
+
+
+def has_reliable_listing(url: str) -> bool:
+    """Return whether a listing gives the same information as the status of each file."""
+    return get_scheme(url) in _RELIABLE_LISTING_SCHEMES
+
+
+_RELIABLE_LISTING_SCHEMES = ("s3", "s3a", "gs", "gcs", "hf")
+
+
+def supports_ranges(url: str) -> bool:
+    """Return whether byte ranges can be read; some web servers have only full files."""
+    if (cached_support := _RANGE_SUPPORT.pop(url, None)) is not None:
+        return cached_support
+    return not is_web_url(url) or bool(run_with_retries(url, lambda: _fetch_info(url))["ranges"])
+
+
+def _fetch_info(url: str) -> dict[str, Any]:
+    info = fetch_file_info(url)
+    if is_web_url(url) and "ranges" in info:
+        _RANGE_SUPPORT[url] = bool(info["ranges"])
+    return info
+
+
+def prefetch_items(items: Iterable[T], begin: Callable[[T], object]) -> Iterator[T]:
+    """Yield items in order after ``begin`` has run on each, sixteen at a time.
+
+    Errors of ``begin`` are ignored: the work on the item meets them again and reports them.
+    """
+    pending: deque[tuple[T, Future[None]]] = deque()
+    source = iter(items)
+    pool = ThreadPoolExecutor(_MAX_PREFETCHES, "ahead")
+    try:
+        while True:
+            while len(pending) < 2 * _MAX_PREFETCHES and (next_item := next(source, _END)) is not _END:
+                pending.append((next_item, pool.submit(_run_quietly, begin, next_item)))
+            if not pending:
+                return
+            item, future = pending.popleft()
+            future.result()
+            yield item
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _run_quietly(begin: Callable[[T], object], item: T) -> None:
+    with contextlib.suppress(BatchloomError, OSError):
+        begin(item)

@@ -15,19 +15,24 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self, TypeVar, final
+from typing import Any, NamedTuple, Self, TypeVar, final
 
 import xxhash
 
 from batchloom.core.addresses import check_url, get_scheme, has_wildcard, redact_url
 from batchloom.core.errors import InputError, OutputError
 from batchloom.core.files import describe_os_error, open_regular_file
-from batchloom.remote.client import capture_fault, compute_jittered_backoff, extract_version, open_filesystem
-from batchloom.remote.objects import has_reliable_listing
+from batchloom.remote.client import (
+    capture_fault,
+    compute_jittered_backoff,
+    extract_version,
+    has_reliable_listing,
+    open_filesystem,
+)
 from batchloom.remote.remote_errors import RemoteFault, classify_error, make_write_error
 
 T = TypeVar("T")
-S3Response = Mapping[str, Any]
+S3Response = dict[str, Any]
 
 # Maximum number of tries of one request, and seconds after which it is not retried.
 MAX_REQUEST_ATTEMPTS, MAX_RETRY_SECONDS = 8, 300.0
@@ -49,8 +54,7 @@ _MAX_PARTS = 10_000
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class UploadPart:
+class UploadPart(NamedTuple):
     """Byte range of a file; numbers begin at 1."""
 
     number: int
@@ -58,21 +62,17 @@ class UploadPart:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartChecksums:
+class PartChecksums(NamedTuple):
     """MD5 and SHA-256 of a part's bytes."""
 
     md5: bytes
     sha256: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectChecksums:
-    """Checksums that the store reports for an object of this content.
+class ObjectChecksums(NamedTuple):
+    """ETag without quotes and base64 SHA-256 that the store reports for an object.
 
-    Attributes:
-        etag: ETag without quotes, valid unless the store encrypts with its own keys.
-        sha256: SHA-256 in base64; for several parts that of their checksums, followed by their number.
+    The ETag is valid unless the store encrypts with its own keys.
     """
 
     etag: str
@@ -88,11 +88,7 @@ def plan_parts(size: int, least: int = PART_BYTES) -> list[UploadPart]:
 
 @contextlib.contextmanager
 def wrap_read_errors(path: Path) -> Iterator[None]:
-    """Turn an error while reading a local file back into an OutputError.
-
-    Raises:
-        OutputError: instead of any OSError raised inside.
-    """
+    """Turn an error while reading a local file back into an OutputError."""
     try:
         yield
     except OSError as error:
@@ -102,11 +98,6 @@ def wrap_read_errors(path: Path) -> Iterator[None]:
 
 
 def read_part(path: Path, part: UploadPart) -> bytes:
-    """Return the bytes of a part.
-
-    Raises:
-        OutputError: the file cannot be read, or became shorter.
-    """
     with wrap_read_errors(path), open_regular_file(path) as file:
         file.seek(part.start)
         data = file.read(part.stop - part.start)
@@ -133,11 +124,7 @@ def combine_checksums(parts: Sequence[PartChecksums]) -> ObjectChecksums:
 
 
 def compute_object_checksums(path: Path, size: int) -> ObjectChecksums:
-    """Return the checksums that the file at ``path`` would have as an object.
-
-    Raises:
-        OutputError: the file cannot be read.
-    """
+    """Return the checksums that the file at ``path`` would have as an object."""
     return combine_checksums([compute_part_checksums(read_part(path, part)) for part in plan_parts(size)])
 
 
@@ -159,7 +146,6 @@ def confirms_content(response: Mapping[str, Any], expected: ObjectChecksums) -> 
 
 
 def encode_base64(digest: bytes) -> str:
-    """Encode a digest in base64 for a header."""
     return base64.b64encode(digest).decode()
 
 
@@ -167,10 +153,8 @@ def encode_base64(digest: bytes) -> str:
 class RequestRetrier:
     """Retry policy of the requests to one URL.
 
-    Args:
-        url: URL for error messages.
-        ended: event that is set when the run ends; no request or wait starts after it.
-        first: whether this is the run's first request there; an unreachable address then fails at once.
+    No request or wait starts after ``ended`` is set. An unreachable address fails at once if this is the run's
+    ``first`` request.
     """
 
     def __init__(self, url: str, ended: threading.Event, *, first: bool = False) -> None:
@@ -212,12 +196,7 @@ class RequestRetrier:
 
 @final
 class S3ObjectWriter:
-    """Writer of objects to S3.
-
-    Args:
-        fs: s3fs file system.
-        bodies: thread pool for request bodies, which bounds their number in memory.
-    """
+    """Writer of objects to S3; the thread pool bounds the request bodies in memory."""
 
     def __init__(self, fs: Any, bodies: ThreadPoolExecutor) -> None:
         self._fs, self._bodies = fs, bodies
@@ -229,69 +208,64 @@ class S3ObjectWriter:
             FileNotFoundError: the bucket does not exist, or the upload was aborted.
             OutputError: the object cannot be written, or the file cannot be read.
         """
-        bucket, key, _ = self._fs.split_path(path)
-        location = {"Bucket": bucket, "Key": key}
         with wrap_read_errors(local):
             parts = plan_parts(local.stat().st_size)
         if len(parts) > 1:
-            return self._put_parts(local, location, parts, retrier)
-        job = self._bodies.submit(self._put_body, "put_object", local, parts[0], location, retrier)
+            return self._put_parts(local, path, parts, retrier)
+        job = self._bodies.submit(self._put_body, "put_object", local, parts[0], self._locate(path), retrier)
         response, checksums = job.result()
         return response, combine_checksums([checksums])
 
     def head_object(self, path: str) -> S3Response:
         """Return the store's metadata of an object, with its checksums."""
-        bucket, key, _ = self._fs.split_path(path)
-        return self._head_object({"Bucket": bucket, "Key": key})
+        response: S3Response = self._fs.call_s3("head_object", {**self._locate(path), "ChecksumMode": "ENABLED"})
+        return response
 
     def create(self, path: str, data: bytes) -> None:
-        """Write an object if none exists.
+        """Write an object if none exists, else raise FileExistsError or the library's error."""
+        self._fs.call_s3("put_object", {**self._locate(path), "Body": data, "IfNoneMatch": "*"})
 
-        If one exists, raise FileExistsError or the error of the library.
-        """
-        bucket, key, _ = self._fs.split_path(path)
-        location = {"Bucket": bucket, "Key": key}
-        self._call("put_object", {**location, "Body": data, "IfNoneMatch": "*"})
-
-    def end_uploads(self, path: str) -> int:
-        """Abort the uploads of killed runs below ``path`` and return their number."""
-        bucket, key, _ = self._fs.split_path(path)
-        markers: dict[str, Any] = {}
-        ended_count = 0
+    def end_uploads(self, path: str) -> None:
+        """Abort the uploads of killed runs below ``path``."""
+        location = self._locate(path)
+        request = {"Bucket": location["Bucket"], "Prefix": f"{location['Key']}/".lstrip("/")}
         while True:
-            request = {"Bucket": bucket, "Prefix": f"{key}/".lstrip("/"), **markers}
-            response = self._call("list_multipart_uploads", request)
+            response = self._fs.call_s3("list_multipart_uploads", request)
             for upload in response.get("Uploads", []):
-                self._abort_upload({"Bucket": bucket, "Key": upload["Key"]}, upload["UploadId"])
-                ended_count += 1
+                self._abort_upload({**location, "Key": upload["Key"], "UploadId": upload["UploadId"]})
             if not response.get("IsTruncated"):
-                return ended_count
-            markers = {
-                "KeyMarker": response["NextKeyMarker"],
-                "UploadIdMarker": response["NextUploadIdMarker"],
-            }
+                return
+            request["KeyMarker"], request["UploadIdMarker"] = response["NextKeyMarker"], response["NextUploadIdMarker"]
+
+    def _locate(self, path: str) -> dict[str, Any]:
+        bucket, key, _ = self._fs.split_path(path)
+        return {"Bucket": bucket, "Key": key}
 
     def _put_parts(
-        self, local: Path, location: dict[str, Any], parts: list[UploadPart], retrier: RequestRetrier
+        self, local: Path, path: str, parts: list[UploadPart], retrier: RequestRetrier
     ) -> tuple[S3Response, ObjectChecksums]:
-        request = {**location, "ChecksumAlgorithm": "SHA256"} if self._sends_checksums else location
-        upload_id = retrier(lambda: self._call("create_multipart_upload", request))["UploadId"]
-        upload_location = {**location, "UploadId": upload_id}
+        request = {**self._locate(path), **({"ChecksumAlgorithm": "SHA256"} if self._sends_checksums else {})}
+        upload_id = retrier(lambda: self._fs.call_s3("create_multipart_upload", request))["UploadId"]
+        location = {**self._locate(path), "UploadId": upload_id}
         jobs: list[Future[tuple[S3Response, PartChecksums]]] = []
         try:
             for part in parts:
-                part_location = {**upload_location, "PartNumber": part.number}
+                part_location = {**location, "PartNumber": part.number}
                 jobs.append(self._bodies.submit(self._put_body, "upload_part", local, part, part_location, retrier))
             results = [job.result() for job in jobs]
             expected = combine_checksums([checksums for _, checksums in results])
-            return self._complete(upload_location, parts, results, expected, retrier), expected
+            part_entries = [
+                {"PartNumber": part.number, "ETag": response["ETag"], **self._list_checksum_arguments(checksums)}
+                for part, (response, checksums) in zip(parts, results, strict=True)
+            ]
+            return self._complete(path, {**location, "MultipartUpload": {"Parts": part_entries}}, expected, retrier)
         except BaseException:
             retrier.give_up()
             for job in jobs:
                 job.cancel()
             # A part that arrives after the abort would be orphaned.
             wait(jobs)
-            self._abort_with_retries(location, upload_id)
+            self._abort_with_retries(location)
             raise
 
     def _put_body(
@@ -299,63 +273,47 @@ class S3ObjectWriter:
     ) -> tuple[S3Response, PartChecksums]:
         data = read_part(local, part)
         checksums = compute_part_checksums(data)
-        checksum_arguments = {"ChecksumSHA256": encode_base64(checksums.sha256)} if self._sends_checksums else {}
-        return retrier(lambda: self._call(method, {**location, "Body": data, **checksum_arguments})), checksums
+        request = {**location, "Body": data, **self._list_checksum_arguments(checksums)}
+        return retrier(lambda: self._fs.call_s3(method, request)), checksums
 
     def _complete(
-        self,
-        upload_location: dict[str, Any],
-        parts: list[UploadPart],
-        results: list[tuple[S3Response, PartChecksums]],
-        expected: ObjectChecksums,
-        retrier: RequestRetrier,
-    ) -> S3Response:
-        part_entries = []
-        for part, (response, checksums) in zip(parts, results, strict=True):
-            part_entry = {"PartNumber": part.number, "ETag": response["ETag"]}
-            if self._sends_checksums:
-                part_entry["ChecksumSHA256"] = encode_base64(checksums.sha256)
-            part_entries.append(part_entry)
-        location = {name: upload_location[name] for name in ("Bucket", "Key")}
+        self, path: str, request: dict[str, Any], expected: ObjectChecksums, retrier: RequestRetrier
+    ) -> tuple[S3Response, ObjectChecksums]:
         tried = False
 
         def complete() -> S3Response:
             nonlocal tried
             # The response to an earlier try may be lost although the upload completed.
             if tried:
-                existing_object = capture_fault(lambda: self._head_object(location))
+                existing_object = capture_fault(lambda: self.head_object(path))
                 if not isinstance(existing_object, RemoteFault) and confirms_content(existing_object, expected):
                     return existing_object
             tried = True
-            request = {**upload_location, "MultipartUpload": {"Parts": part_entries}}
-            return self._call("complete_multipart_upload", request)
+            response: S3Response = self._fs.call_s3("complete_multipart_upload", request)
+            return response
 
-        return retrier(complete)
+        return retrier(complete), expected
 
-    def _head_object(self, location: dict[str, Any]) -> S3Response:
-        return self._call("head_object", {**location, "ChecksumMode": "ENABLED"})
+    def _abort_upload(self, location: dict[str, Any]) -> None:
+        self._fs.call_s3("abort_multipart_upload", location)
 
-    def _abort_upload(self, location: dict[str, Any], upload_id: str) -> None:
-        self._call("abort_multipart_upload", {**location, "UploadId": upload_id})
-
-    def _abort_with_retries(self, location: dict[str, Any], upload_id: str) -> None:
+    def _abort_with_retries(self, location: dict[str, Any]) -> None:
         """Abort a failed upload; if that fails too, the next run aborts it."""
         for tries in range(1, MAX_FIRST_ATTEMPTS + 1):
-            result = capture_fault(lambda: self._abort_upload(location, upload_id))
+            result = capture_fault(lambda: self._abort_upload(location))
             if not isinstance(result, RemoteFault) or result.kind not in ("passing", "unreachable"):
                 return
             if tries < MAX_FIRST_ATTEMPTS:
-                time.sleep(compute_jittered_backoff(tries, upload_id))
+                time.sleep(compute_jittered_backoff(tries, location["UploadId"]))
+
+    def _list_checksum_arguments(self, checksums: PartChecksums) -> dict[str, str]:
+        return {"ChecksumSHA256": encode_base64(checksums.sha256)} if self._sends_checksums else {}
 
     @cached_property
     def _sends_checksums(self) -> bool:
         """True unless AWS_REQUEST_CHECKSUM_CALCULATION=when_required is set."""
         config = self._fs.s3.meta.config
         return getattr(config, "request_checksum_calculation", "") != "when_required"
-
-    def _call(self, method: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        response: dict[str, Any] = self._fs.call_s3(method, arguments)
-        return response
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,7 +391,7 @@ class RemoteFolder:
             entries = self._make_retrier("", first=first)(list_entries)
         except FileNotFoundError:
             if self._s3 is not None:
-                raise self._make_no_bucket_error() from None
+                raise make_write_error(RemoteFault("missing", ""), self._url) from None
             return {}
         files = {}
         for entry_path, info in entries.items():
@@ -469,7 +427,7 @@ class RemoteFolder:
             with contextlib.suppress(FileExistsError):
                 self._make_retrier(name)(lambda: self._create(name, data))
         except FileNotFoundError:
-            raise self._make_no_bucket_error() from None
+            raise make_write_error(RemoteFault("missing", ""), self._url) from None
         return self.read(name) or b""
 
     def upload(self, local: Path, name: str) -> RemoteFile:
@@ -540,9 +498,6 @@ class RemoteFolder:
     def _make_retrier(self, name: str, *, first: bool = False) -> RequestRetrier:
         return RequestRetrier(f"{self._url}/{name}".rstrip("/"), self._ended, first=first)
 
-    def _make_no_bucket_error(self) -> OutputError:
-        return make_write_error(RemoteFault("missing", ""), self._url)
-
     def _upload_once(self, local: Path, name: str, retrier: RequestRetrier) -> RemoteFile | None:
         """Upload a file once; return None if its content differs afterwards."""
         path = self._path(name)
@@ -589,10 +544,8 @@ class RemoteFolder:
         return local_hash.digest() == remote_hash.digest()
 
     def _read_range(self, name: str, part: UploadPart) -> bytes:
-        if part.start == part.stop:
-            return b""
-        data: bytes = self._fs.cat_file(self._path(name), start=part.start, end=part.stop)
-        return data
+        is_empty = part.start == part.stop
+        return b"" if is_empty else bytes(self._fs.cat_file(self._path(name), start=part.start, end=part.stop))
 
     def _fetch_info(self, name: str) -> dict[str, Any]:
         self._fs.invalidate_cache()

@@ -32,13 +32,14 @@ from .part_reader import (
     KnownCut as KnownCut,
     PartReader as PartReader,
     RecordBounds as RecordBounds,
+    SampleRange as SampleRange,
     SequentialCuts as SequentialCuts,
     format_record_name as format_record_name,
+    iter_sample_ranges as iter_sample_ranges,
     locate_record as locate_record,
     make_bad_record_error as make_bad_record_error,
     open_table as open_table,
     split_source as split_source,
 )
 from .prefetch import prefetch_sources as prefetch_sources
-from .sampling_positions import SampleRange as SampleRange, iter_sample_ranges as iter_sample_ranges
 from .source_names import make_input_labels as make_input_labels

@@ -7,7 +7,6 @@ token.
 
 import os
 import re
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,14 +25,7 @@ from batchloom.core.errors import (
 )
 from batchloom.core.settings import suggest
 from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, DUMMY, SYNTHETIC, SYNTHETIC_NAMES
-from batchloom.remote import (
-    MAX_CONNECT_ATTEMPTS,
-    check_hub_endpoint,
-    classify_error,
-    compute_backoff,
-    list_library_errors,
-    make_stat_result,
-)
+from batchloom.remote import MAX_CONNECT_ATTEMPTS, RemoteFault, check_hub_endpoint, make_stat_result, retry_transient
 from batchloom.sources.files.archives import detect_archive_by_name
 from batchloom.sources.files.file_opening import get_pinned_revision, split_pinned_url
 from batchloom.sources.format_detection import detect_kind_by_name
@@ -322,7 +314,7 @@ def download_to_cache(files: Sequence[HubFile], *, streaming: bool | None) -> st
         repo, commit, inside = split_pinned_url(file.url)
         work = partial(hf_hub_download, repo, inside, repo_type="dataset", revision=commit)
         try:
-            _query_hub(HubDatasetName(repo), work, MAX_CONNECT_ATTEMPTS)
+            _query_hub(HubDatasetName(repo), work, retry=False)
         except DownloadError:
             return f"{file.name} could not be downloaded; the remaining files are read remotely."
     return ""
@@ -347,17 +339,21 @@ def _find_data_files(name: HubDatasetName, commit: str) -> tuple[str, dict[str, 
         raise _make_missing_library_error(name) from None
 
     def build() -> Any:
-        return datasets.load_dataset_builder(name.repo, name.config or None, revision=commit)
+        try:
+            return datasets.load_dataset_builder(name.repo, name.config or None, revision=commit)
+        except RuntimeError:
+            raise InputError(
+                f"Dataset {name.repo!r} needs a loading script, and loading scripts are never run here; try the "
+                "Parquet copy that the Hub makes of many data sets "
+                f"({name.repo}@refs/convert/parquet), or name its data files as URLs (hf://datasets/{name.repo}/...)."
+            ) from None
+        except ValueError as error:
+            if isinstance(error, OSError):
+                raise
+            return None
 
-    try:
-        builder = _query_hub(name, build)
-    except RuntimeError:
-        raise InputError(
-            f"Dataset {name.repo!r} needs a loading script, and loading scripts are never run here; try the Parquet "
-            f"copy that the Hub makes of many data sets ({name.repo}@refs/convert/parquet), or name its data files "
-            f"as URLs (hf://datasets/{name.repo}/...)."
-        ) from None
-    except ValueError:
+    builder = _query_hub(name, build)
+    if builder is None:
         _raise_config_error(
             name,
             _query_hub(name, lambda: datasets.get_dataset_config_names(name.repo, revision=commit)),
@@ -405,42 +401,44 @@ def _describe_files(name: HubDatasetName, commit: str, urls: list[str]) -> list[
     return files
 
 
-def _query_hub(name: HubDatasetName, work: Callable[[], T], tries: int = 1) -> T:
+def _query_hub(name: HubDatasetName, work: Callable[[], T], *, retry: bool = True) -> T:
     """Return the result of ``work``; Hub errors become batchloom errors."""
     from huggingface_hub import errors  # noqa: PLC0415 - optional
 
     repo = name.repo
-    try:
-        return work()
-    except errors.GatedRepoError:
-        raise AccessError(
-            f"Dataset {repo!r} asks for permission: accept its terms at https://huggingface.co/datasets/{repo}, then "
-            "run `hf auth login` or set HF_TOKEN."
-        ) from None
-    except (errors.RepositoryNotFoundError, errors.HFValidationError):
-        raise InputMissingError(
-            f"Dataset {repo!r} not found: there is no file or folder of that name, and the Hub has no such data set "
-            "(or it is private: run `hf auth login`); check the name."
-        ) from None
-    except errors.RevisionNotFoundError:
-        raise InputMissingError(
-            f"Dataset {repo!r} not found at revision {name.revision!r}: check the branch, tag or commit after the @."
-        ) from None
-    except list_library_errors() as error:
-        fault = classify_error(error)
-    if fault.kind == "passing" and tries < MAX_CONNECT_ATTEMPTS:
-        time.sleep(compute_backoff(tries))
-        return _query_hub(name, work, tries + 1)
-    if fault.kind == "missing":
+
+    def query() -> T:
+        try:
+            return work()
+        except errors.GatedRepoError:
+            raise AccessError(
+                f"Dataset {repo!r} asks for permission: accept its terms at https://huggingface.co/datasets/{repo}, "
+                "then run `hf auth login` or set HF_TOKEN."
+            ) from None
+        except (errors.RepositoryNotFoundError, errors.HFValidationError):
+            raise InputMissingError(
+                f"Dataset {repo!r} not found: there is no file or folder of that name, and the Hub has no such data "
+                "set (or it is private: run `hf auth login`); check the name."
+            ) from None
+        except errors.RevisionNotFoundError:
+            raise InputMissingError(
+                f"Dataset {repo!r} not found at revision {name.revision!r}: check the branch, tag or commit after "
+                "the @."
+            ) from None
+
+    result = retry_transient(query, MAX_CONNECT_ATTEMPTS if retry else 1)
+    if not isinstance(result, RemoteFault):
+        return result
+    if result.kind == "missing":
         raise InputMissingError(
             f"Dataset {repo!r} holds no supported data files (JSON Lines, Parquet, CSV, text, ...); look at "
             f"https://huggingface.co/datasets/{repo}, or name files as URLs (hf://datasets/{repo}/...)."
-        ) from None
+        )
     raise DownloadError(
-        f"Failed to download dataset {repo!r}: {fault.description}. There is no file or folder of that name either; go "
-        f"online, or download it on a machine with a network (hf download --repo-type dataset {repo} --local-dir DIR) "
-        "and name that folder."
-    ) from None
+        f"Failed to download dataset {repo!r}: {result.description}. There is no file or folder of that name either; "
+        f"go online, or download it on a machine with a network (hf download --repo-type dataset {repo} --local-dir "
+        "DIR) and name that folder."
+    )
 
 
 def _make_missing_library_error(name: HubDatasetName) -> MissingDependencyError:

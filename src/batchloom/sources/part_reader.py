@@ -5,13 +5,17 @@ parts can be read in any order and give the same documents. One pass from the fr
 or JSON list: known cuts are cached and the next search starts at the last one.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, BinaryIO, Self, final
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError, make_record_error
+from batchloom.core.fingerprint import derive_key
 from batchloom.sources.files.part_stream import PartStream, open_source
 from batchloom.sources.files.source_rules import PartStart, ReadRules, Source, SourcePart
 from batchloom.sources.formats.delimiters import NEWLINE, Delimiter
@@ -49,7 +53,7 @@ class SequentialCuts:
         self.source, self._rules = source, rules
         self._cuts_by_nominal: dict[int, PartStart | None] = {}
         self._known_cuts: list[PartStart] = []
-        self._end_nominal: int | None = None
+        self._end_nominal = source.size
 
     def get_cut(self, nominal: int) -> PartStart | None:
         """Return the first cut at or after byte ``nominal``, or None.
@@ -58,26 +62,23 @@ class SequentialCuts:
             InputError: the source cannot be read, or its header or list is invalid.
         """
         if nominal not in self._cuts_by_nominal:
-            cut = self._find_cut(nominal)
+            cut = self._find_cut(nominal) if nominal < self._end_nominal else None
             self._cuts_by_nominal[nominal] = cut
             if cut is not None:
-                offsets = [known_cut.offset for known_cut in self._known_cuts]
-                self._known_cuts.insert(bisect_left(offsets, cut.offset), cut)
-            elif self._end_nominal is None or nominal < self._end_nominal:
-                self._end_nominal = nominal
+                insort(self._known_cuts, cut, key=attrgetter("offset"))
+            else:
+                self._end_nominal = min(nominal, self._end_nominal)
         return self._cuts_by_nominal[nominal]
 
     def _find_cut(self, nominal: int) -> PartStart | None:
-        if self._end_nominal is not None and nominal >= self._end_nominal:
-            return None
-        index = bisect_right([known_cut.offset for known_cut in self._known_cuts], nominal)
-        previous_cut = self._known_cuts[index - 1] if index else None
-        if previous_cut is not None and previous_cut.offset == nominal:
-            return previous_cut
+        index = bisect_right(self._known_cuts, nominal, key=attrgetter("offset"))
+        last_cut = self._known_cuts[index - 1] if index else None
+        if last_cut is not None and last_cut.offset == nominal:
+            return last_cut
         find_cut = get_read_method(self.source, self._rules).find_cut
         if find_cut is None:
             raise AssertionError("only files that are read in order are searched for cuts")
-        return find_cut(self.source, self._rules, previous_cut, nominal)
+        return find_cut(self.source, self._rules, last_cut, nominal)
 
 
 @final
@@ -321,3 +322,82 @@ def format_record_name(source: Source, rules: ReadRules, records_before: int | N
         return f"{source.name}, line {line:,}"
     position = f"row {row:,}" if row is not None else f"byte {record.offset:,}"
     return f"{source.name}, {position}"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRange:
+    """A byte range of a source to sample.
+
+    Attributes:
+        part: range that begins and ends at record boundaries.
+        position_count: number of positions that the part covers, if only that many probes of its
+            beginning are read; None if the part is one probe long and is read completely.
+    """
+
+    part: SourcePart
+    position_count: int | None = None
+
+
+def iter_sample_ranges(
+    sources: Sequence[Source], rules: ReadRules, count: int, size: int
+) -> Iterator[tuple[int, SampleRange]]:
+    """Yield probes at ``count`` positions of the input, each with its source number.
+
+    Uncompressed files are sampled at the positions themselves. Compressed files and files of one
+    document are sampled at their beginning, and tables at the beginnings of row groups.
+
+    Args:
+        sources: the inputs.
+        rules: rules that split the inputs into records.
+        count: number of positions.
+        size: bytes per probe.
+    """
+    sizes = [source.size for source in sources]
+    for number, offsets in _choose_positions(sizes, count, size).items():
+        for probe in _sample_source(sources[number], rules, offsets, size):
+            yield number, probe
+
+
+def _choose_positions(sizes: Sequence[int], count: int, size: int) -> dict[int, list[int]]:
+    """Choose one position in each of ``count`` equal ranges; return offsets by source."""
+    ends = list(accumulate(sizes))
+    total = ends[-1]
+    offsets_by_source: dict[int, list[int]] = {}
+    for i in range(count):
+        low, high = total * i // count, total * (i + 1) // count
+        position = low + derive_key("sample", total, size, i)[0] % max(high - low, 1)
+        number = bisect_right(ends, position)
+        offsets_by_source.setdefault(number, []).append(position - ends[number] + sizes[number])
+    return offsets_by_source
+
+
+def _sample_source(source: Source, rules: ReadRules, offsets: Sequence[int], size: int) -> Iterator[SampleRange]:
+    cut_rule = get_read_method(source, rules).cut
+    if not is_splittable(source, rules) or cut_rule == "ordered":
+        yield SampleRange(SourcePart(source, 0, source.size), len(offsets))
+        return
+    bounds, read_to = RecordBounds(rules), 0
+    if cut_rule == "row groups":
+        yield from _sample_table(source, bounds.starts(source), offsets)
+        return
+    for offset in offsets:
+        start = _find_bound(bounds, source, max(offset, read_to), size)
+        if start is None:
+            continue
+        stop = _find_bound(bounds, source, start + size, size)
+        if stop is not None:
+            read_to = stop
+            yield SampleRange(SourcePart(source, start, stop))
+
+
+def _sample_table(source: Source, starts: Sequence[int], offsets: Iterable[int]) -> Iterator[SampleRange]:
+    """Yield the row groups that contain the positions."""
+    hits = Counter(max(0, bisect_right(starts, offset) - 1) for offset in offsets)
+    for group, times in sorted(hits.items()):
+        yield SampleRange(SourcePart(source, starts[group], starts[group] + 1), times)
+
+
+def _find_bound(bounds: RecordBounds, source: Source, nominal: int, size: int) -> int | None:
+    if nominal <= 0 or nominal >= source.size:
+        return min(max(nominal, 0), source.size)
+    return bounds.find_bound_within(source, nominal, nominal + size)

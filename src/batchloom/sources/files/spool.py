@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Self, final
@@ -20,14 +19,7 @@ import xxhash
 from batchloom.core.addresses import redact_url
 from batchloom.core.errors import InputError, OutputError
 from batchloom.core.files import describe_os_error
-from batchloom.remote import (
-    PAGE_CACHE,
-    classify_error,
-    compute_backoff,
-    iter_web_file,
-    list_library_errors,
-    make_remote_error,
-)
+from batchloom.remote import PAGE_CACHE, RemoteFault, iter_web_file, make_remote_error, retry_transient
 
 _CHUNK_BYTES = 1 << 20
 _MAX_WEB_ATTEMPTS = 3
@@ -83,17 +75,11 @@ class Spool:
             DownloadError: the download is incomplete.
             OutputError: there is no room for the copy.
         """
-        for tries in range(1, _MAX_WEB_ATTEMPTS + 1):
-            try:
-                return self._store_copy(PurePosixPath(redact_url(url)).name or "download", iter_web_file(url))
-            except OutputError:
-                raise
-            except list_library_errors() as error:
-                fault = classify_error(error)
-            if fault.kind != "passing" or tries == _MAX_WEB_ATTEMPTS:
-                break
-            time.sleep(compute_backoff(tries))
-        raise make_remote_error(fault, url) from None
+        name = PurePosixPath(redact_url(url)).name or "download"
+        result = retry_transient(lambda: self._store_copy(name, iter_web_file(url)), _MAX_WEB_ATTEMPTS)
+        if isinstance(result, RemoteFault):
+            raise make_remote_error(result, url)
+        return result
 
     def holds(self, path: str) -> bool:
         """Return whether a path is one of these copies; users do not know their paths."""

@@ -1,5 +1,6 @@
 from .format_registry import (
     COLUMNAR_KINDS as COLUMNAR_KINDS,
+    FORMATS as FORMATS,
     INPUT_FORMATS as INPUT_FORMATS,
     SPLIT_WORDS as SPLIT_WORDS,
     InputFormat as InputFormat,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
-from batchloom.core.errors import RecordError, make_record_error
+from batchloom.core.errors import InputError, RecordError, make_record_error
 from batchloom.core.files import JSON_DECODE_ERRORS
 from batchloom.sources.files.part_stream import PartStream
 from batchloom.sources.files.source_rules import BOM, ReadRules
@@ -21,7 +21,6 @@ from batchloom.sources.formats.record_faults import (
     diagnose_json,
     excerpt_around,
     excerpt_record,
-    make_row_decoder,
     make_too_large_record,
 )
 
@@ -35,25 +34,27 @@ _FEW_BYTES, _FEW_LINES = 64 << 10, 16
 
 @functools.lru_cache(maxsize=64)
 def _make_decoders(field: str | None) -> tuple[Any, Any]:
-    """Return a decoder of one row, and one of an array of rows or None.
+    """Return a decoder of one row, and one of an array of rows.
 
     They are stateless and cached: making them takes longer than reading a small file.
     """
-    row: Any = msgspec.json.Decoder(dict[str, Any]) if field is None else make_row_decoder(field)
-    # Some row decoders have no counterpart for arrays.
-    kind = getattr(row, "type", None)
-    return row, msgspec.json.Decoder(list[kind]) if kind else None  # type: ignore[valid-type]
+    row: Any = dict[str, Any]
+    if field is not None:
+        try:
+            row = msgspec.defstruct("Row", [("value", str)], rename={"value": field}, gc=False)
+        except ValueError:
+            raise InputError(
+                f"The text field {field!r} of JSON records cannot be read: its name holds a quote, a backslash or a "
+                "control character; rename it."
+            ) from None
+    return msgspec.json.Decoder(row), msgspec.json.Decoder(list[row])
 
 
 @final
 class JsonRowReader:
     """Decoder of JSON values into texts or rows.
 
-    Args:
-        name: source name for messages.
-        rules: read rules with the text field, or None for complete rows.
-        first: whether reading starts at the beginning of the source, so that its first records are
-            checked for the field.
+    The first records are checked for the text field if reading starts at the beginning of the source (``first``).
     """
 
     def __init__(self, name: str, rules: ReadRules, *, first: bool) -> None:
@@ -71,8 +72,6 @@ class JsonRowReader:
 
     def decode_array(self, data: bytes) -> list[Any] | None:
         """Return the records of a JSON array; None if there may be a fault."""
-        if self._array is None:
-            return None
         try:
             return self._extract_values(self._array.decode(data))
         except JSON_DECODE_ERRORS:
@@ -154,14 +153,14 @@ def read_jsonl(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
         # A suspended generator keeps its locals alive, and a record may be very large.
         del block
         yield batch
-    reader.finish()
+    reader.rows.finish()
 
 
 @final
 class _JsonlReader:
     def __init__(self, stream: PartStream, rules: ReadRules) -> None:
         self._rules = rules
-        self._rows = JsonRowReader(stream.source.name, rules, first=stream.position == 0)
+        self.rows = JsonRowReader(stream.source.name, rules, first=stream.position == 0)
         self._record = 0
 
     def read_oversize(self, block: RecordBlock) -> Records:
@@ -183,10 +182,6 @@ class _JsonlReader:
         self._record += batch.records_read
         return batch
 
-    def finish(self) -> None:
-        """Raise RecordError if every record of a short source lacked the field."""
-        self._rows.finish()
-
     def _read_few_at_once(self, block: RecordBlock) -> Records | None:
         """Read a few faultless lines without arrays, whose overhead dominates small files."""
         if len(block.data) > _FEW_BYTES or block.data.count(b"\n") > _FEW_LINES:
@@ -195,7 +190,7 @@ class _JsonlReader:
         max_record_bytes = self._rules.limits.record_bytes
         if not all(1 < len(line) <= max_record_bytes and line[0] == _OPEN and line[-1] == _CLOSE for line in lines):
             return None
-        values = self._rows.decode_lines(block.data)
+        values = self.rows.decode_lines(block.data)
         if values is None or len(values) != len(lines):
             return None
         starts = itertools.accumulate((len(line) + 1 for line in lines[:-1]), initial=block.offset)
@@ -216,7 +211,7 @@ class _JsonlReader:
             and (data[ends - 1] == _CLOSE).all()
         ):
             return None
-        values = self._rows.decode_lines(block.data)
+        values = self.rows.decode_lines(block.data)
         if values is None or len(values) != len(starts):
             return None
         return Records(
@@ -237,7 +232,7 @@ class _JsonlReader:
             if not line.strip():
                 continue
             record, offset = self._record + number, block.offset + start
-            value = self._rows.decode_record(record, offset, line)
+            value = self.rows.decode_record(record, offset, line)
             if isinstance(value, BadRecord):
                 batch.bad.append(value)
             else:

@@ -2,10 +2,8 @@
 
 import codecs
 import json
-from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any
 
-import msgspec
 import orjson
 
 from batchloom.core.document import BadRecord
@@ -187,52 +185,3 @@ def describe_missing_field(text_field: str, columns: list[str]) -> str:
     hint = suggest(text_field, candidates).replace("did you mean ", "did you mean --text-field ")
     hint = hint or "; name the field that holds the text with --text-field"
     return f"no field {text_field!r}: the record has {listed_columns}{omitted_note}{hint}"
-
-
-class RowDecoder(Protocol):
-    """Protocol of a decoder of JSONL rows; the text of each row is ``value``."""
-
-    def decode(self, line: bytes) -> Any:
-        """Decode one line."""
-
-    def decode_lines(self, lines: bytes) -> list[Any]:
-        """Decode several lines."""
-
-
-def make_row_decoder(text_field: str) -> RowDecoder:
-    """Return a decoder of JSONL rows that builds only the text.
-
-    It raises the errors of ``msgspec``: ``DecodeError``, ``UnicodeDecodeError``, ``RecursionError``.
-    """
-    try:
-        row = msgspec.defstruct("Row", [("value", str)], rename={"value": text_field}, gc=False)
-    except ValueError:
-        # msgspec rejects names that JSON would have to escape.
-        return _AnyNameDecoder(text_field)
-    return msgspec.json.Decoder(row)
-
-
-@dataclass(frozen=True, slots=True)
-class _DecodedRow:
-    value: str
-
-
-@final
-class _AnyNameDecoder:
-    """Decoder for a text field of any name; slower, as it looks up every field."""
-
-    def __init__(self, text_field: str) -> None:
-        self._field = text_field
-        self._rows = msgspec.json.Decoder(dict[str, msgspec.Raw])
-        self._text = msgspec.json.Decoder(str)
-
-    def decode(self, line: bytes) -> _DecodedRow:
-        return self._row(self._rows.decode(line))
-
-    def decode_lines(self, lines: bytes) -> list[_DecodedRow]:
-        return [self._row(row) for row in self._rows.decode_lines(lines)]
-
-    def _row(self, row: dict[str, msgspec.Raw]) -> _DecodedRow:
-        if self._field not in row:
-            raise msgspec.ValidationError(f"Object missing required field {self._field!r}")
-        return _DecodedRow(self._text.decode(row[self._field]))

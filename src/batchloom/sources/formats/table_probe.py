@@ -73,7 +73,7 @@ class _ProbeProcess:
                 raise InputError(
                     f"{source.name} is damaged: the parser of {source.kind} files crashed on it "
                     f"({_describe_status(status)}). "
-                    "Write the file again from its source, or leave it out."
+                    "Write the file again from its source, without encrypted columns, or leave it out."
                 )
             self._survived.add(key)
 
