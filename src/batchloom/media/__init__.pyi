@@ -15,11 +15,6 @@ from .media_features import (
     stack_padded as stack_padded,
 )
 from .media_inspection import MediaInspector as MediaInspector, MediaResolver as MediaResolver
-from .model_inputs import (
-    ModelTraits as ModelTraits,
-    compute_mrope_positions as compute_mrope_positions,
-    get_model_traits as get_model_traits,
-)
 from .processor import (
     PROCESSOR_FILES as PROCESSOR_FILES,
     TEMPLATE_FILES as TEMPLATE_FILES,
@@ -29,7 +24,10 @@ from .processor import (
     read_processor_files as read_processor_files,
 )
 from .processor_families import (
+    ModelTraits as ModelTraits,
     PlaceholderExpansion as PlaceholderExpansion,
     ProcessorFamily as ProcessorFamily,
+    compute_mrope_positions as compute_mrope_positions,
+    get_model_traits as get_model_traits,
 )
 from .video import FrameSampling as FrameSampling

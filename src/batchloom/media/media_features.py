@@ -14,8 +14,8 @@ from batchloom.core.medium import AudioFacts, FrameFacts, ImageFacts, MediumFact
 from batchloom.media.audio import decode_audio
 from batchloom.media.images import decode_image
 from batchloom.media.media_content import MediaContent
-from batchloom.media.model_inputs import get_model_traits
 from batchloom.media.processor import ProcessorFiles, load_processor_part
+from batchloom.media.processor_families import get_model_traits
 from batchloom.media.video import decode_frames
 
 FeatureArrays = dict[str, NDArray[Any]]

@@ -162,11 +162,7 @@ class MediaInspector:
         self._cached_headers = lru_cache(_MAX_CACHED_HEADERS)(self._read_headers)
 
     def __call__(self, media: list[Medium]) -> list[list[Medium]]:
-        """Return each medium of a record with its facts, or the image frames of a video.
-
-        Raises:
-            UnusableRecordError: a medium cannot be used; the message says which.
-        """
+        """Return each medium of a record with its facts, or the image frames of a video."""
         return [self._inspect(medium, number) for number, medium in enumerate(media, 1)]
 
     def _inspect(self, medium: Medium, number: int) -> list[Medium]:

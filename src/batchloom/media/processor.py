@@ -4,7 +4,7 @@ import contextlib
 import functools
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, final
@@ -16,7 +16,6 @@ from batchloom.core.errors import InputError, InputMissingError, MissingDependen
 from batchloom.core.files import describe_os_error, read_regular_file, suggest_path
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.medium import MEDIUM_KINDS, AudioFacts, ImageFacts, MediumFacts, MediumKind
-from batchloom.media.model_inputs import get_model_traits
 from batchloom.media.processor_families import (
     PatchGridFamily,
     PlaceholderExpansion,
@@ -24,6 +23,7 @@ from batchloom.media.processor_families import (
     ProcessorParts,
     SplitFamily,
     find_known_family,
+    get_model_traits,
 )
 
 # All files of a processor except its tokenizer, in the order in which transformers writes and reads them.
@@ -195,7 +195,7 @@ def open_processor(folder: Path, tokenizer: Path | None = None) -> MediaProcesso
         families[family.kind] = family
     for kind in MEDIUM_KINDS:
         if kind != "video" and kind not in families and getattr(processor, f"{kind}_token", None):
-            families[kind] = ProbedProcessor(processor, kind)
+            families[kind] = probe_processor(processor, kind)
     _check_positions(files, families, image)
     if not families:
         why = why or "it supports neither"
@@ -307,32 +307,12 @@ def make_blank_medium(processor: Any, facts: MediumFacts) -> dict[str, Any]:
     return {"audio": [silence], "sampling_rate": rate}
 
 
-def _find_repeated_token(processor: Any, kind: MediumKind, placeholder: str) -> str:
-    """Return the repeated token, which may differ from the placeholder."""
-    token_ids = getattr(processor, f"{kind}_token_ids", None) or [getattr(processor, f"{kind}_token_id", None)]
-    if token_ids[0] is None:
-        return placeholder
-    token: str = processor.tokenizer.convert_ids_to_tokens(token_ids[0])
-    return token
-
-
 @final
-class ProbedProcessor:
-    """Family of an unknown processor, which is run once per size of a medium.
+@dataclass(frozen=True, slots=True)
+class ProbedProcessor(ProcessorFamily):
+    """Family of an unknown processor, which is run once per size of a medium."""
 
-    Attributes:
-        kind, placeholder, token: see :class:`batchloom.media.ProcessorFamily`.
-    """
-
-    def __init__(self, processor: Any, kind: MediumKind) -> None:
-        self.kind: MediumKind = kind
-        self.placeholder: str = getattr(processor, f"{kind}_token")
-        self.token = _find_repeated_token(processor, kind, self.placeholder)
-        self._cached_render = functools.lru_cache(maxsize=4096)(functools.partial(render_medium, processor, kind))
-
-    @property
-    def fallback_text(self) -> str:
-        return self.placeholder
+    render: Callable[[MediumFacts], str]
 
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
         size: MediumFacts = (
@@ -340,7 +320,16 @@ class ProbedProcessor:
             if isinstance(facts, AudioFacts)
             else ImageFacts(facts.width, facts.height)
         )
-        return collapse_expansion(self._cached_render(size), self.token)
+        return collapse_expansion(self.render(size), self.token)
+
+
+def probe_processor(processor: Any, kind: MediumKind) -> ProbedProcessor:
+    placeholder: str = getattr(processor, f"{kind}_token")
+    # The repeated token may differ from the placeholder.
+    token_ids = getattr(processor, f"{kind}_token_ids", None) or [getattr(processor, f"{kind}_token_id", None)]
+    token = placeholder if token_ids[0] is None else processor.tokenizer.convert_ids_to_tokens(token_ids[0])
+    render = functools.lru_cache(maxsize=4096)(functools.partial(render_medium, processor, kind))
+    return ProbedProcessor(placeholder, token, render, kind=kind)
 
 
 def find_processor_disagreement(family: ProcessorFamily, processor: Any, image_processor: Any) -> str:

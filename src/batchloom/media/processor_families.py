@@ -1,13 +1,17 @@
-"""Token counts of media from their size alone, per family of processors.
+"""Token counts, model inputs and positions of media, per family of processors.
 
-Each family repeats the operations of the transformers processor it is named after, in the same order and
-floating-point precision, and is compared with it before use (``media.processor``).
+Token counts follow from the size of a medium alone. Each family repeats the operations of the transformers processor
+it is named after, in the same order and floating-point precision, and is compared with it before use
+(``media.processor``).
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.medium import AudioFacts, ImageFacts, MediumFacts, MediumKind
@@ -29,28 +33,24 @@ class PlaceholderExpansion(NamedTuple):
     grid: tuple[int, int, int] = (0, 0, 0)
 
 
-class ProcessorFamily(Protocol):
-    """Token counts of one kind of media under one processor."""
+@dataclass(frozen=True, slots=True)
+class ProcessorFamily:
+    """Token counts of one kind of media under one processor.
 
-    @property
-    def kind(self) -> MediumKind:
-        """Kind of the media."""
-        ...
+    Attributes:
+        placeholder: text that a chat template writes for a medium.
+        token: token whose runs are replaced by the features of a medium.
+        kind: kind of the media.
+    """
 
-    @property
-    def placeholder(self) -> str:
-        """Text that a chat template writes for a medium."""
-        ...
-
-    @property
-    def token(self) -> str:
-        """Token whose runs are replaced by the features of a medium."""
-        ...
+    placeholder: str
+    token: str
+    kind: MediumKind = field(default="image", kw_only=True)
 
     @property
     def fallback_text(self) -> str:
         """Text, with the placeholder, for templates that do not support such media."""
-        ...
+        return self.placeholder
 
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
         """Return the text for a medium of this size.
@@ -58,29 +58,20 @@ class ProcessorFamily(Protocol):
         Raises:
             UnusableRecordError: the processor does not accept the medium.
         """
-        ...
+        raise NotImplementedError
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class PatchGridFamily:
-    """Qwen2-VL, Qwen2.5-VL, Qwen3-VL: a grid of patches that keeps the aspect ratio.
+class PatchGridFamily(ProcessorFamily):
+    """Qwen2-VL, Qwen2.5-VL, Qwen3-VL: a grid of patches that keeps the aspect ratio."""
 
-    Attributes:
-        placeholder, token, kind: see :class:`ProcessorFamily`.
-        patch: side of a patch in pixels.
-        merge: side, in patches, of the square that becomes one token.
-        least_pixels: smaller images are enlarged.
-        most_pixels: larger images are shrunk.
-    """
-
-    placeholder: str
-    token: str
+    # Side of a patch in pixels, and side, in patches, of the square that becomes one token.
     patch: int
     merge: int
+    # Smaller images are enlarged, larger ones are shrunk.
     least_pixels: int
     most_pixels: int
-    kind: MediumKind = "image"
 
     @property
     def fallback_text(self) -> str:
@@ -115,26 +106,12 @@ class PatchGridFamily:
 
 @final
 @dataclass(frozen=True, slots=True)
-class FixedSizeFamily:
-    """LLaVA, Gemma 3 without pan and scan: a constant number of tokens per image.
+class FixedSizeFamily(ProcessorFamily):
+    """LLaVA, Gemma 3 without pan and scan: a constant number of tokens per image."""
 
-    Attributes:
-        placeholder, token, kind: see :class:`ProcessorFamily`.
-        count: tokens of an image.
-        prefix: text before them.
-        suffix: text after them.
-    """
-
-    placeholder: str
-    token: str
     count: int
     prefix: str = ""
     suffix: str = ""
-    kind: MediumKind = "image"
-
-    @property
-    def fallback_text(self) -> str:
-        return self.placeholder
 
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
         _require_image(facts)
@@ -143,30 +120,16 @@ class FixedSizeFamily:
 
 @final
 @dataclass(frozen=True, slots=True)
-class TileFamily:
-    """LLaVA-NeXT: the complete image, then tiles without their empty borders.
+class TileFamily(ProcessorFamily):
+    """LLaVA-NeXT: the complete image, then tiles without their empty borders."""
 
-    Attributes:
-        placeholder, token, kind: see :class:`ProcessorFamily`.
-        pinpoints: allowed (height, width) of the tiled image.
-        height: height of a tile in pixels.
-        width: width of a tile in pixels.
-        patch: side of a patch in pixels.
-        extra: tokens in addition to the patches; negative if one is dropped.
-    """
-
-    placeholder: str
-    token: str
+    # Allowed (height, width) of the tiled image, in pixels as all sizes.
     pinpoints: tuple[tuple[int, int], ...]
     height: int
     width: int
     patch: int
+    # Tokens in addition to the patches; negative if one is dropped.
     extra: int
-    kind: MediumKind = "image"
-
-    @property
-    def fallback_text(self) -> str:
-        return self.placeholder
 
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
         image = _require_image(facts)
@@ -206,32 +169,16 @@ class TileFamily:
 
 @final
 @dataclass(frozen=True, slots=True)
-class SplitFamily:
-    """Idefics3, SmolVLM: a large image in tiles, row by row, then the complete image.
+class SplitFamily(ProcessorFamily):
+    """Idefics3, SmolVLM: a large image in tiles, row by row, then the complete image."""
 
-    Attributes:
-        placeholder, token, kind: see :class:`ProcessorFamily`.
-        count: tokens of a tile.
-        separator_token: token before each tile and at the end.
-        global_tag: tag of the complete image.
-        longest: length of the longer side after resizing, in pixels.
-        side: side of a tile in pixels.
-        splits: whether images are split.
-    """
-
-    placeholder: str
-    token: str
     count: int
     separator_token: str
     global_tag: str
+    # Length of the longer side after resizing, and side of a tile, in pixels.
     longest: int
     side: int
     splits: bool
-    kind: MediumKind = "image"
-
-    @property
-    def fallback_text(self) -> str:
-        return self.placeholder
 
     def expand(self, facts: MediumFacts) -> PlaceholderExpansion:
         rows, columns = self.count_tiles(_require_image(facts)) if self.splits else (0, 0)
@@ -283,22 +230,13 @@ class SplitFamily:
 
 @final
 @dataclass(frozen=True, slots=True)
-class WhisperFamily:
-    """Qwen2-Audio: frames of a Whisper encoder, two per token.
+class WhisperFamily(ProcessorFamily):
+    """Qwen2-Audio: frames of a Whisper encoder, two per token."""
 
-    Attributes:
-        placeholder, token, kind: see :class:`ProcessorFamily`.
-        rate: sampling rate of the encoder's input.
-        hop: samples per frame.
-        max_samples: maximum number of samples.
-    """
-
-    placeholder: str
-    token: str
     rate: int
     hop: int
     max_samples: int
-    kind: MediumKind = "audio"
+    kind: MediumKind = field(default="audio", kw_only=True)
 
     @property
     def fallback_text(self) -> str:
@@ -328,14 +266,7 @@ def _require_image(facts: MediumFacts) -> ImageFacts:
 
 
 class ProcessorParts(NamedTuple):
-    """Parts of a processor.
-
-    Attributes:
-        config: settings in ``processor_config.json``.
-        image: image processor of transformers, or None.
-        sound: feature extractor of transformers, or None.
-        tokens: special tokens of its tokenizer, by attribute name.
-    """
+    """Parts of a processor."""
 
     config: Mapping[str, Any]
     image: Any
@@ -451,3 +382,62 @@ _KNOWN_FAMILIES: dict[str, Callable[[ProcessorParts], ProcessorFamily | None]] =
     "Gemma3Processor": _make_gemma3,
     "Qwen2AudioProcessor": _make_audio_encoder,
 }
+
+PatchGridShape = tuple[int, int, int]
+
+
+class ModelTraits(NamedTuple):
+    """Differences in the batches of a model with media.
+
+    Attributes:
+        mrope: whether positions add time, height and width (M-RoPE) after those of the text.
+        by_row: whether image features are grouped by row, ``[rows, images, ...]``.
+        token_types: whether ``token_type_ids`` mark the image tokens.
+        internal_outputs: processor outputs that no model takes.
+    """
+
+    mrope: bool = False
+    by_row: bool = False
+    token_types: bool = False
+    internal_outputs: tuple[str, ...] = ()
+
+
+_TRAITS_BY_PROCESSOR: dict[str, ModelTraits] = {
+    **dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), ModelTraits(mrope=True)),
+    **dict.fromkeys(
+        ("Idefics3Processor", "SmolVLMProcessor"),
+        ModelTraits(by_row=True, internal_outputs=("rows", "cols")),
+    ),
+    "Gemma3Processor": ModelTraits(token_types=True, internal_outputs=("num_crops",)),
+}
+
+
+def get_model_traits(name: str) -> ModelTraits:
+    """Return the traits of a transformers processor class; defaults for unknown ones."""
+    return _TRAITS_BY_PROCESSOR.get(name, ModelTraits())
+
+
+def compute_mrope_positions(
+    length: int, media: Sequence[tuple[int, int, PatchGridShape]], merge: int
+) -> NDArray[np.int64]:
+    """Return M-RoPE positions as transformers' ``get_rope_index``, int64 [3, length].
+
+    Text counts up equally in all three rows. A medium's tokens have the positions of their patches, and the next
+    text continues after the medium's longest side.
+
+    Args:
+        length: tokens of the document.
+        media: (first token, tokens, patches in time, height and width) of each medium, in order.
+        merge: side, in patches, of the square that is one token.
+    """
+    positions = np.empty((3, length), np.int64)
+    next_token = next_position = 0
+    for start, tokens, (time, rows, columns) in media:
+        positions[:, next_token:start] = np.arange(next_position, next_position + start - next_token)
+        next_position += start - next_token
+        shape = (time, rows // merge, columns // merge)
+        positions[:, start : start + tokens] = np.indices(shape).reshape(3, -1) + next_position
+        next_position += max(shape[1:])
+        next_token = start + tokens
+    positions[:, next_token:] = np.arange(next_position, next_position + length - next_token)
+    return positions

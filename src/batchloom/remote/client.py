@@ -103,11 +103,7 @@ def fetch_from_filesystem(fs: Any, url: str, byte_range: tuple[int, int], size: 
 
 
 async def fetch_web_range(fs: Any, url: str, start: int, stop: int) -> bytes:
-    """Return bytes [start, stop) of a file on the web.
-
-    Raises:
-        DownloadError: the server does not support ranges, or answers with an HTML page.
-    """
+    """Return bytes [start, stop) of a file on the web."""
     data, info = await _request_web_range(fs, url, start, stop)
     if not info["ranges"]:
         raise make_no_ranges_error(url, info)
@@ -133,12 +129,7 @@ def make_html_page_error(url: str) -> DownloadError:
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
-    """Return the fsspec file system of a URL, and the URL's path in it.
-
-    Raises:
-        MissingDependencyError: no library for the URL's scheme is installed.
-        InputError: the scheme is unknown, or the URL is not complete.
-    """
+    """Return the fsspec file system of a URL, and the URL's path in it."""
     try:
         import fsspec  # noqa: F401, PLC0415 - late: few inputs are remote
         from fsspec.core import url_to_fs  # noqa: PLC0415
@@ -360,7 +351,7 @@ def run_with_retries(url: str, operation: Callable[[], T]) -> T:
 
 
 def retry_transient(operation: Callable[[], T], max_attempts: int = MAX_CONNECT_ATTEMPTS) -> T | RemoteFault:
-    """Run remote work, retry it after transient faults, and return its result or last fault."""
+    """Return the result of remote work, retried, or its last fault."""
     tries = 0
     while isinstance(result := capture_fault(operation), RemoteFault):
         tries += 1
@@ -371,11 +362,7 @@ def retry_transient(operation: Callable[[], T], max_attempts: int = MAX_CONNECT_
 
 
 def capture_fault(work: Callable[[], T]) -> T | RemoteFault:
-    """Return the result of remote work, or the fault that it hit.
-
-    Raises:
-        BatchloomError: raised by the work itself.
-    """
+    """Return the result of remote work, or the fault that it hit."""
     try:
         with translate_gcs_errors():
             return work()
@@ -399,11 +386,7 @@ def _disable_gcs_retries(fs: Any) -> None:
 
 @contextlib.contextmanager
 def translate_gcs_errors() -> Iterator[None]:
-    """Turn gcsfs errors that only have a text into errors with a status code.
-
-    Raises:
-        AnswerError: instead of the error of gcsfs.
-    """
+    """Turn gcsfs errors that only have a text into errors with a status code."""
     try:
         yield
     except OSError as error:

@@ -136,11 +136,7 @@ async def _cat_range(fs: Any, url: str, start: int, stop: int) -> bytes:
 
 
 def _compute_retry_delay(name: str, tries: int, error: BaseException, start: int) -> float:
-    """Return the seconds to wait before the next try.
-
-    Raises:
-        RangeError: the fault is permanent, or all tries failed.
-    """
+    """Return the seconds to wait before the next try."""
     if isinstance(error, _ShortReadError):
         fault, max_attempts = RemoteFault("refused", str(error)), _MAX_SHORT_ATTEMPTS
     elif isinstance(error, list_library_errors()):

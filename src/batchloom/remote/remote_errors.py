@@ -156,13 +156,7 @@ def make_remote_error(fault: RemoteFault, url: str) -> InputError:
 
 
 def make_write_error(fault: RemoteFault, url: str, tries: int = 1) -> OutputError:
-    """Make the error to raise when a URL cannot be written.
-
-    Args:
-        fault: reason of the failure.
-        url: URL that cannot be written.
-        tries: number of attempts.
-    """
+    """Make the error to raise when a URL cannot be written."""
     redacted_url = redact_url(url)
     if fault.kind == "missing":
         return OutputError(

@@ -45,9 +45,6 @@ class PageCache:
 
     The pages are in one unlinked file of the system's temporary folder, which ends with the process.
     The least recently used pages are evicted first. If there is no disk space, nothing is cached.
-
-    Args:
-        max_bytes: maximum size of all pages.
     """
 
     def __init__(self, max_bytes: int = PAGE_CACHE_BYTES) -> None:

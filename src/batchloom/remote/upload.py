@@ -164,10 +164,8 @@ class RequestRetrier:
     def __call__(self, work: Callable[[], T]) -> T:
         """Run ``work`` and retry it after transient faults.
 
-        Raises:
-            FileNotFoundError: the requested object does not exist.
-            FileExistsError: the object to create exists.
-            OutputError: the fault is permanent, or all retries failed.
+        A missing object is a FileNotFoundError, an existing one to create a FileExistsError, other faults an
+        OutputError.
         """
         start_time = time.monotonic()
         max_attempts = MAX_FIRST_ATTEMPTS if self._first else MAX_REQUEST_ATTEMPTS
@@ -202,12 +200,7 @@ class S3ObjectWriter:
         self._fs, self._bodies = fs, bodies
 
     def put(self, local: Path, path: str, retrier: RequestRetrier) -> tuple[S3Response, ObjectChecksums]:
-        """Upload a file to ``path``; return the last response and the expected checksums.
-
-        Raises:
-            FileNotFoundError: the bucket does not exist, or the upload was aborted.
-            OutputError: the object cannot be written, or the file cannot be read.
-        """
+        """Upload a file to ``path``; return the last response and the expected checksums."""
         with wrap_read_errors(local):
             parts = plan_parts(local.stat().st_size)
         if len(parts) > 1:
@@ -222,7 +215,7 @@ class S3ObjectWriter:
         return response
 
     def create(self, path: str, data: bytes) -> None:
-        """Write an object if none exists, else raise FileExistsError or the library's error."""
+        """Write an object if none exists, else raise an error."""
         self._fs.call_s3("put_object", {**self._locate(path), "Body": data, "IfNoneMatch": "*"})
 
     def end_uploads(self, path: str) -> None:

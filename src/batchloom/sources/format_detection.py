@@ -115,20 +115,14 @@ def _opens_wrapped(text: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FileDetection:
-    """Detected kind of a file.
-
-    Attributes:
-        kind: format of the file; None for an unreadable file.
-        compression: compression, None for a plain file.
-        label: label for counting unreadable files (``.csv``, ``binary``).
-        remedy: advice for an unreadable file.
-        sure: whether it seems to hold records or text; if not, it is read only if an input names it.
-    """
+    """Detected kind of a file."""
 
     kind: str | None
     compression: Compression | None = None
+    # What an unreadable file is counted as (``.csv``, ``binary``), and the advice for it.
     label: str = ""
     remedy: str = ""
+    # A file that seems to hold neither records nor text is read only if an input names it.
     sure: bool = True
 
 
@@ -174,11 +168,7 @@ def detect_kind_by_content(
 ) -> FileDetection:
     """Return the kind of a file by its first bytes, decompressed.
 
-    Args:
-        name_detection: kind by the name.
-        name: name of the file.
-        start: first bytes: at least ``SNIFF_BYTES`` and a line, or the complete file if shorter.
-        compression: compression of the file.
+    ``start`` holds at least ``SNIFF_BYTES`` and a line, or the complete file if it is shorter.
     """
     if name_detection is None or name_detection.kind in COLUMNAR_KINDS:
         table = _detect_columnar(start, compression) or name_detection
@@ -317,13 +307,7 @@ def _needs_line(start: bytes) -> bool:
 def list_archive_sources(
     archive: Archive, skipped_counts: Counter[str], on_detected: Callable[[str, FileDetection], None]
 ) -> Iterator[Source]:
-    """Yield the readable members of an archive as sources named ``archive/member``.
-
-    Args:
-        archive: the archive.
-        skipped_counts: counter of skipped members.
-        on_detected: called with the name and detection of every listed member.
-    """
+    """Yield the readable members of an archive as sources named ``archive/member``."""
     names: Counter[str] = Counter()
     for entry in list_archive(archive, skipped_counts):
         verdict = _detect_member_kind(archive, entry)
@@ -370,11 +354,7 @@ def _detect_member_kind(archive: Archive, entry: ArchiveEntry) -> FileDetection:
 
 @final
 class _FileHead:
-    """First bytes of a file that can be read once, front to back.
-
-    Attributes:
-        damaged: whether reading the file failed.
-    """
+    """First bytes of a file that can be read once, front to back."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._raw = file, b""

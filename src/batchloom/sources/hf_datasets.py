@@ -297,13 +297,6 @@ def download_to_cache(files: Sequence[HubFile], *, streaming: bool | None) -> st
 
     Files that fail are read remotely, in blocks small enough for an unstable connection:
     ``huggingface_hub`` restarts a chunk of 10 MB after every failure.
-
-    Args:
-        files: files of :func:`list_hub_files`.
-        streaming: whether they stay remote; None: only if they exceed 10 GB together.
-
-    Returns:
-        A note if a download failed, else an empty string.
     """
     size = sum(file.status.st_size for file in files)
     if streaming or (streaming is None and size > STREAMING_MIN_BYTES):

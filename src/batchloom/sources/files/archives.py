@@ -332,7 +332,7 @@ class _InflatedMember(zipfile.ZipExtFile):
 
 @final
 class _SequentialTar:
-    """Reader of a compressed tar, front to back; ``position`` is in the decompressed tar."""
+    """Reader of a compressed tar, front to back."""
 
     def __init__(self, archive: Archive, file: BinaryIO) -> None:
         if archive.compression is None:

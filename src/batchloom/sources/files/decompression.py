@@ -62,12 +62,7 @@ class Decompressor(Protocol):
     """Protocol of a decompressing reader, front to back."""
 
     def read(self, size: int, /) -> bytes:
-        """Return at most ``size`` bytes, empty only at the end.
-
-        Raises:
-            EOFError: the compressed data is truncated.
-            DecompressionError: it is broken.
-        """
+        """Return at most ``size`` bytes, empty only at the end."""
 
 
 def detect_compression(start: bytes) -> Compression | None:

@@ -18,13 +18,7 @@ def find_local_path(location: str, size: int) -> str | None:
 
 
 def open_location(location: str, size: int, stamp: int) -> BinaryIO:
-    """Open the file at a location for reading and seeking.
-
-    Args:
-        location: path or URL.
-        size: size of the file in bytes.
-        stamp: modification time, or its substitute for a remote file.
-    """
+    """Open the file at a location for reading and seeking."""
     path = find_local_path(location, size)
     # The caller closes it.
     return open_remote_file(location, size, stamp) if path is None else open(path, "rb")  # noqa: PTH123

@@ -69,15 +69,7 @@ class _CsvFault(NamedTuple):
 
 @final
 class _CsvLineReader:
-    """Iterator of lines for csv that tracks the size and quotes of each record.
-
-    Attributes:
-        line: 1-based number of the next line.
-        offset: byte offset of the next line.
-        at_end: whether the stream has ended.
-        start: first bytes of the record.
-        fault: decoding fault of the record, or None.
-    """
+    """Iterator of lines for csv that tracks the size and quotes of each record."""
 
     def __init__(self, stream: PartStream, max_record_bytes: int) -> None:
         self._stream, self._max_record_bytes = stream, max_record_bytes
@@ -368,13 +360,7 @@ def _read_row_cut(
 
 @final
 class _RowCutScanner:
-    """Scanner of complete lines after a cut, block by block.
-
-    Attributes:
-        offset: offset of the next line.
-        safe: a cut at or before ``offset``.
-        uncertain: whether the scan ended at an undecidable block.
-    """
+    """Scanner of complete lines after a cut, block by block."""
 
     def __init__(self, source: Source, rules: ReadRules, delimiter: str, begin: PartStart) -> None:
         self._source, self._delimiter = source, ord(delimiter)

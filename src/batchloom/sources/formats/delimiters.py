@@ -123,16 +123,11 @@ NEWLINE = FixedDelimiter(b"\n")
 
 @dataclass(frozen=True, slots=True)
 class RecordBlock:
-    """Consecutive complete records; the last one of a source may lack its delimiter.
-
-    Attributes:
-        offset: start of the block in the (decompressed) source.
-        data: its bytes, or only the first few of an oversize record.
-        oversize: whether it is one record above ``ReadLimits.record_bytes``.
-    """
+    """Consecutive complete records; the last one of a source may lack its delimiter."""
 
     offset: int
     data: bytes
+    # One record above ``ReadLimits.record_bytes``, of which ``data`` is only the beginning.
     oversize: bool = False
 
 

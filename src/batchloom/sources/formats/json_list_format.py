@@ -56,14 +56,9 @@ WRAPPERS = ("data", "rows", "records", "examples", "instances", "items")
 
 @dataclass(frozen=True, slots=True)
 class BracketScan:
-    """Brackets of a block of bytes, in columns of equal length, and the final state.
+    """Brackets outside of strings in a block of bytes, and the state at its end.
 
-    Attributes:
-        offsets: offset of each bracket outside of strings in the block, int64.
-        steps: 1 for an opening bracket, -1 for a closing one, int8.
-        depths: number of open brackets after each, int64.
-        in_string: whether the block ends inside a string.
-        escaped: whether the byte after the block is escaped.
+    ``steps`` are 1 for an opening bracket and -1 for a closing one; ``depths`` count the open brackets after each.
     """
 
     offsets: NDArray[np.int64]

@@ -78,14 +78,7 @@ class JsonRowReader:
             return None
 
     def decode_record(self, record: int, offset: int, data: bytes, position: tuple[int, int] | None = None) -> Any:
-        """Return the record of one value, or a BadRecord.
-
-        Args:
-            record: number of the record.
-            offset: offset of its first byte.
-            data: the value.
-            position: 1-based line and column of its first byte, if it may span lines.
-        """
+        """Return the record of one value, or a BadRecord."""
         if len(data) > self._max_record_bytes:
             return make_too_large_record(
                 record, offset, data, self._max_record_bytes, position[0] if position else None

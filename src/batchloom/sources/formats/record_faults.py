@@ -135,9 +135,6 @@ def diagnose_json(line: bytes, text_field: str | None) -> tuple[int | None, str]
     """Return the character of the fault and the reason why a JSON value is no record.
 
     The character is 0-based; None means the complete value.
-
-    Raises:
-        MissingFieldError: a JSON object without the field.
     """
     try:
         text = line.decode()

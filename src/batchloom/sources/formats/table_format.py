@@ -53,19 +53,8 @@ _MAX_METADATA_BYTES = 64 << 20
 class TableReader:
     """Context manager of an open Parquet or Arrow file.
 
-    Args:
-        source: the file.
-        file: its bytes, closed with the table.
-
-    Attributes:
-        source: the file.
-        starts: byte offset of each row group, ascending; a single 0 if offsets cannot distinguish
-            the groups.
-        rows: number of rows of each group; None if unknown before reading.
-        consumed: bytes of the file before the current group.
-
-    Raises:
-        InputError: it is broken, truncated, encrypted or in another format.
+    ``starts`` are the byte offsets of its row groups, ascending, or a single 0 if offsets cannot distinguish them.
+    ``rows`` are their numbers of rows, or None if unknown before reading.
     """
 
     def __init__(self, source: Source, file: BinaryIO) -> None:

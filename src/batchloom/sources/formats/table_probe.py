@@ -36,10 +36,6 @@ def require_no_crash(source: Source, file: BinaryIO) -> None:
     """Check that opening a table does not crash the process; workers skip this.
 
     Exceptions of pyarrow pass, as the caller gets them again.
-
-    Args:
-        source: the table.
-        file: its bytes; rewound at the end.
     """
     if not is_worker():
         _probe.check(source, file)

@@ -101,24 +101,14 @@ def read_samples(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
 
 @dataclass(slots=True)
 class _WebDatasetSample:
-    """The files of a sample.
-
-    Attributes:
-        key: common part of their names.
-        offset: byte offset of the first file in the tar.
-        names: names of all files.
-        texts: content of its text files, by suffix.
-        record: content of its ``.json``.
-        media: (name, value) of each medium by kind, in tar order.
-        media_bytes: bytes of media in memory.
-        fault: description of the first fault, or "".
-    """
+    """The files of a sample."""
 
     key: str
     offset: int
     names: list[str] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     record: dict[str, Any] | None = None
+    # (name, value) of each medium by kind, in tar order
     media: dict[MediumKind, list[tuple[str, Any]]] = field(default_factory=dict)
     media_bytes: int = 0
     fault: str = ""
