@@ -69,3 +69,12 @@ class Records:
             self.values.append(converted_value)
             self.records.append(record)
             self.offsets.append(offset)
+
+    def add(self, record: int, offset: int, value: Any) -> None:
+        """Add the value of a record, or its BadRecord; ``records_read`` stays unchanged."""
+        if isinstance(value, BadRecord):
+            self.bad.append(value)
+            return
+        self.values.append(value)
+        self.records.append(record)
+        self.offsets.append(offset)

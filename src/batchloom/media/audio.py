@@ -8,12 +8,11 @@ from numpy.typing import NDArray
 from batchloom.core.errors import MissingDependencyError, UnusableRecordError
 from batchloom.core.medium import AudioFacts
 from batchloom.core.wording import format_duration
-from batchloom.media.media_content import MediaContent, MediaLimits, open_content
+from batchloom.media.media_content import MediaContent, MediaLimits, check_declared_size, open_content
 
 _READABLE_FORMATS = "WAV, FLAC, MP3, Ogg (Vorbis, Opus), AIFF and other formats of libsndfile"
 _CHUNK_SAMPLES = 1 << 20
 _MAX_AMPLITUDE = 1e6
-_UNKNOWN_LENGTH = 0xFFFFFFFF - (1 << 16)
 _MAX_SAMPLES = 1 << 48
 _BITRATES_MPEG1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 _BITRATES_MPEG2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
@@ -145,11 +144,7 @@ def _check_not_truncated(content: MediaContent) -> None:
         offset += 8 + int.from_bytes(start[4:], order) + int.from_bytes(start[4:], order) % 2
     if start[:4] in (b"data", b"SSND"):
         declared_size = max(declared_size, offset + 8 + int.from_bytes(start[4:], order))
-    # Streams are written before their length is known.
-    if content.size < declared_size < _UNKNOWN_LENGTH:
-        raise UnusableRecordError(
-            f"has {content.size:,} bytes, where its header says {declared_size:,}: it is cut short; fetch it again"
-        )
+    check_declared_size(declared_size, content.size)
 
 
 def _damaged_audio_error(error: BaseException) -> UnusableRecordError:

@@ -8,12 +8,15 @@ from typing import Protocol, final
 
 import xxhash
 
+from batchloom.core.errors import UnusableRecordError
 from batchloom.core.files import RangeFile, open_regular_file
 from batchloom.core.settings import as_int, is_positive_number, quote_value, raise_problems
 
 # Headers are at the beginning of a file, end markers at its end.
 EDGE_BYTES = 1 << 16
 _MAX_VALUE = 10**12
+# Streams are written before their length is known.
+_UNKNOWN_LENGTH = 0xFFFFFFFF - (1 << 16)
 
 
 class MediaContent(Protocol):
@@ -94,6 +97,14 @@ def read_edges(content: MediaContent) -> tuple[bytes, bytes]:
     if content.size <= EDGE_BYTES:
         return head, head
     return head, content.read(content.size - EDGE_BYTES, content.size)
+
+
+def check_declared_size(declared_size: int, size: int) -> None:
+    """Raise if a file is shorter than its header says: libraries read what remains."""
+    if size < declared_size < _UNKNOWN_LENGTH:
+        raise UnusableRecordError(
+            f"has {size:,} bytes, where its header says {declared_size:,}: it is cut short; fetch it again"
+        )
 
 
 def hash_edges(size: int, head: bytes, tail: bytes) -> bytes:

@@ -14,7 +14,7 @@ from batchloom.core.errors import MissingDependencyError, UnusableRecordError
 from batchloom.core.medium import FrameFacts
 from batchloom.core.settings import as_int, is_positive_number, quote_value, raise_problems
 from batchloom.core.wording import format_duration
-from batchloom.media.media_content import MediaContent, MediaLimits, open_content
+from batchloom.media.media_content import MediaContent, MediaLimits, check_declared_size, open_content
 
 _MAX_VALUE = 10**9
 _MICROSECONDS_PER_SECOND = 10**6
@@ -26,8 +26,6 @@ _READABLE_FORMATS = "MP4, MOV, WebM, Matroska and AVI"
 _MP4_BOXES = (b"moov", b"mdat", b"wide", b"free", b"skip")
 _IMAGE_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1")
 _MAX_SHOWN_BYTES = 16
-# Streams are written before their length is known.
-_UNKNOWN_LENGTH = 0xFFFFFFFF - (1 << 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +137,7 @@ def detect_video_format(head: bytes, size: int) -> str:
     if head.startswith(b"\x1aE\xdf\xa3"):
         return "matroska"
     if head[:4] == b"RIFF" and head[8:12] == b"AVI ":
-        _check_not_truncated(int.from_bytes(head[4:8], "little") + 8, size)
+        check_declared_size(int.from_bytes(head[4:8], "little") + 8, size)
         return "avi"
     if not head:
         raise UnusableRecordError("is empty (0 bytes)")
@@ -147,14 +145,6 @@ def detect_video_format(head: bytes, size: int) -> str:
         f"begins with {head[:_MAX_SHOWN_BYTES]!r}, which is not the start of a supported video: {_READABLE_FORMATS}; "
         "convert it: ffmpeg -i IN OUT.mp4"
     )
-
-
-def _check_not_truncated(declared_size: int, size: int) -> None:
-    """Raise if a file is shorter than declared: of an AVI, FFmpeg reads what remains."""
-    if size < declared_size < _UNKNOWN_LENGTH:
-        raise UnusableRecordError(
-            f"has {size:,} bytes, where its header says {declared_size:,}: it is cut short; fetch it again"
-        )
 
 
 class _TimedFrame(NamedTuple):

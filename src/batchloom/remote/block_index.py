@@ -219,25 +219,16 @@ def add_to_index(
     containing_rows = intervals[:, 0].searchsorted(new_intervals[:, 0], side="right") - 1
     insert_positions = index.starts.searchsorted(new_intervals[:, 0])
     new_offsets = block_offsets[containing_rows] + new_intervals[:, 0] - intervals[containing_rows, 0]
+    new_columns = (*new_intervals.T, new_offsets, owner, sound[containing_rows])
     return _make_index(
-        np.insert(index.starts, insert_positions, new_intervals[:, 0]),
-        np.insert(index.stops, insert_positions, new_intervals[:, 1]),
-        np.insert(index.block_offsets, insert_positions, new_offsets),
-        np.insert(index.owners, insert_positions, owner),
-        np.insert(index.sound, insert_positions, sound[containing_rows]),
+        *(np.insert(column, insert_positions, new) for column, new in zip(index[:5], new_columns, strict=True))
     )
 
 
 def remove_from_index(index: BlockIndex, owners: set[int]) -> BlockIndex:
     """Return an index without the cache files ``owners``."""
     is_remaining = ~np.isin(index.owners, list(owners))
-    return _make_index(
-        index.starts[is_remaining],
-        index.stops[is_remaining],
-        index.block_offsets[is_remaining],
-        index.owners[is_remaining],
-        index.sound[is_remaining],
-    )
+    return _make_index(*(column[is_remaining] for column in index[:5]))
 
 
 @final

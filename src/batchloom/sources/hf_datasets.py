@@ -8,7 +8,7 @@ token.
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, NoReturn, TypeVar
@@ -47,7 +47,7 @@ _WANTED_SPLIT = "train"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetPreset:
-    """A Hub dataset with a short name.
+    """A Hub dataset with a short name, or synthetic data without a repository.
 
     Attributes:
         name: short name.
@@ -72,7 +72,7 @@ class DatasetPreset:
     @property
     def location(self) -> str:
         """Input that the name refers to."""
-        return f"{self.repository}:{self.config}/{self.split}"
+        return f"{self.repository}:{self.config}/{self.split}" if self.repository else self.name
 
 
 # Sizes are those of the split's files, as listed in the repositories.
@@ -114,10 +114,21 @@ _PRESETS = (
 )
 
 
-_SYNTHETIC_DESCRIPTIONS = {
-    DISTRIBUTED_DUMMY: "Synthetic documents for throughput tests; each rank reads its own share.",
-    DUMMY: "Synthetic documents for throughput tests; every rank reads the same share.",
-}
+_SYNTHETIC_PRESETS = tuple(
+    DatasetPreset(
+        name=name,
+        description=f"Synthetic documents for throughput tests; {share}.",
+        repository="",
+        config="",
+        text_field="",
+        tokenizer="none",
+        bytes=0,
+    )
+    for name, share in (
+        (DISTRIBUTED_DUMMY, "each rank reads its own share"),
+        (DUMMY, "every rank reads the same share"),
+    )
+)
 
 
 def find_preset(name: str) -> DatasetPreset | None:
@@ -138,39 +149,15 @@ def list_datasets() -> list[dict[str, Any]]:
     ``prepare`` reads it remotely by default), ``input`` (the input that the name refers to),
     ``source``: ``real``, or ``synthetic`` for generated data of any size without a repository.
     """
-    synthetic_datasets = [
+    return [
         {
-            "name": name,
-            "description": description,
-            "repository": "",
-            "config": "",
-            "split": "train",
-            "text_field": "",
-            "tokenizer": "none",
-            "bytes": 0,
-            "size": "any",
-            "streaming": False,
-            "input": name,
-            "source": SYNTHETIC,
-        }
-        for name, description in _SYNTHETIC_DESCRIPTIONS.items()
-    ]
-    return synthetic_datasets + [
-        {
-            "name": preset.name,
-            "description": preset.description,
-            "repository": preset.repository,
-            "config": preset.config,
-            "split": preset.split,
-            "text_field": preset.text_field,
-            "tokenizer": preset.tokenizer,
-            "bytes": preset.bytes,
-            "size": _format_preset_size(preset.bytes),
+            **asdict(preset),
+            "size": _format_preset_size(preset.bytes) if preset.repository else "any",
             "streaming": preset.bytes > STREAMING_MIN_BYTES,
             "input": preset.location,
-            "source": "real",
+            "source": "real" if preset.repository else SYNTHETIC,
         }
-        for preset in _PRESETS
+        for preset in (*_SYNTHETIC_PRESETS, *_PRESETS)
     ]
 
 

@@ -441,15 +441,11 @@ class _JsonListReader:
         text, record = self._text, self._record
         element = text.data[start:stop]
         value = self._rows.decode_record(record, text.offset + start, element, text.locate(start))
-        if not isinstance(value, BadRecord):
-            batch.values.append(value)
-            batch.records.append(record)
-            batch.offsets.append(text.offset + start)
-        elif value.reason.startswith(INVALID_JSON_PREFIX) and _has_unbalanced_quotes(element):
+        is_json_fault = isinstance(value, BadRecord) and value.reason.startswith(INVALID_JSON_PREFIX)
+        if is_json_fault and _has_unbalanced_quotes(element):
             at, reason = diagnose_json(element, None)
             text.fail(reason, start + count_leading_bytes(element, at or 0))
-        else:
-            batch.bad.append(value)
+        batch.add(record, text.offset + start, value)
         batch.records_read += 1
         self._record += 1
 

@@ -225,13 +225,7 @@ class _JsonlReader:
             if not line.strip():
                 continue
             record, offset = self._record + number, block.offset + start
-            value = self.rows.decode_record(record, offset, line)
-            if isinstance(value, BadRecord):
-                batch.bad.append(value)
-            else:
-                batch.values.append(value)
-                batch.records.append(record)
-                batch.offsets.append(offset)
+            batch.add(record, offset, self.rows.decode_record(record, offset, line))
         return batch
 
 

@@ -383,11 +383,6 @@ def _read_rows(batch: pa.RecordBatch, record: int, offset: int, max_bytes: int) 
         return _read_row_by_row(batch, record, offset, max_bytes)
     records = Records(offsets=[offset] * count, records_read=count)
     records.records = list(range(record, record + count))
-    if large:
-        shortened = _shorten_row(batch, max_bytes)
-        if shortened is not None:
-            start = msgspec.json.encode(shortened, enc_hook=str)[:SNIPPET_BYTES]
-            return Records(bad=[make_too_large_record(record, offset, start, max_bytes)], records_read=1)
     try:
         records.values = batch.to_pylist()
     except UnicodeDecodeError:
@@ -419,25 +414,6 @@ def _make_undecodable_record(batch: pa.RecordBatch, record: int, offset: int) ->
     raise AssertionError("a row that cannot be decoded must have such a column")
 
 
-def _shorten_row(row: pa.RecordBatch, max_bytes: int) -> dict[str, Any] | None:
-    """Shorten texts above ``max_bytes`` to their beginnings; None if there are none.
-
-    This avoids further copies of an unusable text.
-    """
-    starts = [_read_beginning(column, max_bytes) for column in row.columns]
-    if all(start is None for start in starts):
-        return None
-    columns = [
-        column if start is None else pa.array([start.decode("utf-8", "replace")])
-        for column, start in zip(row.columns, starts, strict=True)
-    ]
-    try:
-        rows = pa.RecordBatch.from_arrays(columns, row.schema.names).to_pylist()
-    except UnicodeDecodeError:
-        return {}
-    return cast("dict[str, Any]", rows[0])
-
-
 def _read_row_by_row(batch: pa.RecordBatch, record: int, offset: int, max_bytes: int) -> Records:
     records = Records()
     for index in range(batch.num_rows):
@@ -465,13 +441,7 @@ def _read_texts(column: pa.Array, record: int, offset: int, max_bytes: int) -> R
         return Records(values=values, records=records, offsets=[offset] * count, records_read=count)
     text_records = Records(records_read=count)
     for number, value in enumerate(values, record):
-        text = _read_text(value, number, offset, max_bytes)
-        if isinstance(text, BadRecord):
-            text_records.bad.append(text)
-        else:
-            text_records.values.append(text)
-            text_records.records.append(number)
-            text_records.offsets.append(offset)
+        text_records.add(number, offset, _read_text(value, number, offset, max_bytes))
     return text_records
 
 

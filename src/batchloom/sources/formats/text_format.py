@@ -117,12 +117,8 @@ def _add_document(batch: Records, record: int, offset: int, data: bytes) -> None
         text, fault_index = data.decode(), data.find(b"\0")
     except UnicodeDecodeError as error:
         text, fault_index = "", error.start
-    if fault_index >= 0:
-        batch.bad.append(make_non_text_record(record, offset, data, fault_index))
-        return
-    batch.values.append(text)
-    batch.records.append(record)
-    batch.offsets.append(offset)
+    is_bad = fault_index >= 0
+    batch.add(record, offset, make_non_text_record(record, offset, data, fault_index) if is_bad else text)
 
 
 def find_document_end(buffer: bytes, start: int, limits: ReadLimits) -> int:

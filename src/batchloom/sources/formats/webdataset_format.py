@@ -85,14 +85,10 @@ def read_samples(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
         batch, begin = Records(), stream.position
         for number, sample in enumerate(samples):
             batch.records_read += 1
-            row = sample.make_row()
+            row: Any = sample.make_row()
             if isinstance(row, str):
-                words = ", ".join(sample.names)
-                batch.bad.append(BadRecord(number, sample.offset, None, row, words[:160]))
-            else:
-                batch.values.append(row)
-                batch.records.append(number)
-                batch.offsets.append(sample.offset)
+                row = BadRecord(number, sample.offset, None, row, ", ".join(sample.names)[:160])
+            batch.add(number, sample.offset, row)
             if batch.records_read >= _BATCH_SAMPLES or stream.position - begin >= _BATCH_BYTES:
                 yield batch
                 batch, begin = Records(), stream.position
