@@ -304,10 +304,8 @@ def _needs_line(start: bytes) -> bool:
     return b"\n" not in start and start.lstrip()[:1] in (b"{", b"[")
 
 
-def list_archive_sources(
-    archive: Archive, skipped_counts: Counter[str], on_detected: Callable[[str, FileDetection], None]
-) -> Iterator[Source]:
-    """Yield the readable members of an archive as sources named ``archive/member``."""
+def list_archive_sources(archive: Archive, skipped_counts: Counter[str]) -> Iterator[tuple[str, Source]]:
+    """Yield the name and source, named ``archive/member``, of each readable member."""
     names: Counter[str] = Counter()
     for entry in list_archive(archive, skipped_counts):
         verdict = _detect_member_kind(archive, entry)
@@ -319,16 +317,18 @@ def list_archive_sources(
             # An archive may hold a name twice, and paths must identify sources.
             names[entry.name] += 1
             repeat_suffix = f"#{names[entry.name]}" if names[entry.name] > 1 else ""
-            on_detected(entry.name, verdict)
-            yield Source(
-                f"{archive.name}/{entry.name}{repeat_suffix}",
-                f"{archive.path}/{entry.name}{repeat_suffix}",
-                verdict.kind,
-                verdict.compression,
-                entry.member.size,
-                archive.mtime_ns,
-                entry.member,
-                archive.revision,
+            yield (
+                entry.name,
+                Source(
+                    f"{archive.name}/{entry.name}{repeat_suffix}",
+                    f"{archive.path}/{entry.name}{repeat_suffix}",
+                    verdict.kind,
+                    verdict.compression,
+                    entry.member.size,
+                    archive.mtime_ns,
+                    entry.member,
+                    archive.revision,
+                ),
             )
 
 

@@ -562,11 +562,8 @@ class _SourceLister:
         if self._is_duplicate(name, file_status):
             return
         archive = replace(archive, name=self._names.make_unique(name))
-        for source in list_archive_sources(
-            archive,
-            self._skipped_counts,
-            lambda member, verdict: self._note_other_kind(member, detect_kind_by_name(member), verdict),
-        ):
+        for member_name, source in list_archive_sources(archive, self._skipped_counts):
+            self._note_other_kind(member_name, detect_kind_by_name(member_name), source.kind)
             if matches_format(self._declared_input.form, source.kind):
                 self.sources.append(replace(source, input=self._input_number))
             else:
@@ -587,10 +584,10 @@ class _SourceLister:
         self._append(archive.path, archive.name, file_status, detection, None)
         return True
 
-    def _note_other_kind(self, name: str, name_detection: FileDetection | None, verdict: FileDetection) -> None:
+    def _note_other_kind(self, name: str, name_detection: FileDetection | None, kind: str) -> None:
         """Note a file that is read as another kind than its name suggests."""
-        if name_detection is not None and name_detection.kind != verdict.kind and verdict.kind is not None:
-            self._content_notes.append(f"{name} as {FORMATS[verdict.kind].label}")
+        if name_detection is not None and name_detection.kind != kind:
+            self._content_notes.append(f"{name} as {FORMATS[kind].label}")
 
     def _is_duplicate(self, name: str, file_status: os.stat_result) -> bool:
         """Return whether the file is already listed, and register it."""
@@ -616,7 +613,7 @@ class _SourceLister:
             return
         name = self._names.make_unique(name)
         self._has_records |= bool(FORMATS[verdict.kind].method)
-        self._note_other_kind(name, name_detection, verdict)
+        self._note_other_kind(name, name_detection, verdict.kind)
         self.sources.append(
             Source(
                 name,

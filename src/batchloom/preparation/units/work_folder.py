@@ -172,7 +172,7 @@ def translate_read_errors(path: Path) -> Iterator[None]:
         raise
     except (OSError, *JSON_DECODE_ERRORS) as error:
         why = describe_os_error(error) if isinstance(error, OSError) else error
-        work = next(folder for folder in path.parents if folder.name == WORK_NAME)
+        work = next((folder for folder in path.parents if folder.name == WORK_NAME), path)
         raise StoreConflictError(f"{path} cannot be read ({why}); delete {work} to start over.") from error
 
 

@@ -6,6 +6,7 @@ lines with array operations. For quotes at other positions, the reader itself de
 """
 
 import csv
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -202,7 +203,7 @@ class _CsvReader:
                 batch.bad.append(row)
             elif lines.fault or (len(row) != width and row):
                 fault = lines.fault or _CsvFault(_describe_ragged_row(len(row), width, names), line)
-                batch.bad.append(self._make_faulty_record(start, fault))
+                batch.bad.append(self._make_bad_record(start, fault))
             elif row:
                 batch.values.append(dict(zip(names, row, strict=True)) if column is None else row[column])
                 batch.records.append(self._record)
@@ -235,7 +236,7 @@ class _CsvReader:
                 yield start, line, self._skip_too_large(start, line)
                 rows = csv.reader(lines, delimiter=delimiter)
             except csv.Error as error:
-                yield start, line, self._make_bad_record(start, line, f"not readable as CSV: {error}")
+                yield start, line, self._make_bad_record(start, _CsvFault(f"not readable as CSV: {error}", line))
                 rows = csv.reader(lines, delimiter=delimiter)
             else:
                 if lines.at_end:
@@ -253,7 +254,7 @@ class _CsvReader:
         if "\r" in first.rstrip("\r\n"):
             raise InputError(f"{self._name} ends its lines with CR alone; convert it with: tr '\\r' '\\n'")
         delimiter = "\t" if self._kind == "tsv" else _detect_delimiter(first)
-        rows = csv.reader(_ChainedLines(first.removeprefix("\ufeff"), lines), delimiter=delimiter)
+        rows = csv.reader(itertools.chain(filter(None, [first.removeprefix("\ufeff")]), lines), delimiter=delimiter)
         try:
             names = next(rows, [])
         except (csv.Error, _TooLargeError) as error:
@@ -279,10 +280,7 @@ class _CsvReader:
             raise RecordError(self._name, 1, None, describe_missing_field(field, list(header)))
         return header.index(field)
 
-    def _make_bad_record(self, offset: int, line: int, reason: str) -> BadRecord:
-        return BadRecord(self._record, offset, None, reason, excerpt_record(self._lines.start), line)
-
-    def _make_faulty_record(self, offset: int, fault: _CsvFault) -> BadRecord:
+    def _make_bad_record(self, offset: int, fault: _CsvFault) -> BadRecord:
         words = fault.snippet or excerpt_record(self._lines.start)
         return BadRecord(self._record, offset, fault.column, fault.reason, words, fault.line)
 
@@ -300,21 +298,6 @@ class _CsvReader:
 
 
 _HEADER_REMEDY = "the first line must name every column once (pandas: to_csv(index=False))"
-
-
-@final
-class _ChainedLines:
-    """One line, then the remaining lines."""
-
-    def __init__(self, first: str, lines: _CsvLineReader) -> None:
-        self._first, self._lines = first, lines
-
-    def __iter__(self) -> "_ChainedLines":
-        return self
-
-    def __next__(self) -> str:
-        first, self._first = self._first, ""
-        return first or next(self._lines)
 
 
 def _detect_delimiter(header: str) -> str:

@@ -183,7 +183,8 @@ class _JsonTextWindow:
     def peek(self) -> bytes:
         """Skip white space and return the next byte, empty at the end."""
         while True:
-            self.at = self._skip_whitespace()
+            space = _SPACE_PATTERN.match(self.data, self.at)
+            self.at = space.end() if space else self.at
             if self.at < len(self.data) or not self.read_more():
                 return self.data[self.at : self.at + 1]
 
@@ -236,10 +237,6 @@ class _JsonTextWindow:
             column,
             f"{fact}; the records after this cannot be told apart: fix it, or fetch the file again",
         )
-
-    def _skip_whitespace(self) -> int:
-        match = _SPACE_PATTERN.match(self.data, self.at)
-        return match.end() if match else self.at
 
     def _drop_consumed(self) -> None:
         self._start_position = self.locate()

@@ -193,7 +193,10 @@ class _ArrowGroups:
             raise ValueError("it has no schema")
         large = max(message.body for message in self._messages) > _MIN_MAPPED_BYTES
         local_path = find_local_path(source.path, source.size) if source.member is None else None
-        self._mapped = _map_table(local_path) if large and local_path else None
+        self._mapped: mmap.mmap | None = None
+        if large and local_path:
+            with open(local_path, "rb") as table:  # noqa: PTH123 - paths remain strings
+                self._mapped = mmap.mmap(table.fileno(), 0, access=mmap.ACCESS_READ)
         self._starts = [message.start for message in self._messages if message.kind == _BATCH]
         # This also applies if mapping is impossible: parts must not depend on a file's location.
         are_separate = self._is_file or not large or source.member is not None
@@ -342,11 +345,6 @@ def _parse_header(data: bytes) -> tuple[int, int]:
     except struct.error as error:
         raise ValueError("a message has a damaged header") from error
     return kind, body
-
-
-def _map_table(path: str) -> mmap.mmap:
-    with open(path, "rb") as file:  # noqa: PTH123 - paths remain strings
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 @final
@@ -530,9 +528,7 @@ def to_plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _get_plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type to cast to; the same object if nothing changes."""
     types = pa.types
-    if types.is_decimal(kind) or types.is_date(kind) or types.is_time(kind):
-        return pa.string()
-    if types.is_timestamp(kind):
+    if types.is_decimal(kind) or types.is_date(kind) or types.is_time(kind) or types.is_timestamp(kind):
         return pa.string()
     if types.is_duration(kind):
         return pa.int64()
@@ -541,17 +537,13 @@ def _get_plain_type(kind: pa.DataType) -> pa.DataType:
     if types.is_struct(kind):
         fields = [kind.field(index) for index in range(kind.num_fields)]
         plain_fields = [field.with_type(_get_plain_type(field.type)) for field in fields]
-        return kind if _is_same_type(fields, plain_fields) else pa.struct(plain_fields)
-    makers = (
-        (types.is_list, pa.list_),
-        (types.is_large_list, pa.large_list),
-    )
-    for is_kind, make in makers:
+        return (
+            kind
+            if all(a.type == b.type for a, b in zip(fields, plain_fields, strict=True))
+            else pa.struct(plain_fields)
+        )
+    for is_kind, make in ((types.is_list, pa.list_), (types.is_large_list, pa.large_list)):
         if is_kind(kind):
             value = kind.value_field.with_type(_get_plain_type(kind.value_type))
-            return kind if value.type is kind.value_type or value.type == kind.value_type else make(value)
+            return kind if value.type == kind.value_type else make(value)
     return kind
-
-
-def _is_same_type(before: list[pa.Field], after: list[pa.Field]) -> bool:
-    return all(a.type == b.type for a, b in zip(before, after, strict=True))

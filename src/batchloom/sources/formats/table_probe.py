@@ -68,7 +68,7 @@ class _ProbeProcess:
             if status is not None:
                 raise InputError(
                     f"{source.name} is damaged: the parser of {source.kind} files crashed on it "
-                    f"({_describe_status(status)}). "
+                    f"({signal.Signals(-status).name if status < 0 else f'exit code {status}'}). "
                     "Write the file again from its source, without encrypted columns, or leave it out."
                 )
             self._survived.add(key)
@@ -129,10 +129,6 @@ def _start_probe() -> tuple[subprocess.Popen[bytes], Connection]:
             process_group=0,
         )
     return process, parent_end
-
-
-def _describe_status(status: int) -> str:
-    return signal.Signals(-status).name if status < 0 else f"exit code {status}"
 
 
 def main(descriptor: int) -> None:
