@@ -191,15 +191,15 @@ def test_a_broken_connection_is_resumed(web, no_retry_delay, tmp_path, cut):
 def test_a_connection_that_always_breaks_is_an_error(web, no_retry_delay):
     web.files["/a.txt"], web.cut = LINES, 10
     with pytest.raises(DownloadError, match=r"no data from byte 0 of \d.* in 6 tries .*the connection broke"):
-        open_remote_file(f"{web.url}/a.txt?sig={SECRET}", len(LINES)).read()
+        open_remote_file(f"{web.url}/a.txt?sig={SECRET}", len(LINES), 1).read()
 
 
 def test_requests_to_a_failing_server_are_retried(web, no_retry_delay):
     web.files["/a.txt"], web.failures = LINES, 5
-    assert open_remote_file(f"{web.url}/a.txt", len(LINES)).read() == LINES
+    assert open_remote_file(f"{web.url}/a.txt", len(LINES), 2).read() == LINES
     web.failures = 6
     with pytest.raises(DownloadError, match="in 6 tries .the server answered 503"):
-        open_remote_file(f"{web.url}/a.txt", len(LINES)).read()
+        open_remote_file(f"{web.url}/a.txt", len(LINES), 3).read()
 
 
 def test_retry_delays_grow_to_half_a_minute_in_total():
@@ -210,7 +210,7 @@ def test_retry_delays_grow_to_half_a_minute_in_total():
 
 def test_random_access_equals_the_local_file(web):
     web.files["/a.txt"] = LINES
-    local, remote = io.BytesIO(LINES), open_remote_file(f"{web.url}/a.txt", len(LINES))
+    local, remote = io.BytesIO(LINES), open_remote_file(f"{web.url}/a.txt", len(LINES), 4)
     for offset, count in [
         (0, 5),
         (len(LINES) - 3, 10),

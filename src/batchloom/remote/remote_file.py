@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, final
@@ -131,13 +131,13 @@ class PageCache:
 PAGE_CACHE = PageCache()
 
 
-def open_remote_file(url: str, size: int, stamp: int | None = None) -> BinaryIO:
+def open_remote_file(url: str, size: int, stamp: int) -> BinaryIO:
     """Open the file of ``size`` bytes at a URL for reading and seeking.
 
     Args:
         url: URL of the file.
         size: size of the file in bytes.
-        stamp: number of the file's version; with it the bytes read are cached for later readers.
+        stamp: number of the file's version, of which the bytes read are cached for later readers.
 
     Reading raises:
         InputMissingError: the file no longer exists.
@@ -145,13 +145,7 @@ def open_remote_file(url: str, size: int, stamp: int | None = None) -> BinaryIO:
         DownloadError: no bytes arrive after about half a minute of attempts.
         InputError: the file is shorter than ``size``.
     """
-
-    def fetch_bytes(start: int, stop: int) -> bytes:
-        if stamp is None:
-            return fetch_range(url, start, stop, size)
-        return fetch_through_cache((url, size, stamp), start, stop)
-
-    return io.BufferedReader(_RemoteRawFile(size, fetch_bytes), _BUFFER_BYTES)
+    return io.BufferedReader(_RemoteRawFile((url, size, stamp)), _BUFFER_BYTES)
 
 
 def fetch_through_cache(version: FileVersion, start: int, stop: int) -> bytes:
@@ -235,9 +229,9 @@ def fetch_range(url: str, start: int, stop: int, size: int) -> bytes:
 class _RemoteRawFile(RangeFile):
     """Raw file below a buffer: the current block and the blocks that are read ahead."""
 
-    def __init__(self, size: int, fetch_bytes: Callable[[int, int], bytes]) -> None:
-        super().__init__(size, self._read_block)
-        self._fetch_bytes = fetch_bytes
+    def __init__(self, version: FileVersion) -> None:
+        super().__init__(version[1], self._read_block)
+        self._version = version
         self._block, self._start = b"", 0
         self._step = _FIRST_BLOCK_BYTES
         self._pending_blocks: deque[Future[bytes]] = deque()
@@ -272,7 +266,7 @@ class _RemoteRawFile(RangeFile):
         self._pending_blocks.clear()
         self._step = _FIRST_BLOCK_BYTES
         self._next_start = min(start + min(max(stop - start, self._step), _MAX_BLOCK_BYTES), self._size)
-        self._block = self._fetch_bytes(start, self._next_start)
+        self._block = fetch_through_cache(self._version, start, self._next_start)
 
     def _schedule_blocks(self) -> None:
         """Fetch the next blocks while the current one is read."""
@@ -280,5 +274,5 @@ class _RemoteRawFile(RangeFile):
             self._pool = ThreadPoolExecutor(_READ_AHEAD_BLOCKS, "fetch")
         while len(self._pending_blocks) < _READ_AHEAD_BLOCKS and self._next_start < self._size:
             stop = min(self._next_start + self._step, self._size)
-            self._pending_blocks.append(self._pool.submit(self._fetch_bytes, self._next_start, stop))
+            self._pending_blocks.append(self._pool.submit(fetch_through_cache, self._version, self._next_start, stop))
             self._next_start = stop
