@@ -75,7 +75,8 @@ class FeatureExtractor:
         part = self._get_part("AutoImageProcessor")
         output = part(
             images=[picture],
-            return_tensors=_choose_tensor_type(part),
+            # The processors of torchvision return only tensors.
+            return_tensors="np" if type(part).__name__.endswith("Pil") else "pt",
             **self._get_class_defaults("images_kwargs"),
         )
         return {name: _to_numpy(value) for name, value in output.items() if name not in self._internal_outputs}
@@ -120,11 +121,6 @@ class FeatureExtractor:
         if part is None:
             raise InputError(f"The store's {self._files.name} cannot be built with the installed transformers: {why}")
         return part
-
-
-def _choose_tensor_type(part: Any) -> str:
-    """Return the tensor type to request: torchvision processors return only tensors."""
-    return "np" if type(part).__name__.endswith("Pil") else "pt"
 
 
 def _to_numpy(value: Any) -> NDArray[Any]:

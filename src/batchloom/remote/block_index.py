@@ -286,17 +286,13 @@ class CacheFileSet:
         removed_numbers: set[int] = set()
         if not self._exceeds_limits():
             return removed_numbers
-        used_numbers = [
-            other_number
-            for other_number in self._mapped_numbers
-            if other_number != number and self.cache_files[other_number].used
-        ]
-        self._move_behind([*used_numbers, number])
-        for oldest_number in [
-            other_number
-            for other_number in self._mapped_numbers
-            if other_number != number and other_number not in pinned_owners
-        ]:
+        # Recently read files are evicted last.
+        used_numbers = [other for other in self._mapped_numbers if other != number and self.cache_files[other].used]
+        for other in (*used_numbers, number):
+            self.cache_files[other].used = False
+            self._mapped_numbers.move_to_end(other)
+        evictable_numbers = [other for other in self._mapped_numbers if other not in pinned_owners and other != number]
+        for oldest_number in evictable_numbers:
             if not self._exceeds_limits():
                 break
             oldest_file = self.cache_files[oldest_number]
@@ -304,12 +300,6 @@ class CacheFileSet:
             if oldest_file.name is None:
                 removed_numbers.add(oldest_number)
         return removed_numbers
-
-    def _move_behind(self, used_numbers: list[int]) -> None:
-        """Move recently read files to the end of the eviction order."""
-        for number in used_numbers:
-            self.cache_files[number].used = False
-            self._mapped_numbers.move_to_end(number)
 
     def _exceeds_limits(self) -> bool:
         too_many_mapped = len(self._mapped_numbers) > _MAX_MAPPED_FILES or self._mapped_bytes > self._limit

@@ -378,7 +378,10 @@ def _sample_source(source: Source, rules: ReadRules, offsets: Sequence[int], siz
         return
     bounds, read_to = RecordBounds(rules), 0
     if cut_rule == "row groups":
-        yield from _sample_table(source, bounds.starts(source), offsets)
+        starts = bounds.starts(source)
+        hits = Counter(max(0, bisect_right(starts, offset) - 1) for offset in offsets)
+        for group, times in sorted(hits.items()):
+            yield SampleRange(SourcePart(source, starts[group], starts[group] + 1), times)
         return
     for offset in offsets:
         start = _find_bound(bounds, source, max(offset, read_to), size)
@@ -388,13 +391,6 @@ def _sample_source(source: Source, rules: ReadRules, offsets: Sequence[int], siz
         if stop is not None:
             read_to = stop
             yield SampleRange(SourcePart(source, start, stop))
-
-
-def _sample_table(source: Source, starts: Sequence[int], offsets: Iterable[int]) -> Iterator[SampleRange]:
-    """Yield the row groups that contain the positions."""
-    hits = Counter(max(0, bisect_right(starts, offset) - 1) for offset in offsets)
-    for group, times in sorted(hits.items()):
-        yield SampleRange(SourcePart(source, starts[group], starts[group] + 1), times)
 
 
 def _find_bound(bounds: RecordBounds, source: Source, nominal: int, size: int) -> int | None:

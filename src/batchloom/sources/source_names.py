@@ -31,23 +31,20 @@ def make_input_labels(inputs: Sequence[str]) -> list[str]:
 
 def list_paths_and_labels(inputs: Sequence[str]) -> list[tuple[str, str]]:
     """Return the normalized path or URL and the label of each input, undecoded."""
-    paths = [input_path if is_url_or_stdin(input_path) else _normalize_path(input_path) for input_path in inputs]
-    tail_counts = Counter(tail for path in set(paths) if not is_url_or_stdin(path) for tail in _list_path_tails(path))
+    paths = []
+    for location in inputs:
+        if is_url_or_stdin(location):
+            paths.append(location)
+            continue
+        path = os.path.normpath(os.path.expanduser(strip_file_scheme(location)))  # noqa: PTH111
+        # A file named like the standard input argument remains a file.
+        paths.append(f"./{path}" if path == STANDARD_INPUT else path)
+    part_lists = [path.split("/") for path in set(paths) if not is_url_or_stdin(path)]
+    tail_counts = Counter("/".join(parts[start:]) for parts in part_lists for start in range(len(parts)))
     return [
         (path, format_input_label(path) if is_url_or_stdin(path) else _format_label(path, tail_counts))
         for path in paths
     ]
-
-
-def _normalize_path(input_path: str) -> str:
-    path = os.path.normpath(os.path.expanduser(strip_file_scheme(input_path)))  # noqa: PTH111
-    # A file named like the standard input argument remains a file.
-    return f"./{path}" if path == STANDARD_INPUT else path
-
-
-def _list_path_tails(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[start:]) for start in range(len(parts))]
 
 
 def _format_label(path: str, tail_counts: Counter[str]) -> str:

@@ -4,6 +4,7 @@ import abc
 import bz2
 import io
 import lzma
+from functools import partial
 from gzip import BadGzipFile
 from typing import Any, BinaryIO, Literal, Protocol, final
 
@@ -81,7 +82,7 @@ def make_decompressor(compression: Compression, file: BinaryIO) -> Decompressor:
     if compression == "bzip2":
         return _StreamDecompressor(file, bz2.BZ2Decompressor, b"")
     if compression == "xz":
-        return _StreamDecompressor(file, _make_xz_decompressor, b"\x00")
+        return _StreamDecompressor(file, partial(lzma.LZMADecompressor, memlimit=_XZ_MEMORY_LIMIT), b"\x00")
     return _StreamDecompressor(file, _make_lz4_decompressor, b"")
 
 
@@ -185,10 +186,6 @@ class _StreamDecompressor:
                 return False
         self._decoder = self._make()
         return True
-
-
-def _make_xz_decompressor() -> lzma.LZMADecompressor:
-    return lzma.LZMADecompressor(memlimit=_XZ_MEMORY_LIMIT)
 
 
 def _make_lz4_decompressor() -> Any:

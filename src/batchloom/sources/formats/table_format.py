@@ -242,18 +242,16 @@ class _ArrowGroups:
                 yield self.starts[at], lambda at=at: reader.get_batch(at)  # type: ignore[misc]
             return
         are_separate = self.starts == self._starts
-        reads_whole_file = self._mapped is not None or not are_separate
-        stream = pa.ipc.open_stream(
-            self._open_whole_file() if reads_whole_file else self._chain_batches(first, last), options=options
-        )
+        if self._mapped is not None:
+            file: Any = pa.py_buffer(self._mapped)
+        elif are_separate:
+            file = self._chain_batches(first, last)
+        else:
+            file = self._raw
+            file.seek(0)
+        stream = pa.ipc.open_stream(file, options=options)
         for start in self._starts[first:last] if are_separate else self._starts:
             yield (start if are_separate else 0), stream.read_next_batch
-
-    def _open_whole_file(self) -> Any:
-        if self._mapped is not None:
-            return pa.py_buffer(self._mapped)
-        self._raw.seek(0)
-        return self._raw
 
     def _chain_batches(self, first: int, last: int) -> BinaryIO:
         """Return a stream of the schema, needed dictionaries and batches [first, last)."""

@@ -142,10 +142,16 @@ class _WebDatasetSample:
         columns = [name for name in (f"{kind}s", kind) if row.get(name)]
         if self.record is None or not columns:
             return [value for _, value in media]
-        references = [reference for name in columns for reference in _as_list(row.pop(name))]
+        values = [row.pop(name) for name in columns]
+        references = [item for value in values for item in (value if isinstance(value, list) else [value])]
         if len(references) == len(media) == 1:
             return [media[0][1]]
-        values_by_alias = {alias: value for name, value in media for alias in self._list_aliases(name)}
+        # A record may refer to a file by its full name, by its base name, or by what follows the key.
+        values_by_alias = {
+            alias: value
+            for name, value in media
+            for alias in (name, name.rpartition("/")[2], name[len(self.key) + 1 :])
+        }
         missing = next(
             (
                 reference
@@ -161,14 +167,6 @@ class _WebDatasetSample:
                 f"{', '.join(name for name, _ in media):.200}: name each of them once, or remove the column"
             )
         return [values_by_alias.get(reference) for reference in references if isinstance(reference, str)]
-
-    def _list_aliases(self, name: str) -> tuple[str, str, str]:
-        """Return the names by which a record may refer to a file: full, base, without key."""
-        return name, name.rpartition("/")[2], name[len(self.key) + 1 :]
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 @final
