@@ -31,9 +31,10 @@ from pathlib import Path
 import torch
 
 import batchloom
+from batchloom.adapters.optimizer_step import make_parameter_groups
 from batchloom.train import GPT, ModelSettings
 from batchloom.train.loop import make_autocast
-from batchloom.train.model import estimate_parameter_count, make_parameter_groups, pad_vocabulary
+from batchloom.train.model import estimate_parameter_count, pad_vocabulary
 from corpus import VOCABULARY, make_store
 
 DEVICE = torch.device("cuda")

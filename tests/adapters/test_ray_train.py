@@ -14,10 +14,10 @@ import pytest
 
 import batchloom
 from batchloom.adapters import ray_train
+from batchloom.adapters.logging import read_log
 from batchloom.analysis.compare import BatchWitness, iter_expected_entries
 from batchloom.examples.job import Job, tiny_model
 from batchloom.testing import write_store
-from batchloom.train import read_log
 from preparation.workers.ray_nodes import OBJECTS
 from processes import run_two_ranks
 

@@ -56,7 +56,7 @@ def test_names_from_other_tools(arguments, normalized):
         ),
         (["prepare", "a", "--out", "o", "--val_fraction=2"], "--val-fraction: 2.0 is not in"),
         (["prepare", "a", "--out", "o", "--memory-per-worker=0"], "--memory-per-worker: '0' is no number of bytes"),
-        (["train", "--data", "s", "--max-iters", "-2"], "--max-iters: -2 is below 1"),
+        (["train", "--data", "s", "--max-iters", "-2"], "--max-iters: -2 is not a whole number from 1 to"),
     ],
 )
 def test_a_problem_is_named_as_it_was_typed(arguments, message, capsys):

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from batchloom.adapters.rank_group import join_ranks
 from batchloom.train import (
     RunFolder,
     RunLog,
-    join_ranks,
     make_settings,
     run_optimizer_step,
     set_up_run,

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import batchloom
+from batchloom.adapters.logging import read_log
+from batchloom.adapters.rank_group import join_ranks
 from batchloom.testing import write_store
 from batchloom.train import (
     RunFolder,
     RunLog,
-    join_ranks,
     make_settings,
-    read_log,
     set_up_run,
     train,
 )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from batchloom.adapters.logging import read_log
 from batchloom.cli import run_command_line
-from batchloom.train import read_log
 from processes import start_processes
 from train.runs import BASE_SETTINGS, read_steps, small_store, wait_for_step
 
@@ -105,7 +105,7 @@ def test_a_run_of_the_first_windows_is_resumed_with_them(store, config, tmp_path
     ("change", "message"),
     [
         ({"steps": "6"}, "steps: '6' is not int"),
-        ({"steps": 0}, "steps: 0 is below 1"),
+        ({"steps": 0}, "steps: 0 is not a whole number from 1 to 281,474,976,710,656"),
         ({"model": []}, "model: [] is not ModelSettings"),
         ({"stepz": 1}, "stepz: unknown setting; did you mean 'steps'?"),
     ],
@@ -143,11 +143,11 @@ def test_a_file_is_prepared_in_memory_and_leaves_nothing(config, tmp_path, capsy
         (["--data", "s", "--input-file", "f"], 2, "--data and --input-file exclude each other"),
         ([], 2, "--data: missing"),
         (["--data", "s", "--tokenizer", "bytes"], 2, "--tokenizer: bytes requires --input-file"),
-        (["--data", "s", "--stop-at", "0"], 2, "--stop-at: 0 is below 1"),
+        (["--data", "s", "--stop-at", "0"], 2, "--stop-at: 0 is not the number of a step, from 1"),
         (["--data", "s", "--model-name", "tinny"], 2, "did you mean 'tiny'?"),
         (["--data", "s", "--model-name", "tiny", "--config-file", "c"], 2, "exclude each other"),
         (["--data", "s", "--config-file", "none.json"], 1, "none.json: no such file"),
-        (["--data", "s", "--max-iters", "0"], 2, "--max-iters: 0 is below 1"),
+        (["--data", "s", "--max-iters", "0"], 2, "--max-iters: 0 is not a whole number from 1 to"),
         (["--data", "s", "--packing", "best_fitt"], 2, "did you mean 'best_fit'?"),
         (["--data", "nowhere"], 1, "There is no file or folder nowhere: "),
         (
@@ -160,14 +160,13 @@ def test_a_file_is_prepared_in_memory_and_leaves_nothing(config, tmp_path, capsy
         (["--data", "s", "--device", "tpu"], 1, "none of auto, cpu"),
         (["--data", "s", "--lr", "inf"], 2, "--lr: inf is not a finite number above 0"),
         (["--data", "s", "--lr", "nan"], 2, "--lr: nan is not a finite number above 0"),
-        (["--data", "s", "--stop-at", str(10**30)], 2, "--stop-at: 1000000000000000000000"),
         (["--data", "s", "--seq-len", "9" * 5000], 2, "--seq-len"),
-        (["--data", "s", "--config-file", "."], 2, ".: is a folder, a pipe or a device"),
-        (["--data", "s", "--config-file", "wide"], 1, "needs 1,430,524.2 GiB to train, and this"),
+        (["--data", "s", "--config-file", "."], 2, ".: cannot be read: "),
+        (["--data", "s", "--config-file", "wide"], 1, "needs 1,536,013.7 GB to train, and this"),
         (
             ["--data", "s", "--global-batch-size", "16777216", "--seq-len", "16777216"],
             1,
-            "16,777,216 sequences of 16,777,216 tokens, takes 6,291,456.0 GiB",
+            "16,777,216 sequences of 16,777,216 tokens, takes 6,755,399.4 GB",
         ),
         (["--data", "s", "--out", "wide"], 1, "wide is not an empty folder and holds no run"),
         (["--data", "s", "--out", "wide/run"], 1, "cannot be written: Not a directory"),

@@ -10,8 +10,9 @@ import xxhash
 from safetensors.torch import load_file, save_file
 
 from batchloom import StateError
+from batchloom.adapters.logging import read_log
 from batchloom.core.fingerprint import fingerprint
-from batchloom.train import RunFolder, read_log
+from batchloom.train import RunFolder
 from train.runs import read_steps, run_training, small_store
 
 SHORT = {"steps": 4, "save_interval": 2}
@@ -78,7 +79,7 @@ CHECKPOINT_DAMAGE = {
     "too large": (lambda c: os.truncate(c / "state.json", 1 << 29), "536,870,912 bytes"),
     "a folder": (
         lambda c: ((c / "state.json").unlink(), (c / "state.json").mkdir()),
-        "state.json is a folder, a pipe or a device",
+        "state.json cannot be read",
     ),
     "another step": (lambda c: reseal(c, {"step": 3}), "says step 3 and is in the folder"),
     "a step as text": (lambda c: reseal(c, {"step": "4"}), "says step '4' and is in the folder"),
@@ -152,26 +153,20 @@ def test_a_run_without_checkpoints_starts_again(store, run, finished):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line",
     [
-        (b"{", "line 2 is not JSON"),
-        (b"\xff", "line 2 is not UTF-8"),
-        (b"\0\0\0", "line 2 is not JSON"),
-        (b"[1]", "line 2 holds list, not a JSON object"),
-        (b'{"step": 1, "loss": 2.0}', "line 2 has None for kind"),
-        (b'{"kind": [], "step": 1, "loss": 2.0}', "line 2 has [] for kind"),
-        (b'{"kind": "step", "loss": 2.0}', "line 2 has None for step"),
-        (b'{"kind": "step", "step": "1", "loss": 2.0}', "line 2 has '1' for step"),
-        (b'{"kind": "step", "step": 1}', "line 2 has None for loss"),
-        (b'{"kind": "val", "step": 1, "loss": "2"}', "line 2 has '2' for loss"),
+        *(b"{", b"\xff", b"\0\0\0", b"[1]"),
+        b'{"kind": "step", "loss": 2.0}',
+        b'{"kind": "step", "step": "1", "loss": 2.0}',
+        b'{"kind": "val", "step": 1, "loss": "2"}',
     ],
 )
-def test_a_damaged_log_is_refused_and_can_be_deleted(store, run, line, message):
+def test_a_damaged_log_is_refused_and_can_be_deleted(store, run, line):
     log = run / "log.jsonl"
     lines = log.read_bytes().split(b"\n")
     log.write_bytes(b"\n".join([lines[0], line, *lines[2:]]))
     error = resume_with_error(store, run)
-    assert f"{log}, {message}" in error
+    assert f"{log}, line 2 is not an entry of a log" in error
     assert "Delete that line, or the whole log" in error
     log.unlink()
     shutil.rmtree(RunFolder(run).find_newest_checkpoint())

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from batchloom import Loader, OutputError, SettingsError, StateError, StoreError
+from batchloom.adapters.logging import read_log
+from batchloom.adapters.rank_group import join_ranks
 from batchloom.core.errors import TrainError
 from batchloom.testing import write_store
 from batchloom.train import (
@@ -15,9 +17,7 @@ from batchloom.train import (
     RunFolder,
     RunLog,
     explain_memory_errors,
-    join_ranks,
     make_settings,
-    read_log,
     run_optimizer_step,
     set_up_run,
 )
@@ -174,7 +174,7 @@ SINGLE_TOKENS = [[1], [2], [3], [4], [5]]
 @pytest.mark.parametrize("packing", ["best_fit", "wrap", "none"])
 def test_data_with_nothing_to_predict_is_refused(tmp_path, packing):
     ones = write_store(tmp_path / "s", SINGLE_TOKENS)
-    with pytest.raises(TrainError, match="None of the 80 steps .* anything to predict.*longer"):
+    with pytest.raises(TrainError, match="None of the first 80 steps .* anything to predict.*longer"):
         run_training(ones, tmp_path / "run", {"order": {"packing": packing}})
     assert not (tmp_path / "run").exists()
 

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from batchloom import Edit, Mixture, PlanError, SettingsError, StateError, open_store
+from batchloom.adapters.logging import read_log
+from batchloom.adapters.rank_group import join_ranks
 from batchloom.batches import read_mixture
 from batchloom.cli import run_command_line as command
 from batchloom.core.errors import TrainError
@@ -14,14 +16,12 @@ from batchloom.train import (
     RunFolder,
     RunLog,
     edit_run,
-    join_ranks,
     make_settings,
-    open_mixture_generations,
-    read_log,
     set_up_run,
     submit_edit,
     train,
 )
+from batchloom.train.run_data import open_source
 from train.runs import BASE_SETTINGS, counting_documents, read_steps, small_store
 
 
@@ -39,7 +39,7 @@ def mixture(tmp_path):
 def run_mixture(mixture, out, changes=None, *, resume=False, stop_at=None):
     lines, folder = [], RunFolder(out)
     with join_ranks("cpu") as ranks:
-        data = open_mixture_generations(mixture, folder, ranks) if resume else mixture
+        data = open_source(mixture, folder, ranks, resume=resume)
         settings = make_settings(BASE_SETTINGS, {"steps": 12, "save_interval": 3, **(changes or {})})
         run = set_up_run(data, settings, folder, ranks, RunLog(folder.log, lines.append))
         return train(run, resume=resume, stop_at=stop_at), "\n".join(lines)

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from batchloom import Loader
+from batchloom.adapters.optimizer_step import make_parameter_groups
 from batchloom.train import (
     GPT,
     ModelSettings,
@@ -14,7 +15,7 @@ from batchloom.train import (
     make_attention_mask,
     make_settings,
 )
-from batchloom.train.model import estimate_parameter_count, make_parameter_groups, pad_vocabulary
+from batchloom.train.model import estimate_parameter_count, pad_vocabulary
 from batchloom.train.model.gpt_model import make_flex_mask
 from train.runs import small_store
 

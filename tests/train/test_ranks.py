@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from batchloom import InputError, Loader
+from batchloom.adapters.rank_group import choose_device, join_ranks
 from batchloom.core.errors import TrainError
-from batchloom.train import choose_device, join_ranks
 from processes import make_rank_environments, run_ranks, run_two_ranks, start_processes
 from train.runs import BASE_SETTINGS, WORKER, read_steps, run_training, small_store, wait_for_step
 
@@ -167,7 +167,7 @@ def test_a_missing_device_is_refused():
 
 SLOW_FIRST = """
 import datetime, os, sys, time, torch, torch.distributed as dist
-from batchloom.train.distributed import RankGroup
+from batchloom.adapters.rank_group import RankGroup
 rank, place, seconds = int(os.environ["RANK"]), sys.argv[1], float(sys.argv[2])
 dist.init_process_group(
     "gloo", f"file://{place}", datetime.timedelta(seconds=2), world_size=2, rank=rank

@@ -74,9 +74,9 @@ def test_numbers_that_are_not_finite_are_refused(value):
 )
 def test_absurd_sizes_are_refused_by_their_bound(name, maximum):
     assert getattr(make_settings(BASE_SETTINGS, {name: maximum}), name) == maximum
-    with pytest.raises(SettingsError, match=f"{name}: {maximum + 1} is above {maximum}, the maximum"):
+    with pytest.raises(SettingsError, match=f"{name}: .* is not a whole number from .* to {maximum:,}"):
         make_settings(BASE_SETTINGS, {name: maximum + 1})
-    with pytest.raises(SettingsError, match=f"{name}: a number of about 4000 digits is above"):
+    with pytest.raises(SettingsError, match=f"{name}: a number of 13,288 bits is not a whole number"):
         make_settings(BASE_SETTINGS, {name: 10**4000})
 
 
@@ -140,5 +140,5 @@ def test_a_configuration_that_is_no_json_object(tmp_path):
         read_config(tmp_path / "none.json")
     os.mkfifo(tmp_path / "pipe")
     for odd in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(SettingsError, match="is a folder, a pipe or a device"):
+        with pytest.raises(SettingsError, match="cannot be read"):
             read_config(odd)

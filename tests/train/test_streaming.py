@@ -8,6 +8,7 @@ import pytest
 
 import batchloom
 from batchloom import SettingsError, StateError
+from batchloom.adapters.rank_group import join_ranks
 from batchloom.cli import run_command_line
 from batchloom.train import (
     DataRequest,
@@ -15,7 +16,6 @@ from batchloom.train import (
     RunLog,
     StreamOptions,
     StreamRequest,
-    join_ranks,
     make_settings,
     set_up_run,
     train,
@@ -121,7 +121,7 @@ def test_a_model_is_finetuned_on_a_stream(tmp_path, input_file):
             "--keep: c requires --stream",
         ),
         ({"stream": ("a",), "if_missing": "synthetic"}, "--if-missing"),
-        ({"data": Path("b"), "media": {"processor": "c"}}, "--processor: c requires --stream"),
+        ({"data": Path("b"), "media": {"processor": "c"}}, "--processor: c requires --input-file or --stream"),
         ({"stream": ("b",), "missing_media_lists": ("c",)}, "--missing-media: requires --data or --mixture"),
     ],
 )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import batchloom
+from batchloom.adapters.logging import read_log
 from batchloom.cli import run_command_line
-from batchloom.train import read_log
 from processes import run_ranks, run_two_ranks
 from train.runs import BASE_SETTINGS, WORKER, read_steps, run_training, small_store
 

@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from batchloom import Loader, SettingsError
+from batchloom.adapters.logging import read_log
 from batchloom.batches import BatchOptions
 from batchloom.cli import run_command_line as command
-from batchloom.train import RunFolder, WorkerConfig, read_checkpoint_state, read_log
+from batchloom.train import RunFolder, WorkerConfig, read_checkpoint_state
 from processes import make_rank_environments, run_ranks, start_processes
 from sources.hub_server import serve_hub
 from train.elastic_worker import SEQ_LEN, decode_numbers, read_step_lines, select_surviving_lines, write_numbered

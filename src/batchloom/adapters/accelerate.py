@@ -92,7 +92,6 @@ def _merge_parts(parts: list[Batch]) -> dict[str, Any]:
 
 
 def _check_not_prepared(accelerator: Any) -> None:
-    """Reject batches of a loader that went through ``prepare``."""
     for dataloader in accelerator._dataloaders:  # noqa: SLF001 - no public accessor
         dataset = dataloader.dataset
         # With several processes Accelerate wraps an iterable dataset in one of its own.
@@ -106,13 +105,7 @@ def _check_not_prepared(accelerator: Any) -> None:
 
 @final
 class _LoaderState:
-    """Loader state that Accelerate saves, with a check of the passes per step.
-
-    Attributes:
-        step: number of trained steps during :func:`save_checkpoint` and :func:`load_newest_checkpoint`,
-            otherwise None.
-        steps_done: number of steps done by the state that was loaded last.
-    """
+    """Loader state that Accelerate saves, with a check of the passes per step."""
 
     def __init__(self, accelerator: Any, loader: Loader) -> None:
         # A weak reference: the registry holds this object as long as its accelerator lives.
@@ -121,11 +114,7 @@ class _LoaderState:
         self.steps_done = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state before the step.
-
-        Raises:
-            TrainError: a stream is at another step.
-        """
+        """Return the loader's state before the step."""
         if self.step is None:
             return self._loader.state_dict()
         if not self._loader.streamed:
@@ -140,12 +129,7 @@ class _LoaderState:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume the loader from a state.
-
-        Raises:
-            StateError: the state differs from the checkpoint in its plan, store or step.
-            TrainError: with the state's edits, the passes per step differ from the accelerator's.
-        """
+        """Resume the loader from a state."""
         if self.step is None:
             self._loader.load_state_dict(state)
         else:
@@ -153,7 +137,6 @@ class _LoaderState:
         self.check_accumulation()
 
     def check_accumulation(self) -> None:
-        """Reject an accelerator whose passes per step differ from the loader's."""
         share = make_run_share(self._loader, self._loader.next_step)
         if (accumulation_steps := self._accelerator.gradient_accumulation_steps) != share.passes:
             raise TrainError(
@@ -183,11 +166,6 @@ def _at_step(accelerator: Any, step: int) -> Iterator[_LoaderState]:
 
 
 def _get_loader_state(accelerator: Any) -> _LoaderState:
-    """Return the loader state of an accelerator.
-
-    Raises:
-        TrainError: it has none, or its batches went through ``prepare``.
-    """
     if accelerator not in _LOADER_STATES:
         raise TrainError(
             "This Accelerator has no loader, so checkpoints would hold no loader state: call "

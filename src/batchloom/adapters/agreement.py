@@ -57,7 +57,6 @@ def require_agreement(
 
 
 def _describe_rank(loader: Loader) -> dict[str, Any]:
-    """Return a rank's share and all values that have to be equal."""
     plan, spec = loader.plan, loader.spec
     return {
         "place": [spec.rank, spec.world_size],

@@ -70,7 +70,6 @@ def resume_loader(loader: Loader, state: dict[str, Any], name: str, step: int) -
 
 
 def unusable_checkpoint_error(checkpoint: Path, fault: BaseException) -> StateError:
-    """Make the error for a checkpoint whose files cannot be read or do not fit."""
     message = " ".join(str(fault).split())[:300]
     return StateError(
         f"{checkpoint} cannot be loaded: {type(fault).__name__}: {message}. It was saved from another model or "
@@ -94,14 +93,11 @@ def writing_checkpoint(folder: Path, step: int) -> Iterator[Path]:
 def begin_checkpoint(folder: Path, step: int) -> Path:
     """Create the folder that :func:`commit_checkpoint` renames; every rank calls it."""
     path = folder / f"checkpoint-{step}"
-    partial_folder = path.with_name(path.name + PARTIAL_SUFFIX)
     if _is_first_rank():
-        with wrap_os_errors("write", partial_folder):
-            for stale_folder in (partial_folder, _make_replaced_path(path)):
-                shutil.rmtree(stale_folder, ignore_errors=True)
-            partial_folder.mkdir(parents=True)
+        with wrap_os_errors("write", path):
+            _create_partial_folder(path)
     barrier()
-    return partial_folder
+    return path.with_name(path.name + PARTIAL_SUFFIX)
 
 
 def commit_checkpoint(partial_folder: Path) -> Path:
@@ -110,22 +106,45 @@ def commit_checkpoint(partial_folder: Path) -> Path:
     path = partial_folder.with_name(partial_folder.name.removesuffix(PARTIAL_SUFFIX))
     if _is_first_rank():
         with wrap_os_errors("write", path):
-            # fsync works for files as it does for folders.
-            for entry in (*partial_folder.rglob("*"), partial_folder):
-                sync_folder(entry)
-            # A run that resumed earlier replaces a checkpoint of the same step. The old one is deleted after the
-            # new one exists.
-            if path.exists():
-                path.rename(_make_replaced_path(path))
-            partial_folder.rename(path)
-        sync_folder(path.parent)
-        shutil.rmtree(_make_replaced_path(path), ignore_errors=True)
+            _rename_partial_folder(path)
     barrier()
     return path
 
 
+@contextlib.contextmanager
+def replace_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder that takes the place of a folder at the end, in one process."""
+    partial_folder = _create_partial_folder(path)
+    try:
+        yield partial_folder
+        _rename_partial_folder(path)
+    finally:
+        shutil.rmtree(partial_folder, ignore_errors=True)
+
+
+def _create_partial_folder(path: Path) -> Path:
+    partial_folder = path.with_name(path.name + PARTIAL_SUFFIX)
+    for stale_folder in (partial_folder, _make_replaced_path(path)):
+        shutil.rmtree(stale_folder, ignore_errors=True)
+    partial_folder.mkdir(parents=True)
+    return partial_folder
+
+
+def _rename_partial_folder(path: Path) -> None:
+    """Sync the partial folder of a path to disk, and give it the name of the path."""
+    partial_folder = path.with_name(path.name + PARTIAL_SUFFIX)
+    # fsync works for files as it does for folders.
+    for entry in (*partial_folder.rglob("*"), partial_folder):
+        sync_folder(entry)
+    # The former folder, for example of a step before an earlier resume, is deleted after the new one exists.
+    if path.exists():
+        path.rename(_make_replaced_path(path))
+    partial_folder.rename(path)
+    sync_folder(path.parent)
+    shutil.rmtree(_make_replaced_path(path), ignore_errors=True)
+
+
 def _make_replaced_path(path: Path) -> Path:
-    """Return the temporary path of the checkpoint that is replaced."""
     return path.with_name(f"{path.name}.former{PARTIAL_SUFFIX}")
 
 

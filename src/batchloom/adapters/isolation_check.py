@@ -46,20 +46,26 @@ def check_no_leak(model: Any, loader: Loader, collator: Collator, rows: int, *, 
     Raises:
         TrainError: documents are not isolated, or the model rejects the inputs; the error names the change to make.
     """
-    document_rows = DocumentRows(loader) if loader.holds_media else None
-    if document_rows is not None and (misfit := document_rows.describe_media_mismatch(model, loader.plan.spec.seq_len)):
+    seq_len, varlen = loader.plan.spec.seq_len, loader.spec.form == "varlen"
+    if loader.holds_media and (misfit := DocumentRows(loader).describe_media_mismatch(model, seq_len)):
         raise TrainError(f"The trainer's model is {misfit}.")
     if loader.plan.spec.packing == "none":
         return
     weight, training = next(model.parameters()), model.training
+
+    def compute_logits(batch: Batch) -> Tensor:
+        model_inputs = dict(collator([to_varlen(batch) if varlen else batch]))
+        model_inputs.pop("labels", None)
+        _check_model_arguments(model, model_inputs)
+        return get_logits(model(**_move_to_device(model_inputs, weight.device)))
+
     model.eval()
     try:
-        distances = _measure_distances(model, loader, document_rows, collator, rows)
+        if not loader.holds_media:
+            _check_sliding_window(model, collator, seq_len)
+        packed, mixed = measure_isolation(compute_logits, loader, rows)
     finally:
         model.train(training)
-    if distances is None:
-        return
-    packed, mixed = distances
     if not math.isfinite(packed):
         raise TrainError(
             f"{type(model).__name__} has losses that are not finite before its first step: its weights are damaged, "
@@ -76,43 +82,36 @@ def check_no_leak(model: Any, loader: Loader, collator: Collator, rows: int, *, 
         )
 
 
-def _measure_distances(
-    model: Any, loader: Loader, document_rows: DocumentRows | None, collator: Collator, rows: int
-) -> tuple[float, float] | None:
-    """Return the loss differences of packed and mixed documents from single ones.
+def measure_isolation(
+    compute_logits: Callable[[Batch], Tensor], loader: Loader, rows: int, store: Any = None
+) -> tuple[float, float]:
+    """Return the loss differences of packed and of mixed documents from single ones.
 
-    The result is None if no documents can be tried. ``document_rows`` gives documents with media, and is None without
-    media. See :func:`batchloom.batches.measure_leakage`.
+    Args:
+        compute_logits: function that returns the logits of a batch.
+        loader: loader of the documents.
+        rows: rows of a pass.
+        store: store of the documents without media; None for the first one of the loader.
     """
-    device = next(model.parameters()).device
+    seq_len = loader.plan.spec.seq_len
+    if not loader.holds_media:
+        store = first_store(loader.plan.stores) if store is None else store
+        documents = select_probe_documents(store, seq_len)
+        return measure_leakage(compute_logits, documents, rows) if documents else (0.0, 0.0)
 
-    def compute_logits(batch: Batch) -> Tensor:
-        model_inputs = dict(collator([batch]))
-        model_inputs.pop("labels", None)
-        _check_model_arguments(model, model_inputs)
-        return get_logits(model(**_move_to_device(model_inputs, device)))
+    def compute_scores(batch: Batch) -> Callable[[int, slice], Tensor]:
+        logits = compute_logits(batch)
+        return lambda row, part: logits[row, part]
 
-    if document_rows is not None:
-        numbers = document_rows.few(loader.plan.spec.seq_len)
-        orders = [numbers, numbers[::-1]][: min(rows, 2)]
-        single_batches = [document_rows.batch([[number]]) for order in orders for number in order]
-        return measure_batch_leakage(
-            lambda batch: _slice_scores(compute_logits(batch)), document_rows.batch(orders), single_batches
-        )
-    _check_sliding_window(model, collator, loader.plan.spec.seq_len)
-    documents = select_probe_documents(first_store(loader.plan.stores), loader.plan.spec.seq_len)
-    varlen = loader.spec.form == "varlen"
-    if not documents:
-        return None
-    return measure_leakage(lambda one: compute_logits(to_varlen(one) if varlen else one), documents, rows)
+    document_rows = DocumentRows(loader)
+    numbers = document_rows.few(seq_len)
+    orders = [numbers, numbers[::-1]][: min(rows, 2)]
+    single_batches = [document_rows.batch([[number]]) for order in orders for number in order]
+    return measure_batch_leakage(compute_scores, document_rows.batch(orders), single_batches)
 
 
 def _check_sliding_window(model: Any, collator: Collator, seq_len: int) -> None:
-    """Reject a mask without the model's sliding window, tested on one long document.
-
-    Raises:
-        TrainError: the window is missing; the error names its size and the remedy.
-    """
+    """Reject a mask without the model's sliding window, tested on one long document."""
     window = get_sliding_window(getattr(model, "config", None))
     if window is None or window.size >= seq_len:
         return
@@ -131,16 +130,7 @@ def _check_sliding_window(model: Any, collator: Collator, seq_len: int) -> None:
         )
 
 
-def _slice_scores(scores: Tensor) -> Callable[[int, slice], Tensor]:
-    return lambda row, part: scores[row, part]
-
-
 def _check_model_arguments(model: Any, model_inputs: dict[str, Any]) -> None:
-    """Reject a model that does not accept the collator's keys.
-
-    Raises:
-        TrainError: the error names the keys.
-    """
     unsupported_names = [name for name in model_inputs if not accepts_argument(model, name)]
     if unsupported_names:
         raise TrainError(
@@ -152,7 +142,6 @@ def _check_model_arguments(model: Any, model_inputs: dict[str, Any]) -> None:
 
 
 def _move_to_device(value: Any, device: torch.device) -> Any:
-    """Move tensors, also those in nested dicts of masks."""
     if isinstance(value, dict):
         return {name: _move_to_device(part, device) for name, part in value.items()}
     return value.to(device) if isinstance(value, Tensor) else value

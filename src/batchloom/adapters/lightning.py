@@ -270,7 +270,6 @@ class _ResumedMicroBatches:
 
 
 def _check_run(trainer: Trainer, loader: Loader) -> None:
-    """Reject Trainer settings that contradict the plan."""
     if loader.streamed:
         raise InputError(
             "A stream cannot resume at a step number, which Lightning requires: prepare the data, and give a store."

@@ -1,4 +1,4 @@
-"""Metrics to loggers: each logger is a function of (metrics, step).
+"""Metrics to loggers, and the log of a run. Each logger is a function of (metrics, step).
 
 send = send_to_all(send_to_tensorboard(writer), send_to_jsonl("run/metrics.jsonl"))
 send(meter.metrics(), step)
@@ -10,7 +10,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol
 
-from batchloom.core.errors import OutputError
+from batchloom.core.errors import OutputError, StateError
+from batchloom.core.files import replace_file
+from batchloom.core.settings import as_int
 
 SendMetrics = Callable[[Mapping[str, float], int], None]
 
@@ -91,3 +93,41 @@ def send_to_all(*sends: SendMetrics) -> SendMetrics:
             send_metrics(metrics, step)
 
     return send
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of a run's log, without an unfinished last line.
+
+    A killed process may leave such a line. A log may lack entries or be deleted, because no step depends on it.
+
+    Raises:
+        StateError: a line is not a log entry; names it.
+    """
+    entries = []
+    lines = path.read_bytes().split(b"\n") if path.is_file() else [b""]
+    # The last part is empty after a final line break; otherwise it is an unfinished line.
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        is_entry = isinstance(entry, dict) and as_int(entry.get("step")) is not None
+        if not (is_entry and isinstance(entry.get("loss", 0.0), int | float)):
+            raise StateError(
+                f"{path}, line {number} is not an entry of a log: {line[:60]!r}. Delete that line, or the whole log: a "
+                "run continues without it, and only the curve begins later."
+            )
+        entries.append(entry)
+    return entries
+
+
+def truncate_log(path: Path, last_step: int) -> None:
+    """Delete the entries after ``last_step``, which a resumed run writes again.
+
+    Raises:
+        StateError: the log is damaged, and unchanged.
+        OutputError: it cannot be written, and is unchanged.
+    """
+    lines = (json.dumps(entry) + "\n" for entry in read_log(path) if entry["step"] <= last_step)
+    with replace_file(path) as partial_path:
+        partial_path.write_text("".join(lines), "utf-8")

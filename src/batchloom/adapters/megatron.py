@@ -214,7 +214,6 @@ def _allocate_micro_batches(loader: Loader, steps: Iterator[int]) -> Iterator[to
 
 
 def _broadcast_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Broadcast a tensor from the first tensor-parallel rank."""
     if parallel_state.get_tensor_model_parallel_world_size() > 1:
         first = parallel_state.get_tensor_model_parallel_src_rank()
         dist.broadcast(tensor, first, group=parallel_state.get_tensor_model_parallel_group())

@@ -87,11 +87,7 @@ def load_restored_state() -> dict[str, Any] | None:
 
 
 def _read_state(file: Path, checkpoint_path: str) -> dict[str, Any]:
-    """Return the state in a file; ``checkpoint_path`` is for error messages.
-
-    Raises:
-        StateError: the file is damaged.
-    """
+    """Return the state in a file; ``checkpoint_path`` is for error messages."""
     try:
         # With weights_only a checkpoint cannot run code.
         state = torch.load(file, map_location="cpu", weights_only=True)

@@ -7,81 +7,31 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Any
 
 import typer
 
+from batchloom.cli.setting_options import with_settings
 from batchloom.cli.train import print_line
 from batchloom.core.errors import SettingsError
-from batchloom.train import DATASET_TYPES, MODEL_SIZES, LeaveEvent, WorkerConfig, require_train_packages
+from batchloom.train import LeaveEvent, WorkerConfig, require_train_packages
 
 # Settings with another option name; one-word settings are left out, as errors use such words.
 _OPTION_NAMES = {"tokenizer_name": "--tokenizer"}
 _SETTING_PATTERN = re.compile("|".join(rf"\b{one.name}\b" for one in fields(WorkerConfig) if "_" in one.name))
 
 
-def worker(
-    *,
-    dataset_type: Annotated[
-        str | None,
-        typer.Option(help=f"Type of the data: {', '.join(DATASET_TYPES)}. Required."),
-    ] = None,
-    dataset_name: Annotated[
-        str | None,
-        typer.Option(
-            help="org/name of the Hub, or the folder or URL of a store; for synthetic data its settings, as in "
-            "documents=1000,kind=text."
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Tokenizer of a data set of the Hub, in the form prepare takes.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(help="Number of sequences of a step for each worker.")] = 4,
-    seq_len: Annotated[int, typer.Option(help="Number of tokens of a sequence.")] = 32,
-    overlong: Annotated[
-        str | None,
-        typer.Option(
-            help="Policy for documents longer than a sequence: split, drop, truncate or error.",
-            show_default="split; drop for conversations and media",
-        ),
-    ] = None,
-    num_steps: Annotated[int, typer.Option(help="Number of steps of the complete run.")] = 100,
-    model_size: Annotated[str, typer.Option(help=f"Size of the model: {', '.join(MODEL_SIZES)}.")] = "tiny",
-    out: Annotated[
-        Path,
-        typer.Option(help="Folder of the run, shared by all workers; an existing run is resumed."),
-    ] = Path("runs/worker"),
-    save_interval: Annotated[
-        int,
-        typer.Option(help="Number of steps between checkpoints: the most that a kill costs."),
-    ] = 10,
-    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")] = "auto",
-    worker_id: Annotated[
-        str | None, typer.Option(help="Name of the worker in its output.", show_default="machine and process")
-    ] = None,
-) -> None:
+@with_settings(WorkerConfig)
+def worker(*, settings: dict[str, Any]) -> None:
     """Be one worker of a run that others may join and leave.
 
     Behind torchrun (--nnodes 1:8) or in a worker of Ray Train it finds the others; else it is alone.
     """
     require_train_packages()
+    defaults = {"worker_id": f"{socket.gethostname()}-{os.getpid()}", "dataset_type": ""}
     with _rename_settings_to_options():
-        config = WorkerConfig(
-            worker_id=worker_id or f"{socket.gethostname()}-{os.getpid()}",
-            dataset_type=dataset_type or "",
-            dataset_name=dataset_name,
-            tokenizer_name=tokenizer,
-            batch_size=batch_size,
-            seq_len=seq_len,
-            overlong=overlong,  # type: ignore[arg-type]
-            num_steps=num_steps,
-            model_size=model_size,
-            out=out,
-            save_interval=save_interval,
-            device=device,
-        )
+        config = WorkerConfig(**{**defaults, **settings})
     # Importing torch takes seconds.
     from batchloom.train import run_worker  # noqa: PLC0415
 

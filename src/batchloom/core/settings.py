@@ -121,19 +121,17 @@ def _find_type_problem(value: object, field: SettingField) -> str:
 
 
 def _find_number_problem(value: object, setting: Setting, *, whole: bool) -> str:
-    minimum, below = setting.minimum or 0, setting.below
-    maximum = math.inf if setting.maximum is None else setting.maximum
+    minimum, below, maximum = setting.minimum or 0, setting.below, setting.maximum
+    most = math.inf if maximum is None else maximum
     if whole:
         number: Any = as_int(value)
-        return (
-            ""
-            if number is not None and minimum <= number <= maximum
-            else (f"is not a whole number from {minimum:,} to {maximum:,}")
-        )
+        bounds = f"of at least {minimum:,}" if maximum is None else f"from {minimum:,} to {maximum:,}"
+        return "" if number is not None and minimum <= number <= most else f"is not a whole number {bounds}"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if below is not None:
         return "" if is_number and minimum <= value < below else f"is not in [{minimum:g}, {below:g})"  # type: ignore[operator]
-    return "" if is_number and minimum <= value <= maximum else f"is not a number from {minimum:g} to {maximum:g}"  # type: ignore[operator]
+    bounds = f"of at least {minimum:g}" if maximum is None else f"from {minimum:g} to {maximum:g}"
+    return "" if is_number and minimum <= value <= most else f"is not a number {bounds}"  # type: ignore[operator]
 
 
 def suggest(word: str, candidates: Iterable[str]) -> str:

@@ -1,6 +1,5 @@
 from .checkpoint import read_checkpoint_state as read_checkpoint_state, read_checkpoint_step as read_checkpoint_step
 from .demo_run import run_demo as run_demo
-from .distributed import choose_device as choose_device, join_ranks as join_ranks
 from .elastic_worker import WorkerReport as WorkerReport, run_worker as run_worker
 from .loop import run_optimizer_step as run_optimizer_step, train as train
 from .model.gpt_model import GPT as GPT, make_attention_mask as make_attention_mask
@@ -13,12 +12,11 @@ from .request import (
     require_train_packages as require_train_packages,
 )
 from .run import describe_mixture as describe_mixture, set_up_run as set_up_run
-from .run_data import open_mixture_generations as open_mixture_generations
 from .run_edits import edit_run as edit_run, submit_edit as submit_edit
 from .run_folder import RunFolder as RunFolder
 from .start import start_training as start_training
 from .stream_data import StreamRequest as StreamRequest
-from .train_log import RunLog as RunLog, read_log as read_log
+from .train_log import RunLog as RunLog
 from .train_settings import (
     ModelSettings as ModelSettings,
     OptimSettings as OptimSettings,
@@ -31,9 +29,4 @@ from .train_settings import (
     make_settings as make_settings,
     read_config as read_config,
 )
-from .worker_config import (
-    DATASET_TYPES as DATASET_TYPES,
-    MODEL_SIZES as MODEL_SIZES,
-    LeaveEvent as LeaveEvent,
-    WorkerConfig as WorkerConfig,
-)
+from .worker_config import LeaveEvent as LeaveEvent, WorkerConfig as WorkerConfig

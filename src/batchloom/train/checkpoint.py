@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from batchloom.core.errors import PlanError, StateError
-from batchloom.core.fingerprint import find_broken_link, fingerprint
-from batchloom.train.json_files import MAX_RUN_FILE_BYTES, encode_json, fsync_path, read_json_object, write_json
+from batchloom.core.fingerprint import fingerprint
+from batchloom.train.json_files import MAX_RUN_FILE_BYTES, encode_json, read_json_object, write_json
 
 _ADAM_STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 _STATE_FILE = "state.json"
@@ -28,23 +28,15 @@ _BLOCK_BYTES = 1 << 24
 def write_checkpoint(
     folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, loader: dict[str, Any]
 ) -> None:
-    """Write the files of a checkpoint into an empty folder, and sync them.
-
-    Raises OSError or SafetensorError if they cannot be written.
-    """
+    """Write the files of a checkpoint into an empty folder."""
     save_file(_collect_weights(model), folder / _MODEL_FILE)
     save_file(_collect_optimizer_tensors(model, optimizer), folder / _OPTIMIZER_FILE)
     checksums = {name: _compute_checksum(folder / name) for name in (_MODEL_FILE, _OPTIMIZER_FILE)}
     write_state(folder, step, loader, checksums)
-    for file in (*folder.iterdir(), folder):
-        fsync_path(file)
 
 
 def write_state(folder: Path, step: int, loader: dict[str, Any], checksums: dict[str, Any]) -> None:
-    """Replace ``state.json`` of a checkpoint.
-
-    If an OSError is raised, the old file is unchanged.
-    """
+    """Replace ``state.json`` of a checkpoint."""
     state = {"step": step, "loader": loader, "checksums": checksums}
     write_json(folder / _STATE_FILE, {**state, "check": fingerprint(state)})
 
@@ -87,12 +79,6 @@ def raise_damaged_file(file: Path, fault: object) -> NoReturn:
     )
 
 
-def has_only_finite(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether every number of a checkpoint would be finite."""
-    tensors = (*_collect_weights(model).values(), *_collect_optimizer_tensors(model, optimizer).values())
-    return all(bool(tensor.isfinite().all()) for tensor in tensors)
-
-
 def read_checkpoint_state(path: Path) -> tuple[int, dict[str, Any], dict[str, Any]]:
     """Return the step, the loader's state and the checksums of a checkpoint.
 
@@ -109,7 +95,6 @@ def read_checkpoint_state(path: Path) -> tuple[int, dict[str, Any], dict[str, An
         raise_damaged_file(file, error)
     step, loader, checksums = (state.get(name) for name in ("step", "loader", "checksums"))
     if not (is_intact and isinstance(loader, dict) and isinstance(checksums, dict)):
-        _check_journal_unchanged(file, loader)
         raise_damaged_file(
             file,
             "was changed after it was written: its check does not match its fields (to add edits, use batchloom edit)",
@@ -117,21 +102,6 @@ def read_checkpoint_state(path: Path) -> tuple[int, dict[str, Any], dict[str, An
     if step != read_checkpoint_step(path):
         raise_damaged_file(file, f"says step {step!r} and is in the folder {path.name}")
     return read_checkpoint_step(path), loader, checksums
-
-
-def _check_journal_unchanged(file: Path, loader: Any) -> None:
-    """Raise StateError if an edit of the journal was changed by hand; name its fields."""
-    edits = loader.get("edits") if isinstance(loader, dict) else None
-    if not isinstance(edits, list) or not all(isinstance(entry, dict) for entry in edits):
-        return
-    number = find_broken_link(loader.get("identity"), edits)
-    if number is not None:
-        fields = ", ".join(name for name in edits[number] if name != "fingerprint")
-        raise_damaged_file(
-            file,
-            f"was changed by hand: its check does not match, and edit {number} of the journal differs from its "
-            f"fingerprint in one of {fields} (to add edits, use batchloom edit)",
-        )
 
 
 def _read_tensors(file: Path, checksums: dict[str, Any], expected_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -160,7 +130,6 @@ def _describe_tensor(tensor: Tensor | None) -> str:
 
 
 def _compute_checksum(file: Path) -> str:
-    """Return the XXH3-128 of a file, 32 hex digits."""
     digest = xxhash.xxh3_128()
     with file.open("rb") as opened:
         while block := opened.read(_BLOCK_BYTES):
@@ -194,10 +163,7 @@ def _collect_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimize
 
 
 def _make_moment_templates(model: nn.Module) -> dict[str, Tensor]:
-    """Return tensors with the names, shapes and dtypes of AdamW's moments.
-
-    They take no memory of their own.
-    """
+    """Return tensors with the names, shapes and dtypes of AdamW's moments."""
     count = torch.empty((), device="meta")
     return {
         f"{moment}.{name}": count if moment == "step" else weight

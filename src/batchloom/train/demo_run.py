@@ -18,8 +18,8 @@ from torch import Tensor
 
 import batchloom
 from batchloom import Loader, Store, open_store
+from batchloom.adapters.rank_group import join_ranks
 from batchloom.core.errors import InputMissingError, OutputError, TrainError
-from batchloom.train.distributed import join_ranks
 from batchloom.train.loop import TrainResult, train
 from batchloom.train.model.model_build import TrainableModel
 from batchloom.train.run import set_up_run
@@ -165,10 +165,7 @@ def _train_model(data: Path, settings: TrainSettings, run: RunFolder, print_line
 
 
 def _compute_unigram_loss(train_subset: Store, val: Store) -> float:
-    """Return the loss on val of a unigram model of train, in nats per token.
-
-    Counts are smoothed by one, so that no token is impossible.
-    """
+    """Return the loss on val of a unigram model of train, in nats per token."""
     size = train_subset.tokenizer.vocab_size
     train_counts = _count_tokens(train_subset, size) + 1
     val_counts = _count_tokens(val, size)
@@ -183,10 +180,7 @@ def _count_tokens(store: Store, vocab_size: int) -> np.ndarray[tuple[int], np.dt
 
 
 def _continue_text(model: TrainableModel, store: Store, prompt: str, count: int, *, window: int) -> str:
-    """Continue a prompt by at most ``count`` tokens.
-
-    The same model gives the same text. ``window`` is the context in tokens, at most the ``seq_len`` of the training.
-    """
+    """Continue a prompt by at most ``count`` tokens."""
     ids = [int(token) for token in store.tokenizer.encode_batch([prompt])[0]]
     generator = torch.Generator().manual_seed(0)
     for _ in range(count):

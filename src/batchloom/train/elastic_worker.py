@@ -6,24 +6,23 @@ has a fixed number of rows per step, so the size of a step depends on the number
 of ``global_batch_size`` in the journal of the run's plan, so the plan still knows the sequences of every step.
 """
 
-import json
 import time
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import final
 
 import batchloom
 from batchloom import Edit
-from batchloom.adapters.agreement import require_agreement
+from batchloom.adapters.agreement import find_disagreement
+from batchloom.adapters.rank_group import RankGroup, join_ranks
 from batchloom.batches.loading import is_replicated
 from batchloom.core.errors import TrainError
 from batchloom.core.settings import as_int
 from batchloom.core.wording import format_count
-from batchloom.train.distributed import RankGroup, join_ranks
-from batchloom.train.loop import is_due, save_run_checkpoint, train
+from batchloom.train.loop import is_due, iter_training, save_run_checkpoint
 from batchloom.train.request import require_train_packages
 from batchloom.train.run import TrainRun, set_up_run
-from batchloom.train.run_data import find_initial_generation
+from batchloom.train.run_data import open_source
 from batchloom.train.run_folder import RunFolder
 from batchloom.train.train_log import PrintLine, RunLog
 from batchloom.train.train_settings import TrainSettings, load_named_config, make_settings
@@ -80,114 +79,72 @@ def run_worker(
     require_train_packages()
     folder = RunFolder(config.out, prepares=config.dataset_type == HUGGINGFACE_TYPE)
     with join_ranks(config.device, alone=alone, print_line=print_line) as ranks:
-        _check_same_settings(config, ranks)
+        # Workers with different settings would wait for each other.
+        shared_settings = {name: value for name, value in asdict(config).items() if name not in _WORKER_SETTINGS}
+        description = {"place": [ranks.rank, ranks.world_size], "equal": shared_settings}
+        if (problem := find_disagreement(ranks.all_gather(description))) is not None:
+            raise TrainError(problem)
         # Only rank 0 checks, because a late worker would already see the folder that rank 0 has created.
         has_run = bool(ranks.total(float(ranks.first and folder.has_run))[0])
         log = RunLog(folder.log if ranks.first else None, print_line)
         data = _prepare_run_data(config, folder, ranks, log, has_run=has_run)
         settings = _make_train_settings(config, ranks, _read_initial_batch_size(folder) if has_run else None)
-        generation = find_initial_generation(data, folder, ranks, {}) if has_run else None
-        run = set_up_run(data, settings, folder, ranks, log, open_options={"generation": generation})
-        require_agreement(run.loader)
-        session = _WorkerSession(config, run, print_line, leave or LeaveEvent())
-        try:
-            train(run, resume=has_run, between=session.between)
-        except _WorkersStopped:
-            log.print_line(
-                f"A worker leaves: step {session.step} of {config.num_steps} is saved. Continue with the same command."
-            )
-        return session.end()
-
-
-@final
-class _WorkersStopped(Exception):  # noqa: N818 - it is no error
-    """Exception that stops all workers because one was asked to leave."""
-
-
-@final
-class _WorkerSession:
-    """State of a worker between joining and leaving."""
-
-    def __init__(self, config: WorkerConfig, run: TrainRun, print_line: PrintLine, leave: LeaveEvent) -> None:
-        self._config, self._run, self._print_line, self._leave = config, run, print_line, leave
-        self._name = f"worker {config.worker_id} (rank {run.ranks.rank} of {run.ranks.world_size})"
-        self._first: int | None = None
-        self._start_time = self._seconds = 0.0
-        self._tokens = self.step = 0
-
-    def between(self, step: int) -> None:
-        """Join before the first step, and count tokens after each later one.
-
-        Every worker calls this after the same steps. If one of them was asked to leave, the step is saved and
-        _WorkersStopped is raised.
-        """
-        run, self.step = self._run, step
-        if self._first is None:
-            self._join(step)
-            return
-        self._tokens += run.loader.tokens(step - 1)
-        self._seconds = time.perf_counter() - self._start_time
-        if step < run.settings.steps and run.ranks.total(float(self._leave.is_set()))[0]:
-            if not is_due(step, run.settings.save_interval):
-                save_run_checkpoint(run, step)
-            raise _WorkersStopped
-
-    def _join(self, step: int) -> None:
-        """Adapt the step size to the current number of workers, and print it."""
-        run, rows, workers = self._run, self._config.batch_size, self._run.ranks.world_size
-        loader, size = run.loader, rows * workers
-        previous_size = loader.plan.spec_at(step).global_batch_size
-        if previous_size != size and step < run.settings.steps:
-            loader.edit(Edit(step=step, global_batch_size=size, note=format_count(workers, "worker")))
-            run.log.print_line(
-                f"workers  {workers} now: from step {step + 1} on a step has {size} sequences instead of "
-                f"{previous_size}"
-            )
-        self._first, self._start_time = step, time.perf_counter()
-        self._leave.heeded = True
-        if step >= run.settings.steps:
-            return
-        share = "the same on every worker" if is_replicated(loader.store) else "on this worker only"
-        self._print_line(
-            f"{self._name}  {rows} sequences of each step ({share}); effective global batch {size} = {rows} local x "
-            f"{format_count(workers, 'worker')}; steps {step + 1} to {run.settings.steps}  {loader.origin}"
+        source = open_source(data, folder, ranks, resume=has_run)
+        run = set_up_run(source, settings, folder, ranks, log)
+        first, tokens, start_time, seconds = -1, 0, 0.0, 0.0
+        leave = leave or LeaveEvent()
+        with closing(iter_training(run, resume=has_run)) as results:
+            for step, *_ in results:
+                if first < 0:
+                    first, start_time = step, time.perf_counter()
+                    _adapt_batch_size(config, run, step, print_line)
+                    leave.heeded = True
+                    continue
+                tokens += run.loader.tokens(step - 1)
+                seconds = time.perf_counter() - start_time
+                # If one worker was asked to leave, all of them save this step and stop.
+                if step < settings.steps and ranks.total(float(leave.is_set()))[0]:
+                    if not is_due(step, settings.save_interval):
+                        save_run_checkpoint(run, step)
+                    log.print_line(
+                        f"A worker leaves: step {step} of {settings.steps} is saved. Continue with the same command."
+                    )
+                    break
+        leave.heeded = False
+        report = WorkerReport(*(ranks.rank, ranks.world_size, first, step), *(tokens, seconds, step >= settings.steps))
+        print_line(
+            f"{_describe_worker(config, ranks)}  {format_count(step - first, 'step')}, {tokens:,} tokens, "
+            f"{report.tokens_per_s:,.0f} tok/s  {run.loader.origin}"
         )
-
-    def end(self) -> WorkerReport:
-        """Print the results and return the report; every worker must call this."""
-        self._leave.heeded = False
-        ranks, seconds = self._run.ranks, self._seconds
-        first = self.step if self._first is None else self._first
-        finished = self.step >= self._run.settings.steps
-        report = WorkerReport(*(ranks.rank, ranks.world_size, first, self.step), *(self._tokens, seconds, finished))
-        origin, steps = self._run.loader.origin, format_count(self.step - first, "step")
-        self._print_line(f"{self._name}  {steps}, {report.tokens:,} tokens, {report.tokens_per_s:,.0f} tok/s  {origin}")
-        total_tokens = ranks.total(float(report.tokens))[0]
-        self._run.log.print_line(
+        total_tokens = ranks.total(float(tokens))[0]
+        log.print_line(
             f"all {format_count(ranks.world_size, 'worker')}  {total_tokens:,.0f} tokens, "
             f"{total_tokens / max(seconds, 1e-9):,.0f} tok/s"
         )
         return report
 
 
-def _check_same_settings(config: WorkerConfig, ranks: RankGroup) -> None:
-    """Refuse workers with different settings, before they wait for each other.
+def _adapt_batch_size(config: WorkerConfig, run: TrainRun, step: int, print_line: PrintLine) -> None:
+    """Adapt the step size to the current number of workers, and print it."""
+    rows, workers, loader = config.batch_size, run.ranks.world_size, run.loader
+    size, previous_size = rows * workers, loader.plan.spec_at(step).global_batch_size
+    if step >= run.settings.steps:
+        return
+    if previous_size != size:
+        loader.edit(Edit(step=step, global_batch_size=size, note=format_count(workers, "worker")))
+        run.log.print_line(
+            f"workers  {workers} now: from step {step + 1} on a step has {size} sequences instead of {previous_size}"
+        )
+    share = "the same on every worker" if is_replicated(loader.store) else "on this worker only"
+    print_line(
+        f"{_describe_worker(config, run.ranks)}  {rows} sequences of each step ({share}); effective global batch "
+        f"{size} = {rows} local x {format_count(workers, 'worker')}; steps {step + 1} to {run.settings.steps}  "
+        f"{loader.origin}"
+    )
 
-    The TrainError names each setting, and the rank it belongs to.
-    """
-    settings = {name: value for name, value in asdict(config).items() if name not in _WORKER_SETTINGS}
-    settings_by_rank = [json.loads(message) for message in ranks.all_gather_bytes(json.dumps(settings).encode())]
-    for rank, rank_settings in enumerate(settings_by_rank):
-        differences = [
-            f"{name} is {settings_by_rank[0][name]!r} on rank 0 and {rank_settings[name]!r} on rank {rank}"
-            for name in settings
-            if settings_by_rank[0][name] != rank_settings[name]
-        ]
-        if differences:
-            raise TrainError(
-                f"The workers have different settings: {'; '.join(differences)}. Start all of them with the same "
-                "options."
-            )
+
+def _describe_worker(config: WorkerConfig, ranks: RankGroup) -> str:
+    return f"worker {config.worker_id} (rank {ranks.rank} of {ranks.world_size})"
 
 
 def _prepare_run_data(
@@ -216,10 +173,6 @@ def _read_initial_batch_size(folder: RunFolder) -> int:
 
 
 def _make_train_settings(config: WorkerConfig, ranks: RankGroup, first_batch: int | None) -> TrainSettings:
-    """Return the settings of the reference trainer.
-
-    ``first_batch`` is the initial sequences per step of an existing run, whose plan starts with it; edits follow.
-    """
     changes = {
         "steps": config.num_steps,
         "seq_len": config.seq_len,

@@ -2,12 +2,11 @@
 
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
 from batchloom.core.errors import OutputError
-from batchloom.core.files import PARTIAL_SUFFIX
+from batchloom.core.files import PARTIAL_SUFFIX, read_regular_file
 
 # Settings files are a few kilobytes.
 _MAX_BYTES = 1 << 20
@@ -21,18 +20,11 @@ def read_json_object(path: Path, most: int = _MAX_BYTES) -> dict[str, Any]:
     Otherwise raise ValueError, whose message continues a sentence that begins with the file's name.
     """
     try:
-        file_status = path.stat()
-        # Opening a pipe would block, so only regular files are opened.
-        if not stat.S_ISREG(file_status.st_mode):
-            raise ValueError("is a folder, a pipe or a device, not a file")
-        if file_status.st_size > most:
-            raise ValueError(f"has {file_status.st_size:,} bytes; the limit is {most:,}")
-        content = path.read_bytes()
+        return parse_json_object(read_regular_file(path, most))
     except FileNotFoundError as error:
         raise ValueError("does not exist") from error
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from error
-    return parse_json_object(content)
 
 
 def parse_json_object(content: bytes) -> dict[str, Any]:
@@ -52,10 +44,6 @@ def parse_json_object(content: bytes) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write an object to a temporary file, sync it, and rename it.
-
-    An object too large to be read back raises OutputError before anything is written.
-    """
     partial_path, text = path.with_name(path.name + PARTIAL_SUFFIX), encode_json(value)
     if len(text) > MAX_RUN_FILE_BYTES:
         raise OutputError(
@@ -68,7 +56,6 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def encode_json(value: dict[str, Any]) -> str:
-    """Encode an object as it is written to its file; the text is ASCII."""
     return json.dumps(value, indent=2) + "\n"
 
 

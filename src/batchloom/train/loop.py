@@ -6,22 +6,23 @@ the store and the step number, which makes resuming exact.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Generator, Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from batchloom import Loader
+from batchloom.adapters.optimizer_step import has_only_finite, update_weights
 from batchloom.batches import IGNORE_INDEX, Batch, Meter
 from batchloom.core.errors import TrainError
-from batchloom.train.checkpoint import has_only_finite, read_checkpoint_step
+from batchloom.train.checkpoint import read_checkpoint_step
 from batchloom.train.model.model_build import TrainableModel, explain_memory_errors, make_model_inputs
 from batchloom.train.model.pretrained import PretrainedModel, copy_tokenizer
 from batchloom.train.run import TrainRun, open_run_folder
@@ -39,32 +40,21 @@ class StepResult(NamedTuple):
     trained: int
 
 
-@dataclass(frozen=True, slots=True)
-class TrainResult:
-    """Result of a run.
-
-    Attributes:
-        step: last completed step.
-        val_loss: final loss on the val subset in nats per token; None without one.
-        model: the trained model.
-    """
+class TrainResult(NamedTuple):
+    """Last completed step, last val loss in nats per token (None without one), and the model."""
 
     step: int
     val_loss: float | None
     model: TrainableModel
 
 
-def train(
-    run: TrainRun, *, resume: bool = False, stop_at: int | None = None, between: Callable[[int], None] = lambda _: None
-) -> TrainResult:
+def train(run: TrainRun, *, resume: bool = False, stop_at: int | None = None) -> TrainResult:
     """Train the steps of a run.
 
     Args:
         run: result of :func:`set_up_run`.
         resume: whether to resume from the newest checkpoint of the folder; else the folder must be new.
         stop_at: step after which to save and stop early.
-        between: callback with the number of completed steps, on every rank, before the first step and after each;
-            an exception ends the run.
 
     Raises:
         StateError: ``resume`` with other settings or data; names each field that differs.
@@ -72,8 +62,15 @@ def train(
         StoreConflictError: another process trains in the folder.
         OutputError: the folder cannot be written.
     """
+    return deque(iter_training(run, resume=resume, stop_at=stop_at), maxlen=1)[0]
+
+
+def iter_training(
+    run: TrainRun, *, resume: bool = False, stop_at: int | None = None
+) -> Generator[TrainResult, None, None]:
+    """Train the steps of a run; yield before the first step and after each."""
     settings, log = run.settings, run.log
-    with run.folder.lock() if run.ranks.first else nullcontext():
+    with run.folder.lock() if run.ranks.first else nullcontext(), explain_memory_errors(settings, run.parameters):
         start_step = open_run_folder(run, resume=resume)
         inbox = EditInbox(run.folder.edits)
         # Apply edits that the newest checkpoint lacks before any step is computed without them.
@@ -85,13 +82,12 @@ def train(
                 "the number of steps."
             )
         step, val_loss, meter = start_step, None, Meter(run.loader, exchange=False)
-        between(start_step)
-        for batch in iter_next_batches(run, meter, last - start_step):
+        yield TrainResult(step, val_loss, run.model)
+        for batch in islice(meter.over(), max(0, last - start_step)):
             step = batch.step + 1
             lr = compute_learning_rate(step, settings.steps, settings.optim)
             check_batch_ids(run, batch)
-            with explain_memory_errors(settings, run.parameters):
-                loss, norm, trained = run_optimizer_step(run, batch, lr)
+            loss, norm, trained = run_optimizer_step(run, batch, lr)
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 fact = f"The loss of step {step} is {loss} (gradient norm {norm})"
                 raise TrainError(describe_divergence(run, step, fact))
@@ -102,31 +98,16 @@ def train(
                 val_loss = evaluate_val_loss(run, step)
             if step == last or is_due(step, settings.save_interval):
                 save_run_checkpoint(run, step)
-            between(step)
+            yield TrainResult(step, val_loss, run.model)
         if start_step < step < last:
             log.print_line(f"The sources are exhausted after step {step} of {settings.steps}; the run ends.")
             if not is_due(step, settings.eval_interval):
                 val_loss = evaluate_val_loss(run, step)
             if not is_due(step, settings.save_interval):
                 save_run_checkpoint(run, step)
-        if run.ranks.first:
-            write_run_outputs(run, edited_state if step == start_step else None)
-        log.print_line(f"Loss curve: {run.folder.curve}")
-        if (stream := as_stream(run.store)) is not None and settings.steps == max(start_step, last):
-            finish = partial(finish_stream_store, stream, log.print_line)
-            run.ranks.run_exclusively(finish if run.ranks.first else None)
-        return TrainResult(step, val_loss, run.model)
-
-
-def iter_next_batches(run: TrainRun, meter: Meter, count: int) -> Iterator[Batch]:
-    batches = islice(meter.over(), max(0, count))
-    while True:
-        # A batch on the GPU takes memory in addition to the model.
-        with explain_memory_errors(run.settings, run.parameters):
-            batch = next(batches, None)
-        if batch is None:
-            return
-        yield batch
+            yield TrainResult(step, val_loss, run.model)
+        is_complete = settings.steps == max(start_step, last)
+        finish_run(run, edited_state if step == start_step else None, is_complete=is_complete)
 
 
 def check_batch_ids(run: TrainRun, batch: Batch) -> None:
@@ -166,42 +147,33 @@ def run_optimizer_step(run: TrainRun, batch: Batch, lr: float) -> StepResult:
     The weights stay unchanged if the loss or the gradient norm is not finite.
     """
     trained_count = run.ranks.total(float((batch["labels"] != IGNORE_INDEX).sum()))[0]
-    trained = max(1.0, trained_count)
-    total = torch.zeros((), device=run.ranks.device)
-    passes = run.loader.share_at(batch.step).passes
-    for number, part in enumerate(iter_passes(run.model, batch, passes)):
-        with sync_gradients(run.learner, last=number == passes - 1):
+    loss, norm = update_weights(
+        run.model,
+        run.optimizer,
+        _iter_losses(run, batch),
+        run.ranks,
+        lr=lr,
+        max_norm=run.settings.optim.clip,
+        divisor=max(1.0, trained_count),
+    )
+    return StepResult(loss, norm, int(trained_count))
+
+
+def _iter_losses(run: TrainRun, batch: Batch) -> Iterator[Tensor]:
+    """Yield the summed loss of each pass, with the context in which to run its backward pass."""
+    passes, learner = run.loader.share_at(batch.step).passes, run.learner
+    for number, part in enumerate(iter_passes(run.model, batch, passes), 1):
+        # Gradients are summed over ranks once, in the last pass.
+        with learner.no_sync() if isinstance(learner, DistributedDataParallel) and number < passes else nullcontext():
             with make_autocast(run.ranks.device):
-                loss = run.learner(**part)
-            # DistributedDataParallel averages gradients over ranks, but the loss needs their sum.
-            with run.ranks.collective_errors():
-                (loss * (run.ranks.world_size / trained)).backward()
-        total += loss.detach()
-    mean = run.ranks.total(total.item())[0] / trained
-    norm = float(nn.utils.clip_grad_norm_(run.model.parameters(), run.settings.optim.clip))
-    if math.isfinite(mean) and math.isfinite(norm):
-        for group in run.optimizer.param_groups:
-            group["lr"] = lr
-        run.optimizer.step()
-    run.optimizer.zero_grad(set_to_none=True)
-    return StepResult(mean, norm, int(trained_count))
+                loss = learner(**part)
+            yield loss
 
 
 def iter_passes(model: TrainableModel, batch: Batch, passes: int) -> Iterator[dict[str, Any]]:
-    """Yield the model inputs of each pass over a batch."""
     window = model.window if isinstance(model, PretrainedModel) else None
     for part in batch.split(len(batch["input_ids"]) // passes):
         yield make_model_inputs(part, window)
-
-
-@contextmanager
-def sync_gradients(learner: nn.Module, *, last: bool) -> Iterator[None]:
-    """Synchronize gradients in the last pass of a step only."""
-    if isinstance(learner, DistributedDataParallel) and not last:
-        with learner.no_sync():
-            yield
-    else:
-        yield
 
 
 def make_autocast(device: torch.device) -> torch.autocast:
@@ -242,7 +214,7 @@ def sum_val_losses(run: TrainRun, val: Loader, max_batches: int | None) -> tuple
         check_batch_ids(run, batch)
         trained += float((batch["labels"] != IGNORE_INDEX).sum())
         for part in iter_passes(run.model, batch, run.passes):
-            with make_autocast(run.ranks.device), explain_memory_errors(run.settings, run.parameters):
+            with make_autocast(run.ranks.device):
                 total += float(plain(**part))
     total, trained = run.ranks.total(total, trained)
     return total, trained
@@ -283,11 +255,7 @@ def log_step(run: TrainRun, batch: Batch, step_metrics: dict[str, float], meter:
 
 
 def save_run_checkpoint(run: TrainRun, step: int) -> None:
-    """Write a checkpoint, once for all ranks.
-
-    Weights that are not finite raise TrainError; older checkpoints are kept.
-    """
-    if not has_only_finite(run.model, run.optimizer):
+    if not has_only_finite(run.model, run.optimizer, run.ranks):
         raise TrainError(describe_divergence(run, step, f"Weights are not finite after step {step}"))
     state = merge_loader_state(run.loader, as_stream(run.store), run.ranks)
     if run.ranks.first:
@@ -296,21 +264,22 @@ def save_run_checkpoint(run: TrainRun, step: int) -> None:
     run.ranks.wait()
 
 
-def write_run_outputs(run: TrainRun, edited_state: dict[str, Any] | None) -> None:
-    """Write the outputs of a run at its end, on the first rank.
-
-    ``edited_state`` is the loader's state with edits after the last step, which no checkpoint has.
-    """
-    if edited_state is not None:
-        run.folder.save_edits(edited_state)
-    if not run.folder.model.is_dir():
-        # A kill after the checkpoint, or a user, may have left the folder without a model.
-        export_pretrained(run)
-    draw_loss_curve(run.folder.log, run.folder.curve, run.loader.origin)
+def finish_run(run: TrainRun, edited_state: dict[str, Any] | None, *, is_complete: bool) -> None:
+    """Write the outputs of a run; ``edited_state`` has edits that no checkpoint has."""
+    if run.ranks.first:
+        if edited_state is not None:
+            run.folder.save_edits(edited_state)
+        if not run.folder.model.is_dir():
+            # A kill after the checkpoint, or a user, may have left the folder without a model.
+            export_pretrained(run)
+        draw_loss_curve(run.folder.log, run.folder.curve, run.loader.origin)
+    run.log.print_line(f"Loss curve: {run.folder.curve}")
+    if is_complete and (stream := as_stream(run.store)) is not None:
+        finish = partial(finish_stream_store, stream, run.log.print_line)
+        run.ranks.run_exclusively(finish if run.ranks.first else None)
 
 
 def export_pretrained(run: TrainRun) -> None:
-    """Export a pretrained model in transformers' format, with tokenizer and processor."""
     model, settings = run.model, run.settings.model
     if not (isinstance(model, PretrainedModel) and isinstance(settings, PretrainedSettings)):
         return

@@ -10,21 +10,14 @@ from typing import Annotated, Any
 from batchloom import Mixture
 from batchloom.batches import MediaOptions
 from batchloom.core.errors import MissingDependencyError
-from batchloom.core.settings import Setting, quote_value, raise_problems, suggest
-from batchloom.train.train_settings import (
-    DATA_PANEL,
-    MAX_STEPS,
-    MODEL_PANEL,
-    RUN_PANEL,
-    Bounds,
-    TrainSettings,
-    find_out_of_bounds,
-)
+from batchloom.core.settings import quote_value, raise_problems, suggest
+from batchloom.train.train_settings import DataSetting, ModelSetting, RunSetting, TrainSettings
 
 # Default number of seconds to wait for a running job to answer an edit; it answers between two steps.
 EDIT_TIMEOUT_S = 300.0
 DEFAULT_MODEL = "tiny"
-MISSING_DATA_POLICIES = ("error", "synthetic")
+_MISSING_DATA_POLICIES = ("error", "synthetic")
+_SOURCES = ("data", "mixture", "input_file", "stream", "dataset_config")
 
 
 def require_train_packages() -> None:
@@ -46,30 +39,24 @@ class StreamOptions:
 
     lanes: Annotated[
         int | None,
-        Setting(
+        DataSetting(
             help="Number of parts of a --stream that are read in parallel; a multiple of every number of ranks.",
             shown_default="greatest common divisor of the batch and 64",
-            panel=DATA_PANEL,
         ),
     ] = None
     workers: Annotated[
         int | None,
-        Setting(
+        DataSetting(
             help="Number of tokenizing processes of each rank for a --stream; 0 for none but its own.",
             option="--stream-workers",
             shown_default="one per core",
-            panel=DATA_PANEL,
         ),
     ] = None
-    keep: Annotated[
-        Path | None, Setting(help="Folder in which the store of a --stream is written meanwhile.", panel=DATA_PANEL)
-    ] = None
+    keep: Annotated[Path | None, DataSetting(help="Folder in which the store of a --stream is written meanwhile.")] = (
+        None
+    )
     follow_links: Annotated[
-        bool,
-        Setting(
-            help="Follow symbolic links that lead out of an input folder. Without it they are skipped.",
-            panel=DATA_PANEL,
-        ),
+        bool, DataSetting(help="Follow symbolic links that lead out of an input folder. Without it they are skipped.")
     ] = False
 
 
@@ -79,17 +66,15 @@ class MediaPaths:
 
     processor: Annotated[
         str | None,
-        Setting(
-            help="Processor of images and audio of --input-file or --stream: a folder of transformers or a Hub id.",
-            panel=DATA_PANEL,
+        DataSetting(
+            help="Processor of images and audio of --input-file or --stream: a folder of transformers or a Hub id."
         ),
     ] = None
     data_folder: Annotated[
         str | None,
-        Setting(
+        DataSetting(
             help="Base of relative paths of images and audio; of a store, their new folder if they have moved.",
             shown_default="the folder of the file that names them",
-            panel=DATA_PANEL,
         ),
     ] = None
 
@@ -100,24 +85,20 @@ class StoreOptions:
 
     cache: Annotated[
         Path | None,
-        Setting(
+        DataSetting(
             help="Folder of the block cache of a remote store, shared by the ranks of a node.",
             shown_default="~/.cache/batchloom/blocks",
-            panel=DATA_PANEL,
         ),
     ] = None
     cache_limit: Annotated[
         int | None,
-        Setting(
-            help="Maximum size of the block cache, as 200GB.", option_type=str, shown_default="50GB", panel=DATA_PANEL
-        ),
+        DataSetting(help="Maximum size of the block cache, as 200GB.", option_type=str, shown_default="50GB"),
     ] = None
     verify: Annotated[
         str | None,
-        Setting(
+        DataSetting(
             help="Compare each 4 KiB of tokens with their checksum: first-read, full or off.",
             shown_default="first-read for a remote store, else off",
-            panel=DATA_PANEL,
         ),
     ] = None
 
@@ -132,71 +113,61 @@ class DataRequest:
 
     data: Annotated[
         Path | str | None,
-        Setting(
+        DataSetting(
             help="Folder or URL of a store (s3://, gs://, https://), a bare Megatron prefix, or synthetic data: dummy "
             "or distributed_dummy, with settings as in dummy:documents=1000,kind=text.",
             option_type=str,
-            panel=DATA_PANEL,
         ),
     ] = None
     mixture: Annotated[
         Mixture | None,
-        Setting(
+        DataSetting(
             help="Several stores and their weights: a YAML file, or stores/web=0.7,stores/code=0.3. Replaces --data.",
             option_type=str,
-            panel=DATA_PANEL,
         ),
     ] = None
-    input_file: Annotated[
-        Path | None, Setting(help="File to prepare into a temporary store. Replaces --data.", panel=DATA_PANEL)
-    ] = None
+    input_file: Annotated[Path | None, DataSetting(help="File to prepare into a temporary store. Replaces --data.")] = (
+        None
+    )
     dataset_config: Annotated[
         Path | None,
-        Setting(
-            help="YAML file of data sets and their packing, prepared into OUT/data. Replaces --data.", panel=DATA_PANEL
-        ),
+        DataSetting(help="YAML file of data sets and their packing, prepared into OUT/data. Replaces --data."),
     ] = None
     stream: Annotated[
         tuple[str, ...] | None,
-        Setting(
+        DataSetting(
             help="File, folder, glob or URL to read during the run; may be given several times. Replaces --data.",
             option_type=list,
-            panel=DATA_PANEL,
         ),
     ] = None
     tokenizer: Annotated[
         str | None,
-        Setting(
+        DataSetting(
             help="Tokenizer of --input-file, --stream or --dataset-config, in the form prepare takes.",
             shown_default="that of prepare",
-            panel=DATA_PANEL,
         ),
     ] = None
     if_missing: Annotated[
         str,
-        Setting(
-            help="Policy if --data or --input-file does not exist: error, or synthetic to train on synthetic data.",
-            panel=DATA_PANEL,
+        DataSetting(
+            help="Policy if --data or --input-file does not exist: error, or synthetic to train on synthetic data."
         ),
     ] = "error"
     generation: Annotated[
         int | None,
-        Setting(
-            help="Generation of the store at --data.",
-            shown_default="the newest; with --resume that of the run",
-            panel=DATA_PANEL,
+        DataSetting(
+            help="Generation of the store at --data.", shown_default="the newest; with --resume that of the run"
         ),
     ] = None
     options: StreamOptions = field(default_factory=StreamOptions)
     media: Annotated[Mapping[str, str], MediaPaths] = field(default_factory=dict)
     missing_media_lists: Annotated[
         tuple[str, ...],
-        Setting(
+        DataSetting(
             help="List of documents whose media are missing (check --missing-media FILE), served as padding; may be "
             "given several times.",
             option="--missing-media",
             option_type=list,
-            panel=DATA_PANEL,
         ),
     ] = ()
     open_options: Annotated[Mapping[str, Any], StoreOptions] = field(default_factory=dict)
@@ -209,45 +180,38 @@ class DataRequest:
 
     def problems(self) -> list[str]:
         """List the errors of the request, by the names of the options."""
-        source_fields = ("data", "mixture", "input_file", "dataset_config", "stream")
-        problems = _find_exclusive_options(self, *combinations(source_fields, 2))
-        if all(getattr(self, source_field) is None for source_field in source_fields):
+        problems = _find_exclusive_options(self, *combinations(_SOURCES, 2))
+        sources = {name for name in _SOURCES if getattr(self, name) is not None}
+        if not sources:
             problems.append(
                 "--data: missing; give the folder of a store (batchloom prepare makes one), --mixture with several "
                 "stores, --input-file with a file to prepare in memory, --stream with inputs to read during the "
                 "run, or --dataset-config with a YAML file"
             )
-        if self.tokenizer is not None and self.data is not None:
-            problems.append(
-                f"--tokenizer: {self.tokenizer} requires --input-file, --stream or --dataset-config; a store "
-                "has its own"
-            )
-        media, has_raw_input = self.media, self.stream is not None or self.input_file is not None
-        if "processor" in media and not has_raw_input:
-            problems.append(f"--processor: {media['processor']} requires --stream or --input-file; a store has its own")
-        if self.options.follow_links and not has_raw_input:
-            problems.append("--follow-links: requires --stream or --input-file")
-        if self.missing_media_lists and self.data is None and self.mixture is None:
-            problems.append("--missing-media: requires --data or --mixture")
-        stream_options = {
-            "lanes": self.options.lanes,
-            "stream-workers": self.options.workers,
-            "keep": self.options.keep,
-        }
-        problems += [
-            f"--{option}: {value} requires --stream"
-            for option, value in stream_options.items()
-            if value is not None and self.stream is None
+        stream, raw, stores = {"stream"}, {"input_file", "stream"}, {"data", "mixture"}
+        # Each option: its value, the sources it applies to, and what to know about the others.
+        requirements: list[tuple[str, Any, set[str], str]] = [
+            ("--tokenizer", self.tokenizer, raw | {"dataset_config"}, "; a store has its own"),
+            ("--processor", self.media.get("processor"), raw, "; a store has its own"),
+            ("--follow-links", self.options.follow_links or None, raw, ""),
+            ("--missing-media", self.missing_media_lists or None, stores, ""),
+            ("--lanes", self.options.lanes, stream, ""),
+            ("--stream-workers", self.options.workers, stream, ""),
+            ("--keep", self.options.keep, stream, ""),
+            ("--generation", self.generation, {"data"}, ""),
+            ("--cache, --cache-limit, --verify", self.open_options or None, {"data"}, ""),
         ]
-        if self.generation is not None and self.data is None:
-            problems.append(f"--generation: {self.generation} requires --data")
-        if self.open_options and self.data is None:
-            problems.append("--cache, --cache-limit, --verify: require --data")
-        if self.if_missing not in MISSING_DATA_POLICIES:
-            words = ", ".join(MISSING_DATA_POLICIES)
-            hint = suggest(str(self.if_missing), MISSING_DATA_POLICIES)
-            problems.append(f"--if-missing: {quote_value(self.if_missing)} is none of {words}{hint}")
-        elif self.if_missing != "error" and (self.dataset_config or self.stream or self.mixture) is not None:
+        for option, value, allowed, note in requirements:
+            if value is not None and not sources & allowed:
+                names = " or ".join(f"--{name.replace('_', '-')}" for name in _SOURCES if name in allowed)
+                shown = f"{value} " if isinstance(value, str | int | Path) and value is not True else ""
+                problems.append(f"{option}: {shown}requires {names}{note}")
+        if self.if_missing not in _MISSING_DATA_POLICIES:
+            hint = suggest(str(self.if_missing), _MISSING_DATA_POLICIES)
+            problems.append(
+                f"--if-missing: {quote_value(self.if_missing)} is none of {', '.join(_MISSING_DATA_POLICIES)}{hint}"
+            )
+        elif self.if_missing != "error" and not sources & {"data", "input_file"}:
             problems.append("--if-missing: requires --data or --input-file; leave it out")
         return problems
 
@@ -258,41 +222,24 @@ class ModelRequest:
 
     model_name: Annotated[
         str | None,
-        Setting(help="Configuration: tiny, 150M_1024 or 250M_1024.", shown_default=DEFAULT_MODEL, panel=MODEL_PANEL),
+        ModelSetting(help="Configuration: tiny, 150M_1024 or 250M_1024.", shown_default=DEFAULT_MODEL),
     ] = None
     config_file: Annotated[
-        Path | None, Setting(help="JSON file of your own configuration, as in configs/*.json.", panel=MODEL_PANEL)
+        Path | None, ModelSetting(help="JSON file of your own configuration, as in configs/*.json.")
     ] = None
     init: Annotated[
         Path | None,
-        Setting(
-            help="Local folder of a Hugging Face model to finetune; one with images or audio for such data.",
-            panel=MODEL_PANEL,
-        ),
+        ModelSetting(help="Local folder of a Hugging Face model to finetune; one with images or audio for such data."),
     ] = None
     attn_implementation: Annotated[
         str | None,
-        Setting(
-            help="Attention of the --init model: sdpa, eager, flex_attention, ...",
-            shown_default="sdpa",
-            panel=MODEL_PANEL,
-        ),
+        ModelSetting(help="Attention of the --init model: sdpa, eager, flex_attention, ...", shown_default="sdpa"),
     ] = None
 
     @property
     def folder(self) -> str | None:
         """Absolute path of the model to finetune; None without one."""
         return None if self.init is None else str(self.init.resolve())
-
-    @property
-    def stem(self) -> str:
-        """Default name of a run of this model."""
-        config_name = self.config_file.stem if self.config_file else self.model_name or DEFAULT_MODEL
-        return self.init.resolve().name if self.init else config_name
-
-    def problems(self) -> list[str]:
-        """List the errors of the request, by the names of the options."""
-        return _find_exclusive_options(self, ("model_name", "config_file"), ("model_name", "init"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,23 +252,20 @@ class TrainRequest:
     data: DataRequest = field(default_factory=DataRequest)
     model: ModelRequest = field(default_factory=ModelRequest)
     changes: Annotated[Mapping[str, Any], TrainSettings] = field(default_factory=dict)
-    device: Annotated[str, Setting(help="Device: auto, cpu, cuda or cuda:N.", panel=MODEL_PANEL)] = "auto"
+    device: Annotated[str, ModelSetting(help="Device: auto, cpu, cuda or cuda:N.")] = "auto"
     out: Annotated[
-        Path | None,
-        Setting(help="Folder of the run.", shown_default="runs/ and the name of the model", panel=RUN_PANEL),
+        Path | None, RunSetting(help="Folder of the run.", shown_default="runs/ and the name of the model")
     ] = None
-    resume: Annotated[
-        bool, Setting(help="Resume the run in --out. Without it that folder must be new.", panel=RUN_PANEL)
-    ] = False
+    resume: Annotated[bool, RunSetting(help="Resume the run in --out. Without it that folder must be new.")] = False
     stop_at: Annotated[
-        int | None,
-        Setting(help="Save and stop after this step; --resume goes on.", shown_default="--max-iters", panel=RUN_PANEL),
+        int | None, RunSetting(help="Save and stop after this step; --resume goes on.", shown_default="--max-iters")
     ] = None
 
     def __post_init__(self) -> None:
-        problems = self.data.problems() + self.model.problems()
-        bounds: Bounds = {"stop_at": (1, MAX_STEPS)}
-        problems += [problem.replace("stop_at", "--stop-at") for problem in find_out_of_bounds(bounds, self)]
+        problems = self.data.problems()
+        problems += _find_exclusive_options(self.model, ("model_name", "config_file"), ("model_name", "init"))
+        if self.stop_at is not None and self.stop_at < 1:
+            problems.append(f"--stop-at: {self.stop_at} is not the number of a step, from 1")
         try:
             str(self.run_path).encode()
         except UnicodeEncodeError:
@@ -334,7 +278,9 @@ class TrainRequest:
     @property
     def run_path(self) -> Path:
         """Folder of the run."""
-        return self.out or Path("runs") / self.model.stem
+        model = self.model
+        name = model.config_file.stem if model.config_file else model.model_name or DEFAULT_MODEL
+        return self.out or Path("runs") / (model.init.resolve().name if model.init else name)
 
     @property
     def is_continuation(self) -> bool:

@@ -1,7 +1,6 @@
 """Setup of a run: its data, model and folder, checked before the first step."""
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -10,19 +9,21 @@ import torch
 from torch import nn
 
 from batchloom import Loader, Mixture, Plan, Store, open_store
+from batchloom.adapters.agreement import flatten_values, require_agreement
+from batchloom.adapters.logging import truncate_log
+from batchloom.adapters.optimizer_step import make_parameter_groups
+from batchloom.adapters.rank_group import RankGroup
 from batchloom.batches import BatchOptions, MediaOptions
 from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
 from batchloom.core.errors import PlanError, StateError, TrainError
 from batchloom.core.settings import to_plain
 from batchloom.core.wording import format_count
 from batchloom.train.checkpoint import load_checkpoint, read_checkpoint_state
-from batchloom.train.distributed import RankGroup, find_differing_rank
-from batchloom.train.model.gpt_model import make_parameter_groups
 from batchloom.train.model.model_build import TrainableModel, build_model, check_memory, outline_model
 from batchloom.train.model.pretrained import compute_folder_fingerprint
 from batchloom.train.run_folder import RunFolder
 from batchloom.train.stream_data import StreamData, StreamRequest, announce_stream, as_stream
-from batchloom.train.train_log import RunLog, truncate_log
+from batchloom.train.train_log import MAX_LISTED, RunLog, list_first
 from batchloom.train.train_settings import (
     MAX_STEPS,
     PretrainedSettings,
@@ -49,11 +50,8 @@ _FIXED_SETTINGS = (
 # Locations may change, because fingerprints identify the data and the model.
 _LOCATION_SETTINGS = ("data.name", "data.generation", "data.places", "model.init")
 _LOG = logging.getLogger("batchloom")
-# Rows checked at once for targets. Masks are read span by span, and the first few hundred usually suffice.
-_MAX_CHECKED_ROWS, _MAX_CHECKED_MASKED_ROWS = 1 << 14, 1 << 8
-# Bound for a mixture, which has no epoch.
+# Steps that are searched for a target; usually the first has one.
 _MAX_CHECKED_STEPS = 256
-_MAX_LISTED = 6
 # Exhaustion depends on the sequence counts. For up to this many documents they take about a second.
 _MAX_INLINE_COUNT = 1 << 20
 
@@ -92,25 +90,23 @@ class TrainRun:
 
 
 def set_up_run(
-    data: Path | str | Mixture | StreamRequest,
+    data: Path | str | Store | Mixture | StreamRequest,
     settings: TrainSettings,
     folder: RunFolder,
     ranks: RankGroup,
     log: RunLog,
     *,
-    open_options: Mapping[str, Any] | None = None,
     media: MediaOptions = DEFAULT_MEDIA_SPEC,
 ) -> TrainRun:
     """Open the data and build the model, without writing anything.
 
     Args:
-        data: folder or URL of a store, a bare Megatron prefix, a name of synthetic data, a mixture, or raw inputs
-            to stream.
+        data: open store, its folder or URL, a bare Megatron prefix, a name of synthetic data, a mixture, or raw
+            inputs to stream.
         settings: settings of the run.
         folder: folder of the run.
         ranks: rank group of this process.
         log: log of the run.
-        open_options: options of ``open_store``, including its generation.
         media: options of reading images and audio.
 
     Raises:
@@ -124,8 +120,8 @@ def set_up_run(
     if isinstance(data, StreamRequest):
         source = cast("Store", StreamData(data, settings, ranks))
     else:
-        source = data if isinstance(data, Mixture) else open_store(data, **(open_options or {}))
-        _announce_source(source, data, log)
+        source = open_store(data) if isinstance(data, (Path, str)) else data
+        _announce_source(source, log)
     store = _find_tokenizer_store(source) if isinstance(source, Mixture) else source
     outline = outline_model(settings, store, media=_holds_media(source))
     check_memory(settings, outline.parameters, ranks)
@@ -134,8 +130,8 @@ def set_up_run(
     if stream is None and not has_targets(loader, settings.steps):
         trained = "a trained token after another" if loader.store.masked else "two tokens"
         raise TrainError(
-            f"None of the {settings.steps} steps on {store.location.name} has anything to predict: no "
-            f"sequence of {settings.seq_len} tokens ({settings.order.packing}) holds {trained} of one "
+            f"None of the first {min(settings.steps, _MAX_CHECKED_STEPS)} steps on {store.location.name} has anything "
+            f"to predict: no sequence of {settings.seq_len} tokens ({settings.order.packing}) holds {trained} of one "
             "document. Prepare longer documents, or raise --seq-len."
         )
     model, learner = build_model(outline, settings, store, loader, ranks, log)
@@ -164,55 +160,27 @@ def _find_tokenizer_store(mixture: Mixture) -> Store:
     return next((store for store in stores if store.vocab_size is not None), stores[0])
 
 
-def _announce_source(source: Store | Mixture, data: Path | str | Mixture, log: RunLog) -> None:
+def _announce_source(source: Store | Mixture, log: RunLog) -> None:
     """Log the opened data, and mark every later line if it is synthetic."""
     source_stores = source.stores.values() if isinstance(source, Mixture) else (source,)
     stores = [store for store in source_stores if isinstance(store, Store)]
     if any(store.contents.synthetic for store in stores):
         log.mark = "  source=synthetic"
     elif log.is_enabled:
-        for store in stores[:_MAX_LISTED]:
-            plain = isinstance(data, Path) and not store.location.is_remote
-            location = data if plain else store.location.name
+        for store in stores[:MAX_LISTED]:
+            location = store.location.name if store.location.is_remote else store.path
             _LOG.info("Loaded real indexed dataset from %s", location)
             _LOG.info("Dataset contains %d sequences", len(store))
-        if len(stores) > _MAX_LISTED:
-            _LOG.info("Loaded %d more real indexed datasets", len(stores) - _MAX_LISTED)
+        if len(stores) > MAX_LISTED:
+            _LOG.info("Loaded %d more real indexed datasets", len(stores) - MAX_LISTED)
 
 
 def has_targets(loader: Loader, steps: int) -> bool:
-    """Return whether any of the first steps has a target token.
-
-    A target is a trained token that is not the first of its span. Epochs pack the same sequences, so one epoch
-    decides, and usually its first sequences suffice.
-    """
-    plan, store, position = loader.plan, loader.store, 0
+    """Return whether any of the first steps has a trained token after another of its document."""
     if not _count_trained_tokens(loader):
         return False
-    if not isinstance(store, Store):
-        # A mixture has no epoch, so steps after the checked ones are assumed to have targets.
-        checked_steps = min(steps, _MAX_CHECKED_STEPS)
-        return checked_steps < steps or any(loader.trained_tokens(step) for step in range(checked_steps))
-    stop = steps * plan.spec.global_batch_size
-    checked_rows = _MAX_CHECKED_MASKED_ROWS if store.masked else _MAX_CHECKED_ROWS
-    while position < stop:
-        # A length-grouped row may come from anywhere in its window, so use the epoch of the window's start.
-        location = plan.run.locate(plan.run.window(position)[0])
-        if location is None or location.epoch:
-            return False
-        end = min(stop, position + checked_rows)
-        rows = plan.rows(position, end)
-        long = rows.lengths > 1
-        if store.masked:
-            # Skip the first token of each span, because nothing predicts it.
-            spans = (rows.documents[long], rows.starts[long] + 1, rows.lengths[long] - 1)
-            has_target = any(bool(mask.any()) for mask in store.mask(*spans))
-        else:
-            has_target = bool(long.any())
-        if has_target:
-            return True
-        position = end
-    return False
+    checked_steps = range(min(steps, _MAX_CHECKED_STEPS))
+    return any(loader.plan.has_step(step) and loader.trained_tokens(step) for step in checked_steps)
 
 
 def _make_val_loaders(
@@ -231,13 +199,9 @@ def _make_val_loaders(
         loader = _make_val_loader(store, settings, ranks, log, source_note, media)
         if loader is not None:
             loaders[name] = loader
-    source_note = f" of {', '.join(names_without_val[:_MAX_LISTED])}" if isinstance(source, Mixture) else ""
-    omitted_note = f" and {len(names_without_val) - _MAX_LISTED:,} more" if len(names_without_val) > _MAX_LISTED else ""
     if names_without_val:
-        log.print_line(
-            f"val    none{source_note}{omitted_note}: the data has no val subset (prepare makes one with "
-            "--val-fraction)"
-        )
+        source_note = f" of {list_first(names_without_val)}" if isinstance(source, Mixture) else ""
+        log.print_line(f"val    none{source_note}: the data has no val subset (prepare makes one with --val-fraction)")
     return loaders
 
 
@@ -298,11 +262,7 @@ def make_loader(
 
 
 def open_run_folder(run: TrainRun, *, resume: bool) -> int:
-    """Create the run's folder, or resume its newest checkpoint; return the steps done.
-
-    Another run in the folder raises StateError, which names each differing field. A folder with other files, or
-    ``resume`` without a run, raises TrainError.
-    """
+    """Create the run's folder, or resume its newest checkpoint; return the steps done."""
     folder, log = run.folder, run.log
     run_description = {"data": _describe_run(run), **to_plain(run.settings)}
     if isinstance(run.settings.model, PretrainedSettings):
@@ -317,13 +277,8 @@ def open_run_folder(run: TrainRun, *, resume: bool) -> int:
     else:
         folder.check_new()
     # The exchange also ensures that every rank has checked the folder before the first rank writes.
-    difference = find_differing_rank(
-        [message.decode() for message in run.ranks.all_gather_bytes(run.loader.plan.fingerprint.encode())]
-    )
-    if difference is not None:
-        raise TrainError(
-            f"The ranks have different orders: {difference}. Give every rank the same data, settings and checkpoint."
-        )
+    if run.ranks.world_size > 1:
+        require_agreement(run.loader)
     if run.ranks.first:
         if resume:
             truncate_log(folder.log, done)
@@ -375,10 +330,7 @@ def _resume_run(run: TrainRun) -> int:
 
 
 def check_edited_plan(run: TrainRun, plan: Plan) -> None:
-    """Refuse edits of a plan whose batch sizes or lengths this run cannot compute.
-
-    Sizes that ranks or passes do not divide raise SettingsError, insufficient memory TrainError.
-    """
+    """Refuse edits of a plan whose batch sizes or lengths this run cannot compute."""
     for step_range in plan.orders.run_layout.step_ranges[1:]:
         edited = replace(run.settings, global_batch_size=step_range.size, seq_len=max(step_range.seq_len, 2))
         compute_accumulation_steps(edited, run.ranks.world_size)
@@ -388,11 +340,8 @@ def check_edited_plan(run: TrainRun, plan: Plan) -> None:
 
 
 def _list_allowed_changes(previous_description: dict[str, Any], run_description: dict[str, Any]) -> list[str]:
-    """List allowed differences between a run and its continuation.
-
-    Other differences raise StateError.
-    """
-    old, new = _flatten_settings(previous_description), _flatten_settings(run_description)
+    """List allowed differences between a run and its continuation."""
+    old, new = flatten_values(previous_description), flatten_values(run_description)
     names = sorted(name for name in {*old, *new} if not name.startswith(_LOCATION_SETTINGS))
     changed_names = [name for name in names if old.get(name) != new.get(name)]
     # A run that predates the second version of its packing recorded the bare name; its states know the version.
@@ -408,19 +357,7 @@ def _list_allowed_changes(previous_description: dict[str, Any], run_description:
     return [f"{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in changed_names]
 
 
-def _flatten_settings(values: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Flatten nested settings to one level: ``{"model.width": 256}``."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flatten_settings(value, f"{path}{name}.")
-        else:
-            flat[path + name] = value
-    return flat
-
-
 def _announce_run(run: TrainRun, done: int) -> None:
-    """Print the data, the model and the step size of the run."""
     settings, ranks, print_line = run.settings, run.ranks, run.log.print_line
     rows = settings.batch_size or compute_rank_rows(settings, ranks.world_size)
     stream = as_stream(run.store)
@@ -451,7 +388,6 @@ def _count_trained_tokens(loader: Loader) -> int:
 
 
 def _announce_store(run: TrainRun) -> None:
-    """Print the data of a store or mixture."""
     print_line = run.log.print_line
     store, plan = run.loader.store, run.loader.plan
     share_trained = _count_trained_tokens(run.loader) / max(store.tokens, 1)
@@ -465,14 +401,9 @@ def _announce_store(run: TrainRun) -> None:
             "(noise_prob); labels are unchanged"
         )
     if run.store.contents.weights and not isinstance(plan.orders.data, Mixture):
-        weights = ", ".join(f"{name} {weight:g}" for name, weight in run.store.contents.weights[:_MAX_LISTED])
-        more = (
-            f" and {len(run.store.contents.weights) - _MAX_LISTED:,} more"
-            if len(run.store.contents.weights) > _MAX_LISTED
-            else ""
-        )
+        weights = list_first([f"{name} {weight:g}" for name, weight in run.store.contents.weights])
         print_line(
-            f"data   the weights recorded in the store ({weights}{more}) are not applied: documents of one store are "
+            f"data   the weights recorded in the store ({weights}) are not applied: documents of one store are "
             "drawn in proportion to their tokens (--mixture weights whole stores)"
         )
 
@@ -506,15 +437,15 @@ def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
         orders.timeline.segment_at(end - 1)
     segments = [timeline_segment for timeline_segment in orders.timeline.segments() if timeline_segment.position < end]
     lines = []
-    for number, segment in enumerate(segments[:_MAX_LISTED]):
+    for number, segment in enumerate(segments[:MAX_LISTED]):
         shares = {
             plan.names[source]: count / segment.schedule.period
             for source, count in zip(segment.sources.tolist(), segment.schedule.counts, strict=True)
         }
         since = f", after {_format_steps(plan, segment.position)}" if number else ""
         lines.append(f"mix    {_format_shares(shares)} of the sequences{since}")
-    if len(segments) > _MAX_LISTED:
-        lines.append(f"mix    {len(segments) - _MAX_LISTED:,} later changes of the shares are not shown")
+    if len(segments) > MAX_LISTED:
+        lines.append(f"mix    {len(segments) - MAX_LISTED:,} later changes of the shares are not shown")
     if not is_exhaustion_known:
         lines.append(
             f"mix    exhausted={exhausted}: the first source to run out is known once the sequences are counted"
@@ -522,7 +453,7 @@ def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
     exhausted_sources = sorted(
         (exhausted_at, source) for source, exhausted_at in orders.timeline.exhausted.items() if exhausted_at < end
     )
-    for exhausted_at, source in exhausted_sources[:_MAX_LISTED]:
+    for exhausted_at, source in exhausted_sources[:MAX_LISTED]:
         consequence = "the run ends" if exhausted == "stop" else "the others take its share"
         lines.append(
             f"mix    {plan.names[source]} is exhausted after {_format_steps(plan, exhausted_at)}: {consequence}"
@@ -534,11 +465,9 @@ def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
 
 
 def _format_steps(plan: Plan, position: int) -> str:
-    """Format the number of completed steps before a change at a position."""
     return format_count(plan.orders.run_layout.steps_until(position), "step")
 
 
 def _format_shares(shares: dict[str, float]) -> str:
     largest = sorted(shares, key=lambda name: (-shares[name], name))
-    omitted_note = f" and {len(shares) - _MAX_LISTED:,} more" if len(shares) > _MAX_LISTED else ""
-    return ", ".join(f"{name} {shares[name]:.2%}" for name in largest[:_MAX_LISTED]) + omitted_note
+    return list_first([f"{name} {shares[name]:.2%}" for name in largest])

@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import batchloom
 from batchloom import DatasetConfig, Mixture, Store, open_store
+from batchloom.adapters.rank_group import RankGroup
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError, InputMissingError, StoreMissingError, TrainError
 from batchloom.core.files import describe_missing_path, refuse_url
 from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, SyntheticSpec
-from batchloom.train.distributed import RankGroup
 from batchloom.train.model.pretrained import read_model_config
 from batchloom.train.request import DataRequest, TrainRequest
 from batchloom.train.run_folder import RunFolder
@@ -75,8 +75,6 @@ def open_run_data(
 def _prepare_dataset_store(
     config: DatasetConfig, folder: Path, tokenizer: str | None, ranks: RankGroup, print_line: PrintLine
 ) -> None:
-    """Prepare data sets into ``folder``, or resume there; the other ranks wait."""
-
     def prepare() -> None:
         result = batchloom.prepare(config, out=folder, tokenizer=tokenizer)
         state = "is prepared already" if result.already_done else "was prepared"
@@ -96,10 +94,7 @@ def _choose_tokenizer(config: DatasetConfig, request: TrainRequest) -> str | Non
 def describe_order(
     config: DatasetConfig, dataset_settings: dict[str, Any], settings: TrainSettings, *, is_continuation: bool
 ) -> str:
-    """Describe how documents become sequences, and the origin of each setting.
-
-    ``dataset_settings`` are the plan settings that ``config`` states for this run; a continued run has none.
-    """
+    """Describe how documents become sequences, and the origin of each setting."""
     order = settings.order
     packed = "one document per sequence" if order.packing == "none" else f"packing {order.packing}"
     facts = [f"{packed} of {settings.seq_len:,} tokens"]
@@ -127,11 +122,7 @@ def describe_order(
 
 
 def _is_data_missing(data: DataRequest, ranks: RankGroup) -> bool:
-    """Return whether the data is missing and synthetic data replaces it.
-
-    Data that exists but is unusable is not replaced, because opening it reports the reason. Data that exists for some
-    ranks only raises TrainError.
-    """
+    """Return whether the data is missing and synthetic data replaces it."""
     reason = _describe_absent_store(Path(data.data)) if data.data is not None and not is_url(str(data.data)) else ""
     if data.input_file is not None and _is_absent(data.input_file):
         reason = _describe_missing_input(data.input_file)
@@ -191,10 +182,7 @@ def _get_model_vocabulary(settings: TrainSettings) -> int | None:
 def _prepare_temporary_store(
     inputs: Path, data: DataRequest, ranks: RankGroup, print_line: PrintLine
 ) -> Iterator[Path]:
-    """Prepare an input into a temporary store, once on each machine.
-
-    The store is in memory if it fits, else in the folder for temporary files. It is removed at the end.
-    """
+    """Prepare an input into a temporary store, once on each machine."""
     if not inputs.exists():
         refuse_url(inputs, "--input-file")
         raise InputMissingError(_describe_missing_input(inputs))
@@ -248,14 +236,27 @@ def _exit_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous_handler)
 
 
-def find_initial_generation(
+def open_source(
+    data: Path | str | Mixture,
+    folder: RunFolder,
+    ranks: RankGroup,
+    *,
+    resume: bool,
+    generation: int | None = None,
+    open_options: Mapping[str, Any] = MappingProxyType({}),
+) -> Store | Mixture:
+    """Open the data of a run; on ``resume`` at the generations it was started on."""
+    if isinstance(data, Mixture):
+        return _open_mixture_generations(data, folder, ranks) if resume else data
+    if resume and generation is None:
+        generation = _find_initial_generation(data, folder, ranks, open_options)
+    return open_store(data, generation=generation, **open_options)
+
+
+def _find_initial_generation(
     data: Path | str, folder: RunFolder, ranks: RankGroup, open_options: Mapping[str, Any]
 ) -> int | None:
-    """Return the store generation a run was started on; None for the newest.
-
-    An older generation is logged by the first rank. None also covers data without generations, and data the run
-    never used. A generation that was compacted away raises GenerationError.
-    """
+    """Return the store generation a run was started on; None for the newest."""
     recorded_data = folder.read().get("data")
     newest = open_store(data, **open_options)
     if not isinstance(recorded_data, dict) or newest.manifest is None or newest.location.generation is None:
@@ -277,7 +278,7 @@ def find_initial_generation(
     return number
 
 
-def open_mixture_generations(mixture: Mixture, folder: RunFolder, ranks: RankGroup) -> Mixture:
+def _open_mixture_generations(mixture: Mixture, folder: RunFolder, ranks: RankGroup) -> Mixture:
     """Open each store of a mixture at the generation the run was started on.
 
     A generation that is not the given one is logged; one that was compacted away raises GenerationError.

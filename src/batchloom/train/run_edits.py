@@ -3,21 +3,20 @@
 ``edits/000001-k2x9_q4m.json`` requests an edit of a running job. The run reads it between steps and replaces its
 content with the answer: ``taken``, the edit in the form of the journal, or ``refused``, the reason. A checkpoint
 stores the journal. Until the next checkpoint only the request file has the edit, so a resumed run applies the edits
-its checkpoint lacks again, in the same order. While the answer is written the file has another name. Before that,
-deleting the file withdraws the edit; afterwards it cannot be withdrawn.
+its checkpoint lacks again, in the same order. Deleting the file before the answer withdraws the edit.
 """
 
-import json
 import re
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from batchloom import Edit, Mixture, open_store
+from batchloom import Edit, Mixture
+from batchloom.adapters.rank_group import join_ranks
 from batchloom.core.errors import (
     BatchloomError,
     InputMissingError,
@@ -32,18 +31,15 @@ from batchloom.core.files import describe_missing_path
 from batchloom.core.settings import as_int, to_plain
 from batchloom.core.wording import format_count
 from batchloom.train.checkpoint import check_journal, read_checkpoint_state, read_checkpoint_step, write_state
-from batchloom.train.distributed import find_differing_rank, join_ranks
 from batchloom.train.json_files import MAX_RUN_FILE_BYTES, fsync_path, read_json_object, write_json
 from batchloom.train.request import EDIT_TIMEOUT_S
 from batchloom.train.run import TrainRun, check_edited_plan, describe_mixture, make_loader
-from batchloom.train.run_data import find_initial_generation, open_mixture_generations
+from batchloom.train.run_data import open_source
 from batchloom.train.run_folder import RunFolder, is_checkpoint
 from batchloom.train.train_log import PrintLine
 from batchloom.train.train_settings import compute_accumulation_steps, make_settings
 
 _REQUEST_NAME = re.compile(r"(\d{6,})-\w{8}\.json")
-# Suffix of a request whose answer is being written.
-_CLAIMED_SUFFIX = ".claimed"
 # Keys of a journal entry in addition to the fields of the edit.
 _JOURNAL_KEYS = ("added", "fingerprint")
 _POLL_SECONDS = 0.1
@@ -140,7 +136,6 @@ def edit_run(
                 mixture_before, mixture_after = answer["before"], answer["after"]
                 return EditResult(None, answer["number"], answer["taken"], mixture_before, mixture_after)
             print_line("The run ended in the meantime.")
-        restore_claimed_requests(folder.edits)
         _check_no_pending_edits(folder, run_path)
         return _edit_checkpoint(run_path, folder, data, edit, generation, print_line, write=True)
 
@@ -155,7 +150,6 @@ def _edit_checkpoint(
     *,
     write: bool,
 ) -> EditResult:
-    """Edit a checkpoint of a run that is not running."""
     checkpoint = run_path if is_checkpoint(run_path) else folder.find_newest_checkpoint()
     if checkpoint is None:
         raise StateError(
@@ -170,11 +164,7 @@ def _edit_checkpoint(
             f"so the first that can change is {step}."
         )
     with join_ranks("cpu") as ranks:
-        if isinstance(data, Mixture):
-            source: Any = open_mixture_generations(data, folder, ranks)
-        else:
-            number = find_initial_generation(data, folder, ranks, {}) if generation is None else generation
-            source = open_store(data, generation=number)
+        source = open_source(data, folder, ranks, resume=True, generation=generation)
         # An edit past the end applies only if --max-iters extends the run, so the loader covers its step.
         loader = make_loader(source, settings, ranks, max(settings.steps, edit.step))
     loader.load_state_dict(state)
@@ -244,8 +234,6 @@ def submit_edit(folder: Path, edit: Edit, patience: float, ended: Callable[[], b
     deadline = time.monotonic() + patience
     while True:
         is_ended = ended()
-        if is_ended:
-            restore_claimed_requests(folder)
         request = _read_request(path)
         if "taken" in request:
             return request
@@ -310,8 +298,6 @@ class EditInbox:
         At the first call an invalid file raises StateError, because it may have held an applied edit.
         """
         first, self._has_started = not self._has_started, True
-        if first:
-            restore_claimed_requests(self._folder)
         new_names = [name for name in _list_request_names(self._folder) if name not in self._read_names]
         if not new_names:
             return []
@@ -340,7 +326,7 @@ def apply_pending_edits(run: TrainRun, inbox: EditInbox, step: int) -> bool:
         return False
     is_applied = False
     messages = [(str(path), _get_edit_fields(request), _get_applied_fingerprint(request)) for path, request in requests]
-    for name, plain, applied_fingerprint in json.loads(run.ranks.all_gather_bytes(json.dumps(messages).encode())[0]):
+    for name, plain, applied_fingerprint in run.ranks.all_gather(messages)[0]:
         path = Path(name)
         refusal = _find_refusal(run, plain, path.name)
         if applied_fingerprint and refusal is not None:
@@ -349,7 +335,7 @@ def apply_pending_edits(run: TrainRun, inbox: EditInbox, step: int) -> bool:
                 "Resume with the data and settings it was stopped with, or delete that file to continue without the "
                 "edit."
             )
-        if not run.ranks.total(float(run.ranks.first and _claim_request(path)))[0]:
+        if not run.ranks.total(float(run.ranks.first and path.exists()))[0]:
             run.log.print_line(f"edit   {path.name} was deleted, so the edit is withdrawn")
         elif refusal is None:
             _apply_edit(run, path, plain, step)
@@ -371,21 +357,8 @@ def _get_edit_fields(request: dict[str, Any]) -> Any:
     return {name: value for name, value in request["taken"].items() if name not in _JOURNAL_KEYS}
 
 
-def _claim_request(path: Path) -> bool:
-    """Rename a request so that it cannot be withdrawn; False if it is missing."""
-    with _wrap_write_errors(path):
-        try:
-            path.rename(_get_claimed_path(path))
-        except FileNotFoundError:
-            return False
-    return True
-
-
 def _find_refusal(run: TrainRun, plain: dict[str, Any], name: str) -> str | None:
-    """Return the reason why an edit cannot be applied on some rank; None if it can.
-
-    Raise TrainError if the ranks would have different orders.
-    """
+    """Return the reason why an edit cannot be applied on some rank; None if it can."""
     try:
         plan = run.loader.edited(_parse_edit(plain))
         check_edited_plan(run, plan)
@@ -393,16 +366,15 @@ def _find_refusal(run: TrainRun, plain: dict[str, Any], name: str) -> str | None
         own_verdict = {"fingerprint": plan.fingerprint}
     except BatchloomError as error:
         own_verdict = {"refused": str(error)}
-    verdicts = [json.loads(message) for message in run.ranks.all_gather_bytes(json.dumps(own_verdict).encode())]
+    verdicts = run.ranks.all_gather(own_verdict)
     for rank, verdict in enumerate(verdicts):
         if "refused" in verdict:
             is_unanimous = all(other_verdict == verdict for other_verdict in verdicts)
             return str(verdict["refused"]) if is_unanimous else f"Rank {rank}: {verdict['refused']}"
-    difference = find_differing_rank([verdict["fingerprint"] for verdict in verdicts])
-    if difference is not None:
+    if len({verdict["fingerprint"] for verdict in verdicts}) > 1:
         raise TrainError(
-            f"With the edit in {name} the ranks would have different orders: {difference}. It was not applied. Give "
-            "every rank the same stores, and continue with --resume."
+            f"With the edit in {name} the ranks would have different orders. It was not applied. Give every rank the "
+            "same stores, and continue with --resume."
         )
     return None
 
@@ -435,12 +407,15 @@ def _apply_edit(run: TrainRun, path: Path, plain: dict[str, Any], step: int) -> 
 
 
 def _answer_request(path: Path, answer: dict[str, Any]) -> None:
-    """Write the answer of a claimed request, and restore its name."""
-    claimed = _get_claimed_path(path)
-    with _wrap_write_errors(path):
-        write_json(claimed, answer)
-        claimed.rename(path)
+    """Replace a request by its answer, on disk before the next step."""
+    try:
+        write_json(path, answer)
         fsync_path(path.parent)
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror}. Make room, then continue with --resume, which applies the "
+            "edit."
+        ) from error
 
 
 def _list_request_names(folder: Path) -> list[str]:
@@ -452,55 +427,17 @@ def _list_request_names(folder: Path) -> list[str]:
 
 
 def _read_request(path: Path) -> dict[str, Any]:
-    """Return the content of a request file.
-
-    An invalid file gives a dictionary with ``fault``, a missing one also with ``gone``.
-    """
-    fault, is_missing = "", False
-    # The run may claim and answer the request between two attempts, so the plain name is tried again.
-    for candidate_path in (path, _get_claimed_path(path), path):
-        try:
-            request = read_json_object(candidate_path, MAX_RUN_FILE_BYTES)
-        except ValueError as error:
-            fault, is_missing = (f"{candidate_path} {error}", isinstance(error.__cause__, FileNotFoundError))
-            if is_missing:
-                continue
-            break
-        return request if _is_request(request) else {"fault": f"{candidate_path} holds no edit"}
-    return {"fault": fault, "gone": True} if is_missing else {"fault": fault}
-
-
-def _is_request(content: dict[str, Any]) -> bool:
-    applied_edit = content.get("taken", {})
-    edit = content.get("edit", applied_edit or None)
-    has_number = as_int(content.get("number", 0)) is not None
-    return isinstance(edit, dict) and isinstance(applied_edit, dict) and has_number
-
-
-def _get_claimed_path(path: Path) -> Path:
-    """Return the path of a request while it is answered."""
-    return path.with_name(path.name + _CLAIMED_SUFFIX)
-
-
-def restore_claimed_requests(folder: Path) -> None:
-    """Restore the names of requests that a run was answering when it died.
-
-    The caller must hold the lock of the run.
-    """
-    with _wrap_write_errors(folder):
-        for claimed in folder.glob(f"*{_CLAIMED_SUFFIX}"):
-            claimed.rename(claimed.with_suffix(""))
-
-
-@contextmanager
-def _wrap_write_errors(path: Path) -> Iterator[None]:
+    """Return a request file's content: of an invalid one ``fault``, of a missing one ``gone``."""
     try:
-        yield
-    except OSError as error:
-        raise OutputError(
-            f"{path} cannot be written: {error.strerror}. Make room, then continue with --resume, which applies the "
-            "edit."
-        ) from error
+        request = read_json_object(path, MAX_RUN_FILE_BYTES)
+    except ValueError as error:
+        return {"gone" if isinstance(error.__cause__, FileNotFoundError) else "fault": f"{path} {error}"}
+    applied_edit = request.get("taken", {})
+    edit = request.get("edit", applied_edit or None)
+    is_valid = isinstance(edit, dict) and isinstance(applied_edit, dict)
+    if not is_valid or as_int(request.get("number", 0)) is None:
+        return {"fault": f"{path} holds no edit"}
+    return request
 
 
 def list_pending_requests(

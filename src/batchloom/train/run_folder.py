@@ -22,10 +22,11 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from batchloom.adapters.checkpoints import replace_folder
 from batchloom.core.errors import OutputError, StateError, StoreConflictError, TrainError
 from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively
 from batchloom.train.checkpoint import read_checkpoint_state, read_checkpoint_step, write_checkpoint, write_state
-from batchloom.train.json_files import MAX_RUN_FILE_BYTES, fsync_path, read_json_object, write_json
+from batchloom.train.json_files import MAX_RUN_FILE_BYTES, read_json_object, write_json
 
 RETAINED_CHECKPOINTS = 2
 _LOG = logging.getLogger("batchloom")
@@ -33,7 +34,6 @@ _CHECKPOINT_NAME = re.compile(r"step_\d{8,}")
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a path has the name of a checkpoint."""
     return _CHECKPOINT_NAME.fullmatch(path.name) is not None
 
 
@@ -207,7 +207,6 @@ class RunFolder:
         return checkpoints[-1] if checkpoints else None
 
     def _list_finished_checkpoints(self) -> list[Path]:
-        """Return the complete checkpoints, sorted by step."""
         checkpoints = (p for p in self._checkpoints.glob("step_*") if _CHECKPOINT_NAME.fullmatch(p.name))
         return sorted(checkpoints, key=read_checkpoint_step)
 
@@ -228,13 +227,10 @@ class RunFolder:
             OutputError: it cannot be written; older checkpoints are kept.
         """
         path = self._checkpoints / f"step_{step:08d}"
-        partial_path = path.with_suffix(PARTIAL_SUFFIX)
         try:
             self._clear_partial()
-            partial_path.mkdir(parents=True)
-            write_checkpoint(partial_path, step, model, optimizer, loader)
-            partial_path.rename(path)
-            fsync_path(self._checkpoints)
+            with replace_folder(path) as partial_folder:
+                write_checkpoint(partial_folder, step, model, optimizer, loader)
             for old in self._list_finished_checkpoints()[:-RETAINED_CHECKPOINTS]:
                 # Rename before deleting, so that a folder with its final name is complete at every moment.
                 old.rename(old.with_suffix(PARTIAL_SUFFIX))
@@ -267,26 +263,14 @@ class RunFolder:
         Raises:
             OutputError: it cannot be written.
         """
-        partial_path, old = (self.path / f"model{PARTIAL_SUFFIX}", self.path / f"model.old{PARTIAL_SUFFIX}")
         try:
-            for folder in (partial_path, old):
-                shutil.rmtree(folder, ignore_errors=True)
-            partial_path.mkdir()
-            write(partial_path)
-            for file in (*partial_path.iterdir(), partial_path):
-                fsync_path(file)
-            if self.model.exists():
-                self.model.rename(old)
-            partial_path.rename(self.model)
-            fsync_path(self.path)
+            with replace_folder(self.model) as partial_folder:
+                write(partial_folder)
         except (OSError, SafetensorError) as error:
             raise OutputError(
                 f"The model cannot be written to {self.model}: {error}. Make room or fix the folder; --resume writes "
                 "it again."
             ) from error
-        finally:
-            for folder in (partial_path, old):
-                shutil.rmtree(folder, ignore_errors=True)
 
     def _clear_partial(self) -> None:
         for partial in list(self._checkpoints.glob(f"*{PARTIAL_SUFFIX}")):

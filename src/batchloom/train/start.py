@@ -1,19 +1,19 @@
 """From the options of ``batchloom train`` to a trained model."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from batchloom import DatasetConfig, Mixture
+from batchloom import DatasetConfig, Mixture, Store
+from batchloom.adapters.rank_group import join_ranks
 from batchloom.core.errors import SettingsError
 from batchloom.train.checkpoint import read_checkpoint_step
-from batchloom.train.distributed import join_ranks
 from batchloom.train.loop import TrainResult, train
 from batchloom.train.model.pretrained import get_max_positions, read_model_config
 from batchloom.train.request import DEFAULT_MODEL, TrainRequest
 from batchloom.train.run import set_up_run
-from batchloom.train.run_data import describe_order, find_initial_generation, open_mixture_generations, open_run_data
+from batchloom.train.run_data import describe_order, open_run_data, open_source
 from batchloom.train.run_folder import RunFolder
+from batchloom.train.stream_data import StreamRequest
 from batchloom.train.train_log import PrintLine, RunLog
 from batchloom.train.train_settings import (
     PRETRAINED_KEYS,
@@ -50,15 +50,15 @@ def start_training(request: TrainRequest, print_line: PrintLine) -> TrainResult:
                 log.print_line(
                     describe_order(dataset, dataset_settings, settings, is_continuation=request.is_continuation)
                 )
-            generation = request.data.generation
-            run_data = data
-            if request.resume and isinstance(data, Mixture):
-                run_data = open_mixture_generations(data, folder, ranks)
-            elif request.resume and isinstance(data, (Path, str)) and generation is None:
-                generation = find_initial_generation(data, folder, ranks, request.data.open_options)
-            open_options = {"generation": generation, **request.data.open_options}
-            media = request.data.read_media
-            run = set_up_run(run_data, settings, folder, ranks, log, open_options=open_options, media=media)
+            source: Store | Mixture | StreamRequest
+            if isinstance(data, StreamRequest):
+                source = data
+            else:
+                generation, open_options = request.data.generation, request.data.open_options
+                source = open_source(
+                    data, folder, ranks, resume=request.resume, generation=generation, open_options=open_options
+                )
+            run = set_up_run(source, settings, folder, ranks, log, media=request.data.read_media)
             return train(run, resume=request.resume, stop_at=request.stop_at)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(*_describe_interrupted_run(folder, prepares=dataset is not None)) from error
@@ -74,11 +74,6 @@ def _get_dataset_settings(request: TrainRequest, dataset: DatasetConfig | None) 
 
 
 def _make_run_settings(request: TrainRequest, folder: RunFolder, dataset_settings: Mapping[str, Any]) -> TrainSettings:
-    """Return the settings of the run.
-
-    ``dataset_settings`` override the configuration, and options override both. A SettingsError lists all
-    problems at once.
-    """
     model_options = {"init": request.model.folder, "attn_implementation": request.model.attn_implementation}
     model_changes = {name: value for name, value in model_options.items() if value is not None}
     changes = {**request.changes, **({"model": model_changes} if model_changes else {})}
@@ -105,7 +100,6 @@ def _make_run_settings(request: TrainRequest, folder: RunFolder, dataset_setting
 
 
 def _read_previous_settings(folder: RunFolder, changes: Mapping[str, Any]) -> TrainSettings:
-    """Return the settings of the run in the folder with overrides applied."""
     previous = folder.read_settings()
     try:
         make_settings(previous, {})

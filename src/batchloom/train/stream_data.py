@@ -1,20 +1,20 @@
 """Adapter that lets a run on raw inputs use a stream in place of a store."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from shlex import quote
+from types import SimpleNamespace
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom import Loader, Store, stream
+from batchloom.adapters.rank_group import RankGroup
 from batchloom.core.errors import StateError
-from batchloom.train.distributed import RankGroup
 from batchloom.train.request import StreamOptions
 from batchloom.train.train_log import PrintLine
 from batchloom.train.train_settings import TrainSettings
@@ -22,14 +22,7 @@ from batchloom.train.train_settings import TrainSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRequest:
-    """Raw inputs of a run; see ``batchloom.stream``.
-
-    Attributes:
-        inputs: files, folders, globs and URLs, in the form prepare takes.
-        tokenizer: tokenizer in the form prepare takes; None for its default.
-        media: settings of images and audio in the form prepare takes; None for text only.
-        options: options of reading the stream.
-    """
+    """Raw inputs of a run; see ``batchloom.stream``."""
 
     inputs: tuple[str, ...]
     tokenizer: str | None = None
@@ -71,7 +64,8 @@ class StreamData:
         )
         self.request = request
         self.path, self._ranks = Path(request.inputs[0]), ranks
-        self.location, self.contents = _StreamLocation(request.inputs[0]), _StreamContents()
+        self.location = SimpleNamespace(name=request.inputs[0], is_remote=False, on_disk=True, generation=None)
+        self.contents = SimpleNamespace(weights=(), synthetic=False)
         self.fingerprint = self.stream.fingerprint
         self.tokenizer = self.stream.tokenizer
         self.vocab_size, self.end_id = self.tokenizer.vocab_size, self.tokenizer.end_id
@@ -96,44 +90,13 @@ class StreamData:
         return len(self._documents)
 
     @property
-    def lengths(self) -> "_StreamLengths":
+    def lengths(self) -> SimpleNamespace:
         """Lengths of the documents."""
-        return _StreamLengths(np.array([len(span) for span in self._documents], np.uint32))
+        lengths = np.array([len(span) for span in self._documents], np.uint32)
+        return SimpleNamespace(slice=lambda start, stop: lengths[start:stop])
 
-    def __getitem__(self, number: int) -> "_StreamDocument":
-        return _StreamDocument(self._documents[number])
-
-
-@dataclass(frozen=True, slots=True)
-class _StreamLocation:
-    """Location of the inputs, with the interface of a store's location."""
-
-    name: str
-    is_remote: bool = False
-    on_disk: bool = True
-    replicated: bool = False
-    generation: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _StreamContents:
-    """Facts about the documents, with the interface of a store's contents."""
-
-    weights: tuple[tuple[str, float], ...] = ()
-    synthetic: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _StreamDocument:
-    ids: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class _StreamLengths:
-    values: NDArray[np.uint32]
-
-    def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
-        return self.values[start:stop]
+    def __getitem__(self, number: int) -> SimpleNamespace:
+        return SimpleNamespace(ids=self._documents[number])
 
 
 def as_stream(store: Store) -> StreamData | None:
@@ -143,21 +106,17 @@ def as_stream(store: Store) -> StreamData | None:
 
 
 def merge_loader_state(loader: Loader, data: StreamData | None, ranks: RankGroup) -> Mapping[str, Any]:
-    """Return the loader state of all ranks.
-
-    For a stream it is merged, because each rank knows only its own lanes.
-    """
+    """Return the loader state of all ranks."""
     rank_state = loader.state_dict()
     if data is None or ranks.world_size == 1:
         return rank_state
-    rank_states = [json.loads(message) for message in ranks.all_gather_bytes(json.dumps(rank_state).encode())]
+    rank_states = ranks.all_gather(rank_state)
     if len({state["position"] for state in rank_states}) > 1:
         raise StateError("The ranks are at different steps of the stream.")
     return data.stream.merged(rank_states)
 
 
 def announce_stream(data: StreamData, loader: Loader, print_line: PrintLine) -> None:
-    """Print the inputs of the stream."""
     raw_stream = data.stream
     print_line(f"data   {loader.origin}: {raw_stream!r}, tokenizer {data.tokenizer.name}")
     print_line("val    none: a stream has no val subset; its share of the documents is not trained on")

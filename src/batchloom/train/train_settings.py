@@ -1,15 +1,24 @@
 """Settings of a run: the model's shape, the optimizer, the size of a step."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from batchloom import PlanSpec
 from batchloom.core.errors import InputMissingError, SettingsError
-from batchloom.core.settings import Setting, from_plain, list_settings, raise_problems, suggest
+from batchloom.core.settings import (
+    Setting,
+    find_problems,
+    from_plain,
+    is_positive_number,
+    list_settings,
+    quote_value,
+    raise_problems,
+    suggest,
+)
 from batchloom.core.wording import format_count
 from batchloom.train.json_files import parse_json_object, read_json_object
 
@@ -27,52 +36,69 @@ PRETRAINED_KEYS = {"init", "attn_implementation"}
 # Groups of TrainSettings; an override of a group changes the given fields only.
 _GROUPS = ("model", "optim", "order")
 
-# Headings of the options of a run.
-DATA_PANEL = "Data"
-MODEL_PANEL = "Model and step"
-RUN_PANEL = "Run"
+# Options of a run under their headings, and fields that only a configuration file sets.
+DataSetting = partial(Setting, panel="Data")
+ModelSetting = partial(Setting, panel="Model and step")
+RunSetting = partial(Setting, panel="Run")
+_FileSetting = partial(Setting, has_option=False)
 _CONFIGURED = "that of the configuration"
 
 Overlong = Literal["split", "drop", "truncate", "error"]
-Bounds = dict[str, tuple[float, float]]
+
+
+def _check_positive(value: object) -> str:
+    return "" if is_positive_number(value) else "is not a finite number above 0"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """Shape of the model in ``gpt_model.py``.
+    """Shape of the model in ``gpt_model.py``."""
 
-    Attributes:
-        layers: transformer layers.
-        heads: attention heads per layer.
-        width: size of the residual stream; a multiple of ``2 * heads`` (rotary needs pairs).
-        hidden: hidden width of the SwiGLU; None for 8/3 of the width, rounded up to a multiple of 64.
-        rotary_base: base of the rotary frequencies; the longest period is about this many tokens times 2 pi.
-        vocab_size: vocabulary size; None for the tokenizer's. Needed only for data without a tokenizer.
-    """
-
-    layers: int
-    heads: int
-    width: int
-    hidden: int | None = None
-    rotary_base: float = 10_000.0
-    vocab_size: int | None = None
+    layers: Annotated[int, _FileSetting(help="Transformer layers.", minimum=1, maximum=_MAX_LAYERS)]
+    heads: Annotated[int, _FileSetting(help="Attention heads per layer.", minimum=1, maximum=_MAX_WIDTH)]
+    width: Annotated[
+        int,
+        _FileSetting(
+            help="Size of the residual stream; a multiple of 2 * heads (rotary needs pairs).",
+            minimum=2,
+            maximum=_MAX_WIDTH,
+        ),
+    ]
+    hidden: Annotated[
+        int | None,
+        _FileSetting(
+            help="Hidden width of the SwiGLU.",
+            minimum=1,
+            maximum=_MAX_WIDTH,
+            shown_default="8/3 of the width, rounded up to a multiple of 64",
+        ),
+    ] = None
+    rotary_base: Annotated[
+        float,
+        _FileSetting(
+            help="Base of the rotary frequencies; the longest period is about this many tokens times 2 pi.",
+            minimum=1,
+            maximum=1e12,
+        ),
+    ] = 10_000.0
+    vocab_size: Annotated[
+        int | None,
+        _FileSetting(
+            help="Vocabulary size; needed only for data without a tokenizer.",
+            minimum=2,
+            maximum=_MAX_IDS,
+            shown_default="the tokenizer's",
+        ),
+    ] = None
 
     def problems(self) -> list[str]:
         """List the invalid values, each problem with its path."""
-        bounds: Bounds = {
-            "layers": (1, _MAX_LAYERS),
-            "heads": (1, _MAX_WIDTH),
-            "width": (2, _MAX_WIDTH),
-            "hidden": (1, _MAX_WIDTH),
-            "rotary_base": (1, 1e12),
-            "vocab_size": (2, _MAX_IDS),
-        }
-        problems = find_out_of_bounds(bounds, self)
+        problems = find_problems(self, "model.")
         if 0 < self.heads <= _MAX_WIDTH and self.width % (2 * self.heads):
             problems.append(
-                f"width: {_format_number(self.width)} is not a multiple of {2 * self.heads} (2 x {self.heads} heads)"
+                f"model.width: {quote_value(self.width)} is not a multiple of {2 * self.heads} (2 x {self.heads} heads)"
             )
-        return [f"model.{problem}" for problem in problems]
+        return problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,41 +128,21 @@ _FINETUNING_SEQ_LEN = 2048
 
 @dataclass(frozen=True, slots=True)
 class OptimSettings:
-    """AdamW with a learning rate schedule of linear warm-up and cosine decay.
+    """AdamW with a learning rate schedule of linear warm-up and cosine decay."""
 
-    Attributes:
-        lr: peak learning rate.
-        final_lr_share: learning rate of the last step as a fraction of ``lr``.
-        warmup_steps: steps until ``lr`` is reached.
-        weight_decay: weight decay of matrices; gains have none.
-        beta1: decay of the gradient's mean.
-        beta2: decay of the gradient's square.
-        clip: maximum norm of the gradient.
-    """
-
-    lr: Annotated[float, Setting(help="Peak learning rate.", shown_default=_CONFIGURED, panel=MODEL_PANEL)] = 1e-3
-    final_lr_share: float = 0.1
-    warmup_steps: int = 20
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    clip: float = 1.0
-
-    def problems(self) -> list[str]:
-        """List the invalid values, each problem with its path."""
-        bounds: Bounds = {"final_lr_share": (0, 1), "warmup_steps": (0, MAX_STEPS), "weight_decay": (0, 1e6)}
-        problems = [
-            f"{name}: {getattr(self, name)} is not a finite number above 0"
-            for name in ("lr", "clip")
-            if not 0 < getattr(self, name) < math.inf
-        ]
-        problems += find_out_of_bounds(bounds, self)
-        problems += [
-            f"{name}: {getattr(self, name)} is not in [0, 1)"
-            for name in ("beta1", "beta2")
-            if not 0 <= getattr(self, name) < 1
-        ]
-        return [f"optim.{problem}" for problem in problems]
+    lr: Annotated[float, ModelSetting(help="Peak learning rate.", check=_check_positive, shown_default=_CONFIGURED)] = (
+        1e-3
+    )
+    final_lr_share: Annotated[
+        float, _FileSetting(help="Learning rate of the last step as a fraction of lr.", minimum=0, maximum=1)
+    ] = 0.1
+    warmup_steps: Annotated[int, _FileSetting(help="Steps until lr is reached.", minimum=0, maximum=MAX_STEPS)] = 20
+    weight_decay: Annotated[
+        float, _FileSetting(help="Weight decay of matrices; gains have none.", minimum=0, maximum=1e6)
+    ] = 0.1
+    beta1: Annotated[float, _FileSetting(help="Decay of the gradient's mean.", minimum=0, below=1)] = 0.9
+    beta2: Annotated[float, _FileSetting(help="Decay of the gradient's square.", minimum=0, below=1)] = 0.95
+    clip: Annotated[float, _FileSetting(help="Maximum norm of the gradient.", check=_check_positive)] = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,29 +152,26 @@ class OrderSettings:
     A resumed run may change ``uneven`` and ``balance``.
     """
 
-    packing: Annotated[str, replace(_PLAN_SETTINGS["packing"], panel=DATA_PANEL)] = "best_fit"
-    overlong: Annotated[Overlong | None, replace(_PLAN_SETTINGS["overlong"], panel=DATA_PANEL)] = None
+    packing: Annotated[str, replace(_PLAN_SETTINGS["packing"], panel="Data")] = "best_fit"
+    overlong: Annotated[Overlong | None, replace(_PLAN_SETTINGS["overlong"], panel="Data")] = None
     shuffle: bool = True
     noise_prob: Annotated[
         float | None,
-        Setting(
+        DataSetting(
             help="Fraction of the input tokens that are replaced by random ones during training; labels stay.",
             shown_default="0",
-            panel=DATA_PANEL,
         ),
     ] = None
     uneven: Annotated[
         Literal["refuse", "pad"],
-        Setting(
+        ModelSetting(
             help="Policy for a step that ranks and passes do not divide: refuse, or pad with rows without loss.",
-            panel=MODEL_PANEL,
         ),
     ] = "refuse"
     balance: Annotated[
         bool,
-        Setting(
+        ModelSetting(
             help="Assign the rows of each step to ranks by their attention cost. Without it they are dealt in turn.",
-            panel=MODEL_PANEL,
         ),
     ] = False
 
@@ -184,117 +187,81 @@ class TrainSettings:
     optim: OptimSettings = field(default_factory=OptimSettings)
     steps: Annotated[
         int,
-        Setting(
+        RunSetting(
             help="Number of steps of the complete run.",
             minimum=1,
             maximum=MAX_STEPS,
             option="--max-iters",
             shown_default=_CONFIGURED,
-            panel=RUN_PANEL,
         ),
     ] = 1000
     seq_len: Annotated[
         int,
-        Setting(
+        ModelSetting(
             help="Number of tokens of a sequence.",
             minimum=2,
             maximum=MAX_TOKENS,
             shown_default=_CONFIGURED,
-            panel=MODEL_PANEL,
         ),
     ] = 1024
     global_batch_size: Annotated[
         int,
-        Setting(
+        ModelSetting(
             help="Number of sequences of a step over all ranks.",
             minimum=1,
             maximum=MAX_ROWS,
             shown_default=_CONFIGURED,
-            panel=MODEL_PANEL,
         ),
     ] = 32
     batch_size: Annotated[
         int | None,
-        Setting(
+        ModelSetting(
             help="Number of sequences in one forward pass of a rank; lower it if memory runs out.",
             minimum=1,
             maximum=MAX_ROWS,
             shown_default="all of the rank",
-            panel=MODEL_PANEL,
         ),
     ] = None
     order: OrderSettings = field(default_factory=OrderSettings)
     seed: Annotated[
         int,
-        Setting(
+        ModelSetting(
             help="Seed of the data order and of the initial weights.",
             minimum=-(1 << 127),
             maximum=(1 << 128) - 1,
-            panel=MODEL_PANEL,
         ),
     ] = 0
     eval_interval: Annotated[
         int,
-        Setting(
+        RunSetting(
             help="Number of steps between evaluations on the val subset; 0 for the end only.",
             minimum=0,
             maximum=MAX_STEPS,
             shown_default=_CONFIGURED,
-            panel=RUN_PANEL,
         ),
     ] = 100
     eval_batches: Annotated[
         int | None,
-        Setting(
+        RunSetting(
             help="Number of batches of an evaluation.",
             minimum=1,
             maximum=MAX_STEPS,
             shown_default=_CONFIGURED,
-            panel=RUN_PANEL,
         ),
     ] = 20
     save_interval: Annotated[
         int,
-        Setting(
+        RunSetting(
             help="Number of steps between checkpoints; 0 for the end only.",
             minimum=0,
             maximum=MAX_STEPS,
             shown_default=_CONFIGURED,
-            panel=RUN_PANEL,
         ),
     ] = 200
-    compile: Annotated[bool, Setting(help="Compile the model with torch.compile.", panel=MODEL_PANEL)] = False
+    compile: Annotated[bool, ModelSetting(help="Compile the model with torch.compile.")] = False
 
     def __post_init__(self) -> None:
-        bounds: Bounds = {
-            name: (setting.minimum, setting.maximum)
-            for name, _, _, setting in list_settings(TrainSettings)
-            if setting.minimum is not None and setting.maximum is not None
-        }
-        raise_problems(find_out_of_bounds(bounds, self) + self.model.problems() + self.optim.problems())
-
-
-def find_out_of_bounds(bounds: Bounds, spec: object) -> list[str]:
-    """List the fields whose values are outside their bounds.
-
-    None, for optional fields, is valid; NaN is not.
-    """
-    problems = []
-    for name, (least, most) in bounds.items():
-        value = getattr(spec, name)
-        if value is None or least <= value <= most:
-            continue
-        side = f"above {_format_number(most)}, the maximum" if value > most else f"below {_format_number(least)}"
-        fault = "not a number" if isinstance(value, float) and math.isnan(value) else side
-        problems.append(f"{name}: {_format_number(value)} is {fault}")
-    return problems
-
-
-def _format_number(number: float) -> str:
-    """Format a number, or its approximate length if it is very long."""
-    if isinstance(number, int) and number.bit_length() > 160:
-        return f"a number of about {round(number.bit_length() * math.log10(2))} digits"
-    return str(number)
+        raise_problems(find_problems(self) + self.model.problems() + find_problems(self.optim, "optim."))
 
 
 def list_model_names() -> list[str]:
@@ -365,7 +332,6 @@ def make_settings(plain: Mapping[str, Any], changes: Mapping[str, Any], path: st
 
 
 def merge_settings(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plain settings with overrides, merged group by group."""
     merged = {**plain, **changes}
     for group in _GROUPS:
         values, group_changes = plain.get(group, {}), changes.get(group)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import final, get_args
+from typing import Annotated, final, get_args
 
-from batchloom.core.settings import coerce_int_fields, quote_value, raise_problems, suggest
+from batchloom.core.settings import Setting, convert_int_settings, quote_value, raise_problems, suggest
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES as SYNTHETIC, parse_synthetic_spec
 from batchloom.train.train_settings import MAX_ROWS, MAX_STEPS, MAX_TOKENS, Overlong
 
@@ -14,12 +14,6 @@ DATASET_TYPES = (*SYNTHETIC, HUGGINGFACE_TYPE, STORE_TYPE)
 # Names of the trainer's configurations by model size.
 MODEL_SIZES = {"tiny": "tiny", "medium": "150M_1024"}
 _OVERLONG_POLICIES = get_args(Overlong)
-_BOUNDS = {
-    "batch_size": (1, MAX_ROWS),
-    "seq_len": (2, MAX_TOKENS),
-    "num_steps": (1, MAX_STEPS),
-    "save_interval": (0, MAX_STEPS),
-}
 _DATASET_NAME_HELP = {
     HUGGINGFACE_TYPE: "a data set of the Hub, as org/name[:config][/split][@revision]",
     STORE_TYPE: "the folder or the URL of a store (batchloom prepare makes one)",
@@ -39,41 +33,52 @@ class LeaveEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """Settings of a worker; all workers of a run share them except ``worker_id``.
+    """Settings of a worker; all workers of a run share them except ``worker_id``."""
 
-    Attributes:
-        worker_id: name of the worker in its output.
-        dataset_type: ``dummy`` (synthetic data, the same on every worker), ``distributed_dummy`` (synthetic data,
-            split over workers), ``huggingface`` or ``store``. There is no fallback.
-        dataset_name: a data set of the Hub, or the folder or URL of a store; for synthetic data its settings
-            (``documents=1000,kind=text``), or None.
-        tokenizer_name: tokenizer of a data set of the Hub, in the form prepare takes; None for its default.
-        batch_size: sequences per step of each worker.
-        seq_len: tokens of a sequence.
-        num_steps: steps of the run in total, over all restarts.
-        model_size: ``tiny`` or ``medium``.
-        out: folder of the run, shared by all workers.
-        save_interval: steps between checkpoints; 0 for the end only.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-        overlong: policy for documents longer than ``seq_len``; None for the loader's default.
-    """
-
-    worker_id: str
-    dataset_type: str
-    dataset_name: str | None = None
-    tokenizer_name: str | None = None
-    batch_size: int = 4
-    seq_len: int = 32
-    num_steps: int = 100
-    model_size: str = "tiny"
-    out: Path = Path("runs/worker")
-    save_interval: int = 10
-    device: str = "auto"
-    overlong: Overlong | None = None
+    worker_id: Annotated[str, Setting(help="Name of the worker in its output.", shown_default="machine and process")]
+    dataset_type: Annotated[str, Setting(help=f"Type of the data: {', '.join(DATASET_TYPES)}. Required.")]
+    dataset_name: Annotated[
+        str | None,
+        Setting(
+            help="org/name of the Hub, or the folder or URL of a store; for synthetic data its settings, as in "
+            "documents=1000,kind=text."
+        ),
+    ] = None
+    tokenizer_name: Annotated[
+        str | None,
+        Setting(help="Tokenizer of a data set of the Hub, in the form prepare takes.", option="--tokenizer"),
+    ] = None
+    batch_size: Annotated[
+        int, Setting(help="Number of sequences of a step for each worker.", minimum=1, maximum=MAX_ROWS)
+    ] = 4
+    seq_len: Annotated[int, Setting(help="Number of tokens of a sequence.", minimum=2, maximum=MAX_TOKENS)] = 32
+    num_steps: Annotated[
+        int, Setting(help="Number of steps of the complete run, over all restarts.", minimum=1, maximum=MAX_STEPS)
+    ] = 100
+    model_size: Annotated[str, Setting(help=f"Size of the model: {', '.join(MODEL_SIZES)}.")] = "tiny"
+    out: Annotated[Path, Setting(help="Folder of the run, shared by all workers; an existing run is resumed.")] = Path(
+        "runs/worker"
+    )
+    save_interval: Annotated[
+        int,
+        Setting(
+            help="Number of steps between checkpoints, the most that a kill costs; 0 for the end only.",
+            minimum=0,
+            maximum=MAX_STEPS,
+        ),
+    ] = 10
+    device: Annotated[str, Setting(help="Device: auto, cpu, cuda or cuda:N.")] = "auto"
+    overlong: Annotated[
+        Overlong | None,
+        Setting(
+            help="Policy for documents longer than a sequence: split, drop, truncate or error.",
+            shown_default="split; drop for conversations and media",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", Path(self.out))
-        problems = coerce_int_fields(self, _BOUNDS)
+        problems = convert_int_settings(self)
         for name, options in (("dataset_type", DATASET_TYPES), ("model_size", MODEL_SIZES)):
             value = getattr(self, name)
             if value not in options:

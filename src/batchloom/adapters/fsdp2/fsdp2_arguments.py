@@ -1,43 +1,17 @@
 """Settings of ``FSDP2SFTTrainer`` under Hugging Face's names; none is ignored."""
 
 import dataclasses
-import math
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from batchloom.core.errors import InputError
-from batchloom.core.settings import Setting, as_int, find_problems, quote_value, raise_problems
+from batchloom.core.settings import Setting, find_problems, quote_value, raise_problems
 
-LR_SCHEDULES = ("linear", "cosine", "constant", "constant_with_warmup")
-
-
-def _check_count(value: object) -> str:
-    number = None if isinstance(value, bool) or not isinstance(value, int) else value
-    return "" if number is not None and number >= 1 else "is not a whole number of at least 1"
-
-
-def _check_number(minimum: float, maximum: float, requirement: str) -> Callable[[object], str]:
-    """Return a check of an int or float in a range, which NaN never is."""
-
-    def check(value: object) -> str:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        # mypy does not narrow the type by a name.
-        in_range = is_number and minimum <= value <= maximum  # type: ignore[operator]
-        return "" if in_range else f"is not an int or float {requirement}"
-
-    return check
-
-
-def _check_choice(*choices: str) -> Callable[[object], str]:
-    return lambda value: "" if value in choices else f"is not one of {', '.join(choices)}"
-
-
-def _check_whole(remedy: str = "") -> Callable[[object], str]:
-    return lambda value: f"is not a whole number{remedy}" if as_int(value) is None else ""
+LRSchedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
+_MAX_FLOAT = sys.float_info.max
 
 
 def _check_folder(value: object) -> str:
@@ -46,13 +20,6 @@ def _check_folder(value: object) -> str:
 
 def _check_resume(value: object) -> str:
     return "" if isinstance(value, bool | str | os.PathLike) else "is neither True, nor False, nor a folder"
-
-
-_MAX_FLOAT = sys.float_info.max
-_check_finite = _check_number(-_MAX_FLOAT, _MAX_FLOAT, "that is finite")
-_check_not_negative = _check_number(0.0, _MAX_FLOAT, "of at least 0")
-_check_fraction = _check_number(0.0, math.nextafter(1.0, 0.0), "of at least 0 and below 1")
-_check_norm = _check_number(0.0, _MAX_FLOAT, "of at least 0; 0 sets no limit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,57 +33,51 @@ class FSDP2Arguments:
     output_dir: Annotated[
         str, Setting(help="Folder of checkpoints (``checkpoint-N``) and ``log.jsonl``.", check=_check_folder)
     ]
-    per_device_train_batch_size: Annotated[
-        int, Setting(help="Sequences per forward pass of one rank.", check=_check_count)
-    ] = 8
-    gradient_accumulation_steps: Annotated[int, Setting(help="Passes per step.", check=_check_count)] = 1
-    num_train_epochs: Annotated[float | None, Setting(help="Complete passes over the data.", check=_check_finite)] = (
-        None
-    )
+    per_device_train_batch_size: Annotated[int, Setting(help="Sequences per forward pass of one rank.", minimum=1)] = 8
+    gradient_accumulation_steps: Annotated[int, Setting(help="Passes per step.", minimum=1)] = 1
+    num_train_epochs: Annotated[
+        float | None, Setting(help="Complete passes over the data.", minimum=0, maximum=_MAX_FLOAT)
+    ] = None
     max_steps: Annotated[
         int,
         Setting(
-            help="Total number of steps, which overrides the epochs; -1 for none.",
-            check=_check_whole("; with -1, num_train_epochs applies"),
+            help="Total number of steps, which overrides the epochs; with -1, num_train_epochs applies.",
+            minimum=-1,
         ),
     ] = -1
-    learning_rate: Annotated[float, Setting(help="Peak learning rate.", check=_check_not_negative)] = 5e-5
-    lr_scheduler_type: Annotated[
-        str, Setting(help="Schedule of the learning rate.", check=_check_choice(*LR_SCHEDULES))
-    ] = "linear"
+    learning_rate: Annotated[float, Setting(help="Peak learning rate.", minimum=0, maximum=_MAX_FLOAT)] = 5e-5
+    lr_scheduler_type: Annotated[LRSchedule, Setting(help="Schedule of the learning rate.")] = "linear"
     warmup_steps: Annotated[
-        float, Setting(help="Number of steps, or below 1 their share of all steps.", check=_check_not_negative)
+        float, Setting(help="Number of steps, or below 1 their share of all steps.", minimum=0, maximum=_MAX_FLOAT)
     ] = 0.0
     weight_decay: Annotated[
         float,
-        Setting(help="Decay of weights with at least two dimensions, so not of norms.", check=_check_not_negative),
+        Setting(help="Decay of weights with at least two dimensions, so not of norms.", minimum=0, maximum=_MAX_FLOAT),
     ] = 0.0
-    adam_beta1: Annotated[float, Setting(help="First beta of AdamW.", check=_check_fraction)] = 0.9
-    adam_beta2: Annotated[float, Setting(help="Second beta of AdamW.", check=_check_fraction)] = 0.999
-    adam_epsilon: Annotated[float, Setting(help="Epsilon of AdamW.", check=_check_not_negative)] = 1e-8
+    adam_beta1: Annotated[float, Setting(help="First beta of AdamW.", minimum=0, below=1)] = 0.9
+    adam_beta2: Annotated[float, Setting(help="Second beta of AdamW.", minimum=0, below=1)] = 0.999
+    adam_epsilon: Annotated[float, Setting(help="Epsilon of AdamW.", minimum=0, maximum=_MAX_FLOAT)] = 1e-8
     max_grad_norm: Annotated[
-        float, Setting(help="Norm to which gradients are clipped; 0 for no clipping.", check=_check_norm)
+        float, Setting(help="Norm to which gradients are clipped; 0 for no clipping.", minimum=0, maximum=_MAX_FLOAT)
     ] = 1.0
     bf16: Annotated[
         bool, Setting(help="Forward and backward in bfloat16; weights, updates and gradient sums keep their dtype.")
     ] = False
     gradient_checkpointing: Annotated[bool, Setting(help="Recompute activations in the backward pass.")] = False
-    logging_steps: Annotated[int, Setting(help="Steps between two lines of the log.", check=_check_count)] = 10
-    save_strategy: Annotated[
-        str, Setting(help="``steps``, or ``no`` for no checkpoints.", check=_check_choice("steps", "no"))
-    ] = "steps"
+    logging_steps: Annotated[int, Setting(help="Steps between two lines of the log.", minimum=1)] = 10
+    save_strategy: Annotated[Literal["steps", "no"], Setting(help="``steps``, or ``no`` for no checkpoints.")] = "steps"
     save_steps: Annotated[
-        int, Setting(help="Steps between two checkpoints; the last step is always saved.", check=_check_count)
+        int, Setting(help="Steps between two checkpoints; the last step is always saved.", minimum=1)
     ] = 500
     save_total_limit: Annotated[
-        int | None, Setting(help="Number of newest checkpoints to keep; None for all.", check=_check_count)
+        int | None, Setting(help="Number of newest checkpoints to keep; None for all.", minimum=1)
     ] = None
-    seed: Annotated[int | None, Setting(help="Seed of the data order and of dropout.", check=_check_whole())] = None
+    seed: Annotated[int | None, Setting(help="Seed of the data order and of dropout.", minimum=-(1 << 127))] = None
     use_cpu: Annotated[bool, Setting(help="Train on the CPU even if there is a GPU.")] = False
     resume_from_checkpoint: Annotated[
         bool | str | None, Setting(help="As the argument of ``train``.", check=_check_resume)
     ] = None
-    max_length: Annotated[int | None, Setting(help="Tokens per sequence.", check=_check_count)] = None
+    max_length: Annotated[int | None, Setting(help="Tokens per sequence.", minimum=1)] = None
     packing: Annotated[
         bool | None,
         Setting(
@@ -217,7 +178,6 @@ def collect_plan_settings(args: Any) -> dict[str, Any]:
 
 
 def _find_unsupported_settings(args: Any, kind: type, field_names: set[str]) -> list[str]:
-    """Return a problem for each changed setting that this trainer does not support."""
     problems = []
     for field in dataclasses.fields(kind):
         value = getattr(args, field.name)
@@ -233,7 +193,6 @@ def _find_unsupported_settings(args: Any, kind: type, field_names: set[str]) -> 
 
 
 def _is_default(field: Any, value: Any) -> bool:
-    """Return whether a setting has its default value."""
     default = field.default
     if default is dataclasses.MISSING:
         default = None if field.default_factory is dataclasses.MISSING else field.default_factory()

@@ -71,7 +71,6 @@ def make_fsdp2_loader(data: Any, args: FSDP2Arguments, plan_settings: Mapping[st
 
 
 def _check_loader(loader: Loader) -> None:
-    """Reject a loader whose batches this trainer cannot use."""
     spec = loader.spec
     problems = [
         f"{name}: {actual!r} instead of {expected!r}"
@@ -91,7 +90,6 @@ def _check_loader(loader: Loader) -> None:
 
 
 def _check_plan(plan: Plan, args: FSDP2Arguments, plan_settings: Mapping[str, Any], size: int) -> None:
-    """Reject settings that contradict the given plan."""
     spec = plan.spec
     epochs = spec.epochs or (None if spec.steps else 1)
     plan_values: dict[str, tuple[Any, str]] = {

@@ -147,7 +147,6 @@ def _make_checkpoint_state(step: int, model: nn.Module, optimizer: Optimizer, lo
 
 
 def _read_checkpoint(checkpoint: Path, state: dict[str, Any]) -> None:
-    """Fill a state from a checkpoint."""
     try:
         with _silence_single_process_warning():
             state_dict_loader.load(state, checkpoint_id=checkpoint, no_dist=_is_single_process())
@@ -164,7 +163,6 @@ def _is_single_process() -> bool:
 
 @contextlib.contextmanager
 def _silence_single_process_warning() -> Iterator[None]:
-    """Suppress torch's warning about a single process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield

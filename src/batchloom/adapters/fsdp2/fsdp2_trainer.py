@@ -4,7 +4,6 @@ from batchloom.adapters.requirements import TORCH, require_installed
 
 require_installed(TORCH)
 
-import json
 import math
 import os
 import time
@@ -19,7 +18,6 @@ import xxhash
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from batchloom.adapters.agreement import require_agreement
@@ -35,6 +33,9 @@ from batchloom.adapters.fsdp2 import fsdp2_state as fsdp2
 from batchloom.adapters.fsdp2.fsdp2_arguments import FSDP2Arguments, collect_plan_settings, convert_arguments
 from batchloom.adapters.fsdp2.fsdp2_data import make_fsdp2_loader
 from batchloom.adapters.isolation_check import check_no_leak
+from batchloom.adapters.logging import send_to_jsonl, truncate_log
+from batchloom.adapters.optimizer_step import has_only_finite, make_parameter_groups, update_weights
+from batchloom.adapters.rank_group import RankGroup, choose_device
 from batchloom.batches import (
     IGNORE_INDEX,
     Batch,
@@ -46,7 +47,6 @@ from batchloom.batches import (
     find_unknown_id,
 )
 from batchloom.core.errors import InputError, PlanError, StateError, TrainError
-from batchloom.store import write_file
 
 # Takes the sequences of a pass and returns the model's inputs.
 Collator = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
@@ -94,9 +94,10 @@ class FSDP2SFTTrainer:
         self.model = model
         self.data_collator = data_collator
         self.log_history: list[dict[str, Any]] = []
-        self.device = _choose_device(use_cpu=self.args.use_cpu)
-        self.ranks = _init_process_group(self.device)
-        self.loader = make_fsdp2_loader(train_dataset, self.args, collect_plan_settings(args), self.ranks)
+        self._log_file = Path(self.args.output_dir) / "log.jsonl"
+        self.ranks = _start_process_group(use_cpu=self.args.use_cpu)
+        world_size = self.ranks.world_size
+        self.loader = make_fsdp2_loader(train_dataset, self.args, collect_plan_settings(args), world_size)
         self.media = None
         if self.loader.holds_media:
             self.media = MediaPasses(self.loader, model, collated=data_collator is not None)
@@ -106,13 +107,25 @@ class FSDP2SFTTrainer:
             raise InputError(
                 f"{type(model).__name__} takes no position_ids: it would let the documents of a row see each other."
             )
-        self.steps = _count_run_steps(self.loader, self.args)
+        plan_steps, max_steps = len(self.loader), self.args.max_steps
+        if max_steps > plan_steps:
+            raise PlanError(
+                f"max_steps {max_steps} are requested and the plan has {plan_steps}: make the plan with "
+                f"steps={max_steps}, or with more epochs."
+            )
+        self.steps = max_steps if max_steps > 0 else plan_steps
         if self.args.gradient_checkpointing:
             # Newer versions of transformers have the method under this name.
             legacy_enable: Any = getattr(model, "gradient_checkpointing_enable", None)
             getattr(model, "activation_checkpointing_enable", legacy_enable)({"use_reentrant": False})
         self._place_model()
-        self.optimizer = make_adamw(model, self.args)
+        self.optimizer = torch.optim.AdamW(
+            make_parameter_groups(model, self.args.weight_decay),
+            self.args.learning_rate,
+            # torch rejects integer betas, and a beta of 0 may be one.
+            betas=(float(self.args.adam_beta1), float(self.args.adam_beta2)),
+            eps=self.args.adam_epsilon,
+        )
 
     def train(self, resume_from_checkpoint: bool | str | None = None) -> TrainOutput:  # noqa: FBT001 - as theirs
         """Run the training steps; every rank calls it.
@@ -134,7 +147,9 @@ class FSDP2SFTTrainer:
         start_time, checkpoint = time.monotonic(), resume_from_checkpoint
         steps_done = self._resume(self.args.resume_from_checkpoint if checkpoint is None else checkpoint)
         require_agreement(self.loader)
-        self._begin_log(steps_done)
+        self.log_history = []
+        if self.loader.spec.rank == 0 and self._log_file.is_file():
+            truncate_log(self._log_file, steps_done)
         self.model.train()
         losses: list[float] = []
         # Loss and trained tokens of the steps since the last line of the log.
@@ -172,7 +187,6 @@ class FSDP2SFTTrainer:
         barrier()
 
     def _place_model(self) -> None:
-        """Move the model to the device, and shard it if there are several ranks."""
         if isinstance(self.model, FSDPModule):
             if self.args.bf16:
                 raise InputError(
@@ -182,8 +196,8 @@ class FSDP2SFTTrainer:
             return
         if any(weight.is_meta for weight in self.model.parameters()):
             raise InputError("The model has weights without values (device meta): load them before it is trained.")
-        self.model.to(self.device)
-        if self.ranks > 1:
+        self.model.to(self.ranks.device)
+        if self.ranks.world_size > 1:
             fsdp2.shard_model(self.model, bf16=self.args.bf16)
 
     def _resume(self, checkpoint: bool | str | None) -> int:  # noqa: FBT001
@@ -221,43 +235,41 @@ class FSDP2SFTTrainer:
         torch.manual_seed(xxhash.xxh3_64_intdigest(f"{seed} {batch.step} {rank}".encode()))
         split = batch.split(self.args.per_device_train_batch_size)
         if self.media is not None:
-            split = self.media.add_extra_rows(split, self.device)
+            split = self.media.add_extra_rows(split, self.ranks.device)
         parts = [self._make_model_inputs(part) for part in split]
         count = self._count_trained_tokens(batch.step, parts)
-        total = torch.zeros((), device=self.device)
-        for part in parts:
-            with self._make_autocast():
-                loss = self._compute_loss(part, max(1, count))
-            # FSDP averages over ranks, where a sum is required.
-            (loss * self.ranks).backward()
-            total += loss.detach()
-        mean = _all_reduce_sum(total).item()
-        # With an infinite maximum it only computes the norm.
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm or math.inf)
-        norm_value = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-        if not (math.isfinite(mean) and math.isfinite(norm_value)):
+        loss, norm = update_weights(
+            self.model,
+            self.optimizer,
+            (self._compute_loss(part, max(1, count)) for part in parts),
+            self.ranks,
+            lr=self.args.learning_rate * compute_lr_factor(self.args, batch.step, self.steps),
+            # With an infinite maximum it only computes the norm.
+            max_norm=self.args.max_grad_norm or math.inf,
+        )
+        if not (math.isfinite(loss) and math.isfinite(norm)):
             raise TrainError(
-                f"The loss of step {batch.step} is {mean} and the norm of its gradient {norm_value}: lower "
+                f"The loss of step {batch.step} is {loss} and the norm of its gradient {norm}: lower "
                 f"learning_rate ({self.args.learning_rate}) or max_grad_norm, and resume from the newest checkpoint."
             )
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.args.learning_rate * compute_lr_factor(self.args, batch.step, self.steps)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return mean, norm_value, count
+        return loss, norm, count
 
     def _compute_loss(self, part: dict[str, Any], count: int) -> Any:
         """Return the loss of a pass, summed and divided by the trained tokens of the step."""
-        if self.media is None:
-            return self.model(**part, use_cache=False, num_items_in_batch=count).loss
-        model_inputs = {name: value for name, value in part.items() if name != "labels"}
-        return compute_divided_loss(self.model(**model_inputs, use_cache=False).logits, part["labels"], count)
+        with self._make_autocast():
+            if self.media is None:
+                return self.model(**part, use_cache=False, num_items_in_batch=count).loss
+            # Multimodal models divide their own loss by the tokens of the pass.
+            model_inputs = {name: value for name, value in part.items() if name != "labels"}
+            logits = self.model(**model_inputs, use_cache=False).logits
+        targets = functional.pad(part["labels"][:, 1:], (0, 1), value=IGNORE_INDEX).flatten()
+        losses = functional.cross_entropy(
+            logits.flatten(0, 1).float(), targets, ignore_index=IGNORE_INDEX, reduction="sum"
+        )
+        return losses / count
 
     def _check_no_leak(self, batch: Batch) -> None:
-        """Reject a model in which packed documents attend to each other.
-
-        It is not checked with a collator, which may isolate them itself.
-        """
+        """Reject a model in which packed documents attend to each other."""
         if self.data_collator is not None:
             return
         _check_vocabulary(self.model, batch)
@@ -273,8 +285,7 @@ class FSDP2SFTTrainer:
             self.model.reshard()
 
     def _make_model_inputs(self, part: Batch) -> dict[str, Any]:
-        """Return the model's inputs of a pass."""
-        model_inputs: Mapping[str, Any] = part if self.media is None else self.media.add_masks(part, self.device)
+        model_inputs: Mapping[str, Any] = part if self.media is None else self.media.add_masks(part, self.ranks.device)
         if self.data_collator is not None:
             rows = len(part["input_ids"])
             model_inputs = self.data_collator(
@@ -287,7 +298,7 @@ class FSDP2SFTTrainer:
                     "their documents would see each other. Set packing=False, or leave the mask out."
                 )
         return {
-            name: value.to(self.device, non_blocking=True) if isinstance(value, Tensor) else value
+            name: value.to(self.ranks.device, non_blocking=True) if isinstance(value, Tensor) else value
             for name, value in model_inputs.items()
         }
 
@@ -301,101 +312,43 @@ class FSDP2SFTTrainer:
                 f"data_collator gives {local_count:,} labels in step {step} on rank {self.loader.spec.rank}, which "
                 f"has {max_count:,} tokens: padding would be trained. Give labels of -100 where the plan has them."
             )
-        return int(_all_reduce_sum(torch.tensor(local_count, device=self.device)))
+        return int(self.ranks.total(local_count)[0])
 
     def _make_autocast(self) -> AbstractContextManager[Any]:
         """Return autocast to bfloat16, unless FSDP does the mixed precision."""
         if self.args.bf16 and not isinstance(self.model, FSDPModule):
-            return torch.autocast(self.device.type, torch.bfloat16)
+            return torch.autocast(self.ranks.device.type, torch.bfloat16)
         return nullcontext()
 
-    def _begin_log(self, steps_done: int) -> None:
-        """Truncate the log to the steps done."""
-        if self.loader.spec.rank == 0:
-            log = self._log_file
-            log.parent.mkdir(parents=True, exist_ok=True)
-            write_file(log, b"".join(_read_log_lines(log, steps_done)))
-        self.log_history = []
-
     def _log(self, step: int, metrics: dict[str, Any]) -> None:
-        lr = self.optimizer.param_groups[0]["lr"]
-        entry = {"step": step, "lr": lr, **metrics}
-        self.log_history.append(entry)
+        entry = {"lr": self.optimizer.param_groups[0]["lr"], **metrics}
+        self.log_history.append({"step": step, **entry})
         if self.loader.spec.rank == 0:
-            with self._log_file.open("a") as log:
-                log.write(json.dumps(entry) + "\n")
-
-    @property
-    def _log_file(self) -> Path:
-        return Path(self.args.output_dir) / "log.jsonl"
+            send_to_jsonl(self._log_file)(entry, step)
 
     def _save_if_due(self, step: int) -> None:
-        """Write a checkpoint if one is due."""
         is_last = step == self.steps
         is_due = self.args.save_strategy == "steps" and (step % self.args.save_steps == 0 or is_last)
-        if is_due or is_last:
-            self._check_finite(step)
+        if (is_due or is_last) and not has_only_finite(self.model, self.optimizer, self.ranks):
+            raise TrainError(
+                f"After step {step - 1} weights or the optimizer's moments are not finite, and no checkpoint is "
+                f"written: lower learning_rate ({self.args.learning_rate}) or max_grad_norm, and resume from the "
+                "newest checkpoint."
+            )
         if is_due:
             folder = Path(self.args.output_dir)
             fsdp2.save_fsdp2(folder, step, self.model, self.optimizer, self.loader)
             if self.args.save_total_limit:
                 remove_old_checkpoints(folder, self.args.save_total_limit)
 
-    def _check_finite(self, step: int) -> None:
-        """Reject non-finite weights or moments; every rank calls it.
-
-        The loss is computed before the update and does not show its effect.
-        """
-        moments = (moment for state in self.optimizer.state.values() for moment in state.values())
-        nonfinite_count = torch.zeros((), device=self.device)
-        for tensor in (*self.model.parameters(), *moments):
-            # On a GPU this waits only once, for the sum.
-            local_tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            nonfinite_count += (~local_tensor.detach().isfinite()).any().to(self.device)
-        if _all_reduce_sum(nonfinite_count).item():
-            raise TrainError(
-                f"After step {step - 1} weights or the optimizer's moments are not finite, and no checkpoint is "
-                f"written: lower learning_rate ({self.args.learning_rate}) or max_grad_norm, and resume from the "
-                "newest checkpoint."
-            )
-
-
-def _read_log_lines(log: Path, steps_done: int) -> list[bytes]:
-    """Return the lines of a log up to a step, without an incomplete last line."""
-    lines = []
-    for number, line in enumerate(log.read_bytes().splitlines(keepends=True), 1) if log.is_file() else ():
-        if not line.endswith(b"\n"):
-            break
-        try:
-            step = json.loads(line)["step"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise StateError(
-                f"Line {number} of {log} is not a log line: {line[:60]!r}. Delete it, or the whole log: the run does "
-                "not need it."
-            ) from error
-        if step <= steps_done:
-            lines.append(line)
-    return lines
-
 
 def _check_vocabulary(model: nn.Module, batch: Batch) -> None:
-    """Reject ids without an embedding row in the model."""
     if (unknown_id := find_unknown_id(model, batch["input_ids"])) is not None:
         number, rows = unknown_id
         raise TrainError(
             f"Step {batch.step} of {batch.origin} holds id {number} and the model has {rows} embeddings, from id 0: "
             "give the model the data was made for, or enlarge it (resize_token_embeddings)."
         )
-
-
-def _count_run_steps(loader: Loader, args: FSDP2Arguments) -> int:
-    steps = len(loader)
-    if args.max_steps > steps:
-        raise PlanError(
-            f"max_steps {args.max_steps} are requested and the plan has {steps}: make the plan with "
-            f"steps={args.max_steps}, or with more epochs."
-        )
-    return args.max_steps if args.max_steps > 0 else steps
 
 
 def _check_model(model: nn.Module) -> None:
@@ -409,43 +362,17 @@ def _check_model(model: nn.Module) -> None:
         )
 
 
-def _choose_device(*, use_cpu: bool) -> torch.device:
-    if use_cpu or not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    return device
-
-
-def _init_process_group(device: torch.device) -> int:
-    """Join the launcher's processes and return their number."""
+def _start_process_group(*, use_cpu: bool) -> RankGroup:
+    """Join the launcher's processes; the group stays, since scripts read the shards later."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    device = choose_device("cpu" if use_cpu else "auto", local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _all_reduce_sum(value: Tensor) -> Tensor:
-    if dist.is_initialized():
-        dist.all_reduce(value)
-    return value
-
-
-def make_adamw(model: nn.Module, args: FSDP2Arguments) -> torch.optim.Optimizer:
-    """Make an AdamW without weight decay of norms and biases."""
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    decayed_weights = [weight for weight in weights if weight.ndim > 1]
-    undecayed_weights = [weight for weight in weights if weight.ndim <= 1]
-    groups = [
-        {"params": decayed_weights, "weight_decay": args.weight_decay},
-        {"params": undecayed_weights, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        args.learning_rate,
-        # torch rejects integer betas, and a beta of 0 may be one.
-        betas=(float(args.adam_beta1), float(args.adam_beta2)),
-        eps=args.adam_epsilon,
-    )
+    if not dist.is_initialized():
+        return RankGroup(0, 1, local_rank, device)
+    return RankGroup(dist.get_rank(), dist.get_world_size(), local_rank, device)
 
 
 def compute_lr_factor(args: FSDP2Arguments, step: int, steps: int) -> float:
@@ -531,7 +458,6 @@ class MediaPasses:
 
 
 def concat_rows(part: Batch, extra_rows: Batch) -> Batch:
-    """Concatenate the rows of two batches."""
     tensors = {}
     media = extra_rows.layout.media if extra_rows.layout is not None else {}
     for name, value in extra_rows.items():
@@ -565,13 +491,3 @@ def _pad_to_same_shape(first: Tensor, second: Tensor) -> list[Tensor]:
         )
         for tensor in (first, second)
     ]
-
-
-def compute_divided_loss(scores: Tensor, labels: Tensor, count: int) -> Tensor:
-    """Return the summed loss of a pass divided by ``count``.
-
-    Multimodal models divide their own loss by the tokens of the pass.
-    """
-    targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX).flatten()
-    total = functional.cross_entropy(scores.flatten(0, 1).float(), targets, ignore_index=IGNORE_INDEX, reduction="sum")
-    return total / count

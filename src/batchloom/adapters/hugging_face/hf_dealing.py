@@ -88,7 +88,6 @@ _DEALT_REMEDY = (
 
 
 def make_trainer_batching(args: Any, loader: Loader, *, evaluation: bool = False) -> TrainerBatching:
-    """Return the batching that these arguments give a loader."""
     share = (loader.spec.rank, loader.spec.world_size)
     if evaluation:
         return TrainerBatching(args.eval_batch_size, 1, *share)

@@ -149,7 +149,6 @@ class PlannedRows(datasets.Dataset):  # type: ignore[misc]
         return len(self)
 
     def _read_step(self, step: int) -> Batch:
-        """Return the rank's rows of a step, cached for the next micro-batch of the step."""
         if self._cached_batch is None or self._cached_batch[0] != step:
             self._cached_batch = step, self._steps[self._first + step]
         return self._cached_batch[1]

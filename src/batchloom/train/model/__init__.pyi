@@ -1,6 +1,5 @@
 from .gpt_model import (
     estimate_parameter_count as estimate_parameter_count,
-    make_parameter_groups as make_parameter_groups,
     pad_vocabulary as pad_vocabulary,
 )
 from .pretrained import build_meta_model as build_meta_model, load_pretrained as load_pretrained

@@ -11,7 +11,7 @@ and keys arXiv:2302.05442.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -71,10 +71,7 @@ def make_attention_mask(position_ids: Tensor) -> Tensor:
 
 
 def make_flex_mask(position_ids: Tensor) -> BlockMask:
-    """Return the mask of :func:`make_attention_mask` for flex_attention.
-
-    It skips empty blocks.
-    """
+    """Return the mask of :func:`make_attention_mask` for flex_attention."""
     from torch.nn.attention import flex_attention as flex  # noqa: PLC0415
 
     spans = (position_ids == 0).cumsum(1)
@@ -238,12 +235,3 @@ def estimate_parameter_count(settings: ModelSettings, vocab_size: int) -> int:
     attention = 4 * width * width + 2 * (width // settings.heads)
     layer = attention + 3 * width * compute_hidden_width(settings) + 2 * width
     return vocab_size * width + settings.layers * layer + width
-
-
-def make_parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return optimizer groups: weight decay on matrices, none on gains."""
-    weights = list(model.parameters())
-    return [
-        {"params": [w for w in weights if w.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [w for w in weights if w.dim() < 2], "weight_decay": 0.0},
-    ]

@@ -4,7 +4,7 @@ A pretrained model is then tested on documents of the store.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from batchloom import Loader, Store
-from batchloom.batches import Batch, DocumentRows, add_model_masks, measure_batch_leakage
+from batchloom.adapters.isolation_check import measure_isolation
+from batchloom.adapters.rank_group import RankGroup
+from batchloom.batches import Batch, DocumentRows, add_model_masks
 from batchloom.core.errors import InputError, SettingsError, TrainError
-from batchloom.train.distributed import RankGroup
+from batchloom.core.wording import format_size
 from batchloom.train.model.gpt_model import GPT, estimate_parameter_count, pad_vocabulary
 from batchloom.train.model.pretrained import (
     PretrainedModel,
@@ -49,13 +51,7 @@ _UNSUITABLE_MODEL_ERRORS = (ValueError, TypeError, IndexError, AttributeError, R
 
 @dataclass(frozen=True, slots=True)
 class ModelOutline:
-    """Size of a model before it takes memory.
-
-    Attributes:
-        parameters: number of trainable parameters.
-        vocab_size: rows of its embedding; 0 for a pretrained model.
-        blueprint: pretrained model on the meta device; None for one that is trained from scratch.
-    """
+    """Size of a model before it takes memory."""
 
     parameters: int
     vocab_size: int = 0
@@ -63,11 +59,6 @@ class ModelOutline:
 
 
 def outline_model(settings: TrainSettings, store: Store, *, media: bool) -> ModelOutline:
-    """Return the outline of a run's model, for data with or without ``media``.
-
-    It raises SettingsError for an unknown vocabulary size or too long rows, InputError for an unusable folder or
-    media without one, and TrainError if the model lacks ids of the store.
-    """
     if isinstance(settings.model, ModelSettings):
         if media:
             raise InputError(
@@ -88,12 +79,6 @@ def outline_model(settings: TrainSettings, store: Store, *, media: bool) -> Mode
 def build_model(
     outline: ModelOutline, settings: TrainSettings, store: Store, loader: Loader, ranks: RankGroup, log: RunLog
 ) -> tuple[TrainableModel, nn.Module]:
-    """Build the model on its device.
-
-    Return it plain, and compiled and wrapped for data parallelism. A pretrained model is tested on the first
-    documents of ``store``. Damaged weights raise InputError; out of memory, another tokenizer and leaking
-    attention raise TrainError.
-    """
     with explain_memory_errors(settings, outline.parameters):
         if isinstance(settings.model, ModelSettings):
             model: TrainableModel = GPT(settings.model, outline.vocab_size, settings.seed).to(ranks.device)
@@ -125,18 +110,15 @@ def _build_pretrained(
         model.compile_body()
     packed = settings.order.packing != "none"
     rows = settings.batch_size or compute_rank_rows(settings, ranks.world_size)
-    distance = 0.0
-    if examples is not None:
-        sizes = rows, settings.seq_len
-        distance = _check_media_isolation(model, examples, store, sizes, packed=packed)
-        if not examples.with_media(settings.seq_len):
-            log.print_line("note   the first steps hold no images or audio: the model was tested on texts only")
-    elif packed:
-        distance = model.prove_isolation(store, settings.seq_len, rows)
+    if packed or examples is not None:
+        distances = _measure_isolation(model, loader, store, rows)
+    if examples is not None and not examples.with_media(settings.seq_len):
+        log.print_line("note   the first steps hold no images or audio: the model was tested on texts only")
     if packed:
+        model.check_no_leak(*distances, store)
         log.print_line(
             "packed documents do not see each other: the losses of their tokens match those of the documents alone "
-            f"({distance:.1e} nats apart)"
+            f"({distances[0]:.1e} nats apart)"
         )
     return model
 
@@ -157,43 +139,28 @@ def _choose_vocabulary_size(store: Store, shape: ModelSettings) -> int:
 
 
 def make_model_inputs(part: Batch, window: int | None) -> dict[str, Any]:
-    """Return the keyword arguments of a model call: tokens, labels, positions, media.
-
-    ``media`` is present only if the batch has more than text.
-    """
+    """Return the keyword arguments of a model call: tokens, labels, positions, media."""
     model_inputs = {name: part[name] for name in _TEXT_KEYS}
     masked_items = add_model_masks(part, window).items()
     media = {name: value for name, value in masked_items if name not in _TEXT_KEYS}
     return {**model_inputs, "media": media} if media else model_inputs
 
 
-@torch.no_grad()
-def _check_media_isolation(
-    model: PretrainedModel, examples: DocumentRows, store: Store, sizes: tuple[int, int], *, packed: bool
-) -> float:
-    """Run documents with media through a model; verify that packed ones are isolated."""
+def _measure_isolation(model: PretrainedModel, loader: Loader, store: Store, rows: int) -> tuple[float, float]:
+    """Run documents through a model; return the loss differences of packed and mixed ones."""
     device = next(model.parameters()).device
-    rows, longest = sizes
-    numbers = examples.few(longest)
-    orders = [numbers, numbers[::-1]][: min(rows, 2)]
-    packed_batch = examples.batch(orders)
-    single_rows = examples.batch([[number] for order in orders for number in order])
-    for batch in (packed_batch, single_rows):
-        batch.update({name: value.to(device) for name, value in batch.items()})
-    single_batches = single_rows.split(1)
 
-    def compute_scores(batch: Batch) -> Callable[[int, slice], torch.Tensor]:
-        model_inputs = make_model_inputs(batch, model.window)
-        return model.scores(model_inputs["input_ids"], model_inputs["position_ids"], model_inputs.get("media"))
+    def compute_logits(batch: Batch) -> torch.Tensor:
+        batch.update({name: value.to(device) for name, value in batch.items()})
+        masked_batch = add_model_masks(batch, model.window) if loader.holds_media else batch
+        media = {name: value for name, value in masked_batch.items() if name not in _TEXT_KEYS}
+        return model.logits(batch["input_ids"], batch["position_ids"], media)
 
     try:
         with model.make_probe_autocast(device):
-            if not packed:
-                compute_scores(single_batches[0])
-                return 0.0
-            distances = measure_batch_leakage(compute_scores, packed_batch, single_batches)
+            return measure_isolation(compute_logits, loader, rows, store)
     except _UNSUITABLE_MODEL_ERRORS as error:
-        if is_out_of_memory(error):
+        if not loader.holds_media or is_out_of_memory(error):
             raise
         message_lines = str(error).strip().splitlines()
         raise TrainError(
@@ -201,62 +168,45 @@ def _check_media_isolation(
             f"their media: {message_lines[0] if message_lines else type(error).__name__}. Prepare the data with the "
             "model's own processor."
         ) from error
-    return model.check_no_leak(*distances, store)
 
 
 def check_memory(settings: TrainSettings, parameters: int, ranks: RankGroup) -> None:
     """Refuse a run whose model or batch alone exceeds the total memory."""
-    on_gpu = ranks.device.type == "cuda"
-    if on_gpu:
-        gpu_memory = torch.cuda.get_device_properties(ranks.device).total_memory
-        _check_needed_memory(settings, parameters, _TRAINING_BYTES_PER_PARAMETER * parameters, gpu_memory, "the GPU")
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    needed = (_BYTES_PER_WEIGHT if on_gpu else _TRAINING_BYTES_PER_PARAMETER) * parameters
-    _check_needed_memory(settings, parameters, needed, machine, "this machine")
-    rows = compute_rank_rows(settings, ranks.world_size)
-    if (batch := _BYTES_PER_TOKEN * rows * settings.seq_len) > machine:
-        raise TrainError(
-            f"A rank's share of a step, {rows:,} sequences of {settings.seq_len:,} tokens, takes "
-            f"{_format_size(batch)}, and this machine has {_format_size(machine)}: lower --global-batch-size or "
-            "--seq-len, or start more ranks on more machines."
-        )
-
-
-def _check_needed_memory(
-    settings: TrainSettings, parameters: int, needed: int, available: int, device_name: str
-) -> None:
-    if needed <= available:
-        return
+    needed = _TRAINING_BYTES_PER_PARAMETER * parameters
+    demands = [(needed, machine, "this machine")]
+    if ranks.device.type == "cuda":
+        gpu_memory = torch.cuda.get_device_properties(ranks.device).total_memory
+        demands = [(needed, gpu_memory, "the GPU"), (_BYTES_PER_WEIGHT * parameters, machine, "this machine")]
     shape = settings.model
     if isinstance(shape, PretrainedSettings):
         kind, remedy = shape.init, "give --init a smaller model"
     else:
         kind = f"{shape.layers:,} layers of width {shape.width:,}"
         remedy = "lower the configuration's model.layers, model.width, model.hidden or model.vocab_size"
-    raise TrainError(
-        f"A model of {parameters:,} parameters ({kind}) needs {_format_size(needed)} to train, and {device_name} has "
-        f"{_format_size(available)}: {remedy}."
-    )
-
-
-def _format_size(size: int) -> str:
-    unit, shift = ("GiB", 30) if size >= 1 << 30 else ("MiB", 20)
-    return f"{size / (1 << shift):,.1f} {unit}"
+    for demand, available, device_name in demands:
+        if demand > available:
+            raise TrainError(
+                f"A model of {parameters:,} parameters ({kind}) needs {format_size(demand)} to train, and "
+                f"{device_name} has {format_size(available)}: {remedy}."
+            )
+    rows = compute_rank_rows(settings, ranks.world_size)
+    if (batch := _BYTES_PER_TOKEN * rows * settings.seq_len) > machine:
+        raise TrainError(
+            f"A rank's share of a step, {rows:,} sequences of {settings.seq_len:,} tokens, takes "
+            f"{format_size(batch)}, and this machine has {format_size(machine)}: lower --global-batch-size or "
+            "--seq-len, or start more ranks on more machines."
+        )
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error means that memory ran out."""
     error_types = (MemoryError, torch.OutOfMemoryError)
     return isinstance(error, error_types) or any(message in str(error) for message in _ALLOCATION_MESSAGES)
 
 
 @contextmanager
 def explain_memory_errors(settings: TrainSettings, parameters: int) -> Iterator[None]:
-    """Convert out-of-memory errors to an error that names the sizes to lower.
-
-    Raises:
-        TrainError: the body of the context ran out of memory.
-    """
+    """Convert out-of-memory errors to an error that names the sizes to lower."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -270,7 +220,7 @@ def explain_memory_errors(settings: TrainSettings, parameters: int) -> Iterator[
         )
         raise TrainError(
             f"Out of memory with {parameters:,} parameters "
-            f"({_format_size(_TRAINING_BYTES_PER_PARAMETER * parameters)} to "
-            f"train) and passes of {rows} rows of {settings.seq_len} tokens: lower --batch-size "
-            f"(more passes make the same step), --seq-len, or {smaller} (another run)."
+            f"({format_size(_TRAINING_BYTES_PER_PARAMETER * parameters)} to train) and passes of {rows} rows of "
+            f"{settings.seq_len} tokens: lower --batch-size (more passes make the same step), --seq-len, or {smaller} "
+            "(another run)."
         ) from error

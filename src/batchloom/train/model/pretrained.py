@@ -2,7 +2,7 @@
 
 ``position_ids`` restart with each document and no mask is passed. From that transformers builds attention inside
 each document, if the model and its attention support it. A mask of ones or a cache would silently undo it.
-:meth:`PretrainedModel.prove_isolation` verifies it for a model before training.
+``model_build`` verifies it for a model before training.
 
 Only this module imports transformers, without network access and without custom code.
 """
@@ -11,7 +11,7 @@ import importlib
 import inspect
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, final
@@ -24,7 +24,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from batchloom import Store
-from batchloom.batches import IGNORE_INDEX, is_leaking, measure_leakage, select_probe_documents
+from batchloom.batches import IGNORE_INDEX, is_leaking, select_probe_documents
 from batchloom.core.errors import InputError, InputMissingError, MissingDependencyError, SettingsError, TrainError
 from batchloom.core.files import refuse_url
 from batchloom.train.json_files import read_json_object
@@ -62,18 +62,7 @@ _MAX_DIFFERENT_SHARE = 0.05
 
 @final
 class PretrainedModel(nn.Module):
-    """Model of a folder, in float32 and without dropout.
-
-    Args:
-        model: the transformers model.
-        name: folder of the model, for messages.
-        dtype: dtype of the weights in the folder; bfloat16 weights are saved in bfloat16 again.
-
-    Attributes:
-        model: the transformers model.
-        vocab_size: number of rows of the embedding.
-        window: context in tokens of sliding-window layers; None without such layers.
-    """
+    """Model of a folder, in float32 and without dropout."""
 
     def __init__(self, model: Any, name: str, dtype: str) -> None:
         super().__init__()
@@ -113,11 +102,7 @@ class PretrainedModel(nn.Module):
     def forward(
         self, input_ids: Tensor, labels: Tensor, position_ids: Tensor, media: ModelInputs | None = None
     ) -> Tensor:
-        """Return the summed loss of the trained tokens in nats: a float32 scalar.
-
-        Arguments are those of :class:`GPT`, plus ``media`` inputs. If the head is a plain matrix, logits are
-        computed for trained tokens only, in bounded chunks.
-        """
+        """Return the summed loss of the trained tokens in nats: a float32 scalar."""
         targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
         is_trained = targets != IGNORE_INDEX
         if not self._head_is_plain:
@@ -127,26 +112,8 @@ class PretrainedModel(nn.Module):
         return compute_summed_loss(self.model.get_output_embeddings(), hidden, targets[is_trained])
 
     def logits(self, input_ids: Tensor, position_ids: Tensor, media: ModelInputs | None = None) -> Tensor:
-        """Return the logits of every next token, [rows, seq_len, vocab_size].
-
-        Arguments are those of :meth:`forward`.
-        """
+        """Return the logits of every next token, [rows, seq_len, vocab_size]."""
         return self._call(self.model, input_ids, position_ids, media)
-
-    def scores(
-        self, input_ids: Tensor, position_ids: Tensor, media: ModelInputs | None = None
-    ) -> Callable[[int, slice], Tensor]:
-        """Return a function (row, slice) -> logits, [tokens, vocab_size].
-
-        If the head is a plain matrix, the logits of all tokens are never in memory at once. Arguments are those
-        of :meth:`forward`.
-        """
-        if not self._head_is_plain:
-            all_scores = self.logits(input_ids, position_ids, media)
-            return lambda row, part: all_scores[row, part]
-        hidden = self._call(self.model.base_model, input_ids, position_ids, media)
-        head = self.model.get_output_embeddings()
-        return lambda row, part: head(hidden[row, part])
 
     def _call(self, part: Any, input_ids: Tensor, position_ids: Tensor, media: ModelInputs | None = None) -> Tensor:
         model_inputs = {"input_ids": input_ids, "attention_mask": None, **(media or {})}
@@ -179,24 +146,8 @@ class PretrainedModel(nn.Module):
             ((head_scores - expected_scores).abs() <= 1e-5 * scale).all()
         )
 
-    def prove_isolation(self, store: Store, seq_len: int, rows: int) -> float:
-        """Verify that packed documents do not attend to each other.
-
-        Return the mean difference between the losses of packed and single documents, in nats per token.
-        """
-        device = next(self.parameters()).device
-        documents = [document.to(device) for document in select_probe_documents(store, seq_len)]
-        with self.make_probe_autocast(device):
-            packed, mixed = measure_leakage(
-                lambda batch: self.logits(batch["input_ids"], batch["position_ids"]), documents, rows
-            )
-        return self.check_no_leak(packed, mixed, store)
-
-    def check_no_leak(self, packed: float, mixed: float, store: Store) -> float:
-        """Refuse a loss difference of packed documents that shows a leak; return it.
-
-        ``mixed`` is the difference without any separation of documents; both are in nats per token.
-        """
+    def check_no_leak(self, packed: float, mixed: float, store: Store) -> None:
+        """Refuse a loss difference of packed documents that shows a leak."""
         if is_leaking(packed, mixed, half=self._needs_half_precision):
             raise TrainError(
                 f"{type(self.model).__name__} with {self.attention} attention lets packed documents see each other: "
@@ -204,7 +155,6 @@ class PretrainedModel(nn.Module):
                 "from its loss in the document alone. Train one document per row (--packing none), or try another "
                 "--attn-implementation (sdpa, eager, flex_attention)."
             )
-        return packed
 
     def save_pretrained(self, folder: Path) -> None:
         """Write config.json and safetensors for transformers' ``from_pretrained``."""
@@ -224,11 +174,7 @@ class PretrainedModel(nn.Module):
 
 
 def compute_summed_loss(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Return the summed cross-entropy of a head with bounded memory for logits.
-
-    ``hidden`` is [tokens, width], ``targets`` [tokens] int64, the result a float32 scalar. It has a gradient, of
-    zero, even without any tokens.
-    """
+    """Return the summed cross-entropy of a head with bounded memory for logits."""
     rows = max(1, _MAX_SCORES // head.weight.shape[0])
 
     def compute_part_loss(states: Tensor, chunk_targets: Tensor) -> Tensor:
@@ -256,19 +202,10 @@ def _import_transformers() -> Any:
 
 
 def read_model_config(settings: PretrainedSettings) -> "PretrainedConfig":
-    """Return the transformers config of a model folder."""
     hf = _import_transformers()
     folder = Path(settings.init)
-    plain_config = read_safe_config(folder)
+    read_safe_config(folder)
     hf.utils.logging.disable_progress_bar()
-    class_names = plain_config.get("architectures") or []
-    if class_names and not any(
-        _list_supported_classes(media=media).intersection(class_names) for media in (False, True)
-    ):
-        raise InputError(
-            f"--init: {folder} holds {', '.join(map(str, class_names))}, which is not a causal language model: give "
-            "the folder of one, as AutoModelForCausalLM saves it"
-        )
     try:
         config: PretrainedConfig = hf.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except _list_load_errors() as error:
@@ -309,16 +246,7 @@ def get_max_positions(config: "PretrainedConfig") -> int | None:
 
 
 def build_meta_model(settings: PretrainedSettings, *, media: bool = False) -> "PreTrainedModel":
-    """Build the model of a folder on the meta device, without memory for its weights.
-
-    Args:
-        settings: settings with the folder.
-        media: whether the data holds images or audio.
-
-    Raises:
-        SettingsError: its attention implementation is unavailable.
-        InputError: transformers cannot build it, or it is for other data.
-    """
+    """Build the model of a folder on the meta device, without memory for its weights."""
     config = read_model_config(settings)
     _check_model_kind(Path(settings.init), config, media=media)
     auto = "AutoModelForMultimodalLM" if media else "AutoModelForCausalLM"
@@ -337,10 +265,7 @@ def build_meta_model(settings: PretrainedSettings, *, media: bool = False) -> "P
 
 
 def check_size(settings: PretrainedSettings, model: "PreTrainedModel", store: Store, *, media: bool) -> None:
-    """Refuse a model whose embedding is too small for the ids of a store.
-
-    ``media`` tells whether the store holds images or audio.
-    """
+    """Refuse a model whose embedding is too small for the ids of a store."""
     rows, needed = _count_embedding_rows(model), store.vocab_size or 0
     if rows >= needed:
         return
@@ -363,15 +288,7 @@ def check_size(settings: PretrainedSettings, model: "PreTrainedModel", store: St
 
 
 def load_pretrained(settings: PretrainedSettings, blueprint: "PreTrainedModel") -> PretrainedModel:
-    """Load the model of a folder with its weights, in float32.
-
-    Args:
-        settings: settings with the folder.
-        blueprint: the same model on the meta device, whose class and attention are used.
-
-    Raises:
-        InputError: weights are missing, damaged or of another shape.
-    """
+    """Load the model of a folder with its weights, in float32."""
     folder = Path(settings.init)
     try:
         # The type is Any, because the stubs of transformers lack ``output_loading_info``.
@@ -423,10 +340,7 @@ def _get_first_line(error: Exception) -> str:
 
 
 def read_safe_config(folder: Path) -> dict[str, Any]:
-    """Return ``config.json`` of a folder that is safe to load: no pickles, no code.
-
-    A missing folder or model raises InputMissingError, an unsafe or quantized one InputError.
-    """
+    """Return ``config.json`` of a folder that is safe to load: no pickles, no code."""
     refuse_url(folder, "--init")
     if not folder.is_dir():
         raise InputMissingError(
@@ -500,23 +414,28 @@ def describe_tokenizer_difference(folder: Path, store: Store) -> str | None:
     """Describe how a store's tokenizer differs from a model's; None if it does not."""
     if store.manifest is None:
         return f"{store.location.name} names no tokenizer, so its ids cannot be compared with the model's"
-    store_vocabulary, model_vocabulary = (_get_store_vocabulary(store), _get_folder_vocabulary(folder))
-    if model_vocabulary is None:
+    file, definition = folder / _TOKENIZER_FILE, store.tokenizer.state().get("tokenizer")
+    if not file.is_file():
         return f"{folder} has no {_TOKENIZER_FILE} that can be compared with the store's tokenizer"
-    if store_vocabulary is None:
+    if definition is None:
         return (
             f"the store was prepared with {store.tokenizer.name!r}, and {folder} has a {_TOKENIZER_FILE}: their ids "
             "differ, unless the model was trained with the store's tokenizer"
         )
+    store_vocabulary, model_vocabulary = (
+        _parse_vocabulary(text) for text in (json.dumps(definition), file.read_text("utf-8"))
+    )
     shared_ids = store_vocabulary.keys() & model_vocabulary.keys()
     differing_ids = sorted(number for number in shared_ids if store_vocabulary[number] != model_vocabulary[number])
     unknown_ids = len(store_vocabulary.keys() - model_vocabulary.keys())
     if not differing_ids and not unknown_ids:
         return None
-    example = (
-        f", id {differing_ids[0]} is {store_vocabulary[differing_ids[0]]!r} in the store and " if differing_ids else ""
-    )
-    example += f"{model_vocabulary[differing_ids[0]]!r} in the model" if differing_ids else ""
+    example = ""
+    if differing_ids:
+        first = differing_ids[0]
+        example = (
+            f", id {first} is {store_vocabulary[first]!r} in the store and {model_vocabulary[first]!r} in the model"
+        )
     fact = (
         f"{len(differing_ids):,} of {len(store_vocabulary):,} ids of the store's tokenizer ({store.tokenizer.name!r}) "
         f"are other tokens in {folder / _TOKENIZER_FILE}{example}, and {unknown_ids:,} are not in it"
@@ -524,18 +443,6 @@ def describe_tokenizer_difference(folder: Path, store: Store) -> str | None:
     if len(differing_ids) > _MAX_DIFFERENT_SHARE * len(store_vocabulary):
         raise TrainError(f"{fact}: the model would learn nonsense. Prepare the data with --tokenizer {folder}.")
     return fact
-
-
-def _get_store_vocabulary(store: Store) -> dict[int, str] | None:
-    """Return the tokens by id of a store's tokenizer; None if it is no tokenizer.json."""
-    definition = store.tokenizer.state().get("tokenizer")
-    return None if definition is None else _parse_vocabulary(json.dumps(definition))
-
-
-def _get_folder_vocabulary(folder: Path) -> dict[int, str] | None:
-    """Return the tokens by id of a model's tokenizer.json; None if there is none."""
-    file = folder / _TOKENIZER_FILE
-    return _parse_vocabulary(file.read_text("utf-8")) if file.is_file() else None
 
 
 def _parse_vocabulary(definition: str) -> dict[int, str]:

@@ -1,12 +1,18 @@
 """Rank group of a run: setup of torch.distributed and a few collectives."""
 
+from batchloom.adapters.requirements import TORCH, require_installed
+
+require_installed(TORCH)
+
+import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,10 +22,10 @@ from batchloom.core.errors import BatchloomError, InputError, TrainError
 
 # The timeout must exceed the time of preparing the data.
 _COLLECTIVE_TIMEOUT = timedelta(days=30)
-# torch joins gloo's threads while it holds the GIL, and a thread that frees the last work of a group waits for
-# the GIL. The threads end when the last model that uses the group is freed, after the group was destroyed.
-# Keeping a reference to the work avoids the deadlock.
-_RETAINED_WORK: list[dist.Work | None] = []
+# When the last reference to a gloo group is freed, torch joins the group's threads while it holds the GIL. A thread
+# that frees the tensors of its last collective waits for the GIL, so the process would never end. Models and the
+# tracebacks of failed collectives hold such references after the group was destroyed, so groups are never freed.
+_RETAINED_GROUPS: list[dist.ProcessGroup | None] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +71,12 @@ class RankGroup:
                 f"the cause ({str(error).splitlines()[0]})."
             ) from error
 
-    def all_gather_bytes(self, message: bytes) -> list[bytes]:
-        """Gather the messages of all ranks in rank order, the same on every rank."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """Gather a JSON value of each rank in rank order, the same on every rank."""
         if self.world_size == 1:
-            return [message]
+            return [value]
         with self.collective_errors():
-            return all_gather_bytes(message)
+            return [json.loads(message) for message in all_gather_bytes(json.dumps(value).encode())]
 
     def wait(self) -> None:
         """Block until every rank has called this."""
@@ -88,6 +94,7 @@ class RankGroup:
         with self.collective_errors():
             # Other collectives keep their timeout of minutes, because it reveals a rank that hangs.
             group = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
+            _RETAINED_GROUPS.append(group)
         if work is not None:
             work()
         with self.collective_errors():
@@ -95,15 +102,7 @@ class RankGroup:
 
     def broadcast_local_path(self, path: str) -> str:
         """Broadcast ``path`` from the first rank of each machine to its other ranks."""
-        return os.fsdecode(self.all_gather_bytes(os.fsencode(path))[self.rank - self.local_rank])
-
-
-def find_differing_rank(values: Sequence[str]) -> str | None:
-    """Describe the first rank whose value differs from rank 0's; None if none does."""
-    for rank, value in enumerate(values):
-        if value != values[0]:
-            return f"rank 0 has {values[0]}, rank {rank} has {value}"
-    return None
+        return str(self.all_gather(path)[self.rank - self.local_rank])
 
 
 def _is_collective_error(error: RuntimeError) -> bool:
@@ -164,17 +163,10 @@ def join_ranks(
         torch_device = choose_device(device, local_rank)
         yield RankGroup(dist.get_rank(), dist.get_world_size(), local_rank, torch_device)
         return
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    missing = [name for name in names if name not in os.environ]
-    if "RANK" in missing and "WORLD_SIZE" in missing:
+    if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
         yield RankGroup(0, 1, 0, choose_device(device, 0))
         return
-    if missing:
-        raise TrainError(
-            f"The environment sets some of torchrun's variables but not {', '.join(missing)}. "
-            "Start with torchrun --nproc-per-node N, or unset RANK and WORLD_SIZE."
-        )
-    rank, world_size, local_rank = _read_rank_variables(names[:3])
+    rank, world_size, local_rank = _read_rank_variables()
     torch_device = choose_device(device, local_rank)
     if torch_device.type == "cuda":
         torch.cuda.set_device(torch_device)
@@ -190,12 +182,10 @@ def join_ranks(
             "Start all ranks with torchrun, and make sure that this address is reachable."
         ) from error
     try:
+        _RETAINED_GROUPS.append(dist.group.WORLD)
         ranks = RankGroup(rank, world_size, local_rank, torch_device)
         yield ranks
-        with ranks.collective_errors():
-            barrier = dist.barrier(async_op=True)
-            _RETAINED_WORK.append(barrier)
-            barrier.wait()
+        ranks.wait()
     finally:
         dist.destroy_process_group()
 
@@ -220,13 +210,16 @@ def _exit_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _read_rank_variables(names: tuple[str, ...]) -> tuple[int, int, int]:
-    """Return rank, world size and local rank from the environment, validated."""
-    variables = {name: os.environ[name] for name in names}
-    if all(value.isdecimal() and len(value) < 10 for value in variables.values()):
-        rank, world_size, local_rank = (int(value) for value in variables.values())
-        if rank < world_size and local_rank <= rank:
-            return rank, world_size, local_rank
+def _read_rank_variables() -> tuple[int, int, int]:
+    """Return rank, world size and local rank from torchrun's variables."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    variables = {name: os.environ.get(name) for name in names}
+    try:
+        rank, world_size, local_rank = (int(variables[name] or "") for name in names[:3])
+    except ValueError:
+        rank = world_size = local_rank = -1
+    if 0 <= local_rank <= rank < world_size and all(variables.values()):
+        return rank, world_size, local_rank
     variables_text = ", ".join(f"{name}={value!r}" for name, value in variables.items())
     raise TrainError(
         f"The environment says {variables_text}, which is not a valid rank. Start with torchrun --nproc-per-node N, "
