@@ -72,10 +72,10 @@ def change_tensors(folder, name, change):
 CHECKPOINT_DAMAGE = {
     "no state": (lambda c: (c / "state.json").unlink(), "state.json does not exist"),
     "no JSON": (lambda c: (c / "state.json").write_text("{"), "state.json is not JSON"),
-    "no UTF-8": (lambda c: (c / "state.json").write_bytes(b'{"\xff"'), "is not UTF-8 at byte 2"),
+    "no UTF-8": (lambda c: (c / "state.json").write_bytes(b'{"\xff"'), "is not JSON"),
     "a list": (lambda c: (c / "state.json").write_text("[]"), "holds list, not a JSON object"),
     "empty": (lambda c: (c / "state.json").write_text("{}"), "its check does not match"),
-    "too deep": (lambda c: (c / "state.json").write_text("[" * 200_000), "nested too deep"),
+    "too deep": (lambda c: (c / "state.json").write_text("[" * 200_000), "is not JSON"),
     "too large": (lambda c: os.truncate(c / "state.json", 1 << 29), "536,870,912 bytes"),
     "a folder": (
         lambda c: ((c / "state.json").unlink(), (c / "state.json").mkdir()),

@@ -128,10 +128,10 @@ def test_a_configuration_that_is_no_json_object(tmp_path):
     with pytest.raises(SettingsError, match="not JSON"):
         read_config(path)
     path.write_bytes(b'{"steps": "\xff"}')
-    with pytest.raises(SettingsError, match="c.json: is not UTF-8 at byte 11"):
+    with pytest.raises(SettingsError, match="c.json: is not JSON"):
         read_config(path)
     path.write_text(f'{{"steps": {"9" * 5000}}}')
-    with pytest.raises(SettingsError, match="a number too long"):
+    with pytest.raises(SettingsError, match="is not JSON"):
         read_config(path)
     path.write_bytes(b" " * (2 << 20))
     with pytest.raises(SettingsError, match="2,097,152 bytes"):

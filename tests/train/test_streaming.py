@@ -15,7 +15,6 @@ from batchloom.train import (
     RunFolder,
     RunLog,
     StreamOptions,
-    StreamRequest,
     make_settings,
     set_up_run,
     train,
@@ -36,7 +35,7 @@ def input_file(tmp_path_factory):
 def run_stream(input_file, out, changes=None, *, resume=False, stop_at=None, **request):
     printed = []
     options = StreamOptions(**{"workers": 0, **request.pop("options", {})})
-    stream_request = StreamRequest(inputs=(str(input_file),), options=options, **{"tokenizer": "bytes", **request})
+    stream_request = DataRequest(stream=(str(input_file),), options=options, **{"tokenizer": "bytes", **request})
     folder = RunFolder(out)
     with join_ranks("cpu") as ranks:
         settings = make_settings(BASE_SETTINGS, {"steps": 20, **(changes or {})})
@@ -94,7 +93,7 @@ def test_a_model_is_finetuned_on_a_stream(tmp_path, input_file):
     write_model(tmp_path / "model")
     changes = {"model": {"init": str(tmp_path / "model")}, "steps": 2}
     settings = {key: value for key, value in BASE_SETTINGS.items() if key != "model"}
-    stream_request = StreamRequest(inputs=(str(input_file),), tokenizer="bytes")
+    stream_request = DataRequest(stream=(str(input_file),), tokenizer="bytes")
     folder, printed = RunFolder(tmp_path / "run"), []
     with join_ranks("cpu") as ranks:
         run = set_up_run(

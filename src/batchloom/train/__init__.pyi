@@ -15,7 +15,6 @@ from .run import describe_mixture as describe_mixture, set_up_run as set_up_run
 from .run_edits import edit_run as edit_run, submit_edit as submit_edit
 from .run_folder import RunFolder as RunFolder
 from .start import start_training as start_training
-from .stream_data import StreamRequest as StreamRequest
 from .train_log import RunLog as RunLog
 from .train_settings import (
     ModelSettings as ModelSettings,

@@ -30,14 +30,9 @@ def read_json_object(path: Path, most: int = _MAX_BYTES) -> dict[str, Any]:
 def parse_json_object(content: bytes) -> dict[str, Any]:
     """Parse a JSON object; ValueError is that of :func:`read_json_object`."""
     try:
-        value = json.loads(content.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8 at byte {error.start}") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"is not JSON: {error}") from error
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        # Python refuses integers of more than 4,300 digits.
-        raise ValueError("is JSON nested too deep, or with a number too long, to be read") from error
+        raise ValueError(f"is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"holds {type(value).__name__}, not a JSON object")  # noqa: TRY004
     return value

@@ -217,9 +217,13 @@ class DataRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRequest:
-    """Model options of a run; :meth:`problems` lists their errors."""
+class TrainRequest:
+    """Options of the train command.
 
+    ``changes`` are fields of TrainSettings that override the configuration, those of a group in a dict of their own.
+    """
+
+    data: DataRequest = field(default_factory=DataRequest)
     model_name: Annotated[
         str | None,
         ModelSetting(help="Configuration: tiny, 150M_1024 or 250M_1024.", shown_default=DEFAULT_MODEL),
@@ -235,22 +239,6 @@ class ModelRequest:
         str | None,
         ModelSetting(help="Attention of the --init model: sdpa, eager, flex_attention, ...", shown_default="sdpa"),
     ] = None
-
-    @property
-    def folder(self) -> str | None:
-        """Absolute path of the model to finetune; None without one."""
-        return None if self.init is None else str(self.init.resolve())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainRequest:
-    """Options of the train command.
-
-    ``changes`` are fields of TrainSettings that override the configuration, those of a group in a dict of their own.
-    """
-
-    data: DataRequest = field(default_factory=DataRequest)
-    model: ModelRequest = field(default_factory=ModelRequest)
     changes: Annotated[Mapping[str, Any], TrainSettings] = field(default_factory=dict)
     device: Annotated[str, ModelSetting(help="Device: auto, cpu, cuda or cuda:N.")] = "auto"
     out: Annotated[
@@ -263,7 +251,7 @@ class TrainRequest:
 
     def __post_init__(self) -> None:
         problems = self.data.problems()
-        problems += _find_exclusive_options(self.model, ("model_name", "config_file"), ("model_name", "init"))
+        problems += _find_exclusive_options(self, ("model_name", "config_file"), ("model_name", "init"))
         if self.stop_at is not None and self.stop_at < 1:
             problems.append(f"--stop-at: {self.stop_at} is not the number of a step, from 1")
         try:
@@ -276,19 +264,23 @@ class TrainRequest:
         raise_problems(problems)
 
     @property
+    def model_folder(self) -> str | None:
+        """Absolute path of the model to finetune; None without one."""
+        return None if self.init is None else str(self.init.resolve())
+
+    @property
     def run_path(self) -> Path:
         """Folder of the run."""
-        model = self.model
-        name = model.config_file.stem if model.config_file else model.model_name or DEFAULT_MODEL
-        return self.out or Path("runs") / (model.init.resolve().name if model.init else name)
+        name = self.config_file.stem if self.config_file else self.model_name or DEFAULT_MODEL
+        return self.out or Path("runs") / (self.init.resolve().name if self.init else name)
 
     @property
     def is_continuation(self) -> bool:
         """True if the settings are those of the run in the folder."""
-        return self.resume and self.model.config_file is None and self.model.model_name is None
+        return self.resume and self.config_file is None and self.model_name is None
 
 
-def _find_exclusive_options(request: DataRequest | ModelRequest, *pairs: tuple[str, ...]) -> list[str]:
+def _find_exclusive_options(request: DataRequest | TrainRequest, *pairs: tuple[str, ...]) -> list[str]:
     """List an error for each pair of options that are both given."""
     return [
         f"--{first.replace('_', '-')} and --{second.replace('_', '-')} exclude each other: give one"

@@ -21,8 +21,9 @@ from batchloom.core.wording import format_count
 from batchloom.train.checkpoint import load_checkpoint, read_checkpoint_state
 from batchloom.train.model.model_build import TrainableModel, build_model, check_memory, outline_model
 from batchloom.train.model.pretrained import compute_folder_fingerprint
+from batchloom.train.request import DataRequest
 from batchloom.train.run_folder import RunFolder
-from batchloom.train.stream_data import StreamData, StreamRequest, announce_stream, as_stream
+from batchloom.train.stream_data import StreamData, announce_stream, as_stream
 from batchloom.train.train_log import MAX_LISTED, RunLog, list_first
 from batchloom.train.train_settings import (
     MAX_STEPS,
@@ -90,7 +91,7 @@ class TrainRun:
 
 
 def set_up_run(
-    data: Path | str | Store | Mixture | StreamRequest,
+    data: Path | str | Store | Mixture | DataRequest,
     settings: TrainSettings,
     folder: RunFolder,
     ranks: RankGroup,
@@ -117,7 +118,7 @@ def set_up_run(
     """
     passes = compute_accumulation_steps(settings, ranks.world_size)
     source: Store | Mixture
-    if isinstance(data, StreamRequest):
+    if isinstance(data, DataRequest):
         source = cast("Store", StreamData(data, settings, ranks))
     else:
         source = open_store(data) if isinstance(data, (Path, str)) else data

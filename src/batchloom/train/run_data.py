@@ -25,7 +25,6 @@ from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, SyntheticSpec
 from batchloom.train.model.pretrained import read_model_config
 from batchloom.train.request import DataRequest, TrainRequest
 from batchloom.train.run_folder import RunFolder
-from batchloom.train.stream_data import StreamRequest
 from batchloom.train.train_log import PrintLine
 from batchloom.train.train_settings import PretrainedSettings, TrainSettings
 
@@ -50,13 +49,11 @@ def open_run_data(
     folder: RunFolder,
     ranks: RankGroup,
     print_line: PrintLine,
-) -> Iterator[Path | str | Mixture | StreamRequest]:
+) -> Iterator[Path | str | Mixture | DataRequest]:
     """Yield the data that a request names, in the form :func:`set_up_run` takes."""
     data = request.data
     if data.stream is not None:
-        yield StreamRequest(
-            inputs=data.stream, tokenizer=data.tokenizer, media=data.media or None, options=data.options
-        )
+        yield data
     elif data.mixture is not None:
         yield data.mixture
     elif dataset is not None:
@@ -85,7 +82,7 @@ def _prepare_dataset_store(
 
 def _choose_tokenizer(config: DatasetConfig, request: TrainRequest) -> str | None:
     """Return the requested tokenizer, else the file's, else the pretrained model's."""
-    init = request.model.init
+    init = request.init
     if request.data.tokenizer is not None or config.tokenizer is not None:
         return request.data.tokenizer or config.tokenizer
     return str(init) if init is not None and (init / "tokenizer.json").is_file() else None

@@ -9,11 +9,10 @@ from batchloom.core.errors import SettingsError
 from batchloom.train.checkpoint import read_checkpoint_step
 from batchloom.train.loop import TrainResult, train
 from batchloom.train.model.pretrained import get_max_positions, read_model_config
-from batchloom.train.request import DEFAULT_MODEL, TrainRequest
+from batchloom.train.request import DEFAULT_MODEL, DataRequest, TrainRequest
 from batchloom.train.run import set_up_run
 from batchloom.train.run_data import describe_order, open_run_data, open_source
 from batchloom.train.run_folder import RunFolder
-from batchloom.train.stream_data import StreamRequest
 from batchloom.train.train_log import PrintLine, RunLog
 from batchloom.train.train_settings import (
     PRETRAINED_KEYS,
@@ -50,8 +49,8 @@ def start_training(request: TrainRequest, print_line: PrintLine) -> TrainResult:
                 log.print_line(
                     describe_order(dataset, dataset_settings, settings, is_continuation=request.is_continuation)
                 )
-            source: Store | Mixture | StreamRequest
-            if isinstance(data, StreamRequest):
+            source: Store | Mixture | DataRequest
+            if isinstance(data, DataRequest):
                 source = data
             else:
                 generation, open_options = request.data.generation, request.data.open_options
@@ -68,31 +67,31 @@ def _get_dataset_settings(request: TrainRequest, dataset: DatasetConfig | None) 
     """Return the settings of the data sets' file; a resumed run ignores them."""
     if dataset is None or request.is_continuation:
         return {}
-    init = request.model.folder
+    init = request.model_folder
     longest = get_max_positions(read_model_config(PretrainedSettings(init))) if init else None
     return dataset.plan_settings(longest)
 
 
 def _make_run_settings(request: TrainRequest, folder: RunFolder, dataset_settings: Mapping[str, Any]) -> TrainSettings:
-    model_options = {"init": request.model.folder, "attn_implementation": request.model.attn_implementation}
+    model_options = {"init": request.model_folder, "attn_implementation": request.attn_implementation}
     model_changes = {name: value for name, value in model_options.items() if value is not None}
     changes = {**request.changes, **({"model": model_changes} if model_changes else {})}
     if request.is_continuation:
         return _read_previous_settings(folder, changes)
-    config_file = request.model.config_file
+    config_file = request.config_file
     path = "" if config_file is None else str(config_file)
     if config_file is not None:
         plain = read_config(config_file)
-    elif request.model.init is not None:
+    elif request.init is not None:
         plain = {"model": {}}
     else:
-        plain = load_named_config(request.model.model_name or DEFAULT_MODEL)
+        plain = load_named_config(request.model_name or DEFAULT_MODEL)
     model_values = plain.get("model")
-    if request.model.init is not None and isinstance(model_values, dict) and not model_values.keys() <= PRETRAINED_KEYS:
+    if request.init is not None and isinstance(model_values, dict) and not model_values.keys() <= PRETRAINED_KEYS:
         problem = f"model: the shape in {path} and --init exclude each other: give one"
         raise SettingsError([problem])
-    init_folder = request.model.folder or (model_values.get("init") if isinstance(model_values, dict) else None)
-    if init_folder is None and request.model.attn_implementation is not None:
+    init_folder = request.model_folder or (model_values.get("init") if isinstance(model_values, dict) else None)
+    if init_folder is None and request.attn_implementation is not None:
         raise SettingsError(["--attn-implementation: requires --init; the GPT has its own"])
     if isinstance(init_folder, str):
         plain = apply_finetuning_defaults(plain, get_max_positions(read_model_config(PretrainedSettings(init_folder))))

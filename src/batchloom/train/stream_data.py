@@ -1,7 +1,6 @@
 """Adapter that lets a run on raw inputs use a stream in place of a store."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -15,19 +14,9 @@ from numpy.typing import NDArray
 from batchloom import Loader, Store, stream
 from batchloom.adapters.rank_group import RankGroup
 from batchloom.core.errors import StateError
-from batchloom.train.request import StreamOptions
+from batchloom.train.request import DataRequest
 from batchloom.train.train_log import PrintLine
 from batchloom.train.train_settings import TrainSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamRequest:
-    """Raw inputs of a run; see ``batchloom.stream``."""
-
-    inputs: tuple[str, ...]
-    tokenizer: str | None = None
-    media: Mapping[str, str] | None = None
-    options: StreamOptions = field(default_factory=StreamOptions)
 
 
 @final
@@ -37,6 +26,7 @@ class StreamData:
     Attributes:
         stream: the stream.
         request: the request it was opened with.
+        inputs: its files, folders, globs and URLs.
         path: path of the first input.
     """
 
@@ -44,12 +34,12 @@ class StreamData:
     # The run reads a truthy manifest as a known tokenizer, which a stream always has.
     manifest = True
 
-    def __init__(self, request: StreamRequest, settings: TrainSettings, ranks: RankGroup) -> None:
-        order, options = settings.order, request.options
+    def __init__(self, request: DataRequest, settings: TrainSettings, ranks: RankGroup) -> None:
+        order, options, self.inputs = settings.order, request.options, request.stream or ()
         self.stream = stream(
-            list(request.inputs),
+            list(self.inputs),
             tokenizer=request.tokenizer,
-            media=request.media,
+            media=request.media or None,
             follow_links=options.follow_links,
             seq_len=settings.seq_len,
             global_batch_size=settings.global_batch_size,
@@ -63,8 +53,8 @@ class StreamData:
             keep=options.keep,
         )
         self.request = request
-        self.path, self._ranks = Path(request.inputs[0]), ranks
-        self.location = SimpleNamespace(name=request.inputs[0], is_remote=False, on_disk=True, generation=None)
+        self.path, self._ranks = Path(self.inputs[0]), ranks
+        self.location = SimpleNamespace(name=self.inputs[0], is_remote=False, on_disk=True, generation=None)
         self.contents = SimpleNamespace(weights=(), synthetic=False)
         self.fingerprint = self.stream.fingerprint
         self.tokenizer = self.stream.tokenizer
@@ -147,8 +137,8 @@ def finish_stream_store(data: StreamData, print_line: PrintLine) -> None:
 
 def _make_finish_command(data: StreamData, out: Path) -> str:
     request = data.request
-    inputs = " ".join(map(quote, request.inputs))
-    option_values = {"tokenizer": request.tokenizer, **(request.media or {})}
+    inputs = " ".join(map(quote, data.inputs))
+    option_values = {"tokenizer": request.tokenizer, **request.media}
     options = [
         f" --{name.replace('_', '-')} {quote(value)}" for name, value in option_values.items() if value is not None
     ]

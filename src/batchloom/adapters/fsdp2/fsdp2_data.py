@@ -15,7 +15,7 @@ from batchloom.batches import IGNORE_INDEX, BatchOptions, Loader
 from batchloom.core.errors import InputError, PlanError, SettingsError
 from batchloom.core.settings import quote_value, raise_problems
 from batchloom.plan import Mixture, Plan
-from batchloom.plan.order import count_rank_rows
+from batchloom.plan.order import count_rank_rows, list_divisors
 from batchloom.store import Store, open_store, write_file
 from batchloom.store.format import MaskBuilder, encode_index
 from batchloom.store.write import write_mask
@@ -110,11 +110,8 @@ def _check_plan(plan: Plan, args: FSDP2Arguments, plan_settings: Mapping[str, An
     )
     if size != spec.global_batch_size:
         world = size // (args.per_device_train_batch_size * args.gradient_accumulation_steps)
-        valid_sizes = [
-            f"{micro} x {spec.global_batch_size // world // micro}"
-            for micro in range(1, spec.global_batch_size // world + 1)
-            if spec.global_batch_size % (world * micro) == 0
-        ]
+        rows, remainder = divmod(spec.global_batch_size, world)
+        valid_sizes = [] if remainder else [f"{micro} x {rows // micro}" for micro in list_divisors(rows)]
         raise PlanError(
             f"per_device_train_batch_size {args.per_device_train_batch_size} x gradient_accumulation_steps "
             f"{args.gradient_accumulation_steps} x {world} ranks are {size} sequences per step and the plan's "
