@@ -134,9 +134,7 @@ def test_invalid_edits_change_nothing(mixture, tmp_path):
         edit_run(out, without_math, Edit(step=7, skip=1))
     edited = state.read_bytes()
     state.write_bytes(edited.replace(b'"step": 5', b'"step": 6', 1))
-    with pytest.raises(
-        StateError, match=r"edit 0 of the journal differs from its fingerprint in one of step, weights, added"
-    ):
+    with pytest.raises(StateError, match="its check does not match"):
         edit_run(out, mixture, Edit(step=7, skip=1))
     state.write_bytes(before.replace(b'"step": 3', b'"step": 4', 1))
     with pytest.raises(StateError, match="its check does not match"):

@@ -203,9 +203,10 @@ class DataRequest:
         ]
         for option, value, allowed, note in requirements:
             if value is not None and not sources & allowed:
-                names = " or ".join(f"--{name.replace('_', '-')}" for name in _SOURCES if name in allowed)
+                names = [f"--{name.replace('_', '-')}" for name in _SOURCES if name in allowed]
+                alternatives = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
                 shown = f"{value} " if isinstance(value, str | int | Path) and value is not True else ""
-                problems.append(f"{option}: {shown}requires {names}{note}")
+                problems.append(f"{option}: {shown}requires {alternatives}{note}")
         if self.if_missing not in _MISSING_DATA_POLICIES:
             hint = suggest(str(self.if_missing), _MISSING_DATA_POLICIES)
             problems.append(
