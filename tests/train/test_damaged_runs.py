@@ -186,7 +186,7 @@ def test_a_log_that_lacks_entries_can_be_resumed(store, run):
     ("content", "message"),
     [
         (b"", "is not JSON"),
-        (b"\xff", "is not UTF-8"),
+        (b"\xff", "is not JSON"),
         (b"[]", "holds list, not a JSON object"),
     ],
 )

@@ -113,7 +113,7 @@ def commit_checkpoint(partial_folder: Path) -> Path:
 
 @contextlib.contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder that takes the place of a folder at the end, in one process."""
+    """Yield an empty folder that takes the place of ``path`` at the end."""
     partial_folder = _create_partial_folder(path)
     try:
         yield partial_folder

@@ -1,4 +1,4 @@
-"""Metrics to loggers, and the log of a run. Each logger is a function of (metrics, step).
+"""Metrics to loggers, each a function of (metrics, step), and the log of a run.
 
 send = send_to_all(send_to_tensorboard(writer), send_to_jsonl("run/metrics.jsonl"))
 send(meter.metrics(), step)

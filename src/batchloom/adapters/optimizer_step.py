@@ -1,4 +1,4 @@
-"""Optimizer step of a global batch, for the reference trainer and ``FSDP2SFTTrainer``."""
+"""Optimizer step of ``batchloom train`` and ``FSDP2SFTTrainer``."""
 
 from batchloom.adapters.requirements import TORCH, require_installed
 

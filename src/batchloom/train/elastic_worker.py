@@ -90,7 +90,8 @@ def run_worker(
         data = _prepare_run_data(config, folder, ranks, log, has_run=has_run)
         settings = _make_train_settings(config, ranks, _read_initial_batch_size(folder) if has_run else None)
         source = open_source(data, folder, ranks, resume=has_run)
-        run = set_up_run(source, settings, folder, ranks, log)
+        given_path = data if isinstance(data, Path) else None
+        run = set_up_run(source, settings, folder, ranks, log, given_path=given_path)
         first, tokens, start_time, seconds = -1, 0, 0.0, 0.0
         leave = leave or LeaveEvent()
         with closing(iter_training(run, resume=has_run)) as results:

@@ -41,7 +41,7 @@ class StepResult(NamedTuple):
 
 
 class TrainResult(NamedTuple):
-    """Last completed step, last val loss in nats per token (None without one), and the model."""
+    """Last completed step, last val loss in nats per token (or None), and the model."""
 
     step: int
     val_loss: float | None
@@ -160,7 +160,7 @@ def run_optimizer_step(run: TrainRun, batch: Batch, lr: float) -> StepResult:
 
 
 def _iter_losses(run: TrainRun, batch: Batch) -> Iterator[Tensor]:
-    """Yield the summed loss of each pass, with the context in which to run its backward pass."""
+    """Yield the summed loss of each pass, in the context for its backward pass."""
     passes, learner = run.loader.share_at(batch.step).passes, run.learner
     for number, part in enumerate(iter_passes(run.model, batch, passes), 1):
         # Gradients are summed over ranks once, in the last pass.

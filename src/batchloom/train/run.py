@@ -97,6 +97,7 @@ def set_up_run(
     ranks: RankGroup,
     log: RunLog,
     *,
+    given_path: Path | None = None,
     media: MediaOptions = DEFAULT_MEDIA_SPEC,
 ) -> TrainRun:
     """Open the data and build the model, without writing anything.
@@ -108,6 +109,7 @@ def set_up_run(
         folder: folder of the run.
         ranks: rank group of this process.
         log: log of the run.
+        given_path: path of an open store as the user wrote it, for the log.
         media: options of reading images and audio.
 
     Raises:
@@ -122,7 +124,7 @@ def set_up_run(
         source = cast("Store", StreamData(data, settings, ranks))
     else:
         source = open_store(data) if isinstance(data, (Path, str)) else data
-        _announce_source(source, log)
+        _announce_source(source, data if isinstance(data, Path) else given_path, log)
     store = _find_tokenizer_store(source) if isinstance(source, Mixture) else source
     outline = outline_model(settings, store, media=_holds_media(source))
     check_memory(settings, outline.parameters, ranks)
@@ -161,7 +163,7 @@ def _find_tokenizer_store(mixture: Mixture) -> Store:
     return next((store for store in stores if store.vocab_size is not None), stores[0])
 
 
-def _announce_source(source: Store | Mixture, log: RunLog) -> None:
+def _announce_source(source: Store | Mixture, path: Path | None, log: RunLog) -> None:
     """Log the opened data, and mark every later line if it is synthetic."""
     source_stores = source.stores.values() if isinstance(source, Mixture) else (source,)
     stores = [store for store in source_stores if isinstance(store, Store)]
@@ -169,7 +171,7 @@ def _announce_source(source: Store | Mixture, log: RunLog) -> None:
         log.mark = "  source=synthetic"
     elif log.is_enabled:
         for store in stores[:MAX_LISTED]:
-            location = store.location.name if store.location.is_remote else store.path
+            location = store.location.name if path is None or store.location.is_remote else path
             _LOG.info("Loaded real indexed dataset from %s", location)
             _LOG.info("Dataset contains %d sequences", len(store))
         if len(stores) > MAX_LISTED:
@@ -177,7 +179,7 @@ def _announce_source(source: Store | Mixture, log: RunLog) -> None:
 
 
 def has_targets(loader: Loader, steps: int) -> bool:
-    """Return whether any of the first steps has a trained token after another of its document."""
+    """Return whether any of the first steps has a token to predict."""
     if not _count_trained_tokens(loader):
         return False
     checked_steps = range(min(steps, _MAX_CHECKED_STEPS))

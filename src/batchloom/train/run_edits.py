@@ -427,7 +427,7 @@ def _list_request_names(folder: Path) -> list[str]:
 
 
 def _read_request(path: Path) -> dict[str, Any]:
-    """Return a request file's content: of an invalid one ``fault``, of a missing one ``gone``."""
+    """Return a request file's content; ``fault`` if invalid, ``gone`` if missing."""
     try:
         request = read_json_object(path, MAX_RUN_FILE_BYTES)
     except ValueError as error:

@@ -1,6 +1,7 @@
 """From the options of ``batchloom train`` to a trained model."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from batchloom import DatasetConfig, Mixture, Store
@@ -57,7 +58,8 @@ def start_training(request: TrainRequest, print_line: PrintLine) -> TrainResult:
                 source = open_source(
                     data, folder, ranks, resume=request.resume, generation=generation, open_options=open_options
                 )
-            run = set_up_run(source, settings, folder, ranks, log, media=request.data.read_media)
+            given_path, media = data if isinstance(data, Path) else None, request.data.read_media
+            run = set_up_run(source, settings, folder, ranks, log, given_path=given_path, media=media)
             return train(run, resume=request.resume, stop_at=request.stop_at)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(*_describe_interrupted_run(folder, prepares=dataset is not None)) from error

@@ -363,7 +363,7 @@ def _check_model(model: nn.Module) -> None:
 
 
 def _start_process_group(*, use_cpu: bool) -> RankGroup:
-    """Join the launcher's processes; the group stays, since scripts read the shards later."""
+    """Join the launcher's processes; scripts use the group after training."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = choose_device("cpu" if use_cpu else "auto", local_rank)
     if device.type == "cuda":

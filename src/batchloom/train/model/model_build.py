@@ -147,7 +147,7 @@ def make_model_inputs(part: Batch, window: int | None) -> dict[str, Any]:
 
 
 def _measure_isolation(model: PretrainedModel, loader: Loader, store: Store, rows: int) -> tuple[float, float]:
-    """Run documents through a model; return the loss differences of packed and mixed ones."""
+    """Return the loss differences of packed and mixed documents from single ones."""
     device = next(model.parameters()).device
 
     def compute_logits(batch: Batch) -> torch.Tensor:
