@@ -4,13 +4,14 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from batchloom.analysis.doctor.examination import MAX_LISTED, Examination
 from batchloom.batches.media import SubsetMissingMedia, check_store_media, write_missing_media
 from batchloom.core.addresses import (
     format_input_label,
+    has_wildcard,
     is_url,
     is_url_or_stdin,
     redact_url,
@@ -30,27 +31,9 @@ from batchloom.core.files import describe_os_error
 from batchloom.core.synthetic_data import parse_synthetic_spec
 from batchloom.core.wording import format_count
 from batchloom.preparation import ReadRecipe, Recipe
-from batchloom.preparation.dedup import DuplicateCounter
-from batchloom.preparation.documents import (
-    RecordParsers,
-    compute_document_keys,
-    iter_parsed_records,
-    iter_texts,
-    normalize_records,
-)
 from batchloom.preparation.request import list_inputs, resolve_inputs
-from batchloom.preparation.units import plan_units
 from batchloom.remote import is_web_url
-from batchloom.sources import (
-    ReadLimits,
-    RecordBounds,
-    SourceListing,
-    SourcePart,
-    describe_missing_input,
-    find_hub_name,
-    make_bad_record_error,
-    prefetch_sources,
-)
+from batchloom.sources import describe_missing_input, find_hub_name
 from batchloom.sources.files import Spool
 from batchloom.store import MANIFEST_NAME, Store, open_store, read_manifest, verify_prefix, verify_store
 from batchloom.store.format import describe_partial_store
@@ -61,9 +44,8 @@ from batchloom.store.maintain import (
 )
 from batchloom.store.read import open_remote_manifest
 
-_MAX_LISTED = 10
-# Characters of the first document that a verdict shows.
-_SAMPLE_CHARACTERS = 200
+_FLAT_SUFFIXES, _NPY_MAGIC = (".bin", ".npy"), b"\x93NUMPY"
+_MAX_CHECKED_IDS = 8192
 # Cache limit for a remote store while its media are checked.
 _MEDIA_CACHE_BYTES = 1 << 30
 
@@ -117,7 +99,6 @@ def _check_media(
     generation: int | None,
     missing_media_file: str | os.PathLike[str] | None,
 ) -> None:
-    """Read the media of a store and add the findings to its verdict."""
     missing_by_subset: dict[str, SubsetMissingMedia] = {}
     faults: list[str] = []
     documents = media = 0
@@ -129,7 +110,7 @@ def _check_media(
                     documents, media = documents + media_check.documents, media + media_check.media
                     document_faults |= media_check.faults
                 missing_by_subset[store.split] = SubsetMissingMedia(store.fingerprint, tuple(sorted(document_faults)))
-                faults += [document_faults[number] for number in sorted(document_faults)[: _MAX_LISTED - len(faults)]]
+                faults += [document_faults[number] for number in sorted(document_faults)[: MAX_LISTED - len(faults)]]
     except StoreError as error:
         # The same error may have been reported before.
         if str(error) not in verdict.faults:
@@ -137,7 +118,7 @@ def _check_media(
         return
     count = sum(len(missing_media.documents) for missing_media in missing_by_subset.values())
     verdict.facts["media"] = (
-        f"{media:,} in {format_count(documents, 'document')}, {count:,} of which hold unreadable media"
+        f"{media:,} in {format_count(documents, 'document')}; {format_count(count, 'document')} with unreadable media"
     )
     if count:
         if not verdict.faults:
@@ -188,32 +169,58 @@ def _check_raw_or_prepared(
 
 def _check_remote(url: str, text_field: str | None, generation: int | None) -> VerificationResult:
     """Verify a URL: a store if it has a manifest, otherwise raw input."""
-    is_store, strange = generation is not None, None
-    # A URL with a suffix is a file, and its server may answer anything for a path below it.
-    if not is_store and not Path(redact_url(url)).suffix:
-        try:
-            open_remote_manifest(url)
-            is_store = True
-        except StoreMissingError:
-            pass
-        except StoreError:
-            is_store = True  # It is damaged; the verification says how.
-        except NoRangesError:
-            raise  # A manifest exists, so a store was meant.
-        except InputError as error:
-            # Reading records reports an unreachable server, but not an unexpected answer to the manifest request.
-            strange = error if is_web_url(url) and isinstance(error, DownloadError) else None
+    is_store, error = (True, None) if generation is not None else _find_remote_store(url)
     if is_store:
         return verify_remote_store(url, generation=generation)
+    # Reading records reports an unreachable server, but not an unexpected answer to the manifest request.
+    if not (is_web_url(url) and isinstance(error, DownloadError)):
+        return _check_raw(url, text_field)
     try:
         verdict = _check_raw(url, text_field)
     except InputMissingError:
-        if strange is not None:
-            raise strange from None
-        raise
-    if strange is not None:
-        verdict.facts["no store"] = str(strange)
+        raise error from None
+    verdict.facts["no store"] = str(error)
     return verdict
+
+
+def detect_prepared_kind(location: str) -> str:
+    """Return ``store`` (also at a URL), ``prefix``, ``ids``, or an empty string."""
+    if is_url(location):
+        return "store" if _find_remote_store(location)[0] else ""
+    path = Path(os.path.expanduser(location))  # noqa: PTH111 - Path.expanduser raises for ~nobody
+    if (path / MANIFEST_NAME).is_file():
+        return "store"
+    if _find_prefix(path):
+        return "prefix"
+    if path.suffix in _FLAT_SUFFIXES and path.is_file():
+        with path.open("rb") as file:
+            start = file.read(_MAX_CHECKED_IDS)
+        # A text file may have the same suffix; binary ids contain zero bytes, since their high bytes are mostly zero.
+        return "ids" if start.startswith(_NPY_MAGIC) or b"\0" in start else ""
+    return ""
+
+
+def _find_remote_store(url: str) -> tuple[bool, InputError | None]:
+    """Return whether a URL is a store; if not, the error of the request for its manifest."""
+    # A URL with a suffix is a file, and its server may answer anything for a path below it.
+    if has_wildcard(url) or Path(redact_url(url)).suffix:
+        return False, None
+    try:
+        open_remote_manifest(url)
+    except StoreMissingError:
+        return False, None
+    except (StoreError, NoRangesError):
+        return True, None  # It is damaged, or its server lacks range requests; opening it reports the error.
+    except InputError as error:
+        return False, error
+    return True, None
+
+
+def _find_prefix(path: Path) -> Path | None:
+    """Return the Megatron prefix that a path names, also by one of its two files."""
+    stem = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+    is_prefix = stem.name and not path.is_dir() and stem.with_name(f"{stem.name}.idx").is_file()
+    return stem if is_prefix else None
 
 
 def _check_prepared(location: str, vocab_size: int | None, generation: int | None) -> VerificationResult | None:
@@ -223,10 +230,9 @@ def _check_prepared(location: str, vocab_size: int | None, generation: int | Non
         return verify_store(local_path, generation=generation)
     if generation is not None:
         raise SettingsError([f"generation: only stores have generations, and {local_path} is not a store"])
-    stem = local_path.with_suffix("") if local_path.suffix in (".bin", ".idx") else local_path
-    if not local_path.is_dir() and stem.name and stem.with_name(stem.name + ".idx").is_file():
-        return verify_prefix(stem, vocab_size)
-    if stem == local_path and find_hub_name(location):
+    if prefix := _find_prefix(local_path):
+        return verify_prefix(prefix, vocab_size)
+    if local_path.suffix not in (".bin", ".idx") and find_hub_name(location):
         return None
     if not local_path.exists():
         if not os.path.lexists(local_path) and parse_synthetic_spec(str(local_path)):
@@ -238,6 +244,7 @@ def _check_prepared(location: str, vocab_size: int | None, generation: int | Non
 
 
 def _check_raw(location: str, text_field: str | None) -> VerificationResult:
+    """Read every record of raw input, as ``doctor --full`` does, without a tokenizer."""
     resolved_inputs = resolve_inputs(location, ReadRecipe(text_field=text_field), None)
     recipe = Recipe(
         inputs=resolved_inputs.inputs,
@@ -245,63 +252,34 @@ def _check_raw(location: str, text_field: str | None) -> VerificationResult:
         reading=resolved_inputs.reading,
         follow_links=resolved_inputs.follow_links,
     )
+    verdict = VerificationResult(format_input_label(location) if is_url_or_stdin(location) else location, "file")
     with Spool() as spool:
         listing = list_inputs(recipe, spool)
-        listing = replace(listing, notes=(*resolved_inputs.notes, *listing.notes))
-        path = format_input_label(location) if is_url_or_stdin(location) else location
-        with DuplicateCounter() as duplicates:
-            verdict = _check_documents(listing, path, RecordParsers(recipe, ReadLimits()), duplicates)
-            repeated_documents = duplicates.count_repeated()
-    if repeated_documents:
-        verdict.facts["duplicates"] = (
-            f"{format_count(repeated_documents, 'document')} seen before: prepare leaves them out (--no-dedup keeps "
-            "them)"
-        )
-    return verdict
-
-
-def _check_documents(
-    listing: SourceListing, path: str, record_parsers: RecordParsers, duplicates: DuplicateCounter
-) -> VerificationResult:
-    verdict = VerificationResult(path, "file")
-    for number, note in enumerate(listing.notes, 1):
+        examination = Examination(recipe, listing, full=True)
+        duplicates = examination.read()
+    for number, note in enumerate((*resolved_inputs.notes, *listing.notes), 1):
         verdict.facts["note" if number == 1 else f"note {number}"] = note
-    rules = record_parsers.rules
-    parts = (
-        (part, None)
-        for unit in plan_units(listing.sources, rules)
-        for part in prefetch_sources(unit.parts, lambda one: one.source)
-    )
-    records = documents = empty = bad = 0
-
-    def on_refused_part(_: SourcePart, error: InputError) -> None:
-        verdict.faults.append(str(error))
-
-    for parsed_records in iter_parsed_records(parts, record_parsers, RecordBounds(rules), on_refused_part):
-        record_batch = parsed_records.batch
-        if parsed_records.record_parser.detected:
-            verdict.facts[f"detected in {parsed_records.part.source.name}"] = parsed_records.record_parser.detected
-        empty += sum(isinstance(document, str) and not document.strip() for document in record_batch.values)
-        documents += len(record_batch.values)
-        records += record_batch.records_read
-        bad += len(record_batch.bad)
-        for record in record_batch.bad[: max(0, _MAX_LISTED - len(verdict.faults))]:
-            error = make_bad_record_error(parsed_records.part.source, rules, parsed_records.before or 0, record)
-            verdict.faults.append(str(error))
-        if not verdict.sample and record_batch.values:
-            verdict.sample = "\n".join(iter_texts(record_batch.values[0]))[:_SAMPLE_CHARACTERS]
-        normalize_records(record_batch, parsed_records.record_parser.record_kind, normalized=True)
-        if record_batch.values:
-            duplicates.add(compute_document_keys(record_batch.values))
+    groups = examination.groups
+    for group in groups:
+        if group.record_parser and group.record_parser.detected:
+            more = f" and {len(group.sources) - 1:,} more" if len(group.sources) > 1 else ""
+            verdict.facts[f"detected in {group.sources[0].name}{more}"] = group.record_parser.detected
+    records, documents = sum(group.records for group in groups), sum(group.documents for group in groups)
+    empty, bad = sum(group.empty for group in groups), sum(group.bad for group in groups)
     verdict.facts["files"] = len(listing.sources)
-    verdict.facts["records"] = f"{records:,} ({documents - empty:,} documents, {empty:,} empty, {bad:,} bad)"
-    if bad > _MAX_LISTED:
-        verdict.faults.append(f"{path}: and {bad - _MAX_LISTED:,} more bad records.")
-    if not documents - empty:
-        verdict.faults.append(f"{path}: holds no document.")
+    verdict.facts["records"] = f"{records:,} ({documents:,} documents, {empty:,} empty, {bad:,} bad)"
+    if duplicates.repeated:
+        repeated = format_count(duplicates.repeated, "document")
+        verdict.facts["duplicates"] = f"{repeated} seen before: prepare leaves them out (--no-dedup keeps them)"
+    verdict.faults = [*examination.faults, *(facts.sentence for facts in examination.bad)]
+    if bad > len(examination.bad):
+        verdict.faults.append(f"{verdict.path}: and {bad - len(examination.bad):,} more bad records.")
+    if not documents:
+        verdict.faults.append(f"{verdict.path}: holds no document.")
+    verdict.sample = examination.beginning
     verdict.used = (
-        f"batchloom prepare {path} --out STORE reads {format_count(documents - empty, 'document')} of it"
-        if documents - empty
+        f"batchloom prepare {verdict.path} --out STORE reads {format_count(documents, 'document')} of it"
+        if documents
         else "nothing"
     )
     return verdict

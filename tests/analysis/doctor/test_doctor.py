@@ -352,9 +352,9 @@ def sample_inputs(path, *, full=False, **settings):
 def test_a_sample_agrees_with_a_full_examination(kind, count, tmp_path):
     path, rows = write_large_input(tmp_path, kind, count)
     sample, full = sample_inputs(path), sample_inputs(path, full=True)
-    assert (sample.exact, full.exact) == (False, True)
-    assert sample.read_bytes <= sample.bytes == full.read_bytes
-    sampled_source, full_source = sample.sources[0], full.sources[0]
+    assert (sample.diagnosis.exact, full.diagnosis.exact) == (False, True)
+    assert sample.diagnosis.read_bytes <= sample.diagnosis.bytes == full.diagnosis.read_bytes
+    sampled_source, full_source = sample.diagnosis.sources[0], full.diagnosis.sources[0]
     assert full.weights.sum() == len(rows)
     assert sample.weights.sum() == pytest.approx(len(rows), rel=0.15)
     assert sampled_source.tokens.mean == pytest.approx(full_source.tokens.mean, rel=0.06)
@@ -370,8 +370,8 @@ def test_each_of_a_few_sources_is_sampled(tmp_path):
         rows = [{"c1": f"{name} {n}", "c2": 1} for n in range(2000 if name == "middle" else 3)]
         write_jsonl(tmp_path / f"{name}.jsonl", rows)
     sample = sample_inputs(tmp_path)
-    assert not sample.exact
-    assert [bool(source.fault) for source in sample.sources] == [False, True, True]
+    assert not sample.diagnosis.exact
+    assert [bool(source.fault) for source in sample.diagnosis.sources] == [False, True, True]
 
 
 def test_bad_records_of_a_sample_have_their_lines(tmp_path):
@@ -381,27 +381,27 @@ def test_bad_records_of_a_sample_have_their_lines(tmp_path):
         lines[number] = f'{{"line": {number + 1}}}'
     path.write_text("\n".join(lines) + "\n")
     sample = sample_inputs(path)
-    assert len(sample.bad) == 10
-    for bad in sample.bad:
+    assert len(sample.diagnosis.bad) == 10
+    for bad in sample.diagnosis.bad:
         assert json.loads(bad.snippet) == {"line": bad.line}
-    assert "in the sample are bad" in sample.faults[0]
-    assert not sample_inputs(path, max_bad="2%").faults
+    assert "in the sample are bad" in sample.diagnosis.faults[0]
+    assert not sample_inputs(path, max_bad="2%").diagnosis.faults
 
 
 def test_records_larger_than_a_sampled_range_are_found(tmp_path):
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": "x" * 300_000} for _ in range(6)])
     sample = sample_inputs(path)
     assert sample.weights.sum() == pytest.approx(6, abs=1)
-    assert sample.sources[0].preview[0].tokens == 300_001
+    assert sample.diagnosis.sources[0].preview[0].tokens == 300_001
 
 
 def test_a_sample_without_a_complete_record_is_faulty(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"text": "' + b"x" * (30 << 20) + b'"}\n{"text": "b"}\n')
-    assert sample_inputs(path).faults == (
+    assert sample_inputs(path).diagnosis.faults == (
         "The sample holds no complete record, because the first ones are too long: --full reads everything.",
     )
-    assert not sample_inputs(path, full=True).faults
+    assert not sample_inputs(path, full=True).diagnosis.faults
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -410,10 +410,10 @@ def test_a_sample_of_a_json_file_that_is_cut_short_is_faulty(tmp_path, wrapped):
     text = json.dumps({"data": rows} if wrapped else rows) + " \n"
     path = tmp_path / "in.json"
     path.write_text(text)
-    assert sample_inputs(path).faults == ()
+    assert sample_inputs(path).diagnosis.faults == ()
     for stop in (len(text) // 2, len(text) // 3, len(text.rstrip()) - 1):
         path.write_text(text[:stop])
-        (fault,) = sample_inputs(path).faults
+        (fault,) = sample_inputs(path).diagnosis.faults
         assert "cut short" in fault or "ends inside" in fault
 
 
@@ -424,7 +424,10 @@ def test_a_url_is_sampled_by_range_requests_without_its_secrets(tmp_path):
         sample = sample_inputs(f"{web.url}/in.jsonl?signature=SECRET")
         ranges = [byte_range for method, _, byte_range in web.requests if method == "GET" and byte_range]
     assert sample.weights.sum() == pytest.approx(len(rows), rel=0.15)
-    remote_preview, local_preview = sample.sources[0].preview, sample_inputs(path).sources[0].preview
+    remote_preview, local_preview = (
+        sample.diagnosis.sources[0].preview,
+        sample_inputs(path).diagnosis.sources[0].preview,
+    )
     assert [document.pieces for document in remote_preview] == [document.pieces for document in local_preview]
     assert len(ranges) < 80
     assert "SECRET" not in repr(sample)

@@ -1,11 +1,11 @@
-from .diagnosis import (
-    Diagnosis as Diagnosis,
-    PreparedFacts as PreparedFacts,
-    doctor as doctor,
-    quote_for_shell as quote_for_shell,
-)
+from .diagnosis import doctor as doctor, quote_for_shell as quote_for_shell
 from .estimates import estimate_packing as estimate_packing
 from .examination import examine_inputs as examine_inputs
-from .findings import LengthFacts as LengthFacts, SourceFacts as SourceFacts
+from .findings import (
+    Diagnosis as Diagnosis,
+    LengthFacts as LengthFacts,
+    PreparedFacts as PreparedFacts,
+    SourceFacts as SourceFacts,
+)
 from .preview import DocumentPreview as DocumentPreview, PreviewSegment as PreviewSegment
 from .sampling import SampleSizes as SampleSizes

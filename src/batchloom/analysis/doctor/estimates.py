@@ -1,13 +1,12 @@
 """Estimates of a run from document lengths: packing, and resources of both feeds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.analysis.doctor.findings import ExaminationResult, SourceFacts
+from batchloom.analysis.doctor.examination import ExaminationResult
+from batchloom.analysis.doctor.findings import FeedEstimate, PackingFacts, SourceFacts
 from batchloom.plan import choose_lane_pool_size, compute_min_sequences, count_sequences
 from batchloom.plan.order import FIRST_POOL, choose_default_lanes
 from batchloom.plan.packing import POOL_SIZE
@@ -24,33 +23,10 @@ _WORKER_BYTES, _SPAN_BYTES, _CACHED_POOLS = 160 << 20, 48, 4
 # Batches that are queued or being built: three arrays of 8 bytes per token.
 _PREFETCHED_BATCHES, _TOKEN_BYTES = 6, 24
 _READY_SECONDS = 2.0
+# Format whose files are read sequentially, so that they cannot be split.
+_SEQUENTIAL_KIND = "webdataset"
 # Record kinds that no loader reads.
 _PREFERENCE_KINDS = ("pairs", "text-pairs", "labels")
-
-
-@dataclass(frozen=True, slots=True)
-class PackingFacts:
-    """Packing at one ``seq_len`` with the plan's packer.
-
-    Attributes:
-        seq_len: tokens of a sequence.
-        packing: the packing strategy.
-        fill: tokens / (sequences x seq_len), 0 to 1.
-        bound: upper bound of ``fill`` over all packings of these documents, 0 to 1.
-        sequences: sequences of an epoch.
-        steps: steps of an epoch; None without a global batch size.
-        global_batch_size: sequences of a step; None if it was not given.
-        longer: documents longer than ``seq_len``, which a loader cuts, or drops (not counted here then).
-    """
-
-    seq_len: int
-    packing: str
-    fill: float
-    bound: float
-    sequences: int
-    steps: int | None
-    global_batch_size: int | None
-    longer: int
 
 
 def estimate_packing(
@@ -99,58 +75,41 @@ def estimate_packing(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class FeedEstimate:
-    """Estimated resources of one way to feed a run, on a rank with the full batch.
-
-    Attributes:
-        way: ``prepare`` or ``stream``.
-        start_seconds: seconds until the first batch; for ``prepare`` including the preparation, on one core.
-        memory_bytes: memory of the loader, without the interpreter and its libraries.
-        disk_bytes: bytes written to disk.
-        lanes: lanes of a stream; None for a store.
-        steps: steps of an epoch; None for a stream, whose number of steps must be given.
-    """
-
-    way: Literal["prepare", "stream"]
-    start_seconds: float
-    memory_bytes: int
-    disk_bytes: int
-    lanes: int | None
-    steps: int | None
-
-
-# Format whose files are read sequentially, so that they cannot be split.
-_SEQUENTIAL_KIND = "webdataset"
-
-
 def estimate_feeds(examination: ExaminationResult, packing: PackingFacts | None) -> tuple[FeedEstimate, ...]:
     """Estimate both ways; empty if the resulting documents are unknown."""
-    documents = sum(source.documents for source in examination.sources)
-    tokens = sum(source.total_tokens or 0 for source in examination.sources)
-    ready = examination.tokenizer is not None and examination.seconds is not None
-    if not ready or packing is None or not documents or not examination.bytes:
+    found = examination.diagnosis
+    documents, tokens = found.documents, found.tokens or 0
+    if found.tokenizer is None or found.seconds is None or packing is None or not documents or not found.bytes:
         return ()
-    if examination.faults or any(source.way in _PREFERENCE_KINDS for source in examination.sources):
+    if found.faults or any(source.way in _PREFERENCE_KINDS for source in found.sources):
         return ()
-    seconds, size = examination.seconds or 0.0, examination.store_bytes or 0
     batch = packing.global_batch_size or _DEFAULT_BATCH_SIZE
-    batches = _PREFETCHED_BATCHES * batch * packing.seq_len * _TOKEN_BYTES
-    pools = _CACHED_POOLS * min(documents, POOL_SIZE) * _SPAN_BYTES
-    lanes = choose_default_lanes(batch, _estimate_record_ranges(examination.sources))
-    share = documents / lanes
-    vocabulary = examination.tokenizer.vocab_size if examination.tokenizer else 0
-    width = 2 if vocabulary < UINT16_IDS else 4
-    pool = choose_lane_pool_size(media=examination.holds_media)
-    pool_bytes = 2 * lanes * min(share, pool) * tokens / documents * width
+    batch_bytes = _PREFETCHED_BATCHES * batch * packing.seq_len * _TOKEN_BYTES
+    plan_bytes = _CACHED_POOLS * min(documents, POOL_SIZE) * _SPAN_BYTES
+    lanes = choose_default_lanes(batch, _estimate_record_ranges(found.sources))
+    lane_documents = documents / lanes
+    id_bytes = 2 if found.tokenizer.vocab_size < UINT16_IDS else 4
+    pool = choose_lane_pool_size(media=any(source.media for source in found.sources))
+    pool_bytes = 2 * lanes * min(lane_documents, pool) * tokens / documents * id_bytes
     media_disk_bytes = min(examination.held_bytes, 2 * lanes * pool * examination.held_bytes / documents)
-    first = max(min(share, FIRST_POOL) * examination.bytes / documents, _CHUNK_BYTES)
-    begin = min(lanes * first, examination.bytes) / examination.bytes * seconds
+    first_pool_bytes = max(min(lane_documents, FIRST_POOL) * found.bytes / documents, _CHUNK_BYTES)
+    first_pool_seconds = min(lanes * first_pool_bytes, found.bytes) / found.bytes * found.seconds
     return (
-        FeedEstimate("prepare", seconds, pools + batches, size, None, packing.steps),
         FeedEstimate(
-            *("stream", _READY_SECONDS + begin, round(pool_bytes) + batches + _WORKER_BYTES),
-            *(round(media_disk_bytes), lanes, None),
+            way="prepare",
+            start_seconds=found.seconds,
+            memory_bytes=plan_bytes + batch_bytes,
+            disk_bytes=found.store_bytes or 0,
+            lanes=None,
+            steps=packing.steps,
+        ),
+        FeedEstimate(
+            way="stream",
+            start_seconds=_READY_SECONDS + first_pool_seconds,
+            memory_bytes=round(pool_bytes) + batch_bytes + _WORKER_BYTES,
+            disk_bytes=round(media_disk_bytes),
+            lanes=lanes,
+            steps=None,
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Examination of inputs before preparation: contents, faults and estimates."""
+"""Examination of raw inputs, for ``doctor`` and ``check``: contents, faults and estimates."""
 
 import math
 import time
@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from batchloom.analysis.doctor.findings import (
     BadFacts,
+    Diagnosis,
     DuplicateFacts,
-    ExaminationResult,
-    SourceGroup,
+    LengthFacts,
+    SourceFacts,
     TokenizerFacts,
-    distribute_unread_bytes,
-    weight_lengths,
 )
 from batchloom.analysis.doctor.preview import DocumentPreview, preview_documents
 from batchloom.analysis.doctor.sampling import InputSample, SampleProgress, SampleSizes
@@ -31,6 +30,7 @@ from batchloom.core.errors import (
     TemplateError,
     TokenizerError,
 )
+from batchloom.core.medium import MediumKind
 from batchloom.core.wording import format_count
 from batchloom.preparation import Progress, Recipe
 from batchloom.preparation.dedup import DuplicateCounter
@@ -38,6 +38,7 @@ from batchloom.preparation.documents import (
     EncodeContext,
     EncodedBatch,
     ParsedRecords,
+    PlacedMedium,
     RecordParser,
     RecordParsers,
     SubsetRule,
@@ -58,17 +59,48 @@ from batchloom.preparation.report import Listener
 from batchloom.preparation.request import list_inputs
 from batchloom.preparation.settings import count_allowed_bad
 from batchloom.preparation.units import ReasonCounts, count_reason, describe_bad_records
-from batchloom.sources import ReadLimits, RecordBounds, SourceListing, SourcePart, make_bad_record_error
+from batchloom.sources import (
+    ReadLimits,
+    RecordBounds,
+    SourceListing,
+    SourcePart,
+    make_bad_record_error,
+    prefetch_sources,
+)
 from batchloom.sources.files import Source, Spool, open_source
-from batchloom.store.format import TOKEN_DTYPES
+from batchloom.store.format import TOKEN_DTYPES, get_facts_kind
+from batchloom.store.read import MediaCount
 from batchloom.tokens import parse_train_spec
 
-_BATCH_CHARACTERS, _BATCH_DOCUMENTS = 1 << 20, 1 << 13
-_MAX_LISTED = 10
+MAX_LISTED = 10
 _MAX_PREVIEWED_SOURCES = 5
 _EDGE_BYTES = 64 << 10
 # If a sample holds no record at all, this many sources are read further from their start.
 _MAX_SAMPLED_HEADS, _MAX_HEAD_CHARACTERS = 8, 4 << 20
+# Characters of the first document that a verdict shows.
+_BEGINNING_CHARACTERS = 200
+# Bytes of a document in a store besides its tokens: .idx, .docs and lengths.u32.
+_INDEX_BYTES_PER_DOCUMENT = 20 + 36 + 4
+# Bytes of a media item in a store: its table row and its path.
+_TABLE_BYTES_PER_MEDIUM = 96 + 32
+
+
+@dataclass(frozen=True, slots=True)
+class ExaminationResult:
+    """Diagnosis without packing, feeds and commands, and the facts they are computed from.
+
+    Attributes:
+        tokenizer_missing: whether the tokenizer is not available here.
+        lengths: tokens of a document, ascending [N] int64.
+        weights: estimated number of documents with each length in the complete input [N] float64.
+        held_bytes: bytes of media embedded in records, equal ones counted once.
+    """
+
+    diagnosis: Diagnosis
+    tokenizer_missing: bool
+    lengths: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    held_bytes: int
 
 
 def examine_inputs(
@@ -102,30 +134,134 @@ def examine_inputs(
     with Spool() as spool:
         # A sample of a Hub data set is read remotely, without downloading it.
         listing = list_inputs(recipe, spool, streaming=None if full else True)
-        examination = _Examination(recipe, listing, listener, sizes or SampleSizes(), full=full)
+        examination = Examination(recipe, listing, listener, sizes or SampleSizes(), full=full)
         examination.load_context(tokenizer_optional=tokenizer_optional)
-        duplicates = examination.read_samples()
+        duplicates = examination.read()
         return examination.report(duplicates, preview)
 
 
 @dataclass(slots=True)
-class _PendingDocuments:
-    """Documents of one group that are not tokenized yet, with their locations."""
+class SourceGroup:
+    """Counters of one source, or of several that are read alike.
 
-    group: SourceGroup
-    record_parser: RecordParser
-    documents: list[Any] = field(default_factory=list)
-    record_locations: list[tuple[SourcePart, int | None, int, int]] = field(default_factory=list)
-    hashes: list[NDArray[np.uint64]] = field(default_factory=list)
-    characters: int = 0
+    Lengths are counted exactly: documents of n bytes in total have at most sqrt(2 n) different
+    lengths, so the counters stay small.
+
+    Attributes:
+        record_parser: parser of the group; None if its schema cannot be determined.
+        sources: sources that were sampled.
+        fault: why they cannot be read; otherwise empty.
+        suggestion: the ``--map`` that would make them readable.
+        bytes: listed bytes they stand for.
+        read_bytes: number of those bytes that were read.
+        seconds: time spent on reading and encoding.
+    """
+
+    record_parser: RecordParser | None
+    fault: str = ""
+    suggestion: str | None = None
+    sources: list[Source] = field(default_factory=list)
+    bytes: float = 0.0
+    read_bytes: float = 0.0
+    seconds: float = 0.0
+    records: int = 0
+    documents: int = 0
+    empty: int = 0
+    bad: int = 0
+    tokens: int = 0
+    trained: int = 0
+    masked: bool = False
+    dropped: Counter[str] = field(default_factory=Counter)
+    altered: Counter[str] = field(default_factory=Counter)
+    characters: Counter[int] = field(default_factory=Counter)
+    lengths: Counter[int] = field(default_factory=Counter)
+    media: dict[MediumKind, MediaCount] = field(default_factory=dict)
+    media_bytes: int = 0
+    _media_digests: set[object] = field(default_factory=set)
+
+    def count_media(self, documents: Sequence[Sequence[PlacedMedium]]) -> None:
+        """Count the media of documents, and the bytes a store would hold of them."""
+        for document_media in documents:
+            tokens_by_kind: dict[MediumKind, list[int]] = {}
+            for placed_medium in document_media:
+                data, info = placed_medium.medium.data, placed_medium.medium.info
+                if info is None:
+                    continue
+                tokens_by_kind.setdefault(get_facts_kind(info.facts), []).append(placed_medium.tokens)
+                # A store holds equal media once.
+                if data is not None and info.digest not in self._media_digests:
+                    self._media_digests.add(info.digest)
+                    self.media_bytes += len(data)
+            for kind, tokens in tokens_by_kind.items():
+                media, count, total = self.media.get(kind, (0, 0, 0))
+                self.media[kind] = MediaCount(media + len(tokens), count + 1, total + sum(tokens))
+
+    @property
+    def scale(self) -> float:
+        """Factor from the counts of what was read to the complete input."""
+        return self.bytes / self.read_bytes if self.read_bytes else 1.0
+
+    def scale_count(self, count: int) -> int:
+        return round(count * self.scale)
+
+    def estimate_store_bytes(self, token_bytes: int) -> float:
+        """Estimate the bytes of its documents in a store."""
+        mask = self.tokens / 8 if self.masked else 0
+        media_table_bytes = sum(count.media for count in self.media.values()) * _TABLE_BYTES_PER_MEDIUM
+        index_bytes = self.documents * _INDEX_BYTES_PER_DOCUMENT
+        return self.scale * (self.tokens * token_bytes + mask + index_bytes + media_table_bytes + self.media_bytes)
+
+    def make_facts(
+        self, preview: tuple[DocumentPreview, ...], unused: tuple[str, ...], *, tokenized: bool
+    ) -> SourceFacts:
+        first, record_parser = self.sources[0], self.record_parser
+        return SourceFacts(
+            name=first.name,
+            path=redact_url(first.file) if is_url(first.file) else first.file,
+            files=len(self.sources),
+            format=first.kind,
+            compression=first.compression,
+            bytes=round(self.bytes),
+            way=record_parser.record_kind if record_parser else "",
+            detected=record_parser.detected if record_parser else "",
+            mapping=dict(record_parser.columns) if record_parser else {},
+            unused=unused,
+            fault=self.fault,
+            suggestion=self.suggestion,
+            records=self.scale_count(self.records),
+            documents=self.scale_count(self.documents),
+            empty=self.scale_count(self.empty),
+            bad=self.scale_count(self.bad),
+            dropped={rule: self.scale_count(count) for rule, count in self.dropped.items()},
+            total_tokens=self.scale_count(self.tokens) if tokenized else None,
+            trained_tokens=self.scale_count(self.trained) if tokenized else None,
+            characters=_compute_length_facts(self.characters),
+            tokens=_compute_length_facts(self.lengths),
+            media={kind: MediaCount(*map(self.scale_count, count)) for kind, count in self.media.items()},
+            preview=preview,
+        )
 
 
 @final
-class _Examination:
-    """Contents of inputs, or of a sample, as ``prepare`` would read and encode them."""
+class Examination:
+    """Contents of inputs, or of a sample, as ``prepare`` would read and encode them.
+
+    Attributes:
+        sample: what is read.
+        groups: sources that are read alike, with their counters.
+        faults: why sources, or parts of them, cannot be read.
+        bad: the first bad records.
+        beginning: beginning of the first document.
+    """
 
     def __init__(
-        self, recipe: Recipe, listing: SourceListing, listener: Listener, sizes: SampleSizes, *, full: bool
+        self,
+        recipe: Recipe,
+        listing: SourceListing,
+        listener: Listener = lambda _: None,
+        sizes: SampleSizes | None = None,
+        *,
+        full: bool,
     ) -> None:
         self._recipe, self._listing, self._listener = recipe, listing, listener
         self._encode_recipe = recipe
@@ -133,49 +269,42 @@ class _Examination:
             # Overlong documents are counted here; with "error" the first one would end the examination.
             self._encode_recipe = replace(recipe, chat=replace(recipe.chat, overlong="drop"))
         self._record_parsers = RecordParsers(self._encode_recipe, ReadLimits())
-        self._sample = InputSample(listing.sources, self._record_parsers.rules, sizes, full=full)
-        self._groups = self._group_sources()
-        self._group_of = {source.name: group for group in self._groups for source in group.sources}
-        self._usable_sources = [source for group in self._groups if not group.fault for source in group.sources]
+        self.sample = InputSample(listing.sources, self._record_parsers.rules, sizes or SampleSizes(), full=full)
+        self.faults: list[str] = []
+        self._warnings: list[str] = []
+        self.bad: list[BadFacts] = []
+        self.beginning = ""
+        self.groups = self._group_sources()
+        self._group_of = {source.name: group for group in self.groups for source in group.sources}
+        self._usable_sources = [source for group in self.groups if not group.fault for source in group.sources]
         # None if nothing can be encoded (any more).
         self._context: EncodeContext | None = None
         self._tokenizer_missing = False
         # Seconds to load the tokenizer, which prepare spends as well.
         self._load_seconds = 0.0
-        self._faults = [group.fault for group in self._groups if group.fault]
-        self._warnings: list[str] = []
-        self._bad: list[BadFacts] = []
         self._reasons = ReasonCounts()
-        self._duplicates = DuplicateCounter()
-        self._pending: _PendingDocuments | None = None
         self._part: SourcePart | None = None
         self._progress = SampleProgress()
         self._clock = time.perf_counter()
-        self._records = 0
-
-    @property
-    def _about(self) -> str:
-        """Prefix of estimated counts."""
-        return "" if self._sample.complete else "about "
 
     def _group_sources(self) -> list[SourceGroup]:
         """Group sources by how they are read, in the order of each group's first source.
 
         In a sample, small files form groups of their own: they are chosen by number and do not represent large ones.
         """
-        sample, groups = self._sample, dict[object, SourceGroup]()
+        sample, groups = self.sample, dict[object, SourceGroup]()
         for source in {part.source.name: part.source for part, _ in sample.parts}.values():
             record_parser, fault, suggestion = None, "", None
             try:
                 record_parser = self._record_parsers.get_parser(source)
-            except SchemaError as error:
-                fault, suggestion = str(error), error.suggestion
             except InputError as error:
-                fault = str(error)
+                fault, suggestion = str(error), error.suggestion if isinstance(error, SchemaError) else None
             schema_key = (record_parser.record_kind, record_parser.detected) if record_parser else ("", suggestion)
             small = sample.complete or sample.is_small(source)
             key = source.name if sample.apart else (source.kind, source.compression, schema_key, small)
-            group = groups.setdefault(key, SourceGroup(record_parser, fault=fault, suggestion=suggestion))
+            if fault and (suggestion is None or key not in groups):
+                self.faults.append(fault)
+            group = groups.setdefault(key, SourceGroup(record_parser, fault, suggestion))
             group.sources.append(source)
         return list(groups.values())
 
@@ -184,7 +313,7 @@ class _Examination:
         try:
             check_no_mixed_preferences(self._usable_sources, self._record_parsers)
         except InputError as error:
-            self._faults.append(str(error))
+            self.faults.append(str(error))
         began = time.perf_counter()
         try:
             self._context = self._make_context()
@@ -203,7 +332,7 @@ class _Examination:
         try:
             tokenizer = choose_job_tokenizer(recipe, sources, record_parsers, add_warning)
         except InputError as error:
-            self._faults.append(str(error))
+            self.faults.append(str(error))
             if parse_train_spec(recipe.tokenizer) is not None:
                 return None
             # A source that cannot be read must not prevent counting the tokens of the others.
@@ -213,7 +342,7 @@ class _Examination:
             encoder = choose_job_template(recipe, sources, record_parsers, tokenizer, add_warning)
             media = make_media_encoder(tokenizer, recipe, encoder)
         except InputError as error:
-            self._faults.append(str(error))
+            self.faults.append(str(error))
             return None
         return EncodeContext(
             tokenizer=tokenizer,
@@ -226,135 +355,126 @@ class _Examination:
             membership=SubsetRule(0.0, 0.0),
         )
 
-    def read_samples(self) -> DuplicateFacts:
+    def read(self) -> DuplicateFacts:
         """Read the sample, count its records and documents, and compare documents."""
-        self._clock, faults_before = time.perf_counter(), len(self._faults)
+        self._clock, faults_before = time.perf_counter(), len(self.faults)
         names = {source.name for source in self._usable_sources}
-        parts = [sampled_part for sampled_part in self._sample.parts if sampled_part[0].source.name in names]
-        with self._duplicates:
-            self._read_parts(parts, RecordBounds(self._record_parsers.rules) if self._sample.complete else None)
-            if not self._records and not self._sample.complete:
+        sampled_parts = [part for part in self.sample.parts if part[0].source.name in names]
+        with DuplicateCounter() as duplicates:
+            if self.sample.complete:
+                bounds = RecordBounds(self._record_parsers.rules)
+                self._read_parts(prefetch_sources(sampled_parts, lambda part: part[0].source), bounds, duplicates)
+            else:
+                self._read_parts(sampled_parts, None, duplicates)
+            if not self.sample.complete and not any(group.records for group in self.groups):
                 # Records larger than a probe may be missed by all probes.
                 heads = self._usable_sources[:_MAX_SAMPLED_HEADS]
-                self._read_parts([(SourcePart(source, 0, source.size), _MAX_HEAD_CHARACTERS) for source in heads], None)
-            documents, repeated = self._duplicates.documents, self._duplicates.count_repeated()
-        if not self._sample.complete and len(self._faults) == faults_before:
-            self._faults += filter(None, map(_describe_unclosed_json, self._usable_sources))
-        distribute_unread_bytes(self._groups, self._listing.sources, self._sample)
+                head_parts = [(SourcePart(source, 0, source.size), _MAX_HEAD_CHARACTERS) for source in heads]
+                self._read_parts(head_parts, None, duplicates)
+            documents, repeated = duplicates.documents, duplicates.count_repeated()
+        if not self.sample.complete and len(self.faults) == faults_before:
+            self.faults += filter(None, map(_describe_unclosed_json, self._usable_sources))
+        _distribute_unread_bytes(self.groups, self._listing.sources, self.sample)
         is_left_out = self._recipe.dedup.mode != "none"
-        return DuplicateFacts(documents, repeated, repeated / max(documents, 1), self._sample.complete, is_left_out)
+        return DuplicateFacts(documents, repeated, repeated / max(documents, 1), self.sample.complete, is_left_out)
 
-    def _read_parts(self, parts: Sequence[tuple[SourcePart, int | None]], bounds: RecordBounds | None) -> None:
+    def _read_parts(
+        self,
+        parts: Iterable[tuple[SourcePart, int | None]],
+        bounds: RecordBounds | None,
+        duplicates: DuplicateCounter,
+    ) -> None:
         for parsed_records in iter_parsed_records(parts, self._record_parsers, bounds, self._refuse):
-            self._count_records(parsed_records)
-        self._flush()
+            group, record_batch = self._group_of[parsed_records.part.source.name], parsed_records.batch
+            self._count_records(group, parsed_records)
+            if record_batch.values:
+                duplicates.add(self._count_documents(group, parsed_records))
+            previous_clock, self._clock = self._clock, time.perf_counter()
+            group.seconds += self._clock - previous_clock
+            if self.sample.complete:
+                self._report_progress()
 
     def _refuse(self, part: SourcePart, error: InputError) -> None:
         """Record that a part cannot be read."""
-        self._faults.append(str(error))
+        self.faults.append(str(error))
         group = self._group_of[part.source.name]
         group.fault = group.fault or str(error)
 
-    def _count_records(self, parsed_records: ParsedRecords) -> None:
-        """Count a batch."""
-        group, record_batch = self._group_of[parsed_records.part.source.name], parsed_records.batch
-        if parsed_records.part is not self._part:
-            self._part, self._progress = parsed_records.part, SampleProgress()
+    def _count_records(self, group: SourceGroup, parsed_records: ParsedRecords) -> None:
+        """Count the records of a batch, and normalize its documents."""
+        part, record_batch = parsed_records.part, parsed_records.batch
+        if part is not self._part:
+            self._part, self._progress = part, SampleProgress()
         progress, records_read = self._progress, record_batch.records_read
-        if not self._sample.complete and self._sample.is_table(parsed_records.part):
-            _truncate_records(record_batch, progress.records_read, self._sample.sizes.probe_bytes)
-        self._records += record_batch.records_read
+        if not self.sample.complete and self.sample.is_table(part):
+            _truncate_records(record_batch, progress.records_read, self.sample.sizes.probe_bytes)
         group.records += record_batch.records_read
         progress.advance(records_read, record_batch.records_read, parsed_records.consumed)
-        share = self._sample.estimate_share(parsed_records, progress)
+        share = self.sample.estimate_share(parsed_records, progress)
         group.read_bytes += share - progress.share
         progress.share = share
-        self._record_bad(group, parsed_records.part, parsed_records.before, record_batch.bad)
-        normalized = self._context is None or self._context.normalize
-        normalize_records(record_batch, parsed_records.record_parser.record_kind, normalized=normalized)
+        self._record_bad(group, parsed_records, record_batch.bad)
+        normalize_records(
+            record_batch, parsed_records.record_parser.record_kind, normalized=self._recipe.reading.normalize
+        )
         group.empty += record_batch.records_read - len(record_batch.bad) - len(record_batch.values)
-        if record_batch.values:
-            self._queue_documents(group, parsed_records)
-        group.seconds += self._measure_lap()
 
-    def _flush(self) -> None:
-        """Tokenize the pending documents."""
-        pending, self._pending = self._pending, None
-        if pending is not None and pending.documents:
-            self._encode_pending(pending)
-            pending.group.seconds += self._measure_lap()
-
-    def _measure_lap(self) -> float:
-        before, self._clock = self._clock, time.perf_counter()
-        return self._clock - before
-
-    def _queue_documents(self, group: SourceGroup, parsed_records: ParsedRecords) -> None:
-        record_batch, pending = parsed_records.batch, self._pending
-        sizes = [sum(map(len, iter_texts(document))) for document in record_batch.values]
-        if parsed_records.record_parser.record_kind != "tokens":
-            group.characters.update(sizes)
-        if pending is None or pending.group is not group:
-            self._flush()
-            pending = self._pending = _PendingDocuments(group, parsed_records.record_parser)
-        pending.documents += record_batch.values
-        pending.hashes.append(compute_document_keys(record_batch.values))
-        pending.record_locations += [
-            (parsed_records.part, parsed_records.before, record, offset)
-            for record, offset in zip(record_batch.records, record_batch.offsets, strict=True)
-        ]
-        pending.characters += sum(map(estimate_characters, record_batch.values))
-        if pending.characters >= _BATCH_CHARACTERS or len(pending.documents) >= _BATCH_DOCUMENTS:
-            self._flush()
-
-    def _encode_pending(self, pending: _PendingDocuments) -> None:
-        group, count = pending.group, len(pending.documents)
-        encoded_batch: EncodedBatch | None = None
-        if self._context is not None:
-            try:
-                encoded_batch = encode_documents(self._context, pending.record_parser, pending.documents)
-            except TemplateError as error:
-                self._faults.append(str(error))
-                self._context = None
-        keys = np.concatenate(pending.hashes)
+    def _count_documents(self, group: SourceGroup, parsed_records: ParsedRecords) -> NDArray[np.uint64]:
+        """Encode and count the documents of a batch; return their keys, uint64 [documents, 2]."""
+        documents, record_kind = parsed_records.batch.values, parsed_records.record_parser.record_kind
+        if not self.beginning:
+            self.beginning = "\n".join(iter_texts(documents[0]))[:_BEGINNING_CHARACTERS]
+        if record_kind == "text":
+            group.characters.update(map(len, documents))
+        elif record_kind != "tokens":
+            group.characters.update([sum(map(len, iter_texts(document))) for document in documents])
+        keys = compute_document_keys(documents)
+        encoded_batch = self._encode(parsed_records.record_parser, documents)
         if encoded_batch is None:
-            group.documents += count
-        else:
-            self._count_documents(group, pending, encoded_batch)
-            keys = _make_duplicate_keys(keys, encoded_batch.numbers)
-        self._duplicates.add(keys)
-        if self._sample.complete:
-            self._report_progress()
-
-    def _count_documents(self, group: SourceGroup, pending: _PendingDocuments, encoded_batch: EncodedBatch) -> None:
-        for fault in encoded_batch.faults:
-            part, before, record, offset = pending.record_locations[fault.number]
-            self._record_bad(group, part, before, [BadRecord(record, offset, None, fault.reason, fault.snippet)])
+            group.documents += len(keys)
+            return keys
+        records, offsets = parsed_records.batch.records, parsed_records.batch.offsets
+        self._record_bad(
+            group,
+            parsed_records,
+            [
+                BadRecord(records[fault.number], offsets[fault.number], None, fault.reason, fault.snippet)
+                for fault in encoded_batch.faults
+            ],
+        )
+        trained = encoded_batch.mask
         group.dropped.update(fault.rule for fault in encoded_batch.dropped)
         group.altered.update(encoded_batch.altered)
         group.documents += len(encoded_batch.lengths)
         group.lengths.update(encoded_batch.lengths.tolist())
         group.count_media(encoded_batch.media)
         group.tokens += encoded_batch.ids.size
-        group.masked |= encoded_batch.mask is not None
-        group.trained += encoded_batch.ids.size if encoded_batch.mask is None else int(np.sum(encoded_batch.mask))
+        group.masked |= trained is not None
+        group.trained += encoded_batch.ids.size if trained is None else int(np.sum(trained))
+        return _make_duplicate_keys(keys, encoded_batch.numbers)
 
-    def _record_bad(
-        self,
-        group: SourceGroup,
-        part: SourcePart,
-        before: int | None,
-        bad_records: Iterable[BadRecord],
-    ) -> None:
+    def _encode(self, record_parser: RecordParser, documents: list[Any]) -> EncodedBatch | None:
+        """Encode documents; None without a tokenizer or a usable template."""
+        if self._context is None:
+            return None
+        try:
+            return encode_documents(self._context, record_parser, documents)
+        except TemplateError as error:
+            self.faults.append(str(error))
+            self._context = None
+            return None
+
+    def _record_bad(self, group: SourceGroup, parsed_records: ParsedRecords, bad_records: Iterable[BadRecord]) -> None:
         for bad in bad_records:
             group.bad += 1
             count_reason(self._reasons, bad.reason)
-            if len(self._bad) < _MAX_LISTED:
-                self._bad.append(self._make_bad_facts(part, before, bad))
+            if len(self.bad) < MAX_LISTED:
+                self.bad.append(self._make_bad_facts(parsed_records.part, parsed_records.before, bad))
 
     def _make_bad_facts(self, part: SourcePart, before: int | None, bad: BadRecord) -> BadFacts:
         source = part.source
-        records_before = self._sample.count_records_before(part) if before is None else before
-        error = make_bad_record_error(source, self._sample.rules, records_before or 0, bad)
+        records_before = self.sample.count_records_before(part) if before is None else before
+        error = make_bad_record_error(source, self.sample.rules, records_before or 0, bad)
         if records_before is None:
             reason = f"at byte {bad.offset:,}: {error.reason}"
             error = RecordError(source.name, None, bad.column, reason)
@@ -364,7 +484,7 @@ class _Examination:
         )
 
     def _report_progress(self) -> None:
-        groups = self._groups
+        groups = self.groups
         done = round(sum(group.read_bytes for group in groups))
         self._listener(
             Progress(
@@ -380,7 +500,7 @@ class _Examination:
 
     def report(self, duplicates: DuplicateFacts, preview: int) -> ExaminationResult:
         """Return the result, with ``preview`` documents of each source."""
-        groups, context = self._groups, self._context
+        groups, context = self.groups, self._context
         previews = self._make_previews(preview)
         self._judge_bad()
         self._judge_input()
@@ -392,76 +512,78 @@ class _Examination:
             )
             for group in groups
         ]
-        lengths, weights = weight_lengths(groups)
         size = sum(group.estimate_store_bytes(context.dtype.itemsize) for group in groups) if context else 0
         seconds = self._load_seconds + sum(group.seconds * group.scale for group in groups)
-        return ExaminationResult(
+        sources = tuple(
+            group.make_facts(first, names, tokenized=context is not None)
+            for group, first, names in zip(groups, previews, unused, strict=True)
+        )
+        diagnosis = Diagnosis(
             inputs=tuple(map(redact_url, self._recipe.inputs)),
-            exact=self._sample.complete,
+            exact=self.sample.complete,
             files=len(self._listing.sources),
             bytes=self._listing.bytes,
             read_bytes=round(sum(group.read_bytes for group in groups)),
-            sources=tuple(
-                group.make_facts(first, names, tokenized=context is not None)
-                for group, first, names in zip(groups, previews, unused, strict=True)
-            ),
+            sources=sources,
             tokenizer=_make_tokenizer_facts(self._recipe, context) if context else None,
-            tokenizer_missing=self._tokenizer_missing,
+            documents=sum(source.documents for source in sources),
+            tokens=sum(source.total_tokens or 0 for source in sources) if context else None,
+            trained_tokens=sum(source.trained_tokens or 0 for source in sources) if context else None,
             duplicates=duplicates,
-            bad=tuple(self._bad),
+            bad=tuple(self.bad),
             bad_seen=sum(group.bad for group in groups),
-            lengths=lengths if context else np.zeros(0, np.int64),
-            weights=weights if context else np.zeros(0, np.float64),
             seconds=seconds if context else None,
             store_bytes=round(size) if context else None,
-            held_bytes=round(sum(group.media_bytes * group.scale for group in groups)),
-            faults=_shorten_list(self._faults),
+            faults=_shorten_list(self.faults),
             warnings=tuple(dict.fromkeys(self._warnings)),
             notes=self._listing.notes,
         )
+        lengths, weights = _weight_lengths(groups if context else ())
+        held_bytes = round(sum(group.media_bytes * group.scale for group in groups))
+        return ExaminationResult(diagnosis, self._tokenizer_missing, lengths, weights, held_bytes)
 
     def _make_previews(self, count: int) -> list[tuple[DocumentPreview, ...]]:
         previews: list[tuple[DocumentPreview, ...]] = []
-        for group in self._groups:
+        for group in self.groups:
             first: tuple[DocumentPreview, ...] = ()
             if self._context is not None and not group.fault and sum(map(bool, previews)) < _MAX_PREVIEWED_SOURCES:
                 try:
                     first = preview_documents(group.sources, self._context, count)
                 except InputError as error:
-                    self._faults.append(str(error))
+                    self.faults.append(str(error))
             previews.append(first)
         return previews
 
     def _judge_bad(self) -> None:
         """Add a fault if bad records exceed the budget, otherwise a warning."""
-        groups, max_bad = self._groups, self._recipe.max_bad
+        groups, max_bad = self.groups, self._recipe.max_bad
         bad_seen = sum(group.bad for group in groups)
         if not bad_seen:
             return
         records = sum(group.scale_count(group.records) for group in groups)
         bad = sum(group.bad * group.scale for group in groups)
         # For a sample, use a lower bound two standard deviations below the count, so that noise causes no fault.
-        least = bad if self._sample.complete else bad * max(0.0, 1 - 2 / math.sqrt(bad_seen))
+        least = bad if self.sample.complete else bad * max(0.0, 1 - 2 / math.sqrt(bad_seen))
         fact = f"{round(bad):,} of {records:,} records are bad"
-        if not self._sample.complete:
+        if not self.sample.complete:
             fact = f"{bad_seen:,} of {sum(group.records for group in groups):,} records in the sample are bad"
             fact += f", an estimated {round(bad):,} in total"
         if least > count_allowed_bad(max_bad, records):
             reasons = describe_bad_records(bad, records, self._reasons)
-            self._faults.append(f"{fact}, more than --max-bad {max_bad} allows: {reasons}.")
+            self.faults.append(f"{fact}, more than --max-bad {max_bad} allows: {reasons}.")
         else:
-            more = "" if self._sample.complete else " (--full counts them)"
+            more = "" if self.sample.complete else " (--full counts them)"
             self._warnings.append(f"{fact}{more}: prepare writes them to quarantine.jsonl.")
 
     def _judge_input(self) -> None:
         """Add faults and warnings about the complete input."""
-        groups, about = self._groups, self._about
-        if not self._faults and not any(group.documents for group in groups):
-            self._faults.append(self._explain_no_document())
+        groups, about = self.groups, "" if self.sample.complete else "about "
+        if not self.faults and not any(group.documents for group in groups):
+            self.faults.append(self._explain_no_document())
         strict = self._recipe.chat.overlong == "error"
         for rule, count in _sum_counts(groups, [group.dropped for group in groups]).items():
             sentence = f"{about}{format_count(count, 'document')} {'is' if count == 1 else 'are'} left out: {rule}."
-            (self._faults if strict and rule == "overlong" else self._warnings).append(sentence)
+            (self.faults if strict and rule == "overlong" else self._warnings).append(sentence)
         for change, count in _sum_counts(groups, [group.altered for group in groups]).items():
             self._warnings.append(f"In {about}{format_count(count, 'conversation')} the template {change}.")
         empty = sum(group.scale_count(group.empty) for group in groups)
@@ -475,11 +597,11 @@ class _Examination:
             if group.record_parser and not group.fault and (group.record_parser.detected or not texts):
                 schemas.setdefault(group.record_parser.detected or "plain text", group.sources[0].name)
         if len(schemas) > 1:
-            listed = "; ".join(f"{schema} ({name})" for schema, name in list(schemas.items())[:_MAX_LISTED])
+            listed = "; ".join(f"{schema} ({name})" for schema, name in list(schemas.items())[:MAX_LISTED])
             self._warnings.append(f"The sources hold {len(schemas)} different schemas: {listed}.")
 
     def _explain_no_document(self) -> str:
-        if not self._sample.complete and not any(group.records for group in self._groups):
+        if not self.sample.complete and not any(group.records for group in self.groups):
             return "The sample holds no complete record, because the first ones are too long: --full reads everything."
         if self._reasons:
             count, reason = max(self._reasons.values(), key=lambda count_and_reason: count_and_reason[0])
@@ -544,8 +666,8 @@ def _sum_counts(groups: Sequence[SourceGroup], counts: Sequence[Counter[str]]) -
 
 def _shorten_list(sentences: list[str]) -> tuple[str, ...]:
     unique_sentences = list(dict.fromkeys(sentences))
-    more = len(unique_sentences) - _MAX_LISTED
-    return (*unique_sentences[:_MAX_LISTED], f"... and {more:,} more faults.") if more > 0 else tuple(unique_sentences)
+    more = len(unique_sentences) - MAX_LISTED
+    return (*unique_sentences[:MAX_LISTED], f"... and {more:,} more faults.") if more > 0 else tuple(unique_sentences)
 
 
 def _make_tokenizer_facts(recipe: Recipe, task: EncodeContext) -> TokenizerFacts:
@@ -559,3 +681,50 @@ def _make_tokenizer_facts(recipe: Recipe, task: EncodeContext) -> TokenizerFacts
         lossy=tokenizer.lossy,
         dtype=task.dtype.name,
     )
+
+
+def _compute_length_facts(counts: Counter[int]) -> LengthFacts | None:
+    """Compute mean, median, 95th percentile and maximum of lengths; None if empty."""
+    if not counts:
+        return None
+    lengths = np.array(sorted(counts), np.int64)
+    numbers = np.array([counts[length] for length in lengths.tolist()], np.int64)
+    ends = np.cumsum(numbers)
+    total = int(ends[-1])
+    median, p95 = lengths[np.searchsorted(ends, [-(-total // 2), -(-95 * total // 100)])].tolist()
+    mean = float((lengths * numbers).sum() / total)
+    return LengthFacts(total, mean, median, p95, int(lengths[-1]))
+
+
+def _weight_lengths(groups: Sequence[SourceGroup]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return all token lengths, ascending int64 [N], and their weights, float64 [N].
+
+    A weight is the estimated number of documents with this length in the complete input.
+    """
+    weights: Counter[int] = Counter()
+    for group in groups:
+        for length, count in group.lengths.items():
+            weights[length] += count * group.scale  # type: ignore[assignment]  # a share of documents
+    lengths = sorted(weights)
+    return np.array(lengths, np.int64), np.array([weights[document_length] for document_length in lengths], np.float64)
+
+
+def _distribute_unread_bytes(groups: Sequence[SourceGroup], sources: Sequence[Source], sample: InputSample) -> None:
+    """Assign each group the bytes it represents, including unsampled sources."""
+
+    def get_form(source: Source) -> tuple[str, str | None, bool]:
+        return source.kind, source.compression, sample.is_small(source)
+
+    total: Counter[object] = Counter()
+    sampled_bytes: Counter[object] = Counter()
+    for source in sources:
+        total[get_form(source)] += source.size
+    for group in groups:
+        for source in group.sources:
+            sampled_bytes[get_form(source)] += source.size
+    for group in groups:
+        group.bytes = sum(
+            source.size * total[get_form(source)] / sampled_bytes[get_form(source)] for source in group.sources
+        )
+        if sample.complete:
+            group.read_bytes = group.bytes

@@ -1,25 +1,13 @@
-"""Findings of an examination: counters per group of sources, and exported facts."""
+"""Facts that ``doctor`` reports."""
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from batchloom.analysis.doctor.preview import DocumentPreview
-from batchloom.analysis.doctor.sampling import InputSample
-from batchloom.core.addresses import is_url, redact_url
+from batchloom.analysis.inspection import Inspection
 from batchloom.core.medium import MediumKind
-from batchloom.preparation.documents import PlacedMedium, RecordParser
-from batchloom.sources.files import Source
-from batchloom.store.format import get_facts_kind
+from batchloom.core.settings import to_plain
 from batchloom.store.read import MediaCount
-
-# Bytes of a document in a store besides its tokens: .idx, .docs and lengths.u32.
-_INDEX_BYTES_PER_DOCUMENT = 20 + 36 + 4
-# Bytes of a media item in a store: its table row and its path.
-_TABLE_BYTES_PER_MEDIUM = 96 + 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,195 +148,130 @@ class DuplicateFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class ExaminationResult:
-    """Result of an examination; ``Diagnosis`` describes the other fields.
+class PackingFacts:
+    """Packing at one ``seq_len`` with the plan's packer.
 
     Attributes:
-        tokenizer_missing: whether the tokenizer is not available here.
-        lengths: tokens of a document, ascending [N] int64.
-        weights: estimated number of documents with each length in the complete input [N] float64.
-        held_bytes: bytes of media embedded in records, equal ones counted once.
+        seq_len: tokens of a sequence.
+        packing: the packing strategy.
+        fill: tokens / (sequences x seq_len), 0 to 1.
+        bound: upper bound of ``fill`` over all packings of these documents, 0 to 1.
+        sequences: sequences of an epoch.
+        steps: steps of an epoch; None without a global batch size.
+        global_batch_size: sequences of a step; None if it was not given.
+        longer: documents longer than ``seq_len``, which a loader cuts, or drops (not counted here then).
+    """
+
+    seq_len: int
+    packing: str
+    fill: float
+    bound: float
+    sequences: int
+    steps: int | None
+    global_batch_size: int | None
+    longer: int
+
+
+@dataclass(frozen=True, slots=True)
+class FeedEstimate:
+    """Estimated resources of one way to feed a run, on a rank with the full batch.
+
+    Attributes:
+        way: ``prepare`` or ``stream``.
+        start_seconds: seconds until the first batch; for ``prepare`` including the preparation, on one core.
+        memory_bytes: memory of the loader, without the interpreter and its libraries.
+        disk_bytes: bytes written to disk.
+        lanes: lanes of a stream; None for a store.
+        steps: steps of an epoch; None for a stream, whose number of steps must be given.
+    """
+
+    way: Literal["prepare", "stream"]
+    start_seconds: float
+    memory_bytes: int
+    disk_bytes: int
+    lanes: int | None
+    steps: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedFacts:
+    """A store, a Megatron prefix, or a flat file of ids.
+
+    Attributes:
+        path: path or URL, as it was given.
+        kind: ``store``, ``prefix`` or ``ids``.
+        inspection: result of :func:`batchloom.inspect`; None if it cannot be opened, and for a flat
+            file, which does not record document boundaries.
+        checked: whether every byte was verified (``full``).
+        faults: errors found in it.
+        preview: the first documents of a store; empty for a prefix, which does not name its tokenizer.
+    """
+
+    path: str
+    kind: str
+    inspection: Inspection | None
+    checked: bool
+    faults: tuple[str, ...]
+    preview: tuple[DocumentPreview, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Result of :func:`doctor`. Counts are estimates if ``exact`` is False.
+
+    Attributes:
+        inputs: inputs as they were given, URLs without credentials.
+        exact: whether everything was read; otherwise a sample.
+        files, bytes: number of files and bytes of the complete input, without prepared inputs.
+        read_bytes: number of those bytes that were read.
+        sources: one entry per source; with more than 20, one per group that is read alike.
+        prepared: stores and prefixes among the inputs.
+        tokenizer: the tokenizer; None without one.
+        documents: number of documents in all sources.
+        tokens: number of their tokens; None without a tokenizer.
+        trained_tokens: number of trained tokens; None without a tokenizer.
+        duplicates: repeated documents; None if there is nothing to read.
+        bad: the first ten bad records.
+        bad_seen: number of bad records that were read.
+        packing: how full sequences are; None without a tokenizer or documents.
+        seconds: estimated time of ``prepare`` on this machine; None without a tokenizer.
+        store_bytes: estimated size of the store; None without a tokenizer.
+        ways: resources of a run on prepared data and on streamed data; empty if the resulting documents
+            are unknown.
+        faults: errors in the input; empty if it is sound.
+        warnings: warnings for the user.
+        notes: omitted inputs, and how inputs were interpreted.
+        commands: command lines that prepare the input, quoted for a shell; empty if something must be fixed first.
     """
 
     inputs: tuple[str, ...]
-    exact: bool
-    files: int
-    bytes: int
-    read_bytes: int
-    sources: tuple[SourceFacts, ...]
-    tokenizer: TokenizerFacts | None
-    tokenizer_missing: bool
-    duplicates: DuplicateFacts
-    bad: tuple[BadFacts, ...]
-    bad_seen: int
-    lengths: NDArray[np.int64]
-    weights: NDArray[np.float64]
-    seconds: float | None
-    store_bytes: int | None
-    held_bytes: int
-    faults: tuple[str, ...]
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def holds_media(self) -> bool:
-        """True if some documents hold images or audio."""
-        return any(source.media for source in self.sources)
-
-
-@dataclass(slots=True)
-class SourceGroup:
-    """Counters of one source, or of several that are read alike.
-
-    Lengths are counted exactly: documents of n bytes in total have at most sqrt(2 n) different
-    lengths, so the counters stay small.
-
-    Attributes:
-        record_parser: parser of the group; None if its schema cannot be determined.
-        sources: sources that were sampled.
-        fault: why they cannot be read; otherwise empty.
-        suggestion: the ``--map`` that would make them readable.
-        bytes: listed bytes they stand for.
-        read_bytes: number of those bytes that were read.
-        seconds: time spent on reading and encoding.
-    """
-
-    record_parser: RecordParser | None
-    sources: list[Source] = field(default_factory=list)
-    fault: str = ""
-    suggestion: str | None = None
-    bytes: float = 0.0
-    read_bytes: float = 0.0
-    seconds: float = 0.0
-    records: int = 0
+    exact: bool = True
+    files: int = 0
+    bytes: int = 0
+    read_bytes: int = 0
+    sources: tuple[SourceFacts, ...] = ()
+    prepared: tuple[PreparedFacts, ...] = ()
+    tokenizer: TokenizerFacts | None = None
     documents: int = 0
-    empty: int = 0
-    bad: int = 0
-    tokens: int = 0
-    trained: int = 0
-    masked: bool = False
-    dropped: Counter[str] = field(default_factory=Counter)
-    altered: Counter[str] = field(default_factory=Counter)
-    characters: Counter[int] = field(default_factory=Counter)
-    lengths: Counter[int] = field(default_factory=Counter)
-    media: dict[MediumKind, MediaCount] = field(default_factory=dict)
-    media_bytes: int = 0
-    _media_digests: set[str] = field(default_factory=set)
-
-    def count_media(self, documents: Sequence[Sequence[PlacedMedium]]) -> None:
-        """Count the media of documents, and the bytes a store would hold of them."""
-        for document_media in documents:
-            kinds: Counter[MediumKind] = Counter()
-            tokens: Counter[MediumKind] = Counter()
-            for placed_medium in document_media:
-                if placed_medium.medium.info is not None:
-                    kind = get_facts_kind(placed_medium.medium.info.facts)
-                    kinds[kind] += 1
-                    tokens[kind] += placed_medium.tokens
-            for kind, count in kinds.items():
-                previous_count = self.media.get(kind, MediaCount(0, 0, 0))
-                more = count, 1, tokens[kind]
-                self.media[kind] = MediaCount(*map(sum, zip(previous_count, more, strict=True)))
-            for placed_medium in document_media:
-                data, info = placed_medium.medium.data, placed_medium.medium.info
-                # A store holds equal media once.
-                if data is not None and info is not None and info.digest.hex() not in self._media_digests:
-                    self._media_digests.add(info.digest.hex())
-                    self.media_bytes += len(data)
+    tokens: int | None = None
+    trained_tokens: int | None = None
+    duplicates: DuplicateFacts | None = None
+    bad: tuple[BadFacts, ...] = ()
+    bad_seen: int = 0
+    packing: PackingFacts | None = None
+    seconds: float | None = None
+    store_bytes: int | None = None
+    ways: tuple[FeedEstimate, ...] = ()
+    faults: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
 
     @property
-    def scale(self) -> float:
-        """Factor from the counts of what was read to the complete input."""
-        return self.bytes / self.read_bytes if self.read_bytes else 1.0
+    def sound(self) -> bool:
+        """True if there are no faults."""
+        return not self.faults
 
-    def scale_count(self, count: int) -> int:
-        """Scale a count to the complete input."""
-        return round(count * self.scale)
-
-    def estimate_store_bytes(self, token_bytes: int) -> float:
-        """Estimate the bytes of its documents in a store."""
-        mask = self.tokens / 8 if self.masked else 0
-        media_table_bytes = sum(count.media for count in self.media.values()) * _TABLE_BYTES_PER_MEDIUM
-        return self.scale * (
-            self.tokens * token_bytes
-            + mask
-            + self.documents * _INDEX_BYTES_PER_DOCUMENT
-            + media_table_bytes
-            + self.media_bytes
-        )
-
-    def make_facts(
-        self, preview: tuple[DocumentPreview, ...], unused: tuple[str, ...], *, tokenized: bool
-    ) -> SourceFacts:
-        """Convert the counters to exported facts."""
-        first, record_parser = self.sources[0], self.record_parser
-        return SourceFacts(
-            name=first.name,
-            path=redact_url(first.file) if is_url(first.file) else first.file,
-            files=len(self.sources),
-            format=first.kind,
-            compression=first.compression,
-            bytes=round(self.bytes),
-            way=record_parser.record_kind if record_parser else "",
-            detected=record_parser.detected if record_parser else "",
-            mapping=dict(record_parser.columns) if record_parser else {},
-            unused=unused,
-            fault=self.fault,
-            suggestion=self.suggestion,
-            records=self.scale_count(self.records),
-            documents=self.scale_count(self.documents),
-            empty=self.scale_count(self.empty),
-            bad=self.scale_count(self.bad),
-            dropped={rule: self.scale_count(count) for rule, count in self.dropped.items()},
-            total_tokens=self.scale_count(self.tokens) if tokenized else None,
-            trained_tokens=self.scale_count(self.trained) if tokenized else None,
-            characters=compute_length_facts(self.characters),
-            tokens=compute_length_facts(self.lengths),
-            media={kind: MediaCount(*map(self.scale_count, count)) for kind, count in self.media.items()},
-            preview=preview,
-        )
-
-
-def compute_length_facts(counts: Counter[int]) -> LengthFacts | None:
-    """Compute mean, median, 95th percentile and maximum of lengths; None if empty."""
-    if not counts:
-        return None
-    lengths = np.array(sorted(counts), np.int64)
-    numbers = np.array([counts[length] for length in lengths.tolist()], np.int64)
-    ends = np.cumsum(numbers)
-    total = int(ends[-1])
-    median, p95 = lengths[np.searchsorted(ends, [-(-total // 2), -(-95 * total // 100)])].tolist()
-    mean = float((lengths * numbers).sum() / total)
-    return LengthFacts(total, mean, median, p95, int(lengths[-1]))
-
-
-def weight_lengths(groups: Sequence[SourceGroup]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return all token lengths, ascending int64 [N], and their weights, float64 [N].
-
-    A weight is the estimated number of documents with this length in the complete input.
-    """
-    weights: Counter[int] = Counter()
-    for group in groups:
-        for length, count in group.lengths.items():
-            weights[length] += count * group.scale  # type: ignore[assignment]  # a share of documents
-    lengths = sorted(weights)
-    return np.array(lengths, np.int64), np.array([weights[document_length] for document_length in lengths], np.float64)
-
-
-def distribute_unread_bytes(groups: Sequence[SourceGroup], sources: Sequence[Source], sample: InputSample) -> None:
-    """Assign each group the bytes it represents, including unsampled sources."""
-
-    def form(source: Source) -> tuple[str, str | None, bool]:
-        return source.kind, source.compression, sample.is_small(source)
-
-    total: Counter[object] = Counter()
-    sampled_bytes: Counter[object] = Counter()
-    for source in sources:
-        total[form(source)] += source.size
-    for group in groups:
-        for source in group.sources:
-            sampled_bytes[form(source)] += source.size
-    for group in groups:
-        group.bytes = sum(source.size * total[form(source)] / sampled_bytes[form(source)] for source in group.sources)
-        if sample.complete:
-            group.read_bytes = group.bytes
+    def plain(self) -> dict[str, Any]:
+        """Return all fields and ``sound`` as plain JSON values."""
+        return {"sound": self.sound, **to_plain(self)}

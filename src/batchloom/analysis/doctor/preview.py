@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
-from batchloom.core.errors import InputError
 from batchloom.preparation.documents import EncodeContext, encode_documents, iter_parsed_records, normalize_records
 from batchloom.sources import SourcePart, locate_record
 from batchloom.sources.files import Source
@@ -61,59 +60,57 @@ class DocumentPreview:
 
 def preview_documents(sources: Sequence[Source], task: EncodeContext, count: int) -> tuple[DocumentPreview, ...]:
     """Return the first ``count`` documents of sources, as the store would hold them."""
-    previews: list[DocumentPreview] = []
-    if not count:
-        return ()
-    for source, record, ids, trained in _iter_first_documents(sources, task):
-        bad = BadRecord(record, 0, None, "", "")
-        line, row = locate_record(source, task.rules, 0, bad)
-        segments = split_preview_segments(task.tokenizer, ids, trained)
-        previews.append(DocumentPreview(source.name, line, row, ids.size, int(trained.sum()), tuple(segments)))
-        if len(previews) == count:
-            break
-    return tuple(previews)
+    return tuple(islice(_iter_previews(sources, task), count))
 
 
-def _iter_first_documents(
-    sources: Sequence[Source], task: EncodeContext
-) -> Iterator[tuple[Source, int, NDArray[np.int64], NDArray[np.bool_]]]:
-    """Yield source, record, token ids and loss mask of the first documents."""
+def _iter_previews(sources: Sequence[Source], task: EncodeContext) -> Iterator[DocumentPreview]:
     records_read = 0
-
-    def on_refused_part(_: SourcePart, error: InputError) -> None:
-        """Ignore the error: the examination reports it."""
-
     parts = [(SourcePart(source, 0, source.size), None) for source in sources]
-    for parsed_records in iter_parsed_records(parts, task.record_parsers, None, on_refused_part):
-        record_batch, record_parser = parsed_records.batch, parsed_records.record_parser
-        normalize_records(record_batch, record_parser.record_kind, normalized=task.normalize)
-        for batch_start in range(0, len(record_batch.values), _BATCH_RECORDS):
-            encoded_batch = encode_documents(
-                task, record_parser, record_batch.values[batch_start : batch_start + _BATCH_RECORDS]
-            )
-            records = record_batch.records[batch_start : batch_start + _BATCH_RECORDS]
+    # The examination reports parts that cannot be read.
+    for parsed_records in iter_parsed_records(parts, task.record_parsers, None, lambda _part, _error: None):
+        source, batch, record_parser = parsed_records.part.source, parsed_records.batch, parsed_records.record_parser
+        normalize_records(batch, record_parser.record_kind, normalized=task.normalize)
+        for first in range(0, len(batch.values), _BATCH_RECORDS):
+            records = batch.records[first : first + _BATCH_RECORDS]
+            encoded_batch = encode_documents(task, record_parser, batch.values[first : first + _BATCH_RECORDS])
             numbers = range(len(records)) if encoded_batch.numbers is None else encoded_batch.numbers.tolist()
-            trained = np.ones(encoded_batch.ids.size, bool) if encoded_batch.mask is None else encoded_batch.mask
-            stops = np.cumsum(encoded_batch.lengths.astype(np.int64)).tolist()
-            for number, start, stop in zip(numbers, [0, *stops], stops, strict=False):
-                ids = encoded_batch.ids[start:stop].astype(np.int64)
-                yield parsed_records.part.source, records[number], ids, trained[start:stop]
-        records_read += record_batch.records_read
+            trained, start = encoded_batch.mask, 0
+            for number, length in zip(numbers, encoded_batch.lengths.tolist(), strict=True):
+                ids = encoded_batch.ids[start : start + length].astype(np.int64)
+                mask = np.ones(length, bool) if trained is None else trained[start : start + length]
+                position = locate_record(source, task.rules, 0, BadRecord(records[number], 0, None, "", ""))
+                yield make_preview(task.tokenizer, source.name, position, ids, mask)
+                start += length
+        records_read += batch.records_read
         if records_read >= _MAX_RECORDS:
             return
 
 
-def split_preview_segments(
-    tokenizer: Tokenizer, ids: NDArray[np.int64], trained: NDArray[np.bool_]
-) -> list[PreviewSegment]:
+def make_preview(
+    tokenizer: Tokenizer,
+    file: str,
+    position: tuple[int | None, int | None],
+    ids: NDArray[np.int64],
+    trained: NDArray[np.bool_],
+) -> DocumentPreview:
+    """Return the preview of a document; ``position`` is its line and row."""
+    segments = tuple(_split_segments(tokenizer, ids, trained))
+    return DocumentPreview(file, *position, ids.size, int(trained.sum()), segments)
+
+
+def _split_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], trained: NDArray[np.bool_]) -> list[PreviewSegment]:
     """Split a document into segments; a long one loses its middle."""
     if ids.size <= _HEAD_TOKENS + _TAIL_TOKENS:
         return _decode_segments(tokenizer, ids, trained)
     head, tail = _HEAD_TOKENS, ids.size - _TAIL_TOKENS
     # A cut inside a character of several tokens would decode to a replacement character.
-    while head > _HEAD_TOKENS - _MAX_UTF8_BYTES and _ends_broken(tokenizer, ids[:head]):
+    while head > _HEAD_TOKENS - _MAX_UTF8_BYTES and tokenizer.decode(ids[head - _MAX_UTF8_BYTES : head]).endswith(
+        _REPLACEMENT_CHARACTER
+    ):
         head -= 1
-    while tail < ids.size - _TAIL_TOKENS + _MAX_UTF8_BYTES and _begins_broken(tokenizer, ids[tail:]):
+    while tail < ids.size - _TAIL_TOKENS + _MAX_UTF8_BYTES and tokenizer.decode(
+        ids[tail : tail + _MAX_UTF8_BYTES]
+    ).startswith(_REPLACEMENT_CHARACTER):
         tail += 1
     return [
         *_decode_segments(tokenizer, ids[:head], trained[:head]),
@@ -133,11 +130,3 @@ def _decode_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], trained: NDAr
         segments.append(PreviewSegment(text, bool(trained[start]), stop - start))
         previous_text = decoded_text
     return segments
-
-
-def _ends_broken(tokenizer: Tokenizer, ids: NDArray[np.int64]) -> bool:
-    return tokenizer.decode(ids[-_MAX_UTF8_BYTES:]).endswith(_REPLACEMENT_CHARACTER)
-
-
-def _begins_broken(tokenizer: Tokenizer, ids: NDArray[np.int64]) -> bool:
-    return tokenizer.decode(ids[:_MAX_UTF8_BYTES]).startswith(_REPLACEMENT_CHARACTER)
