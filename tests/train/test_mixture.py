@@ -165,7 +165,7 @@ def test_the_commands(mixture, tmp_path, monkeypatch, capsys):
         (["train", "--data", "web", *options], "--data and --mixture exclude each other"),
         (["edit", "run", "--at-step", "9", "--skip", "1"], "give either --data or --mixture"),
         (["edit", "run", *options, "--at-step", "9", "--ban", "web:x"], "is no SOURCE:NUMBER"),
-        (["edit", "run", *options, "--at-step", "9", "--weights", "web"], "is no NAME=WEIGHT"),
+        (["edit", "run", *options, "--at-step", "9", "--weights", "web"], "is not NAME=WEIGHT"),
         (["edit", "run", *options, "--at-step", "9"], "the edit changes nothing"),
     ):
         assert command(args) != 0

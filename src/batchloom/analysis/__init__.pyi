@@ -19,6 +19,7 @@ from .plan_questions import (
     is_endless as is_endless,
     make_data_label as make_data_label,
     make_journal_entry as make_journal_entry,
+    parse_weights as parse_weights,
     read_checkpoint as read_checkpoint,
     read_journal as read_journal,
     resolve_plan as resolve_plan,

@@ -25,6 +25,8 @@ from batchloom.store.read import find_provenance
 
 _MAX_TEXT_TOKENS = 1 << 20
 
+Ints = NDArray[np.int64]
+
 
 @dataclass(frozen=True, slots=True)
 class ExplainedMedium:
@@ -131,7 +133,11 @@ def explain(
         StoreError: a shard is missing or damaged.
     """
     plan, (number, ranks) = get_plan(data), resolve_world(data, rank, world_size)
-    step_number, limit = _validate_step(step), _validate_text_limit(text)
+    step_number, limit = as_int(step), as_int(text)
+    if step_number is None or not 0 <= step_number <= MAX_STEPS:
+        raise SettingsError([f"step: {quote_value(step)} is not a step; steps are numbered from 0"])
+    if limit is None or not 0 <= limit <= _MAX_TEXT_TOKENS:
+        raise SettingsError([f"text: {quote_value(text)} is not a number of characters up to {_MAX_TEXT_TOKENS:,}"])
     (start, stop), seq_len = plan.positions_of(step_number), plan.spec_at(step_number).seq_len
     ensure_tables_for(plan, start)
     if not plan.has_step(step_number):
@@ -139,7 +145,8 @@ def explain(
             f"There is no step {step_number:,}: the run has {plan.steps:,}, numbered from 0 to {plan.steps - 1:,}. A "
             "longer run has more: give epochs or steps."
         )
-    if number is not None and _is_replicated(plan):
+    stores = plan.stores.values()
+    if number is not None and all(isinstance(store, Store) and store.location.replicated for store in stores):
         # Every rank of a replicated store reads the rows of rank 0.
         number = 0
     row_ranks = assign_step_ranks(data, step_number, ranks)
@@ -149,10 +156,12 @@ def explain(
     rank_rows[order] = np.arange(len(row_ranks)) - firsts[row_ranks[order]]
     row_numbers = np.arange(stop - start) if number is None else order[row_ranks[order] == number]
     if row is not None:
-        row_numbers = _select_one_row(row_numbers, row)
+        row_index = as_int(row)
+        if row_index is None or not 0 <= row_index < len(row_numbers):
+            raise PlanError(f"There is no row {quote_value(row)}: there are {len(row_numbers):,}, numbered from 0.")
+        row_numbers = row_numbers[row_index : row_index + 1]
     rows = _build_rows(plan, start, row_numbers)
     spans = _build_spans(plan, rows, limit)
-    # Convert columns to plain numbers at once: converting single elements takes as long as computing the order.
     filled_tokens = np.concatenate([[0], np.cumsum(rows.lengths)])[rows.pointers]
     ends = rows.pointers
     columns = [
@@ -178,32 +187,7 @@ def explain(
     )
 
 
-def _is_replicated(plan: Plan) -> bool:
-    return all(isinstance(store, Store) and store.location.replicated for store in plan.stores.values())
-
-
-def _validate_step(value: int) -> int:
-    step = as_int(value)
-    if step is None or not 0 <= step <= MAX_STEPS:
-        raise SettingsError([f"step: {quote_value(value)} is not a step; steps are numbered from 0"])
-    return step
-
-
-def _validate_text_limit(value: int) -> int:
-    text = as_int(value)
-    if text is None or not 0 <= text <= _MAX_TEXT_TOKENS:
-        raise SettingsError([f"text: {quote_value(value)} is not a number of characters up to {_MAX_TEXT_TOKENS:,}"])
-    return text
-
-
-def _select_one_row(row_numbers: NDArray[np.int64], value: int) -> NDArray[np.int64]:
-    row = as_int(value)
-    if row is None or not 0 <= row < len(row_numbers):
-        raise PlanError(f"There is no row {quote_value(value)}: there are {len(row_numbers):,}, numbered from 0.")
-    return row_numbers[row : row + 1]
-
-
-def _build_rows(plan: Plan, start: int, row_numbers: NDArray[np.int64]) -> Rows:
+def _build_rows(plan: Plan, start: int, row_numbers: Ints) -> Rows:
     """Build some rows of a step; enters only the pools between first and last row."""
     if not len(row_numbers):
         return plan.rows(start, start)
@@ -221,91 +205,46 @@ def _build_rows(plan: Plan, start: int, row_numbers: NDArray[np.int64]) -> Rows:
 
 
 def _build_spans(plan: Plan, rows: Rows, text: int) -> list[ExplainedSpan]:
-    count = len(rows.documents)
-    banned = np.zeros(count, bool) if rows.banned is None else rows.banned
-    details = _SpanDetails([0] * count, [0] * count, [False] * count, [None] * count, [None] * count, [()] * count)
+    spans: dict[int, ExplainedSpan] = {}
     for source in np.unique(rows.sources).tolist():
-        store = plan.stores[plan.names[source]]
-        span_indices = np.flatnonzero(rows.sources == source)
-        lengths = store.lengths.take(rows.documents[span_indices])
-        trained = np.where(banned[span_indices], 0, rows.lengths[span_indices] - 1)
-        for index, *counts in zip(span_indices.tolist(), lengths.tolist(), trained.tolist(), strict=True):
-            details.lengths[index], details.trained[index] = counts
-        if isinstance(store, Store):
-            _fill_span_details(store, rows, span_indices, banned, text, details)
-    return [
-        ExplainedSpan(plan.names[source], *span)
-        for source, *span in zip(
-            rows.sources.tolist(),
-            rows.documents.tolist(),
-            rows.starts.tolist(),
-            (rows.starts + rows.lengths).tolist(),
-            rows.row_offsets.tolist(),
-            details.lengths,
-            details.trained,
-            banned.tolist(),
-            details.removed,
-            details.provenance,
-            details.texts,
-            details.media,
-            strict=True,
-        )
-    ]
+        indices = np.flatnonzero(rows.sources == source)
+        spans |= zip(indices.tolist(), _explain_spans(plan, plan.names[source], rows, indices, text), strict=True)
+    return [spans[index] for index in range(len(rows.documents))]
 
 
-@dataclass(frozen=True, slots=True)
-class _SpanDetails:
-    """Details of each span, one list item per span."""
-
-    lengths: list[int]
-    trained: list[int]
-    removed: list[bool]
-    provenance: list[DocumentProvenance | None]
-    texts: list[str | None]
-    media: list[tuple[ExplainedMedium, ...]]
-
-
-def _fill_span_details(
-    store: Store,
-    rows: Rows,
-    span_indices: NDArray[np.int64],
-    banned: NDArray[np.bool_],
-    text: int,
-    details: _SpanDetails,
-) -> None:
-    """Fill in the details that an open store has for ``span_indices``."""
-    documents = rows.documents[span_indices]
-    removed_mask = (
-        mask_removed(store.contents.removed, documents)
-        if store.contents.removed.size
-        else np.zeros(len(span_indices), bool)
-    )
-    provenance = find_provenance(store, documents.tolist())
-    for index, origin, removed in zip(span_indices.tolist(), provenance, removed_mask.tolist(), strict=True):
-        details.provenance[index], details.removed[index] = origin, removed
-    if store.masked:
-        long = span_indices[(rows.lengths[span_indices] > 1) & ~banned[span_indices]]
-        masks = store.mask(rows.documents[long], rows.starts[long] + 1, rows.lengths[long] - 1)
-        for index, mask in zip(long.tolist(), masks, strict=True):
-            details.trained[index] = int(mask.sum())
-    served_indices = span_indices[~removed_mask & ~banned[span_indices]]
-    for index, media in zip(served_indices.tolist(), StoreMedia(store).of(rows.documents[served_indices]), strict=True):
-        details.media[index] = tuple(
-            ExplainedMedium(
-                medium.kind,
-                medium.start,
-                medium.start + medium.tokens,
-                shown_address(medium.location),
+def _explain_spans(plan: Plan, name: str, rows: Rows, indices: Ints, text: int) -> list[ExplainedSpan]:
+    """Explain the spans of one source; a source with only lengths has no provenance, text or media."""
+    store, count = plan.stores[name], len(indices)
+    documents, starts, lengths = rows.documents[indices], rows.starts[indices], rows.lengths[indices]
+    banned = np.zeros(count, bool) if rows.banned is None else rows.banned[indices]
+    trained, removed = np.where(banned, 0, lengths - 1), np.zeros(count, bool)
+    provenance: list[DocumentProvenance | None] = [None] * count
+    texts: list[str | None] = [None] * count
+    media: list[tuple[ExplainedMedium, ...]] = [()] * count
+    if isinstance(store, Store):
+        removed = mask_removed(store.contents.removed, documents) if store.contents.removed.size else removed
+        provenance = list(find_provenance(store, documents.tolist()))
+        if store.masked:
+            long = np.flatnonzero((lengths > 1) & ~banned)
+            masks = store.mask(documents[long], starts[long] + 1, lengths[long] - 1)
+            trained[long] = [int(mask.sum()) for mask in masks]
+        served = np.flatnonzero(~removed & ~banned)
+        for index, document_media in zip(served.tolist(), StoreMedia(store).of(documents[served]), strict=True):
+            media[index] = tuple(
+                ExplainedMedium(medium.kind, medium.start, medium.start + medium.tokens, shown_address(medium.location))
+                for medium in document_media
             )
-            for medium in media
-        )
-    if text and store.manifest is not None:
-        # A token is at least one byte and a character at most four, so 4 * text tokens suffice.
-        media_tokens = [
-            sum(medium.stop - medium.start for medium in details.media[span_indices])
-            for span_indices in served_indices.tolist()
-        ]
-        sizes = np.minimum(rows.lengths[served_indices], 4 * text + np.array(media_tokens, np.int64))
-        views = store.read(rows.documents[served_indices], rows.starts[served_indices], sizes)
-        for index, view in zip(served_indices.tolist(), views, strict=True):
-            details.texts[index] = decode_beginning(store.tokenizer, view, 4 * text)[:text]
+        if text and store.manifest is not None:
+            # A token is at least one byte and a character at most four, so 4 * text tokens suffice.
+            media_tokens = [sum(medium.stop - medium.start for medium in media[index]) for index in served.tolist()]
+            sizes = np.minimum(lengths[served], 4 * text + np.array(media_tokens, np.int64))
+            views = store.read(documents[served], starts[served], sizes)
+            for index, view in zip(served.tolist(), views, strict=True):
+                texts[index] = decode_beginning(store.tokenizer, view, 4 * text)[:text]
+    # Convert columns to plain numbers at once: converting single elements takes as long as computing the order.
+    columns = (
+        *(documents, starts, starts + lengths, rows.row_offsets[indices], store.lengths.take(documents)),
+        *(trained, banned, removed),
+    )
+    spans = zip(*(column.tolist() for column in columns), provenance, texts, media, strict=True)
+    return [ExplainedSpan(name, *span) for span in spans]

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches.loading import default_overlong
-from batchloom.core.errors import InputError
+from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.medium import MediumKind
-from batchloom.core.settings import as_int, quote_value, raise_problems
+from batchloom.core.settings import as_int, quote_value
 from batchloom.plan import Plan, PlanSpec
 from batchloom.plan.packing import CUTTING_STRATEGIES, ExcludedDocuments, OverlongMode
 from batchloom.store import Store, StoreMedia, decode_beginning, open_store
@@ -113,9 +113,8 @@ def inspect(
         InputError: the subset does not exist or is empty.
     """
     spec = PlanSpec(seq_len=seq_len, global_batch_size=1)
-    number = as_int(first)
-    if number is None or number < 0:
-        raise_problems([f"first: {quote_value(first)} is not a number of documents"])
+    if (as_int(first) or 0) < 0 or as_int(first) is None:
+        raise SettingsError([f"first: {quote_value(first)} is not a number of documents"])
     store = open_store(path, split, generation=generation)
     if not len(store):
         raise InputError(f"{path} holds no documents; there is nothing to inspect.")
@@ -127,9 +126,10 @@ def inspect(
         for packing_name in INSPECTED_PACKINGS
         if packing_name not in CUTTING_STRATEGIES or not has_media(store)
     ]
-    texts = []
-    if store.manifest:
-        texts = [_decode_beginning(store, number) for number in range(min(first, len(store)))]
+    texts = [_decode_beginning(store, number) for number in range(min(first, len(store)))] if store.manifest else []
+    sides = np.zeros(len(SIDE_NAMES), np.int64)
+    for shard in range(len(store.shards) if store.contents.preferences else 0):
+        sides += np.bincount(store.shards.sides(shard).sides, minlength=len(SIDE_NAMES))
     return Inspection(
         path=str(path),
         split=store.split,
@@ -150,19 +150,12 @@ def inspect(
         overlong=spec.overlong,
         first=tuple(texts),
         preferences=store.contents.preferences,
-        sides=_count_sides(store),
+        sides={name: count for name, count in zip(SIDE_NAMES, sides.tolist(), strict=True) if count},
         processor=store.manifest.processor.name if store.manifest and store.manifest.processor else "",
         media=StoreMedia(store).counts(),
         generation=store.location.generation,
         removed=int(store.contents.removed.size),
     )
-
-
-def _count_sides(store: Store) -> dict[str, int]:
-    counts = np.zeros(len(SIDE_NAMES), np.int64)
-    for shard in range(len(store.shards) if store.contents.preferences else 0):
-        counts += np.bincount(store.shards.sides(shard).sides, minlength=len(SIDE_NAMES))
-    return {name: int(count) for name, count in zip(SIDE_NAMES, counts, strict=True) if count}
 
 
 def _decode_beginning(store: Store, number: int) -> str:

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import as_int, quote_value
+from batchloom.core.settings import as_int, is_positive_number, quote_value
 from batchloom.plan import Mixture, Plan, check_world, compute_min_sequences, count_sequences
-from batchloom.plan.mixture import is_positive_weight
 from batchloom.plan.order import AssumedStore, SourceCut, SourceOrder, SourceOrders, compute_quotas
 from batchloom.plan.packing import CUTTING_STRATEGIES, Rows, align_lengths
 from batchloom.store import Store
@@ -28,25 +27,21 @@ _DEFAULT_TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class SourceEpochStatistics:
-    """Statistics of one epoch of a source, from all of its pools or from a sample.
+class _EpochStatistics:
+    """Statistics of one epoch of a source, from all of its pools or from a sample."""
 
-    Attributes:
-        exact: whether every pool was packed.
-        tokens: tokens of an epoch, without those left out.
-        least: lower bound on the number of sequences.
-        split: number of served documents that are cut.
-        dropped: number of documents left out as too long.
-        dropped_tokens: number of tokens left out.
-        pool_tokens: tokens of each pool, int64 [pools]; None for a sample, or if pools are too large to expand.
-    """
-
+    # True if every pool was packed.
     exact: bool
+    # Tokens of an epoch, without those left out.
     tokens: float
+    # Lower bound on the number of sequences.
     least: float
+    # Served documents that are cut.
     split: float
+    # Documents left out as too long, and their tokens.
     dropped: float
     dropped_tokens: float
+    # Tokens of each pool, int64 [pools]; None for a sample, or if pools are too large to expand.
     pool_tokens: Ints | None
 
 
@@ -69,7 +64,7 @@ class MixingMeasure:
     blocks: float
 
 
-def measure_pools(order: SourceOrder, most: int) -> SourceEpochStatistics:
+def _measure_pools(order: SourceOrder, most: int) -> _EpochStatistics:
     """Pack the pools of a source, or ``most`` of them evenly spaced; adopt the counts.
 
     In a sample, each pool that was not packed counts as the mean of the packed ones. The source then
@@ -107,7 +102,7 @@ def measure_pools(order: SourceOrder, most: int) -> SourceEpochStatistics:
     total = float(tokens.sum() * scale)
     least = float(compute_min_sequences(np.concatenate(packed), spec.seq_len)) if packed else 0.0
     _adopt_sequence_counts(order, sampled_pools, sequences, None if exact else float(sequences.sum() * scale))
-    return SourceEpochStatistics(
+    return _EpochStatistics(
         exact=exact,
         tokens=total,
         least=least * scale,
@@ -143,13 +138,10 @@ def _count_cut_documents(lengths: Ints, seq_len: int, packing: str) -> int:
     return int(((ends - lengths) // seq_len < (ends - 1) // seq_len)[lengths > 0].sum())
 
 
-def measure_mixing(order: SourceOrder, step_rows: float, share: float) -> MixingMeasure:
+def _measure_mixing(order: SourceOrder, step_rows: float, share: float) -> MixingMeasure:
     """Measure in one pool the distance of neighbors and the composition of a step.
 
-    Args:
-        order: the source.
-        step_rows: its sequences per step.
-        share: its share of the sequences while it is served.
+    ``step_rows`` is its number of sequences per step, ``share`` its share of the sequences while it is served.
     """
     pools, spec = order.pools, order.spec
     block = pools.blocks[0]
@@ -334,7 +326,7 @@ def forecast_plan(plan: Plan, *, tokens_per_second: float | None = None, world_s
         SettingsError: a number is invalid.
         PlanError: a source gives no sequence, or the world size does not divide a step.
     """
-    if tokens_per_second is not None and not is_positive_weight(tokens_per_second):
+    if tokens_per_second is not None and not is_positive_number(tokens_per_second):
         raise SettingsError([f"tokens_per_second: {quote_value(tokens_per_second)} is not a number above 0"])
     if (as_int(world_size) or 0) < 1:
         raise SettingsError([f"world_size: {quote_value(world_size)} is not a whole number of at least 1"])
@@ -345,7 +337,7 @@ def forecast_plan(plan: Plan, *, tokens_per_second: float | None = None, world_s
     measures = _measure_sources(plan_copy.orders)
     run = _RunSchedule(plan_copy, measures)
     sources = tuple(_forecast_source(run, number) for number in plan_copy.orders.weighted_sources)
-    token_slots = run.count_token_slots()
+    token_slots = run.token_slots
     tokens = sum(source.tokens_served for source in sources)
     size = sum(source.bytes for source in sources)
     min_token_slots = run.count_min_token_slots()
@@ -363,7 +355,7 @@ def forecast_plan(plan: Plan, *, tokens_per_second: float | None = None, world_s
         tokens=tokens,
         padding=1 - tokens / token_slots if token_slots else 0.0,
         least_padding=max(1 - tokens / min_token_slots, 0.0) if min_token_slots else 0.0,
-        cut_padding=_estimate_cut_padding(plan_copy) if plan_copy.spec.group_by_length else None,
+        cut_padding=_compute_cut_padding(plan_copy) if plan_copy.spec.group_by_length else None,
         bytes=size,
         rank_bytes=-(-size // world_size),
         world_size=world_size,
@@ -373,7 +365,7 @@ def forecast_plan(plan: Plan, *, tokens_per_second: float | None = None, world_s
     )
 
 
-def _estimate_cut_padding(plan: Plan) -> float:
+def _compute_cut_padding(plan: Plan) -> float:
     """Return padding of the first window if steps are cut to their longest row."""
     lengths = plan.rows(*plan.run.window(0)).lengths
     size = plan.spec.global_batch_size
@@ -381,7 +373,7 @@ def _estimate_cut_padding(plan: Plan) -> float:
     return 1 - int(lengths.sum()) / (int(longest.sum()) * size)
 
 
-def _measure_sources(orders: SourceOrders) -> dict[tuple[int, int], SourceEpochStatistics]:
+def _measure_sources(orders: SourceOrders) -> dict[tuple[int, int], _EpochStatistics]:
     """Measure every source in every packing that edits make of it.
 
     Measures of earlier packings determine the start of later ones.
@@ -389,7 +381,7 @@ def _measure_sources(orders: SourceOrders) -> dict[tuple[int, int], SourceEpochS
     eras = len(orders.run_layout.seq_len_changes) + 1
     pools = sum(orders.order(number).pools.count for number in orders.weighted_sources) * eras
     most = max(_SAMPLED_POOLS // (len(orders.weighted_sources) * eras), 2)
-    statistics: dict[tuple[int, int], SourceEpochStatistics] = {}
+    statistics: dict[tuple[int, int], _EpochStatistics] = {}
     for era, numbers in enumerate(orders.weighted_sources_by_era):
         estimated = {number for (_, number), source_statistics in statistics.items() if not source_statistics.exact}
         for number in estimated:
@@ -399,7 +391,7 @@ def _measure_sources(orders: SourceOrders) -> dict[tuple[int, int], SourceEpochS
                 orders.source_cuts[era, number] = _estimate_pool_cut(orders.order(number, era - 1), served)
         for number in numbers:
             order = orders.order(number, era)
-            statistics[era, number] = measure_pools(order, pools if pools <= _SAMPLED_POOLS else most)
+            statistics[era, number] = _measure_pools(order, pools if pools <= _SAMPLED_POOLS else most)
     return statistics
 
 
@@ -420,16 +412,11 @@ def _estimate_pool_cut(order: SourceOrder, served: Ints) -> SourceCut:
     return tuple((epoch, max(slot, 0), 0) for slot in sequences_per_period)
 
 
-def _find_first_packing(orders: SourceOrders, number: int) -> int:
-    """Return the first packing in which a source has a weight."""
-    return next(era for era, numbers in enumerate(orders.weighted_sources_by_era) if number in numbers)
-
-
 @final
 class _RunSchedule:
     """Segments of a run under one schedule each, and the sequences each source serves."""
 
-    def __init__(self, plan: Plan, measures: dict[tuple[int, int], SourceEpochStatistics]) -> None:
+    def __init__(self, plan: Plan, measures: dict[tuple[int, int], _EpochStatistics]) -> None:
         self.plan, self.orders, self.measures = plan, plan.orders, measures
         orders = self.orders
         steps = plan.steps
@@ -453,21 +440,17 @@ class _RunSchedule:
         )
         self.empty = max(last - self.end, 0)
         step_ranges = orders.run_layout.step_ranges
-        step_sequences = 0
-        for index, step_range in enumerate(step_ranges):
-            until = step_ranges[index + 1].step if index + 1 < len(step_ranges) else steps
-            step_sequences += max(min(until, steps) - step_range.step, 0) * step_range.size
-        self.skipped = last - step_sequences
+        ends = [*(step_range.step for step_range in step_ranges[1:]), steps]
+        range_sequences = [
+            max(min(end, steps) - step_range.step, 0) * step_range.size
+            for step_range, end in zip(step_ranges, ends, strict=True)
+        ]
+        self.skipped = last - sum(range_sequences)
+        # Tokens that fit into the sequences of all steps.
+        self.token_slots = sum(
+            sequences * step_range.seq_len for sequences, step_range in zip(range_sequences, step_ranges, strict=True)
+        )
         self.tokens = {number: self._count_tokens(number) for number in orders.weighted_sources}
-
-    def count_token_slots(self) -> int:
-        """Count the tokens that fit into the sequences of all steps."""
-        steps, token_slots = self.plan.steps, 0
-        step_ranges = self.orders.run_layout.step_ranges
-        for index, step_range in enumerate(step_ranges):
-            until = step_ranges[index + 1].step if index + 1 < len(step_ranges) else steps
-            token_slots += max(min(until, steps) - step_range.step, 0) * step_range.size * step_range.seq_len
-        return token_slots
 
     def count_min_token_slots(self) -> float:
         """Return a lower bound on the token slots that the served documents need."""
@@ -478,10 +461,10 @@ class _RunSchedule:
                 served += count * order.spec.seq_len
                 min_token_slots += count * order.spec.seq_len * measure.least / order.sequences
         empty = self.empty * self.orders.run_layout.range_at(self.end).seq_len
-        return (self.count_token_slots() - empty) * min_token_slots / served if served else 0.0
+        return (self.token_slots - empty) * min_token_slots / served if served else 0.0
 
     def compute_share(self, number: int) -> float:
-        """Compute a source's share of the sequences while it is served."""
+        """Return a source's share of the sequences while it is served."""
         segment_counts = [
             (stop - start, int(counts[number])) for start, stop, _, counts in self.segments if counts[number]
         ]
@@ -494,11 +477,6 @@ class _RunSchedule:
             if served[number]:
                 sequences_by_era[era] = sequences_by_era.get(era, 0) + int(served[number])
         return sequences_by_era
-
-    def count_epochs(self, number: int) -> float:
-        return sum(
-            count / self.orders.order(number, era).sequences for era, count in self.count_sequences(number).items()
-        )
 
     def _count_tokens(self, number: int) -> int:
         served_tokens = 0.0
@@ -541,15 +519,11 @@ def _count_served_tokens(order: SourceOrder, pool_tokens: np.ndarray, count: int
 
 
 def _forecast_source(run: _RunSchedule, number: int) -> SourceForecast:
-    plan, orders, first = run.plan, run.orders, _find_first_packing(run.orders, number)
-    name, order, measure = (
-        plan.names[number],
-        orders.order(number, first),
-        run.measures[first, number],
-    )
+    plan, orders, name = run.plan, run.orders, run.plan.names[number]
+    first = next(era for era, numbers in enumerate(orders.weighted_sources_by_era) if number in numbers)
+    order, measure = orders.order(number, first), run.measures[first, number]
     store = plan.stores[name]
     served, tokens = sum(run.count_sequences(number).values()), run.tokens[number]
-    everything = sum(run.tokens.values())
     part = run.compute_share(number)
     weight, effective = _compute_initial_shares(run, number)
     exhausted_position = orders.timeline.exhausted.get(number)
@@ -561,7 +535,7 @@ def _forecast_source(run: _RunSchedule, number: int) -> SourceForecast:
         tokens=store.tokens,
         sequences_per_epoch=order.sequences,
         sequences=served,
-        epochs=run.count_epochs(number),
+        epochs=sum(count / orders.order(number, era).sequences for era, count in run.count_sequences(number).items()),
         tokens_served=tokens,
         split=round(measure.split),
         dropped=round(measure.dropped),
@@ -569,22 +543,19 @@ def _forecast_source(run: _RunSchedule, number: int) -> SourceForecast:
         weight=weight,
         effective=effective,
         error=effective / weight - 1 if weight and effective is not None else None,
-        share=tokens / max(everything, 1),
+        share=tokens / max(sum(run.tokens.values()), 1),
         through=run.find_full_pass_step(number),
         exhausted=None
         if exhausted_position is None or exhausted_position >= run.end
         else orders.run_layout.steps_until(exhausted_position),
         bytes=tokens * size,
-        mixing=measure_mixing(order, plan.spec.global_batch_size * part, part) if part else None,
+        mixing=_measure_mixing(order, plan.spec.global_batch_size * part, part) if part else None,
     )
 
 
 def _list_effective_shares(run: _RunSchedule) -> tuple[EffectiveShares, ...]:
     """List the shares of a mixture's sources at each change."""
     plan, orders = run.plan, run.orders
-    segments = [
-        timeline_segment for timeline_segment in orders.timeline.segments() if timeline_segment.position < run.end
-    ]
     return tuple(
         EffectiveShares(
             orders.run_layout.steps_until(segment.position),
@@ -593,7 +564,8 @@ def _list_effective_shares(run: _RunSchedule) -> tuple[EffectiveShares, ...]:
                 for number, count in zip(segment.sources.tolist(), segment.schedule.counts, strict=True)
             },
         )
-        for segment in segments
+        for segment in orders.timeline.segments()
+        if segment.position < run.end
     )
 
 

@@ -1,6 +1,7 @@
 """Plans to report on: of stores, mixtures or a checkpoint; without torch."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from batchloom.batches.loading import (
 from batchloom.core.errors import InputError, InputMissingError, PlanError, SettingsError, StateError
 from batchloom.core.files import describe_missing_path, describe_os_error, read_regular_file
 from batchloom.core.fingerprint import find_broken_link, fingerprint
-from batchloom.core.settings import Setting, as_int, from_plain, quote_value
+from batchloom.core.settings import Setting, as_int, from_plain, quote_value, raise_problems
 from batchloom.plan import (
     Mixture,
     Plan,
@@ -36,7 +37,7 @@ from batchloom.plan import (
     with_journal,
 )
 from batchloom.plan.mixture import PlanStore
-from batchloom.plan.order import SOURCE, AssumedStore, SourceOrder, refuse_lane_order, sort_by_cost
+from batchloom.plan.order import SOURCE, AssumedStore, refuse_lane_order, sort_by_cost
 from batchloom.plan.packing import MAX_STEPS, strategy_from_identity
 from batchloom.store import Store, open_store
 
@@ -106,12 +107,8 @@ def _find_state_file(path: Path) -> Path:
         return path / _STATE_FILE
     if (path / _RUN_FILE).is_file():
         state_files = sorted(
-            (file for file in path.glob(f"checkpoints/step_*/{_STATE_FILE}")),
-            key=lambda file: (
-                int(file.parent.name.removeprefix("step_") or 0)
-                if file.parent.name.removeprefix("step_").isdigit()
-                else -1
-            ),
+            (file for file in path.glob(f"checkpoints/step_*/{_STATE_FILE}") if _get_step(file).isdigit()),
+            key=lambda file: int(_get_step(file)),
         )
         if not state_files:
             raise InputMissingError(
@@ -124,6 +121,10 @@ def _find_state_file(path: Path) -> Path:
         )
     remedy = "name a checkpoint, or the folder of a run"
     raise InputMissingError(describe_missing_path(str(path), remedy))
+
+
+def _get_step(state_file: Path) -> str:
+    return state_file.parent.name.removeprefix("step_")
 
 
 def _read_json_object(file: Path) -> dict[str, Any]:
@@ -148,24 +149,20 @@ def rebuild_plan(saved_position: SavedPosition, stores: Mapping[str, PlanStore],
     identity = saved_position.state["identity"]
     total = saved_position.steps if steps is None else steps
     try:
+        # A requested and a chosen block give the same order, but different plans for later generations; try both.
+        block = identity["spec"]["block"]
         plans = [
-            Plan(_make_plan_data(identity, stores), _make_plan_spec(identity, total, block=block))
-            for block in _read_blocks(identity)
+            Plan(_make_plan_data(identity, stores), _make_plan_spec(identity, total, block=number))
+            for number in ([block] if "mixture" in identity else [0, block])
         ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, (PlanError, SettingsError)):
             raise
         raise StateError(f"{saved_position.path} does not identify a plan ({error!r}). {_SAVED_REMEDY}.") from error
-    # A requested and a chosen block give the same order, but different plans for later generations; try both.
     matching_plans = [plan for plan in plans if plan.identity == identity]
     plan = with_journal((matching_plans or plans)[0], saved_position.state)
     plan.resume(dict(saved_position.state))
     return plan
-
-
-def _read_blocks(identity: Mapping[str, Any]) -> list[int]:
-    block = identity["spec"]["block"]
-    return [block] if "mixture" in identity else [0, block]
 
 
 def _make_plan_spec(identity: Mapping[str, Any], steps: int | None, *, block: int) -> PlanSpec:
@@ -216,13 +213,12 @@ def _make_plan_data(identity: Mapping[str, Any], stores: Mapping[str, PlanStore]
         temperature=mixture["temperature"],
         most_epochs=mixture["most_epochs"],
         exhausted=mixture["exhausted"],
-        sources={name: _make_source_spec(entry) for name, entry in source_entries.items()},
+        sources={
+            name: SourceSpec(**{key: entry[key] for key in ("epochs", "seed", "overlong") if key in entry})
+            for name, entry in source_entries.items()
+        },
         stages=[Stage(**stage) for stage in mixture["stages"]],
     )
-
-
-def _make_source_spec(entry: Mapping[str, Any]) -> SourceSpec:
-    return SourceSpec(**{n: entry[n] for n in ("epochs", "seed", "overlong") if n in entry})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,31 +321,32 @@ def _find_request_problems(request: PlanRequest) -> list[str]:
 
 
 def _open_request_data(request: PlanRequest) -> PlanStore | Mixture:
-    if request.assume is not None:
-        return _parse_assumed(request.assume, request.mixture)
+    if request.assume is None:
+        if request.mixture is not None:
+            return read_mixture(request.mixture)
+        return open_store(request.store or "", request.split, generation=request.generation)
+    stores = parse_assumed_stores(request.assume)
     if request.mixture is not None:
-        return read_mixture(request.mixture)
-    return open_store(request.store or "", request.split, generation=request.generation)
-
-
-def _parse_assumed(text: str, mixture: str | None) -> AssumedStore | Mixture:
-    stores = parse_assumed_stores(text)
-    if mixture is not None:
-        return Mixture(parse_weights(mixture), stores=stores)
+        return Mixture(parse_weights(request.mixture, "mixture"), stores=stores)
     return next(iter(stores.values())) if len(stores) == 1 else Mixture("size", stores=stores)
 
 
-def parse_weights(text: str) -> dict[str, float]:
-    """Parse weights such as ``web=0.7,code=0.3``."""
+def parse_weights(text: str, path: str) -> dict[str, float]:
+    """Parse weights such as ``web=0.7,code=0.3``; problems begin with ``path``."""
     weights: dict[str, float] = {}
+    problems = []
     for word in text.split(","):
-        name, equals, weight = word.strip().rpartition("=")
+        name, _, weight = word.strip().rpartition("=")
         try:
-            weights[name] = float(weight)
+            number = float(weight)
         except ValueError:
-            equals = ""
-        if not equals or not name:
-            raise SettingsError([f"mixture: {word!r} is not NAME=WEIGHT"])
+            number = math.nan
+        if not name or not number >= 0:
+            problems.append(f"{path}: {quote_value(word)} is not NAME=WEIGHT")
+        elif name in weights:
+            problems.append(f"{path}: {name} is given twice; give it one weight")
+        weights[name] = number
+    raise_problems(problems)
     return weights
 
 
@@ -495,17 +492,12 @@ def ensure_tables_for(plan: Plan, position: int) -> None:
         return
     pools = sum(order.pools.count for order in orders)
     tokens = sum(order.store.tokens for order in orders) / pools
-    near = _count_positions_ahead(plan, orders[0], position)
+    # Positions from the nearest known pool to the requested one.
+    near = position
+    if plan.spec.lanes == 1 and len(plan.names) == 1:
+        near -= max((cursor.before for cursor in orders[0].anchors[0] if cursor.before <= position), default=0)
     if near * plan.spec.seq_len / max(tokens, 1) > _MAX_WALKED_POOLS:
         ensure_tables(plan)
-
-
-def _count_positions_ahead(plan: Plan, order: SourceOrder, position: int) -> int:
-    """Count positions from the nearest known pool to the requested one."""
-    if plan.spec.lanes > 1 or len(plan.names) > 1:
-        return position
-    anchor_positions = [cursor.before for cursor in order.anchors[0] if cursor.before <= position]
-    return position - max(anchor_positions, default=0)
 
 
 def write_tables(plan: Plan) -> tuple[Path, ...]:
@@ -531,7 +523,6 @@ def write_tables(plan: Plan) -> tuple[Path, ...]:
 
 
 def get_plan(data: Plan | Loader) -> Plan:
-    """Return the plan of a loader, or the given plan."""
     plan: object = data.plan if isinstance(data, Loader) else data
     refuse_lane_order(plan, "cannot be used with explain or when")
     if isinstance(plan, RawStream):

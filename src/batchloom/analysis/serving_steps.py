@@ -20,14 +20,7 @@ _MAX_LISTED = 5
 
 
 def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
-    """Explain why no step up to ``last`` serves a document; its pools must be counted.
-
-    Args:
-        plan: the plan.
-        number: number of the source in the plan.
-        document: number of the document in the source.
-        last: last step that was searched.
-    """
+    """Explain why no step up to ``last`` serves a document of source ``number``; its pools must be counted."""
     name = plan.names[number]
     store = plan.stores[name]
     length = int(store.lengths.take(np.array([document]))[0])
@@ -36,7 +29,8 @@ def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
         return f"it is empty, or its media are not the ones that source {name!r} takes from its store (media={media!r})"
     if not length:
         return "it is empty: there is no token to serve"
-    specs = [plan.orders.order(number, era).spec for era in _list_packings(plan, number)]
+    eras = [era for era, numbers in enumerate(plan.orders.weighted_sources_by_era) if number in numbers]
+    specs = [plan.orders.order(number, era).spec for era in eras]
     if all(spec.overlong == "drop" and length > spec.seq_len for spec in specs):
         overlong_remedy = "" if isinstance(store, Store) and has_media(store) else ", overlong='split' or 'truncate'"
         return (
@@ -50,7 +44,7 @@ def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
     served = _count_served(plan, number, end)
     if not served:
         return f"source {name!r} has no weight up to step {last:,}{_describe_later_start(plan, number, end)}"
-    total = plan.orders.order(number, _list_packings(plan, number)[0]).sequences
+    total = plan.orders.order(number, eras[0]).sequences
     skips = " Edits skip steps." if any(edit.skip for edit in plan.edits) else ""
     ended = plan.orders.timeline.end is not None and plan.orders.timeline.end <= end
     later = "The sources end the run" if ended else "Later steps may hold it"
@@ -58,10 +52,6 @@ def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
         f"it is not served up to step {last:,}: until then {name} serves {format_count(served, 'sequence')}, and an "
         f"epoch of it has {total:,}.{skips} {later}"
     )
-
-
-def _list_packings(plan: Plan, number: int) -> list[int]:
-    return [era for era, numbers in enumerate(plan.orders.weighted_sources_by_era) if number in numbers]
 
 
 def _count_served(plan: Plan, number: int, end: int) -> int:

@@ -6,10 +6,12 @@ from typing import Annotated
 import typer
 
 import batchloom
-from batchloom.cli.terminal import AsJson, Generation, plain_console, print_json
+from batchloom.cli.terminal import AsJson, Generation, print_escaped, print_json
 from batchloom.core.errors import InputMissingError
-from batchloom.core.wording import escape_unprintable, format_count
+from batchloom.core.wording import format_count
 from batchloom.store.maintain import VerificationResult
+
+_JSON_KEYS = ("path", "kind", "sound", "data", "used", "faults", "facts", "sample")
 
 
 def check(
@@ -53,39 +55,21 @@ def check(
         )
     except InputMissingError as error:
         if not as_json:
-            plain_console().print(f"{'data:':12} absent")
+            print_escaped(f"{'data:':12} absent")
             raise
-        _print_json(VerificationResult(path, "absent", [str(error)], used="nothing"), "absent")
+        absent = VerificationResult(path, "absent", [str(error)], used="nothing")
+        print_json({**{name: getattr(absent, name) for name in _JSON_KEYS}, "data": "absent"})
         return 1
     if as_json:
-        _print_json(verdict, verdict.data)
+        print_json({name: getattr(verdict, name) for name in _JSON_KEYS})
         return 0 if verdict.sound else 1
-    console = plain_console()
-    console.print(f"{'data:':12} {verdict.data}")
+    print_escaped(f"{'data:':12} {verdict.data}")
     for name, fact in verdict.facts.items():
-        console.print(f"{escape_unprintable(name) + ':':12} {escape_unprintable(str(fact))}")
+        print_escaped(f"{name + ':':12} {fact}")
     if verdict.sample:
-        console.print(f"{'sample:':12} {verdict.sample!r}")
-    console.print(f"{'used:':12} {escape_unprintable(verdict.used)}")
+        print_escaped(f"{'sample:':12} {verdict.sample!r}")
+    print_escaped(f"{'used:':12} {verdict.used}")
     for fault in verdict.faults:
-        console.print(f"FAULT: {escape_unprintable(fault)}", style="red")
-    console.print(
-        f"{escape_unprintable(verdict.path)}: "
-        f"{'sound' if verdict.sound else format_count(len(verdict.faults), 'fault')}"
-    )
+        print_escaped(f"FAULT: {fault}", style="red")
+    print_escaped(f"{verdict.path}: {'sound' if verdict.sound else format_count(len(verdict.faults), 'fault')}")
     return 0 if verdict.sound else 1
-
-
-def _print_json(verdict: VerificationResult, data: str) -> None:
-    print_json(
-        {
-            "path": verdict.path,
-            "kind": verdict.kind,
-            "sound": verdict.sound,
-            "data": data,
-            "used": verdict.used,
-            "faults": verdict.faults,
-            "facts": verdict.facts,
-            "sample": verdict.sample,
-        }
-    )

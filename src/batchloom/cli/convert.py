@@ -6,7 +6,7 @@ import typer
 
 from batchloom.chat import parse_mapping
 from batchloom.cli.prepare import ProgressDisplay, unescape_marker
-from batchloom.cli.terminal import AsJson, plain_console, print_json
+from batchloom.cli.terminal import AsJson, print_escaped, print_json
 from batchloom.core.wording import format_count
 from batchloom.preparation import convert as convert_rows
 from batchloom.preparation.conversion import ConversionResult
@@ -72,11 +72,10 @@ def convert(
             listener=display.show,
         )
     # Standard output may hold the rows.
-    console = plain_console(stderr=result.path is None)
     if as_json and result.path is not None:
         print_json(result)
         return
-    console.print(_format_summary(result), markup=False)
+    print_escaped(_format_summary(result), stderr=result.path is None)
 
 
 def _format_summary(result: ConversionResult) -> str:

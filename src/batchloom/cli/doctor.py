@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 import batchloom
-from batchloom.analysis.doctor import Diagnosis, DocumentPreview, LengthFacts, PreparedFacts, SourceFacts
+from batchloom.analysis.doctor import Diagnosis, DocumentPreview, PreparedFacts, SourceFacts
 from batchloom.cli.prepare import ProgressDisplay, parse_setting_options
 from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal import AsJson, plain_console, print_json, redact_urls
+from batchloom.cli.terminal import AsJson, print_escaped, print_json, redact_urls
 from batchloom.core.addresses import redact_url
 from batchloom.core.errors import BatchloomError, SettingsError
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
@@ -72,67 +71,64 @@ def doctor(
     if as_json:
         print_json(diagnosis.plain())
     else:
-        _print_diagnosis(plain_console(), diagnosis)
+        _print_diagnosis(diagnosis)
     return 0 if diagnosis.sound else 1
 
 
-def _print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
+def _print_diagnosis(diagnosis: Diagnosis) -> None:
     for source in diagnosis.sources:
-        _print_source(console, source, exact=diagnosis.exact)
+        _print_source(source, exact=diagnosis.exact)
     for prepared in diagnosis.prepared:
-        _print_prepared(console, prepared)
+        _print_prepared(prepared)
     if diagnosis.sources:
-        _print_totals(console, diagnosis)
+        _print_totals(diagnosis)
     previews = [document for source in diagnosis.sources for document in source.preview]
     previews += [document for prepared in diagnosis.prepared for document in prepared.preview]
-    _print_preview(console, previews)
+    _print_preview(previews)
     for kind, style, sentences in (
         ("note", "", diagnosis.notes),
         ("warning", "yellow", diagnosis.warnings),
         ("FAULT", "red", diagnosis.faults),
     ):
         for sentence in sentences:
-            console.print(f"{kind}: {escape_unprintable(sentence)}", style=style)
+            print_escaped(f"{kind}: {sentence}", style=style)
     for bad in diagnosis.bad:
-        console.print(f"bad record: {escape_unprintable(bad.sentence)}", style="red")
+        print_escaped(f"bad record: {bad.sentence}", style="red")
     if diagnosis.bad_seen > len(diagnosis.bad):
-        console.print(f"bad records: {diagnosis.bad_seen - len(diagnosis.bad):,} more", style="red")
+        print_escaped(f"bad records: {diagnosis.bad_seen - len(diagnosis.bad):,} more", style="red")
     verdict = "sound" if diagnosis.sound else format_count(len(diagnosis.faults), "fault")
-    console.print(f"{'verdict:':{_LABEL_WIDTH}} {verdict}")
+    print_escaped(f"{'verdict:':{_LABEL_WIDTH}} {verdict}")
     unread = [facts.path for facts in diagnosis.prepared if facts.kind == "store" and not facts.checked]
     if diagnosis.sound and unread:
-        console.print(
-            f"{'':{_LABEL_WIDTH}} Bytes of {escape_unprintable(unread[0])} were not compared with their checksums; "
-            f"batchloom check "
-            "does that, and doctor --full."
+        print_escaped(
+            f"{'':{_LABEL_WIDTH}} Bytes of {unread[0]} were not compared with their checksums; batchloom check does "
+            "that, and doctor --full."
         )
     for command in diagnosis.commands:
-        console.print(f"{'next:':{_LABEL_WIDTH}} {command}")
+        print_escaped(f"{'next:':{_LABEL_WIDTH}} {command}")
 
 
-def _print_row(console: Console, label: str, fact: str) -> None:
-    console.print(f"  {label + ':':{_LABEL_WIDTH}} {escape_unprintable(fact)}")
+def _print_row(label: str, fact: str) -> None:
+    print_escaped(f"  {label + ':':{_LABEL_WIDTH}} {fact}")
 
 
-def _print_source(console: Console, source: SourceFacts, *, exact: bool) -> None:
+def _print_source(source: SourceFacts, *, exact: bool) -> None:
     about = "" if exact else "about "
     more = f" and {source.files - 1:,} more that are read alike" if source.files > 1 else ""
     packed = f", {source.compression}" if source.compression else ""
-    console.print(
-        f"{escape_unprintable(source.name)}{more}: {source.format}{packed}, {about if more else ''}"
-        f"{format_size(source.bytes)}",
+    print_escaped(
+        f"{source.name}{more}: {source.format}{packed}, {about if more else ''}{format_size(source.bytes)}",
         style="bold",
     )
     if source.detected:
         columns = ", ".join(f"{role}={'|'.join(names)}" for role, names in source.mapping.items())
-        _print_row(console, "detected", source.detected + (f" ({columns})" if columns else ""))
+        _print_row("detected", source.detected + (f" ({columns})" if columns else ""))
     if source.unused:
-        _print_row(console, "unused", ", ".join(source.unused))
+        _print_row("unused", ", ".join(source.unused))
     if not source.records:
         return
     dropped = "".join(f", {count:,} left out: {rule}" for rule, count in source.dropped.items())
     _print_row(
-        console,
         "records",
         f"{about}{source.records:,} ({source.documents:,} documents, {source.empty:,} empty, {source.bad:,} bad"
         f"{dropped})",
@@ -140,62 +136,52 @@ def _print_source(console: Console, source: SourceFacts, *, exact: bool) -> None
     for kind, media_count in source.media.items():
         each = "video frame" if kind == "video" else kind
         _print_row(
-            console,
             kind,
             f"{about}{format_count(media_count.media, each)} in {format_count(media_count.documents, 'document')}: "
             f"{media_count.tokens:,} tokens",
         )
     for label, lengths in (("characters", source.characters), ("tokens", source.tokens)):
         if lengths is not None:
-            _print_row(console, label, _format_lengths(lengths, exact=exact))
+            of_sample = "" if exact else f" (of {lengths.documents:,} in the sample)"
+            _print_row(
+                label,
+                f"mean {lengths.mean:,.1f}, median {lengths.median:,}, 95 % up to {lengths.p95:,}, longest "
+                f"{lengths.longest:,}{of_sample}",
+            )
     if source.total_tokens:
         share = (source.trained_tokens or 0) / source.total_tokens
-        _print_row(console, "tokens in all", f"{about}{source.total_tokens:,}, {share:.1%} of them trained")
+        _print_row("tokens in all", f"{about}{source.total_tokens:,}, {share:.1%} of them trained")
 
 
-def _format_lengths(lengths: LengthFacts, *, exact: bool) -> str:
-    summary = (
-        f"mean {lengths.mean:,.1f}, median {lengths.median:,}, 95 % up to {lengths.p95:,}, longest {lengths.longest:,}"
-    )
-    return summary if exact else f"{summary} (of {lengths.documents:,} in the sample)"
-
-
-def _print_prepared(console: Console, prepared: PreparedFacts) -> None:
+def _print_prepared(prepared: PreparedFacts) -> None:
     inspection = prepared.inspection
     state = "not made a store yet" if prepared.kind == "ids" else "prepared already"
-    console.print(f"{escape_unprintable(prepared.path)}: {prepared.kind}, {state}", style="bold")
+    print_escaped(f"{prepared.path}: {prepared.kind}, {state}", style="bold")
     if inspection is None:
         return
     split = f" [{inspection.split}]" if inspection.split else ""
     fill = next(efficiency for efficiency in inspection.efficiencies if efficiency.packing == "best_fit").fill
     _print_row(
-        console,
         "holds" + split,
         f"{inspection.documents:,} documents, {inspection.tokens:,} tokens ({inspection.dtype}), longest "
         f"{inspection.longest:,}",
     )
-    _print_row(console, "packing", f"{fill:.2%} full at seq_len {inspection.seq_len:,}")
-    _print_row(
-        console,
-        "verified",
-        "every byte" if prepared.checked else "its index only (--full: every byte)",
-    )
+    _print_row("packing", f"{fill:.2%} full at seq_len {inspection.seq_len:,}")
+    _print_row("verified", "every byte" if prepared.checked else "its index only (--full: every byte)")
 
 
-def _print_totals(console: Console, diagnosis: Diagnosis) -> None:
+def _print_totals(diagnosis: Diagnosis) -> None:
     about = "" if diagnosis.exact else "about "
-    console.print(
+    print_escaped(
         f"all: {format_count(diagnosis.files, 'file')}, {format_size(diagnosis.bytes)}, "
         f"{about}{format_count(diagnosis.documents, 'document')}",
         style="bold",
     )
     if not diagnosis.exact:
         _print_row(
-            console,
             "sample",
             f"{format_size(diagnosis.read_bytes)} of {format_size(diagnosis.bytes)} were read: counts are estimates, "
-            f"--full reads "
-            "everything",
+            "--full reads everything",
         )
     if diagnosis.duplicates and diagnosis.duplicates.documents:
         copies = diagnosis.duplicates
@@ -205,64 +191,48 @@ def _print_totals(console: Console, diagnosis: Diagnosis) -> None:
         )
         then = f"; prepare: {duplicate_handling}" if copies.repeated else ""
         _print_row(
-            console,
             "duplicates",
             f"{copies.repeated:,} of {copies.documents:,} documents ({copies.share:.2%}){sample_note}{then}",
         )
     if diagnosis.tokenizer and diagnosis.tokens is not None:
         tokenizer = diagnosis.tokenizer
         template = f", template {tokenizer.template}" if tokenizer.template else ""
-        _print_row(
-            console,
-            "tokenizer",
-            f"{tokenizer.name} ({tokenizer.vocab_size:,} ids, {tokenizer.engine}{template})",
-        )
-        _print_row(console, "tokens", f"{about}{diagnosis.tokens:,}")
+        _print_row("tokenizer", f"{tokenizer.name} ({tokenizer.vocab_size:,} ids, {tokenizer.engine}{template})")
+        _print_row("tokens", f"{about}{diagnosis.tokens:,}")
     if diagnosis.packing:
         pack = diagnosis.packing
         steps = f", {pack.steps:,} steps of {pack.global_batch_size:,}" if pack.steps else ""
         _print_row(
-            console,
             "packing",
             f"{about}{format_count(pack.sequences, 'sequence')} of {pack.seq_len:,}{steps}: {pack.fill:.2%} full with "
             f"{pack.packing}; no packing of these lengths exceeds {pack.bound:.2%}",
         )
     if diagnosis.seconds is not None and diagnosis.store_bytes is not None:
         _print_row(
-            console,
             "prepare",
             f"about {format_duration(diagnosis.seconds)} on this machine, {format_size(diagnosis.store_bytes)} on disk",
         )
     for estimate in diagnosis.ways:
-        steps = "as many steps as are given" if estimate.steps is None else f"{estimate.steps:,} steps an epoch"
+        memory = f"about {format_size(estimate.memory_bytes)} of memory a run"
         if estimate.way == "prepare":
-            first = "prepared"
-            start = "first batch in about a second, once prepared"
-            steps = steps if estimate.steps else "exact steps of every epoch"
+            steps = f"{estimate.steps:,} steps an epoch" if estimate.steps else "exact steps of every epoch"
+            _print_row("prepared", f"first batch in about a second, once prepared; {memory}; {steps}")
         else:
-            first = "streamed"
+            start = f"first batch after about {format_duration(estimate.start_seconds)}"
             lanes = format_count(estimate.lanes or 0, "lane")
-            start = f"first batch after about {format_duration(estimate.start_seconds)}, {lanes}"
-        _print_row(
-            console,
-            first,
-            f"{start}; about {format_size(estimate.memory_bytes)} of memory a run; {steps}",
-        )
+            _print_row("streamed", f"{start}, {lanes}; {memory}; as many steps as are given")
 
 
-def _print_preview(console: Console, documents: Sequence[DocumentPreview]) -> None:
+def _print_preview(documents: Sequence[DocumentPreview]) -> None:
     """Print documents, after an explanation of the marks."""
     if documents:
-        console.print(f"preview ({_LEGEND})", style="bold")
+        print_escaped(f"preview ({_LEGEND})", style="bold")
     for document in documents:
         location = f"line {document.line}" if document.line else f"row {document.row}"
         location_note = f", {location}" if document.line or document.row else ""
-        console.print(
-            f"-- {escape_unprintable(document.file)}{location_note}: {document.tokens:,} tokens, "
-            f"{document.trained:,} trained"
-        )
+        print_escaped(f"-- {document.file}{location_note}: {document.tokens:,} tokens, {document.trained:,} trained")
         for mark, line, trained in make_preview_lines(document):
-            console.print(f"{mark} {line}".rstrip(), style=_TRAINED_STYLE if trained else "")
+            print_escaped(f"{mark} {line}".rstrip(), style=_TRAINED_STYLE if trained else "")
 
 
 def make_preview_lines(document: DocumentPreview) -> list[tuple[str, str, bool]]:
@@ -283,7 +253,7 @@ def make_preview_lines(document: DocumentPreview) -> list[tuple[str, str, bool]]
                 lines.append(
                     (
                         mark + ("|" if begins else ">"),
-                        shorten_token_runs(escape_unprintable(part)),
+                        _shorten_token_runs(escape_unprintable(part)),
                         segment.trained,
                     )
                 )
@@ -291,6 +261,6 @@ def make_preview_lines(document: DocumentPreview) -> list[tuple[str, str, bool]]
     return lines
 
 
-def shorten_token_runs(text: str) -> str:
+def _shorten_token_runs(text: str) -> str:
     """Return a line with each run of a repeated token replaced by one and its count."""
     return _REPEATED_TOKEN.sub(lambda run: f"{run[1]}[x{len(run[0]) // len(run[1])}]", text)

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from batchloom import Edit
+from batchloom.analysis import parse_weights
 from batchloom.batches import read_mixture
-from batchloom.cli.terminal import DryRun, plain_console
+from batchloom.cli.terminal import DryRun, print_escaped
 from batchloom.core.errors import SettingsError
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import format_count
@@ -82,35 +83,34 @@ def edit(
     from batchloom.train import edit_run  # noqa: PLC0415
 
     run_data: Any = data if mixture is None else read_mixture(mixture)
-    console = plain_console()
     try:
         result = edit_run(
             *(run, run_data, requested_edit),
             generation=generation,
             dry_run=dry_run,
             patience=wait,
-            print_line=console.print,
+            print_line=print_escaped,
         )
     except KeyboardInterrupt:
         typer.echo(
-            f"Stopped. Where the edit was handed to the run, {run / 'edits'} has it, and the answer.",
+            f"Stopped. If the run had received the edit, {run / 'edits'} holds it and the answer.",
             err=True,
         )
         raise typer.Exit(130) from None
     for line in result.before:
         if line not in result.after:
-            console.print(f"- {line}")
+            print_escaped(f"- {line}")
     for line in result.after:
-        console.print(f"+ {line}" if line not in result.before else f"  {line}")
-    console.print(json.dumps(_summarize_entry(result.entry), ensure_ascii=False))
+        print_escaped(f"+ {line}" if line not in result.before else f"  {line}")
+    print_escaped(json.dumps(_summarize_entry(result.entry), ensure_ascii=False))
     journal_location = f"{result.checkpoint} (edit {result.number} of its journal)"
     if result.checkpoint is None:
-        console.print(
-            f"Taken by the run; it holds after {format_count(at_step, 'step')} (edit {result.number} of its journal, "
-            f"fingerprint {result.entry['fingerprint']}); its next checkpoint has it."
+        print_escaped(
+            f"Accepted by the run: it applies after {format_count(at_step, 'step')} (edit {result.number} of its "
+            f"journal, fingerprint {result.entry['fingerprint']}), and its next checkpoint records it."
         )
         return
-    console.print(f"Would be written to {journal_location}." if dry_run else f"Written to {journal_location}.")
+    print_escaped(f"Would be written to {journal_location}." if dry_run else f"Written to {journal_location}.")
 
 
 def _summarize_entry(entry: dict[str, Any]) -> dict[str, Any]:
@@ -131,20 +131,7 @@ def _parse_weights(text: str) -> Any:
         return text
     if text.lstrip().startswith("{"):
         return parse_yaml(text.encode(), "--weights")
-    weights: dict[str, float] = {}
-    problems = []
-    for word in text.split(","):
-        name, equals, weight = word.strip().partition("=")
-        try:
-            number = float(weight)
-        except ValueError:
-            number = -1.0
-        if not name or not equals or name in weights or number < 0:
-            problems.append(f"--weights: {quote_value(word)} is no NAME=WEIGHT, or a name is there twice")
-        weights[name] = number
-    if problems:
-        raise SettingsError(problems)
-    return weights
+    return parse_weights(text, "--weights")
 
 
 def _parse_bans(words: list[str]) -> dict[str, list[int]]:

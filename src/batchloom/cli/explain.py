@@ -1,6 +1,5 @@
 """``batchloom explain`` and ``batchloom when``."""
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -17,8 +16,8 @@ from batchloom.analysis import (
     resolve_plan,
 )
 from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal import AsJson, StorePath, WorldSize, plain_console, print_json, print_log
-from batchloom.core.wording import escape_unprintable, format_count
+from batchloom.cli.terminal import AsJson, StorePath, WorldSize, print_escaped, print_json, print_log
+from batchloom.core.wording import format_count
 
 
 @with_settings(PlanRequest)
@@ -42,18 +41,20 @@ def explain(
         header = {"step": step, "fingerprint": plan.fingerprint, **make_data_label(plan)}
         print_json({**header, "sequences": sequences})
         return
-    console, mark = plain_console(), "".join(f"  {k}={v}" for k, v in make_data_label(plan).items())
-    console.print(f"step {step:,} of plan {plan.fingerprint}{mark}")
+    mark = "".join(f"  {k}={v}" for k, v in make_data_label(plan).items())
+    print_escaped(f"step {step:,} of plan {plan.fingerprint}{mark}")
     for sequence in sequences:
-        _print_sequence(console.print, sequence, world_size)
+        _print_sequence(sequence, world_size)
 
 
-def _print_sequence(print_line: Callable[[str], None], sequence: ExplainedSequence, world_size: int | None) -> None:
+def _print_sequence(sequence: ExplainedSequence, world_size: int | None) -> None:
     ranks = f", rank {sequence.rank} row {sequence.rank_row}" if world_size else ""
     contents = format_count(len(sequence.spans), "span") if sequence.spans else "empty: past the end of the run"
-    print_line(f"row {sequence.row}{ranks}, position {sequence.position:,}: {contents}, padding {sequence.padding:,}")
+    print_escaped(
+        f"row {sequence.row}{ranks}, position {sequence.position:,}: {contents}, padding {sequence.padding:,}"
+    )
     for span in sequence.spans:
-        print_line("  " + _format_span(span))
+        print_escaped("  " + _format_span(span))
 
 
 def _format_span(span: ExplainedSpan) -> str:
@@ -62,7 +63,7 @@ def _format_span(span: ExplainedSpan) -> str:
         if span.stop - span.start == span.document_tokens
         else f"tokens {span.start:,}-{span.stop:,} of {span.document_tokens:,}"
     )
-    facts = [f"{escape_unprintable(span.source)} document {span.document:,}", part]
+    facts = [f"{span.source} document {span.document:,}", part]
     if span.banned:
         facts.append("banned: served as padding")
     elif span.removed:
@@ -72,9 +73,9 @@ def _format_span(span: ExplainedSpan) -> str:
     if span.origin is not None:
         record_number = span.origin.line or span.origin.record
         unit = "line" if span.origin.line else "record"
-        facts.append(f"{escape_unprintable(span.origin.source)} {unit} {record_number:,} (byte {span.origin.offset:,})")
+        facts.append(f"{span.origin.source} {unit} {record_number:,} (byte {span.origin.offset:,})")
     facts += [
-        f"{medium.kind} {escape_unprintable(medium.path) or 'of the record'} ({medium.stop - medium.start:,} tokens)"
+        f"{medium.kind} {medium.path or 'of the record'} ({medium.stop - medium.start:,} tokens)"
         for medium in span.media
     ]
     begins = f": {span.text!r}" if span.text else ""
@@ -123,14 +124,12 @@ def when(
         return
     mark = "".join(f"  {k}={v}" for k, v in make_data_label(plan).items())
     until = f" up to step {last_step:,}" if last_step is not None else ""
-    console = plain_console()
-    console.print(f"{format_count(len(showings), 'sequence')}{until} of plan {plan.fingerprint}{mark}")
+    print_escaped(f"{format_count(len(showings), 'sequence')}{until} of plan {plan.fingerprint}{mark}")
     for showing in showings:
-        console.print("  " + _format_served_sequence(showing, world_size, steps_done))
+        print_escaped("  " + _format_served_sequence(showing, world_size, steps_done))
     for unserved_document in unserved:
-        console.print(
-            f"  {escape_unprintable(unserved_document.source)} document {unserved_document.document:,}: "
-            f"{escape_unprintable(unserved_document.reason)}."
+        print_escaped(
+            f"  {unserved_document.source} document {unserved_document.document:,}: {unserved_document.reason}."
         )
 
 
@@ -139,7 +138,6 @@ def _format_served_sequence(showing: ServedSequence, world_size: int | None, ste
     past = "" if steps_done is None else (" (past)" if showing.step < steps_done else " (to come)")
     ban = ", banned: served as padding" if showing.banned else ""
     return (
-        f"step {showing.step:,}{past}, row {showing.row}{ranks}: {escape_unprintable(showing.source)} document "
-        f"{showing.document:,}, "
+        f"step {showing.step:,}{past}, row {showing.row}{ranks}: {showing.source} document {showing.document:,}, "
         f"epoch {showing.epoch}{ban}"
     )

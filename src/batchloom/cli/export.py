@@ -7,7 +7,7 @@ from typing import Annotated, final
 
 import typer
 
-from batchloom.cli.terminal import AsJson, Generation, Split, plain_console, print_json
+from batchloom.cli.terminal import AsJson, Generation, Split, print_escaped, print_json
 from batchloom.core.wording import format_count, format_size
 from batchloom.store import export_store
 
@@ -50,15 +50,13 @@ def export(
     if as_json:
         print_json(result)
         return
-    console = plain_console()
-    console.print(
+    print_escaped(
         f"{result.path}: {result.documents:,} documents, {result.tokens:,} tokens in "
         f"{format_count(result.files, 'file')}, "
         f"{format_size(result.bytes)}.",
-        markup=False,
     )
     for note in result.notes:
-        console.print(note, markup=False)
+        print_escaped(note)
 
 
 @final

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from batchloom.cli.terminal import AsJson, DryRun, plain_console, print_json
-from batchloom.core.wording import escape_unprintable, format_count
+from batchloom.cli.terminal import AsJson, DryRun, print_escaped, print_json
+from batchloom.core.wording import format_count
 from batchloom.store import compact_store, read_log, remove_documents
 from batchloom.store.maintain import GenerationLogEntry, RemovalResult
 
@@ -25,9 +25,8 @@ def log(
     if as_json:
         print_json(entries)
         return
-    console = plain_console()
     for entry in entries:
-        console.print(_format_log_entry(entry))
+        print_escaped(_format_log_entry(entry))
 
 
 def _format_log_entry(entry: GenerationLogEntry) -> str:
@@ -35,15 +34,13 @@ def _format_log_entry(entry: GenerationLogEntry) -> str:
     facts = [format_count(documents, "document"), format_count(tokens, "token")]
     if entry.sources:
         more = f" and {len(entry.sources) - 1:,} more" if len(entry.sources) > 1 else ""
-        facts.append(
-            f"{format_count(len(entry.sources), 'source')} added ({escape_unprintable(entry.sources[0])}{more})"
-        )
+        facts.append(f"{format_count(len(entry.sources), 'source')} added ({entry.sources[0]}{more})")
     if entry.selected:
-        facts.append("sources " + ", ".join(map(escape_unprintable, entry.selected)))
+        facts.append("sources " + ", ".join(entry.selected))
     if entry.recipe_fingerprint:
         facts.append(f"recipe {entry.recipe_fingerprint[:12]}")
     if entry.when:
-        facts.append(escape_unprintable(entry.when))
+        facts.append(entry.when)
     if not entry.readable:
         facts.append("compacted away")
     return f"{entry.number:>4}  {entry.made:<9}  {', '.join(facts)}"
@@ -81,49 +78,44 @@ def remove(
 def _format_first_lines(lines: Sequence[str]) -> str:
     """Return the first lines and the number of others."""
     more = f" and {len(lines) - _MAX_LISTED:,} more" if len(lines) > _MAX_LISTED else ""
-    return ", ".join(map(escape_unprintable, lines[:_MAX_LISTED])) + more
+    return ", ".join(lines[:_MAX_LISTED]) + more
 
 
 def _print_removal(result: RemovalResult, *, dry_run: bool) -> None:
-    console = plain_console()
     if result.absent:
-        console.print(f"not in the store: {_format_first_lines(result.absent)}")
+        print_escaped(f"not in the store: {_format_first_lines(result.absent)}")
     if result.left_out:
-        console.print(
+        print_escaped(
             f"read, but without a document in the store: {_format_first_lines(result.left_out)}. Such a record was "
-            f"left out when the "
-            "store was made (a duplicate, dropped, empty or bad) or is compacted away. The text of a duplicate still "
-            "stands under another record: the hash of the text (32 hex digits of XXH3-128) in place of the line "
-            "removes it there."
+            "left out when the store was made (a duplicate, dropped, empty or bad), or is compacted away. The text of "
+            "a duplicate is stored under another record; to remove it there, write the hash of the text (32 hex "
+            "digits of XXH3-128) instead of this line."
         )
     if result.before:
-        console.print(f"{format_count(result.before, 'document')} had been removed before.")
+        print_escaped(f"{format_count(result.before, 'document')} had been removed before.")
     if not result.documents:
-        console.print("Nothing to remove; the store stays as it is.")
+        print_escaped("Nothing to remove; the store stays as it is.")
         return
     for name, documents, tokens in result.by_source:
-        console.print(f"{documents:>12,} {tokens:>15,} tokens  {escape_unprintable(name)}")
+        print_escaped(f"{documents:>12,} {tokens:>15,} tokens  {name}")
     removed_text = f"{format_count(result.documents, 'document')} of {result.tokens:,} tokens"
-    store_path = escape_unprintable(str(result.path))
     if dry_run:
         empty_note = " No document would be left." if result.emptied else ""
-        console.print(f"{removed_text} would be removed from {store_path}; nothing was changed.{empty_note}")
+        print_escaped(f"{removed_text} would be removed from {result.path}; nothing was changed.{empty_note}")
         return
-    console.print(
-        f"{removed_text} removed from {store_path}, which is generation {result.generation} now: they read as end "
+    print_escaped(
+        f"{removed_text} removed from {result.path}, which is generation {result.generation} now: they read as end "
         "tokens without loss."
     )
     if result.emptied:
-        console.print(
-            f"No document is left: batchloom compact refuses a store without any, so delete {store_path} where the "
-            "text is "
-            "to go for good."
+        print_escaped(
+            f"No document is left: batchloom compact refuses a store without any, so delete {result.path} to delete "
+            "the text for good."
         )
         return
-    console.print(
-        f"Older generations and the shards themselves still hold the text: batchloom compact {store_path} deletes "
-        "it, and "
-        "runs on older generations cannot go on then."
+    print_escaped(
+        f"Older generations and the shards themselves still hold the text: batchloom compact {result.path} deletes it. "
+        "Runs on older generations cannot continue then."
     )
 
 
@@ -140,17 +132,15 @@ def compact(
     if as_json:
         print_json(result)
         return
-    console, store_path = plain_console(), escape_unprintable(str(result.path))
     if not result.made:
         leftover_note = f"; {format_count(result.files, 'file')} left over deleted" if result.files else ""
-        console.print(
-            f"Nothing to compact: {store_path} is one generation, and no document of it is removed{leftover_note}."
+        print_escaped(
+            f"Nothing to compact: {result.path} is one generation, and no document of it is removed{leftover_note}."
         )
         return
     ended_generations = ", ".join(map(str, result.ended))
-    console.print(
-        f"{store_path} is generation {result.generation} now; {ended_generations} can be opened no longer. "
-        f"{format_count(result.documents, 'removed document')} left for good, {format_count(result.shards, 'shard')} "
-        f"written anew, "
-        f"{format_count(result.files, 'file')} deleted."
+    print_escaped(
+        f"{result.path} is generation {result.generation} now; {ended_generations} can no longer be opened. "
+        f"{format_count(result.documents, 'removed document')} deleted for good, "
+        f"{format_count(result.shards, 'shard')} rewritten, {format_count(result.files, 'file')} deleted."
     )

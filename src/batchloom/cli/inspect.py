@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import batchloom
 from batchloom.analysis import Inspection
-from batchloom.cli.terminal import AsJson, Generation, Split, make_table, plain_console, print_json
-from batchloom.core.wording import escape_unprintable, format_count
+from batchloom.cli.terminal import AsJson, Generation, Split, make_table, plain_console, print_escaped, print_json
+from batchloom.core.wording import format_count
 from batchloom.preparation import describe_missed_shares
 from batchloom.store import MANIFEST_NAME, PAGE_NAME, read_manifest
 from batchloom.store.format import format_generation_file_name
@@ -34,64 +33,53 @@ def inspect(
     if as_json:
         print_json(inspection)
         return
-    console = plain_console()
-    _print_counts(console, inspection)
-    _print_shares(console, path, generation)
-    _print_packing(console, inspection)
+    _print_counts(inspection)
+    _print_shares(path, generation)
+    _print_packing(inspection)
     # A generation without its own page uses that of the last one that has it.
     numbers = range(inspection.generation or 1, 0, -1)
     pages = (Path(path) / format_generation_file_name(PAGE_NAME, number) for number in numbers)
     if page := next((candidate for candidate in pages if candidate.is_file()), None):
-        console.print(f"report: {escape_unprintable(str(page))}")
+        print_escaped(f"report: {page}")
     for number, text in enumerate(inspection.first):
-        console.print(f"document {number} begins {text!r}")
+        print_escaped(f"document {number} begins {text!r}")
 
 
-def _print_counts(console: Console, inspection: Inspection) -> None:
+def _print_counts(inspection: Inspection) -> None:
     split = f" [{inspection.split}]" if inspection.split else ""
-    documents, shards = (
-        format_count(inspection.documents, "document"),
-        format_count(inspection.shards, "shard"),
-    )
-    console.print(
-        f"{escape_unprintable(str(inspection.path))}{split}: {documents}, {inspection.tokens:,} tokens "
-        f"({inspection.dtype}) in "
-        f"{shards}",
+    documents, shards = format_count(inspection.documents, "document"), format_count(inspection.shards, "shard")
+    print_escaped(
+        f"{inspection.path}{split}: {documents}, {inspection.tokens:,} tokens ({inspection.dtype}) in {shards}",
     )
     if inspection.generation is not None and inspection.generation > 1:
-        console.print(
-            f"generation {inspection.generation} (batchloom log {escape_unprintable(str(inspection.path))} lists all)"
-        )
+        print_escaped(f"generation {inspection.generation} (batchloom log {inspection.path} lists all)")
     if inspection.removed:
-        console.print(
+        print_escaped(
             f"{format_count(inspection.removed, 'document')} of these removed: read as end tokens that are not "
-            "trained, "
-            f"until "
-            "batchloom compact"
+            "trained, until batchloom compact"
         )
     if inspection.preferences:
         sides = ", ".join(f"{count:,} {side}" for side, count in inspection.sides.items())
-        console.print(f"preferences ({inspection.preferences}): {sides}")
+        print_escaped(f"preferences ({inspection.preferences}): {sides}")
     for kind, media_count in inspection.media.items():
         each = "video frame" if kind == "video" else kind
-        console.print(
+        share = media_count.tokens / inspection.tokens
+        print_escaped(
             f"{format_count(media_count.media, each)} in {format_count(media_count.documents, 'document')}: "
-            f"{media_count.tokens:,} tokens, "
-            f"{media_count.tokens / inspection.tokens:.1%} of all ({escape_unprintable(inspection.processor)})"
+            f"{media_count.tokens:,} tokens, {share:.1%} of all ({inspection.processor})"
         )
-    console.print(
+    print_escaped(
         f"lengths in tokens: shortest {inspection.shortest:,}, median {inspection.median:,.0f}, mean "
-        f"{inspection.mean:,.1f}, "
-        f"longest {inspection.longest:,}",
+        f"{inspection.mean:,.1f}, longest {inspection.longest:,}"
     )
     most = max(count for _, _, count in inspection.histogram)
     for low, below, count in inspection.histogram:
-        console.print(
+        print_escaped(
             f"{low:>10,} - {below - 1:<10,} {count:>12,} {'#' * round(_BAR_WIDTH * count / most)}",
         )
 
 
-def _print_shares(console: Console, path: str, generation: int | None) -> None:
+def _print_shares(path: str, generation: int | None) -> None:
     """Print the subsets of a local store that miss their share of the tokens."""
     if not (Path(path) / MANIFEST_NAME).is_file():
         return
@@ -106,33 +94,31 @@ def _print_shares(console: Console, path: str, generation: int | None) -> None:
         splits=any(source.kind in ("text", "code") for source in manifest.sources),
     )
     for note in notes:
-        console.print(note)
+        print_escaped(note)
 
 
-def _print_packing(console: Console, inspection: Inspection) -> None:
+def _print_packing(inspection: Inspection) -> None:
     names = ("packing", "sequences", "filled", "documents cut")
     rows = [
         (row.packing, f"{'' if row.exact else 'about '}{row.sequences:,}", f"{row.fill:.3%}", f"{row.cut:.2%}")
         for row in inspection.efficiencies
     ]
     title = f"packing at seq_len {inspection.seq_len:,}, overlong={inspection.overlong!r}"
-    console.print(make_table(names, rows, numbers=names[1:], title=title, framed=True))
+    plain_console().print(make_table(names, rows, numbers=names[1:], title=title, framed=True))
     dropped, truncated = inspection.left_out["drop"], inspection.left_out["truncate"]
     if not dropped.documents:
-        console.print(f"no document is longer than {inspection.seq_len:,} tokens")
+        print_escaped(f"no document is longer than {inspection.seq_len:,} tokens")
         return
     default = {inspection.overlong: " (the default here)"}
     longer = "document is" if dropped.documents == 1 else "documents are"
     if inspection.media:
-        console.print(
+        print_escaped(
             f"{dropped.documents:,} {longer} longer than {inspection.seq_len:,} tokens and left out, with "
             f"{dropped.tokens:,} tokens: of data with images or audio nothing is cut; a larger seq_len keeps them",
-            markup=False,
         )
         return
-    console.print(
+    print_escaped(
         f"{dropped.documents:,} {longer} longer than {inspection.seq_len:,} tokens: overlong='split'"
         f"{default.get('split', '')} cuts, 'drop'{default.get('drop', '')} leaves out their {dropped.tokens:,} tokens, "
         f"'truncate' the last {truncated.tokens:,} of those",
-        markup=False,
     )

@@ -22,13 +22,12 @@ from batchloom.analysis import (
     write_tables,
 )
 from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal import AsJson, StorePath, WorldSize, plain_console, print_json, print_log
+from batchloom.cli.terminal import AsJson, StorePath, WorldSize, print_escaped, print_json, print_log
 from batchloom.core.errors import SettingsError
-from batchloom.core.wording import escape_unprintable, format_count
+from batchloom.core.wording import format_count, format_size
 
 # Maximum number of share changes to print, and of sources in each.
 _MAX_LISTED = 6
-_SIZE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 @with_settings(PlanRequest)
@@ -83,15 +82,14 @@ def plan(
         return
     _print_forecast(forecast, edits, "".join(f"  {name}={value}" for name, value in mark.items()))
     for path in table_files:
-        plain_console().print(f"written: {escape_unprintable(str(path))}")
+        print_escaped(f"written: {path}")
 
 
 def _print_forecast(forecast: PlanForecast, edits: list[JournalEntry], mark: str) -> None:
-    console = plain_console()
     about, near = "" if forecast.exact else "about ", "" if forecast.exact_tokens else "about "
 
     def say(line: str) -> None:
-        console.print(line + mark)
+        print_escaped(line + mark)
 
     say(f"plan {forecast.fingerprint}")
     say(
@@ -103,21 +101,16 @@ def _print_forecast(forecast: PlanForecast, edits: list[JournalEntry], mark: str
     if forecast.skipped:
         say(f"edits leave out {format_count(forecast.skipped, 'sequence')}")
     say(
-        f"padding: {near}{forecast.padding:.3%} of the run's places; no packing of whole documents, as many of each "
-        f"source as are served, has less than {about}{forecast.least_padding:.3%}"
+        f"padding: {near}{forecast.padding:.3%} of the run's token slots; no packing of whole documents, as many of "
+        f"each source as are served, has less than {about}{forecast.least_padding:.3%}"
     )
     if forecast.cut_padding is not None:
         say(
-            f"padding where each step is cut to its longest row: {forecast.cut_padding:.3%} of its places, in the "
-            "first "
-            "window of --group-by-length"
+            f"padding where each step is cut to its longest row: {forecast.cut_padding:.3%} of its token "
+            "slots, in the first window of --group-by-length"
         )
-    rank_note = (
-        f", {_format_bytes(forecast.rank_bytes)} by each of {forecast.world_size:,} ranks"
-        if forecast.world_size > 1
-        else ""
-    )
-    say(f"token ids read: {near}{_format_bytes(forecast.bytes)}{rank_note}")
+    by_rank = f", {format_size(forecast.rank_bytes)} by each of {forecast.world_size:,} ranks"
+    say(f"token ids read: {near}{format_size(forecast.bytes)}{by_rank if forecast.world_size > 1 else ''}")
     if forecast.hours is not None:
         say(f"{about}{forecast.hours:,.2f} hours, padding included")
     for line in [*_format_shares(forecast), *(f"edit {_format_edit(entry)}" for entry in edits)]:
@@ -131,7 +124,7 @@ def _print_forecast(forecast: PlanForecast, edits: list[JournalEntry], mark: str
 
 
 def _format_source_lines(source: SourceForecast, forecast: PlanForecast) -> list[str]:
-    name = escape_unprintable(source.name) + (" (assumed)" if source.assumed else "")
+    name = source.name + (" (assumed)" if source.assumed else "")
     near = "" if forecast.exact_tokens else "about "
     served = f"{near}{source.tokens_served:,} tokens served, {source.share:.3%} of all"
     size_text = f"{source.documents:,} documents, {source.tokens:,} tokens"
@@ -162,14 +155,9 @@ def _format_shares(forecast: PlanForecast) -> list[str]:
     for effective_shares in forecast.shares[:_MAX_LISTED]:
         largest = sorted(effective_shares.shares, key=lambda name: (-effective_shares.shares[name], name))
         more = f" and {len(largest) - _MAX_LISTED:,} more" if len(largest) > _MAX_LISTED else ""
-        shares_text = ", ".join(
-            f"{escape_unprintable(name)} {effective_shares.shares[name]:.2%}" for name in largest[:_MAX_LISTED]
-        )
-        since = (
-            f", after {format_count(effective_shares.step, 'step')}"
-            if effective_shares is not forecast.shares[0]
-            else ""
-        )
+        shares_text = ", ".join(f"{name} {effective_shares.shares[name]:.2%}" for name in largest[:_MAX_LISTED])
+        is_first = effective_shares is forecast.shares[0]
+        since = "" if is_first else f", after {format_count(effective_shares.step, 'step')}"
         lines.append(f"shares: {shares_text}{more} of the sequences{since}")
     if len(forecast.shares) > _MAX_LISTED:
         later = len(forecast.shares) - _MAX_LISTED
@@ -179,7 +167,7 @@ def _format_shares(forecast: PlanForecast) -> list[str]:
 
 def _format_mixing(name: str, mixing: MixingMeasure) -> str:
     together = f"{mixing.block:,} neighbours" if mixing.block > 1 else "single documents"
-    step_text = f"about {mixing.documents:,.0f} documents from {mixing.blocks:,.0f} places of the store"
+    step_text = f"about {mixing.documents:,.0f} documents from {mixing.blocks:,.0f} blocks of the store"
     if mixing.documents < 1:
         step_text = "less than 1 document"
     return (
@@ -188,26 +176,18 @@ def _format_mixing(name: str, mixing: MixingMeasure) -> str:
     )
 
 
-def _format_bytes(size: int) -> str:
-    for unit, name in _SIZE_UNITS:
-        if size >= unit:
-            return f"{size / unit:,.2f} {name}"
-    return f"{size} bytes"
-
-
 def _print_journal(path: Path, *, as_json: bool) -> None:
     first, entries = read_journal(read_checkpoint(path))
     if as_json:
         print_json({"fingerprint": first, "edits": entries})
         return
-    console = plain_console()
-    console.print(f"began as {first}; {format_count(len(entries), 'edit')}")
+    print_escaped(f"began as {first}; {format_count(len(entries), 'edit')}")
     for entry in entries:
-        console.print(f"{_format_edit(entry)}  -> {entry.fingerprint}")
+        print_escaped(f"{_format_edit(entry)}  -> {entry.fingerprint}")
 
 
 def _format_edit(entry: JournalEntry) -> str:
-    note = f" ({escape_unprintable(entry.note)})" if entry.note else ""
+    note = f" ({entry.note})" if entry.note else ""
     return f"after {format_count(entry.step, 'step')}: {_format_changes(entry)}{note}"
 
 
@@ -216,13 +196,12 @@ def _format_changes(entry: JournalEntry) -> str:
     for name, value in entry.changes.items():
         if name == "ban":
             change_texts += [
-                f"ban {format_count(len(numbers), 'document')} of {escape_unprintable(source)}"
-                for source, numbers in value.items()
+                f"ban {format_count(len(numbers), 'document')} of {source}" for source, numbers in value.items()
             ]
         elif name == "skip":
             change_texts.append(f"skip {format_count(value, 'step')}")
         else:
-            change_texts.append(f"{name} {escape_unprintable(_format_change_value(value))}")
+            change_texts.append(f"{name} {_format_change_value(value)}")
     return ", ".join(change_texts)
 
 

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Annotated, Any, final
 
 import msgspec
@@ -38,6 +39,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one li
 def plain_console(*, stderr: bool = False) -> Console:
     """Return a console without markup and emoji codes, which names may contain."""
     return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+_get_console = cache(plain_console)
+
+
+def print_escaped(text: str, style: str = "", *, stderr: bool = False) -> None:
+    """Print one line, in which every character is visible."""
+    _get_console(stderr=stderr).print(escape_unprintable(text), style=style)
 
 
 def make_table(

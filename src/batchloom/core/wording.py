@@ -43,7 +43,9 @@ def format_size(size: float) -> str:
         return f"{size:,.0f} bytes"
     if size < 10**5:
         return f"{size / 1e3:,.1f} kB"
-    return f"{size / 1e6:,.1f} MB" if size < 10**10 else f"{size / 1e9:,.1f} GB"
+    if size < 10**10:
+        return f"{size / 1e6:,.1f} MB"
+    return f"{size / 1e9:,.1f} GB" if size < 10**13 else f"{size / 1e12:,.1f} TB"
 
 
 def format_duration(seconds: float) -> str:

@@ -19,7 +19,7 @@ from batchloom.core.report_output import escape_plot_text, render_page, save_fig
 from batchloom.core.wording import format_count, format_size
 
 FORMAT, VERSION = "batchloom-compare", 1
-FRAMEWORK_COLUMNS = (*("framework", "batches", "hash", "losses", "last loss", "tokens/s", "data wait", "memory"),)
+FRAMEWORK_COLUMNS = ("framework", "batches", "hash", "losses", "last loss", "tokens/s", "data wait", "memory")
 RUN_COLUMNS = ("run", "log", "points", "at the common end", "verdict", "why")
 # Columns of both tables that hold numbers.
 NUMBER_COLUMNS = {"last loss", "tokens/s", "data wait", "points", "at the common end"}

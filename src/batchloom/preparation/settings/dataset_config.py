@@ -27,11 +27,11 @@ from pydantic import (
 )
 
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import is_text, quote_value, raise_problems, suggest
+from batchloom.core.settings import is_positive_number, is_text, quote_value, raise_problems, suggest
 from batchloom.media import FrameSampling
 from batchloom.plan import PlanSpec
 from batchloom.preparation.settings.dataset_file import ConfigLocation, DatasetFile, read_dataset_file
-from batchloom.preparation.settings.read_recipe import check_column_settings, is_weight
+from batchloom.preparation.settings.read_recipe import check_column_settings
 from batchloom.sources.formats import InputFormat
 
 DatasetType = Literal["text", "fineweb_edu", "vision", "vision_audio"]
@@ -75,7 +75,7 @@ def _check_not_yaml(value: str) -> str:
 
 
 def _check_weight(value: float) -> float:
-    if not is_weight(value):
+    if not is_positive_number(value):
         raise ValueError(f"{quote_value(value)} is not a finite number above 0")
     return value
 

@@ -1,13 +1,21 @@
 """Settings of reading: columns, documents of text files, and fill-in-the-middle."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 from batchloom.chat.schema import find_mapping_problems
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import Setting, find_problems, is_text, quote_value, raise_problems, suggest, to_plain
+from batchloom.core.settings import (
+    Setting,
+    find_problems,
+    is_positive_number,
+    is_text,
+    quote_value,
+    raise_problems,
+    suggest,
+    to_plain,
+)
 from batchloom.preparation.settings.media_recipe import MediaRecipe
 from batchloom.sources import DeclaredInput, ReadLimits, ReadRules
 from batchloom.sources.formats import INPUT_FORMATS, SPLIT_WORDS, InputFormat
@@ -241,19 +249,9 @@ class SourceRecipe:
             problems.append(f"form: {quote_value(self.form)} is none of {', '.join(INPUT_FORMATS)}{hint}")
         if self.name is not None and not is_text(self.name):
             problems.append(describe_non_text("name", self.name))
-        if self.weight is not None and not is_weight(self.weight):
+        if self.weight is not None and not is_positive_number(self.weight):
             problems.append(f"weight: {quote_value(self.weight)} is not a finite number above 0")
         return problems
-
-
-def is_weight(value: object) -> bool:
-    """Return whether a value is a valid weight."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return 0 < float(value) < math.inf
-    except OverflowError:
-        return False
 
 
 def source_to_plain(source: SourceRecipe, *, include_labels: bool) -> dict[str, Any]:
