@@ -239,7 +239,7 @@ class PlanRequest:
     mixture: Annotated[
         str | None,
         Setting(
-            help="YAML file of a mixture, or PATH=WEIGHT,PATH=WEIGHT; used instead of a store.",
+            help="YAML file of a mixture, or PATH=WEIGHT,PATH=WEIGHT; replaces STORE.",
             panel=_DATA_PANEL,
         ),
     ] = None
@@ -247,8 +247,7 @@ class PlanRequest:
     checkpoint: Annotated[
         Path | None,
         Setting(
-            help="Folder of a run or checkpoint, or JSON file of a loader's state; its plan replaces the settings "
-            "below.",
+            help="Folder of a run or checkpoint, or JSON file of a loader's state, whose plan is used.",
             panel=_DATA_PANEL,
         ),
     ] = None

@@ -18,7 +18,7 @@ def check(
     path: Annotated[
         str,
         typer.Argument(
-            help="A store or its URL, a Megatron prefix, a raw file, folder or URL, or the name of synthetic data."
+            metavar="PATH", help="Store, Megatron prefix, raw file or folder, or URL of one; or synthetic data by name."
         ),
     ],
     *,
@@ -26,16 +26,18 @@ def check(
         str | None,
         typer.Option(help="Field of raw records that holds the text.", show_default="detected from the records"),
     ] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Exclusive upper bound of the ids of a bare prefix.")] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Exclusive upper bound of the ids of a Megatron prefix.")
+    ] = None,
     generation: Generation = None,
     media: Annotated[
         bool,
-        typer.Option(help="Read, decode and process the images and audio that a store holds or names."),
+        typer.Option(help="Read, decode and process the images and audio of a store."),
     ] = True,
     missing_media: Annotated[
         Path | None,
         typer.Option(
-            help="Write the documents whose images or audio cannot be read to this file, for MediaOptions(replace=...)."
+            help="File to write: the documents with unreadable images or audio, for MediaOptions(replace=...)."
         ),
     ] = None,
     as_json: AsJson = False,

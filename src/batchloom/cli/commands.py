@@ -1,5 +1,6 @@
 """The commands and their options, with option aliases of other tools."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -34,7 +35,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    # Plain text: one column of options and one of descriptions, in sections.
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 # Commands with examples for the end of their help, the most used first.
 _COMMANDS: tuple[tuple[Callable[..., object], *tuple[str, ...]], ...] = (
@@ -42,7 +45,12 @@ _COMMANDS: tuple[tuple[Callable[..., object], *tuple[str, ...]], ...] = (
     (prepare, "batchloom prepare data/*.jsonl --out store", "batchloom prepare org/name --out store --workers 8"),
     (check, "batchloom check store", "batchloom check data.jsonl"),
     (inspect, "batchloom inspect store --split val", "batchloom inspect store --seq-len 4096 --json"),
-    (plan, "batchloom plan store --seq-len 4096 --global-batch-size 512", "batchloom plan --checkpoint run"),
+    (
+        plan,
+        "batchloom plan store --seq-len 4096 --global-batch-size 512",
+        "batchloom plan --assume '15T tokens, 12B documents' --seq-len 4096 --global-batch-size 512",
+        "batchloom plan --checkpoint run",
+    ),
     (train, "batchloom train --data store --out run", "torchrun --nproc-per-node 8 -m batchloom train --data store"),
     (worker, "batchloom worker --dataset-type dummy --num-steps 20"),
     (edit, "batchloom edit run --mixture mix.yaml --at-step 1000 --weights web=0.5,code=0.5"),
@@ -78,12 +86,39 @@ _OPTIONS = {
 }
 
 
+# A default that is described in words, which typer puts in parentheses.
+_DESCRIBED_DEFAULT = re.compile(r"\[default: \((.*)\)(?=[;\]])")
+
+
 @final
-class SingleOptionCommand(TyperCommand):
-    """A command that rejects repeated options; click would use the last value."""
+class SectionedCommand(TyperCommand):
+    """A command whose help has sections, and which rejects repeated options."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words after the command's name, without typer's braces."""
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and options by section, the command's own first."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            if record := param.get_help_record(ctx):
+                title = "Arguments" if param.param_type_name == "argument" else "Options"
+                records = sections.setdefault(getattr(param, "rich_help_panel", None) or title, [])
+                records.append((record[0], _DESCRIBED_DEFAULT.sub(r"[default: \1", record[1])))
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's signature
+        """Write the examples, one a line."""
+        with formatter.section("Examples"):
+            for example in (self.epilog or "").splitlines():
+                formatter.write(f"  {example}\n")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments as click's ``Command.parse_args``; reject a repeated option."""
+        """Parse arguments; reject a repeated option, of which click would use the last value."""
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         counts: Counter[Any] = Counter(param for param in order if param.param_type_name == "option")
         for param, times in counts.items():
@@ -94,15 +129,13 @@ class SingleOptionCommand(TyperCommand):
 
 
 for _command, *_examples in _COMMANDS:
-    # An empty line keeps each example on a line of its own.
-    _epilog = "\n\n".join(["Examples:", *_examples])
-    app.command(_command.__name__.strip("_"), cls=SingleOptionCommand, epilog=_epilog)(_command)
+    app.command(_command.__name__.strip("_"), cls=SectionedCommand, epilog="\n".join(_examples))(_command)
 
 
 @app.callback(invoke_without_command=True)
 def root(
     *,
-    version: bool = typer.Option(False, "--version", help="Print the version and leave."),  # noqa: FBT003
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),  # noqa: FBT003
 ) -> None:
     """The training-data engine for language models."""
     if version:

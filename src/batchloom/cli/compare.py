@@ -28,7 +28,7 @@ def compare(
     places: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="STORE | LOG...",
+            metavar="STORE|LOG",
             help="A store's folder or URL; with --runs the logs of finished runs.",
             show_default=False,
         ),
@@ -36,10 +36,20 @@ def compare(
     *,
     settings: dict[str, Any],
     runs: Annotated[
-        bool, typer.Option("--runs", help="Compare finished runs by their logs, without running anything.")
+        bool,
+        typer.Option(
+            "--runs",
+            help="Compare finished runs by their logs, without running anything.",
+            rich_help_panel="Finished runs",
+        ),
     ] = False,
     by: Annotated[
-        str | None, typer.Option(help="Axis on which --runs compares: step or tokens.", show_default="step")
+        str | None,
+        typer.Option(
+            help="Axis on which --runs compares: step or tokens.",
+            show_default="step",
+            rich_help_panel="Finished runs",
+        ),
     ] = None,
     out: Annotated[
         str, typer.Option(help="Folder for compare.json, compare.png and compare.html; created if missing.")
@@ -49,6 +59,7 @@ def compare(
     """Compare batches, losses and speed of one model in every framework.
 
     After a stop, the same command continues after the last framework that finished.
+
     Exit code 0: all agree, 1: a batch or a loss differs, or a framework failed, 2: wrong options.
     """
     if "frameworks" in settings:

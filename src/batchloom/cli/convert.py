@@ -15,14 +15,13 @@ from batchloom.preparation.conversion import ConversionResult
 def convert(
     inputs: Annotated[
         list[str],
-        typer.Argument(metavar="INPUT...", help="Files, folders, globs, URLs and data sets that prepare reads."),
+        typer.Argument(metavar="INPUT", help="Files, folders, globs, URLs and data sets that prepare reads."),
     ],
     *,
     out: Annotated[
         str,
         typer.Option(
-            help="File to write, in the format of its name: .jsonl, .jsonl.zst, .jsonl.gz, .json or .parquet; - writes "
-            "JSON lines to standard output."
+            help="File to write: .jsonl, .jsonl.zst, .jsonl.gz, .json or .parquet; - for JSON lines on standard output."
         ),
     ],
     map_: Annotated[
@@ -39,12 +38,12 @@ def convert(
     ] = None,
     split_on: Annotated[
         str,
-        typer.Option(help="Where a text file is split into documents, in the form prepare takes."),
+        typer.Option(help="Where text files are split into documents, in the form prepare takes."),
     ] = "auto",
     max_bad: Annotated[
         str,
         typer.Option(
-            help="Largest number or share of bad records; a share allows at least 10. They go to OUT.quarantine.jsonl."
+            help="Maximum bad records: a number, or a share that allows at least 10. They go to OUT.quarantine.jsonl."
         ),
     ] = "0.1%",
     force: Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")] = False,

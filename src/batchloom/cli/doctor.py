@@ -34,24 +34,24 @@ _LEGEND = r"T: trained; |: a line begins, >: it goes on; \x1b and the like: what
 def doctor(
     inputs: Annotated[
         list[str],
-        typer.Argument(metavar="INPUT...", help="Whatever prepare reads; also stores and Megatron prefixes."),
+        typer.Argument(metavar="INPUT", help="Inputs as prepare takes them; also stores and Megatron prefixes."),
     ],
     *,
     settings: dict[str, Any],
-    seq_len: Annotated[int, typer.Option(help="Tokens of a sequence, for packing.")] = 2048,
+    seq_len: Annotated[int, typer.Option(help="Number of tokens of a sequence, for the packing estimate.")] = 2048,
     global_batch_size: Annotated[
-        int | None, typer.Option(help="Sequences of a step, for the steps of an epoch.")
+        int | None, typer.Option(help="Number of sequences of a step, for the steps of an epoch.")
     ] = None,
     full: Annotated[
         bool,
-        typer.Option("--full", help="Read everything; without it a sample of what exceeds 16 MiB."),
+        typer.Option("--full", help="Read everything. Without it inputs above 16 MiB are sampled."),
     ] = False,
-    preview: Annotated[int, typer.Option(help="How many documents of each source to show as a model sees them.")] = 2,
+    preview: Annotated[int, typer.Option(help="Number of documents of each source to show as a model sees them.")] = 2,
     as_json: AsJson = False,
 ) -> int:
     """Inspect raw inputs: schema, lengths, faults, packing, first documents.
 
-    Nothing is written. Exit code 0: sound, 1: faulty or not there, 2: wrong options.
+    Nothing is written. Exit code 0: sound, 1: faulty or missing, 2: wrong options.
     """
     try:
         with ProgressDisplay() as display:

@@ -20,11 +20,11 @@ _MAX_LISTED = 20
 
 
 def edit(
-    run: Annotated[Path, typer.Argument(help="Folder of the run, or of one of its checkpoints.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run, or of one of its checkpoints.")],
     *,
     at_step: Annotated[
         int,
-        typer.Option(help="First step with the change, from 0. After the checkpoint of step 40 the next step is 40."),
+        typer.Option(help="First step with the change, from 0; the checkpoint of step 40 continues with step 40."),
     ],
     data: Annotated[str | None, typer.Option(help="Store of the run: a folder or a URL.")] = None,
     mixture: Annotated[
@@ -37,7 +37,7 @@ def edit(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="New weights, which replace all present ones: web=0.5,code=0.5, size, or a YAML mapping in braces.",
+            help="New weights of all sources: web=0.5,code=0.5, size, or a YAML mapping in braces.",
             show_default="unchanged",
         ),
     ] = None,
@@ -46,8 +46,7 @@ def edit(
         list[str] | None,
         typer.Option(
             metavar="SOURCE:NUMBERS",
-            help="Documents to replace by padding: web:17,18, or 17,18 in a run on one store. Repeat the option for "
-            "several sources.",
+            help="Documents to replace by padding: web:17,18, or 17,18 in a run on one store. Repeatable.",
         ),
     ] = None,
     global_batch_size: Annotated[

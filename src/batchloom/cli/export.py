@@ -15,13 +15,13 @@ _PROGRESS_SECONDS = 5.0
 
 
 def export(
-    path: Annotated[Path, typer.Argument(help="Folder of a store, or a Megatron prefix.")],
+    path: Annotated[Path, typer.Argument(metavar="STORE", help="Folder of a store, or a Megatron prefix.")],
     *,
     to: Annotated[
         str,
         typer.Option(
-            help="Format to write: megatron (copies of the shards), flat (one file of ids), parquet, hf (read by "
-            "datasets.load_from_disk) or mds (read by mosaicml-streaming)."
+            help="Format: megatron (copies of the shards), flat (one file of ids), parquet, hf (for "
+            "datasets.load_from_disk) or mds (for mosaicml-streaming)."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write, which must be empty or not exist.")],
@@ -30,7 +30,7 @@ def export(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="With --to megatron, write all shards as one prefix of this name.",
+            help="Name of one prefix for all shards; only with --to megatron.",
             show_default="one prefix per shard",
         ),
     ] = None,

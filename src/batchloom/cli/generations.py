@@ -12,7 +12,7 @@ from batchloom.store import compact_store, read_log, remove_documents
 from batchloom.store.maintain import GenerationLogEntry, RemovalResult
 
 _MAX_LISTED = 10
-_STORE_ARGUMENT = typer.Argument(help="Folder of the store.")
+_STORE_ARGUMENT = typer.Argument(metavar="STORE", help="Folder of the store.")
 
 
 def log(
@@ -53,15 +53,14 @@ def remove(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Remove the documents of this source or data set, or of all that match a glob. Repeat the option "
-            "for several.",
+            help="Source or data set whose documents are removed; may be a glob. Repeatable.",
         ),
     ] = None,
     documents_file: Annotated[
         Path | None,
         typer.Option(
-            help="Remove the documents that the lines of this file name: train:17 (subset and number), 32 hex digits "
-            "(hash of the text), or the name of a source and the number of a record, from 0.",
+            help="File that names a document to remove in each line: train:17 (subset and number), 32 hex digits (hash "
+            "of the text), or the name of a source and the number of a record, from 0.",
         ),
     ] = None,
     dry_run: DryRun = False,

@@ -15,15 +15,13 @@ def import_(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            metavar="PREFIX|FILE...",
+            metavar="PREFIX|FILE",
             help="Megatron prefixes, folders of prefixes, and flat or .npy files of token ids.",
         ),
     ],
     *,
     out: Annotated[Path, typer.Option(help="Folder of the store to make.")],
-    val: Annotated[
-        list[str] | None, typer.Option(help="Prefix or file for the subset val. Repeat the option for several.")
-    ] = None,
+    val: Annotated[list[str] | None, typer.Option(help="Prefix or file for the subset val. Repeatable.")] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Tokenizer that made the ids, in the form prepare takes; not train:N.")
     ] = None,
@@ -55,7 +53,7 @@ def import_(
         bool,
         typer.Option(
             "--symlink",
-            help="Use symbolic links, for files on another file system. The files must stay where they are.",
+            help="Use symbolic links, for files on another file system, which must stay there.",
         ),
     ] = False,
     as_json: AsJson = False,

@@ -19,7 +19,9 @@ _BAR_WIDTH = 40
 def inspect(
     path: Annotated[
         str,
-        typer.Argument(help="Folder or URL of a store, a Megatron prefix, or the name of synthetic data."),
+        typer.Argument(
+            metavar="STORE", help="Folder or URL of a store, a Megatron prefix, or the name of synthetic data."
+        ),
     ],
     *,
     split: Split = "train",

@@ -43,12 +43,12 @@ def plan(
     assume: Annotated[
         str | None,
         typer.Option(
-            help="Sources that do not exist: '15T tokens, 12B documents', or 'web=10T tokens/8B documents, code=...'.",
+            help="Sources that do not exist: '15T tokens, 12B documents' or 'web=10T tokens/8B documents, code=...'.",
         ),
     ] = None,
     write: Annotated[
         bool,
-        typer.Option("--write", help="Count the sequences of every pool and keep the tables."),
+        typer.Option("--write", help="Count the sequences of every pool, and cache the tables."),
     ] = False,
     tokens_per_second: Annotated[
         float | None, typer.Option(help="Throughput of all ranks together, for the hours of the run.")

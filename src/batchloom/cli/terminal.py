@@ -25,7 +25,8 @@ _MIN_SECRET_LENGTH = 2
 StorePath = Annotated[
     str | None,
     typer.Argument(
-        help="A store's folder, a bare Megatron prefix, or the name of synthetic data.",
+        metavar="STORE",
+        help="Folder of a store, a Megatron prefix, or the name of synthetic data.",
         show_default=False,
     ),
 ]
