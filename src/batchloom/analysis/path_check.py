@@ -29,7 +29,7 @@ from batchloom.core.errors import (
 )
 from batchloom.core.files import describe_os_error
 from batchloom.core.synthetic_data import parse_synthetic_spec
-from batchloom.core.wording import format_count
+from batchloom.core.wording import format_count, format_list
 from batchloom.preparation import ReadRecipe, Recipe
 from batchloom.preparation.request import list_inputs, resolve_inputs
 from batchloom.remote import is_web_url
@@ -262,8 +262,8 @@ def _check_raw(location: str, text_field: str | None) -> VerificationResult:
     groups = examination.groups
     for group in groups:
         if group.record_parser and group.record_parser.detected:
-            more = f" and {len(group.sources) - 1:,} more" if len(group.sources) > 1 else ""
-            verdict.facts[f"detected in {group.sources[0].name}{more}"] = group.record_parser.detected
+            names = format_list([source.name for source in group.sources], 1)
+            verdict.facts[f"detected in {names}"] = group.record_parser.detected
     records, documents = sum(group.records for group in groups), sum(group.documents for group in groups)
     empty, bad = sum(group.empty for group in groups), sum(group.bad for group in groups)
     verdict.facts["files"] = len(listing.sources)

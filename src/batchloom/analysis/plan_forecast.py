@@ -1,7 +1,6 @@
 """Forecast of a plan: steps, tokens, padding and shares, from lengths alone."""
 
 import copy
-import math
 from dataclasses import dataclass
 from typing import final
 
@@ -138,7 +137,7 @@ def _count_cut_documents(lengths: Ints, seq_len: int, packing: str) -> int:
     return int(((ends - lengths) // seq_len < (ends - 1) // seq_len)[lengths > 0].sum())
 
 
-def _measure_mixing(order: SourceOrder, step_rows: float, share: float) -> MixingMeasure:
+def _measure_mixing(order: SourceOrder, step_rows: float, share: float) -> MixingMeasure | None:
     """Measure in one pool the distance of neighbors and the composition of a step.
 
     ``step_rows`` is its number of sequences per step, ``share`` its share of the sequences while it is served.
@@ -147,7 +146,7 @@ def _measure_mixing(order: SourceOrder, step_rows: float, share: float) -> Mixin
     block = pools.blocks[0]
     pool = pools.count // 2
     if order.counts[pool] > _LARGE_POOL:
-        return _measure_large_pools(order, int(order.counts[pool]), step_rows, share)
+        return None
     rows = pools.rows(pool, 0)
     size = min(max(round(step_rows), 1), max(len(rows), 1))
     first = (len(rows) - size) // 2
@@ -164,32 +163,6 @@ def _measure_mixing(order: SourceOrder, step_rows: float, share: float) -> Mixin
         apart=apart / share,
         documents=len(step_documents) * more,
         blocks=len(np.unique(step_documents // block)) * more,
-    )
-
-
-def _measure_large_pools(order: SourceOrder, sequences: int, step_rows: float, share: float) -> MixingMeasure:
-    """Estimate the measures of pools whose sequences mostly hold one document each."""
-    pools, spec = order.pools, order.spec
-    block, pool = pools.blocks[0], min(spec.pool_size, pools.documents)
-    if not spec.shuffle:
-        step_documents = max(step_rows * pool / sequences, 1.0)
-        return MixingMeasure(
-            block=pools.documents,
-            pool=pool,
-            apart=1 / share,
-            documents=step_documents,
-            blocks=step_documents,
-        )
-
-    def distinct(population: float) -> float:
-        return population * -math.expm1(-step_rows / population)
-
-    return MixingMeasure(
-        block=block,
-        pool=pool,
-        apart=(order.sequences if block == 1 else sequences) / 3 / share,
-        documents=distinct(pool),
-        blocks=distinct(max(pool / block, 1)),
     )
 
 
@@ -228,7 +201,8 @@ class SourceForecast:
         exhausted: first step without a share because all epochs are served (the number of steps
             before it); None if the source is not exhausted.
         bytes: bytes of token ids read in the run, by all ranks together.
-        mixing: distance between neighbors of the store while the source is served; None if it serves nothing.
+        mixing: distance between neighbors of the store while the source is served; None if it serves nothing, or its
+            pools have more than 4 million sequences.
     """
 
     name: str

@@ -60,14 +60,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SavedPosition:
-    """A saved position.
-
-    Attributes:
-        path: the file it was read from.
-        state: state of the loader, as returned by ``state_dict``.
-        step: number of completed steps; None if only the state is known.
-        steps: steps of the complete run; None if they are not recorded.
-    """
+    """Position in a saved state: completed steps, and steps of the run, if the state is in a run's checkpoint."""
 
     path: Path
     state: Mapping[str, Any]

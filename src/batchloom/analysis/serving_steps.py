@@ -9,7 +9,7 @@ from batchloom.analysis.plan_questions import assign_step_ranks, ensure_tables, 
 from batchloom.batches import Loader
 from batchloom.core.errors import InputError
 from batchloom.core.settings import as_int, quote_value, raise_problems, suggest
-from batchloom.core.wording import format_count
+from batchloom.core.wording import format_count, format_list
 from batchloom.plan import Plan, find_document_positions
 from batchloom.plan.mixture import list_weighted_sources
 from batchloom.store import Store, find_documents, open_store
@@ -270,11 +270,10 @@ def _resolve_input(plan: Plan, source: str | None, file: str | None) -> tuple[st
             f"{quote_value(requested_name)}{_match_input(str(requested_name), input_names) or '.'} "
             "batchloom log --json lists them."
         )
-    few = ", ".join(sorted({input_name for _, input_name in matches})[:_MAX_LISTED])
-    more = f" and {len(matches) - _MAX_LISTED:,} more" if len(matches) > _MAX_LISTED else ""
+    matching_names = format_list(sorted({input_name for _, input_name in matches}), _MAX_LISTED)
     raise InputError(
         f"file: missing; a record belongs to one file, and {quote_value(requested_name or source)} has "
-        f"{len(matches):,}: {few}{more}"
+        f"{len(matches):,}: {matching_names}"
     )
 
 

@@ -1,13 +1,12 @@
 """``batchloom log``, ``remove`` and ``compact``: the generations of a store."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from batchloom.cli.terminal import AsJson, DryRun, print_escaped, print_json
-from batchloom.core.wording import format_count
+from batchloom.core.wording import format_count, format_list
 from batchloom.store import compact_store, read_log, remove_documents
 from batchloom.store.maintain import GenerationLogEntry, RemovalResult
 
@@ -33,8 +32,7 @@ def _format_log_entry(entry: GenerationLogEntry) -> str:
     documents, tokens = sum(entry.documents.values()), sum(entry.tokens.values())
     facts = [format_count(documents, "document"), format_count(tokens, "token")]
     if entry.sources:
-        more = f" and {len(entry.sources) - 1:,} more" if len(entry.sources) > 1 else ""
-        facts.append(f"{format_count(len(entry.sources), 'source')} added ({entry.sources[0]}{more})")
+        facts.append(f"{format_count(len(entry.sources), 'source')} added ({format_list(entry.sources, 1)})")
     if entry.selected:
         facts.append("sources " + ", ".join(entry.selected))
     if entry.recipe_fingerprint:
@@ -74,20 +72,14 @@ def remove(
     _print_removal(result, dry_run=dry_run)
 
 
-def _format_first_lines(lines: Sequence[str]) -> str:
-    """Return the first lines and the number of others."""
-    more = f" and {len(lines) - _MAX_LISTED:,} more" if len(lines) > _MAX_LISTED else ""
-    return ", ".join(lines[:_MAX_LISTED]) + more
-
-
 def _print_removal(result: RemovalResult, *, dry_run: bool) -> None:
     if result.absent:
-        print_escaped(f"not in the store: {_format_first_lines(result.absent)}")
+        print_escaped(f"not in the store: {format_list(result.absent, _MAX_LISTED)}")
     if result.left_out:
         print_escaped(
-            f"read, but without a document in the store: {_format_first_lines(result.left_out)}. Such a record was "
-            "left out when the store was made (a duplicate, dropped, empty or bad), or is compacted away. The text of "
-            "a duplicate is stored under another record; to remove it there, write the hash of the text (32 hex "
+            f"read, but without a document in the store: {format_list(result.left_out, _MAX_LISTED)}. Such a record "
+            "was left out when the store was made (a duplicate, dropped, empty or bad), or is compacted away. The text "
+            "of a duplicate is stored under another record; to remove it there, write the hash of the text (32 hex "
             "digits of XXH3-128) instead of this line."
         )
     if result.before:

@@ -24,7 +24,7 @@ from batchloom.analysis import (
 from batchloom.cli.setting_options import with_settings
 from batchloom.cli.terminal import AsJson, StorePath, WorldSize, print_escaped, print_json, print_log
 from batchloom.core.errors import SettingsError
-from batchloom.core.wording import format_count, format_size
+from batchloom.core.wording import format_count, format_list, format_size
 
 # Maximum number of share changes to print, and of sources in each.
 _MAX_LISTED = 6
@@ -154,11 +154,10 @@ def _format_shares(forecast: PlanForecast) -> list[str]:
     lines = []
     for effective_shares in forecast.shares[:_MAX_LISTED]:
         largest = sorted(effective_shares.shares, key=lambda name: (-effective_shares.shares[name], name))
-        more = f" and {len(largest) - _MAX_LISTED:,} more" if len(largest) > _MAX_LISTED else ""
-        shares_text = ", ".join(f"{name} {effective_shares.shares[name]:.2%}" for name in largest[:_MAX_LISTED])
+        shares_text = format_list([f"{name} {effective_shares.shares[name]:.2%}" for name in largest], _MAX_LISTED)
         is_first = effective_shares is forecast.shares[0]
         since = "" if is_first else f", after {format_count(effective_shares.step, 'step')}"
-        lines.append(f"shares: {shares_text}{more} of the sequences{since}")
+        lines.append(f"shares: {shares_text} of the sequences{since}")
     if len(forecast.shares) > _MAX_LISTED:
         later = len(forecast.shares) - _MAX_LISTED
         lines.append(f"shares: {later:,} later changes are not shown; --json has them")

@@ -1,6 +1,7 @@
 """Formatting of plain values for messages."""
 
 import re
+from collections.abc import Sequence
 
 _JSON_TYPE_NAMES = {
     dict: "an object",
@@ -26,6 +27,12 @@ def format_count(number: int, noun: str) -> str:
     """Return ``1 file``, ``2 files``, ``1 pass``, ``1,000 passes``."""
     plural = noun + ("es" if noun.endswith("s") else "s")
     return f"{number:,} {noun if number == 1 else plural}"
+
+
+def format_list(items: Sequence[str], most: int) -> str:
+    """Join the first items by commas and count the others: ``a, b and 3 more``."""
+    more = len(items) - most
+    return ", ".join(items[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def escape_unprintable(text: str) -> str:

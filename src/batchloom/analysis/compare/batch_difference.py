@@ -11,7 +11,7 @@ import batchloom
 from batchloom import Loader
 from batchloom.analysis.compare.witness import hash_row, iter_expected_entries
 from batchloom.analysis.explanation import ExplainedSequence
-from batchloom.core.wording import format_count
+from batchloom.core.wording import format_count, format_list
 
 BatchEntry = Mapping[str, Any]
 # Steps past the end of the run that are searched as well, since a trainer may prefetch.
@@ -60,15 +60,9 @@ class BatchDifference:
 
 @final
 class ExpectedBatches:
-    """Batches of the plain loader on every rank, and the location of each row.
+    """Batches of the plain loader on every rank, also ``LOOKAHEAD_STEPS`` past the end, and the location of each row.
 
-    Args:
-        loaders: loader of each rank, ``output="numpy"``, of a run that is longer than ``steps`` by ``LOOKAHEAD_STEPS``.
-        steps: steps of the run.
-
-    Attributes:
-        entries: entries by rank and step, up to ``LOOKAHEAD_STEPS`` past the end; see ``StepHash.to_entry``.
-        steps: steps of the run.
+    The loaders, one per rank, have ``output="numpy"`` and a run that is longer than ``steps`` by ``LOOKAHEAD_STEPS``.
     """
 
     def __init__(self, loaders: Sequence[Loader], steps: int) -> None:
@@ -230,7 +224,7 @@ class _BatchComparison:
             return None
         moved = [row for row, name in enumerate(recorded_ids) if name != expected_ids[row]]
         row_texts = [f"its row {row} is the plan's row {expected_ids.index(recorded_ids[row])}" for row in moved]
-        return "order", f"the plan's rows arrived in another order: {_format_list(row_texts)}"
+        return "order", f"the plan's rows arrived in another order: {format_list(row_texts, _MAX_LISTED)}"
 
     def _describe_other_batch(self) -> tuple[str, str] | None:
         location = self._expected.find_batch(self._entry["hash"], RowLocation(self._step, self._rank, 0))
@@ -269,15 +263,10 @@ class _BatchComparison:
                 row_texts.append(f"its row {row} is {location}")
         missing = len(self._expected_rows) - len(self._recorded_rows)
         missing_text = f"; {format_count(missing, 'row')} fewer than the plan has" if missing > 0 else ""
-        return "rows", _format_list(row_texts) + missing_text
+        return "rows", format_list(row_texts, _MAX_LISTED) + missing_text
 
 
 def _format_row_numbers(rows: Sequence[int]) -> str:
     """Format row numbers: ``row 1``; ``rows 1, 2 and 5 more``."""
-    listed = _format_list([str(row) for row in rows])
+    listed = format_list([str(row) for row in rows], _MAX_LISTED)
     return f"row {listed}" if len(rows) == 1 else f"rows {listed}"
-
-
-def _format_list(items: Sequence[str]) -> str:
-    more = len(items) - _MAX_LISTED
-    return ", ".join(items[:_MAX_LISTED]) + (f" and {more:,} more" if more > 0 else "")

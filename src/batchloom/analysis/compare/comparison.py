@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 import xxhash
 
@@ -50,45 +50,29 @@ _MAX_WARM_UP_STEPS = 5
 SayFunction = Callable[[str], None]
 
 
-@final
-class FinishedRuns:
-    """Records of frameworks, which the same command reuses after a stop.
+def _open_records(out: Path, command: Mapping[str, Any], say: SayFunction) -> Path:
+    """Return the folder of records of finished frameworks, which the same command reuses after a stop.
 
-    Args:
-        out: the output folder.
-        command: everything that determines the result of a run, as plain values. Records of another command are
-            deleted.
-        print_line: callback that gets a line on what changed if records are deleted.
+    ``command`` is everything that determines the result of a run; records of another command are deleted.
     """
+    folder, plain = out / PARTIAL, json.loads(json.dumps(command))
+    with wrap_os_errors("write", folder):
+        previous_command = _read_json(folder / "command.json")
+        if previous_command is not None and previous_command != plain:
+            say(f"Starting over: {_describe_changes(previous_command, plain)}.")
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_json(folder / "command.json", plain)
+    return folder
 
-    def __init__(self, out: Path, command: Mapping[str, Any], print_line: Callable[[str], None]) -> None:
-        self._folder = out / PARTIAL
-        plain = json.loads(json.dumps(command))
-        with wrap_os_errors("write", self._folder):
-            previous_command = self._read("command")
-            if previous_command is not None and previous_command != plain:
-                print_line(f"Starting over: {_describe_changes(previous_command, plain)}.")
-                shutil.rmtree(self._folder)
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._write("command", plain)
 
-    def load(self, number: int) -> tuple[WitnessRecord, float] | None:
-        """Return a framework's record and its seconds; None if it has not run."""
-        with wrap_os_errors("read", self._folder):
-            saved_run = self._read(str(number))
-        return None if saved_run is None else (WitnessRecord(**saved_run["record"]), saved_run["seconds"])
+def _read_json(file: Path) -> Any:
+    return json.loads(file.read_text("utf-8")) if file.exists() else None
 
-    def save(self, number: int, record: WitnessRecord, seconds: float) -> None:
-        """Save the record of a framework."""
-        self._write(str(number), {"seconds": seconds, "record": asdict(record)})
 
-    def _read(self, name: str) -> Any:
-        file = self._folder / f"{name}.json"
-        return json.loads(file.read_text("utf-8")) if file.exists() else None
-
-    def _write(self, name: str, value: Any) -> None:
-        with replace_file(self._folder / f"{name}.json") as partial_file:
-            partial_file.write_text(json.dumps(value), "utf-8")
+def _write_json(file: Path, value: Any) -> None:
+    with replace_file(file) as partial_file:
+        partial_file.write_text(json.dumps(value), "utf-8")
 
 
 def _describe_changes(previous: Mapping[str, Any], current: Mapping[str, Any]) -> str:
@@ -208,19 +192,16 @@ def compare(spec: CompareSpec, say: SayFunction = print, out: Path | None = None
     store, store_location = _open_compare_store(spec)
     loaders = [_make_reference_loader(store, spec, rank) for rank in range(spec.processes)]
     expected = ExpectedBatches(loaders, spec.steps)
-    finished = None
-    if out is not None:
-        command = _make_run_command(spec, frameworks, loaders[0].plan.fingerprint)
-        finished = FinishedRuns(out, command, say)
+    command = _make_run_command(spec, frameworks, loaders[0].plan.fingerprint)
+    records = None if out is None else _open_records(out, command, say)
     outcomes: list[FrameworkResult] = []
     losses: list[float] = []
     for number, framework in enumerate(frameworks, 1):
         print_progress = _make_progress_printer(say, f"[{number}/{len(frameworks)}] {framework.name}")
         record, duration_text, problem = None, "", " ".join(find_missing_packages(framework))
         if not problem:
-            record, duration_text, problem = _load_or_run(
-                framework, number, spec, store_location, finished, print_progress
-            )
+            record_file = records / f"{number}.json" if records else None
+            record, duration_text, problem = _load_or_run(framework, spec, store_location, record_file, print_progress)
         losses = losses or (record.losses if record else [])
         outcomes.append(_judge_framework(framework, record, problem, (spec, expected, loaders, losses)))
         print_progress(f"{_describe_outcome(outcomes[-1], spec)}{duration_text}")
@@ -302,24 +283,25 @@ def _make_progress_printer(print_line: SayFunction, title: str) -> SayFunction:
 
 def _load_or_run(
     framework: Framework,
-    number: int,
     spec: CompareSpec,
     store_location: str,
-    finished: FinishedRuns | None,
+    record_file: Path | None,
     print_progress: SayFunction,
 ) -> tuple[WitnessRecord | None, str, str]:
     """Return a framework's record, its duration as text, and its problem if it failed."""
-    saved_run = finished.load(number) if finished else None
-    if saved_run is not None:
-        record, seconds = saved_run
-        return record, f", {seconds:.1f} s, before it was stopped", ""
+    if record_file is not None:
+        with wrap_os_errors("read", record_file):
+            saved_run = _read_json(record_file)
+        if saved_run is not None:
+            record = WitnessRecord(**saved_run["record"])
+            return record, f", {saved_run['seconds']:.1f} s, before it was stopped", ""
     print_progress(f"running {format_count(spec.steps, 'step')} in {format_count(spec.processes, 'process')}")
     begin = time.monotonic()
     new_record, problem = _run_framework(framework, spec, store_location)
     seconds = time.monotonic() - begin
     # A failed framework runs again, since the stop itself may have caused the failure.
-    if new_record is not None and finished is not None:
-        finished.save(number, new_record, seconds)
+    if new_record is not None and record_file is not None:
+        _write_json(record_file, {"seconds": seconds, "record": asdict(new_record)})
     return new_record, f", {seconds:.1f} s", problem
 
 

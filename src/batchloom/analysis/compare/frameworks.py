@@ -217,13 +217,7 @@ def find_missing_packages(framework: Framework) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class WitnessRecord:
-    """Records of the witnesses of a run.
-
-    Attributes:
-        first: first step of the run.
-        ranks: step entries by rank, see ``witness.StepHash.to_entry``.
-        losses: loss of each step from ``first`` on, nats per trained token over all ranks.
-    """
+    """Entries of each rank's steps (see ``StepHash.to_entry``), and the mean loss of each step from ``first`` on."""
 
     first: int
     ranks: list[list[dict[str, Any]]]
@@ -278,9 +272,11 @@ def _run_to_end(command: Sequence[str], name: str, seconds: float) -> tuple[int,
 
     All of its processes are killed if it does not end normally.
     """
+    # With one thread, floating-point sums are reproducible and the processes share the cores.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryFile() as stderr_file:
         process = subprocess.Popen(  # noqa: S603 - the command is ours
-            command, stdout=subprocess.DEVNULL, stderr=stderr_file, env=_make_environment()
+            command, stdout=subprocess.DEVNULL, stderr=stderr_file, env=environment
         )
         try:
             code = process.wait(seconds)
@@ -295,10 +291,7 @@ def _run_to_end(command: Sequence[str], name: str, seconds: float) -> tuple[int,
 
 
 def _kill_process_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its descendants.
-
-    Killing only a launcher would leave its ranks running.
-    """
+    """Kill a process and its descendants: killing only a launcher would leave its ranks running."""
     import psutil  # noqa: PLC0415 - needed only after a failure
 
     top = psutil.Process(process.pid)
@@ -311,23 +304,11 @@ def _kill_process_group(process: subprocess.Popen[bytes]) -> None:
 
 def _read_fault(record: Path) -> str:
     """Return the error of the first rank that failed; empty if none recorded one."""
-    rank_records = (json.loads(file.read_text()) for file in sorted(record.glob("rank_*.json")))
-    return next(
-        (
-            f"Rank {rank_record['rank']}: {rank_record['fault']}"
-            for rank_record in rank_records
-            if rank_record.get("fault")
-        ),
-        "",
-    )
-
-
-def _make_environment() -> dict[str, str]:
-    """Return an environment with one thread per process and no network access.
-
-    With one thread, floating-point sums are reproducible and the processes share the cores.
-    """
-    return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    for file in sorted(record.glob("rank_*.json")):
+        rank_record = json.loads(file.read_text())
+        if rank_record.get("fault"):
+            return f"Rank {rank_record['rank']}: {rank_record['fault']}"
+    return ""
 
 
 def _read_output(stderr_file: BinaryIO) -> str:

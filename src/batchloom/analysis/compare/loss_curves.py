@@ -57,13 +57,10 @@ LossPoint = tuple[float, float, float | None]
 
 
 def read_events(files: Sequence[Path]) -> list[list[dict[str, Any]]]:
-    """Return the rows of the event files of one run, file by file.
+    """Return the rows of the event files of one run, in written order, file by file.
 
-    A row has ``step`` and the scalars written consecutively for it, by tag; values that are not numbers are unchanged.
-    If a run restarts at a step, rows from that step on are removed.
-
-    ``files`` is in written order. Raises ``InputError`` for a damaged file (an unfinished end, left by a killed
-    process, is no damage) and ``MissingDependencyError`` without tensorboard.
+    A row has ``step`` and the scalars written consecutively for it, by tag. If a run restarts at a step, rows from that
+    step on are removed. An unfinished end, left by a killed process, is no damage.
     """
     try:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # noqa: PLC0415 - it is optional
@@ -84,16 +81,11 @@ def read_events(files: Sequence[Path]) -> list[list[dict[str, Any]]]:
                 kind = value.WhichOneof("value")
                 if kind in ("simple_value", "tensor"):
                     scalar = value.simple_value if kind == "simple_value" else _tensor_to_scalar(value.tensor)
-                    _add_value(rows, event.step, value.tag, scalar)
+                    if not rows or rows[-1]["step"] != event.step or value.tag in rows[-1]:
+                        rows.append({})
+                    # The step comes last, so that a tag named "step" cannot replace it.
+                    rows[-1] |= {value.tag: scalar, "step": event.step}
     return parts
-
-
-def _add_value(rows: list[dict[str, Any]], step: int, tag: str, value: Any) -> None:
-    """Add a value to the last row; start a new row on another step or a repeated tag."""
-    if not rows or rows[-1]["step"] != step or tag in rows[-1]:
-        rows.append({"step": step})
-    # The step comes last, so that a tag named "step" cannot replace it.
-    rows[-1] |= {tag: value, "step": step}
 
 
 def _tensor_to_scalar(tensor: Any) -> Any:
@@ -162,7 +154,8 @@ def read_loss_curve(path: str) -> LossCurve:
     """
     file = _find_log_file(Path(path))
     head = file.read_bytes()[:4096]
-    lightning = "lightning" if _is_lightning_log(file) else ""
+    is_lightning = file.absolute().parent.name.startswith("version_") or file.with_name("hparams.yaml").exists()
+    lightning = "lightning" if is_lightning else ""
     if _EVENT_MAGIC in head[:200]:
         # A resumed run starts another file in its folder; names hold the time and a count per process.
         event_files = sorted(file.parent.glob(_EVENT_FILE_PATTERN), key=lambda one: _natural_sort_key(one.name))
@@ -174,12 +167,22 @@ def read_loss_curve(path: str) -> LossCurve:
         raise InputError(f"{file} is not the log of a run: it is not text. {_EXPECTED}") from error
     if not text.lstrip().startswith("{"):
         return _make_curve_from_rows(path, lightning or "csv", file, [_read_csv_rows(file, text)])
-    state = _parse_single_object(text)
-    if state is not None:
-        if "log_history" not in state and not _contains_loss(state):
-            raise _unreadable_log_error(file, f"an object of {_format_names(state)}")
+    try:
+        state = json.loads(text)
+    except (ValueError, RecursionError):
+        state = None
+    if isinstance(state, dict):
         if "log_history" in state:
-            return _make_curve_from_rows(path, "trainer", file, [_read_log_history(file, state["log_history"])])
+            history = state["log_history"]
+            if not isinstance(history, list):
+                raise InputError(
+                    f"{file} has {history!r:.40} for log_history, which is not a list as the Trainer writes it. Give "
+                    "the file of another checkpoint."
+                )
+            history_rows = [row for row in history if isinstance(row, dict)]
+            return _make_curve_from_rows(path, "trainer", file, [history_rows])
+        if _find_first_name(_STEP_NAMES, state) is None or not any(name in state for name in LOSS_NAMES):
+            raise _unreadable_log_error(file, f"an object of {_format_names(state)}")
     rows = list(_iter_json_lines(file, text))
     own_rows = [row for row in rows if row.get("kind") == "step" and "origin" in row]
     if own_rows:
@@ -204,12 +207,6 @@ def _find_log_file(path: Path) -> Path:
     raise InputError(f"{path} is a folder without a run: it has none of {', '.join(_LOG_FILE_PATTERNS)}.")
 
 
-def _is_lightning_log(file: Path) -> bool:
-    """Return whether a file is in ``version_N``, or next to ``hparams.yaml``."""
-    folder_name = file.absolute().parent.name
-    return folder_name.startswith("version_") or file.with_name("hparams.yaml").exists()
-
-
 def _unreadable_log_error(file: Path, contents: str) -> InputError:
     return InputError(f"{file} is not the log of a run: it holds {contents}. {_EXPECTED}")
 
@@ -219,26 +216,6 @@ def _format_names(names: Iterable[Any]) -> str:
     return ", ".join(short_names[:12]) + (" ..." if len(short_names) > 12 else "") or "nothing"
 
 
-def _parse_json(text: str) -> Any:
-    """Parse JSON.
-
-    Raises ``ValueError`` for invalid JSON, too many digits or too deep nesting.
-    """
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("brackets are nested too deeply") from error
-
-
-def _parse_single_object(text: str) -> dict[str, Any] | None:
-    """Parse a text that is one JSON object; None if it is not."""
-    try:
-        value = _parse_json(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def _iter_json_lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
     # splitlines() would also split at U+2028 and similar characters, which may be inside a string.
     lines = text.split("\n")
@@ -246,8 +223,8 @@ def _iter_json_lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = _parse_json(line)
-        except ValueError as error:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
             if number == 1 and line.strip() == "{":
                 raise InputError(
                     f"{file} is one object over many lines that cannot be read to its end: it is truncated or "
@@ -262,16 +239,6 @@ def _iter_json_lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _read_log_history(file: Path, log_history: Any) -> list[LogRow]:
-    """Return the rows of a ``trainer_state.json``."""
-    if not isinstance(log_history, list):
-        raise InputError(
-            f"{file} has {log_history!r:.40} for log_history, which is not a list as the Trainer writes it. Give the "
-            "file of another checkpoint."
-        )
-    return [row for row in log_history if isinstance(row, dict)]
-
-
 def _read_csv_rows(file: Path, text: str) -> list[LogRow]:
     """Return the rows of a CSV file, without empty cells."""
     # A row may also hold a long text, so a cell may be as long as the file.
@@ -281,10 +248,6 @@ def _read_csv_rows(file: Path, text: str) -> list[LogRow]:
         first = text.lstrip()[:_MAX_NAME_CHARACTERS].splitlines()
         raise _unreadable_log_error(file, f"no objects and no columns step and loss; it begins {first[:1]}")
     return [{name: cell for name, cell in row.items() if name and cell} for row in rows]
-
-
-def _contains_loss(row: LogRow) -> bool:
-    return _find_first_name(_STEP_NAMES, row) is not None and any(name in row for name in LOSS_NAMES)
 
 
 def _find_first_name(names: Sequence[str], row: LogRow) -> str | None:
@@ -403,12 +366,12 @@ def _detect_synthetic(file: Path, parts: Sequence[Sequence[LogRow]]) -> bool | N
 
 def _make_curve_from_rows(name: str, kind: str, file: Path, parts: Sequence[Sequence[LogRow]]) -> LossCurve:
     if kind == "lightning":
-        parts = [[_count_from_one(file, row) if _EPOCH_COLUMN in row else row for row in rows] for rows in parts]
+        parts = [[_count_from_one(file, row) for row in rows] for rows in parts]
     return _make_curve(name, kind, _collect_points(file, parts), synthetic=_detect_synthetic(file, parts))
 
 
 def _count_from_one(file: Path, row: LogRow) -> LogRow:
-    name = _find_first_name(_STEP_NAMES, row)
+    name = _find_first_name(_STEP_NAMES, row) if _EPOCH_COLUMN in row else None
     return {**row, name: _parse_step(file, row) + 1} if name else row
 
 

@@ -37,13 +37,7 @@ def uses_gpu() -> bool:
 class StepHash:
     """Hash of the input of a model in one step.
 
-    Ids and positions are two streams of int64, so that the split into passes does not matter. Spans are where
-    positions restart.
-
-    Attributes:
-        passes: forward passes of the step.
-        rows: rows of all passes.
-        token_slots: token slots of all passes, padding included.
+    Ids and positions are two streams of int64, so that the split into passes does not matter.
     """
 
     __slots__ = ("_ids", "_positions", "_row_hashes", "passes", "rows", "token_slots")
@@ -176,18 +170,13 @@ def _synchronized_time() -> float:
 
 @final
 class WitnessRecorder:
-    """Recorder of one rank of an example; a job carries it into spawned processes.
-
-    Args:
-        folder: folder in which the rank writes ``rank_N.json`` when it ends.
-    """
+    """Recorder of one rank of an example, which writes ``rank_N.json``; a job carries it into spawned processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._losses: list[tuple[int, float]] = []
 
     def record_loss(self, step: int, loss: float) -> None:
-        """Record the loss of a step."""
         self._losses.append((step, loss))
 
     @contextmanager

@@ -146,21 +146,14 @@ class SourceGroup:
 
     Lengths are counted exactly: documents of n bytes in total have at most sqrt(2 n) different
     lengths, so the counters stay small.
-
-    Attributes:
-        record_parser: parser of the group; None if its schema cannot be determined.
-        sources: sources that were sampled.
-        fault: why they cannot be read; otherwise empty.
-        suggestion: the ``--map`` that would make them readable.
-        bytes: listed bytes they stand for.
-        read_bytes: number of those bytes that were read.
-        seconds: time spent on reading and encoding.
     """
 
+    # None if the schema cannot be determined; then ``fault`` says why, and ``suggestion`` is the --map that would help.
     record_parser: RecordParser | None
     fault: str = ""
     suggestion: str | None = None
     sources: list[Source] = field(default_factory=list)
+    # Listed bytes the sources stand for, and how many of them were read.
     bytes: float = 0.0
     read_bytes: float = 0.0
     seconds: float = 0.0

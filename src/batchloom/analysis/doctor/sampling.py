@@ -48,26 +48,19 @@ class SampleSizes:
 
 @dataclass(slots=True)
 class SampleProgress:
-    """Read progress of one part.
+    """Read progress of one part."""
 
-    Attributes:
-        records_read: records the reader returned.
-        records: records used of those.
-        share: source bytes these records stand for.
-        first: bytes the reader had consumed after its first batch.
-        last: bytes it had consumed after the last batch that consumed more.
-        before_last: records it had returned before that batch.
-    """
-
+    # Records the reader returned, and records used of those.
     records_read: int = 0
     records: int = 0
+    # Source bytes these records stand for.
     share: float = 0.0
+    # Bytes consumed after the first batch and after the last one that consumed more; records returned before that one.
     first: int = 0
     last: int = 0
     before_last: int = 0
 
     def advance(self, records_read: int, records: int, consumed: int) -> None:
-        """Count a batch."""
         if not self.records_read:
             self.first = self.last = consumed
         elif consumed > self.last:
@@ -78,14 +71,7 @@ class SampleProgress:
 
 @final
 class InputSample:
-    """The parts to read, the bytes they represent, and the records before them.
-
-    Attributes:
-        complete: whether everything is read; otherwise a sample.
-        apart: whether sources are few enough to report one by one.
-        parts: the parts in source order, each with the approximate number of document characters to read; None for
-            all.
-    """
+    """The parts to read, the bytes they represent, and the records before them."""
 
     def __init__(self, sources: Sequence[Source], rules: ReadRules, sizes: SampleSizes, *, full: bool) -> None:
         self.rules, self.sizes = rules, sizes
@@ -94,8 +80,10 @@ class InputSample:
             for source in sources
         )
         small = total <= sizes.whole_bytes and len(sources) <= sizes.whole_files
+        # If everything is read, and if sources are few enough to report one by one.
         self.complete, self.apart = full or small, len(sources) <= _MAX_SEPARATE_SOURCES
         self._tables: dict[str, tuple[list[int], list[int] | None]] = {}
+        # In source order, each with the approximate number of document characters to read; None for all.
         if self.complete:
             self.parts: list[SampledPart] = [(part, None) for unit in plan_units(sources, rules) for part in unit.parts]
         else:
