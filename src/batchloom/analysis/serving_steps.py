@@ -278,10 +278,7 @@ def _resolve_input(plan: Plan, source: str | None, file: str | None) -> tuple[st
 
 
 def _match_input(requested_name: str, input_names: list[str]) -> str:
-    """Suggest input names for a wrong one.
-
-    A store names inputs by their path relative to the prepared folder.
-    """
+    """Suggest input names for a wrong one: inputs have paths relative to the prepared folder."""
     last = requested_name.rpartition("/")[2]
     matches = sorted({name for name in input_names if name.rpartition("/")[2] == last})
     if not matches:

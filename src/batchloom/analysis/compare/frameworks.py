@@ -154,10 +154,7 @@ def require_compare_packages() -> None:
 
 
 def find_framework(name: str) -> Framework:
-    """Return the framework of a name, or of a user's own example module or file.
-
-    Raises ``SettingsError`` for an unknown name; it suggests the nearest.
-    """
+    """Return the framework of a name, or of a user's own example module or file."""
     for framework in FRAMEWORKS:
         if framework.name == name:
             return framework
@@ -172,11 +169,12 @@ def find_framework(name: str) -> Framework:
     raise SettingsError([problem + suggest(name, framework_names)])
 
 
-def import_example(framework: Framework) -> ModuleType:
-    """Import the module of an example.
+def _get_module_name(framework: Framework) -> str:
+    return f"batchloom.examples.{framework.module}" if framework in FRAMEWORKS else framework.module
 
-    Raises ``InputError`` if it cannot be imported or has no ``train``.
-    """
+
+def import_example(framework: Framework) -> ModuleType:
+    """Import the module of an example; it must have ``train``."""
     module = framework.module
     if module.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(module).stem, module)
@@ -185,8 +183,7 @@ def import_example(framework: Framework) -> ModuleType:
         example_module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(example_module)
     else:
-        is_bundled = framework in FRAMEWORKS
-        example_module = importlib.import_module(f"batchloom.examples.{module}" if is_bundled else module)
+        example_module = importlib.import_module(_get_module_name(framework))
     if not callable(getattr(example_module, "train", None)):
         raise InputError(f"{module} is not an example: it has no train(model, job). See examples/pytorch.py.")
     return example_module
@@ -194,20 +191,14 @@ def import_example(framework: Framework) -> ModuleType:
 
 def hash_example(framework: Framework) -> str | None:
     """Return the hash of an example's file; None if its module cannot be found."""
-    if framework.module.endswith(".py"):
-        file = framework.module
-    else:
-        is_bundled = framework in FRAMEWORKS
+    file: str | None = framework.module
+    if not framework.module.endswith(".py"):
         try:
-            spec = importlib.util.find_spec(
-                f"batchloom.examples.{framework.module}" if is_bundled else framework.module
-            )
+            spec = importlib.util.find_spec(_get_module_name(framework))
         except ImportError:
             return None
-        if spec is None or spec.origin is None:
-            return None
-        file = spec.origin
-    return xxhash.xxh3_64_hexdigest(Path(file).read_bytes())
+        file = spec.origin if spec else None
+    return xxhash.xxh3_64_hexdigest(Path(file).read_bytes()) if file else None
 
 
 def find_missing_packages(framework: Framework) -> list[str]:

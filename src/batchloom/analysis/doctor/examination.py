@@ -650,7 +650,6 @@ def _describe_unclosed_json(source: Source) -> str:
 
 
 def _sum_counts(groups: Sequence[SourceGroup], counts: Sequence[Counter[str]]) -> Counter[str]:
-    """Sum the counts of all groups, scaled to the complete input."""
     total: Counter[str] = Counter()
     for group, group_counts in zip(groups, counts, strict=True):
         total.update({name: group.scale_count(count) for name, count in group_counts.items()})
