@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.analysis.plan_forecast import measure_pools
 from batchloom.batches.loading import default_overlong
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.medium import MediumKind
@@ -32,7 +33,7 @@ class PackingEfficiency:
         sequences: sequences of an epoch (an estimate unless ``exact``).
         fill: tokens / (sequences x seq_len), 0 to 1.
         cut: share of the documents that are cut (longer than seq_len, or by ``wrap``), 0 to 1.
-        exact: whether every pool was packed; otherwise only the first few.
+        exact: whether every pool was packed; otherwise a few of them.
     """
 
     packing: str
@@ -173,21 +174,12 @@ def _compute_histogram(lengths: NDArray[np.uint32]) -> tuple[tuple[int, int, int
 
 
 def _measure_efficiency(store: Store, spec: PlanSpec) -> PackingEfficiency:
-    plan = Plan(store, spec)
-    sampled_pools = range(min(plan.orders.pools.count, _SAMPLED_POOLS))
-    sequences = documents = tokens = cut_documents = 0
-    for pool in sampled_pools:
-        members = plan.orders.pools.members(pool)
-        rows = plan.orders.pools.rows(pool, 0)
-        sequences += len(rows)
-        documents += len(members)
-        tokens += int(rows.lengths.sum())
-        cut_documents += int(np.unique(rows.documents[rows.starts > 0]).size)
-    exact = len(sampled_pools) == plan.orders.pools.count
+    order = Plan(store, spec).orders.order(0)
+    statistics = measure_pools(order, _SAMPLED_POOLS)
     return PackingEfficiency(
         packing=spec.packing,
-        sequences=sequences if exact else round(sequences * len(store) / max(documents, 1)),
-        fill=tokens / (sequences * spec.seq_len) if sequences else 0.0,
-        cut=cut_documents / max(documents, 1),
-        exact=exact,
+        sequences=round(statistics.sequences),
+        fill=statistics.tokens / (statistics.sequences * spec.seq_len) if statistics.sequences else 0.0,
+        cut=statistics.split / max(order.pools.documents, 1),
+        exact=statistics.exact,
     )

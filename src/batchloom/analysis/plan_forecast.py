@@ -26,11 +26,15 @@ _DEFAULT_TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _EpochStatistics:
+class EpochStatistics:
     """Statistics of one epoch of a source, from all of its pools or from a sample."""
 
     # True if every pool was packed.
     exact: bool
+    # Numbers of the packed pools, and their numbers of sequences, int64 [packed pools].
+    packed_pools: Ints
+    pool_sequences: Ints
+    sequences: float
     # Tokens of an epoch, without those left out.
     tokens: float
     # Lower bound on the number of sequences.
@@ -63,18 +67,14 @@ class MixingMeasure:
     blocks: float
 
 
-def _measure_pools(order: SourceOrder, most: int) -> _EpochStatistics:
-    """Pack the pools of a source, or ``most`` of them evenly spaced; adopt the counts.
+def measure_pools(order: SourceOrder, most: int) -> EpochStatistics:
+    """Pack the pools of a source, or ``most`` of them evenly spaced.
 
-    In a sample, each pool that was not packed counts as the mean of the packed ones. The source then
-    answers every question about positions approximately, and cannot serve sequences.
+    In a sample, each pool that was not packed counts as the mean of the packed ones.
     """
     pools, spec = order.pools, order.spec
     sampled_pools = np.unique(np.linspace(0, pools.count - 1, min(most, pools.count)).astype(np.int64))
-    sequences, tokens = (
-        np.zeros(len(sampled_pools), np.int64),
-        np.zeros(len(sampled_pools), np.int64),
-    )
+    sequences, tokens = np.zeros((2, len(sampled_pools)), np.int64)
     documents = split = dropped = dropped_tokens = 0
     packed: list[Ints] = []
     for index, pool in enumerate(sampled_pools.tolist()):
@@ -98,12 +98,13 @@ def _measure_pools(order: SourceOrder, most: int) -> _EpochStatistics:
     if spec.overlong == "split" and tokens.any():
         # Every token is served, so scaling by tokens is more accurate than scaling by documents.
         scale = order.store.tokens / int(tokens.sum())
-    total = float(tokens.sum() * scale)
     least = float(compute_min_sequences(np.concatenate(packed), spec.seq_len)) if packed else 0.0
-    _adopt_sequence_counts(order, sampled_pools, sequences, None if exact else float(sequences.sum() * scale))
-    return _EpochStatistics(
+    return EpochStatistics(
         exact=exact,
-        tokens=total,
+        packed_pools=sampled_pools,
+        pool_sequences=sequences,
+        sequences=float(sequences.sum() * scale),
+        tokens=float(tokens.sum() * scale),
         least=least * scale,
         split=split * scale,
         dropped=dropped * scale,
@@ -112,19 +113,21 @@ def _measure_pools(order: SourceOrder, most: int) -> _EpochStatistics:
     )
 
 
-def _adopt_sequence_counts(order: SourceOrder, sampled_pools: Ints, sequences: Ints, total: float | None) -> None:
+def _adopt_sequence_counts(order: SourceOrder, statistics: EpochStatistics) -> None:
     """Adopt the sequence counts of the pools.
 
-    ``total`` is the estimated sum if not all pools were packed; otherwise None.
+    With counts of a sample, the source answers every question about positions approximately, and cannot serve
+    sequences.
     """
     if order.is_counted:
         return
     counts = order.counts.copy()
-    if total is None:
-        counts[sampled_pools] = sequences
+    if statistics.exact:
+        counts[statistics.packed_pools] = statistics.pool_sequences
     else:
         # The mean is not an integer, so the counts are rounded such that they sum to the total.
-        ends = np.rint(np.arange(1, len(counts) + 1) * (total / len(counts))).astype(np.int64)
+        mean = statistics.sequences / len(counts)
+        ends = np.rint(np.arange(1, len(counts) + 1) * mean).astype(np.int64)
         counts = np.where(counts < 0, np.diff(ends, prepend=0), counts)
     order.adopt(counts)
 
@@ -347,7 +350,7 @@ def _compute_cut_padding(plan: Plan) -> float:
     return 1 - int(lengths.sum()) / (int(longest.sum()) * size)
 
 
-def _measure_sources(orders: SourceOrders) -> dict[tuple[int, int], _EpochStatistics]:
+def _measure_sources(orders: SourceOrders) -> dict[tuple[int, int], EpochStatistics]:
     """Measure every source in every packing that edits make of it.
 
     Measures of earlier packings determine the start of later ones.
@@ -355,7 +358,7 @@ def _measure_sources(orders: SourceOrders) -> dict[tuple[int, int], _EpochStatis
     eras = len(orders.run_layout.seq_len_changes) + 1
     pools = sum(orders.order(number).pools.count for number in orders.weighted_sources) * eras
     most = max(_SAMPLED_POOLS // (len(orders.weighted_sources) * eras), 2)
-    statistics: dict[tuple[int, int], _EpochStatistics] = {}
+    statistics: dict[tuple[int, int], EpochStatistics] = {}
     for era, numbers in enumerate(orders.weighted_sources_by_era):
         estimated = {number for (_, number), source_statistics in statistics.items() if not source_statistics.exact}
         for number in estimated:
@@ -365,7 +368,8 @@ def _measure_sources(orders: SourceOrders) -> dict[tuple[int, int], _EpochStatis
                 orders.source_cuts[era, number] = _estimate_pool_cut(orders.order(number, era - 1), served)
         for number in numbers:
             order = orders.order(number, era)
-            statistics[era, number] = _measure_pools(order, pools if pools <= _SAMPLED_POOLS else most)
+            statistics[era, number] = measure_pools(order, pools if pools <= _SAMPLED_POOLS else most)
+            _adopt_sequence_counts(order, statistics[era, number])
     return statistics
 
 
@@ -390,7 +394,7 @@ def _estimate_pool_cut(order: SourceOrder, served: Ints) -> SourceCut:
 class _RunSchedule:
     """Segments of a run under one schedule each, and the sequences each source serves."""
 
-    def __init__(self, plan: Plan, measures: dict[tuple[int, int], _EpochStatistics]) -> None:
+    def __init__(self, plan: Plan, measures: dict[tuple[int, int], EpochStatistics]) -> None:
         self.plan, self.orders, self.measures = plan, plan.orders, measures
         orders = self.orders
         steps = plan.steps
