@@ -7,8 +7,8 @@ Names are loaded when first used, so that importing batchloom stays light.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from batchloom.analysis import check, explain, inspect, when
-    from batchloom.analysis.doctor import doctor
+    from batchloom.analysis import explain, inspect, when
+    from batchloom.analysis.doctor import check, doctor
     from batchloom.batches import Loader
     from batchloom.core.errors import (
         BatchloomError,
@@ -45,7 +45,7 @@ _HOMES = {
     "Store": "batchloom.store.read.store_reader",
     "StoreError": "batchloom.core.errors",
     "TokenizerError": "batchloom.core.errors",
-    "check": "batchloom.analysis.path_check",
+    "check": "batchloom.analysis.doctor.path_check",
     "doctor": "batchloom.analysis.doctor.diagnosis",
     "explain": "batchloom.analysis.explanation",
     "inspect": "batchloom.analysis.inspection",

@@ -4,7 +4,6 @@ from .explanation import (
     explain as explain,
 )
 from .inspection import Inspection as Inspection, inspect as inspect
-from .path_check import check as check
 from .plan_forecast import (
     MixingMeasure as MixingMeasure,
     PlanForecast as PlanForecast,

@@ -213,7 +213,7 @@ def _build_spans(plan: Plan, rows: Rows, text: int) -> list[ExplainedSpan]:
 
 
 def _explain_spans(plan: Plan, name: str, rows: Rows, indices: Ints, text: int) -> list[ExplainedSpan]:
-    """Explain the spans of one source; a source with only lengths has no provenance, text or media."""
+    """Explain spans of one source; assumed sources have no provenance, text or media."""
     store, count = plan.stores[name], len(indices)
     documents, starts, lengths = rows.documents[indices], rows.starts[indices], rows.lengths[indices]
     banned = np.zeros(count, bool) if rows.banned is None else rows.banned[indices]

@@ -60,7 +60,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SavedPosition:
-    """Position in a saved state: completed steps, and steps of the run, if the state is in a run's checkpoint."""
+    """Saved state; in a run's checkpoint also its step and the steps of the run."""
 
     path: Path
     state: Mapping[str, Any]

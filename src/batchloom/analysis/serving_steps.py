@@ -20,7 +20,10 @@ _MAX_LISTED = 5
 
 
 def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
-    """Explain why no step up to ``last`` serves a document of source ``number``; its pools must be counted."""
+    """Explain why no step up to ``last`` serves a document of source ``number``.
+
+    The pools of the source must be counted.
+    """
     name = plan.names[number]
     store = plan.stores[name]
     length = int(store.lengths.take(np.array([document]))[0])
@@ -278,7 +281,7 @@ def _resolve_input(plan: Plan, source: str | None, file: str | None) -> tuple[st
 
 
 def _match_input(requested_name: str, input_names: list[str]) -> str:
-    """Suggest input names for a wrong one: inputs have paths relative to the prepared folder."""
+    """Suggest input names for a wrong one, such as a path from another folder."""
     last = requested_name.rpartition("/")[2]
     matches = sorted({name for name in input_names if name.rpartition("/")[2] == last})
     if not matches:

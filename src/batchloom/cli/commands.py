@@ -118,7 +118,7 @@ class SectionedCommand(TyperCommand):
                 formatter.write(f"  {example}\n")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments; reject a repeated option, of which click would use the last value."""
+        """Parse arguments; reject a repeated option, since click takes the last value."""
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         counts: Counter[Any] = Counter(param for param in order if param.param_type_name == "option")
         for param, times in counts.items():

@@ -60,8 +60,9 @@ class BatchDifference:
 
 @final
 class ExpectedBatches:
-    """Batches of the plain loader on every rank, also ``LOOKAHEAD_STEPS`` past the end, and the location of each row.
+    """Batches of the plain loader on every rank, and the location of each row.
 
+    Batches reach ``LOOKAHEAD_STEPS`` past the end.
     The loaders, one per rank, have ``output="numpy"`` and a run that is longer than ``steps`` by ``LOOKAHEAD_STEPS``.
     """
 

@@ -51,8 +51,9 @@ SayFunction = Callable[[str], None]
 
 
 def _open_records(out: Path, command: Mapping[str, Any], say: SayFunction) -> Path:
-    """Return the folder of records of finished frameworks, which the same command reuses after a stop.
+    """Return the folder of the records of finished frameworks.
 
+    The same command reuses them after a stop.
     ``command`` is everything that determines the result of a run; records of another command are deleted.
     """
     folder, plain = out / PARTIAL, json.loads(json.dumps(command))

@@ -208,7 +208,7 @@ def find_missing_packages(framework: Framework) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class WitnessRecord:
-    """Entries of each rank's steps (see ``StepHash.to_entry``), and the mean loss of each step from ``first`` on."""
+    """Entries of each rank's steps, and the mean loss of each step from ``first`` on."""
 
     first: int
     ranks: list[list[dict[str, Any]]]
@@ -282,7 +282,7 @@ def _run_to_end(command: Sequence[str], name: str, seconds: float) -> tuple[int,
 
 
 def _kill_process_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its descendants: killing only a launcher would leave its ranks running."""
+    """Kill a process and its descendants, since the ranks of a launcher survive it."""
     import psutil  # noqa: PLC0415 - needed only after a failure
 
     top = psutil.Process(process.pid)

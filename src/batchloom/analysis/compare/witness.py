@@ -170,7 +170,10 @@ def _synchronized_time() -> float:
 
 @final
 class WitnessRecorder:
-    """Recorder of one rank of an example, which writes ``rank_N.json``; a job carries it into spawned processes."""
+    """Recorder of one rank of an example, which writes ``rank_N.json``.
+
+    A job carries it into spawned processes.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""`doctor`: contents and faults of inputs, and the command that prepares them.
+"""`doctor` and `check`: contents and faults of inputs, and how to prepare them.
 
 Read `diagnosis.py` and `examination.py` first.
 """

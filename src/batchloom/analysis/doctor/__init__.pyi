@@ -7,5 +7,6 @@ from .findings import (
     PreparedFacts as PreparedFacts,
     SourceFacts as SourceFacts,
 )
+from .path_check import check as check
 from .preview import DocumentPreview as DocumentPreview, PreviewSegment as PreviewSegment
 from .sampling import SampleSizes as SampleSizes

@@ -12,9 +12,9 @@ import numpy as np
 from batchloom.analysis.doctor.estimates import estimate_feeds, estimate_packing
 from batchloom.analysis.doctor.examination import ExaminationResult, examine_inputs
 from batchloom.analysis.doctor.findings import Diagnosis, PreparedFacts
+from batchloom.analysis.doctor.path_check import check, detect_prepared_kind
 from batchloom.analysis.doctor.preview import DocumentPreview, make_preview
 from batchloom.analysis.inspection import Inspection, inspect
-from batchloom.analysis.path_check import check, detect_prepared_kind
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import BatchloomError, SettingsError
 from batchloom.core.settings import as_int, quote_value

@@ -1,4 +1,4 @@
-"""Examination of raw inputs, for ``doctor`` and ``check``: contents, faults and estimates."""
+"""Examination of raw inputs for ``doctor`` and ``check``."""
 
 import math
 import time
@@ -87,7 +87,7 @@ _TABLE_BYTES_PER_MEDIUM = 96 + 32
 
 @dataclass(frozen=True, slots=True)
 class ExaminationResult:
-    """Diagnosis without packing, feeds and commands, and the facts they are computed from.
+    """Diagnosis without packing, feeds and commands, and what they are computed from.
 
     Attributes:
         tokenizer_missing: whether the tokenizer is not available here.
@@ -413,7 +413,7 @@ class Examination:
         group.empty += record_batch.records_read - len(record_batch.bad) - len(record_batch.values)
 
     def _count_documents(self, group: SourceGroup, parsed_records: ParsedRecords) -> NDArray[np.uint64]:
-        """Encode and count the documents of a batch; return their keys, uint64 [documents, 2]."""
+        """Encode and count the documents of a batch; return their keys, uint64 [N, 2]."""
         documents, record_kind = parsed_records.batch.values, parsed_records.record_parser.record_kind
         if not self.beginning:
             self.beginning = "\n".join(iter_texts(documents[0]))[:_BEGINNING_CHARACTERS]

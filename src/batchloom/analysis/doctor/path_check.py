@@ -201,7 +201,7 @@ def detect_prepared_kind(location: str) -> str:
 
 
 def _find_remote_store(url: str) -> tuple[bool, InputError | None]:
-    """Return whether a URL is a store; if not, the error of the request for its manifest."""
+    """Return whether a URL is a store, and the error of the request for its manifest."""
     # A URL with a suffix is a file, and its server may answer anything for a path below it.
     if has_wildcard(url) or Path(redact_url(url)).suffix:
         return False, None
