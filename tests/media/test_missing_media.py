@@ -101,7 +101,7 @@ def test_check_reads_all_media_and_names_the_missing(damaged):
     assert "image pictures/4_1.jpg has" in text
     assert text.count(f"image {PAIR} ") == 2, text
     assert f"Document {max(missing[-2:])}, too: Document" in text
-    assert verdict.facts["media"] == "17 in 10 documents; 4 documents with unreadable media"
+    assert verdict.facts["media"] == "17 in 10 documents, 4 of which hold unreadable media"
     assert "replaces 4 documents of it with padding" in verdict.used
     listed = read_missing_media(list_file)
     assert listed.store == str(store.path)
@@ -112,7 +112,7 @@ def test_check_reads_all_media_and_names_the_missing(damaged):
 def test_a_sound_store_has_an_empty_list(intact, tmp_path):
     verdict = batchloom.check(intact[0].path, missing_media=tmp_path / "gone.json")
     assert verdict.sound
-    assert verdict.facts["media"].startswith("17 in 10 documents; 0 documents with unreadable media")
+    assert verdict.facts["media"].startswith("17 in 10 documents, 0 of which")
     assert read_missing_media(tmp_path / "gone.json").subsets["train"].documents == ()
     plain = batchloom.Loader(intact[0], **SIZES)
     loader = batchloom.Loader(intact[0], **SIZES, media=MediaOptions(replace=str(tmp_path / "gone.json")))
@@ -250,7 +250,7 @@ def test_removed_documents_are_not_checked(damaged, tmp_path):
     remove_documents(store.path, documents_file=numbers)
     assert batchloom.check(store.path).sound
     older = batchloom.check(store.path, generation=1, missing_media=tmp_path / "older.json")
-    assert "4 documents with unreadable media" in older.facts["media"]
+    assert "4 of which" in older.facts["media"]
     assert read_missing_media(tmp_path / "older.json").subsets["train"].fingerprint == store.fingerprint
 
 
@@ -294,7 +294,7 @@ def test_the_command_lists_missing_media(damaged, tmp_path, capsys):
     store, list_file, _, _ = damaged
     command_list = tmp_path / "said.json"
     assert run_command_line(["check", str(store.path), "--missing-media", str(command_list), "--json"]) == 1
-    assert "4 documents with unreadable media" in json.loads(capsys.readouterr().out)["facts"]["media"]
+    assert "4 of which" in json.loads(capsys.readouterr().out)["facts"]["media"]
     assert command_list.read_bytes() == list_file.read_bytes()
     assert run_command_line(["check", str(store.path), "--no-media"]) == 0
     assert "media:" not in capsys.readouterr().out

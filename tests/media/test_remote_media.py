@@ -293,7 +293,7 @@ def test_analysis_reads_remote_stores(local, relay, tmp_path, monkeypatch):
 def test_check_reads_remote_media_and_lists_the_missing(s3, local, relay, tmp_path, no_retry_delays):
     clean = batchloom.check(URL)
     assert clean.sound, clean.faults
-    assert clean.facts["media"].startswith("12 in 12 documents; 0 documents with unreadable")
+    assert clean.facts["media"].startswith("12 in 12 documents, 0 of which")
     data = bytearray((local[0].path / "train" / "shard_00000.blobs").read_bytes())
     local_media = StoreMedia(local[0])
     ((medium,),) = local_media.of(np.array([1]))

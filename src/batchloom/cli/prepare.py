@@ -89,7 +89,7 @@ def prepare(
         typer.Argument(
             metavar="INPUT",
             help="Files, folders, globs and archives of text, code, JSON, CSV, Parquet and Arrow, also packed; URLs "
-            r"(s3://, gs://, https://, hf://); a data set of the Hub (org/name\[:config]\[/split]\[@revision]) or its "
+            "(s3://, gs://, https://, hf://); a data set of the Hub (org/name[:config][/split][@revision]) or its "
             "short name (see batchloom datasets); a YAML manifest (.yaml, .yml) of such; - for standard input; "
             "synthetic data (dummy, distributed_dummy), alone. In place of a recipe's.",
         ),

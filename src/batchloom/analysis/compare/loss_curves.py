@@ -232,8 +232,9 @@ def _iter_json_lines(file: Path, text: str) -> Iterator[dict[str, Any]]:
                 ) from error
             if number == len(lines):
                 return  # A killed process left the last line unfinished.
+            reason = "brackets are nested too deeply" if isinstance(error, RecursionError) else error
             raise InputError(
-                f"{file}, line {number} is not JSON: {error}. Delete that line; the others are read without it."
+                f"{file}, line {number} is not JSON: {reason}. Delete that line; the others are read without it."
             ) from error
         if isinstance(row, dict):
             yield row

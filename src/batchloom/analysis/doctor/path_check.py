@@ -118,7 +118,7 @@ def _check_media(
         return
     count = sum(len(missing_media.documents) for missing_media in missing_by_subset.values())
     verdict.facts["media"] = (
-        f"{media:,} in {format_count(documents, 'document')}; {format_count(count, 'document')} with unreadable media"
+        f"{media:,} in {format_count(documents, 'document')}, {count:,} of which hold unreadable media"
     )
     if count:
         if not verdict.faults:
