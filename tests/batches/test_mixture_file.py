@@ -96,7 +96,7 @@ def test_every_problem_of_a_file_is_reported_at_once(stores, tmp_path):
         assert words in report, words
 
 
-def test_a_file_that_is_wrong_in_every_way_is_mended_in_two_rounds(stores, tmp_path):
+def test_a_file_that_is_wrong_in_every_way_is_mended_in_a_few_rounds(stores, tmp_path):
     write_store(stores / "gpt2", [[1, 2, 3]], tokenizer="gpt2")
     file = tmp_path / "m.yaml"
     file.write_text(
@@ -117,24 +117,34 @@ def test_a_file_that_is_wrong_in_every_way_is_mended_in_two_rounds(stores, tmp_p
     assert sorted({problem.split(":")[0] for problem in problems}) == [
         *("colour", "exhausted", "most_epochs"),
         *("sources.cod", "sources.cod.epochs", "sources.wbe", "sources.web.seed"),
-        *("stages", "stages[0].weights.x", "stages[1].step", "stages[1].weights.y"),
-        *("stages[2].weights", "stores.code", "unit"),
+        *("stages[1].step", "stores.code", "unit"),
         *("weights.cod", "weights.rest.sources.math", "weights.web"),
     ]
     assert len(set(problems)) == len(problems)
+    file.write_text(
+        """
+        weights: {web: 1}
+        stores: {web: stores/web}
+        stages: [{step: 9, weights: {x: 1}}, {step: 5, weights: {web: 0}}]
+        """
+    )
+    with pytest.raises(SettingsError) as caught:
+        read_mixture(file)
+    problems = [problem.removeprefix(f"{file}: ").split(":")[0] for problem in caught.value.problems]
+    assert problems == ["stages[0].weights.x", "stages[1].weights", "stages"]
     file.write_text("weights: {web: 1}\nstores: {web: stores/web, gpt2: stores/gpt2}\n")
     with pytest.raises(PlanError, match="different tokenizers"):
         read_mixture(file)
 
 
-def test_values_are_checked_without_stores(tmp_path):
+def test_values_are_checked_although_a_store_cannot_be_opened(tmp_path):
     file = tmp_path / "m.yaml"
-    file.write_text("weights: {web: -1, rest: {weight: 1, sources: [a, 3]}}\nunit: x\n")
+    file.write_text("stores: {web: none}\nweights: {web: -1, rest: {weight: 1, sources: [a, 3]}}\nunit: x\n")
     with pytest.raises(SettingsError) as caught:
         read_mixture(file)
     report = "\n".join(caught.value.problems)
     for words in (
-        "stores: missing",
+        "stores.web: ",
         "weights.web: -1",
         "unit: 'x'",
         "weights.rest.sources.3: unknown source",

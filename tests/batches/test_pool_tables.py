@@ -13,11 +13,11 @@ import batchloom
 from batchloom import StoreError
 from batchloom.batches import PlanOptions
 from batchloom.batches.loading import (
+    list_table_folders,
     load_table,
     lock_table,
+    make_table_name,
     pool_tables as tables_module,
-    table_folders,
-    table_name,
     wait_for_table,
     write_table,
 )
@@ -71,7 +71,7 @@ def test_the_other_process_counts_the_open_generation(store):
     while not find_tables(store.path) and time.monotonic() < deadline:
         time.sleep(0.02)
     iterator.close()
-    assert [path.name for path in find_tables(store.path)] == [table_name(loader.plan.orders.order(0))]
+    assert [path.name for path in find_tables(store.path)] == [make_table_name(loader.plan.orders.order(0))]
     grown = batchloom.Loader(batchloom.open_store(store.path), **SPEC)
     assert not grown.plan.orders.is_counted
     assert len(grown) == len(list(grown)) > len(loader)
@@ -79,17 +79,17 @@ def test_the_other_process_counts_the_open_generation(store):
 
 def test_the_table_is_the_plans_own_counts(store):
     counted = batchloom.Loader(store, **SPEC).plan
-    folders = table_folders(store)
+    folders = list_table_folders(store)
     path = write_table(counted.orders.order(0), folders)
     assert path.parent == store.path / "plans"
     adopted = batchloom.Loader(store, **SPEC).plan
     assert load_table(adopted.orders.order(0), folders)
     assert [adopted.run.locate(p) for p in range(200)] == [counted.run.locate(p) for p in range(200)]
     assert (
-        table_name(batchloom.Loader(store, **SPEC | {"global_batch_size": 8, "epochs": 3}).plan.orders.order(0))
+        make_table_name(batchloom.Loader(store, **SPEC | {"global_batch_size": 8, "epochs": 3}).plan.orders.order(0))
         == path.name
     )
-    assert table_name(batchloom.Loader(store, **SPEC | {"seed": 1}).plan.orders.order(0)) != path.name
+    assert make_table_name(batchloom.Loader(store, **SPEC | {"seed": 1}).plan.orders.order(0)) != path.name
 
 
 def test_a_distant_step_waits_for_the_table_and_is_right(store):
@@ -105,14 +105,14 @@ def test_a_read_only_store_uses_the_users_cache(store, tmp_path):
     path = write_table(plan.orders.order(0), [blocked / "plans", tmp_path / "cache" / "batchloom" / "plans"])
     assert path.parent == tmp_path / "cache" / "batchloom" / "plans"
     fresh = batchloom.Loader(store, **SPEC).plan
-    assert load_table(fresh.orders.order(0), table_folders(store))
+    assert load_table(fresh.orders.order(0), list_table_folders(store))
     with pytest.raises(StoreError, match="set XDG_CACHE_HOME"):
         write_table(plan.orders.order(0), [blocked / "plans"])
 
 
 def test_a_damaged_table_is_counted_again(store, caplog):
     plan = batchloom.Loader(store, **SPEC).plan
-    path = write_table(plan.orders.order(0), table_folders(store))
+    path = write_table(plan.orders.order(0), list_table_folders(store))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -120,17 +120,17 @@ def test_a_damaged_table_is_counted_again(store, caplog):
     assert not reopened.plan.orders.is_counted
     assert "is damaged; it is counted again" in caplog.text
     assert len(reopened) == len(list(reopened))
-    assert load_table(batchloom.Loader(store, **SPEC).plan.orders.order(0), table_folders(store))
+    assert load_table(batchloom.Loader(store, **SPEC).plan.orders.order(0), list_table_folders(store))
 
 
 def test_one_process_counts_and_the_lock_dies_with_it(store):
     plan = batchloom.Loader(store, **SPEC).plan
-    folders = table_folders(store)
+    folders = list_table_folders(store)
     code = (
         "import sys, time, batchloom; from batchloom.batches import PlanOptions;"
         "from batchloom.batches.loading.pool_tables import *;"
         f"p = batchloom.Loader(batchloom.open_store({str(store.path)!r}), **{SPEC!r}).plan;"
-        "c = lock_table(p.orders.order(0), table_folders(p.orders.store)); print(c.__enter__(), flush=True); time.sleep(60)"
+        "c = lock_table(p.orders.order(0), list_table_folders(p.orders.store)); print(c.__enter__(), flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
@@ -175,7 +175,7 @@ def test_one_process_of_a_node_starts_the_counter(store, monkeypatch, variables,
 
 def test_a_table_is_replaced_as_a_whole(store):
     """Readers of the old table can go on reading it."""
-    plan, folders = batchloom.Loader(store, **SPEC).plan, table_folders(store)
+    plan, folders = batchloom.Loader(store, **SPEC).plan, list_table_folders(store)
     path = write_table(plan.orders.order(0), folders)
     with path.open("rb") as old:
         write_table(plan.orders.order(0), folders)

@@ -9,7 +9,7 @@ import pytest
 
 from batchloom import Edit, InputError, Loader, Mixture, Plan, open_store
 from batchloom.batches.loading import remote_fetch as fetching_module
-from batchloom.batches.loading.remote_fetch import RemotePrefetcher, StepSizes
+from batchloom.batches.loading.remote_fetch import RemotePrefetcher
 from batchloom.testing import write_store
 from store.remote_stores import copy_to_memory
 
@@ -48,7 +48,7 @@ def test_fetching_goes_on_after_errors_that_pass_and_logs_them_once(stores, capl
         positions = np.arange(step * ROWS, (step + 1) * ROWS)
         return loader.plan.rows(int(positions[0]), int(positions[-1]) + 1), positions
 
-    fetching = RemotePrefetcher([stores["a"]], [1], rows, 0, StepSizes((0,), (TOKENS * ROWS,), (0,)))
+    fetching = RemotePrefetcher([stores["a"]], loader.plan, 0, rows, lambda _step: TOKENS * ROWS)
     try:
         with caplog.at_level(logging.WARNING, "batchloom"):
             for step in range(30):
@@ -91,17 +91,6 @@ def test_an_edit_turns_the_thread_to_the_new_order(stores):
 def make_loader(store, rows, **settings):
     defaults = {"seq_len": TOKENS, "steps": 200, "rank": 0, "world_size": 1, "output": "numpy"}
     return Loader(store, **{**defaults, "global_batch_size": rows, "prefetch": 2, **settings})
-
-
-def test_step_sizes_count_the_tokens_of_each_step_range():
-    sizes = StepSizes((0, 3, 10), (5, 2, 7), (0, 15, 29))
-    step_tokens = [5] * 3 + [2] * 7 + [7] * 20
-    before = np.cumsum([0, *step_tokens]).tolist()
-    assert [sizes.tokens_at(step) for step in range(30)] == step_tokens
-    assert [sizes.tokens_before(step) for step in range(31)] == before
-    for tokens in range(-3, 100):
-        assert sizes.find_step(tokens) == np.searchsorted(before, tokens)
-    assert [sizes.next_range_start(step) for step in (0, 2, 3, 9, 10)] == [3, 3, 10, 10, None]
 
 
 def test_an_edit_during_the_start_of_an_iteration_applies_to_it(stores, tmp_path, monkeypatch):

@@ -160,7 +160,7 @@ def test_a_state_resumed_in_a_used_plan_changes_nothing(is_used):
         state = json.loads(json.dumps(plan.state(plan.positions_of(step)[0])))
         for _ in range(2):
             assert plan.resume(state) == plan.positions_of(step)[0]
-        plan._rows._windows._cached_windows.clear()
+        plan.run._cached_windows.clear()
         assert [list_step(plan, other_step) for other_step in range(len(steps))] == steps
         assert plan.steps == len(steps)
 

@@ -23,7 +23,7 @@ from batchloom.batches import (
     select_probe_documents,
     to_varlen,
 )
-from batchloom.batches.loading import first_store
+from batchloom.batches.loading import get_first_store
 from batchloom.core.errors import TrainError
 
 Collator = Callable[[list[Batch]], Mapping[str, Any]]
@@ -95,7 +95,7 @@ def measure_isolation(
     """
     seq_len = loader.plan.spec.seq_len
     if not loader.holds_media:
-        store = first_store(loader.plan.stores) if store is None else store
+        store = get_first_store(loader.plan.stores) if store is None else store
         documents = select_probe_documents(store, seq_len)
         return measure_leakage(compute_logits, documents, rows) if documents else (0.0, 0.0)
 

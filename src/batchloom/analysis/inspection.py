@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.analysis.plan_forecast import measure_pools
-from batchloom.batches.loading import default_overlong
+from batchloom.batches.loading import choose_default_overlong
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.medium import MediumKind
 from batchloom.core.settings import as_int, quote_value
@@ -120,7 +120,7 @@ def inspect(
     if not len(store):
         raise InputError(f"{path} holds no documents; there is nothing to inspect.")
     lengths = store.lengths.slice(0, len(store))
-    spec = replace(spec, overlong=default_overlong(store))
+    spec = replace(spec, overlong=choose_default_overlong(store))
     # Documents with media are never cut, so wrap does not apply to them.
     packings = [
         packing_name

@@ -22,8 +22,7 @@ from .isolation import (
     select_probe_documents as select_probe_documents,
 )
 from .loading.document_rows import DocumentRows as DocumentRows
-from .loading.loader import Loader as Loader
-from .loading.loader_data import check_text_only as check_text_only
+from .loading.loader import Loader as Loader, check_text_only as check_text_only
 from .loading.rank_share import (
     RowCosts as RowCosts,
     find_world as find_world,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, Batch, BatchLayout
 from batchloom.batches.assembly.device import to_torch
-from batchloom.batches.masks import compute_visibility, missing_layout_error, whole_rows_error
+from batchloom.batches.masks import compute_visibility, make_missing_layout_error, make_whole_rows_error
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, quote_value
 from batchloom.plan.packing import align_lengths
@@ -144,7 +144,7 @@ def to_megatron(batch: Batch, *, attention_mask: bool = False) -> Batch:
     """
     layout = _require_layout(batch, "to_megatron")
     if attention_mask and layout.sliced:
-        raise whole_rows_error("attention_mask")
+        raise make_whole_rows_error("attention_mask")
     labels = _make_next_token_labels(batch, layout)
     arrays = (batch["input_ids"], labels, batch["position_ids"])
     return _derive_batch(batch, make_megatron_arrays(*arrays, attention_mask=attention_mask))
@@ -178,14 +178,10 @@ def _make_next_token_labels(batch: Batch, layout: BatchLayout) -> Any:
 
 
 def _require_layout(batch: Batch, form: str) -> BatchLayout:
-    """Return the layout of a batch.
-
-    Raises:
-        PlanError: it was rebuilt from its arrays, or holds media.
-    """
+    """Return the layout of a batch."""
     layout = getattr(batch, "layout", None)
     if layout is None:
-        raise missing_layout_error(form)
+        raise make_missing_layout_error(form)
     if layout.media or batch["position_ids"].ndim > _ROWS_AND_TOKENS:
         raise PlanError(
             f"{form} makes arrays of tokens only, but the batch holds images or audio: give the model the batch "
@@ -196,16 +192,12 @@ def _require_layout(batch: Batch, form: str) -> BatchLayout:
 
 
 def _require_whole_rows(batch: Batch, form: str) -> BatchLayout:
-    """Return the layout of a batch of complete rows.
-
-    Raises:
-        PlanError: it was rebuilt, has another form, or is the slice of a context-parallel rank.
-    """
+    """Return the layout of a batch of complete rows."""
     layout = _require_layout(batch, form)
     if "cu_seq_lens_q" in batch:
         raise PlanError(f"{form} takes rows, but the batch is varlen: give Loader(form='rows').")
     if layout.sliced:
-        raise whole_rows_error(form)
+        raise make_whole_rows_error(form)
     return layout
 
 

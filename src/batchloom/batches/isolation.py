@@ -98,10 +98,7 @@ def measure_batch_leakage(scored: ScoreFunction, packed: Batch, alone: Sequence[
 
 
 def _compute_span_losses(scored: ScoreFunction, batch: Batch) -> Tensor:
-    """Return the losses of all span tokens but the first, row by row.
-
-    Scores are computed for a bounded number of tokens at a time.
-    """
+    """Return the losses of all span tokens but the first, row by row."""
     layout = batch.layout
     if layout is None:
         raise AssertionError("only for batches that know their spans")

@@ -16,15 +16,10 @@ _FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 class SlidingWindow(NamedTuple):
-    """Sliding window of a model's attention.
+    """Sliding window of a model's attention."""
 
-    Attributes:
-        size: number of tokens that a token sees, including itself.
-        some_layers: whether other layers see the full document, so that each kind of layer takes its own mask.
-    """
-
-    size: int
-    some_layers: bool
+    size: int  # number of tokens that a token sees, including itself
+    some_layers: bool  # whether other layers see the full document, so that each kind of layer takes its own mask
 
 
 def get_sliding_window(config: Any) -> SlidingWindow | None:
@@ -146,12 +141,7 @@ def add_model_masks(batch: Batch, sliding_window: int | None) -> Batch:
 
 
 def compute_visibility(positions: Any, window: int | None = None) -> Any:
-    """Return which tokens of complete rows each token sees, bool [R, 1, S, S].
-
-    Args:
-        positions: position ids, which restart with each span.
-        window: number of tokens that a token sees at most, including itself; None for no limit.
-    """
+    """Return which tokens of complete rows each token sees, bool [R, 1, S, S]."""
     spans = (positions == 0).cumsum(1)
     columns = (spans[:1] >= 0).cumsum(1)
     distance = columns[:, :, None] - columns[:, None, :]
@@ -167,21 +157,17 @@ def _make_dense_mask(positions: Any, additive: str | None, window: int | None = 
 
 
 def _require_positions(batch: Batch, form: str) -> Any:
-    """Return the ``position_ids`` of complete rows.
-
-    Raises:
-        PlanError: the batch is a context-parallel rank's slice, which may begin within a span, or a plain dict.
-    """
+    """Return the ``position_ids`` of complete rows."""
     if not isinstance(batch, Batch):
-        raise missing_layout_error(form)
+        raise make_missing_layout_error(form)
     if batch.layout is not None and batch.layout.sliced:
-        raise whole_rows_error(form)
+        raise make_whole_rows_error(form)
     positions = batch["position_ids"]
     # M-RoPE positions begin with those of the text.
     return positions[0] if positions.ndim > _ROWS_AND_TOKENS else positions
 
 
-def missing_layout_error(form: str) -> PlanError:
+def make_missing_layout_error(form: str) -> PlanError:
     """Return the error for a batch without a layout."""
     return PlanError(
         f"A batch that was rebuilt from its arrays does not know its spans, which {form} needs: apply it to a batch "
@@ -189,7 +175,7 @@ def missing_layout_error(form: str) -> PlanError:
     )
 
 
-def whole_rows_error(form: str) -> PlanError:
+def make_whole_rows_error(form: str) -> PlanError:
     """Return the error for a context-parallel slice in place of complete rows."""
     return PlanError(
         f"{form} takes whole rows, but the batch is a context-parallel rank's slice of them: give "

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from typing import Any, NamedTuple, Protocol, final
@@ -32,7 +32,7 @@ from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, is_positive_number, quote_value, raise_problems
 from batchloom.plan import compute_row_costs
 from batchloom.plan.order import Imbalance
-from batchloom.plan.packing import Rows, align_lengths
+from batchloom.plan.packing import align_lengths
 
 Ids = NDArray[np.int64]
 _LOG = logging.getLogger("batchloom")
@@ -46,27 +46,16 @@ _PUBLISH_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """Statistics of one step over all ranks.
+    """Statistics of one step over all ranks."""
 
-    Attributes:
-        tokens: tokens of each data-parallel rank without padding, int64 [ranks].
-        sources: tokens of each source of the plan, int64 [sources].
-        squares: sum of the squared lengths of all spans.
-        trained: tokens that carry a loss; None if it depends on masks.
-        capacity: tokens that its sequences can hold.
-        computed_tokens: tokens that all ranks compute, including padding.
-        imbalance: imbalance of its cost, see ``Loader.imbalance``; None if ranks cannot differ.
-        banned: spans that are padding because their documents are banned or their media missing.
-    """
-
-    tokens: Ids
-    sources: Ids
-    squares: int
-    trained: int | None
-    capacity: int
-    computed_tokens: int
-    imbalance: Imbalance | None
-    banned: int
+    tokens: Ids  # tokens of each data-parallel rank without padding, int64 [ranks]
+    sources: Ids  # tokens of each source of the plan, int64 [sources]
+    squares: int  # sum of the squared lengths of all spans
+    trained: int | None  # tokens that carry a loss; None if it depends on masks
+    capacity: int  # tokens that its sequences can hold
+    computed_tokens: int  # tokens that all ranks compute, including padding
+    imbalance: Imbalance | None  # imbalance of its cost, see ``Loader.imbalance``; None if ranks cannot differ
+    banned: int  # spans that are padding because their documents are banned or their media missing
 
 
 def collect_step_facts(loader: Loader, step: int) -> StepFacts:
@@ -91,8 +80,9 @@ def collect_step_facts(loader: Loader, step: int) -> StepFacts:
         # A rank without a span computes padding: models take no empty input.
         spans = np.bincount(owners.repeat(np.diff(rows.pointers)), minlength=ranks // copies)
         computed_tokens += copies * spec.align * int((spans == 0).sum())
+    tokens = _sum_by_key(owners.repeat(np.diff(rows.pointers)), served, ranks)
     return StepFacts(
-        tokens=_sum_by_rank(rows, served, owners, ranks, copies),
+        tokens=np.repeat(tokens[:1], ranks) if copies > 1 else tokens,
         sources=copies * _sum_by_key(rows.sources, served, len(plan.stores)),
         squares=copies * int(compute_row_costs(rows).sum()),
         trained=None if _requires_masks(loader) else copies * int((served - 1).clip(0).sum()),
@@ -107,12 +97,6 @@ def _requires_masks(loader: Loader) -> bool:
     """Return whether masks, not lengths alone, decide which tokens carry a loss."""
     drops = loader.augmentation is not None and loader.augmentation.drops_loss
     return loader.store.masked or drops
-
-
-def _sum_by_rank(rows: Rows, served: Ids, owners: Ids, ranks: int, copies: int) -> Ids:
-    spans = owners.repeat(np.diff(rows.pointers))
-    tokens = _sum_by_key(spans, served, ranks)
-    return np.repeat(tokens[:1], ranks) if copies > 1 else tokens
 
 
 def _sum_by_key(keys: NDArray[np.integer], values: Ids, count: int) -> Ids:
@@ -216,10 +200,7 @@ def _run_exchange(slots: _ExchangeState, store: KeyValueStore, keys: list[str], 
 def _read_rank_metrics(
     store: KeyValueStore, keys: list[str], active_ranks: list[int], silent_ranks: list[int]
 ) -> dict[int, dict[str, float]]:
-    """Read the published metrics.
-
-    ``active_ranks`` have published before, ``silent_ranks`` have not; both lists are updated.
-    """
+    """Read the published metrics."""
     for _ in range(min(_MAX_NEW_RANKS_PER_READ, len(silent_ranks))):
         rank = silent_ranks.pop(0)
         (active_ranks if store.check([keys[rank]]) else silent_ranks).append(rank)
@@ -242,14 +223,17 @@ class ModelCost:
     per_pair: float = 0.0
 
     def __post_init__(self) -> None:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        raise_problems(
-            [
-                f"{name}: {quote_value(n)} is not a number of at least 0"
-                for name, n in values.items()
-                if not is_positive_number(n, zero=True)
-            ]
-        )
+        _check_numbers({"per_token": self.per_token, "per_pair": self.per_pair})
+
+
+def _check_numbers(values: Mapping[str, object]) -> None:
+    raise_problems(
+        [
+            f"{name}: {quote_value(n)} is not a number of at least 0"
+            for name, n in values.items()
+            if not is_positive_number(n, zero=True)
+        ]
+    )
 
 
 def transformer_cost(*, parameters: int, layers: int = 0, width: int = 0) -> ModelCost:
@@ -266,14 +250,7 @@ def transformer_cost(*, parameters: int, layers: int = 0, width: int = 0) -> Mod
     Raises:
         SettingsError: invalid numbers.
     """
-    values = {"parameters": parameters, "layers": layers, "width": width}
-    raise_problems(
-        [
-            f"{name}: {quote_value(n)} is not a number of at least 0"
-            for name, n in values.items()
-            if not is_positive_number(n, zero=True)
-        ]
-    )
+    _check_numbers({"parameters": parameters, "layers": layers, "width": width})
     return ModelCost(per_token=6.0 * parameters, per_pair=12.0 * layers * width)
 
 
@@ -400,9 +377,7 @@ class Meter:
     @property
     def _needs_labels(self) -> bool:
         """True if only the labels show which tokens carry a loss."""
-        loader = self._loader
-        drops = loader.augmentation is not None and loader.augmentation.drops_loss
-        return loader.streamed or loader.store.masked or drops
+        return self._loader.streamed or _requires_masks(self._loader)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the steps since the last call.

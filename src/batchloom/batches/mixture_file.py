@@ -2,8 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -99,51 +99,23 @@ def _read_mixture_file(file: Path) -> Mixture:
     ready["stores"] = _open_stores(values.get("stores"), file.parent, problems)
     ready["sources"] = _parse_sources(values.get("sources", {}), problems)
     ready["stages"] = _parse_stages(values.get("stages", []), problems)
-    problems += _value_problems(values, ready)
+    stores = values.get("stores")
+    if isinstance(stores, dict) and stores:
+        problems += _list_value_problems({"weights": "size", **ready}, stores)
     if problems:
         raise SettingsError([f"{file}: {problem}" for problem in dict.fromkeys(problems)])
     return Mixture(**ready)
 
 
-def _value_problems(values: Mapping[str, Any], ready: Mapping[str, Any]) -> list[str]:
-    """List all problems of a mixture's values, even if stores cannot be opened."""
-    source_names = values.get("stores")
-    weight_entries = [("weights", values.get("weights"))]
-    stages = values.get("stages")
-    for number, stage in enumerate(stages if isinstance(stages, list) else []):
-        if isinstance(stage, Mapping):
-            weight_entries.append((f"stages[{number}].weights", stage.get("weights")))
-    if not isinstance(source_names, Mapping) or not source_names:
-        source_names = {
-            *ready["sources"],
-            *(name for _, weights in weight_entries for name in _list_weight_names(weights)),
-        }
-    stores = dict.fromkeys(source_names or ("data",), AssumedStore("", 1, 1))
-    plain = {k: v for k, v in ready.items() if k not in ("weights", "stores", "stages")}
-    problems = _find_mixture_problems({"weights": values.get("weights", "size"), **plain}, stores)
-    for key_path, weights in weight_entries:
-        problems += list_weight_problems(weights, stores, key_path) if weights is not None else []
-    begins = [replace(stage, weights="size") for stage in ready["stages"]]
-    return problems + _find_mixture_problems({"weights": "size", "stages": begins}, stores)
-
-
-def _list_weight_names(weights: Any) -> list[str]:
-    """Return the source names in weights, even if the weights are invalid."""
-    if not isinstance(weights, Mapping):
-        return []
-    names: list[Any] = []
-    for name, weight in weights.items():
-        inner = weight.get("sources") if isinstance(weight, Mapping) else [name]
-        names += inner if isinstance(inner, (Mapping, list)) else []
-    return [name for name in names if isinstance(name, str)]
-
-
-def _find_mixture_problems(settings: Mapping[str, Any], stores: Mapping[str, AssumedStore]) -> list[str]:
+def _list_value_problems(settings: dict[str, Any], names: Iterable[str]) -> list[str]:
+    """List the problems of a mixture's settings, even if its stores cannot be opened."""
+    stores = dict.fromkeys(names, AssumedStore("", 1, 1))
+    problems = list_weight_problems(settings["weights"], stores, "weights")
     try:
-        Mixture(**settings, stores=stores)
+        Mixture(**{**settings, "weights": "size" if problems else settings["weights"], "stores": stores})
     except SettingsError as error:
-        return list(error.problems)
-    return []
+        problems += error.problems
+    return problems
 
 
 def _open_stores(entries: Any, folder: Path, problems: list[str]) -> dict[str, Store]:

@@ -22,15 +22,10 @@ _MAX_RETAINED_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class PendingItem(Generic[T]):
-    """An item that has been started.
+    """An item that has been started."""
 
-    Attributes:
-        finish: waits for the item and returns it; called once.
-        drop: cancels an unwanted item; called instead of ``finish``.
-    """
-
-    finish: Callable[[], T]
-    drop: Callable[[], None] = lambda: None
+    finish: Callable[[], T]  # waits for the item and returns it; called once
+    drop: Callable[[], None] = lambda: None  # cancels an unwanted item; called instead of ``finish``
 
     def then(self, transform: Callable[[T], R]) -> "PendingItem[R]":
         """Return a pending item with a transform applied on finish."""

@@ -125,20 +125,13 @@ def _is_probability(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Augmentation:
-    """Augmentation prepared for the batches of one store.
+    """Augmentation prepared for the batches of one store."""
 
-    Attributes:
-        settings: the settings, with ``mask_id`` resolved.
-        special: True for special ids [at most the largest special id + 2]; the last entry stands for
-            all larger ids.
-        replacement_ids: ids that may be drawn, int64; empty if none is drawn.
-        choice_key, replacement_key, drop_key: hash keys that select tokens, draw replacements, and drop loss.
-    """
-
-    settings: Augment
+    settings: Augment  # the settings, with ``mask_id`` resolved
+    # True for special ids [at most the largest special id + 2]; the last entry stands for all larger ids.
     special: NDArray[np.bool_]
-    replacement_ids: NDArray[np.int64]
-    choice_key: HashKey
+    replacement_ids: NDArray[np.int64]  # ids that may be drawn, int64; empty if none is drawn
+    choice_key: HashKey  # hash keys that select tokens, draw replacements, and drop loss
     replacement_key: HashKey
     drop_key: HashKey
 
@@ -305,16 +298,7 @@ def _describe_setting_differences(saved_entry: Any, current_entry: Any) -> list[
 def augment_batch(
     arrays: Mapping[str, Any], augmentation: Augmentation, rows: Rows, positions: Ids, plan: PlanSpec, *, labels: str
 ) -> None:
-    """Change ``input_ids`` and ``labels`` of an assembled batch in place.
-
-    Args:
-        arrays: assembled arrays of either form: [R, seq_len], or [1, T] of the same rows' spans.
-        augmentation: the prepared settings.
-        rows: the R rows that the batch was assembled from.
-        positions: position of each row in the run, int64 [R].
-        plan: provides ``seq_len`` and ``align`` of the rows.
-        labels: ``aligned`` or ``shifted``.
-    """
+    """Change ``input_ids`` and ``labels`` of an assembled batch in place."""
     seq_len = plan.seq_len
     ids, targets = arrays["input_ids"].reshape(-1), arrays["labels"].reshape(-1)
     if not rows.lengths.size:

@@ -95,11 +95,6 @@ class BatchSpec(BatchOptions):
             0 makes each batch on demand.
         rank: data-parallel rank of this process; with a mesh, its rank among all processes of the mesh.
         world_size: number of data-parallel ranks; with a mesh, of all its processes.
-        uneven: policy for a step that ranks do not divide evenly, or a rank's rows that micro-batches do not:
-            ``refuse``, or ``pad`` with rows that carry no loss.
-        micro_batch_size: rows of one forward pass, which must divide a rank's rows; None for all rows.
-        mesh: layout of tensor-, context- and pipeline-parallel processes.
-        balance: whether the rows of a step are distributed to ranks by their cost: attention and media.
         device: device of torch tensors, ``cpu``, ``cuda`` or ``cuda:N``; None for tensors that share the memory
             batches are assembled in.
         media: settings for reading images and audio.
@@ -154,13 +149,10 @@ class BatchSpec(BatchOptions):
 class PlanOptions(PackingOptions):
     """Settings of a ``Loader``'s data order that most runs leave at their defaults.
 
+    They are those of :class:`PlanSpec`, except:
+
     Attributes:
-        last: ``fill`` an incomplete last step with rows that carry no loss, or ``drop`` it.
-        pool_size: number of documents packed together; 0 chooses.
-        block: number of neighbouring documents that are permuted as one; 0 chooses by the number of documents.
-        lanes: number of parallel read streams the pools are distributed over; 1 for a single stream.
-        align: every document begins at a multiple of this many tokens in its sequence; 1 for none.
-        group_by_length: steps of a window whose rows are assigned to its steps by length; True is 50 steps, 0 none.
+        group_by_length: as in ``PlanSpec``, or True for windows of 50 steps.
         order: ``pools``; or ``lanes`` to repeat the order and settings of a stream on the store that it wrote.
     """
 
@@ -174,26 +166,25 @@ DEFAULT_PLAN_OPTIONS = PlanOptions()
 class PlanArguments:
     """Data order settings as a ``Loader`` received them; None is unset."""
 
-    seq_len: int | None
-    global_batch_size: int | None
-    packing: str
-    overlong: OverlongMode | None
-    seed: int
-    shuffle: bool
-    epochs: int | None
-    steps: int | None
-    options: PlanOptions
+    seq_len: int | None = None
+    global_batch_size: int | None = None
+    packing: str = "best_fit"
+    overlong: OverlongMode | None = None
+    seed: int = 0
+    shuffle: bool = True
+    epochs: int | None = None
+    steps: int | None = None
+    options: PlanOptions = DEFAULT_PLAN_OPTIONS
 
     def list_changed_settings(self) -> list[str]:
         """Return the names of the settings that differ from their defaults."""
-        names = [
-            name
-            for name in ("packing", "overlong", "seed", "shuffle", "epochs", "steps")
-            if getattr(self, name) != getattr(_DEFAULTS, name)
+        names = ("packing", "overlong", "seed", "shuffle", "epochs", "steps")
+        options = [field.name for field in fields(PlanOptions)]
+        return [
+            *(name for name in names if getattr(self, name) != getattr(PlanArguments(), name)),
+            *(name for name in options if getattr(self.options, name) != getattr(DEFAULT_PLAN_OPTIONS, name)),
+            *(name for name in ("seq_len", "global_batch_size") if getattr(self, name) is not None),
         ]
-        names += [field.name for field in fields(self.options) if getattr(self.options, field.name) != field.default]
-        sizes = ("seq_len", "global_batch_size")
-        return names + [name for name in sizes if getattr(self, name) is not None]
 
     def spec(self, overlong: OverlongMode) -> PlanSpec:
         """Return the checked settings of the plan."""
@@ -219,19 +210,6 @@ class PlanArguments:
             align=options.align,
             group_by_length=(DEFAULT_GROUPED_STEPS if grouped else 0) if isinstance(grouped, bool) else grouped,
         )
-
-
-_DEFAULTS = PlanArguments(
-    seq_len=None,
-    global_batch_size=None,
-    packing="best_fit",
-    overlong=None,
-    seed=0,
-    shuffle=True,
-    epochs=None,
-    steps=None,
-    options=DEFAULT_PLAN_OPTIONS,
-)
 
 
 def refuse_other_types(plan: object, batch: object) -> None:

@@ -49,10 +49,7 @@ def plan_array_layout(batch: Mapping[str, Any]) -> list[ArrayLayout]:
 
 
 def pack_arrays(batch: Mapping[str, Any], parts: list[ArrayLayout], block: NDArray[np.uint8]) -> None:
-    """Copy a batch's arrays to their offsets in a block.
-
-    The block has at least ``parts[-1].stop`` bytes.
-    """
+    """Copy a batch's arrays to their offsets in a block."""
     for part in parts:
         destination = block[part.begin : part.stop].view(part.dtype).reshape(part.shape)
         np.copyto(destination, batch[part.name])

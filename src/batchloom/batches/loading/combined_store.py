@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, MutableMapping
-from itertools import pairwise
 from typing import Any, final
 
 import numpy as np
@@ -18,6 +17,7 @@ Ids = NDArray[np.int64]
 _ShardRange = tuple[int, "list[MappedShard | None] | None", int, int]
 _SYNTHETIC_LABEL = "source=synthetic"
 _LOG = logging.getLogger("batchloom")
+_NO_IDS = np.empty(0, np.int64)
 
 
 @final
@@ -50,13 +50,15 @@ class CombinedStore:
         shards = sum(len(store.shards) for store in store_list)
         self._most = compute_mapped_limit(shards, 3 if self.masked else 2)
         if len(store_list) > 1:
-            _share_descriptors(store_list, self._most)
-        self._begins, self._shard_ranges = self._table()
+            # Limit each store to its share of the mapped shards, at least one.
+            for store in store_list:
+                store.shards.limit_mapped(max(1, self._most * len(store.shards) // max(shards, 1)))
+        self._begins, self._shard_ranges = self._index_shards()
         # Cache the views of shards that stay mapped: each object on the way to one is a CPU cache miss.
         self._keep_all = shards <= self._most
         self._shard_views: list[tuple[memoryview, NDArray[Any], int] | None] = [None] * len(self._shard_ranges)
 
-    def _table(self) -> tuple[Ids, list[_ShardRange]]:
+    def _index_shards(self) -> tuple[Ids, list[_ShardRange]]:
         """Return the first document of each shard of all stores, and the shards.
 
         A store without mapped shards counts as one shard. The last entry is for banned documents, whose numbers
@@ -144,44 +146,21 @@ class CombinedStore:
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """Return whether each span token carries a loss, as ``Store.mask`` does."""
-        span_masks: list[NDArray[np.bool_]] = [_NO_FLAGS] * len(documents)
-        for store, first, span_indices in self._group_by_store(documents):
-            if store is None:
-                for span_index, length in zip(span_indices.tolist(), lengths[span_indices].tolist(), strict=True):
-                    span_masks[span_index] = np.zeros(length, bool)
-                continue
-            masks = store.mask(documents[span_indices] - first, starts[span_indices], lengths[span_indices])
+        span_masks: list[NDArray[np.bool_]] = [np.empty(0, bool)] * len(documents)
+        numbers = self._firsts.searchsorted(documents, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            span_indices = np.flatnonzero(numbers == number)
+            if number < 0:
+                masks = [np.zeros(length, bool) for length in lengths[span_indices].tolist()]
+            else:
+                store_documents = documents[span_indices] - self._firsts[number]
+                masks = self._stores[number].mask(store_documents, starts[span_indices], lengths[span_indices])
             for span_index, mask in zip(span_indices.tolist(), masks, strict=True):
                 span_masks[span_index] = mask
         return span_masks
 
-    def _group_by_store(self, documents: Ids) -> list[tuple[Store | None, int, Ids]]:
-        """Group span indices by store, with its first document; None for banned spans."""
-        numbers = self._firsts.searchsorted(documents, side="right") - 1
-        order = np.argsort(numbers, kind="stable")
-        ordered = numbers[order]
-        bounds = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
-        groups: list[tuple[Store | None, int, Ids]] = []
-        for begin, end in pairwise(bounds):
-            if begin < end:
-                number = int(ordered[begin])
-                store = self._stores[number] if number >= 0 else None
-                groups.append((store, int(self._firsts[number]), order[begin:end]))
-        return groups
 
-
-def _share_descriptors(stores: list[Store], most: int) -> None:
-    """Limit each store to its share of the mapped shards, at least one."""
-    shards = sum(len(store.shards) for store in stores)
-    for store in stores:
-        store.shards.limit_mapped(max(1, most * len(store.shards) // max(shards, 1)))
-
-
-_NO_IDS = np.empty(0, np.int64)
-_NO_FLAGS = np.empty(0, bool)
-
-
-def stores_of(store: Store | CombinedStore) -> list[Store]:
+def list_stores(store: Store | CombinedStore) -> list[Store]:
     """Return the combined stores, or the single store in a list."""
     return list(store.stores.values()) if isinstance(store, CombinedStore) else [store]
 
@@ -191,8 +170,8 @@ def is_replicated(store: Store | CombinedStore) -> bool:
     return store.replicated if isinstance(store, CombinedStore) else store.location.replicated
 
 
-def combine_stores(stores: Mapping[str, object], *, bans: bool) -> CombinedStore:
-    """Combine stores that are open for reading."""
+def require_open_stores(stores: Mapping[str, object]) -> dict[str, Store]:
+    """Return the stores, all of which must be open for reading."""
     open_stores = {name: store for name, store in stores.items() if isinstance(store, Store)}
     for name, store in stores.items():
         if name not in open_stores:
@@ -200,20 +179,17 @@ def combine_stores(stores: Mapping[str, object], *, bans: bool) -> CombinedStore
                 f"A Loader reads the tokens of open stores; source {name!r} is {type(store).__name__}. Give "
                 "open_store(path)."
             )
-    return CombinedStore(open_stores, bans=bans)
+    return open_stores
 
 
 def describe_data_source(*stores: object) -> str:
     """Return ``source=real NAME/SUBSET FINGERPRINT, ...`` or ``source=synthetic ...``."""
     opened = [store for store in stores if isinstance(store, Store)]
     made_up = any(store.contents.synthetic for store in opened)
-    names = ", ".join(_describe_store(store) for store in opened)
+    names = ", ".join(
+        f"{store.path.name}{f'/{store.split}' if store.split else ''} {store.fingerprint[:12]}" for store in opened
+    )
     return f"{_SYNTHETIC_LABEL if made_up else 'source=real'} {names}"
-
-
-def _describe_store(store: Store) -> str:
-    split = f"/{store.split}" if store.split else ""
-    return f"{store.path.name}{split} {store.fingerprint[:12]}"
 
 
 def make_data_logger(*stores: object) -> logging.Logger | logging.LoggerAdapter[logging.Logger]:

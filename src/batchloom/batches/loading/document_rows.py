@@ -4,17 +4,16 @@ import inspect
 import weakref
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 
-from batchloom.batches.assembly.batch_assembly import Batch, BatchLayout, Ids, TokenReader, assemble_rows
+from batchloom.batches.assembly.batch_assembly import Batch, BatchLayout, Ids, assemble_rows
 from batchloom.batches.assembly.device import to_torch
-from batchloom.batches.loading.combined_store import CombinedStore, stores_of
+from batchloom.batches.loading.combined_store import CombinedStore, list_stores
 from batchloom.batches.loading.loader import Loader
 from batchloom.batches.loading.loader_data import make_stream_media
 from batchloom.batches.loading.stream_steps import RawStream
-from batchloom.batches.media.batch_media import BatchMedia
 from batchloom.batches.media.media_stores import make_media_of_stores
 from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.plan.packing import Rows
@@ -28,38 +27,13 @@ _SHORT_TOKENS = 256
 _MAX_STREAM_STEPS = 8
 
 
-class _DocumentSource(Protocol):
-    """Documents that can be read by number."""
-
-    @property
-    def reader(self) -> TokenReader:
-        """Reader of the tokens."""
-
-    @property
-    def media_maker(self) -> BatchMedia:
-        """Maker of the documents' media features."""
-
-    @property
-    def origin(self) -> str:
-        """Name of the data in messages."""
-
-    def lengths(self, documents: Sequence[int]) -> Ids:
-        """Return the number of tokens of each document."""
-
-    def with_media(self, longest: int) -> list[int]:
-        """Return a short document of each media kind, of at most ``longest`` tokens."""
-
-    def first(self, longest: int) -> list[int]:
-        """Return a few documents of 2 to ``longest`` tokens."""
-
-
 @final
 class _StoreDocuments:
     """Documents of stores, with global numbers."""
 
     def __init__(self, loader: Loader) -> None:
         self.reader = store = loader.store
-        self._stores = stores_of(store)
+        self._stores = list_stores(store)
         self.media_maker = make_media_of_stores(self._stores, loader.spec.media)
         self.origin = next(
             source_store.location.name
@@ -73,6 +47,7 @@ class _StoreDocuments:
         ]
 
     def with_media(self, longest: int) -> list[int]:
+        """Return a short document of each media kind, of at most ``longest`` tokens."""
         shortest_by_kind: dict[str, int] = {}
         every = zip(self._stores, self._firsts.tolist(), self._banned, strict=False)
         for store, first, banned in every:
@@ -158,9 +133,7 @@ class DocumentRows:
 
     def __init__(self, loader: Loader) -> None:
         stream = loader.stream
-        self._documents: _DocumentSource = (
-            _StoreDocuments(loader) if stream is None else _StreamDocuments(stream, loader)
-        )
+        self._documents = _StoreDocuments(loader) if stream is None else _StreamDocuments(stream, loader)
         self._reader, self._media = self._documents.reader, self._documents.media_maker
 
     @property

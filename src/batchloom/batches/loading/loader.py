@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, final
 
 import numpy as np
@@ -34,7 +34,7 @@ from batchloom.batches.loading.combined_store import (
     check_id_range,
     describe_data_source,
     is_replicated,
-    stores_of,
+    list_stores,
 )
 from batchloom.batches.loading.loader_data import (
     LoaderData,
@@ -63,25 +63,17 @@ from batchloom.batches.loading.rank_share import (
     pad_rank_rows,
     select_rank_rows,
 )
-from batchloom.batches.loading.remote_fetch import (
-    RemotePrefetcher,
-    StepRows,
-    compute_step_sizes,
-    fetch_rows,
-    get_block_sizes,
-    make_step_rows_function,
-)
+from batchloom.batches.loading.remote_fetch import RemotePrefetcher, StepRows, fetch_rows, get_block_sizes
 from batchloom.batches.loading.stream_steps import (
     Iterations,
     RawStream,
     StreamCursor,
+    make_random_access_error,
     open_stream_cursor,
-    random_access_error,
-    release_step,
 )
 from batchloom.batches.media.missing_media import replace_missing_documents, resume_with_missing
 from batchloom.batches.producer_thread import PendingItem, iter_in_order, reserve_allocator_blocks
-from batchloom.core.errors import PlanError, StateError
+from batchloom.core.errors import InputError, PlanError, StateError
 from batchloom.core.settings import as_int, quote_value
 from batchloom.plan import Edit, Plan, PlanSpec
 from batchloom.plan.order import DATA_PARALLEL, Imbalance, refuse_past_end
@@ -210,7 +202,7 @@ class Loader:
             self.media = make_stream_media(self._stream.stream, self.spec, augment)
         else:
             self.store: Store | CombinedStore = make_plan_store(self.plan)
-            self.media = make_store_media(self._stores(), self.plan, self.spec, augment)
+            self.media = make_store_media(self._list_stores(), self.plan, self.spec, augment)
         self.holds_media = self.media is not None
         self.share_at(0)
         if self._stream is None:
@@ -246,12 +238,9 @@ class Loader:
             first: first step, if not that of the next iteration.
         """
         if self._stream is not None:
-            raise random_access_error("0")
-
-        def has_step(step: int) -> bool:
-            return self.plan.has_step(step)  # uses the current plan, which edits replace
-
-        return self._iterations.walk(self.next_step if first is None else first, has_step)
+            raise make_random_access_error("0")
+        start = self.next_step if first is None else first
+        return self._iterations.walk(start, lambda step: self.plan.has_step(step))  # noqa: PLW0108 - edits replace it
 
     def _iterate_stream(self, stream: StreamCursor, first: int) -> Iterator[Batch]:
         steps = stream.open(resumed=self._iterations.resumed)
@@ -264,7 +253,12 @@ class Loader:
             reader, rows = steps.take(step)
             positions = np.arange(share.placement.rank, size, share.placement.world_size) + step * size
             pending = self._assemble_batch(reader, *pad_rank_rows(rows, positions, share), step)
-            return pending.then(partial(release_step, steps, step))
+
+            def release(staged: StagedBatch) -> StagedBatch:
+                steps.done(step)
+                return staged
+
+            return pending.then(release)
 
         take = StagedBatch.take_batch
         batches = iter_in_order(begin, take, first, self.spec.prefetch, together=self.media is not None)
@@ -305,11 +299,11 @@ class Loader:
     @cached_property
     def _is_remote(self) -> bool:
         """True if any of the stores is remote."""
-        return any(store.location.is_remote for store in self._stores())
+        return any(store.location.is_remote for store in self._list_stores())
 
-    def _stores(self) -> list[Store]:
+    def _list_stores(self) -> list[Store]:
         """Return the open stores, in the order of their numbers in rows."""
-        return stores_of(self.store)
+        return list_stores(self.store)
 
     def _iter_prefetched(self, first: int) -> Iterator[Batch]:
         """Yield batches of remote stores while later steps are fetched."""
@@ -339,11 +333,16 @@ class Loader:
             prefetcher.end()
 
     def _make_prefetcher(self, plan: Plan, first: int) -> RemotePrefetcher:
-        """Return a prefetcher of a plan's steps from ``first`` on."""
-        rows = make_step_rows_function(plan, self._share, self._balance)
-        return RemotePrefetcher(
-            self._stores(), get_block_sizes(plan), rows, first, compute_step_sizes(plan, self._share)
-        )
+        def select_rows(step: int) -> StepRows | None:
+            if not plan.has_step(step):
+                return None
+            return select_rank_rows(plan, step, self._share(plan.spec_at(step)), self._balance)
+
+        def count_tokens(step: int) -> int:
+            spec = plan.spec_at(step)
+            return self._share(spec).rows * spec.seq_len
+
+        return RemotePrefetcher(self._list_stores(), plan, first, select_rows, count_tokens)
 
     def __repr__(self) -> str:
         placement = self.share_at(self.next_step).placement
@@ -359,7 +358,7 @@ class Loader:
 
     def __getitem__(self, index: int) -> Batch:
         if self._stream is not None:
-            raise random_access_error(quote_value(index))
+            raise make_random_access_error(quote_value(index))
         step = as_int(index)
         if step is None:
             raise TypeError(
@@ -385,7 +384,7 @@ class Loader:
             SettingsError: an invalid step number.
         """
         if self._stream is not None:
-            raise random_access_error(str(step))
+            raise make_random_access_error(str(step))
         return self._begin_step(step).finish().take_batch()
 
     def _begin_step(self, step: int) -> PendingItem[StagedBatch]:
@@ -394,7 +393,7 @@ class Loader:
             share = self.share_at(step)
             step_rows = select_rank_rows(self.plan, step, share, self._balance)
             if not self.spec.prefetch and self._is_remote:
-                fetch_rows(self._stores(), get_block_sizes(self.plan), step_rows[0])
+                fetch_rows(self._list_stores(), get_block_sizes(self.plan), step_rows[0])
             return self._begin_batch(step, step_rows)
 
     def _begin_batch(self, step: int, step_rows: StepRows) -> PendingItem[StagedBatch]:
@@ -403,10 +402,7 @@ class Loader:
     def _assemble_batch(
         self, reader: TokenReader, rows: Rows, positions: NDArray[np.int64], step: int
     ) -> PendingItem[StagedBatch]:
-        """Start a batch of rows and stage it for its device.
-
-        ``positions`` holds the position of each row in the run.
-        """
+        """Start a batch of rows and stage it for its device."""
         context = self.share_at(step).placement.context_rank
         augment = (self.augmentation, positions) if self.augmentation else None
         spec = self._spec_at(step)
@@ -426,7 +422,7 @@ class Loader:
         A stream does not know the other ranks' rows and raises.
         """
         if self._stream is not None:
-            raise random_access_error(str(step))
+            raise make_random_access_error(str(step))
         # An edit in between would pass rows of one plan to the store of another.
         with self._turn:
             if is_replicated(self.store):
@@ -450,13 +446,13 @@ class Loader:
             return int(rows.lengths.sum())
         steps = self._iterations.steps
         if steps is None:
-            raise random_access_error(str(step))
+            raise make_random_access_error(str(step))
         return steps.tokens(step)
 
     def imbalance(self, step: int) -> Imbalance:
         """Return the imbalance of a step's costs over ranks, in order and as distributed."""
         if self._stream is not None:
-            raise random_access_error(str(step))
+            raise make_random_access_error(str(step))
         share, balance = self.share_at(step), self.spec.balance
         return measure_imbalance(self.plan, step, share, self.costs, balance=balance)
 
@@ -523,7 +519,7 @@ class Loader:
             raise TypeError(
                 "The loader of a stream cannot be pickled or copied; open the stream again where it is needed."
             )
-        return _open_copy, (LoaderTemplate.of(self), self.state_dict())
+        return LoaderTemplate.open, (LoaderTemplate.of(self), self.state_dict())
 
     def reset_locks_after_fork(self) -> None:
         """Create new locks after a fork: locks of other threads are never released."""
@@ -583,7 +579,7 @@ class Loader:
         Raises as :meth:`batch` does.
         """
         if self._stream is not None:
-            raise random_access_error(quote_value(step))
+            raise make_random_access_error(quote_value(step))
         state = self.plan.state(self.plan.positions_of(as_step(step))[0])
         return add_augment_state(state, self.augmentation)
 
@@ -635,6 +631,37 @@ def lose_track(loader: Loader) -> None:
     loader._iterations.untracked = True  # noqa: SLF001 - adapters alone need it
 
 
+def check_text_only(loader: Loader, consumer: str) -> None:
+    """Reject a loader with media for a consumer of token arrays only.
+
+    Args:
+        loader: the loader to read.
+        consumer: description of the consumer for the message.
+
+    Raises:
+        InputError: the stores hold images or audio.
+    """
+    if loader.holds_media:
+        raise InputError(
+            f"{loader.origin} holds images or audio, which {consumer} does not pass on yet: the model would be "
+            "trained on their placeholders only. Give the model the Loader's batches as they are (docs/media.md)."
+        )
+
+
+def make_run_share(loader: Loader, first: int = 0) -> RankShare:
+    """Return a process's share for frameworks with a fixed number of passes per step."""
+    share = loader.share_at(first)
+    for step_range in () if loader.streamed else loader.plan.orders.run_layout.step_ranges:
+        if step_range.step > first and (later := loader.share_at(step_range.step)).passes != share.passes:
+            raise PlanError(
+                f"A step takes {share.passes} passes of {share.micro_batch_size} of this process's {share.rows} "
+                f"rows, but after an edit {later.passes} of {later.micro_batch_size} from step {step_range.step} on, "
+                "so the optimizer would step at the wrong passes. Leave global_batch_size out of the edits, or "
+                "micro_batch_size out of the Loader: then each step is one pass."
+            )
+    return share
+
+
 @dataclass(frozen=True, slots=True)
 class LoaderTemplate:
     """A plan with batch settings, from which other processes open their own loader."""
@@ -669,11 +696,6 @@ class LoaderTemplate:
         )
         loader.load_state_dict(state)
         return loader
-
-
-def _open_copy(template: LoaderTemplate, state: dict[str, Any]) -> Loader:
-    """Open a pickled or copied loader at the position of the original."""
-    return template.open(state)
 
 
 # A producer thread does not survive in a forked child, but a lock it held does.

@@ -3,14 +3,14 @@
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from batchloom.batches.assembly.augment import TokenizerSource
 from batchloom.batches.assembly.batch_assembly import Ids, TokenReader
 from batchloom.batches.assembly.batch_spec import BatchSpec, PlanArguments
-from batchloom.batches.loading.combined_store import CombinedStore, combine_stores, make_data_logger
+from batchloom.batches.loading.combined_store import CombinedStore, make_data_logger, require_open_stores
 from batchloom.batches.loading.stream_steps import RawStream
 from batchloom.batches.media.batch_media import BatchMedia, BatchMedium, MediaSource, ProcessorContext
 from batchloom.batches.media.media_stores import make_media_of_stores
@@ -27,9 +27,9 @@ LoaderData = Store | Mixture | Plan | LanePlan | RawStream
 _MAX_INLINE_COUNT = 1 << 20
 
 
-def first_store(stores: Mapping[str, object]) -> Store:
+def get_first_store(stores: Mapping[str, object]) -> Store:
     """Return the first of a plan's stores, which share a tokenizer."""
-    return next(iter(combine_stores(stores, bans=False).stores.values()))
+    return next(iter(require_open_stores(stores).values()))
 
 
 def find_tokenizer_source(data: LoaderData, plan: Plan) -> TokenizerSource:
@@ -37,16 +37,16 @@ def find_tokenizer_source(data: LoaderData, plan: Plan) -> TokenizerSource:
     if isinstance(data, RawStream):
         # RawStream omits this member: isinstance() of a store would load its tokenizer.
         return cast("TokenizerSource", data)
-    return first_store(plan.stores)
+    return get_first_store(plan.stores)
 
 
 def make_plan_store(plan: Plan) -> Store | CombinedStore:
     """Return the plan's store, or a ``CombinedStore`` of several or with bans."""
-    combined_store = combine_stores(plan.stores, bans=bool(plan.orders.run_layout.bans))
-    for store in combined_store.stores.values():
+    stores, bans = require_open_stores(plan.stores), bool(plan.orders.run_layout.bans)
+    for store in stores.values():
         check_no_preferences(store)
-    alone = not isinstance(plan.orders.data, Mixture) and not plan.orders.run_layout.bans
-    return next(iter(combined_store.stores.values())) if alone else combined_store
+    is_single = not isinstance(plan.orders.data, Mixture) and not bans
+    return next(iter(stores.values())) if is_single else CombinedStore(stores, bans=bans)
 
 
 def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) -> None:
@@ -100,7 +100,7 @@ def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:
             f"Loader takes an open store, a Mixture, a Plan or a stream, not {type(data).__name__}; open a path with "
             "open_store(path)."
         )
-    spec = request.spec(default_overlong(data) if isinstance(data, Store) else "split")
+    spec = request.spec(choose_default_overlong(data) if isinstance(data, Store) else "split")
     if request.overlong is None and isinstance(data, Mixture):
         data = _with_default_overlong(data)
     order: object = request.options.order
@@ -119,7 +119,7 @@ def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:
     return cast("Plan", repeated)
 
 
-def default_overlong(store: Store) -> OverlongMode:
+def choose_default_overlong(store: Store) -> OverlongMode:
     """Return the default overlong policy: conversations and media are never cut."""
     return "drop" if store.contents.conversations or has_media(store) else "split"
 
@@ -129,7 +129,7 @@ def _with_default_overlong(mixture: Mixture) -> Mixture:
     sources = dict(mixture.sources)
     for name, store in mixture.stores.items():
         own = sources.get(name, SourceSpec())
-        if isinstance(store, Store) and default_overlong(store) == "drop" and own.overlong is None:
+        if isinstance(store, Store) and choose_default_overlong(store) == "drop" and own.overlong is None:
             sources[name] = replace(own, overlong="drop")
     return replace(mixture, sources=sources)
 
@@ -141,11 +141,7 @@ def get_overlong_policies(plan: Plan) -> dict[str, OverlongMode]:
 
 
 def announce_left_out(plan: Plan, missing_documents: Mapping[str, tuple[int, ...]]) -> bool:
-    """Log what the run leaves out, with counts if they are cheap.
-
-    Returns:
-        True if counts are still to be logged by :func:`count_left_out`.
-    """
+    """Log what the run leaves out; return True if it still has to be counted."""
     for name, numbers in missing_documents.items():
         store = plan.stores[name]
         make_data_logger(store).warning(
@@ -154,7 +150,7 @@ def announce_left_out(plan: Plan, missing_documents: Mapping[str, tuple[int, ...
             f"{store.lengths.size:,}",
             store.location.name if isinstance(store, Store) else name,
         )
-    leaving = _sources_dropping_overlong(plan)
+    leaving = _list_shortened_orders(plan)
     if sum(order.pools.documents for order in leaving) <= _MAX_INLINE_COUNT:
         _log_left_out_counts(plan)
         return False
@@ -171,7 +167,7 @@ def announce_left_out(plan: Plan, missing_documents: Mapping[str, tuple[int, ...
     return True
 
 
-def _sources_dropping_overlong(plan: Plan) -> list[SourceOrder]:
+def _list_shortened_orders(plan: Plan) -> list[SourceOrder]:
     """Return the sources that drop or truncate overlong documents."""
     return [order for order in plan.orders.latest() if order.spec.overlong in ("drop", "truncate")]
 
@@ -209,7 +205,7 @@ def count_left_out(plan: Plan) -> None:
 
 
 def _log_left_out_counts(plan: Plan) -> None:
-    for order in _sources_dropping_overlong(plan):
+    for order in _list_shortened_orders(plan):
         left_out, spec = order.pools.left_out(), order.spec
         if left_out.tokens:
             make_data_logger(order.store).warning(
@@ -225,19 +221,6 @@ def _log_left_out_counts(plan: Plan) -> None:
             )
 
 
-class LoaderInfo(Protocol):
-    """Loader properties for media checks."""
-
-    @property
-    def holds_media(self) -> bool:
-        """True if its data holds images or audio."""
-
-    @property
-    def origin(self) -> str:
-        """Origin of the data."""
-
-
-@runtime_checkable
 class _MediaReader(Protocol):
     """A reader of a stream with images or audio."""
 
@@ -246,12 +229,9 @@ class _MediaReader(Protocol):
 
 
 def _find_reader_media(reader: TokenReader, rows: Rows) -> list[BatchMedium]:
-    if not isinstance(reader, _MediaReader):
-        raise AssertionError("a stream with a processor reads media")  # noqa: TRY004 - not an argument of the caller
+    document_media = cast("_MediaReader", reader).media(rows.documents)
     return [
-        BatchMedium(span, source, medium)
-        for span, (source, media) in enumerate(reader.media(rows.documents))
-        for medium in media
+        BatchMedium(span, source, medium) for span, (source, media) in enumerate(document_media) for medium in media
     ]
 
 
@@ -275,10 +255,7 @@ def make_store_media(stores: Sequence[Store], plan: Plan, spec: BatchSpec, augme
 
 
 def check_edit_keeps_media(plan: Plan) -> None:
-    """Reject a plan whose last change of ``seq_len`` cuts documents with media.
-
-    The edit packs the rest of each pool again, which can cut a document.
-    """
+    """Reject a plan whose last change of ``seq_len`` cuts documents with media."""
     era = len(plan.orders.weighted_sources_by_era) - 1
     for order in (plan.orders.order(number, era) for number in plan.orders.weighted_sources_by_era[era]):
         store = order.store
@@ -299,23 +276,6 @@ def check_edit_keeps_media(plan: Plan) -> None:
                 )
 
 
-def check_text_only(loader: LoaderInfo, consumer: str) -> None:
-    """Reject a loader with media for a consumer of token arrays only.
-
-    Args:
-        loader: the loader to read.
-        consumer: description of the consumer for the message.
-
-    Raises:
-        InputError: the stores hold images or audio.
-    """
-    if loader.holds_media:
-        raise InputError(
-            f"{loader.origin} holds images or audio, which {consumer} does not pass on yet: the model would be "
-            "trained on their placeholders only. Give the model the Loader's batches as they are (docs/media.md)."
-        )
-
-
 def _check_media_plan(plan: Plan, spec: BatchSpec, *, augmented: bool) -> None:
     """Reject settings that documents with media do not allow."""
     mixed = isinstance(plan.orders.data, Mixture)
@@ -325,10 +285,10 @@ def _check_media_plan(plan: Plan, spec: BatchSpec, *, augmented: bool) -> None:
             continue
         source_suffix = f" of source {name!r}" if mixed else ""
         if plan.spec.packing in CUTTING_STRATEGIES:
-            raise _cut_media_error(f"packing={plan.spec.packing!r}", source_suffix, "packing='best_fit'")
+            raise _make_cut_media_error(f"packing={plan.spec.packing!r}", source_suffix, "packing='best_fit'")
         if rules[name] in ("split", "truncate"):
             remedy = f"sources: {{{name}: {{overlong: drop}}}}" if mixed else "overlong='drop'"
-            raise _cut_media_error(f"overlong={rules[name]!r}", source_suffix, f"{remedy}, or 'error'")
+            raise _make_cut_media_error(f"overlong={rules[name]!r}", source_suffix, f"{remedy}, or 'error'")
     _check_media_settings(spec, augmented=augmented)
 
 
@@ -341,7 +301,7 @@ def _check_media_settings(spec: BatchSpec, *, augmented: bool) -> None:
         )
 
 
-def _cut_media_error(setting: str, source_suffix: str, remedy: str) -> PlanError:
+def _make_cut_media_error(setting: str, source_suffix: str, remedy: str) -> PlanError:
     return PlanError(
         f"{setting} cuts documents, and a document with images or audio{source_suffix} is never cut: give {remedy}."
     )

@@ -40,12 +40,12 @@ _HEADER = struct.Struct("<8sQ16s")
 _TABLE_FOLDER = "plans"
 
 
-def table_name(order: SourceOrder) -> str:
+def make_table_name(order: SourceOrder) -> str:
     """Return the file name of a source's table."""
     return fingerprint(order.table_identity) + ".counts"
 
 
-def table_folders(store: Store) -> list[Path]:
+def list_table_folders(store: Store) -> list[Path]:
     """Return the folders of tables: next to a local store, then the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchloom" / _TABLE_FOLDER
     if not store.location.on_disk or store.location.is_remote:
@@ -58,13 +58,13 @@ def load_tables(plan: Plan) -> None:
     """Load the cached tables of a plan's sources."""
     for order in plan.orders.latest():
         if not order.is_counted:
-            load_table(order, table_folders(get_open_store(order)))
+            load_table(order, list_table_folders(get_open_store(order)))
 
 
 def load_table(order: SourceOrder, folders: list[Path]) -> bool:
     """Load the cached table of a source; return False if it is missing or damaged."""
     for folder in folders:
-        path = folder / table_name(order)
+        path = folder / make_table_name(order)
         try:
             data = path.read_bytes()
         except OSError:
@@ -86,7 +86,7 @@ def write_table(order: SourceOrder, folders: list[Path], progress: Callable[[int
     data = _encode_counts(order.count_all(progress))
     reasons = []
     for folder in folders:
-        path = folder / table_name(order)
+        path = folder / make_table_name(order)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # Use a unique name: two nodes with the same process id may count at once.
@@ -109,17 +109,14 @@ def write_table(order: SourceOrder, folders: list[Path], progress: Callable[[int
 
 
 def wait_for_tables(plan: Plan) -> None:
-    """Wait until the plan has its counts, loaded from a table or counted here.
-
-    Sources of few pools are counted at once. Logs progress to ``batchloom`` (level INFO) every few seconds.
-    """
+    """Wait until the plan has its counts, loaded from a table or counted here."""
     while not plan.orders.is_counted:
         # Pools after a change of seq_len can be counted when those before it are known.
         for order in plan.orders.latest():
             if order.pools.count <= MAX_INLINE_POOLS:
                 order.count_all()
             else:
-                wait_for_table(order, table_folders(get_open_store(order)))
+                wait_for_table(order, list_table_folders(get_open_store(order)))
 
 
 def wait_for_table(order: SourceOrder, folders: list[Path]) -> None:
@@ -157,7 +154,7 @@ def get_open_store(order: SourceOrder) -> Store:
 @contextlib.contextmanager
 def lock_table(order: SourceOrder, folders: list[Path]) -> Iterator[bool]:
     """Yield whether this process counts the table; the lock dies with the process."""
-    descriptor = _lock_file(table_name(order), folders)
+    descriptor = _lock_file(make_table_name(order), folders)
     if descriptor is None:
         yield True
         return
@@ -251,7 +248,7 @@ def main() -> None:
     for request in json.load(sys.stdin):
         store = open_store(request["path"], request["split"] or "train", **request["opened"])
         order = SourceOrder(request["name"], store, from_plain(PlanSpec, request["spec"]))
-        folders = table_folders(store)
+        folders = list_table_folders(store)
         with lock_table(order, folders) as has_lock:
             if has_lock and not load_table(order, folders):
                 write_table(order, folders, leave_with_parent)

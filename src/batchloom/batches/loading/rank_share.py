@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,14 +100,23 @@ class RowCosts:
             InputError: a remote store with media cannot be read.
         """
         squares = compute_row_costs(rows)
-        media = [self._media_of(name, store) for name, store in plan.stores.items()]
-        if not any(store_media is not None for store_media in media):
+        if all(self._media_of(name, store) is None for name, store in plan.stores.items()):
             return squares
-        return np.stack([squares, count_media_tokens(rows, media)])
+        return np.stack([squares, self.media_tokens(plan, rows)])
 
     def media_tokens(self, plan: Plan, rows: Rows) -> Ids:
         """Return the media tokens of each row, int64 [R]; raises as :meth:`of`."""
-        return count_media_tokens(rows, [self._media_of(name, store) for name, store in plan.stores.items()])
+        tokens = np.zeros(len(rows.documents), np.int64)
+        for number, (name, store) in enumerate(plan.stores.items()):
+            store_media = self._media_of(name, store)
+            if store_media is not None:
+                spans = np.flatnonzero(rows.sources == number)
+                tokens[spans] = store_media.count_tokens(rows.documents[spans])
+        if rows.banned is not None:
+            tokens[rows.banned] = 0
+        cumulative = np.zeros(len(tokens) + 1, np.int64)
+        np.cumsum(tokens, out=cumulative[1:])
+        return cumulative[rows.pointers[1:]] - cumulative[rows.pointers[:-1]]
 
     def _media_of(self, name: str, store: object) -> StoreMedia | None:
         """Return the media of a source's store; None if it holds none or only lengths."""
@@ -120,51 +129,18 @@ class RowCosts:
         return cached_media[1] if cached_media[1].any else None
 
 
-def count_media_tokens(rows: Rows, media: list[StoreMedia | None]) -> Ids:
-    """Count the media tokens of each row, int64 [R]."""
-    tokens = np.zeros(len(rows.documents), np.int64)
-    for number, store_media in enumerate(media):
-        if store_media is not None:
-            spans = np.flatnonzero(rows.sources == number)
-            tokens[spans] = store_media.count_tokens(rows.documents[spans])
-    if rows.banned is not None:
-        tokens[rows.banned] = 0
-    cumulative = np.zeros(len(tokens) + 1, np.int64)
-    np.cumsum(tokens, out=cumulative[1:])
-    return cumulative[rows.pointers[1:]] - cumulative[rows.pointers[:-1]]
-
-
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """A process's share of every step.
+    """A process's share of every step."""
 
-    Attributes:
-        placement: location of the process in the mesh.
-        rows: rows of its batches.
-        passes: number of micro-batches of ``micro_batch_size`` rows; 1 if none is given.
-    """
-
-    placement: RankPlacement
-    rows: int
-    passes: int
+    placement: RankPlacement  # location of the process in the mesh
+    rows: int  # rows of its batches
+    passes: int  # number of micro-batches of ``micro_batch_size`` rows; 1 if none is given
 
     @property
     def micro_batch_size(self) -> int:
         """Rows of a forward pass."""
         return self.rows // self.passes
-
-
-class ShareSource(Protocol):
-    """A loader that knows its rank shares."""
-
-    plan: Plan
-
-    @property
-    def streamed(self) -> bool:
-        """True if it reads a stream, whose steps all have the same shape."""
-
-    def share_at(self, step: int) -> RankShare:
-        """Return this process's share of a step, which edits may change."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -205,20 +181,6 @@ def as_step(step: object) -> int:
             ]
         )
     return number
-
-
-def make_run_share(loader: ShareSource, first: int = 0) -> RankShare:
-    """Return a process's share for frameworks with a fixed number of passes per step."""
-    share = loader.share_at(first)
-    for step_range in () if loader.streamed else loader.plan.orders.run_layout.step_ranges:
-        if step_range.step > first and (later := loader.share_at(step_range.step)).passes != share.passes:
-            raise PlanError(
-                f"A step takes {share.passes} passes of {share.micro_batch_size} of this process's {share.rows} "
-                f"rows, but after an edit {later.passes} of {later.micro_batch_size} from step {step_range.step} on, "
-                "so the optimizer would step at the wrong passes. Leave global_batch_size out of the edits, or "
-                "micro_batch_size out of the Loader: then each step is one pass."
-            )
-    return share
 
 
 def check_shares_after_edits(plan: Plan, spec: BatchSpec) -> None:
@@ -305,15 +267,7 @@ def assign_balanced_ranks(
 
 
 def assign_row_ranks(plan: Plan, step: int, costs: Costs, world_size: int, *, balance: bool) -> NDArray[np.int64]:
-    """Return the rank of each row, as :func:`select_rank_rows` assigns it, int64 [B].
-
-    Args:
-        plan: the data order.
-        step: step number.
-        costs: costs of the rows of the step, int64 [B], or of several kinds of work [K, B].
-        world_size: number of data-parallel ranks.
-        balance: whether rows are distributed by their costs.
-    """
+    """Return the rank of each row, as :func:`select_rank_rows` assigns it, int64 [B]."""
     if balance and world_size > 1:
         return deal_balanced(costs, world_size)
     if plan.spec.lanes == 1 or plan.spec.lanes % world_size:

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, final, runtime_checkable
+from typing import Any, Protocol, final, runtime_checkable
 
 from batchloom.batches.assembly.batch_assembly import TokenReader
 from batchloom.batches.assembly.batch_spec import BatchSpec
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.plan import PlanSpec
 from batchloom.plan.packing import Rows
-
-T = TypeVar("T")
 
 
 class StepFeed(Protocol):
@@ -111,13 +109,7 @@ def open_stream_cursor(stream: RawStream, spec: BatchSpec) -> StreamCursor:
     return StreamCursor(stream, placement.rank, placement.world_size)
 
 
-def release_step(steps: StepFeed, step: int, item: T) -> T:
-    """Mark a step as done and return the item made from it."""
-    steps.done(step)
-    return item
-
-
-def random_access_error(step: str) -> PlanError:
+def make_random_access_error(step: str) -> PlanError:
     """Return the error for random access to a step of a stream."""
     return PlanError(
         f"Step {step} of a stream cannot be read on its own: the steps of a stream are read in order, from the start "

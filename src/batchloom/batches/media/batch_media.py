@@ -379,10 +379,7 @@ class BatchMedia:
         return PendingItem(finish, drop)
 
     def _positions(self, plain: Ids, rows: Rows, batch_media: Sequence[BatchMedium], bounds: Ids | None) -> Ids:
-        """Return text, time, height and width positions, int64 [4, rows, tokens].
-
-        ``bounds`` holds the span starts in a flattened row, None for rows.
-        """
+        """Return text, time, height and width positions, int64 [4, rows, tokens]."""
         positions = np.repeat(plain[None], 4, axis=0)
         merge = self._merge
         first = 0

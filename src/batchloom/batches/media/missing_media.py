@@ -112,10 +112,7 @@ def ban_missing_documents(plan: Plan, missing_documents: MissingDocuments, step:
 
 
 def resume_with_missing(plan: Plan, missing_documents: MissingDocuments, state: dict[str, Any]) -> tuple[Plan, int]:
-    """Return the plan that resumes from a state, and its position.
-
-    Documents that the state's journal does not ban are banned from the position on: earlier steps stay the same.
-    """
+    """Return the plan that resumes from a state, and its position."""
     if missing_documents:
         bare = Plan(plan.orders.data, plan.spec, (), plan.orders)
         plan = bare if plan.edits == ban_missing_documents(bare, missing_documents, 0).edits else plan

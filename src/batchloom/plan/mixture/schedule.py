@@ -33,10 +33,7 @@ _SAMPLE_DOCUMENTS, _MIN_SEQUENCES = 2048, 256
 
 @lru_cache(maxsize=16)
 def build_period(counts: tuple[int, ...]) -> NDArray[np.int32]:
-    """Return the source of each slot of a period of ``sum(counts)`` slots, int32.
-
-    Each count is at least 1.
-    """
+    """Return the source of each slot of a period of ``sum(counts)`` slots, int32."""
     period, sources = sum(counts), len(counts)
     share = np.array(counts, np.int64)
     owner = np.repeat(np.arange(sources), share)
@@ -65,10 +62,7 @@ def build_period(counts: tuple[int, ...]) -> NDArray[np.int32]:
 
 @lru_cache(maxsize=4)
 def make_schedule(counts: tuple[int, ...], lanes: int) -> "Schedule":
-    """Return the cached schedule of these slots.
-
-    An edit that keeps the weights reuses it.
-    """
+    """Return the cached schedule of these slots."""
     return Schedule(counts, lanes)
 
 
@@ -201,16 +195,11 @@ class Schedule:
 
 
 class SourceStatistics(NamedTuple):
-    """Statistics of a source that are estimated before its pools are counted.
+    """Statistics of a source that are estimated before its pools are counted."""
 
-    Attributes:
-        tokens, documents: totals of an epoch, scaled by the fraction that ``overlong`` leaves of the first pool.
-        per_sequence: mean (tokens, documents) of a sequence over the first documents of the first pool that has
-            sequences.
-    """
-
-    tokens: float
+    tokens: float  # totals of an epoch, scaled by the fraction that ``overlong`` leaves of the first pool
     documents: float
+    # Mean (tokens, documents) of a sequence over the first documents of the first pool that has sequences.
     per_sequence: tuple[float, float]
 
 
@@ -250,10 +239,7 @@ def measure_source(name: str, store: PlanStore, spec: PlanSpec) -> SourceStatist
 def flatten_weights(
     weights: Weights, names: Sequence[str], size: Callable[[str], float], temperature: float, caps: "EpochCap | None"
 ) -> dict[str, float]:
-    """Return the weight of each source with one above 0; the weights sum to 1.
-
-    The weight of a group is divided among its sources.
-    """
+    """Return the weight of each source with one above 0; the weights sum to 1."""
     if weights == "size":
         return _weigh_by_size({name: size(name) for name in names}, temperature, caps)
     flat_weights: dict[str, float] = {}

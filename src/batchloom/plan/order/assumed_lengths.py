@@ -32,10 +32,7 @@ _FORMS_HINT = (
 
 @cache
 def _compute_quantiles() -> NDArray[np.float64]:
-    """Return the midpoints of equally likely parts of a log-normal distribution.
-
-    They are scaled to a mean of 1.
-    """
+    """Return equally likely quantiles of a log-normal distribution of mean 1."""
     count = 1 << _BITS
     normal = NormalDist(0.0, SIGMA)
     quantiles = np.exp([normal.inv_cdf((n + 0.5) / count) for n in range(count)])
@@ -44,10 +41,7 @@ def _compute_quantiles() -> NDArray[np.float64]:
 
 @final
 class AssumedLengths:
-    """Assumed document lengths, each computed from its number in constant memory.
-
-    ``mean`` is the mean tokens of a document; each source ``name`` has other lengths.
-    """
+    """Assumed document lengths of a given mean, in constant memory."""
 
     __slots__ = ("_key", "_table", "size")
 

@@ -89,12 +89,7 @@ def edit_from_plain(plain: Mapping[str, Any]) -> Edit:
 
 
 def check_edit(edit: Edit, stores: Mapping[str, Any], last: int, spec: PlanSpec, sizes: Mapping[str, int]) -> None:
-    """Refuse an edit that a plan cannot apply.
-
-    ``last`` is the step of the previous edit, because edits can only be appended; ``sizes`` are the documents of
-    each source. A SettingsError lists each problem. An edit that precedes an earlier one, or falls inside a
-    window of ``group_by_length``, raises PlanError.
-    """
+    """Refuse an edit that a plan cannot apply."""
     problems = []
     if edit.weights is not None:
         problems += list_weight_problems(edit.weights, stores, "weights")
@@ -126,10 +121,7 @@ def check_edit(edit: Edit, stores: Mapping[str, Any], last: int, spec: PlanSpec,
 def check_run(
     data: PlanStore | Mixture, stores: Mapping[str, PlanStore], spec: PlanSpec, edits: Sequence[Edit]
 ) -> None:
-    """Refuse data, settings and edits that contradict each other.
-
-    Empty sources and edits that precede earlier ones raise PlanError, everything else SettingsError.
-    """
+    """Refuse data, settings and edits that contradict each other."""
     mixture = data if isinstance(data, Mixture) else None
     for name, store in stores.items():
         if not store.lengths.size:

@@ -21,6 +21,7 @@ from batchloom.core.wording import format_count
 from batchloom.plan.mixture.mixture_spec import PlanStore
 from batchloom.plan.order.edits import Edit
 from batchloom.plan.order.plan_state import check_state_belongs, describe_other_settings, wrap_state_errors
+from batchloom.plan.order.rank_slices import check_rank, format_near_divisors, list_divisors
 from batchloom.plan.order.run_positions import WHOLE
 from batchloom.plan.order.source_order import SourceOrder
 from batchloom.plan.order.source_orders import SOURCE
@@ -39,7 +40,6 @@ _MEDIA_POOL_SIZE = 1024
 # large.
 FIRST_POOL = 128
 MAX_DEFAULT_LANES = 64
-_SOURCE_NAME = "data"
 _MAX_CACHED_POOLS = 2
 
 
@@ -59,20 +59,17 @@ def choose_default_lanes(global_batch_size: int, range_count: int) -> int:
 def check_lanes(lanes: int, global_batch_size: int) -> None:
     """Refuse a number of lanes that does not divide the batch."""
     if global_batch_size % lanes:
-        fitting_lanes = [str(n) for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
-        nearest_lanes = sorted(sorted(fitting_lanes, key=lambda n: abs(int(n) - lanes))[:6], key=int)
         raise PlanError(
             f"lanes {lanes} does not divide global_batch_size {global_batch_size}: every step takes the same number "
-            f"of sequences from each lane. Lanes that fit: {', '.join(nearest_lanes)}."
+            f"of sequences from each lane. Lanes that fit: {format_near_divisors(global_batch_size, lanes)}."
         )
 
 
 def check_lane_world(lanes: int, rank: int, world_size: int) -> None:
     """Refuse a world size that does not divide the lanes."""
-    if world_size < 1 or not 0 <= rank < world_size:
-        raise PlanError(f"rank {rank} of world_size {world_size} does not exist; ranks run from 0 to world_size - 1.")
+    check_rank(rank, world_size)
     if lanes % world_size:
-        fitting_sizes = ", ".join(str(n) for n in range(1, lanes + 1) if lanes % n == 0)
+        fitting_sizes = ", ".join(map(str, list_divisors(lanes)))
         raise PlanError(
             f"{lanes} lanes cannot be divided evenly among {world_size} ranks. World sizes that fit: "
             f"{fitting_sizes}. Lanes are part of a stream's order: for this world size, start the stream with lanes= "
@@ -86,7 +83,7 @@ def list_rank_lanes(lanes: int, rank: int, world_size: int) -> range:
 
 
 def derive_lane_key(spec: PlanSpec, purpose: str, lane: int, epoch: int = -1, pool: int = -1) -> HashKey:
-    return derive_key(spec.seed, _SOURCE_NAME, f"lane {purpose}", epoch, pool, lane)
+    return derive_key(spec.seed, SOURCE, f"lane {purpose}", epoch, pool, lane)
 
 
 def order_lane_ranges(range_count: int, lanes: int, spec: PlanSpec, lane: int, epoch: int) -> NDArray[np.int64]:
@@ -97,7 +94,7 @@ def order_lane_ranges(range_count: int, lanes: int, spec: PlanSpec, lane: int, e
     lane_ranges = np.arange(lane, range_count, lanes)
     if not spec.shuffle:
         return lane_ranges
-    permuted = Permutation(range_count, derive_key(spec.seed, _SOURCE_NAME, "stretches", -1, -1)).at(lane_ranges)
+    permuted = Permutation(range_count, derive_key(spec.seed, SOURCE, "stretches", -1, -1)).at(lane_ranges)
     return permuted[shuffle_range(len(permuted), derive_lane_key(spec, "order", lane, epoch))]
 
 
@@ -214,14 +211,7 @@ class _LaneOrder:
         orders = self._orders
         lengths = orders.data.lengths.take(documents)
         packed_rows = pack_lane_pool(lengths, orders.spec, self.lane, epoch, number)
-        rows = Rows(
-            packed_rows.pointers,
-            packed_rows.sources,
-            documents[packed_rows.documents],
-            packed_rows.starts,
-            packed_rows.lengths,
-            packed_rows.row_offsets,
-        )
+        rows = replace(packed_rows, documents=documents[packed_rows.documents])
         while len(self._entered) >= _MAX_CACHED_POOLS:
             del self._entered[next(iter(self._entered))]
         self._entered[epoch, number] = rows
@@ -262,17 +252,7 @@ class _LaneOrder:
 
 @final
 class LaneOrders:
-    """Lanes of a plan, with the interface the loader uses of :class:`SourceOrders`.
-
-    Attributes:
-        data: store of the plan.
-        spec: settings of the order, with the number of lanes and the pool size.
-        bounds: first document of each document range, then the number of documents, int64 [ranges + 1].
-        lanes: lanes by number.
-        run_layout: run layout of one range, because there are no edits.
-        lock: lock of the pools that lanes have entered.
-        is_counted: always True: each lane is walked from the nearest known pool.
-    """
+    """Lanes of a plan, in place of ``SourceOrders`` and ``RunPositions``."""
 
     is_counted = True
 
@@ -286,11 +266,6 @@ class LaneOrders:
     def latest(self) -> list[SourceOrder]:
         """Return no orders, because no pools are counted."""
         return []
-
-
-@final
-class LanePositions:
-    """Positions of a run in lane order, with the interface of :class:`RunPositions`."""
 
     def positions_in(self, start: int, stop: int, part: tuple[int, int]) -> NDArray[np.int64]:
         """Return the positions of a part: (r, R) selects those that are r modulo R."""
@@ -328,7 +303,8 @@ class LanePlan:
                 f"The record ranges end at document {int(bounds[-1])} and the subset has {store.lengths.size} "
                 "documents. The store was not written by a stream, or documents were appended or moved since."
             )
-        self.orders, self.run = LaneOrders(store, self.spec, bounds), LanePositions()
+        # The loader asks ``orders`` and ``run`` of a plan; here one object answers both.
+        self.orders = self.run = LaneOrders(store, self.spec, bounds)
 
     def __repr__(self) -> str:
         spec = self.spec

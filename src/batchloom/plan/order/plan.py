@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NoReturn, final
 
 import numpy as np
@@ -10,8 +11,14 @@ from batchloom.core.errors import PlanError, SettingsError, StateError
 from batchloom.core.fingerprint import find_broken_link
 from batchloom.plan.mixture.mixture_spec import Mixture, PlanStore
 from batchloom.plan.order.edits import Edit, edit_from_plain
-from batchloom.plan.order.plan_state import PlanIdentity, build_state, resume_from_state
-from batchloom.plan.order.run_positions import WHOLE, LengthGroupedRows, RowWindows, RunPositions
+from batchloom.plan.order.plan_state import (
+    build_journal,
+    build_state,
+    describe_origin,
+    find_last_fingerprint,
+    resume_from_state,
+)
+from batchloom.plan.order.run_positions import WHOLE, RunPositions
 from batchloom.plan.order.source_order import SourceOrder
 from batchloom.plan.order.source_orders import SourceOrders
 from batchloom.plan.order.timeline import TimelineSegment
@@ -61,8 +68,6 @@ class Plan:
         self.spec, self.edits = self.orders.spec, self.orders.edits
         self.stores, self.names = self.orders.stores, self.orders.names
         self.run = RunPositions(self.orders)
-        self._rows = LengthGroupedRows(RowWindows(self.run))
-        self._make_identity = PlanIdentity(self.orders)
 
     def __reduce__(self) -> tuple[type["Plan"], tuple[Any, ...]]:
         return Plan, (self.orders.data, self.spec, self.edits)
@@ -89,15 +94,15 @@ class Plan:
         with self.orders.lock:
             return Plan(self.orders.data, self.spec, (*self.edits, *edits), self.orders)
 
-    @property
+    @cached_property
     def identity(self) -> dict[str, Any]:
         """All fields that determine the order, before any edit."""
-        return self._make_identity.origin
+        return describe_origin(self.orders)
 
-    @property
+    @cached_property
     def journal(self) -> list[dict[str, Any]]:
         """Edits as plain values, each with the sources it adds and its new fingerprint."""
-        return self._make_identity.journal
+        return build_journal(self.orders, self.identity)
 
     @property
     def fingerprint(self) -> str:
@@ -106,7 +111,7 @@ class Plan:
         Equal fingerprints mean equal steps up to the end of the shorter run; past its end a run has empty
         sequences. An edit creates a new fingerprint from the old one and the edit.
         """
-        return self._make_identity.fingerprint
+        return find_last_fingerprint(self.identity, self.journal)
 
     @property
     def positions(self) -> int:
@@ -176,7 +181,7 @@ class Plan:
         if part != WHOLE and (start % self.spec.lanes or stop % self.spec.lanes):
             raise PlanError(f"Positions {start} to {stop} are not multiples of {self.spec.lanes} lanes.")
         with self.orders.lock:
-            return self._rows.rows(start, stop, part)
+            return self.run.rows(start, stop, part)
 
     def left_out(self) -> ExcludedDocuments:
         """Count the documents and tokens that ``overlong`` excludes from every epoch.
@@ -206,7 +211,7 @@ class Plan:
             StateError: the position is negative.
         """
         with self.orders.lock:
-            return build_state(self.run, self._make_identity, position)
+            return build_state(self.run, self.identity, self.journal, position)
 
     def resume(self, state: dict[str, Any]) -> int:
         """Check a state against this plan and return the position to resume at.
@@ -219,7 +224,7 @@ class Plan:
                 field that differs.
         """
         with self.orders.lock:
-            return resume_from_state(self.run, self._make_identity, state)
+            return resume_from_state(self.run, self.identity, self.journal, state)
 
 
 def _compute_epochs(orders: SourceOrders, position: int) -> dict[str, float]:
@@ -361,14 +366,11 @@ def _find_in_era(
 
 def _group_by_length(plan: Plan, document_positions: list[DocumentPosition]) -> list[DocumentPosition]:
     """Map sequences to the positions where they are served after length grouping."""
-    grouped = LengthGroupedRows(RowWindows(plan.run))
     with plan.orders.lock:
-        positions = [
-            grouped.find_served_position(document_position.position) for document_position in document_positions
-        ]
+        positions = [plan.run.find_served_position(entry.position) for entry in document_positions]
     return [
-        DocumentPosition(*plan.orders.run_layout.step_at(position), position, document_position.epoch)
-        for position, document_position in zip(positions, document_positions, strict=True)
+        DocumentPosition(*plan.orders.run_layout.step_at(position), position, entry.epoch)
+        for position, entry in zip(positions, document_positions, strict=True)
     ]
 
 
@@ -386,10 +388,7 @@ def _has_epoch_begun(
 def _locate_sequence(
     plan: Plan, segments: list[TimelineSegment], sequence: tuple[int, int, int], epoch: int
 ) -> DocumentPosition | None:
-    """Return the position where a sequence of a source is served.
-
-    Return None if its step was skipped by an edit or the source was retired before it.
-    """
+    """Return the position that serves a sequence; None if skipped or retired."""
     number, lane, index = sequence
     last = segments[-1]
     tail = plan.orders.timeline.tail(number, last, plan.orders.timeline.until(last) or plan.orders.timeline.sure)
@@ -422,10 +421,7 @@ def _find_indices(order: SourceOrder, document: int, epoch: int) -> list[tuple[i
 
 
 def _find_remainder_indices(order: SourceOrder, document: int) -> list[tuple[int, int, int]]:
-    """Return (lane, index, epoch) of the repacked sequences that hold a document.
-
-    An edit of ``seq_len`` repacks the remainder of a pool.
-    """
+    """Return (lane, index, epoch) of the repacked sequences that hold a document."""
     _count_pools(order)
     return [
         (*_find_server(order, order.begins[lane].epoch, lane, row), order.begins[lane].epoch)

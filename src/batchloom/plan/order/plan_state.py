@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
@@ -22,45 +21,29 @@ from batchloom.plan.packing.plan_spec import ORDER_VERSION, PlanSpec
 _NON_ORDER_FIELDS = ("epochs", "steps", "last")
 
 
-@final
-class PlanIdentity:
-    """Identity and fingerprint of a plan before and after its edits."""
-
-    def __init__(self, orders: SourceOrders) -> None:
-        self._orders = orders
-
-    @cached_property
-    def origin(self) -> dict[str, Any]:
-        """All fields that determine the order, before any edit."""
-        return _describe_origin(self._orders)
-
-    @cached_property
-    def journal(self) -> list[dict[str, Any]]:
-        """Edits as plain values, each with the sources it adds and its new fingerprint."""
-        orders = self._orders
-        sources = set(self.origin["sources"])
-        order_fingerprint, entries = fingerprint(self.origin), []
-        for edit in orders.edits:
-            entry = edit_to_plain(edit)
-            used_sources = list_weighted_sources(edit.weights, orders.names) if edit.weights is not None else set()
-            added_sources = sorted(used_sources - sources)
-            if added_sources:
-                entry["added"] = {
-                    source: _describe_source(orders, orders.names.index(source)) for source in added_sources
-                }
-                sources |= set(added_sources)
-            order_fingerprint = fingerprint([order_fingerprint, entry])
-            entries.append({**entry, "fingerprint": order_fingerprint})
-        return entries
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the order after all edits, 32 hex digits."""
-        name: str = self.journal[-1]["fingerprint"] if self.journal else fingerprint(self.origin)
-        return name
+def build_journal(orders: SourceOrders, origin: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return edits as plain values, each with added sources and its fingerprint."""
+    sources = set(origin["sources"])
+    order_fingerprint, entries = fingerprint(origin), []
+    for edit in orders.edits:
+        entry = edit_to_plain(edit)
+        used_sources = list_weighted_sources(edit.weights, orders.names) if edit.weights is not None else set()
+        added_sources = sorted(used_sources - sources)
+        if added_sources:
+            entry["added"] = {name: _describe_source(orders, orders.names.index(name)) for name in added_sources}
+            sources |= set(added_sources)
+        order_fingerprint = fingerprint([order_fingerprint, entry])
+        entries.append({**entry, "fingerprint": order_fingerprint})
+    return entries
 
 
-def _describe_origin(orders: SourceOrders) -> dict[str, Any]:
+def find_last_fingerprint(origin: dict[str, Any], journal: list[dict[str, Any]]) -> str:
+    """Return the fingerprint of the order after all edits, 32 hex digits."""
+    name: str = journal[-1]["fingerprint"] if journal else fingerprint(origin)
+    return name
+
+
+def describe_origin(orders: SourceOrders) -> dict[str, Any]:
     """Return the identity of a plan before any edit.
 
     Lanes, alignment and mixture appear only if they are used, so older plans keep their fingerprint.
@@ -137,7 +120,9 @@ def _weights_to_plain(weights: Any) -> Any:
     }
 
 
-def build_state(run: RunPositions, identity: PlanIdentity, position: int) -> dict[str, Any]:
+def build_state(
+    run: RunPositions, origin: dict[str, Any], journal: list[dict[str, Any]], position: int
+) -> dict[str, Any]:
     if position < 0:
         raise StateError(f"Position {position} does not exist; positions count from 0.")
     orders = run.orders
@@ -147,9 +132,9 @@ def build_state(run: RunPositions, identity: PlanIdentity, position: int) -> dic
     segment = orders.timeline.segment_at(cursor_position)
     plain: dict[str, Any] = {
         "order_version": ORDER_VERSION,
-        "fingerprint": identity.fingerprint,
-        "identity": identity.origin,
-        "edits": identity.journal,
+        "fingerprint": find_last_fingerprint(origin, journal),
+        "identity": origin,
+        "edits": journal,
         "position": position,
         "end": run.end if is_past_end else None,
         "sources": _collect_cursors(orders, segment, cursor_position) if segment else {},
@@ -174,10 +159,7 @@ def build_state(run: RunPositions, identity: PlanIdentity, position: int) -> dic
 
 
 def _find_window_start(run: RunPositions, position: int, end: int | None) -> int:
-    """Return the position whose cursors a state holds.
-
-    It is the start of the window, because resuming inside a window reads all of its rows.
-    """
+    """Return the position whose cursors a state holds."""
     return run.window(position if end is None else max(min(position, end) - 1, 0))[0]
 
 
@@ -202,10 +184,7 @@ def _collect_cursors(orders: SourceOrders, segment: TimelineSegment, position: i
 
 
 def _cut_to_plain(source_cut: SourceCut | None) -> list[Any] | None:
-    """Return a cut as its three numbers per lane.
-
-    Several lanes give a list of cuts. Return None if lanes have lent sequences to each other.
-    """
+    """Return a cut as three numbers, or a list of them per lane."""
     if source_cut is None:
         return None
     return list(source_cut[0]) if len(source_cut) == 1 else [list(lane_cut) for lane_cut in source_cut]
@@ -220,10 +199,12 @@ def _cursor_to_plain(cursor: Cursor) -> dict[str, int]:
     return {"epoch": cursor.epoch, "slot": cursor.slot, "before": cursor.before}
 
 
-def resume_from_state(run: RunPositions, identity: PlanIdentity, state: dict[str, Any]) -> int:
+def resume_from_state(
+    run: RunPositions, origin: dict[str, Any], journal: list[dict[str, Any]], state: dict[str, Any]
+) -> int:
     """Check a state and return the position to resume at."""
     orders = run.orders
-    position, end, cursors = _parse_state(orders, identity, state)
+    position, end, cursors = _parse_state(orders, origin, journal, state)
     names = {name: number for number, name in enumerate(orders.names)}
     tails = {
         names[n]: compute_quotas(state_value, orders.spec.lanes) for n, state_value in state.get("tails", {}).items()
@@ -249,7 +230,7 @@ def resume_from_state(run: RunPositions, identity: PlanIdentity, state: dict[str
 
 
 def _parse_state(
-    orders: SourceOrders, identity: PlanIdentity, state: dict[str, Any]
+    orders: SourceOrders, origin: dict[str, Any], journal: list[dict[str, Any]], state: dict[str, Any]
 ) -> tuple[int, int | None, dict[str, list[Cursor]]]:
     """Return position, end and cursors of a state that belongs to this plan."""
     with wrap_state_errors():
@@ -264,11 +245,17 @@ def _parse_state(
         position, end = state["position"], state["end"]
         if not isinstance(state_edits, list):
             raise TypeError(f"edits is {state_edits!r}")
-    check_state_belongs(
-        state,
-        identity.fingerprint,
-        lambda: _describe_other_plan(orders, identity, state_identity, state_edits, state_fingerprint),
-    )
+
+    def describe_mismatch() -> str:
+        if state_edits != journal and not list_differences(state_identity, origin):
+            return (
+                f"The state's journal ({len(state_edits)} edits) differs from the plan's ({len(journal)}): "
+                f"{_describe_first_edit(state_edits, journal)}. Make the loader without edits: it takes those "
+                "of the state. Then add new edits to the resumed loader."
+            )
+        return _describe_other_plan(orders, origin, state_identity, state_fingerprint)
+
+    check_state_belongs(state, find_last_fingerprint(origin, journal), describe_mismatch)
     return int(position), end, cursors
 
 
@@ -282,10 +269,7 @@ def wrap_state_errors() -> Iterator[None]:
 
 
 def check_state_belongs(state: dict[str, Any], plan_fingerprint: str, describe_mismatch: Callable[[], str]) -> None:
-    """Refuse a state of another version or plan, or one that was changed.
-
-    ``describe_mismatch`` returns the error text for a state of another plan.
-    """
+    """Refuse a state of another version or plan, or one that was changed."""
     with wrap_state_errors():
         checked_fields = {name: value for name, value in state.items() if name != "check"}
         version, state_fingerprint = state["order_version"], state["fingerprint"]
@@ -305,16 +289,10 @@ def check_state_belongs(state: dict[str, Any], plan_fingerprint: str, describe_m
 
 
 def _describe_other_plan(
-    orders: SourceOrders, identity: PlanIdentity, state_identity: Any, state_edits: Any, state_fingerprint: str
+    orders: SourceOrders, origin: dict[str, Any], state_identity: Any, state_fingerprint: str
 ) -> str:
     """Describe the difference between a state's plan and this one, and a remedy."""
-    differences = list_differences(state_identity, identity.origin)
-    if not differences and state_edits != identity.journal:
-        return (
-            f"The state's journal ({len(state_edits)} edits) differs from the plan's ({len(identity.journal)}): "
-            f"{_describe_first_edit(state_edits, identity.journal)}. Make the loader without edits: it takes those "
-            "of the state. Then add new edits to the resumed loader."
-        )
+    differences = list_differences(state_identity, origin)
     only_mixture_differs = (
         isinstance(orders.data, Mixture) and differences and all(d.startswith("mixture.") for d in differences)
     )
@@ -329,7 +307,7 @@ def _describe_other_plan(
             f"The state belongs to another plan: {'; '.join(differences)}. Give the weights the run started with, "
             "and change them at a later step by an edit (loader.edit)."
         )
-    return describe_other_settings(state_identity, identity.origin, state_fingerprint)
+    return describe_other_settings(state_identity, origin, state_fingerprint)
 
 
 def describe_other_settings(state_identity: Any, plan_identity: dict[str, Any], state_fingerprint: str) -> str:

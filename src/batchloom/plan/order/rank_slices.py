@@ -99,7 +99,7 @@ class Mesh:
         Raises:
             PlanError: there is no such process, or the world size is not a multiple of ``processes_per_data_rank``.
         """
-        _check_rank(rank, world_size)
+        check_rank(rank, world_size)
         if world_size % self.processes_per_data_rank:
             largest_fitting = world_size // self.processes_per_data_rank * self.processes_per_data_rank
             sizes = " or ".join(
@@ -121,7 +121,7 @@ class Mesh:
 DATA_PARALLEL = Mesh()
 
 
-def _check_rank(rank: int, world_size: int) -> None:
+def check_rank(rank: int, world_size: int) -> None:
     if world_size < 1 or not 0 <= rank < world_size:
         raise PlanError(f"rank {rank} of world_size {world_size} does not exist; ranks run from 0 to world_size - 1.")
 
@@ -132,7 +132,7 @@ def list_divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-def _format_near_divisors(number: int, target: int) -> str:
+def format_near_divisors(number: int, target: int) -> str:
     """Format the six divisors of a number that are nearest to the target."""
     return ", ".join(map(str, sorted(sorted(list_divisors(number), key=lambda n: abs(n - target))[:6])))
 
@@ -143,13 +143,13 @@ def check_world(global_batch_size: int, rank: int, world_size: int, uneven: Unev
     Raises:
         PlanError: lists world sizes that fit.
     """
-    _check_rank(rank, world_size)
+    check_rank(rank, world_size)
     if uneven == "refuse" and global_batch_size % world_size:
         largest_fitting = global_batch_size // world_size * world_size
         sizes = [str(s) for s in (largest_fitting, largest_fitting + world_size) if s]
         raise PlanError(
             f"global_batch_size {global_batch_size} cannot be divided evenly among {world_size} ranks. World sizes "
-            f"that divide it: {_format_near_divisors(global_batch_size, world_size)}; nearby global batch sizes that "
+            f"that divide it: {format_near_divisors(global_batch_size, world_size)}; nearby global batch sizes that "
             f"fit: {', '.join(sizes)}. Or pad with rows that carry no loss: uneven='pad'."
         )
 
@@ -166,7 +166,7 @@ def count_rank_rows(
     if rows % micro and uneven == "refuse":
         raise PlanError(
             f"A rank's {rows} rows of a step (global_batch_size {global_batch_size} over {world_size} ranks) cannot "
-            f"be cut into micro-batches of {micro}. Sizes that divide it: {_format_near_divisors(rows, micro)}. Or "
+            f"be cut into micro-batches of {micro}. Sizes that divide it: {format_near_divisors(rows, micro)}. Or "
             "pad with rows that carry no loss: uneven='pad'."
         )
     return -(-rows // micro) * micro
@@ -342,10 +342,7 @@ def _deal_to_least_loaded(parts: NDArray[np.int64], order: NDArray[np.int64], wo
 
 
 def _deal_by_largest_part(parts: NDArray[np.int64], order: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
-    """Assign each row to the rank whose largest fraction stays lowest.
-
-    Ties are broken by the sum of the fractions.
-    """
+    """Assign each row to the rank whose largest fraction stays lowest."""
     kinds, count = parts.shape
     max_rows = -(-count // world_size)
     loads, rows = np.zeros((kinds, world_size), np.int64), np.zeros(world_size, np.int64)

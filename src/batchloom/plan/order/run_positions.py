@@ -28,12 +28,33 @@ Ints = NDArray[np.int64]
 _MAX_GROUPED_WINDOWS = 2
 
 
+def order_by_length(lengths: Ints, size: int, key: HashKey) -> Ints:
+    """Return the order of a window's rows: row r is the original row order[r].
+
+    ``lengths`` and the result are int64 [rows]; ``size`` is the rows of a step. Rows that do not fill a step keep
+    their position at the end.
+    """
+    steps = len(lengths) // size
+    full_step_rows = steps * size
+    longest_first = np.argsort(-lengths[:full_step_rows], kind="stable").reshape(steps, size)
+    return np.concatenate([longest_first[shuffle_range(steps, key)].ravel(), np.arange(full_step_rows, len(lengths))])
+
+
 @final
 class RunPositions:
-    """Positions of one run and the sequences its sources serve there."""
+    """Positions of one run, the sequences its sources serve there, and their rows."""
 
     def __init__(self, orders: SourceOrders) -> None:
         self.orders = orders
+        # With one source, one lane and no edits, positions are the source's own sequence numbers.
+        self._plain = not (isinstance(orders.data, Mixture) or orders.edits or orders.spec.lanes > 1)
+        # First and last + 1 position and rows of the latest windows, by part.
+        self._cached_windows: dict[tuple[int, int], tuple[int, int, Rows]] = {}
+        # Order and rows of a length-group window by its first position.
+        self._grouped_windows: dict[int, tuple[Ints, Rows]] = {}
+        # Document numbers of each ban of the run layout, by the ban's number.
+        self._banned_documents: dict[int, NDArray[np.int64]] = {}
+        self._era = 0
 
     @cached_property
     def end(self) -> int:
@@ -102,10 +123,7 @@ class RunPositions:
         return start, stop
 
     def segments_in(self, start: int, stop: int) -> list[tuple[TimelineSegment | None, int, int]]:
-        """Split a range of positions at timeline segments.
-
-        The segment is None past the end of the run.
-        """
+        """Split positions at timeline segments; the segment is None past the end."""
         parts: list[tuple[TimelineSegment | None, int, int]] = []
         while start < stop:
             segment = self.orders.timeline.segment_at(start)
@@ -136,29 +154,52 @@ class RunPositions:
         own_positions: NDArray[np.int64] = positions[self.lanes_of(start, stop) % ranks == rank]
         return own_positions
 
-
-@final
-class RowWindows:
-    """Rows of positions before grouping by length; the latest windows are cached.
-
-    Callers must hold the lock of the orders.
-    """
-
-    def __init__(self, run: RunPositions) -> None:
-        self.run, self.orders = run, run.orders
-        orders = self.orders
-        # With one source, one lane and no edits, positions are the source's own sequence numbers.
-        self._plain = not (isinstance(orders.data, Mixture) or orders.edits or orders.spec.lanes > 1)
-        self._cached_windows: dict[tuple[int, int], tuple[int, int, Rows]] = {}
-        # Document numbers of each ban of the run layout, by the ban's number.
-        self._banned_documents: dict[int, NDArray[np.int64]] = {}
-        self._era = 0
-
     def rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
-        """Return the rows of positions ``start`` to ``stop - 1``, or of a part of them."""
+        """Return the rows of positions ``start`` to ``stop - 1``, or of a part of them.
+
+        Callers of this and of :meth:`find_served_position` must hold the lock of the orders.
+        """
+        if not self.orders.spec.group_by_length or start == stop:
+            return self._load_rows(start, stop, part)
+        row_slices, position = [], start
+        while position < stop:
+            begin, end = self.window(position)
+            _, rows = self._group_window(begin, end)
+            row_slices.append(slice_rows(rows, position - begin, min(stop, end) - begin))
+            position = end
+        return join_rows(row_slices, stop - start)
+
+    def find_served_position(self, position: int) -> int:
+        """Return the position that serves a row, given the one before grouping."""
+        if not self.orders.spec.group_by_length:
+            return position
+        begin, stop = self.window(position)
+        order = self._group_window(begin, stop)[0]
+        return begin + int(np.flatnonzero(order == position - begin)[0])
+
+    def _group_window(self, begin: int, stop: int) -> tuple[Ints, Rows]:
+        """Return the order of a length-group window and its rows; the latest are cached."""
+        grouped_window = self._grouped_windows.get(begin)
+        if grouped_window is not None:
+            return grouped_window
+        rows = self._load_rows(begin, stop, WHOLE)
+        # Each row has one span, its document. Rows past the end of the run have none.
+        count = len(rows.lengths)
+        key = derive_key(self.orders.spec.seed, "", "grouped steps", -1, begin)
+        size = self.orders.run_layout.range_at(begin).size
+        order = np.arange(stop - begin)
+        order[:count] = order_by_length(rows.lengths, size, key)
+        grouped_window = (order, reorder_rows(rows, order))
+        while len(self._grouped_windows) >= _MAX_GROUPED_WINDOWS:
+            del self._grouped_windows[next(iter(self._grouped_windows))]
+        self._grouped_windows[begin] = grouped_window
+        return grouped_window
+
+    def _load_rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
+        """Return rows before grouping by length."""
         if self._plain:
             epochs = None if self.orders.spec.steps is not None else self.orders.spec.epochs or 1
-            end = stop if epochs else max(min(stop, self.run.end), start)
+            end = stop if epochs else max(min(stop, self.end), start)
             return join_rows(self.orders.order(0).rows(0, start, end, epochs), stop - start)
         first, last, rows = self._load_window(start, stop, part)
         if (first, last) == (start, stop):
@@ -166,10 +207,7 @@ class RowWindows:
         return slice_rows(rows, self._count_rows(start - first, part), self._count_rows(stop - first, part))
 
     def _count_rows(self, positions: int, part: tuple[int, int]) -> int:
-        """Return the rows of a part in this many positions.
-
-        ``positions`` is a multiple of ``lanes`` unless the part is all of them.
-        """
+        """Return the rows of a part in this many positions."""
         if part == WHOLE:
             return positions
         return positions // self.orders.spec.lanes * len(range(part[0], self.orders.spec.lanes, part[1]))
@@ -202,14 +240,14 @@ class RowWindows:
             if stop <= position < end:
                 end = position
         if self.orders.spec.steps is not None:
-            end = max(min(end, self.run.end), stop)
+            end = max(min(end, self.end), stop)
         return end
 
     def _build_rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
-        end = stop if self.orders.spec.steps is None else max(min(stop, self.run.end), start)
+        end = stop if self.orders.spec.steps is None else max(min(stop, self.end), start)
         row_slices = []
-        for segment, a, b in self.run.segments_in(start, end):
-            positions = self.run.positions_in(a, b, part)
+        for segment, a, b in self.segments_in(start, end):
+            positions = self.positions_in(a, b, part)
             if segment is None:
                 continue
             if segment.era > self._era:
@@ -270,67 +308,3 @@ class RowWindows:
             if is_banned.any():
                 rows = rows.with_banned(is_banned if rows.banned is None else is_banned | rows.banned)
         return rows
-
-
-def order_by_length(lengths: Ints, size: int, key: HashKey) -> Ints:
-    """Return the order of a window's rows: row r is the original row order[r].
-
-    ``lengths`` and the result are int64 [rows]; ``size`` is the rows of a step. Rows that do not fill a step keep
-    their position at the end.
-    """
-    steps = len(lengths) // size
-    full_step_rows = steps * size
-    longest_first = np.argsort(-lengths[:full_step_rows], kind="stable").reshape(steps, size)
-    return np.concatenate([longest_first[shuffle_range(steps, key)].ravel(), np.arange(full_step_rows, len(lengths))])
-
-
-@final
-class LengthGroupedRows:
-    """Rows of positions, moved inside their windows.
-
-    Without ``group_by_length`` they keep their positions. Callers must hold the lock of the orders.
-    """
-
-    def __init__(self, windows: RowWindows) -> None:
-        self._windows, self._run = windows, windows.run
-        self._steps = self._run.orders.spec.group_by_length
-        # Order and rows of a window by its first position; a row takes 52 bytes.
-        self._cached_windows: dict[int, tuple[Ints, Rows]] = {}
-
-    def rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
-        """Return the rows of positions ``start`` to ``stop - 1``, or of a part of them."""
-        if not self._steps or start == stop:
-            return self._windows.rows(start, stop, part)
-        row_slices, position = [], start
-        while position < stop:
-            begin, end = self._run.window(position)
-            _, rows = self._get_window(begin, end)
-            row_slices.append(slice_rows(rows, position - begin, min(stop, end) - begin))
-            position = end
-        return join_rows(row_slices, stop - start)
-
-    def find_served_position(self, position: int) -> int:
-        """Return the served position of a row, given its position before grouping."""
-        if not self._steps:
-            return position
-        begin, stop = self._run.window(position)
-        order = self._get_window(begin, stop)[0]
-        return begin + int(np.flatnonzero(order == position - begin)[0])
-
-    def _get_window(self, begin: int, stop: int) -> tuple[Ints, Rows]:
-        """Return the order of a window and its rows; the latest are cached."""
-        cached_window = self._cached_windows.get(begin)
-        if cached_window is not None:
-            return cached_window
-        rows = self._windows.rows(begin, stop, (0, 1))
-        # Each row has one span, its document. Rows past the end of the run have none.
-        count = len(rows.lengths)
-        key = derive_key(self._run.orders.spec.seed, "", "grouped steps", -1, begin)
-        size = self._run.orders.run_layout.range_at(begin).size
-        order = np.arange(stop - begin)
-        order[:count] = order_by_length(rows.lengths, size, key)
-        window = (order, reorder_rows(rows, order))
-        while len(self._cached_windows) >= _MAX_GROUPED_WINDOWS:
-            del self._cached_windows[next(iter(self._cached_windows))]
-        self._cached_windows[begin] = window
-        return window

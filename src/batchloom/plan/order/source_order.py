@@ -191,10 +191,7 @@ class SourceOrder:
         return compute_quotas(self._count_before(epochs), self.lanes)
 
     def _count_before(self, epoch: int) -> int:
-        """Return the sequences of all lanes from ``begins`` up to an epoch.
-
-        All pools are counted first.
-        """
+        """Count the sequences of all lanes from ``begins`` to an epoch; counts all pools."""
         if not self._cumulative_sequences:
             total = self.sequences
             if not any(any(begin) for begin in self.begins):

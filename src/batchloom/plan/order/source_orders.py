@@ -31,7 +31,6 @@ SourceCut = tuple[tuple[int, int, int], ...]
 SOURCE = "data"
 # (era, number of the source)
 _Key = tuple[int, int]
-Learned = tuple[dict[_Key, PoolCountCache], dict[_Key, SourceStatistics], dict[_Key, SourceCut | None]]
 
 
 def compute_source_cut(order: SourceOrder, served: Ints) -> SourceCut | None:
@@ -82,10 +81,7 @@ def continue_after_cut(
 
 
 def _list_pool_remainder(order: SourceOrder, lane: int, lane_cut: tuple[int, int, int]) -> tuple[Rows | None, int, int]:
-    """Return the remainder of a lane's pool at a cut.
-
-    It comes with (epoch, slot) of the next pool.
-    """
+    """Return the rest of a lane's pool at a cut, and (epoch, slot) of the next pool."""
     epoch, slot, row = lane_cut
     if slot < 0:
         pool_rows, (epoch, slot, _) = order.remainders[lane], order.begins[lane]
@@ -103,19 +99,13 @@ def _list_pool_remainder(order: SourceOrder, lane: int, lane_cut: tuple[int, int
 
 
 class _UnservedSequences(NamedTuple):
-    """Unserved sequences of an epoch: a range of own ones per lane, and lent ones.
+    """Unserved sequences of an epoch: a range of own ones per lane, and lent ones."""
 
-    Attributes:
-        begins, ends: range of the numbers in the epoch that each lane serves itself, int64 [lanes].
-        lanes, numbers: sequences that other lanes serve, ascending by lane, int64 [N].
-        has_lent: whether other lanes have served some of a lane, bool [lanes].
-    """
-
-    begins: Ints
+    begins: Ints  # range of the numbers in the epoch that each lane serves itself, int64 [lanes]
     ends: Ints
-    lanes: Ints
+    lanes: Ints  # sequences that other lanes serve, ascending by lane, int64 [N]
     numbers: Ints
-    has_lent: NDArray[np.bool_]
+    has_lent: NDArray[np.bool_]  # whether other lanes have served some of a lane, bool [lanes]
 
     def list_numbers(self, lane: int) -> Ints:
         """Return the sequence numbers of one lane."""
@@ -138,10 +128,7 @@ def _find_unserved(order: SourceOrder, epoch: int, served: Ints) -> _UnservedSeq
 
 
 def _find_unserved_lent(order: SourceOrder, served: Ints, epochs: int | None) -> list[tuple[Rows | None, int, int]]:
-    """Return the remainder of each lane's entered or lent pools.
-
-    Each remainder comes with (epoch, slot) of the next pool.
-    """
+    """Return the rest of each lane's pools, and (epoch, slot) of the next pool."""
     lane_epochs = [order.find_epoch(lane, index) for lane, index in enumerate(served.tolist())]
     lane_epochs = [epoch_number if epochs is None else min(epoch_number, epochs) for epoch_number in lane_epochs]
     stop = max(lane_epochs) + 1 if epochs is None else min(max(lane_epochs) + 1, epochs)
@@ -227,7 +214,9 @@ class SourceOrders:
         self._source_statistics: dict[_Key, SourceStatistics] = {}
         self.source_cuts: dict[_Key, SourceCut | None] = {}
         if previous_orders is not None:
-            self._load_caches(previous_orders.copy_caches(), every_era=self._continues(previous_orders))
+            # Eras after the first depend on the edits.
+            caches = previous_orders.copy_caches(every_era=self._continues(previous_orders))
+            self._count_caches, self._source_statistics, self.source_cuts = caches
         first = StepRange(0, 0, spec.global_batch_size, spec.seq_len)
         weights: Weights = mixture.weights if mixture else {SOURCE: 1.0}
         self.run_layout = build_run_layout(weights, first, mixture.stages if mixture else (), self.edits)
@@ -261,18 +250,17 @@ class SourceOrders:
         """Return whether the edits begin with those of other orders."""
         return self.edits[: len(previous_orders.edits)] == previous_orders.edits
 
-    def copy_caches(self) -> Learned:
-        """Return copies of the counts of orders, source statistics and cuts."""
+    def copy_caches(
+        self, *, every_era: bool
+    ) -> tuple[dict[_Key, PoolCountCache], dict[_Key, SourceStatistics], dict[_Key, SourceCut | None]]:
+        """Return counts, source statistics and cuts, of all eras or of the first."""
         # Iterate over a copy, because another thread may add an order meanwhile.
-        count_caches = {key: order.count_cache for key, order in list(self._orders.items())}
-        return ({**self._count_caches, **count_caches}, dict(self._source_statistics), dict(self.source_cuts))
-
-    def _load_caches(self, caches: Learned, *, every_era: bool) -> None:
-        """Load the caches of other orders, of every era or of the first only."""
-        counts, measured, source_cuts = caches
-        self._count_caches = {key: count_cache for key, count_cache in counts.items() if every_era or not key[0]}
-        self._source_statistics = {key: statistics for key, statistics in measured.items() if every_era or not key[0]}
-        self.source_cuts = source_cuts if every_era else {}
+        counts = self._count_caches | {key: order.count_cache for key, order in list(self._orders.items())}
+        return (
+            {key: count_cache for key, count_cache in counts.items() if every_era or not key[0]},
+            {key: statistics for key, statistics in list(self._source_statistics.items()) if every_era or not key[0]},
+            dict(self.source_cuts) if every_era else {},
+        )
 
     def _copy_timeline(self, previous_orders: "SourceOrders") -> None:
         """Reuse the timeline before the first new edit, where nothing has changed."""
@@ -286,10 +274,7 @@ class SourceOrders:
         self.timeline.adopt(exhausted, max(until, 0), tails)
 
     def _check_stages(self) -> None:
-        """Refuse stages that begin inside a length-group window.
-
-        Edits are checked earlier.
-        """
+        """Refuse stages that begin inside a length-group window."""
         steps = self.spec.group_by_length
         for change in self.run_layout.changes if steps else ():
             step, _ = self.run_layout.step_at(change.position)

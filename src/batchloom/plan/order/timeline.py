@@ -25,10 +25,7 @@ _STRIDE = 65_536
 
 
 class StepRange(NamedTuple):
-    """Steps from ``step`` on, with ``size`` sequences of ``seq_len`` tokens each.
-
-    ``position`` is the first position of ``step``.
-    """
+    """Steps of equal size from ``step`` on, the first at ``position``."""
 
     step: int
     position: int
@@ -45,19 +42,12 @@ class WeightChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunLayout:
-    """Step ranges and weight changes of a run, which depend on no document length.
+    """Step ranges and weight changes of a run, which depend on no document length."""
 
-    Attributes:
-        step_ranges: ranges of steps of equal size, in order.
-        changes: weight changes by position; the first is at 0.
-        seq_len_changes: (position, seq_len) of each change of ``seq_len``.
-        bans: (position, source, document numbers) of each ban.
-    """
-
-    step_ranges: tuple[StepRange, ...]
-    changes: tuple[WeightChange, ...]
-    seq_len_changes: tuple[tuple[int, int], ...]
-    bans: tuple[tuple[int, str, tuple[int, ...]], ...]
+    step_ranges: tuple[StepRange, ...]  # ranges of steps of equal size, in order
+    changes: tuple[WeightChange, ...]  # weight changes by position; the first is at 0
+    seq_len_changes: tuple[tuple[int, int], ...]  # (position, seq_len) of each change of ``seq_len``
+    bans: tuple[tuple[int, str, tuple[int, ...]], ...]  # (position, source, document numbers) of each ban
 
     def weights_by_era(self) -> tuple[tuple[Weights, ...], ...]:
         """Return the weights that apply in each era, between changes of ``seq_len``."""
@@ -107,11 +97,7 @@ class RunLayout:
 
 
 def build_run_layout(weights: Weights, first: StepRange, stages: Sequence[Stage], edits: Sequence[Edit]) -> RunLayout:
-    """Lay out stages and edits by step (at the same step stages come first).
-
-    ``weights`` and ``first`` hold at step and position 0. An edit that begins past the largest position raises
-    PlanError.
-    """
+    """Lay out stages and edits by step (at the same step stages come first)."""
     step_ranges, changes = [first], [WeightChange(0, weights)]
     seq_len_changes: list[tuple[int, int]] = []
     bans: list[tuple[int, str, tuple[int, ...]]] = []
@@ -147,10 +133,7 @@ def build_run_layout(weights: Weights, first: StepRange, stages: Sequence[Stage]
 
 
 def _compute_stage_step(stage: Stage, current_range: StepRange, tokens: int) -> int:
-    """Return the first step of a stage if no edit precedes it.
-
-    ``tokens`` are the tokens before ``current_range``.
-    """
+    """Return the first step of a stage if no edit precedes it."""
     if stage.step is not None:
         return max(stage.step, current_range.step)
     missing_tokens = max((stage.tokens or 0) - tokens, 0)
@@ -159,21 +142,13 @@ def _compute_stage_step(stage: Stage, current_range: StepRange, tokens: int) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimelineSegment:
-    """Positions under one schedule and one sequence length.
+    """Positions under one schedule and one sequence length."""
 
-    Attributes:
-        position: first position.
-        sources: number in the plan of each source of the schedule, int32 [sources of the schedule].
-        schedule: schedule of the sources.
-        era: number of earlier changes of ``seq_len``.
-        bases: sequences of each source and lane served earlier in this era, int64 [sources, lanes].
-    """
-
-    position: int
-    sources: NDArray[np.int32]
-    schedule: Schedule
-    era: int
-    bases: Ints
+    position: int  # first position
+    sources: NDArray[np.int32]  # number in the plan of each source of the schedule, int32 [sources of the schedule]
+    schedule: Schedule  # schedule of the sources
+    era: int  # number of earlier changes of ``seq_len``
+    bases: Ints  # sequences of each source and lane served earlier in this era, int64 [sources, lanes]
 
     @property
     def plain(self) -> bool:
@@ -197,20 +172,14 @@ class TimelineSegment:
         return counts
 
     def turns(self, source: int, positions: Ints) -> Ints:
-        """Return the turn of a source at each of its positions.
-
-        Turns count from 0 in this era, over all lanes.
-        """
+        """Return the turn of a source at each of its positions."""
         local = int(np.flatnonzero(self.sources == source)[0])
         own = self.schedule.turns(local, positions - self.position)
         turns: Ints = own + int(self.bases[source].sum())
         return turns
 
     def turn(self, source: int, number: int) -> int | None:
-        """Return the position of a turn of a source if this schedule continues.
-
-        Return None for earlier turns and absent sources.
-        """
+        """Return the position of a source's turn; None if earlier or absent."""
         local = np.flatnonzero(self.sources == source)
         before = int(self.bases[source].sum())
         if not local.size or number < before:
@@ -218,10 +187,7 @@ class TimelineSegment:
         return self.position + self.schedule.turn(int(local[0]), number - before)
 
     def find_position(self, source: int, lane: int, index: int) -> int | None:
-        """Return the position of a sequence of a source if this schedule continues.
-
-        Return None for earlier sequences and absent sources.
-        """
+        """Return the position of a sequence; None if earlier or absent."""
         local = np.flatnonzero(self.sources == source)
         before = int(self.bases[source, lane])
         if not local.size or index < before:
@@ -267,10 +233,7 @@ class SourceTail(NamedTuple):
         return served
 
     def turn(self, lane: int, index: int) -> int | None:
-        """Return the turn that serves a sequence of the tail, or None.
-
-        It is the inverse of :meth:`at`.
-        """
+        """Return the turn that serves a sequence of the tail, or None."""
         if not self.begins[lane] <= index < self.ends[lane]:
             return None
         before = int((self.ends - self.begins)[:lane].sum())
@@ -408,10 +371,7 @@ class Timeline:
         return first
 
     def _find_tail(self, number: int, era: int, ends: Ints) -> SourceTail:
-        """Return the tail of a source in an era.
-
-        One of its lanes must have fewer sequences than the schedule asks for.
-        """
+        """Return the tail of a source in an era."""
         for segment in self._segments:
             if segment.era != era:
                 continue
@@ -454,10 +414,7 @@ class Timeline:
         return sources, lanes, indices, shared
 
     def tails(self, position: int) -> dict[int, int]:
-        """Return the total sequences of each source whose tail has begun but not ended.
-
-        The totals count from the beginning of the position's era.
-        """
+        """Return the total sequences in the era of each source whose tail has begun."""
         era = bisect_right(self._eras, position) - 1
         return {
             number: int(tail.ends.sum())

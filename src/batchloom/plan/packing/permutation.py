@@ -8,6 +8,7 @@ unbiased.
 """
 
 import math
+from collections.abc import Callable
 from typing import final
 
 import numpy as np
@@ -42,13 +43,7 @@ class Permutation:
         """Return the items at ``positions`` (each in [0, size)), int64 of the same length."""
         if self._table is not None:
             return self._table[positions]
-        out = self._walk(positions.astype(np.uint64))
-        outside = np.flatnonzero(out >= self.size)
-        while outside.size:
-            rewalked = self._walk(out[outside])
-            out[outside] = rewalked
-            outside = outside[rewalked >= self.size]
-        return out.view(np.int64)
+        return self._walk_into_range(self._walk, positions)
 
     def find_positions(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the positions of ``items``, int64 [N]; inverse of :meth:`at`."""
@@ -56,10 +51,16 @@ class Permutation:
             positions = np.empty(self.size, np.int64)
             positions[self._table] = np.arange(self.size)
             return positions[items]
-        out = self._walk_back(items.astype(np.uint64))
+        return self._walk_into_range(self._walk_back, items)
+
+    def _walk_into_range(
+        self, walk: Callable[[NDArray[np.uint64]], NDArray[np.uint64]], values: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Walk values again until they are below ``size``."""
+        out = walk(values.astype(np.uint64))
         outside = np.flatnonzero(out >= self.size)
         while outside.size:
-            rewalked = self._walk_back(out[outside])
+            rewalked = walk(out[outside])
             out[outside] = rewalked
             outside = outside[rewalked >= self.size]
         return out.view(np.int64)

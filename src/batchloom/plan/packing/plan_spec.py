@@ -251,10 +251,7 @@ def list_window_problems(steps: int, global_batch_size: int) -> list[str]:
 
 
 def describe_window_conflict(step: int, steps: int) -> str:
-    """Return the error text for a step at which the plan cannot change.
-
-    It names a step at which it can.
-    """
+    """Return the error text for a step inside a window, with one that fits."""
     following = -(-step // steps) * steps
     return (
         f"inside a window of {steps} steps (group_by_length), whose rows are ordered by length: the part already "

@@ -131,10 +131,7 @@ class Pools:
         self.blocks = tuple(layer.block for layer in self._layers)
 
     def _key(self, purpose: str, epoch: int = -1, pool: int = -1, layer: int = 0) -> HashKey:
-        """Derive a key; keys of layer 0 do not name it.
-
-        Keys of the first layer are therefore the same in any generation.
-        """
+        """Derive a key; keys of layer 0 do not name it."""
         layer_parts = (layer,) if layer else ()
         return derive_key(self._spec.seed, self._source, purpose, epoch, pool, *layer_parts)
 

@@ -186,10 +186,7 @@ def repack_rows(remaining_rows: Rows, name: str, spec: PlanSpec, pool_location: 
 
 
 def _order_spans(packed: PackingResult, sequence_order: Ints, spec: PlanSpec, key: HashKey) -> Ints:
-    """Return the order of spans by row in serving order.
-
-    Spans inside a row are shuffled, or in store order without ``shuffle``.
-    """
+    """Return the order of spans by row in serving order."""
     items, inverse_order = packed.items, np.empty(packed.count, np.int64)
     inverse_order[sequence_order] = np.arange(packed.count)
     rows = inverse_order[packed.sequences]

@@ -20,28 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 ItemLengths = NDArray[np.int64]
-# Windows up to this size are packed together. Above it, packing each by itself is faster.
-_MAX_SMALL_WINDOW = 1024
-_BATCH_WINDOWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class PackingResult:
-    """Assignment of packed items to sequences, one entry per span [N].
+    """Assignment of packed items to sequences, one entry per span [N]."""
 
-    Attributes:
-        count: number of sequences.
-        items: number of the item, int64 [N]; an item that is split has several entries.
-        starts: first token of the span inside its item, int64 [N].
-        lengths: tokens of the span, int64 [N].
-        sequences: number of the sequence in [0, count), int64 [N].
-    """
-
-    count: int
-    items: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    sequences: NDArray[np.int64]
+    count: int  # number of sequences
+    items: NDArray[np.int64]  # number of the item, int64 [N]; an item that is split has several entries
+    starts: NDArray[np.int64]  # first token of the span inside its item, int64 [N]
+    lengths: NDArray[np.int64]  # tokens of the span, int64 [N]
+    sequences: NDArray[np.int64]  # number of the sequence in [0, count), int64 [N]
 
 
 # (capacity, bins, each, room): ``each`` items go into each of the ``bins`` sequences that have waited longest
@@ -99,15 +88,8 @@ def _count_lengths(lengths: ItemLengths) -> list[tuple[int, int]]:
     return list(zip(present.tolist(), counts[present].tolist(), strict=True))
 
 
-def _count_best_fit(lengths: ItemLengths, seq_len: int) -> int:
-    return compute_best_fit_moves(_count_lengths(lengths), seq_len, count_only=True)[0]
-
-
 def _pack_best_fit(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
-    """Return the number of sequences and the sequence of each item.
-
-    Equal lengths are taken in the order given.
-    """
+    """Return the number of sequences and the sequence of each item."""
     count, moves = compute_best_fit_moves(_count_lengths(lengths), seq_len)
     table = np.fromiter(chain.from_iterable(moves), np.int64, 4 * len(moves)).reshape(-1, 4)
     entered = np.bincount(table[:, 3], table[:, 1], seq_len + 1).astype(np.int64)
@@ -223,50 +205,15 @@ def _pack_sliding_window(lengths: ItemLengths, seq_len: int, *, size: int) -> tu
     return len(ends), sequences
 
 
-def _make_window_packer(size: int) -> Callable[[ItemLengths, int], tuple[int, NDArray[np.int64]]]:
-    """Return a packer that runs best fit on each window of ``size`` items."""
-    assign, chunk_size = _pack_best_fit, size
-    if size <= _MAX_SMALL_WINDOW:
-        assign, chunk_size = partial(_pack_small_windows, size=size), _BATCH_WINDOWS // size * size
-
-    def pack_windows(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
-        sequences = np.empty(len(lengths), np.int64)
-        total = 0
-        for start in range(0, len(lengths), chunk_size):
-            count, window_sequences = assign(lengths[start : start + chunk_size], seq_len)
-            sequences[start : start + chunk_size] = window_sequences + total
-            total += count
-        return total, sequences
-
-    return pack_windows
-
-
-def _pack_small_windows(lengths: ItemLengths, seq_len: int, *, size: int) -> tuple[int, NDArray[np.int64]]:
-    """Pack all windows at once, one item of each per step, as ``_pack_best_fit`` does."""
-    windows = -(-len(lengths) // size)
-    bits, columns = size.bit_length(), np.arange(windows)
-    low, high = np.uint64((1 << bits) - 1), np.uint64(2 * bits)
-    grid = np.zeros(windows * size, np.int64)
-    grid[: len(lengths)] = lengths
-    keys = ((seq_len - grid.reshape(windows, size)) << bits) | np.arange(size)
-    keys.sort(axis=1)
-    longest_first = keys.T.copy()
-    required_room = (seq_len - (longest_first >> bits)).astype(np.uint64) << high
-    # The state of a sequence is one integer: its room, the step that last changed it, its number. An unopened
-    # sequence has more room than any other, so the smallest state that an item fits is its best fit.
-    states = np.repeat(np.arange(size, dtype=np.uint64) | np.uint64(seq_len) << high, windows)
-    states = states.reshape(size, windows)
-    sequence_numbers = np.empty((size, windows), np.int64)
-    for step in range(size):
-        # For sequences that are too small the subtraction wraps around to a number above all others.
-        best_states = (states[: step + 1] - required_room[step]).min(axis=0)
-        number = best_states & low
-        sequence_numbers[step] = number
-        states[sequence_numbers[step], columns] = (best_states >> high << high) | np.uint64(step << bits) | number
-    counts = (states >> high < seq_len).sum(axis=0)
-    sequences = np.empty((windows, size), np.int64)
-    sequences[columns, longest_first & ((1 << bits) - 1)] = sequence_numbers + (np.cumsum(counts) - counts)
-    return int(counts.sum()), sequences.ravel()[: len(lengths)]
+def _pack_separate_windows(lengths: ItemLengths, seq_len: int, *, size: int) -> tuple[int, NDArray[np.int64]]:
+    """Run best fit on each ``size`` items by themselves."""
+    sequences = np.empty(len(lengths), np.int64)
+    total = 0
+    for start in range(0, len(lengths), size):
+        count, window_sequences = _pack_best_fit(lengths[start : start + size], seq_len)
+        sequences[start : start + size] = window_sequences + total
+        total += count
+    return total, sequences
 
 
 def _pack_alone(lengths: ItemLengths, _seq_len: int) -> tuple[int, NDArray[np.int64]]:
@@ -300,10 +247,7 @@ STRATEGIES = ("best_fit", "wrap", "first_fit", "window_N", "none")
 
 
 def is_strategy(name: str) -> bool:
-    """Return whether ``name`` is a packing strategy.
-
-    ``window_N`` accepts any N from 1 to 9,999,999.
-    """
+    """Return whether ``name`` is a packing strategy."""
     return (name in STRATEGIES and name != "window_N") or bool(_WINDOW_PATTERN.fullmatch(name))
 
 
@@ -329,8 +273,7 @@ def strategy_from_identity(name: str) -> str:
 def _choose_assigner(strategy: str) -> Callable[[ItemLengths, int], tuple[int, NDArray[np.int64]]]:
     window = _WINDOW_PATTERN.fullmatch(strategy)
     if window:
-        size = int(window[1])
-        return _make_window_packer(size) if window[2] else partial(_pack_sliding_window, size=size)
+        return partial(_pack_separate_windows if window[2] else _pack_sliding_window, size=int(window[1]))
     return {"best_fit": _pack_best_fit, "first_fit": _pack_first_fit, "none": _pack_alone}[strategy]
 
 
@@ -347,7 +290,7 @@ def count_sequences(lengths: ItemLengths, seq_len: int, strategy: str) -> int:
     if strategy == "none":
         return full_sequences + len(remainders)
     if strategy == "best_fit":
-        return full_sequences + _count_best_fit(remainders, seq_len)
+        return full_sequences + compute_best_fit_moves(_count_lengths(remainders), seq_len, count_only=True)[0]
     return full_sequences + _choose_assigner(strategy)(remainders, seq_len)[0]
 
 
