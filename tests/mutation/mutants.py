@@ -268,8 +268,8 @@ BATCHES = (
     Mutant(
         "mixture-mask-of-the-first-span",
         "batches/loading/combined_store.py",
-        "masks = store.mask(documents[span_indices] - first, starts[span_indices], lengths[span_indices])",
-        "masks = store.mask(documents[span_indices] - first, 0 * starts[span_indices], lengths[span_indices])",
+        "masks = self._stores[number].mask(store_documents, starts[span_indices], lengths[span_indices])",
+        "masks = self._stores[number].mask(store_documents, 0 * starts[span_indices], lengths[span_indices])",
         ("batches/test_mixture.py", "preparation/test_chat.py"),
     ),
     # The first id behind the vocabulary reaches the model.

@@ -178,7 +178,6 @@ def _make_next_token_labels(batch: Batch, layout: BatchLayout) -> Any:
 
 
 def _require_layout(batch: Batch, form: str) -> BatchLayout:
-    """Return the layout of a batch."""
     layout = getattr(batch, "layout", None)
     if layout is None:
         raise make_missing_layout_error(form)
@@ -202,7 +201,6 @@ def _require_whole_rows(batch: Batch, form: str) -> BatchLayout:
 
 
 def _derive_batch(batch: Batch, arrays: dict[str, Any], layout: BatchLayout | None = None) -> Batch:
-    """Return a batch with the same step and origin."""
     return Batch(arrays, batch.step, batch.origin, layout)
 
 

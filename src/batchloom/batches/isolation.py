@@ -98,7 +98,6 @@ def measure_batch_leakage(scored: ScoreFunction, packed: Batch, alone: Sequence[
 
 
 def _compute_span_losses(scored: ScoreFunction, batch: Batch) -> Tensor:
-    """Return the losses of all span tokens but the first, row by row."""
     layout = batch.layout
     if layout is None:
         raise AssertionError("only for batches that know their spans")

@@ -16,8 +16,6 @@ _FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 class SlidingWindow(NamedTuple):
-    """Sliding window of a model's attention."""
-
     size: int  # number of tokens that a token sees, including itself
     some_layers: bool  # whether other layers see the full document, so that each kind of layer takes its own mask
 
@@ -119,11 +117,9 @@ def add_image_masks(batch: Batch, sliding_window: int) -> Batch:
     # Number each image, and each other token.
     numbers = (positions >= 0).cumsum(1)
     numbers[:, 1:] -= before.cumsum(1)
-    spans = (positions == 0).cumsum(1)
-    columns = (spans[:1] >= 0).cumsum(1)
-    distance = columns[:, :, None] - columns[:, None, :]
+    same_span, distance = _compare_tokens(positions)
     same_image = numbers[:, :, None] == numbers[:, None, :]
-    visible = (spans[:, :, None] == spans[:, None, :]) & ((distance >= 0) | same_image)
+    visible = same_span & ((distance >= 0) | same_image)
     masks = {"full_attention": visible[:, None], "sliding_attention": (visible & (distance < sliding_window))[:, None]}
     return Batch({**batch, "attention_mask": masks}, batch.step, batch.origin, batch.layout)
 
@@ -142,13 +138,18 @@ def add_model_masks(batch: Batch, sliding_window: int | None) -> Batch:
 
 def compute_visibility(positions: Any, window: int | None = None) -> Any:
     """Return which tokens of complete rows each token sees, bool [R, 1, S, S]."""
-    spans = (positions == 0).cumsum(1)
-    columns = (spans[:1] >= 0).cumsum(1)
-    distance = columns[:, :, None] - columns[:, None, :]
-    visible = (spans[:, :, None] == spans[:, None, :]) & (distance >= 0)
+    same_span, distance = _compare_tokens(positions)
+    visible = same_span & (distance >= 0)
     if window is not None:
         visible = visible & (distance < window)
     return visible[:, None]
+
+
+def _compare_tokens(positions: Any) -> tuple[Any, Any]:
+    """Return which tokens share a span, bool [R, S, S], and their distance, [1, S, S]."""
+    spans = (positions == 0).cumsum(1)
+    columns = (spans[:1] >= 0).cumsum(1)
+    return spans[:, :, None] == spans[:, None, :], columns[:, :, None] - columns[:, None, :]
 
 
 def _make_dense_mask(positions: Any, additive: str | None, window: int | None = None) -> Any:
@@ -157,7 +158,6 @@ def _make_dense_mask(positions: Any, additive: str | None, window: int | None = 
 
 
 def _require_positions(batch: Batch, form: str) -> Any:
-    """Return the ``position_ids`` of complete rows."""
     if not isinstance(batch, Batch):
         raise make_missing_layout_error(form)
     if batch.layout is not None and batch.layout.sliced:
@@ -168,7 +168,6 @@ def _require_positions(batch: Batch, form: str) -> Any:
 
 
 def make_missing_layout_error(form: str) -> PlanError:
-    """Return the error for a batch without a layout."""
     return PlanError(
         f"A batch that was rebuilt from its arrays does not know its spans, which {form} needs: apply it to a batch "
         "of the Loader (or to a part that split gave), and move the result."
@@ -176,7 +175,6 @@ def make_missing_layout_error(form: str) -> PlanError:
 
 
 def make_whole_rows_error(form: str) -> PlanError:
-    """Return the error for a context-parallel slice in place of complete rows."""
     return PlanError(
         f"{form} takes whole rows, but the batch is a context-parallel rank's slice of them: give "
         "Loader(form='varlen', plan=PlanOptions(align=...)) for documents in slices, or a mesh without context."

@@ -59,7 +59,6 @@ class StepFacts:
 
 
 def collect_step_facts(loader: Loader, step: int) -> StepFacts:
-    """Collect the statistics of a step of a loader over a plan."""
     plan, batch_spec = loader.plan, loader.spec
     spec = plan.spec_at(step)
     share = make_rank_share(spec, batch_spec, replicated=is_replicated(loader.store))
@@ -135,8 +134,6 @@ def open_default_store() -> KeyValueStore | None:
 
 @dataclass(slots=True)
 class _ExchangeState:
-    """State that the thread and the training share."""
-
     wake: threading.Event = field(default_factory=threading.Event)
     # Holds the latest message only; an atomic pop loses no concurrent message.
     outgoing: deque[str] = field(default_factory=lambda: deque(maxlen=1))
@@ -158,7 +155,6 @@ class MetricsExchange:
         ).start()
 
     def publish(self, metrics: Mapping[str, float]) -> None:
-        """Replace the published metrics of this rank."""
         self._state.outgoing.append(json.dumps(dict(metrics)))
         self._state.wake.set()
 
@@ -175,7 +171,6 @@ def _stop_exchange(slots: _ExchangeState) -> None:
 
 
 def _run_exchange(slots: _ExchangeState, store: KeyValueStore, keys: list[str], rank: int) -> None:
-    """Run the exchange thread until it is closed or the store fails."""
     active_ranks: list[int] = []
     silent_ranks = list(range(len(keys)))
     while not slots.is_closed:
@@ -200,7 +195,6 @@ def _run_exchange(slots: _ExchangeState, store: KeyValueStore, keys: list[str], 
 def _read_rank_metrics(
     store: KeyValueStore, keys: list[str], active_ranks: list[int], silent_ranks: list[int]
 ) -> dict[int, dict[str, float]]:
-    """Read the published metrics."""
     for _ in range(min(_MAX_NEW_RANKS_PER_READ, len(silent_ranks))):
         rank = silent_ranks.pop(0)
         (active_ranks if store.check([keys[rank]]) else silent_ranks).append(rank)
@@ -407,7 +401,6 @@ class Meter:
         return metrics | self._compute_rank_spread()
 
     def _select_latest(self) -> list[_StepRecord]:
-        """Return the latest steps within the limit of sequences."""
         rows = 0
         records: list[_StepRecord] = []
         for record in reversed(self._records):
@@ -463,7 +456,6 @@ class Meter:
     def _compute_trained_metrics(
         self, records: list[_StepRecord], facts: list[StepFacts], tokens: int
     ) -> dict[str, float]:
-        """Return the share of tokens with a loss, over all ranks if it is known."""
         trained_counts = [
             record.trained if record.trained is not None else fact.trained
             for record, fact in zip(records, facts, strict=True)
@@ -480,7 +472,6 @@ class Meter:
         return self._loader.spec.mesh.context
 
     def _compute_rank_metrics(self, records: list[_StepRecord]) -> dict[str, float]:
-        """Compute the metrics of this rank's part of stream steps."""
         tokens = sum(record.tokens or 0 for record in records)
         capacity = sum(
             self._loader.share_at(record.step).rows * self._spec_at(record.step).seq_len for record in records
@@ -494,7 +485,6 @@ class Meter:
         }
 
     def _publish(self, seconds: float, waited: float, *, steps: int) -> None:
-        """Publish this rank's clock to the other ranks, at most once a second."""
         before, total, waits = self._unpublished
         self._unpublished = (before + steps, total + seconds, waits + waited)
         now = time.monotonic()
@@ -515,7 +505,6 @@ class Meter:
         self._unpublished, self._published_at = (0, 0.0, 0.0), now
 
     def _compute_rank_spread(self) -> dict[str, float]:
-        """Return the spread of the published rank clocks, as last read."""
         rank_metrics = (
             list(self._metrics_exchange.get_rank_metrics().values()) if self._metrics_exchange is not None else []
         )
@@ -531,7 +520,6 @@ class Meter:
 
 
 def _get_step(batch: Batch | int) -> int:
-    """Return the step of a batch, or the given step number."""
     if not isinstance(batch, Mapping):
         if (number := as_int(batch)) is None or number < 0:
             raise SettingsError(
@@ -549,7 +537,6 @@ def _get_step(batch: Batch | int) -> int:
 
 
 def _check_trained_tokens(records: list[_StepRecord], facts: list[StepFacts]) -> None:
-    """Reject more trained tokens than a step has."""
     for record, fact in zip(records, facts, strict=True):
         most = int(fact.tokens.sum())
         if record.trained is not None and record.trained > most:
@@ -558,7 +545,6 @@ def _check_trained_tokens(records: list[_StepRecord], facts: list[StepFacts]) ->
 
 
 def _merge_step_records(first: _StepRecord, more: _StepRecord) -> _StepRecord:
-    """Merge two records of one step."""
     return _StepRecord(
         first.step,
         first.seconds + more.seconds,
@@ -570,13 +556,11 @@ def _merge_step_records(first: _StepRecord, more: _StepRecord) -> _StepRecord:
 
 
 def _sum_known(*values: Any) -> Any:
-    """Return the sum of the known values; None if there are none."""
     known_values = [value for value in values if value is not None]
     return reduce(add, known_values) if known_values else None
 
 
 def _compute_time_metrics(records: list[_StepRecord], prefix: str, tokens: int, devices: int) -> dict[str, float]:
-    """Return time and throughput of steps, and the share of the wait for data."""
     seconds = sum(record.seconds for record in records)
     waits = [record.waited for record in records if record.waited is not None]
     metrics = {
@@ -592,7 +576,6 @@ def _compute_time_metrics(records: list[_StepRecord], prefix: str, tokens: int, 
 
 
 def _compute_trained_share(records: list[_StepRecord], tokens: int) -> dict[str, float]:
-    """Return the share of this rank's tokens with a loss, if its labels were seen."""
     if any(record.trained_labels is None for record in records):
         return {}
     return {"rank/trained_share": sum(int(record.trained_labels) for record in records) / max(tokens, 1)}

@@ -179,7 +179,6 @@ def _parse_stages(entries: Any, problems: list[str]) -> list[Stage]:
 
 
 def _parse_settings(cls: type[T], values: Any, key_path: str, problems: list[str]) -> T | None:
-    """Parse the settings of a mapping; add problems and return None if it is invalid."""
     if not isinstance(values, Mapping):
         problems.append(f"{key_path}: {quote_value(values)} is not a mapping of settings")
         return None

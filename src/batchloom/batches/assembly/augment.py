@@ -125,8 +125,6 @@ def _is_probability(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Augmentation:
-    """Augmentation prepared for the batches of one store."""
-
     settings: Augment  # the settings, with ``mask_id`` resolved
     # True for special ids [at most the largest special id + 2]; the last entry stands for all larger ids.
     special: NDArray[np.bool_]
@@ -154,8 +152,6 @@ class TokenizerSource(Protocol):
 
 
 class SpecialTokens(Protocol):
-    """Special tokens of a tokenizer."""
-
     @property
     def added(self) -> Mapping[str, int]:
         """Ids of the added tokens."""
@@ -221,7 +217,6 @@ def _resolve_mask_id(augment: Augment, words: Mapping[str, int]) -> int | None:
 
 
 def _find_problems(settings: Augment, store_vocab_size: int | None, labels: str) -> list[str]:
-    """Check settings against a store, whose vocabulary size is None if unknown."""
     problems = []
     size = settings.vocab_size or store_vocab_size
     if size is not None and store_vocab_size is not None and size < store_vocab_size:
@@ -298,7 +293,6 @@ def _describe_setting_differences(saved_entry: Any, current_entry: Any) -> list[
 def augment_batch(
     arrays: Mapping[str, Any], augmentation: Augmentation, rows: Rows, positions: Ids, plan: PlanSpec, *, labels: str
 ) -> None:
-    """Change ``input_ids`` and ``labels`` of an assembled batch in place."""
     seq_len = plan.seq_len
     ids, targets = arrays["input_ids"].reshape(-1), arrays["labels"].reshape(-1)
     if not rows.lengths.size:
@@ -378,6 +372,5 @@ def _apply_mask(ids: Ids, token_indices: Ids, words: NDArray[np.uint64], augment
 
 
 def _draw_ids(words: NDArray[np.uint64], augmentation: Augmentation) -> Ids:
-    """Draw replacement ids by the low half of each word."""
     id_indices = ((words & _LOW_MASK) * np.uint64(augmentation.replacement_ids.size)) >> _HALF_BITS
     return augmentation.replacement_ids[id_indices.astype(np.int64)]

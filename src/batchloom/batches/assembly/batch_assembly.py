@@ -184,7 +184,6 @@ class BatchLayout:
 
 
 def _part_starts(rows: int, size: int) -> range:
-    """Return the first row of each part of ``size`` rows."""
     if (as_int(size) or 0) < 1 or rows % size:
         fitting = ", ".join(map(str, list_divisors(rows)))
         raise PlanError(

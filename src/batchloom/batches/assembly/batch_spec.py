@@ -187,7 +187,6 @@ class PlanArguments:
         ]
 
     def spec(self, overlong: OverlongMode) -> PlanSpec:
-        """Return the checked settings of the plan."""
         if self.seq_len is None or self.global_batch_size is None:
             sizes = {"seq_len": self.seq_len, "global_batch_size": self.global_batch_size}
             raise SettingsError(
@@ -213,7 +212,6 @@ class PlanArguments:
 
 
 def refuse_other_types(plan: object, batch: object) -> None:
-    """Reject option groups of other types."""
     problems = []
     if not isinstance(plan, PlanOptions):
         problems.append(f"plan: {quote_value(plan)} is not a PlanOptions; give PlanOptions(last='drop')")

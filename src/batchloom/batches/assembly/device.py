@@ -49,7 +49,6 @@ def plan_array_layout(batch: Mapping[str, Any]) -> list[ArrayLayout]:
 
 
 def pack_arrays(batch: Mapping[str, Any], parts: list[ArrayLayout], block: NDArray[np.uint8]) -> None:
-    """Copy a batch's arrays to their offsets in a block."""
     for part in parts:
         destination = block[part.begin : part.stop].view(part.dtype).reshape(part.shape)
         np.copyto(destination, batch[part.name])
@@ -96,7 +95,6 @@ def require_torch() -> None:
 
 
 def find_gpu(name: str) -> "torch.device":
-    """Return the device of a name, ``cuda`` (torch's current one) or ``cuda:N``."""
     import torch  # noqa: PLC0415 - torch is optional and slow to import
 
     _, _, number = name.partition(":")

@@ -81,7 +81,6 @@ class CombinedStore:
         return int(self._firsts[-1])
 
     def shard_of(self, document: int) -> str:
-        """Return the name of a document's shard, for errors."""
         number = int(self._firsts.searchsorted(document, side="right")) - 1
         return self._stores[number].shards.name_of(document - int(self._firsts[number]))
 
@@ -161,7 +160,6 @@ class CombinedStore:
 
 
 def list_stores(store: Store | CombinedStore) -> list[Store]:
-    """Return the combined stores, or the single store in a list."""
     return list(store.stores.values()) if isinstance(store, CombinedStore) else [store]
 
 
@@ -171,7 +169,6 @@ def is_replicated(store: Store | CombinedStore) -> bool:
 
 
 def require_open_stores(stores: Mapping[str, object]) -> dict[str, Store]:
-    """Return the stores, all of which must be open for reading."""
     open_stores = {name: store for name, store in stores.items() if isinstance(store, Store)}
     for name, store in stores.items():
         if name not in open_stores:

@@ -56,7 +56,6 @@ class _StoreDocuments:
         return sorted(set(shortest_by_kind.values()))
 
     def first(self, longest: int) -> list[int]:
-        """Return the first two short documents of each store."""
         every = zip(self._stores, self._firsts.tolist(), self._banned, strict=False)
         return [
             number

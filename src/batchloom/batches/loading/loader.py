@@ -298,11 +298,9 @@ class Loader:
 
     @cached_property
     def _is_remote(self) -> bool:
-        """True if any of the stores is remote."""
         return any(store.location.is_remote for store in self._list_stores())
 
     def _list_stores(self) -> list[Store]:
-        """Return the open stores, in the order of their numbers in rows."""
         return list_stores(self.store)
 
     def _iter_prefetched(self, first: int) -> Iterator[Batch]:
@@ -402,7 +400,6 @@ class Loader:
     def _assemble_batch(
         self, reader: TokenReader, rows: Rows, positions: NDArray[np.int64], step: int
     ) -> PendingItem[StagedBatch]:
-        """Start a batch of rows and stage it for its device."""
         context = self.share_at(step).placement.context_rank
         augment = (self.augmentation, positions) if self.augmentation else None
         spec = self._spec_at(step)
@@ -457,7 +454,6 @@ class Loader:
         return measure_imbalance(self.plan, step, share, self.costs, balance=balance)
 
     def _spec_at(self, step: int) -> PlanSpec:
-        """Return the plan settings of a step."""
         step = as_step(step)
         return self.plan.spec if self._stream is not None else self.plan.spec_at(step)
 

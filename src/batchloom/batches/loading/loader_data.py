@@ -134,12 +134,6 @@ def _with_default_overlong(mixture: Mixture) -> Mixture:
     return replace(mixture, sources=sources)
 
 
-def get_overlong_policies(plan: Plan) -> dict[str, OverlongMode]:
-    """Return the overlong policy of each source of a plan."""
-    sources = plan.orders.data.sources if isinstance(plan.orders.data, Mixture) else {}
-    return {name: (sources[name].overlong if name in sources else None) or plan.spec.overlong for name in plan.stores}
-
-
 def announce_left_out(plan: Plan, missing_documents: Mapping[str, tuple[int, ...]]) -> bool:
     """Log what the run leaves out; return True if it still has to be counted."""
     for name, numbers in missing_documents.items():
@@ -200,7 +194,6 @@ def announce_split_conversations(plan: Plan) -> None:
 
 
 def count_left_out(plan: Plan) -> None:
-    """Count in a background thread and log the result."""
     threading.Thread(target=_log_left_out_counts, args=(plan,), name="batchloom-left-out", daemon=True).start()
 
 
@@ -255,7 +248,6 @@ def make_store_media(stores: Sequence[Store], plan: Plan, spec: BatchSpec, augme
 
 
 def check_edit_keeps_media(plan: Plan) -> None:
-    """Reject a plan whose last change of ``seq_len`` cuts documents with media."""
     era = len(plan.orders.weighted_sources_by_era) - 1
     for order in (plan.orders.order(number, era) for number in plan.orders.weighted_sources_by_era[era]):
         store = order.store
@@ -279,16 +271,17 @@ def check_edit_keeps_media(plan: Plan) -> None:
 def _check_media_plan(plan: Plan, spec: BatchSpec, *, augmented: bool) -> None:
     """Reject settings that documents with media do not allow."""
     mixed = isinstance(plan.orders.data, Mixture)
-    rules = get_overlong_policies(plan)
+    source_specs = plan.orders.data.sources if isinstance(plan.orders.data, Mixture) else {}
     for name, store in plan.stores.items():
         if not (isinstance(store, Store) and has_media(store)):
             continue
         source_suffix = f" of source {name!r}" if mixed else ""
         if plan.spec.packing in CUTTING_STRATEGIES:
             raise _make_cut_media_error(f"packing={plan.spec.packing!r}", source_suffix, "packing='best_fit'")
-        if rules[name] in ("split", "truncate"):
+        overlong = source_specs.get(name, SourceSpec()).overlong or plan.spec.overlong
+        if overlong in ("split", "truncate"):
             remedy = f"sources: {{{name}: {{overlong: drop}}}}" if mixed else "overlong='drop'"
-            raise _make_cut_media_error(f"overlong={rules[name]!r}", source_suffix, f"{remedy}, or 'error'")
+            raise _make_cut_media_error(f"overlong={overlong!r}", source_suffix, f"{remedy}, or 'error'")
     _check_media_settings(spec, augmented=augmented)
 
 

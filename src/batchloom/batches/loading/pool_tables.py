@@ -55,7 +55,6 @@ def list_table_folders(store: Store) -> list[Path]:
 
 
 def load_tables(plan: Plan) -> None:
-    """Load the cached tables of a plan's sources."""
     for order in plan.orders.latest():
         if not order.is_counted:
             load_table(order, list_table_folders(get_open_store(order)))
@@ -204,20 +203,20 @@ def start_counting_process(plan: Plan) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    waiting = [order for order in plan.orders.latest() if not order.is_counted]
-    request = encode_canonical([_make_count_request(order) for order in waiting])
-    threading.Thread(target=process.communicate, args=(request,), daemon=True).start()
-
-
-def _make_count_request(order: SourceOrder) -> dict[str, object]:
-    store = get_open_store(order)
-    return {
-        "name": order.name,
-        "path": store.location.address,
-        "split": store.split,
-        "opened": store.location.options,
-        "spec": to_plain(order.spec),
-    }
+    requests = []
+    for order in plan.orders.latest():
+        if not order.is_counted:
+            store = get_open_store(order)
+            requests.append(
+                {
+                    "name": order.name,
+                    "path": store.location.address,
+                    "split": store.split,
+                    "opened": store.location.options,
+                    "spec": to_plain(order.spec),
+                }
+            )
+    threading.Thread(target=process.communicate, args=(encode_canonical(requests),), daemon=True).start()
 
 
 def _encode_counts(counts: NDArray[np.int64]) -> bytes:

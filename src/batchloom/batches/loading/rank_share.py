@@ -131,8 +131,6 @@ class RowCosts:
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """A process's share of every step."""
-
     placement: RankPlacement  # location of the process in the mesh
     rows: int  # rows of its batches
     passes: int  # number of micro-batches of ``micro_batch_size`` rows; 1 if none is given
@@ -170,7 +168,6 @@ def make_rank_share(plan: PlanSpec, spec: BatchSpec, *, replicated: bool = False
 
 
 def as_step(step: object) -> int:
-    """Return a step number as a plain int."""
     number = as_int(step)
     if number is None or not 0 <= number <= _MAX_STEP:
         hint = "; a batch that was rebuilt from its arrays does not know its step: count the trained steps"
@@ -184,7 +181,6 @@ def as_step(step: object) -> int:
 
 
 def check_shares_after_edits(plan: Plan, spec: BatchSpec) -> None:
-    """Reject a plan in which edits create a step that cannot be distributed or cut."""
     for step_range in plan.orders.run_layout.step_ranges:
         make_rank_share(plan.spec_at(step_range.step), spec)
 
@@ -247,7 +243,6 @@ def pad_rank_rows(rows: Rows, positions: NDArray[np.int64], share: RankShare) ->
 
 
 def measure_imbalance(plan: Plan, step: int, share: RankShare, costs: RowCosts, *, balance: bool) -> Imbalance:
-    """Return the imbalance of a step's costs over data-parallel ranks."""
     row_costs = costs.of(plan, plan.rows(*plan.positions_of(step)))
     return assign_balanced_ranks(plan, step, row_costs, share.placement.world_size, balance=balance)[1]
 

@@ -161,7 +161,6 @@ class RemotePrefetcher:
         return self._range_starts[following] if following < len(self._range_starts) else sys.maxsize
 
     def _count_between(self, start: int, stop: int) -> int:
-        """Return the tokens of steps ``start`` to ``stop - 1``."""
         tokens = 0
         while start < stop:
             end = min(self._find_range_end(start), stop)
@@ -174,7 +173,6 @@ class RemotePrefetcher:
         return self._room >= 2 * self._count_tokens(step)
 
     def _wait_for_next_step(self, start: int) -> None:
-        """Wait for the next step, and retry the failed fetch at ``start``."""
         with self._turn:
             needed, self._at = self._needed, start
             self._waits_for = needed + 1
@@ -208,7 +206,6 @@ def _warn_cache_too_small(limit: int, needed: int) -> None:
 
 
 def fetch_rows(stores: Sequence[Store], blocks: Sequence[int], *rows: Rows) -> None:
-    """Fetch the documents of rows from the remote stores."""
     for source, (store, block) in enumerate(zip(stores, blocks, strict=True)):
         if store.location.is_remote:
             documents = []

@@ -73,15 +73,12 @@ class RawStream(Protocol):
 
 @final
 class StreamCursor:
-    """A loader's position in a stream."""
-
     def __init__(self, stream: RawStream, rank: int, world_size: int) -> None:
         self.stream, self._ranks = stream, (rank, world_size)
         self._begin = stream.begin(rank, world_size)
         self.loaded: Mapping[int, Any] | None = None
 
     def open(self, *, resumed: bool) -> StepFeed:
-        """Open the steps from the beginning, or from the loaded state."""
         return self.stream.open(*self._ranks, self._get_start(resumed=resumed))
 
     def state(self, step: int, steps: StepFeed | None, *, resumed: bool) -> dict[str, Any]:
@@ -94,13 +91,11 @@ class StreamCursor:
         return self.loaded if resumed and self.loaded is not None else self._begin
 
     def resume(self, state: Mapping[str, Any]) -> int:
-        """Load a state and return its step."""
         step, self.loaded = self.stream.resume(state, *self._ranks)
         return step
 
 
 def open_stream_cursor(stream: RawStream, spec: BatchSpec) -> StreamCursor:
-    """Return a process's start position in a stream."""
     if spec.balance:
         raise SettingsError(
             ["balance: the rows of a stream belong to lanes, which each rank reads by itself; leave it out"]
@@ -110,7 +105,6 @@ def open_stream_cursor(stream: RawStream, spec: BatchSpec) -> StreamCursor:
 
 
 def make_random_access_error(step: str) -> PlanError:
-    """Return the error for random access to a step of a stream."""
     return PlanError(
         f"Step {step} of a stream cannot be read on its own: the steps of a stream are read in order, from the start "
         "or from a state. Prepared data has any step: use batchloom prepare, or stream(keep=FOLDER) and a plan over "
@@ -120,8 +114,6 @@ def make_random_access_error(step: str) -> PlanError:
 
 @dataclass(slots=True, eq=False)
 class Iteration:
-    """One iteration over a loader."""
-
     next_step: int
     batch_count: int = 0
     steps: StepFeed | None = None
@@ -145,7 +137,6 @@ class Iterations:
 
     @property
     def next_step(self) -> int:
-        """First step of the next iteration."""
         return self._start if self.resumed else 0
 
     @property
@@ -168,13 +159,11 @@ class Iterations:
         self.untracked = False
 
     def begin(self, first: int, steps: StepFeed | None = None) -> Iteration:
-        """Register the start of an iteration."""
         run = Iteration(first, steps=steps)
         self._running.append(run)
         return run
 
     def record_batch(self, run: Iteration, step: int) -> None:
-        """Record that an iteration gives the batch of a step."""
         run.batch_count += 1
         run.next_step = step + 1
         self._furthest_step = max(self._furthest_step, run.next_step)
@@ -196,7 +185,6 @@ class Iterations:
             self.end(run)
 
     def end(self, run: Iteration) -> None:
-        """Register the end of an iteration."""
         self._running.remove(run)
         if run.batch_count <= 1 and self._latest is run and self._running:
             self._latest = self._running[-1]

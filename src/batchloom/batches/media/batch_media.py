@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeVar, final
 
@@ -30,7 +31,6 @@ from batchloom.media import (
     MediaContent,
     MediaLimits,
     MediaResolver,
-    ModelTraits,
     ProcessorFiles,
     compute_mrope_positions,
     get_model_traits,
@@ -141,7 +141,7 @@ class FeatureJoin:
         for name in names:
             shape = next(medium_shapes[name] for medium_shapes in expected if name in medium_shapes)
             sizes = [
-                _count_feature_rows(medium_shapes[name], medium) if name in medium_shapes else 0
+                (medium_shapes[name].rows or prod(medium.grid)) if name in medium_shapes else 0
                 for medium_shapes, medium in zip(expected, self._media, strict=True)
             ]
             joined_array = self._joined_arrays[name] = memory.array((sum(sizes), *shape.sides), shape.dtype)
@@ -190,10 +190,6 @@ def _is_audio(medium: StoredMedium) -> bool:
     return isinstance(medium.facts, AudioFacts)
 
 
-def _count_feature_rows(shape: _FeatureShape, medium: StoredMedium) -> int:
-    return shape.rows or prod(medium.grid)
-
-
 def _find_common_shapes(
     media: Sequence[StoredMedium], features: Sequence[FeatureArrays]
 ) -> dict[str, _FeatureShape] | None:
@@ -239,8 +235,6 @@ class MediaSource(Protocol):
 
 
 class BatchMedium(NamedTuple):
-    """A medium of a batch."""
-
     span: int
     source: MediaSource
     medium: StoredMedium
@@ -264,7 +258,7 @@ class BatchMedia:
     def __init__(self, find: MediaFinder, processing: ProcessorContext, spec: MediaOptions) -> None:
         self.find, self.processing, self._spec = find, processing, spec
         self._files = ProcessorFiles.from_state(processing.state)
-        self._traits = get_model_traits(self._files.name)
+        self.traits = get_model_traits(self._files.name)
         self._features = FeatureExtractor(self._files)
         self._budget, self._memory = _MemoryBudget(spec.memory), ArrayPool()
         self._shapes = FeatureShapes()
@@ -279,11 +273,6 @@ class BatchMedia:
         """Return the feature names of a media kind, as the processor defines them."""
         return self._features.names(kind)
 
-    @property
-    def traits(self) -> ModelTraits:
-        """Other inputs that the model needs, besides features."""
-        return self._traits
-
     def begin(
         self, arrays: dict[str, Any], reader: TokenReader, rows: Rows, layout: BatchLayout, *, varlen: bool
     ) -> PendingItem[BatchLayout]:
@@ -294,17 +283,17 @@ class BatchMedia:
             cannot be read or has changed, with document and file.
         """
         batch_media = self.find(reader, rows)
-        if self._traits.mrope:
+        if self.traits.mrope:
             arrays["position_ids"] = self._positions(
                 arrays["position_ids"], rows, batch_media, layout.bounds if varlen else None
             )
-        if self._traits.token_types:
-            arrays["token_type_ids"] = self._make_token_types(arrays["input_ids"])
+        if self.traits.token_types:
+            arrays["token_type_ids"] = (arrays["input_ids"] == self._image_token_id).astype(np.int64)
         if not batch_media:
             return PendingItem(lambda: layout)
         spans = np.array([batch_medium.span for batch_medium in batch_media], np.int64)
         owners = np.searchsorted(rows.pointers, spans, side="right") - 1
-        if self._traits.by_row:
+        if self.traits.by_row:
             pending = self._join_by_row(batch_media, owners, len(rows), varlen=varlen)
         else:
             pending = self._join(batch_media, owners, len(rows))
@@ -317,7 +306,6 @@ class BatchMedia:
         return PendingItem(finish, pending.drop)
 
     def _join(self, batch_media: Sequence[BatchMedium], owners: Ids, rows: int) -> PendingItem[_FeaturesAndOffsets]:
-        """Concatenate features, with the offsets of each row's part."""
         joining = FeatureJoin(self._shapes, self._memory, [batch_medium.medium for batch_medium in batch_media])
 
         def make(numbered: tuple[int, Sequence[BatchMedium]]) -> None:
@@ -325,7 +313,9 @@ class BatchMedia:
             for number, features in enumerate(self._extract_features(some), first):
                 joining.put(number, features)
 
-        files = self._map_in_threads(make, _number_files(_group_video_frames(batch_media)))
+        files_media = _group_video_frames(batch_media)
+        firsts = accumulate(map(len, files_media), initial=0)
+        files = self._map_in_threads(make, zip(firsts, files_media, strict=False))
 
         def finish() -> _FeaturesAndOffsets:
             files.finish()
@@ -413,17 +403,11 @@ class BatchMedia:
 
     @cached_property
     def _merge(self) -> int:
-        """Patches per side that are merged into one token."""
         return int(self._features.setting("AutoImageProcessor", "merge_size"))
 
     @cached_property
     def _image_token_id(self) -> int:
-        """Id of the image placeholder token."""
         return self.processing.control()[self.processing.state["tokens"]["image"]]
-
-    def _make_token_types(self, ids: Ids) -> Ids:
-        types: Ids = (ids == self._image_token_id).astype(np.int64)
-        return types
 
     def _threads(self) -> ThreadPoolExecutor:
         """Return the thread pool of this process: threads do not survive a fork."""
@@ -450,7 +434,6 @@ class BatchMedia:
         return [message for some in self._map_in_threads(fault, files).finish() for message in some]
 
     def _extract_features(self, batch_media: Sequence[BatchMedium]) -> list[FeatureArrays]:
-        """Extract the features of one file's media: frames of a video, or a single medium."""
         medium = batch_media[0].medium
         frames = [
             batch_medium.medium.facts
@@ -462,7 +445,9 @@ class BatchMedia:
             room = _estimate_read_bytes(medium) + decoded
             with self._budget.reserve(room), self._open_content(batch_media[0]) as content:
                 if medium.blob is None:
-                    content = _load_content(content, medium)  # noqa: PLW2901 - the same content, read once
+                    if not (frames or content.size != medium.size or isinstance(content, BytesContent)):
+                        # Read the file once; a video is read in part.
+                        content = BytesContent(content.read(0, content.size))  # noqa: PLW2901 - the same content
                     _check_unchanged(medium, content)
                 if frames:
                     feature_arrays = self._features.extract_frames(content, frames)
@@ -471,7 +456,11 @@ class BatchMedia:
             for batch_medium, features in zip(batch_media, feature_arrays, strict=True):
                 _check_grid(batch_medium.medium, features)
         except UnusableRecordError as error:
-            raise _make_medium_error(batch_media[0], error.reason) from error
+            source = batch_media[0].source
+            location = redact_url(medium.location) if medium.location else f"of {medium.size:,} bytes"
+            raise MediumError(
+                f"{source.describe_document(medium.document)}: {medium.kind} {location} {error.reason}. {source.remedy}"
+            ) from error
         return feature_arrays
 
     @contextmanager
@@ -510,14 +499,6 @@ class BatchMedia:
         return folder
 
 
-def _make_medium_error(batch_medium: BatchMedium, reason: str) -> MediumError:
-    source, medium = batch_medium.source, batch_medium.medium
-    location = redact_url(medium.location) if medium.location else f"of {medium.size:,} bytes"
-    return MediumError(
-        f"{source.describe_document(medium.document)}: {medium.kind} {location} {reason}. {source.remedy}"
-    )
-
-
 def _check_unchanged(medium: StoredMedium, content: MediaContent) -> None:
     """Raise if a file is not the one that tokens were made for."""
     if content.size != medium.size:
@@ -529,7 +510,6 @@ def _check_unchanged(medium: StoredMedium, content: MediaContent) -> None:
 
 
 def _check_grid(medium: StoredMedium, features: FeatureArrays) -> None:
-    """Raise if features do not have the grid of the tokens and positions."""
     if (grid := features.get("image_grid_thw")) is not None and any(medium.grid):
         actual_grid = tuple(int(side) for side in grid[0])
         if actual_grid != medium.grid:
@@ -551,14 +531,6 @@ def _group_video_frames(batch_media: Sequence[BatchMedium]) -> list[list[BatchMe
     return files
 
 
-def _number_files(files: Sequence[Sequence[BatchMedium]]) -> Iterator[tuple[int, Sequence[BatchMedium]]]:
-    """Yield each file's media with the index of the first one."""
-    first = 0
-    for some in files:
-        yield first, some
-        first += len(some)
-
-
 def _is_next_frame(last: BatchMedium, batch_medium: BatchMedium) -> bool:
     """Return whether a medium is a later frame of the same video and document."""
     before, facts = last.medium.facts, batch_medium.medium.facts
@@ -572,12 +544,6 @@ def _is_next_frame(last: BatchMedium, batch_medium: BatchMedium) -> bool:
     )
 
 
-def _load_content(content: MediaContent, medium: StoredMedium) -> MediaContent:
-    """Load a file into memory if all of it is read; a video is read in part."""
-    seeks = isinstance(medium.facts, FrameFacts) or content.size != medium.size
-    return content if seeks or isinstance(content, BytesContent) else BytesContent(content.read(0, content.size))
-
-
 def _estimate_read_bytes(medium: StoredMedium) -> int:
     """Estimate the bytes of a medium's file in memory; about none for a local video."""
     seeks = isinstance(medium.facts, FrameFacts) and medium.blob is None
@@ -585,7 +551,6 @@ def _estimate_read_bytes(medium: StoredMedium) -> int:
 
 
 def _estimate_decoded_bytes(facts: MediumFacts) -> int:
-    """Estimate the memory of decoding and processing a medium."""
     if isinstance(facts, AudioFacts):
         return facts.samples * facts.channels * _BYTES_PER_SAMPLE
     return facts.width * facts.height * _BYTES_PER_PIXEL
@@ -602,9 +567,7 @@ def stack_by_row(features: Sequence[FeatureArrays], owners: Ids, rows: int) -> F
     """Stack features by row: the images of a row are concatenated, then zero-padded."""
     stacked_features: FeatureArrays = {}
     for name in features[0]:
-        flat = [
-            [row_features[name][0] for row_features in _features_of_row(features, owners, row)] for row in range(rows)
-        ]
+        flat = [[features[at][name][0] for at in np.flatnonzero(owners == row).tolist()] for row in range(rows)]
         parts = [np.concatenate(some) if some else None for some in flat]
         present_parts = [part for part in parts if part is not None]
         largest = [max(sides) for sides in zip(*(part.shape for part in present_parts), strict=True)]
@@ -614,10 +577,6 @@ def stack_by_row(features: Sequence[FeatureArrays], owners: Ids, rows: int) -> F
                 padded[row][tuple(slice(0, side) for side in part.shape)] = part
         stacked_features[name] = padded
     return stacked_features
-
-
-def _features_of_row(features: Sequence[FeatureArrays], owners: Ids, row: int) -> list[FeatureArrays]:
-    return [features[at] for at in np.flatnonzero(owners == row).tolist()]
 
 
 @final

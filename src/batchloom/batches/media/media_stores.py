@@ -23,8 +23,6 @@ _BATCH_DOCUMENTS = 512
 
 @final
 class StoreSource:
-    """An open store as a media source."""
-
     remedy = (
         "batchloom check STORE --missing-media FILE lists such documents; MediaOptions(replace=FILE), or train "
         "--missing-media FILE, serves padding for them."
@@ -35,15 +33,12 @@ class StoreSource:
         self.limits = _read_limits(store)
 
     def read_bytes(self, medium: StoredMedium) -> bytes:
-        """Return the bytes of a stored medium; raises as ``StoreMedia.read_bytes``."""
         return self.media.read_bytes(medium)
 
     def folder_of(self, document: int) -> str | None:
-        """Return the base folder of a document's media paths; None if no report names it."""
         return self.media.folder_of(document)
 
     def describe_document(self, document: int) -> str:
-        """Return the name of a document for messages."""
         origin = self.store.provenance.of(document)
         line = f", line {origin.line}" if origin.line is not None else f", row {origin.record + 1}"
         return f"Document {document} of {self.store.location.name} ({origin.source}{line})"
@@ -51,8 +46,6 @@ class StoreSource:
 
 @final
 class _StoreMediaFinder:
-    """Finder of the media of rows with document numbers across stores."""
-
     def __init__(self, stores: Sequence[Store]) -> None:
         self.sources = [StoreSource(store) for store in stores]
         self._firsts = np.cumsum([0, *(len(store) for store in stores)])
@@ -79,7 +72,6 @@ class _StoreMediaFinder:
 
 
 def make_media_of_stores(stores: Sequence[Store], spec: MediaOptions) -> BatchMedia:
-    """Return the media maker of batches from stores."""
     find = _StoreMediaFinder(stores)
     prepared = [(source.store, state) for source in find.sources if (state := source.media.processor) is not None]
     if len({state["fingerprint"] for _, state in prepared}) > 1:
@@ -107,7 +99,6 @@ def _check_documents_whole(
 
 
 def _read_limits(store: Store) -> MediaLimits:
-    """Return the limits that a store was prepared with."""
     recipe = store.manifest.recipe if store.manifest else {}
     media_settings = (recipe.get("reading") or {}).get("media") or {}
     limit_names = {field.name for field in fields(MediaLimits)}

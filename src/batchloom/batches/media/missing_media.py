@@ -72,7 +72,6 @@ def replace_missing_documents(plan: Plan, files: Sequence[str]) -> tuple[Plan, M
 
 
 def find_missing_documents(stores: Mapping[str, object], files: Sequence[str]) -> MissingDocuments:
-    """Return the documents of a plan's sources that the lists name."""
     documents_by_source: dict[str, set[int]] = {}
     opened = {name: store for name, store in stores.items() if isinstance(store, Store)}
     for file in files:
@@ -95,7 +94,6 @@ def find_missing_documents(stores: Mapping[str, object], files: Sequence[str]) -
 
 
 def ban_missing_documents(plan: Plan, missing_documents: MissingDocuments, step: int) -> Plan:
-    """Return the plan with documents banned from a step on, unless they already are."""
     banned: dict[str, set[int]] = {}
     for edit in plan.edits:
         for name, numbers in edit.ban.items():
@@ -112,7 +110,6 @@ def ban_missing_documents(plan: Plan, missing_documents: MissingDocuments, step:
 
 
 def resume_with_missing(plan: Plan, missing_documents: MissingDocuments, state: dict[str, Any]) -> tuple[Plan, int]:
-    """Return the plan that resumes from a state, and its position."""
     if missing_documents:
         bare = Plan(plan.orders.data, plan.spec, (), plan.orders)
         plan = bare if plan.edits == ban_missing_documents(bare, missing_documents, 0).edits else plan

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from batchloom.core.errors import PlanError
-from batchloom.core.settings import as_int, is_text, quote_value, raise_problems, suggest
+from batchloom.core.settings import coerce_int_fields, is_text, quote_value, raise_problems, suggest
 from batchloom.plan.packing.plan_spec import OverlongMode, list_choice_problems
 from batchloom.plan.packing.pools import DocumentLengths
 
@@ -18,7 +18,7 @@ MAX_SOURCES = 1000
 # Bounds of weights above 0, so that their products and sums neither underflow nor overflow.
 MIN_WEIGHT, MAX_WEIGHT = 1e-100, 1e100
 _GROUP_KEYS = {"weight", "sources"}
-_SOURCE_FIELDS = ("epochs", "seed", "overlong")
+_MAX_SEED, _MAX_START = (1 << 128) - 1, (1 << 62) - 1
 _POSITIVE_DESCRIPTION = f"a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
 
 
@@ -54,14 +54,9 @@ class SourceSpec:
     overlong: OverlongMode | None = None
 
     def __post_init__(self) -> None:
-        problems = []
-        if self.epochs is not None and (as_int(self.epochs) or 0) < 1:
-            problems.append(f"epochs: {quote_value(self.epochs)} is not a whole number from 1 on")
-        if self.seed is not None and (as_int(self.seed) is None or abs(self.seed) >= 1 << 128):
-            problems.append(f"seed: {quote_value(self.seed)} is not a whole number of at most 128 bits")
-        if self.overlong is not None and self.overlong not in OverlongMode.__args__:  # type: ignore[attr-defined]
-            options = OverlongMode.__args__  # type: ignore[attr-defined]
-            problems.append(f"overlong: {self.overlong!r} is none of {', '.join(options)}")
+        problems = coerce_int_fields(self, {"epochs": (1, 1 << 24), "seed": (-_MAX_SEED, _MAX_SEED)})
+        if self.overlong is not None:
+            problems += list_choice_problems(self, {"overlong": OverlongMode})
         raise_problems(problems)
 
 
@@ -80,17 +75,10 @@ class Stage:
     tokens: int | None = None
 
     def __post_init__(self) -> None:
-        begin_fields = [name for name in ("step", "tokens") if getattr(self, name) is not None]
-        problems = []
-        if len(begin_fields) != 1:
+        problems = coerce_int_fields(self, {"step": (1, _MAX_START), "tokens": (1, _MAX_START)})
+        if (self.step is None) == (self.tokens is None):
             problems.append("step: a stage begins at a step or after a number of tokens; give exactly one of the two")
-        problems += [
-            f"{name}: {quote_value(getattr(self, name))} is not a whole number from 1 on"
-            for name in begin_fields
-            if not 1 <= (as_int(getattr(self, name)) or 0) < 1 << 62
-        ]
         raise_problems(problems)
-        object.__setattr__(self, begin_fields[0], as_int(getattr(self, begin_fields[0])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +173,6 @@ class Mixture:
 
 
 def _list_kind_problems(sources: object, stages: object) -> list[str]:
-    """List entries of ``sources`` and ``stages`` that have the wrong type."""
     problems = []
     if not isinstance(sources, Mapping):
         problems.append(f"sources: {quote_value(sources)} is not a mapping of names to SourceSpec")
@@ -312,7 +299,6 @@ def _list_order_problems(stages: Sequence[Stage]) -> list[str]:
 
 
 def _refuse_other_tokenizers(stores: Mapping[str, PlanStore]) -> None:
-    """Refuse stores that use different tokenizers."""
     fingerprints = {
         name: str(manifest.tokenizer.fingerprint)
         for name, store in stores.items()

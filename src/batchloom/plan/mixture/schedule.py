@@ -62,7 +62,6 @@ def build_period(counts: tuple[int, ...]) -> NDArray[np.int32]:
 
 @lru_cache(maxsize=4)
 def make_schedule(counts: tuple[int, ...], lanes: int) -> "Schedule":
-    """Return the cached schedule of these slots."""
     return Schedule(counts, lanes)
 
 

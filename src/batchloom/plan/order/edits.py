@@ -1,7 +1,7 @@
 """Edits: changes of a running job from a step on, and checks of a run's settings."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from batchloom.core.errors import PlanError, SettingsError
@@ -67,7 +67,6 @@ def _parse_bans(ban: Any, problems: list[str]) -> dict[str, tuple[int, ...]]:
 
 
 def edit_to_plain(edit: Edit) -> dict[str, Any]:
-    """Return an edit as plain JSON values, without fields that change nothing."""
     plain: dict[str, Any] = {"step": edit.step}
     for name in _CHANGE_FIELDS:
         value = getattr(edit, name)
@@ -78,18 +77,7 @@ def edit_to_plain(edit: Edit) -> dict[str, Any]:
     return {**plain, "note": edit.note} if edit.note else plain
 
 
-def edit_from_plain(plain: Mapping[str, Any]) -> Edit:
-    """Build an edit from plain values; SettingsError lists each problem."""
-    field_names = [entry.name for entry in fields(Edit)]
-    problems = [f"{name}: unknown setting{suggest(name, field_names)}" for name in plain if name not in field_names]
-    if "step" not in plain:
-        problems.append("step: missing")
-    raise_problems(problems)
-    return Edit(**plain)
-
-
 def check_edit(edit: Edit, stores: Mapping[str, Any], last: int, spec: PlanSpec, sizes: Mapping[str, int]) -> None:
-    """Refuse an edit that a plan cannot apply."""
     problems = []
     if edit.weights is not None:
         problems += list_weight_problems(edit.weights, stores, "weights")
@@ -121,7 +109,6 @@ def check_edit(edit: Edit, stores: Mapping[str, Any], last: int, spec: PlanSpec,
 def check_run(
     data: PlanStore | Mixture, stores: Mapping[str, PlanStore], spec: PlanSpec, edits: Sequence[Edit]
 ) -> None:
-    """Refuse data, settings and edits that contradict each other."""
     mixture = data if isinstance(data, Mixture) else None
     for name, store in stores.items():
         if not store.lengths.size:
@@ -142,13 +129,10 @@ def check_run(
         check_edit(edit, stores, last, spec, sizes)
         if edit.weights is not None:
             weights = edit.weights
-        if mixture and mixture.most_epochs and uses_size_weights(weights) and _changes_sizes(edit):
+        changes_sizes = edit.global_batch_size or edit.seq_len or edit.skip
+        if mixture and mixture.most_epochs and uses_size_weights(weights) and changes_sizes:
             raise SettingsError([f"weights: missing; weights by size {_CAPPED_HINT}"])
         last = edit.step
-
-
-def _changes_sizes(edit: Edit) -> bool:
-    return bool(edit.global_batch_size or edit.seq_len or edit.skip)
 
 
 def refuse_past_end(edit: Edit, steps: int | None) -> None:

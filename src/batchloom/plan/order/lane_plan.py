@@ -218,7 +218,6 @@ class _LaneOrder:
         return rows
 
     def _explain_no_sequence(self, epoch: int) -> tuple[str, str]:
-        """Return the reason why an epoch gives no sequence, and a remedy."""
         documents, shortest, number = 0, 0, 0
         while len(pool_documents := self.documents(epoch, number)):
             least = int(self._orders.data.lengths.take(pool_documents).min())
@@ -436,7 +435,6 @@ class LanePlan:
 
 
 def make_lane_order_error(limitation: str) -> PlanError:
-    """Return the error for an operation that a plan in lane order does not support."""
     return PlanError(
         f"A plan in the order of lanes {limitation}: it only repeats a stream. Plan the store in pools "
         "(order='pools', which is another order of the same documents)."

@@ -10,7 +10,7 @@ import numpy as np
 from batchloom.core.errors import PlanError, SettingsError, StateError
 from batchloom.core.fingerprint import find_broken_link
 from batchloom.plan.mixture.mixture_spec import Mixture, PlanStore
-from batchloom.plan.order.edits import Edit, edit_from_plain
+from batchloom.plan.order.edits import Edit
 from batchloom.plan.order.plan_state import (
     build_journal,
     build_state,
@@ -273,8 +273,8 @@ def with_journal(plan: Plan, state: Any) -> Plan:
         if number is not None:
             _refuse_changed(number, journal[number])
         _refuse_without_stores(plan, journal)
-        plain_edits = [{k: v for k, v in entry.items() if k not in ("added", "fingerprint")} for entry in journal]
-        return plan.edited(*(edit_from_plain(entry) for entry in plain_edits))
+        edits = [{k: v for k, v in entry.items() if k not in ("added", "fingerprint")} for entry in journal]
+        return plan.edited(*(Edit(**edit) for edit in edits))
     except StateError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError, PlanError, SettingsError) as error:
@@ -284,7 +284,6 @@ def with_journal(plan: Plan, state: Any) -> Plan:
 
 
 def _refuse_without_stores(plan: Plan, journal: list[dict[str, Any]]) -> None:
-    """Refuse a journal that adds a source whose store the plan does not have."""
     for entry in journal:
         for name in entry.get("added", {}):
             if name not in plan.stores:
@@ -295,7 +294,6 @@ def _refuse_without_stores(plan: Plan, journal: list[dict[str, Any]]) -> None:
 
 
 def _refuse_changed(number: int, edit: dict[str, Any]) -> NoReturn:
-    """Refuse a journal entry whose fields do not match its stored fingerprint."""
     fields = ", ".join(name for name in edit if name != "fingerprint")
     raise StateError(
         f"Edit {number} of the journal, at step {edit.get('step')}, was changed after it was written: one of "
@@ -344,6 +342,8 @@ def _find_in_era(
 ) -> list[DocumentPosition]:
     number, document = source_document
     order = plan.orders.order(number, segments[0].era)
+    if not order.is_counted:
+        order.count_all()
     epoch, epochs = order.first_epoch, plan.orders.epoch_limit(number)
     document_positions = [
         position
@@ -351,16 +351,18 @@ def _find_in_era(
         if (epochs is None or epoch_number < epochs)
         and (position := _locate_sequence(plan, segments, (number, lane, index), epoch_number))
     ]
-    while (epochs is None or epoch < epochs) and _has_epoch_begun(plan, order, segments, number, epoch, end):
+    last = segments[-1]
+    until = min(plan.orders.timeline.until(last) or end, end)
+    served = last.served(max(until, last.position))[number]
+    # An epoch has begun if any lane is past its start.
+    while (epochs is None or epoch < epochs) and (served > order.quotas(epoch)).any():
         document_positions += [
             position
             for lane, index in _find_indices(order, document, epoch)
             if (position := _locate_sequence(plan, segments, (number, lane, index), epoch))
         ]
         epoch += 1
-    document_positions = [
-        document_position for document_position in document_positions if document_position.position < end
-    ]
+    document_positions = [entry for entry in document_positions if entry.position < end]
     return _group_by_length(plan, document_positions) if plan.spec.group_by_length else document_positions
 
 
@@ -372,17 +374,6 @@ def _group_by_length(plan: Plan, document_positions: list[DocumentPosition]) -> 
         DocumentPosition(*plan.orders.run_layout.step_at(position), position, entry.epoch)
         for position, entry in zip(positions, document_positions, strict=True)
     ]
-
-
-def _has_epoch_begun(
-    plan: Plan, order: SourceOrder, segments: list[TimelineSegment], number: int, epoch: int, end: int
-) -> bool:
-    """Return whether an epoch of a source begins before a position in any lane."""
-    _count_pools(order)
-    last = segments[-1]
-    until = min(plan.orders.timeline.until(last) or end, end)
-    served = last.served(max(until, last.position))[number]
-    return bool((served > order.quotas(epoch)).any())
 
 
 def _locate_sequence(
@@ -409,7 +400,6 @@ def _locate_sequence(
 
 def _find_indices(order: SourceOrder, document: int, epoch: int) -> list[tuple[int, int]]:
     """Return (lane, index) of the sequences of an epoch that hold a document."""
-    _count_pools(order)
     pool = order.pools.find_pool(document)
     lane, pools = pool % order.lanes, order.epoch(epoch)
     slot = int(np.flatnonzero(pools.orders[lane] == pool)[0])
@@ -422,17 +412,11 @@ def _find_indices(order: SourceOrder, document: int, epoch: int) -> list[tuple[i
 
 def _find_remainder_indices(order: SourceOrder, document: int) -> list[tuple[int, int, int]]:
     """Return (lane, index, epoch) of the repacked sequences that hold a document."""
-    _count_pools(order)
     return [
         (*_find_server(order, order.begins[lane].epoch, lane, row), order.begins[lane].epoch)
         for lane, remainder_rows in enumerate(order.remainders)
         for row in (_find_rows_with(remainder_rows, document) if remainder_rows is not None else [])
     ]
-
-
-def _count_pools(order: SourceOrder) -> None:
-    if not order.is_counted:
-        order.count_all()
 
 
 def _find_server(order: SourceOrder, epoch: int, lane: int, inside: int) -> tuple[int, int]:

@@ -87,7 +87,6 @@ def _describe_end(spec: PlanSpec) -> dict[str, int]:
 
 
 def _describe_source(orders: SourceOrders, number: int) -> dict[str, Any]:
-    """Return the fields that determine the order of one source."""
     name, pools = orders.names[number], orders.order(number).pools
     identity = {"store": orders.stores[name].fingerprint, "documents": pools.documents}
     if isinstance(orders.data, Mixture):
@@ -159,7 +158,6 @@ def build_state(
 
 
 def _find_window_start(run: RunPositions, position: int, end: int | None) -> int:
-    """Return the position whose cursors a state holds."""
     return run.window(position if end is None else max(min(position, end) - 1, 0))[0]
 
 
@@ -202,7 +200,6 @@ def _cursor_to_plain(cursor: Cursor) -> dict[str, int]:
 def resume_from_state(
     run: RunPositions, origin: dict[str, Any], journal: list[dict[str, Any]], state: dict[str, Any]
 ) -> int:
-    """Check a state and return the position to resume at."""
     orders = run.orders
     position, end, cursors = _parse_state(orders, origin, journal, state)
     names = {name: number for number, name in enumerate(orders.names)}
@@ -232,7 +229,6 @@ def resume_from_state(
 def _parse_state(
     orders: SourceOrders, origin: dict[str, Any], journal: list[dict[str, Any]], state: dict[str, Any]
 ) -> tuple[int, int | None, dict[str, list[Cursor]]]:
-    """Return position, end and cursors of a state that belongs to this plan."""
     with wrap_state_errors():
         state_identity, state_edits, state_fingerprint = (state[name] for name in ("identity", "edits", "fingerprint"))
         cursors = {
@@ -291,7 +287,6 @@ def check_state_belongs(state: dict[str, Any], plan_fingerprint: str, describe_m
 def _describe_other_plan(
     orders: SourceOrders, origin: dict[str, Any], state_identity: Any, state_fingerprint: str
 ) -> str:
-    """Describe the difference between a state's plan and this one, and a remedy."""
     differences = list_differences(state_identity, origin)
     only_mixture_differs = (
         isinstance(orders.data, Mixture) and differences and all(d.startswith("mixture.") for d in differences)
@@ -311,7 +306,6 @@ def _describe_other_plan(
 
 
 def describe_other_settings(state_identity: Any, plan_identity: dict[str, Any], state_fingerprint: str) -> str:
-    """Return the error text for a state whose plan had other settings."""
     lines = list_differences(state_identity, plan_identity)
     differences = "; ".join(lines) or f"fingerprint was {state_fingerprint!r}"
     packing = plan_identity["spec"]["packing"]

@@ -279,7 +279,6 @@ def sort_by_cost(costs: Costs) -> NDArray[np.int64]:
 
 
 def compute_max_load(costs: NDArray[np.int64], ranks: NDArray[np.int64], world_size: int) -> int:
-    """Return the cost of the rank with the highest cost."""
     return int(_compute_loads(costs, ranks, world_size).max())
 
 

@@ -196,7 +196,6 @@ class RunPositions:
         return grouped_window
 
     def _load_rows(self, start: int, stop: int, part: tuple[int, int]) -> Rows:
-        """Return rows before grouping by length."""
         if self._plain:
             epochs = None if self.orders.spec.steps is not None else self.orders.spec.epochs or 1
             end = stop if epochs else max(min(stop, self.end), start)
@@ -259,7 +258,6 @@ class RunPositions:
         return join_rows(row_slices, self._count_rows(stop - start, part))
 
     def _gather_rows(self, segment: TimelineSegment, positions: NDArray[np.int64]) -> Rows:
-        """Return the rows of positions of one segment, by source and lane."""
         epochs = None
         if not isinstance(self.orders.data, Mixture) and self.orders.spec.steps is None:
             epochs = self.orders.spec.epochs or 1
@@ -293,7 +291,6 @@ class RunPositions:
         return reorder_rows(join_rows(group_rows, len(order)), inverse_order)
 
     def _mark_banned(self, rows: Rows, positions: NDArray[np.int64]) -> Rows:
-        """Mark the spans of documents that are banned at their position."""
         for number, (position, name, numbers) in enumerate(self.orders.run_layout.bans):
             if not numbers or not len(positions) or positions[-1] < position:
                 continue

@@ -62,7 +62,6 @@ class Epoch:
     remainder_counts: tuple[int, ...]
 
     def count_sequences(self, lane: int) -> int:
-        """Return the number of a lane's own sequences."""
         return int(self.ends[lane][-1]) if self.ends[lane].size else self.remainder_counts[lane]
 
 

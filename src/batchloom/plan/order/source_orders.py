@@ -108,7 +108,6 @@ class _UnservedSequences(NamedTuple):
     has_lent: NDArray[np.bool_]  # whether other lanes have served some of a lane, bool [lanes]
 
     def list_numbers(self, lane: int) -> Ints:
-        """Return the sequence numbers of one lane."""
         own = np.arange(self.begins[lane], self.ends[lane])
         return np.concatenate([own, self.numbers[self.lanes == lane]])
 
@@ -247,7 +246,6 @@ class SourceOrders:
         return len(names)
 
     def _continues(self, previous_orders: "SourceOrders") -> bool:
-        """Return whether the edits begin with those of other orders."""
         return self.edits[: len(previous_orders.edits)] == previous_orders.edits
 
     def copy_caches(
@@ -418,7 +416,6 @@ class SourceOrders:
         return tuple(eras)
 
     def _measure(self, number: int, era: int) -> SourceStatistics:
-        """Return the statistics of a source, which convert weights to sequences."""
         statistics = self._source_statistics.get((era, number))
         if statistics is None:
             name = self.names[number]
@@ -443,7 +440,6 @@ class SourceOrders:
         return flatten_weights(weights, self.names, size, mixture.temperature, caps)
 
     def _slots(self, weights: Weights, exhausted: frozenset[int], era: int) -> dict[int, int]:
-        """Return the slots of each source in a period."""
         mixture = self.data
         if not isinstance(mixture, Mixture):
             return {0: 1}

@@ -34,8 +34,6 @@ class StepRange(NamedTuple):
 
 
 class WeightChange(NamedTuple):
-    """New weights at a position."""
-
     position: int
     weights: Weights
 
@@ -97,7 +95,6 @@ class RunLayout:
 
 
 def build_run_layout(weights: Weights, first: StepRange, stages: Sequence[Stage], edits: Sequence[Edit]) -> RunLayout:
-    """Lay out stages and edits by step (at the same step stages come first)."""
     step_ranges, changes = [first], [WeightChange(0, weights)]
     seq_len_changes: list[tuple[int, int]] = []
     bans: list[tuple[int, str, tuple[int, ...]]] = []
@@ -133,7 +130,6 @@ def build_run_layout(weights: Weights, first: StepRange, stages: Sequence[Stage]
 
 
 def _compute_stage_step(stage: Stage, current_range: StepRange, tokens: int) -> int:
-    """Return the first step of a stage if no edit precedes it."""
     if stage.step is not None:
         return max(stage.step, current_range.step)
     missing_tokens = max((stage.tokens or 0) - tokens, 0)
@@ -172,7 +168,6 @@ class TimelineSegment:
         return counts
 
     def turns(self, source: int, positions: Ints) -> Ints:
-        """Return the turn of a source at each of its positions."""
         local = int(np.flatnonzero(self.sources == source)[0])
         own = self.schedule.turns(local, positions - self.position)
         turns: Ints = own + int(self.bases[source].sum())
@@ -318,7 +313,6 @@ class Timeline:
         return min(ends) if ends else None
 
     def segments(self) -> Sequence[TimelineSegment]:
-        """Return all segments known so far, in order."""
         return self._segments
 
     def _extend_to(self, position: int) -> None:
@@ -371,7 +365,6 @@ class Timeline:
         return first
 
     def _find_tail(self, number: int, era: int, ends: Ints) -> SourceTail:
-        """Return the tail of a source in an era."""
         for segment in self._segments:
             if segment.era != era:
                 continue
@@ -455,7 +448,6 @@ class Timeline:
                     self._tailless_until[key] = max(self._tailless_until.get(key, 0), position)
 
     def _begin_marked_segments(self, position: int) -> None:
-        """Begin the segments of all marks up to a position."""
         while (mark_index := bisect_right(self._marks, self._segments[-1].position)) < len(self._marks):
             # No segment begins past the end of the run.
             if self._marks[mark_index] > position or self.end is not None:

@@ -197,7 +197,6 @@ class PlanSpec(PackingOptions):
         raise_problems(problems)
 
     def _list_grouping_problems(self, invalid_fields: set[str]) -> list[str]:
-        """List the reasons why rows cannot be grouped by length."""
         problems = []
         if self.packing != "none" and "packing" not in invalid_fields:
             problems.append(
@@ -270,5 +269,4 @@ def list_choice_problems(spec: object, choices: Mapping[str, Any]) -> list[str]:
 
 
 def find_nearest_divisor(number: int, most: int) -> int:
-    """Return the largest divisor of ``number`` that is at most ``most``."""
     return max(n for n in range(1, min(most, number) + 1) if number % n == 0)

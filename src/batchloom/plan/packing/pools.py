@@ -136,7 +136,6 @@ class Pools:
         return derive_key(self._spec.seed, self._source, purpose, epoch, pool, *layer_parts)
 
     def _pool_key(self, purpose: str, pool: int, epoch: int = -1) -> HashKey:
-        """Derive a key of one pool, which is numbered inside its layer."""
         number = self._find_layer(pool)
         return self._key(purpose, epoch, pool - self._layers[number].first_pool, number)
 

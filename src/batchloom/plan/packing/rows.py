@@ -47,7 +47,6 @@ class Rows:
 
 
 def set_source(rows: Rows, source: int) -> Rows:
-    """Return the rows with all spans assigned to this source."""
     if not source:
         return rows
     return replace(rows, sources=np.full(len(rows.sources), source, np.int32))
@@ -186,7 +185,6 @@ def repack_rows(remaining_rows: Rows, name: str, spec: PlanSpec, pool_location: 
 
 
 def _order_spans(packed: PackingResult, sequence_order: Ints, spec: PlanSpec, key: HashKey) -> Ints:
-    """Return the order of spans by row in serving order."""
     items, inverse_order = packed.items, np.empty(packed.count, np.int64)
     inverse_order[sequence_order] = np.arange(packed.count)
     rows = inverse_order[packed.sequences]

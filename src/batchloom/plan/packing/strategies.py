@@ -89,7 +89,6 @@ def _count_lengths(lengths: ItemLengths) -> list[tuple[int, int]]:
 
 
 def _pack_best_fit(lengths: ItemLengths, seq_len: int) -> tuple[int, NDArray[np.int64]]:
-    """Return the number of sequences and the sequence of each item."""
     count, moves = compute_best_fit_moves(_count_lengths(lengths), seq_len)
     table = np.fromiter(chain.from_iterable(moves), np.int64, 4 * len(moves)).reshape(-1, 4)
     entered = np.bincount(table[:, 3], table[:, 1], seq_len + 1).astype(np.int64)
@@ -247,7 +246,6 @@ STRATEGIES = ("best_fit", "wrap", "first_fit", "window_N", "none")
 
 
 def is_strategy(name: str) -> bool:
-    """Return whether ``name`` is a packing strategy."""
     return (name in STRATEGIES and name != "window_N") or bool(_WINDOW_PATTERN.fullmatch(name))
 
 
