@@ -11,17 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, Batch, BatchLayout
+from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, TOKEN_AXES, Batch, BatchLayout
 from batchloom.batches.assembly.device import to_torch
 from batchloom.batches.masks import compute_visibility, make_missing_layout_error, make_whole_rows_error
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, quote_value
 from batchloom.plan.packing import align_lengths
-
-Ids = NDArray[np.int64]
-
-
-_ROWS_AND_TOKENS = 2
 
 
 def to_padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
@@ -181,7 +176,7 @@ def _require_layout(batch: Batch, form: str) -> BatchLayout:
     layout = getattr(batch, "layout", None)
     if layout is None:
         raise make_missing_layout_error(form)
-    if layout.media or batch["position_ids"].ndim > _ROWS_AND_TOKENS:
+    if layout.media or batch["position_ids"].ndim > TOKEN_AXES:
         raise PlanError(
             f"{form} makes arrays of tokens only, but the batch holds images or audio: give the model the batch "
             "itself, or Loader(form='varlen')."

@@ -7,7 +7,9 @@ so that the verdict does not depend on the scale of its weights.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, Batch, BatchLayout
+from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, TOKEN_AXES, Batch, BatchLayout
+from batchloom.batches.loading.document_rows import iter_short_documents
 from batchloom.store import Store
 
 LogitsFunction = Callable[[Batch], Tensor]
@@ -27,8 +30,6 @@ _LEAK_THRESHOLDS = {False: 0.02, True: 0.2, None: 0.05}
 _NOISE_FLOOR = 1e-5
 _PROBE_DOCUMENTS = 4
 _MAX_TOKENS = 256
-_MAX_CANDIDATES = 1 << 20
-_PLAIN_NDIM = 2
 
 
 def select_probe_documents(store: Store, seq_len: int) -> list[Tensor]:
@@ -40,15 +41,9 @@ def select_probe_documents(store: Store, seq_len: int) -> list[Tensor]:
     """
     longest = max(2, min(_MAX_TOKENS, seq_len // 2))
     count = max(2, min(_PROBE_DOCUMENTS, seq_len // longest))
-    numbers = [number for number, _ in zip(_iter_probe_documents(store), range(count), strict=False)]
+    numbers = islice(iter_short_documents(store, 0, math.inf, np.empty(0, np.int64)), count)
     documents = [torch.from_numpy(store[number].ids[:longest].astype(np.int64)) for number in numbers]
     return documents if len(documents) > 1 else documents * 2
-
-
-def _iter_probe_documents(store: Store) -> Iterator[int]:
-    for start in range(0, len(store), _MAX_CANDIDATES):
-        lengths = store.lengths.slice(start, min(len(store), start + _MAX_CANDIDATES))
-        yield from (start + int(number) for number in np.flatnonzero(lengths > 1))
 
 
 @torch.no_grad()
@@ -90,7 +85,7 @@ def measure_batch_leakage(scored: ScoreFunction, packed: Batch, alone: Sequence[
     expected = torch.cat([_compute_span_losses(scored, batch) for batch in alone])
     positions = packed["position_ids"].clone()
     # M-RoPE positions begin with those of the text.
-    text = positions[0] if positions.ndim > _PLAIN_NDIM else positions
+    text = positions[0] if positions.ndim > TOKEN_AXES else positions
     text.copy_(torch.arange(text.shape[1]).expand_as(text))
     running = Batch({**packed, "position_ids": positions}, layout=packed.layout)
     together, mixed = (_compute_span_losses(scored, batch) for batch in (packed, running))

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from batchloom.batches.assembly.batch_assembly import Batch
+from batchloom.batches.assembly.batch_assembly import TOKEN_AXES, Batch
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import quote_value, suggest
 
-_ROWS_AND_TOKENS = 2
 _FLOAT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -164,7 +163,7 @@ def _require_positions(batch: Batch, form: str) -> Any:
         raise make_whole_rows_error(form)
     positions = batch["position_ids"]
     # M-RoPE positions begin with those of the text.
-    return positions[0] if positions.ndim > _ROWS_AND_TOKENS else positions
+    return positions[0] if positions.ndim > TOKEN_AXES else positions
 
 
 def make_missing_layout_error(form: str) -> PlanError:

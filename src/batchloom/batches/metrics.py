@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, Batch
+from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, Batch, Ids
 from batchloom.batches.loading.combined_store import is_replicated
 from batchloom.batches.loading.loader import Loader
 from batchloom.batches.loading.rank_share import assign_balanced_ranks, make_rank_share, select_rank_rows
@@ -34,7 +34,6 @@ from batchloom.plan import compute_row_costs
 from batchloom.plan.order import Imbalance
 from batchloom.plan.packing import align_lengths
 
-Ids = NDArray[np.int64]
 _LOG = logging.getLogger("batchloom")
 # Silent ranks to check per read, since each check is one request.
 _MAX_NEW_RANKS_PER_READ = 64

@@ -14,12 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX
+from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, Ids
 from batchloom.core.errors import SettingsError, StateError
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import GOLDEN, HashKey, hash_indices, mix_in_place
 from batchloom.core.settings import as_int, coerce_int_fields, from_plain, quote_value, raise_problems, to_plain
 from batchloom.plan import PlanSpec
+from batchloom.plan.order import list_differences
 from batchloom.plan.packing import Rows, align_lengths
 
 # State key that records how the batches were augmented.
@@ -29,7 +30,6 @@ AUGMENT_VERSION = 1
 _PROBABILITIES = (*("mask_prob", "mask_replace_prob", "random_replace_prob"), *("noise_prob", "loss_drop_prob"))
 _MAX_IDS = 1 << 31
 _KNOWN_MASK_TOKENS = ("[MASK]", "<mask>", "<|mask|>", "<|mdm_mask|>")
-Ids = NDArray[np.int64]
 # A draw has 32 bits, so a probability is exact to 2**-32.
 _RANDOM_VALUES = 1 << 32
 _LOW_MASK, _HALF_BITS = np.uint64(_RANDOM_VALUES - 1), np.uint64(32)
@@ -260,34 +260,21 @@ def remove_augment_state(state: Any, augmentation: Augmentation | None) -> Any:
     """
     if not isinstance(state, dict):
         return state
-    saved_entry, current_entry = (
-        state.get(AUGMENT_KEY),
-        _make_augment_entry(augmentation.settings) if augmentation else None,
-    )
+    saved_entry = state.get(AUGMENT_KEY)
+    current_entry = _make_augment_entry(augmentation.settings) if augmentation else None
     if saved_entry != current_entry:
+        # A side without augmentation counts as the defaults.
+        default_entry = _make_augment_entry(Augment())
+        differences = list_differences(saved_entry or default_entry, current_entry or default_entry, AUGMENT_KEY)
         raise StateError(
-            "The state belongs to a run with other augmentation: "
-            f"{'; '.join(_describe_setting_differences(saved_entry, current_entry))}. Give the augment= it was made "
-            "with, or start without the state."
+            f"The state belongs to a run with other augmentation: {'; '.join(differences)}. Give the augment= it was "
+            "made with, or start without the state."
         )
     return {name: value for name, value in state.items() if name != AUGMENT_KEY}
 
 
 def _make_augment_entry(settings: Augment) -> dict[str, Any]:
     return {"version": AUGMENT_VERSION, **to_plain(settings)}
-
-
-def _describe_setting_differences(saved_entry: Any, current_entry: Any) -> list[str]:
-    """List the differing settings; a side without augmentation counts as the defaults."""
-    if not isinstance(saved_entry, dict | None):
-        return [f"augment was {quote_value(saved_entry)}"]
-    default_entry = _make_augment_entry(Augment())
-    saved, current = saved_entry or default_entry, current_entry or default_entry
-    return [
-        f"augment.{name} was {quote_value(saved.get(name))} and is {quote_value(current.get(name))}"
-        for name in sorted({*saved, *current})
-        if saved.get(name) != current.get(name)
-    ]
 
 
 def augment_batch(

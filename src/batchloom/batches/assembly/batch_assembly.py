@@ -15,7 +15,8 @@ from batchloom.plan.packing import Rows, align_lengths
 
 IGNORE_INDEX = -100
 _ARRAY_GAP = 64
-_PLAIN_NDIM = 2
+# Axes of token arrays: rows and tokens. M-RoPE positions have one more, and begin with those of the text.
+TOKEN_AXES = 2
 # Prefixes that processors use for feature names.
 _MEDIA_PREFIXES = ("pixel_", "image_", "input_features", "feature_", "audio_")
 _TOKEN_KEYS = ("input_ids", "labels", "position_ids", "seq_idx", "token_type_ids")
@@ -26,17 +27,11 @@ Ids = NDArray[np.int64]
 
 
 class MediaOffsets(NamedTuple):
-    """Offsets of the media features of each of R rows in an array.
+    """Offsets of the media features of each of R rows in an array."""
 
-    Attributes:
-        axis: axis along which the features of the rows are concatenated.
-        pointers: row r holds entries pointers[r] to pointers[r + 1] - 1, int64 [R + 1].
-        media: number of media before each row, and in total, int64 [R + 1].
-    """
-
-    axis: int
-    pointers: Ids
-    media: Ids
+    axis: int  # axis along which the features of the rows are concatenated
+    pointers: Ids  # row r holds entries pointers[r] to pointers[r + 1] - 1, int64 [R + 1]
+    media: Ids  # number of media before each row, and in total, int64 [R + 1]
 
 
 MediaOffsetsByName = Mapping[str, MediaOffsets]
@@ -137,25 +132,15 @@ def _describe_array(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """Spans of the rows of a batch.
+    """Spans of the rows of a batch."""
 
-    Attributes:
-        pointers: row r holds the spans pointers[r] to pointers[r + 1] - 1, int64 [R + 1].
-        lengths: tokens of each span without alignment padding, int64 [N].
-        offsets: offset of each span in its row, int64 [N].
-        align: number of tokens that each span is padded to a multiple of.
-        labels: ``aligned`` or ``shifted``.
-        sliced: whether the batch is a context-parallel rank's slice of these rows.
-        media: offsets of the media features of each row, by array name.
-    """
-
-    pointers: Ids
-    lengths: Ids
-    offsets: Ids
-    align: int
-    labels: str
-    sliced: bool
-    media: MediaOffsetsByName = field(default_factory=dict)
+    pointers: Ids  # row r holds the spans pointers[r] to pointers[r + 1] - 1, int64 [R + 1]
+    lengths: Ids  # tokens of each span without alignment padding, int64 [N]
+    offsets: Ids  # offset of each span in its row, int64 [N]
+    align: int  # number of tokens that each span is padded to a multiple of
+    labels: str  # ``aligned`` or ``shifted``
+    sliced: bool  # whether the batch is a context-parallel rank's slice of these rows
+    media: MediaOffsetsByName = field(default_factory=dict)  # offsets of the media features of each row, by array name
 
     @property
     def bounds(self) -> Ids:
@@ -203,7 +188,7 @@ def _slice_rows(batch: Batch, layout: BatchLayout | None, first: int, stop: int)
         )
     part = {
         # M-RoPE positions have time, height and width as their first axis.
-        key: value[:, first:stop] if key == "position_ids" and value.ndim > _PLAIN_NDIM else value[first:stop]
+        key: value[:, first:stop] if key == "position_ids" and value.ndim > TOKEN_AXES else value[first:stop]
         for key, value in batch.items()
         if key not in media
     }
@@ -213,7 +198,7 @@ def _slice_rows(batch: Batch, layout: BatchLayout | None, first: int, stop: int)
 def _has_media_features(batch: Batch) -> bool:
     """Return whether a batch without a layout holds media features."""
     positions = batch.get("position_ids")
-    if positions is not None and positions.ndim > _PLAIN_NDIM:
+    if positions is not None and positions.ndim > TOKEN_AXES:
         return True
     return any(name.startswith(_MEDIA_PREFIXES) for name in batch)
 

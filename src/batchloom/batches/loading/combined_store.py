@@ -7,12 +7,12 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.batches.assembly.batch_assembly import Ids
 from batchloom.core.errors import InputError, PlanError, StoreError
 from batchloom.plan.packing import Rows
 from batchloom.store import Store
 from batchloom.store.read import MappedShard, compute_mapped_limit
 
-Ids = NDArray[np.int64]
 # Index of the store, its mapped shards, index of a shard, and the shift from bytes to its tokens.
 _ShardRange = tuple[int, "list[MappedShard | None] | None", int, int]
 _SYNTHETIC_LABEL = "source=synthetic"

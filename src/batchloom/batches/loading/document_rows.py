@@ -60,7 +60,7 @@ class _StoreDocuments:
         return [
             number
             for store, first, banned in every
-            for number in islice(_iter_short_documents(store, first, longest, banned), 2)
+            for number in islice(iter_short_documents(store, first, longest, banned), 2)
         ]
 
     def lengths(self, documents: Sequence[int]) -> Ids:
@@ -163,12 +163,7 @@ class DocumentRows:
         return numbers if len(numbers) > 1 else numbers * 2
 
     def describe_media_mismatch(self, model: Any, longest: int) -> str:
-        """Describe the mismatch of a model and the data's media; empty if there is none.
-
-        Args:
-            model: a transformers model; its weights are not needed.
-            longest: tokens of a row.
-        """
+        """Describe the mismatch of a model and the data's media; empty if there is none."""
         name, parameters = type(model).__name__, inspect.signature(model.forward).parameters
         origin = self._documents.origin
         numbers = self.with_media(longest)
@@ -217,7 +212,7 @@ class DocumentRows:
         return Batch(to_torch(arrays), layout=layout)
 
 
-def _iter_short_documents(store: Store, first: int, longest: int, banned: Ids) -> Iterator[int]:
+def iter_short_documents(store: Store, first: int, longest: float, banned: Ids) -> Iterator[int]:
     """Yield served documents of 2 to ``longest`` tokens, numbered from ``first``."""
     for start in range(0, len(store), _MAX_CANDIDATES):
         lengths = store.lengths.slice(start, min(len(store), start + _MAX_CANDIDATES))

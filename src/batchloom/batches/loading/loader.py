@@ -628,15 +628,7 @@ def lose_track(loader: Loader) -> None:
 
 
 def check_text_only(loader: Loader, consumer: str) -> None:
-    """Reject a loader with media for a consumer of token arrays only.
-
-    Args:
-        loader: the loader to read.
-        consumer: description of the consumer for the message.
-
-    Raises:
-        InputError: the stores hold images or audio.
-    """
+    """Reject a loader with media for a consumer of token arrays only."""
     if loader.holds_media:
         raise InputError(
             f"{loader.origin} holds images or audio, which {consumer} does not pass on yet: the model would be "

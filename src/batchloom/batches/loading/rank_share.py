@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches.assembly.augment import Augmentation, augment_batch
-from batchloom.batches.assembly.batch_assembly import BatchLayout, TokenReader, assemble_rows, assemble_varlen
+from batchloom.batches.assembly.batch_assembly import BatchLayout, Ids, TokenReader, assemble_rows, assemble_varlen
 from batchloom.batches.assembly.batch_spec import BatchSpec
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, quote_value
@@ -27,7 +27,7 @@ from batchloom.plan import (
     slice_indices,
 )
 from batchloom.plan.order import Costs, Imbalance, RankPlacement, count_rank_rows, sort_by_cost
-from batchloom.plan.packing import Rows, join_rows, reorder_rows
+from batchloom.plan.packing import Rows, format_near_multiples, join_rows, reorder_rows
 from batchloom.store import Store, StoreMedia
 
 # (rank, size) as set by torchrun; by srun for a job step; by Open MPI; by MPICH and Intel MPI.
@@ -39,7 +39,6 @@ _RANK_VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),
 )
 _RANK_PATTERN = re.compile(r"[0-9]{1,9}")
-Ids = NDArray[np.int64]
 # Offsets of spans in a batch are 32-bit (cu_seq_lens).
 _MAX_TOKENS = (1 << 31) - 1
 # A position in the run has 64 bits, whatever the size of a step.
@@ -194,8 +193,7 @@ def _check_slices(plan: PlanSpec, spec: BatchSpec) -> None:
             f"align={part_count} (part of the plan, so it needs a new run), or form='rows'."
         )
     if plan.seq_len % part_count:
-        below = plan.seq_len // part_count * part_count
-        fitting = " or ".join(str(n) for n in (below, below + part_count) if n)
+        fitting = format_near_multiples(plan.seq_len, part_count)
         raise PlanError(f"{cause} a sequence into {part_count}, but seq_len is {plan.seq_len}: give {fitting}.")
 
 

@@ -20,8 +20,8 @@ from batchloom.core.keyed_hashing import hash_indices
 from batchloom.plan.mixture.mixture_spec import MIN_WEIGHT, PlanStore, Weights, WeightUnit
 from batchloom.plan.packing.plan_spec import PlanSpec
 from batchloom.plan.packing.pools import Pools
+from batchloom.plan.packing.rows import Ints
 
-Ints = NDArray[np.int64]
 # Any fixed shuffle breaks a resonance of sources with lanes. The key is not a secret.
 _LANE_KEY = (0x6C616E6573, 0x7363686564756C65)
 MIN_PERIOD, MAX_PERIOD = 1 << 16, 1 << 20

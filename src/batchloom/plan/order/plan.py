@@ -260,11 +260,7 @@ def _compute_epochs(orders: SourceOrders, position: int) -> dict[str, float]:
 
 
 def with_journal(plan: Plan, state: Any) -> Plan:
-    """Return the plan with the edits of a state's journal, if it has none of its own.
-
-    Raises:
-        StateError: the journal is invalid, or adds a source whose store the plan does not have.
-    """
+    """Return the plan with the edits of a state's journal, if it has none of its own."""
     journal = state.get("edits") if isinstance(state, dict) else None
     if not journal or plan.edits:
         return plan
@@ -316,12 +312,6 @@ def find_document_positions(plan: Plan, number: int, document: int, last_step: i
     """Return all sequences up to a step that hold a document, sorted by position.
 
     Past and future steps are included. Pools of the source that are not counted yet are counted.
-
-    Args:
-        plan: the plan.
-        number: number of the source in the plan.
-        document: number of the document in the source.
-        last_step: last step of interest.
     """
     last = min(last_step, plan.steps - 1)
     end = plan.positions_of(last)[1]

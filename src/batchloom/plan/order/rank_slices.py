@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
 from batchloom.core.settings import coerce_int_fields, raise_problems
-from batchloom.plan.packing.plan_spec import list_choice_problems
+from batchloom.plan.packing.plan_spec import format_near_multiples, list_choice_problems
 from batchloom.plan.packing.rows import Rows
 
 UnevenPolicy = Literal["refuse", "pad"]
@@ -38,17 +38,11 @@ _FULL_LOAD = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class RankPlacement:
-    """Location of a process in the mesh; its data depends on nothing else.
+    """Location of a process in the mesh; its data depends on nothing else."""
 
-    Attributes:
-        rank: data-parallel rank.
-        world_size: number of data-parallel ranks.
-        context_rank: context-parallel rank among the processes that share the rows of a data-parallel rank.
-    """
-
-    rank: int
-    world_size: int
-    context_rank: int = 0
+    rank: int  # data-parallel rank
+    world_size: int  # number of data-parallel ranks
+    context_rank: int = 0  # context-parallel rank among the processes that share the rows of a data-parallel rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +95,10 @@ class Mesh:
         """
         check_rank(rank, world_size)
         if world_size % self.processes_per_data_rank:
-            largest_fitting = world_size // self.processes_per_data_rank * self.processes_per_data_rank
-            sizes = " or ".join(
-                str(size) for size in (largest_fitting, largest_fitting + self.processes_per_data_rank) if size
-            )
             raise PlanError(
                 f"{world_size} processes cannot form a mesh of tensor {self.tensor} x context {self.context} x "
                 f"pipeline {self.pipeline}: each data-parallel rank takes {self.processes_per_data_rank} of them. "
-                f"Numbers that fit: {sizes}."
+                f"Numbers that fit: {format_near_multiples(world_size, self.processes_per_data_rank)}."
             )
         data = world_size // self.processes_per_data_rank
         sizes_of = {"tensor": self.tensor, "context": self.context, "pipeline": self.pipeline, "data": data}
@@ -145,12 +135,11 @@ def check_world(global_batch_size: int, rank: int, world_size: int, uneven: Unev
     """
     check_rank(rank, world_size)
     if uneven == "refuse" and global_batch_size % world_size:
-        largest_fitting = global_batch_size // world_size * world_size
-        sizes = [str(s) for s in (largest_fitting, largest_fitting + world_size) if s]
         raise PlanError(
             f"global_batch_size {global_batch_size} cannot be divided evenly among {world_size} ranks. World sizes "
             f"that divide it: {format_near_divisors(global_batch_size, world_size)}; nearby global batch sizes that "
-            f"fit: {', '.join(sizes)}. Or pad with rows that carry no loss: uneven='pad'."
+            f"fit: {format_near_multiples(global_batch_size, world_size)}. Or pad with rows that carry no loss: "
+            "uneven='pad'."
         )
 
 
@@ -215,14 +204,10 @@ class Imbalance:
     """Highest cost of a rank in a step over the mean of all ranks; 1 is balanced.
 
     With several kinds of work it is that of the least balanced kind.
-
-    Attributes:
-        in_order: imbalance if each rank takes contiguous rows.
-        actual: imbalance of the actual assignment.
     """
 
-    in_order: float
-    actual: float
+    in_order: float  # imbalance if each rank takes contiguous rows
+    actual: float  # imbalance of the actual assignment
 
 
 def compute_row_costs(rows: Rows) -> NDArray[np.int64]:

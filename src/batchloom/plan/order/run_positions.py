@@ -18,13 +18,12 @@ from batchloom.plan.mixture.mixture_spec import Mixture
 from batchloom.plan.order.source_order import SequenceLocation
 from batchloom.plan.order.source_orders import SourceOrders
 from batchloom.plan.order.timeline import TimelineSegment
-from batchloom.plan.packing.rows import Rows, join_rows, reorder_rows, set_source, slice_rows
+from batchloom.plan.packing.rows import Ints, Rows, join_rows, reorder_rows, set_source, slice_rows
 
 WHOLE = (0, 1)
 # Each source costs some microseconds per window, so with several sources a window exceeds the request.
 _WINDOW_ROWS = 8192
 _MAX_CACHED_WINDOWS = 4
-Ints = NDArray[np.int64]
 _MAX_GROUPED_WINDOWS = 2
 
 

@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
 from batchloom.plan.mixture.mixture_spec import PlanStore
 from batchloom.plan.packing.plan_spec import ORDER_VERSION, PlanSpec
 from batchloom.plan.packing.pools import Pools
-from batchloom.plan.packing.rows import Rows, slice_rows
-
-Ints = NDArray[np.int64]
+from batchloom.plan.packing.rows import Ints, Rows, slice_rows
 
 _MAX_CACHED_EPOCHS = 2
 _MAX_CACHED_ANCHORS = 1024
@@ -183,10 +180,7 @@ class SourceOrder:
         return self.total
 
     def quotas(self, epochs: int) -> Ints:
-        """Return the sequences of each lane in the first ``epochs``, int64 [lanes].
-
-        All pools are counted first.
-        """
+        """Return the sequences of each lane in the first ``epochs``; counts all pools."""
         return compute_quotas(self._count_before(epochs), self.lanes)
 
     def _count_before(self, epoch: int) -> int:
@@ -219,18 +213,11 @@ class SourceOrder:
         """Return whether each lane has this many sequences in the first ``epochs``.
 
         Only as many pools are counted as the answer needs.
-
-        Args:
-            counts: sequences of each lane, int64 [lanes].
-            epochs: epochs of the run, including those before ``begins``.
         """
         return self._surely_has(_count_dealt(counts, np.arange(self.lanes), self.lanes), epochs)
 
     def _surely_has(self, sequences: int, epochs: int) -> bool:
-        """Return whether the first ``epochs`` have this many sequences in total.
-
-        Without excluded documents, unserved tokens give a bound without counting.
-        """
+        """Return whether the first ``epochs`` have this many sequences in total."""
         tokens = epochs * self.store.tokens - self.served_tokens
         if self.spec.overlong == "split" and tokens > (sequences - 1) * self.spec.seq_len:
             return True
@@ -254,10 +241,7 @@ class SourceOrder:
         return sequence_count
 
     def find_cursor(self, lane: int, index: int) -> Cursor:
-        """Return the cursor of a lane's next sequence.
-
-        Without one, return the lane's first cursor.
-        """
+        """Return the cursor of a lane's next sequence, or else the lane's first one."""
         location = self.find(lane, index) if index else None
         return location.cursor if location and location.cursor else self.begins[lane]
 
@@ -313,10 +297,7 @@ class SourceOrder:
         return location._replace(run=min(location.run, quota - inside), cursor=cursor)
 
     def locate_own(self, epoch: int, lane: int, inside: int) -> SequenceLocation:
-        """Locate a sequence of a lane's own pools by its number in an epoch.
-
-        ``before`` of its cursor counts from the start of the epoch, too.
-        """
+        """Locate a sequence of a lane's own pools; counts from the start of the epoch."""
         epoch_layout = self.epoch(epoch)
         remainder_count = epoch_layout.remainder_counts[lane]
         if inside < remainder_count:
@@ -342,10 +323,7 @@ class SourceOrder:
         return location._replace(run=run, cursor=None)
 
     def count_shares(self, epoch: int) -> tuple[Ints, Ints]:
-        """Return the required and the own sequences of each lane in an epoch.
-
-        All pools are counted first.
-        """
+        """Return each lane's required and own sequences of an epoch; counts all pools."""
         quotas = compute_quotas(self._count_before(epoch + 1), self.lanes)
         quotas -= compute_quotas(self._count_before(epoch), self.lanes)
         epoch_layout = self.epoch(epoch)
@@ -406,10 +384,7 @@ class SourceOrder:
             cursor = Cursor(cursor.epoch, cursor.slot + 1, cursor.before + count)
 
     def _has_own(self, lane: int, count: int, epoch: int) -> bool:
-        """Return whether a lane serves this many own sequences until an epoch ends.
-
-        If that is uncertain, all pools are counted.
-        """
+        """Return whether a lane serves this many own sequences until an epoch ends."""
         if self.lanes > 1 and not self._surely_has((count - 1) * self.lanes + lane + 1, epoch + 1):
             self.count_all()
         return self.lanes == 1 or self.total < 0

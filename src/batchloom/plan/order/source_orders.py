@@ -23,9 +23,8 @@ from batchloom.plan.order.source_order import Cursor, PoolCountCache, SourceOrde
 from batchloom.plan.order.timeline import StepRange, Timeline, build_run_layout
 from batchloom.plan.packing.plan_spec import PlanSpec, describe_window_conflict
 from batchloom.plan.packing.pools import ExcludedDocuments, Pools
-from batchloom.plan.packing.rows import Rows, join_rows, reorder_rows, repack_rows, slice_rows
+from batchloom.plan.packing.rows import Ints, Rows, join_rows, reorder_rows, repack_rows, slice_rows
 
-Ints = NDArray[np.int64]
 # (epoch, slot, row) of the next sequence of each lane. Slot -1 is the remainder of an earlier cut.
 SourceCut = tuple[tuple[int, int, int], ...]
 SOURCE = "data"
@@ -234,10 +233,7 @@ class SourceOrders:
             self._copy_timeline(previous_orders)
 
     def _count_first_sources(self) -> int:
-        """Count the sources with a weight before any edit.
-
-        A source that an edit adds must not change the pool size of the others.
-        """
+        """Count the sources with a weight before any edit."""
         if not isinstance(self.data, Mixture):
             return 1
         names = list_weighted_sources(self.data.weights, self.names)
@@ -368,10 +364,7 @@ class SourceOrders:
         return list(orders.values())
 
     def get_source_cut(self, number: int, era: int) -> SourceCut | None:
-        """Return the cut of a source at the start of an era.
-
-        Return None if its lanes lent sequences to each other.
-        """
+        """Return the cut of a source at the start of an era; None if its lanes lent."""
         if (era, number) not in self.source_cuts:
             served = self.count_served(number, era - 1)
             self.source_cuts[era, number] = compute_source_cut(self.order(number, era - 1), served)

@@ -15,8 +15,7 @@ from batchloom.core.errors import PlanError
 from batchloom.plan.mixture.mixture_spec import Stage, Weights
 from batchloom.plan.mixture.schedule import Schedule, make_schedule
 from batchloom.plan.order.edits import Edit
-
-Ints = NDArray[np.int64]
+from batchloom.plan.packing.rows import Ints
 
 # The bound leaves room in 64 bits for the positions after an edit.
 _MAX_POSITION = 1 << 60
@@ -208,10 +207,7 @@ class SourceTail(NamedTuple):
     ends: Ints
 
     def at(self, turns: Ints) -> tuple[Ints, Ints]:
-        """Return (lane, index) of the sequences that turns serve, counted in the era.
-
-        The index is -1 if no sequence is left.
-        """
+        """Return (lane, index) of the sequences that turns serve, counted in the era."""
         lane_ends = np.cumsum(self.ends - self.begins)
         numbers = turns - int(self.begins.sum())
         lanes = lane_ends.searchsorted(numbers, side="right")

@@ -5,6 +5,7 @@ from .plan_spec import (
     POOL_SIZE as POOL_SIZE,
     OverlongMode as OverlongMode,
     PackingOptions as PackingOptions,
+    format_near_multiples as format_near_multiples,
     list_choice_problems as list_choice_problems,
 )
 from .pools import ExcludedDocuments as ExcludedDocuments

@@ -182,8 +182,7 @@ class PlanSpec(PackingOptions):
                 f"smaller number that does is {find_nearest_divisor(self.global_batch_size, self.lanes)}"
             )
         if not invalid_fields & {"align", "seq_len"} and self.seq_len % self.align:
-            lower_multiple = self.seq_len // self.align * self.align
-            fitting = " or ".join(str(n) for n in (lower_multiple, lower_multiple + self.align) if n)
+            fitting = format_near_multiples(self.seq_len, self.align)
             problems.append(f"seq_len: {self.seq_len} is not a multiple of align {self.align}; give {fitting}")
         if self.steps is not None and not invalid_fields & {"steps", "global_batch_size"}:
             positions = self.steps * self.global_batch_size
@@ -270,3 +269,9 @@ def list_choice_problems(spec: object, choices: Mapping[str, Any]) -> list[str]:
 
 def find_nearest_divisor(number: int, most: int) -> int:
     return max(n for n in range(1, min(most, number) + 1) if number % n == 0)
+
+
+def format_near_multiples(number: int, factor: int) -> str:
+    """Return the multiples of ``factor`` next to a number, as ``8 or 16``."""
+    lower = number // factor * factor
+    return " or ".join(str(n) for n in (lower, lower + factor) if n)

@@ -145,9 +145,7 @@ class Pools:
     def members(self, pool: int, max_documents: int | None = None) -> NDArray[np.int64]:
         """Return the documents of a pool in packing order, int64 [N].
 
-        Args:
-            pool: number of the pool.
-            max_documents: approximate limit; only the first blocks of the pool are returned.
+        With ``max_documents`` only about as many, of the first blocks.
         """
         layer, members = self._draw_members(pool, max_documents)
         if layer.block == 1:
@@ -226,10 +224,7 @@ class Pools:
         return count_sequences(aligned_lengths, self._spec.seq_len, self._spec.packing)
 
     def fit_pool(self, pool: int, max_documents: int | None = None) -> NDArray[np.int64]:
-        """Return the fitted lengths of a pool, int64 [N].
-
-        ``max_documents`` is that of :meth:`members`.
-        """
+        """Return the fitted lengths of a pool, int64 [N]."""
         return self.fit_members(self.members(pool, max_documents))
 
     def layers_identity(self) -> dict[str, list[list[int]]]:
