@@ -154,7 +154,7 @@ def make_megatron_arrays(tokens: Any, labels: Any, positions: Any, *, attention_
     arrays = {
         "tokens": tokens,
         "labels": labels * trained,
-        "loss_mask": _to_float32(trained),
+        "loss_mask": trained.astype(np.float32) if isinstance(trained, np.ndarray) else trained.float(),
         "position_ids": positions,
     }
     return arrays | ({"attention_mask": ~compute_visibility(positions)} if attention_mask else {})
@@ -204,7 +204,3 @@ def _convert_like(array: Any, values: NDArray[Any]) -> Any:
     if isinstance(array, np.ndarray):
         return values
     return to_torch({"": values})[""].to(array.device)
-
-
-def _to_float32(array: Any) -> Any:
-    return array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()

@@ -185,7 +185,10 @@ def make_augmentation(
     # A bare prefix has no tokenizer.
     tokenizer = store.tokenizer if changes and store.vocab_size is not None else None
     words = {**tokenizer.added, **tokenizer.control} if tokenizer else {}
-    settings = replace(augment, mask_id=_resolve_mask_id(augment, words))
+    settings = augment
+    if augment.mask_id is None and augment.mask_prob:
+        mask_id = next((words[token] for token in _KNOWN_MASK_TOKENS if token in words), None)
+        settings = replace(augment, mask_id=mask_id)
     problems = _find_problems(settings, store.vocab_size, labels)
     raise_problems([f"augment.{problem}" for problem in problems])
     special = {*augment.special_ids}
@@ -208,12 +211,6 @@ def make_augmentation(
 
 def _draws_ids(settings: Augment) -> bool:
     return bool(settings.noise_prob or (settings.mask_prob and settings.random_replace_prob))
-
-
-def _resolve_mask_id(augment: Augment, words: Mapping[str, int]) -> int | None:
-    if augment.mask_id is not None or not augment.mask_prob:
-        return augment.mask_id
-    return next((words[token] for token in _KNOWN_MASK_TOKENS if token in words), None)
 
 
 def _find_problems(settings: Augment, store_vocab_size: int | None, labels: str) -> list[str]:

@@ -188,11 +188,6 @@ def _cut_to_plain(source_cut: SourceCut | None) -> list[Any] | None:
     return list(source_cut[0]) if len(source_cut) == 1 else [list(lane_cut) for lane_cut in source_cut]
 
 
-def _cut_from_plain(plain_cut: list[Any]) -> SourceCut:
-    lane_cuts = [plain_cut] if isinstance(plain_cut[0], int) else plain_cut
-    return tuple((epoch, slot, row) for epoch, slot, row in lane_cuts)
-
-
 def _cursor_to_plain(cursor: Cursor) -> dict[str, int]:
     return {"epoch": cursor.epoch, "slot": cursor.slot, "before": cursor.before}
 
@@ -214,7 +209,8 @@ def resume_from_state(
     )
     for name, plain_cuts in state.get("cuts", {}).items():
         for era, plain_cut in enumerate(plain_cuts, 1):
-            orders.source_cuts[era, names[name]] = plain_cut and _cut_from_plain(plain_cut)
+            lane_cuts = [plain_cut] if plain_cut and isinstance(plain_cut[0], int) else plain_cut
+            orders.source_cuts[era, names[name]] = tuple(map(tuple, lane_cuts)) if lane_cuts else None
     era = len(state.get("cuts", {}) and next(iter(state["cuts"].values())))
     for name, lane_cursors in cursors.items():
         order = orders.order(names[name], era)

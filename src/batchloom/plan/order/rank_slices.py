@@ -264,7 +264,9 @@ def sort_by_cost(costs: Costs) -> NDArray[np.int64]:
 
 
 def compute_max_load(costs: NDArray[np.int64], ranks: NDArray[np.int64], world_size: int) -> int:
-    return int(_compute_loads(costs, ranks, world_size).max())
+    loads = np.zeros(world_size, np.int64)
+    np.add.at(loads, ranks, costs)
+    return int(loads.max())
 
 
 def compute_imbalance(costs: Costs, ranks: NDArray[np.int64], world_size: int) -> float:
@@ -296,12 +298,6 @@ def _normalize_costs(costs: Costs) -> NDArray[np.int64]:
         ],
         np.int64,
     )
-
-
-def _compute_loads(costs: NDArray[np.int64], ranks: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
-    loads = np.zeros(world_size, np.int64)
-    np.add.at(loads, ranks, costs)
-    return loads
 
 
 def _deal_to_least_loaded(parts: NDArray[np.int64], order: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:

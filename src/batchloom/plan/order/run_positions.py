@@ -6,6 +6,7 @@ shuffled. Positions move inside their window; nothing else changes. The idea is 
 LengthGroupedSampler, whose batches come longest first inside each of its windows, and of fairseq's batches by size.
 """
 
+from dataclasses import replace
 from functools import cached_property
 from typing import final
 
@@ -302,5 +303,5 @@ class RunPositions:
             nearest = np.minimum(banned_documents.searchsorted(rows.documents), len(banned_documents) - 1)
             is_banned = is_after_ban & (banned_documents[nearest] == rows.documents)
             if is_banned.any():
-                rows = rows.with_banned(is_banned if rows.banned is None else is_banned | rows.banned)
+                rows = replace(rows, banned=is_banned if rows.banned is None else is_banned | rows.banned)
         return rows

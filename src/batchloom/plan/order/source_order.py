@@ -214,7 +214,9 @@ class SourceOrder:
 
         Only as many pools are counted as the answer needs.
         """
-        return self._surely_has(_count_dealt(counts, np.arange(self.lanes), self.lanes), epochs)
+        # Sequences are dealt to the lanes one by one, until each lane has its count.
+        dealt = ((counts - 1) * self.lanes + np.arange(self.lanes) + 1)[counts > 0]
+        return self._surely_has(int(dealt.max(initial=0)), epochs)
 
     def _surely_has(self, sequences: int, epochs: int) -> bool:
         """Return whether the first ``epochs`` have this many sequences in total."""
@@ -490,8 +492,3 @@ def _compute_quota(sequences: int, lane: int, lanes: int) -> int:
 def compute_quotas(sequences: int, lanes: int) -> Ints:
     """Return each lane's share of ``sequences`` dealt round-robin, int64 [lanes]."""
     return np.maximum(0, -(-(sequences - np.arange(lanes)) // lanes))
-
-
-def _count_dealt(counts: Ints, lane_numbers: Ints, lanes: int) -> int:
-    """Return the sequences to deal round-robin until each lane has its count."""
-    return int(((counts - 1) * lanes + lane_numbers + 1)[counts > 0].max(initial=0))

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple, final
 
@@ -290,7 +291,8 @@ class SourceOrders:
                 spec, store = self._get_spec(number, era), self.stores[self.names[number]]
                 if spec.overlong == "error":
                     Pools(store.lengths, spec, self.names[number]).refuse_overlong()
-                if spec.overlong == "error" or ((is_mixture or era) and _may_be_empty(spec, store)):
+                may_be_empty = spec.overlong == "drop" or not store.tokens
+                if spec.overlong == "error" or ((is_mixture or era) and may_be_empty):
                     self._measure(number, era)
 
     def _check_weights(self) -> None:
@@ -322,7 +324,12 @@ class SourceOrders:
 
     def _get_spec(self, number: int, era: int) -> PlanSpec:
         source_spec = self.source_spec(number)
-        return self.spec.with_source_settings(self._seq_lens[era], source_spec.seed, source_spec.overlong)
+        return replace(
+            self.spec,
+            seq_len=self._seq_lens[era],
+            seed=self.spec.seed if source_spec.seed is None else source_spec.seed,
+            overlong=source_spec.overlong or self.spec.overlong,
+        )
 
     def order(self, number: int, era: int = 0) -> SourceOrder:
         """Return the order of a source in an era."""
@@ -502,7 +509,3 @@ class SourceOrders:
     def sequences_per_epoch(self) -> int:
         """Sequences of one epoch of a plan of one store; counts all pools first."""
         return self.order(self._get_only_source(), len(self._seq_lens) - 1).sequences
-
-
-def _may_be_empty(spec: PlanSpec, store: PlanStore) -> bool:
-    return spec.overlong == "drop" or not store.tokens

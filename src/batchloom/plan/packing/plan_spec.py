@@ -177,9 +177,10 @@ class PlanSpec(PackingOptions):
         if not invalid_fields & {"pool_size", "block"} and self.block and self.pool_size % self.block:
             problems.append(f"pool_size: {self.pool_size} is not a multiple of block {self.block}")
         if not invalid_fields & {"lanes", "global_batch_size"} and self.global_batch_size % self.lanes:
+            divisor = next(n for n in range(self.lanes, 0, -1) if self.global_batch_size % n == 0)
             problems.append(
                 f"lanes: {self.lanes} does not divide global_batch_size {self.global_batch_size}; the largest "
-                f"smaller number that does is {find_nearest_divisor(self.global_batch_size, self.lanes)}"
+                f"smaller number that does is {divisor}"
             )
         if not invalid_fields & {"align", "seq_len"} and self.seq_len % self.align:
             fitting = format_near_multiples(self.seq_len, self.align)
@@ -226,11 +227,6 @@ class PlanSpec(PackingOptions):
         # Round up to a multiple of the block, because a block must not span two pools.
         return replace(self, pool_size=-(-size // max(self.block, 1)) * max(self.block, 1))
 
-    def with_source_settings(self, seq_len: int, seed: int | None, overlong: OverlongMode | None) -> "PlanSpec":
-        """Return a copy for one source, with its own settings applied."""
-        source_spec = replace(self, seq_len=seq_len, overlong=overlong or self.overlong)
-        return source_spec if seed is None else replace(source_spec, seed=seed)
-
     def block_for(self, documents: int) -> int:
         """Return the block size for a source of this many documents."""
         if self.block:
@@ -265,10 +261,6 @@ def list_choice_problems(spec: object, choices: Mapping[str, Any]) -> list[str]:
         for name, value in values.items()
         if value not in (options := get_args(choices[name]))
     ]
-
-
-def find_nearest_divisor(number: int, most: int) -> int:
-    return max(n for n in range(1, min(most, number) + 1) if number % n == 0)
 
 
 def format_near_multiples(number: int, factor: int) -> str:

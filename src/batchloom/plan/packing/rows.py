@@ -41,10 +41,6 @@ class Rows:
     def __len__(self) -> int:
         return len(self.pointers) - 1
 
-    def with_banned(self, banned: NDArray[np.bool_]) -> "Rows":
-        """Return a copy with another ``banned`` mask."""
-        return replace(self, banned=banned)
-
 
 def set_source(rows: Rows, source: int) -> Rows:
     if not source:
@@ -106,14 +102,10 @@ def join_rows(row_slices: list[Rows], count: int) -> Rows:
         _concatenate([row_slice.starts for row_slice in row_slices], np.int64),
         _concatenate([row_slice.lengths for row_slice in row_slices], np.int64),
         _concatenate([row_slice.row_offsets for row_slice in row_slices], np.int64),
-        _join_bans(row_slices),
+        None
+        if all(part.banned is None for part in row_slices)
+        else np.concatenate([np.zeros(len(p.sources), bool) if p.banned is None else p.banned for p in row_slices]),
     )
-
-
-def _join_bans(row_slices: list[Rows]) -> NDArray[np.bool_] | None:
-    if all(row_slice.banned is None for row_slice in row_slices):
-        return None
-    return np.concatenate([np.zeros(len(p.sources), bool) if p.banned is None else p.banned for p in row_slices])
 
 
 def _concatenate(arrays: list[NDArray[T]], dtype: type[T]) -> NDArray[T]:

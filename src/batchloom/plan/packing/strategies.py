@@ -215,10 +215,6 @@ def _pack_separate_windows(lengths: ItemLengths, seq_len: int, *, size: int) -> 
     return total, sequences
 
 
-def _pack_alone(lengths: ItemLengths, _seq_len: int) -> tuple[int, NDArray[np.int64]]:
-    return len(lengths), np.arange(len(lengths))
-
-
 def _pack_wrap(lengths: ItemLengths, seq_len: int) -> PackingResult:
     """Concatenate all items and cut them: every sequence but the last is full."""
     ends = np.cumsum(lengths)
@@ -272,7 +268,9 @@ def _choose_assigner(strategy: str) -> Callable[[ItemLengths, int], tuple[int, N
     window = _WINDOW_PATTERN.fullmatch(strategy)
     if window:
         return partial(_pack_separate_windows if window[2] else _pack_sliding_window, size=int(window[1]))
-    return {"best_fit": _pack_best_fit, "first_fit": _pack_first_fit, "none": _pack_alone}[strategy]
+    if strategy == "none":
+        return lambda lengths, _seq_len: (len(lengths), np.arange(len(lengths)))
+    return _pack_best_fit if strategy == "best_fit" else _pack_first_fit
 
 
 def count_sequences(lengths: ItemLengths, seq_len: int, strategy: str) -> int:
