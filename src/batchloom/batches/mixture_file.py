@@ -35,8 +35,8 @@ def read_mixture(text_or_path: str | os.PathLike[str]) -> Mixture:
     the last name of a path is the source name, and a path without a weight is reserved for an edit.
 
     Raises:
-        SettingsError: unknown keys, stores that cannot be opened, weights that cannot be met; all at once,
-            each with its path in the file.
+        SettingsError: unknown keys, stores that cannot be opened, weights that cannot be met; lists each problem
+            with its path in the file.
         InputMissingError: the file does not exist.
         RecordError: invalid YAML; names the line.
         PlanError: stores of different tokenizers.

@@ -125,13 +125,15 @@ def _is_probability(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Augmentation:
+    """Augmentation prepared for the batches of one store."""
+
     settings: Augment  # the settings, with ``mask_id`` resolved
     # True for special ids [at most the largest special id + 2]; the last entry stands for all larger ids.
     special: NDArray[np.bool_]
     replacement_ids: NDArray[np.int64]  # ids that may be drawn, int64; empty if none is drawn
-    choice_key: HashKey  # hash keys that select tokens, draw replacements, and drop loss
-    replacement_key: HashKey
-    drop_key: HashKey
+    choice_key: HashKey  # selects tokens
+    replacement_key: HashKey  # draws replacements
+    drop_key: HashKey  # drops loss
 
     @property
     def drops_loss(self) -> bool:

@@ -130,6 +130,8 @@ class RowCosts:
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
+    """A process's share of every step."""
+
     placement: RankPlacement  # location of the process in the mesh
     rows: int  # rows of its batches
     passes: int  # number of micro-batches of ``micro_batch_size`` rows; 1 if none is given

@@ -196,7 +196,8 @@ class Schedule:
 class SourceStatistics(NamedTuple):
     """Statistics of a source that are estimated before its pools are counted."""
 
-    tokens: float  # totals of an epoch, scaled by the fraction that ``overlong`` leaves of the first pool
+    # Totals of an epoch, scaled by the fraction that ``overlong`` leaves of the first pool.
+    tokens: float
     documents: float
     # Mean (tokens, documents) of a sequence over the first documents of the first pool that has sequences.
     per_sequence: tuple[float, float]

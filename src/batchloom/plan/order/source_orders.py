@@ -101,9 +101,11 @@ def _list_pool_remainder(order: SourceOrder, lane: int, lane_cut: tuple[int, int
 class _UnservedSequences(NamedTuple):
     """Unserved sequences of an epoch: a range of own ones per lane, and lent ones."""
 
-    begins: Ints  # range of the numbers in the epoch that each lane serves itself, int64 [lanes]
+    # Range of the numbers in the epoch that each lane serves itself, int64 [lanes].
+    begins: Ints
     ends: Ints
-    lanes: Ints  # sequences that other lanes serve, ascending by lane, int64 [N]
+    # Lanes and numbers of the sequences that other lanes serve, ascending by lane, int64 [N].
+    lanes: Ints
     numbers: Ints
     has_lent: NDArray[np.bool_]  # whether other lanes have served some of a lane, bool [lanes]
 
