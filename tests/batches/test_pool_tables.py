@@ -13,7 +13,6 @@ import batchloom
 from batchloom import StoreError
 from batchloom.batches import PlanOptions
 from batchloom.batches.loading import (
-    list_table_folders,
     load_table,
     lock_table,
     make_table_name,
@@ -79,11 +78,10 @@ def test_the_other_process_counts_the_open_generation(store):
 
 def test_the_table_is_the_plans_own_counts(store):
     counted = batchloom.Loader(store, **SPEC).plan
-    folders = list_table_folders(store)
-    path = write_table(counted.orders.order(0), folders)
+    path = write_table(counted.orders.order(0))
     assert path.parent == store.path / "plans"
     adopted = batchloom.Loader(store, **SPEC).plan
-    assert load_table(adopted.orders.order(0), folders)
+    assert load_table(adopted.orders.order(0))
     assert [adopted.run.locate(p) for p in range(200)] == [counted.run.locate(p) for p in range(200)]
     assert (
         make_table_name(batchloom.Loader(store, **SPEC | {"global_batch_size": 8, "epochs": 3}).plan.orders.order(0))
@@ -98,21 +96,24 @@ def test_a_distant_step_waits_for_the_table_and_is_right(store):
     assert np.array_equal(list(batchloom.Loader(store, **SPEC))[-1]["input_ids"], last["input_ids"])
 
 
-def test_a_read_only_store_uses_the_users_cache(store, tmp_path):
+def test_a_read_only_store_uses_the_users_cache(store, tmp_path, monkeypatch):
     plan = batchloom.Loader(store, **SPEC).plan
     blocked = tmp_path / "file"
     blocked.write_text("")
-    path = write_table(plan.orders.order(0), [blocked / "plans", tmp_path / "cache" / "batchloom" / "plans"])
+    folders = [blocked / "plans", tmp_path / "cache" / "batchloom" / "plans"]
+    monkeypatch.setattr(tables_module, "list_table_folders", lambda _store: folders)
+    path = write_table(plan.orders.order(0))
     assert path.parent == tmp_path / "cache" / "batchloom" / "plans"
     fresh = batchloom.Loader(store, **SPEC).plan
-    assert load_table(fresh.orders.order(0), list_table_folders(store))
+    assert load_table(fresh.orders.order(0))
+    del folders[1]
     with pytest.raises(StoreError, match="set XDG_CACHE_HOME"):
-        write_table(plan.orders.order(0), [blocked / "plans"])
+        write_table(plan.orders.order(0))
 
 
 def test_a_damaged_table_is_counted_again(store, caplog):
     plan = batchloom.Loader(store, **SPEC).plan
-    path = write_table(plan.orders.order(0), list_table_folders(store))
+    path = write_table(plan.orders.order(0))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -120,27 +121,26 @@ def test_a_damaged_table_is_counted_again(store, caplog):
     assert not reopened.plan.orders.is_counted
     assert "is damaged; it is counted again" in caplog.text
     assert len(reopened) == len(list(reopened))
-    assert load_table(batchloom.Loader(store, **SPEC).plan.orders.order(0), list_table_folders(store))
+    assert load_table(batchloom.Loader(store, **SPEC).plan.orders.order(0))
 
 
 def test_one_process_counts_and_the_lock_dies_with_it(store):
     plan = batchloom.Loader(store, **SPEC).plan
-    folders = list_table_folders(store)
     code = (
         "import sys, time, batchloom; from batchloom.batches import PlanOptions;"
         "from batchloom.batches.loading.pool_tables import *;"
         f"p = batchloom.Loader(batchloom.open_store({str(store.path)!r}), **{SPEC!r}).plan;"
-        "c = lock_table(p.orders.order(0), list_table_folders(p.orders.store)); print(c.__enter__(), flush=True); time.sleep(60)"
+        "c = lock_table(p.orders.order(0)); print(c.__enter__(), flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline().strip() == "True"
-        with lock_table(plan.orders.order(0), folders) as acquired:
+        with lock_table(plan.orders.order(0)) as acquired:
             assert not acquired
     finally:
         holder.kill()
         holder.communicate()
-    wait_for_table(plan.orders.order(0), folders)
+    wait_for_table(plan.orders.order(0))
     assert plan.orders.is_counted
 
 
@@ -175,10 +175,10 @@ def test_one_process_of_a_node_starts_the_counter(store, monkeypatch, variables,
 
 def test_a_table_is_replaced_as_a_whole(store):
     """Readers of the old table can go on reading it."""
-    plan, folders = batchloom.Loader(store, **SPEC).plan, list_table_folders(store)
-    path = write_table(plan.orders.order(0), folders)
+    plan = batchloom.Loader(store, **SPEC).plan
+    path = write_table(plan.orders.order(0))
     with path.open("rb") as old:
-        write_table(plan.orders.order(0), folders)
+        write_table(plan.orders.order(0))
         assert os.fstat(old.fileno()).st_ino != path.stat().st_ino
         assert old.read() == path.read_bytes()
     assert os.listdir(path.parent) == [path.name]

@@ -452,7 +452,7 @@ def adopt_tables(plan: Plan) -> bool:
         orders = [plan.orders.order(number, era) for number in numbers]
         for order in orders:
             if not order.is_counted and isinstance(order.store, Store):
-                load_table(order, list_table_folders(order.store))
+                load_table(order)
         # The position at which an edit packs again follows from the counts before it.
         if not all(order.is_counted for order in orders):
             return False
@@ -472,7 +472,7 @@ def ensure_tables(plan: Plan) -> None:
             if order.pools.count <= MAX_INLINE_POOLS or not isinstance(order.store, Store):
                 order.count_all()
             else:
-                wait_for_table(order, list_table_folders(order.store))
+                wait_for_table(order)
 
 
 def ensure_tables_for(plan: Plan, position: int) -> None:
@@ -507,8 +507,8 @@ def write_tables(plan: Plan) -> tuple[Path, ...]:
         for number in numbers:
             order = plan.orders.order(number, era)
             folders = list_table_folders(get_open_store(order))
-            if not load_table(order, folders):
-                wait_for_table(order, folders)
+            if not load_table(order):
+                wait_for_table(order)
             name = make_table_name(order)
             table_files += [folder / name for folder in folders if (folder / name).is_file()][:1]
     return tuple(dict.fromkeys(table_files))

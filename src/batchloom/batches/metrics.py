@@ -463,12 +463,9 @@ class Meter:
         if len(known_counts) == len(trained_counts):
             return {"perf/trained_share": sum(known_counts) / max(tokens, 1)}
         rank = self._loader.share_at(records[-1].step).placement.rank
-        return _compute_trained_share(records, sum(int(fact.tokens[rank]) for fact in facts) // self._context)
-
-    @property
-    def _context(self) -> int:
-        """Number of processes that each hold a slice of a rank's rows."""
-        return self._loader.spec.mesh.context
+        return _compute_trained_share(
+            records, sum(int(fact.tokens[rank]) for fact in facts) // self._loader.spec.mesh.context
+        )
 
     def _compute_rank_metrics(self, records: list[_StepRecord]) -> dict[str, float]:
         tokens = sum(record.tokens or 0 for record in records)
@@ -480,7 +477,7 @@ class Meter:
         return metrics | {
             "rank/packing_efficiency": filled,
             "rank/padding_share": 0.0 if self._loader.spec.form == "varlen" else 1 - filled,
-            **_compute_trained_share(records, tokens // self._context),
+            **_compute_trained_share(records, tokens // self._loader.spec.mesh.context),
         }
 
     def _publish(self, seconds: float, waited: float, *, steps: int) -> None:

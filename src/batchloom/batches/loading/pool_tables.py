@@ -57,12 +57,13 @@ def list_table_folders(store: Store) -> list[Path]:
 def load_tables(plan: Plan) -> None:
     for order in plan.orders.latest():
         if not order.is_counted:
-            load_table(order, list_table_folders(get_open_store(order)))
+            load_table(order)
 
 
-def load_table(order: SourceOrder, folders: list[Path]) -> bool:
+def load_table(order: SourceOrder) -> bool:
     """Load the cached table of a source; return False if it is missing or damaged."""
-    for folder in folders:
+    store = get_open_store(order)
+    for folder in list_table_folders(store):
         path = folder / make_table_name(order)
         try:
             data = path.read_bytes()
@@ -70,21 +71,21 @@ def load_table(order: SourceOrder, folders: list[Path]) -> bool:
             continue  # Missing, or not readable for this user: treated as not counted.
         counts = _decode_counts(data)
         if counts is None:
-            make_data_logger(get_open_store(order)).warning("%s is damaged; it is counted again.", path)
+            make_data_logger(store).warning("%s is damaged; it is counted again.", path)
             continue
         order.adopt(counts)
         return True
     return False
 
 
-def write_table(order: SourceOrder, folders: list[Path], progress: Callable[[int, int], None] | None = None) -> Path:
+def write_table(order: SourceOrder, progress: Callable[[int, int], None] | None = None) -> Path:
     """Count all pools and write the table to the first writable folder."""
     lengths = order.store.lengths
     if isinstance(lengths, StoreLengths):
         lengths.read_through()
     data = _encode_counts(order.count_all(progress))
     reasons = []
-    for folder in folders:
+    for folder in list_table_folders(get_open_store(order)):
         path = folder / make_table_name(order)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -115,10 +116,10 @@ def wait_for_tables(plan: Plan) -> None:
             if order.pools.count <= MAX_INLINE_POOLS:
                 order.count_all()
             else:
-                wait_for_table(order, list_table_folders(get_open_store(order)))
+                wait_for_table(order)
 
 
-def wait_for_table(order: SourceOrder, folders: list[Path]) -> None:
+def wait_for_table(order: SourceOrder) -> None:
     """Wait until a source has its counts, loaded from its table or counted here."""
     log, last_report_time = make_data_logger(get_open_store(order)), time.monotonic()
 
@@ -129,10 +130,10 @@ def wait_for_table(order: SourceOrder, folders: list[Path]) -> None:
             log.info("Counting sequences for the length of the run: %d of %d pools%s.", done, pools, source_suffix)
 
     source_suffix = "" if order.name == SOURCE else f" of {order.name}"
-    while not order.is_counted and not load_table(order, folders):
-        with lock_table(order, folders) as has_lock:
-            if has_lock and not load_table(order, folders):
-                write_table(order, folders, report_progress)
+    while not order.is_counted and not load_table(order):
+        with lock_table(order) as has_lock:
+            if has_lock and not load_table(order):
+                write_table(order, report_progress)
             elif not has_lock:
                 if time.monotonic() - last_report_time > _PROGRESS_SECONDS:
                     last_report_time = time.monotonic()
@@ -151,8 +152,9 @@ def get_open_store(order: SourceOrder) -> Store:
 
 
 @contextlib.contextmanager
-def lock_table(order: SourceOrder, folders: list[Path]) -> Iterator[bool]:
+def lock_table(order: SourceOrder) -> Iterator[bool]:
     """Yield whether this process counts the table; the lock dies with the process."""
+    folders = list_table_folders(get_open_store(order))
     descriptor = _lock_file(make_table_name(order), folders)
     if descriptor is None:
         yield True
@@ -247,10 +249,9 @@ def main() -> None:
     for request in json.load(sys.stdin):
         store = open_store(request["path"], request["split"] or "train", **request["opened"])
         order = SourceOrder(request["name"], store, from_plain(PlanSpec, request["spec"]))
-        folders = list_table_folders(store)
-        with lock_table(order, folders) as has_lock:
-            if has_lock and not load_table(order, folders):
-                write_table(order, folders, leave_with_parent)
+        with lock_table(order) as has_lock:
+            if has_lock and not load_table(order):
+                write_table(order, leave_with_parent)
 
 
 if __name__ == "__main__":

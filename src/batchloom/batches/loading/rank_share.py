@@ -253,22 +253,20 @@ def assign_balanced_ranks(
     """Return the rank of each row of a step, int64 [B], and the imbalance of costs."""
     if world_size == 1:
         return np.zeros(costs.shape[-1], np.int64), Imbalance(1.0, 1.0)
-    plain = assign_row_ranks(plan, step, costs, world_size, balance=False)
+    plain = _assign_ranks_in_order(plan, step, costs.shape[-1], world_size)
     in_order = compute_imbalance(costs, plain, world_size)
     if not balance:
         return plain, Imbalance(in_order, in_order)
-    balanced_ranks = assign_row_ranks(plan, step, costs, world_size, balance=True)
+    balanced_ranks = deal_balanced(costs, world_size)
     return balanced_ranks, Imbalance(in_order, compute_imbalance(costs, balanced_ranks, world_size))
 
 
-def assign_row_ranks(plan: Plan, step: int, costs: Costs, world_size: int, *, balance: bool) -> NDArray[np.int64]:
-    """Return the rank of each row, as :func:`select_rank_rows` assigns it, int64 [B]."""
-    if balance and world_size > 1:
-        return deal_balanced(costs, world_size)
+def _assign_ranks_in_order(plan: Plan, step: int, rows: int, world_size: int) -> NDArray[np.int64]:
+    """Return the rank of each row as ``select_rank_rows`` assigns it without costs."""
     if plan.spec.lanes == 1 or plan.spec.lanes % world_size:
-        return deal_contiguous(costs.shape[-1], world_size)
+        return deal_contiguous(rows, world_size)
     start, stop = plan.positions_of(step)
-    ranks = np.zeros(costs.shape[-1], np.int64)
+    ranks = np.zeros(rows, np.int64)
     for rank in range(world_size):
         ranks[plan.run.positions_in(start, stop, (rank, world_size)) - start] = rank
     return ranks
