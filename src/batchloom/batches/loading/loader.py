@@ -385,17 +385,15 @@ class Loader:
             raise make_random_access_error(str(step))
         return self._begin_step(step).finish().take_batch()
 
-    def _begin_step(self, step: int) -> PendingItem[StagedBatch]:
+    def _begin_step(self, step: int, step_rows: StepRows | None = None) -> PendingItem[StagedBatch]:
         # Edits wait until the batch's rows are selected: they must come from one plan and one store.
         with self._turn:
-            share = self.share_at(step)
-            step_rows = select_rank_rows(self.plan, step, share, self._balance)
-            if not self.spec.prefetch and self._is_remote:
-                fetch_rows(self._list_stores(), get_block_sizes(self.plan), step_rows[0])
-            return self._begin_batch(step, step_rows)
-
-    def _begin_batch(self, step: int, step_rows: StepRows) -> PendingItem[StagedBatch]:
-        return self._assemble_batch(self.store, self._to_global_documents(step_rows[0]), step_rows[1], step)
+            if step_rows is None:
+                step_rows = select_rank_rows(self.plan, step, self.share_at(step), self._balance)
+                if not self.spec.prefetch and self._is_remote:
+                    fetch_rows(self._list_stores(), get_block_sizes(self.plan), step_rows[0])
+            rows, positions = step_rows
+            return self._assemble_batch(self.store, self._to_global_documents(rows), positions, step)
 
     def _assemble_batch(
         self, reader: TokenReader, rows: Rows, positions: NDArray[np.int64], step: int
@@ -538,7 +536,7 @@ class Loader:
             step_rows = prefetched[1] if prefetched and prefetched[0] is self._fetch_plan else None
             if step_rows is None and not self.plan.has_step(step):
                 return None
-            return self._begin_step(step) if step_rows is None else self._begin_batch(step, step_rows)
+            return self._begin_step(step, step_rows)
 
     @property
     def next_step(self) -> int:

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, final, runtime_checkable
+from typing import Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,15 @@ from batchloom.plan.packing.plan_spec import PlanSpec
 from batchloom.plan.packing.rows import Rows, align_lengths, fit_lengths, pack_rows, reorder_rows
 from batchloom.plan.packing.strategies import ORDER_FREE_STRATEGIES, count_sequences
 
+_CHUNK_DOCUMENTS = 1 << 20
+
 
 class DocumentLengths(Protocol):
-    """Lengths of a source's documents, in tokens."""
+    """Lengths of a source's documents, in tokens.
+
+    Lengths may also have ``layers``, the documents that each store generation added, and ``document_count``, the
+    number of documents that are served if the others have length 0.
+    """
 
     @property
     def size(self) -> int:
@@ -26,27 +32,6 @@ class DocumentLengths(Protocol):
 
     def take(self, documents: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return the lengths of these documents, uint32 of the same length."""
-
-
-@runtime_checkable
-class LayeredLengths(Protocol):
-    """Lengths that report the number of documents each store generation added."""
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """Documents of each generation that added some, in order; they sum to ``size``."""
-
-
-@runtime_checkable
-class PartialLengths(Protocol):
-    """Lengths under which only some documents are served; the others have length 0."""
-
-    @property
-    def document_count(self) -> int:
-        """Number of documents that are served."""
-
-
-_CHUNK_DOCUMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +102,8 @@ class Pools:
     def __init__(self, lengths: DocumentLengths, spec: PlanSpec, source: str) -> None:
         self._lengths, self._spec, self._source = lengths, spec, source
         self.documents = lengths.size
-        self.served_documents = lengths.document_count if isinstance(lengths, PartialLengths) else lengths.size
-        self.layers = lengths.layers if isinstance(lengths, LayeredLengths) else (lengths.size,)
+        self.served_documents: int = getattr(lengths, "document_count", lengths.size)
+        self.layers: tuple[int, ...] = getattr(lengths, "layers", (lengths.size,))
         self._layers: list[_GenerationPools] = []
         first = self.count = 0
         for number, documents in enumerate(self.layers):
