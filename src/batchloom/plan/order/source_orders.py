@@ -293,8 +293,8 @@ class SourceOrders:
                 spec, store = self._get_spec(number, era), self.stores[self.names[number]]
                 if spec.overlong == "error":
                     Pools(store.lengths, spec, self.names[number]).refuse_overlong()
-                may_be_empty = spec.overlong == "drop" or not store.tokens
-                if spec.overlong == "error" or ((is_mixture or era) and may_be_empty):
+                may_be_empty = (is_mixture or era) and (spec.overlong == "drop" or not store.tokens)
+                if spec.overlong == "error" or may_be_empty:
                     self._measure(number, era)
 
     def _check_weights(self) -> None:
