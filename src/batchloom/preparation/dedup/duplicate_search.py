@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO, NamedTuple, Self, final
+from typing import NamedTuple, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import OutputError
 from batchloom.preparation.dedup.sorted_keys import (
     KEY,
+    WriteRecords,
     argsort_keys,
     iter_key_range,
     map_records,
@@ -67,8 +68,8 @@ def search_duplicates(
     Raises:
         OutputError: a file cannot be read or written, or is truncated.
     """
-    with write_key_file(out) as file:
-        search = _DuplicateMatcher(first_new, file)
+    with write_key_file(out) as write:
+        search = _DuplicateMatcher(first_new, write)
         for unit, path in enumerate(files):
             for run in iter_key_range(path, *range_, kind):
                 search.add(unit, run)
@@ -80,9 +81,9 @@ def search_duplicates(
 class _DuplicateMatcher:
     """Comparison of key batches, given in input order, with the first keys so far."""
 
-    def __init__(self, first_new: int, file: BinaryIO) -> None:
+    def __init__(self, first_new: int, write: WriteRecords) -> None:
         self.duplicate_count = 0
-        self._first_new, self._file = first_new, file
+        self._first_new, self._write = first_new, write
         self._first_keys: _KeyBatch | None = None
         self._batch: list[_KeyBatch] = []
         self._size = 0
@@ -131,7 +132,7 @@ class _DuplicateMatcher:
             keys.document_ids[first_indices],
             keys.part[first_indices],
         )
-        self._file.write(rows.data)
+        self._write(rows)
         self.duplicate_count += len(rows)
 
 

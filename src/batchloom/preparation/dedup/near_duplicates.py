@@ -258,8 +258,8 @@ def _write_component_drops(
         first_part = _lookup_minimum(_min_neighbours(first_parts, partition), later)
         rows = make_duplicate_rows(later, part, first, first_part)
         path = out / f"near_{partition:05d}.drops"
-        with write_key_file(path) as file:
-            file.write(rows[rows["unit"] >= first_new].data)
+        with write_key_file(path) as write:
+            write(rows[rows["unit"] >= first_new])
         files.append(path)
     return files
 

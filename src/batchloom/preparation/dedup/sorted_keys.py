@@ -8,13 +8,13 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import OutputError
-from batchloom.core.files import release_pages, replace_file, wrap_os_errors
+from batchloom.core.files import PARTIAL_SUFFIX, release_pages, wrap_os_errors
 
 # Two keys match if both halves are equal. `part` is the index of the file part in the unit.
 KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<u4"), ("part", "<u4")])
@@ -25,6 +25,9 @@ SIGNATURE_KEY = np.dtype([("high", "<u8"), ("number", "<u4"), ("part", "<u4")])
 RUN_KEYS = 1 << 21
 # Keys per partition. The search takes 600 MiB, however often keys repeat.
 _PARTITION_KEYS = 1 << 21
+
+
+WriteRecords = Callable[[NDArray[np.void]], None]
 
 
 def count_partitions(keys: int) -> int:
@@ -64,8 +67,8 @@ def open_key_writer(path: Path, kind: np.dtype[np.void] = KEY) -> Iterator[Calla
     Raises:
         OutputError: the file cannot be written.
     """
-    with write_key_file(path) as file:
-        runs = _RunSorter(file, kind)
+    with write_key_file(path) as write:
+        runs = _RunSorter(write, kind)
         yield runs.add
         runs.finish()
 
@@ -74,8 +77,8 @@ def open_key_writer(path: Path, kind: np.dtype[np.void] = KEY) -> Iterator[Calla
 class _RunSorter:
     """Writer of keys in sorted runs of RUN_KEYS."""
 
-    def __init__(self, file: BinaryIO, kind: np.dtype[np.void]) -> None:
-        self._file, self._kind = file, kind
+    def __init__(self, write: WriteRecords, kind: np.dtype[np.void]) -> None:
+        self._write, self._kind = write, kind
         self._buffer: list[NDArray[np.void]] = []
         self._size = 0
         self._last = 0
@@ -104,7 +107,7 @@ class _RunSorter:
         low = records["low"].copy() if "low" in (records.dtype.names or ()) else None
         order = argsort_keys(records["high"].copy(), low)
         # For records, np.take is several times as fast as indexing.
-        self._file.write(np.take(records, order).data)
+        self._write(np.take(records, order))
 
 
 def make_key_records(
@@ -162,17 +165,30 @@ def iter_key_range(
 
 
 @contextlib.contextmanager
-def write_key_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that replaces ``path`` on success and is removed on failure."""
-    with replace_file(path) as partial_path:
-        try:
-            with partial_path.open("wb") as file:
-                yield file
+def write_key_file(path: Path) -> Iterator[WriteRecords]:
+    """Yield a function that writes records to a file, which replaces ``path`` on success.
+
+    It is removed on failure. Other errors of the body pass unchanged.
+    """
+    partial_path = path.with_name(path.name + PARTIAL_SUFFIX)
+    with wrap_os_errors("write", path):
+        file = partial_path.open("wb")
+
+    def write(records: NDArray[np.void]) -> None:
+        with wrap_os_errors("write", path):
+            file.write(records.data)
+
+    try:
+        with file:
+            yield write
+            with wrap_os_errors("write", path):
                 file.flush()
                 os.fsync(file.fileno())
-        except BaseException:
-            partial_path.unlink(missing_ok=True)
-            raise
+        with wrap_os_errors("write", path):
+            partial_path.replace(path)
+    except BaseException:
+        partial_path.unlink(missing_ok=True)
+        raise
 
 
 def count_records(path: Path, kind: np.dtype[np.void]) -> int:
