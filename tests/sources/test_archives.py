@@ -17,6 +17,7 @@ import zstandard
 
 from batchloom import InputError
 from batchloom.core.errors import InputMissingError
+from batchloom.sources import list_sources
 from batchloom.sources.files import archives
 from sources.source_reading import read_inputs
 
@@ -236,3 +237,24 @@ def test_archives_in_folders_are_opened(tmp_path):
     result = read_inputs(tmp_path)
     assert result.values == ["zero", "one"]
     assert result.sources[1].name == f"{tmp_path.name}/b.zip/a.txt"
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_tar_cut_after_a_long_name_is_refused(tmp_path, tar_format, suffix):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tar_format) as tar_file:
+        for name in ("a.txt", "b" * 150 + ".txt"):
+            member = tarfile.TarInfo(name)
+            member.size = 5
+            tar_file.addfile(member, io.BytesIO(b"hello"))
+    path = tmp_path / f"x.tar{suffix}"
+    # The first member takes 1,024 bytes, and the extra header with the long name as many.
+    for size in (1024, 2048):
+        data = buffer.getvalue()[:size]
+        path.write_bytes(gzip.compress(data) if suffix else data)
+        if size == 1024:
+            assert [source.name for source in list_sources([str(path)]).sources] == [f"{path}/a.txt"]
+        else:
+            with pytest.raises(InputError, match="it is cut short"):
+                list_sources([str(path)])

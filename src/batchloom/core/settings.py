@@ -55,12 +55,13 @@ class Setting:
 
 
 class SettingField(NamedTuple):
-    """A declared field of a settings class: type without None, default, declaration."""
+    """A declared field of a settings class; ``hint`` is its type without None."""
 
     name: str
     hint: Any
     default: Any
     setting: Setting
+    optional: bool
 
     @property
     def option_names(self) -> list[str]:
@@ -77,7 +78,13 @@ def list_settings(cls: Any) -> tuple[SettingField, ...]:
     """List the fields of a settings class that have a :class:`Setting`, in order."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return tuple(
-        SettingField(field.name, _strip_none(hints[field.name].__origin__), field.default, metadata)
+        SettingField(
+            field.name,
+            _strip_none(hints[field.name].__origin__),
+            field.default,
+            metadata,
+            optional=type(None) in typing.get_args(hints[field.name].__origin__),
+        )
         for field in dataclasses.fields(cls)
         for metadata in getattr(hints[field.name], "__metadata__", ())
         if isinstance(metadata, Setting)
@@ -93,7 +100,7 @@ def find_problems(spec: object, path: str = "") -> list[str]:
     cls: Any = type(spec)
     for field in list_settings(cls):
         value = getattr(spec, field.name)
-        if value is None and field.default is None:
+        if value is None and field.optional:
             continue
         problem = field.setting.check(value) if field.setting.check else _find_type_problem(value, field)
         if problem:
@@ -228,9 +235,11 @@ def convert_int_settings(spec: object) -> list[str]:
     return coerce_int_fields(
         spec,
         {
-            name: (int(setting.minimum or 0), int(setting.maximum))
-            for name, hint, _, setting in list_settings(type(spec))  # type: ignore[arg-type]
-            if hint is int and setting.maximum is not None
+            field.name: (int(field.setting.minimum or 0), int(field.setting.maximum))
+            for field in list_settings(type(spec))  # type: ignore[arg-type]
+            if field.hint is int
+            and field.setting.maximum is not None
+            and not (field.optional and getattr(spec, field.name) is None)
         },
     )
 

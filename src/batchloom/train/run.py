@@ -179,11 +179,13 @@ def _announce_source(source: Store | Mixture, path: Path | None, log: RunLog) ->
 
 
 def has_targets(loader: Loader, steps: int) -> bool:
-    """Return whether any of the first steps has a token to predict."""
+    """Return whether the steps may have a token to predict; only the first are checked."""
     if not _count_trained_tokens(loader):
         return False
     checked_steps = range(min(steps, _MAX_CHECKED_STEPS))
-    return any(loader.plan.has_step(step) and loader.trained_tokens(step) for step in checked_steps)
+    return steps > _MAX_CHECKED_STEPS or any(
+        loader.plan.has_step(step) and loader.trained_tokens(step) for step in checked_steps
+    )
 
 
 def _make_val_loaders(
@@ -281,7 +283,8 @@ def open_run_folder(run: TrainRun, *, resume: bool) -> int:
         folder.check_new()
     # The exchange also ensures that every rank has checked the folder before the first rank writes.
     if run.ranks.world_size > 1:
-        require_agreement(run.loader)
+        with run.ranks.collective_errors():
+            require_agreement(run.loader)
     if run.ranks.first:
         if resume:
             truncate_log(folder.log, done)

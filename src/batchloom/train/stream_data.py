@@ -55,7 +55,7 @@ class StreamData:
         self.request = request
         self.path, self._ranks = Path(self.inputs[0]), ranks
         self.location = SimpleNamespace(name=self.inputs[0], is_remote=False, on_disk=True, generation=None)
-        self.contents = SimpleNamespace(weights=(), synthetic=False)
+        self.contents = SimpleNamespace(weights=(), synthetic=False, removed=np.empty(0, np.int64))
         self.fingerprint = self.stream.fingerprint
         self.tokenizer = self.stream.tokenizer
         self.vocab_size, self.end_id = self.tokenizer.vocab_size, self.tokenizer.end_id

@@ -79,6 +79,7 @@ _EDGE_BYTES = 64 << 10
 _MAX_SAMPLED_HEADS, _MAX_HEAD_CHARACTERS = 8, 4 << 20
 # Characters of the first document that a verdict shows.
 _BEGINNING_CHARACTERS = 200
+_REPORT_SECONDS = 0.2
 # Bytes of a document in a store besides its tokens: .idx, .docs and lengths.u32.
 _INDEX_BYTES_PER_DOCUMENT = 20 + 36 + 4
 # Bytes of a media item in a store: its table row and its path.
@@ -278,7 +279,7 @@ class Examination:
         self._reasons = ReasonCounts()
         self._part: SourcePart | None = None
         self._progress = SampleProgress()
-        self._clock = time.perf_counter()
+        self._clock = self._last_report_time = time.perf_counter()
 
     def _group_sources(self) -> list[SourceGroup]:
         """Group sources by how they are read, in the order of each group's first source.
@@ -384,7 +385,8 @@ class Examination:
                 duplicates.add(self._count_documents(group, parsed_records))
             previous_clock, self._clock = self._clock, time.perf_counter()
             group.seconds += self._clock - previous_clock
-            if self.sample.complete:
+            if self.sample.complete and self._clock - self._last_report_time >= _REPORT_SECONDS:
+                self._last_report_time = self._clock
                 self._report_progress()
 
     def _refuse(self, part: SourcePart, error: InputError) -> None:
@@ -477,13 +479,13 @@ class Examination:
         )
 
     def _report_progress(self) -> None:
-        groups = self.groups
+        groups, total = self.groups, self._listing.bytes
         done = round(sum(group.read_bytes for group in groups))
         self._listener(
             Progress(
                 "tokenize",
-                min(done, self._listing.bytes),
-                self._listing.bytes,
+                min(done, total),
+                total,
                 0,
                 sum(group.documents for group in groups),
                 sum(group.tokens for group in groups),

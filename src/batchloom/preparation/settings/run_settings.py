@@ -1,4 +1,4 @@
-"""Settings of a run of ``prepare``, which do not change the store's bytes."""
+"""Settings of a run of ``prepare``: its executor, and what it does with earlier work."""
 
 import os
 from collections.abc import Mapping

@@ -4,7 +4,6 @@ Members are opened by their offset. The reader of a compressed tar stays open an
 next member is ahead of it, so reading all members in order decompresses the archive once.
 """
 
-import contextlib
 import struct
 import tarfile
 import zipfile
@@ -202,12 +201,12 @@ def _walk_zip(archive: Archive, file: BinaryIO, skipped_counts: Counter[str]) ->
 
 def _walk_tar(archive: Archive, file: BinaryIO, skipped_counts: Counter[str]) -> Iterator[ArchiveEntry]:
     raw = cast("BinaryIO", file if archive.compression is None else _SequentialTar(archive, file))
-    # Unlike a tar of samples, an archive may lack its end marker.
-    with (
-        contextlib.suppress(MissingEndMarkerError),
-        tarfile.open(fileobj=raw, mode="r|", bufsize=_TAR_READ, tarinfo=TarHeader) as tar_file,
-    ):
-        while (entry := tar_file.next()) is not None:
+    try:
+        tar_file = tarfile.open(fileobj=raw, mode="r|", bufsize=_TAR_READ, tarinfo=TarHeader)  # noqa: SIM115 - closed below
+    except MissingEndMarkerError:
+        raise DecompressionError("it is an empty file, not a tar archive") from None
+    with tar_file:
+        while (entry := _read_next_header(tar_file)) is not None:
             # Otherwise tarfile keeps every member in memory.
             tar_file.members = []  # type: ignore[attr-defined]
             if entry.isdir():
@@ -222,6 +221,17 @@ def _walk_tar(archive: Archive, file: BinaryIO, skipped_counts: Counter[str]) ->
     # The checksum of the compressed stream follows all members, so the rest is read to verify it.
     while archive.compression is not None and raw.read(_TAR_READ):
         pass
+
+
+def _read_next_header(tar_file: tarfile.TarFile) -> tarfile.TarInfo | None:
+    """Return the next member; None at the end, which may lack its marker."""
+    try:
+        return tar_file.next()
+    except MissingEndMarkerError:
+        if tar_file.fileobj is not None and tar_file.fileobj.tell() > tar_file.offset:
+            # The header of a long name or of extended attributes was read, and its file is missing.
+            raise DecompressionError("it is cut short") from None
+        return None
 
 
 class MissingEndMarkerError(Exception):

@@ -377,6 +377,11 @@ def _read_rows(batch: pa.RecordBatch, record: int, offset: int, max_bytes: int) 
     large = batch.nbytes > max_bytes
     if large and count > 1:
         return _read_row_by_row(batch, record, offset, max_bytes)
+    if large:
+        # Refuse the row before its texts are copied.
+        beginnings = (_read_beginning(column, max_bytes) for column in batch.columns)
+        if (beginning := next((start for start in beginnings if start is not None), None)) is not None:
+            return Records(bad=[make_too_large_record(record, offset, beginning, max_bytes)], records_read=1)
     records = Records(offsets=[offset] * count, records_read=count)
     records.records = list(range(record, record + count))
     try:

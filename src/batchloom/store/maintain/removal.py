@@ -91,6 +91,9 @@ class DocumentSelection:
                 first_record, part = first_record + entry.records, part + 1
         if documents_file is not None:
             self._add_file(documents_file, manifest)
+        self._sorted_numbers = {
+            subset: np.array(sorted(numbers), np.int64) for subset, numbers in self._numbers.items()
+        }
         self._keys = np.array(sorted(self._records), np.uint64)
         self._high = np.array(sorted({high for high, _ in self._hashes}), np.uint64)
 
@@ -133,7 +136,8 @@ class DocumentSelection:
                 if first <= record < first + count
             ]
             self._records |= dict.fromkeys(keys, line)
-            self._unread |= set() if keys else {line}
+            if not keys:
+                self._unread.add(line)
         else:
             return f"{quote_value(line.text)} names no document"
         return ""
@@ -153,8 +157,9 @@ class DocumentSelection:
                 if line := self._hashes.get((high, low)):
                     is_selected[row] = True
                     self._matched_lines.add(line)
-        rows = np.array(sorted(self._numbers.get(subset, ())), np.int64) - first
-        is_selected[rows[(rows >= 0) & (rows < len(provenance))]] = True
+        if (numbers := self._sorted_numbers.get(subset)) is not None:
+            begin, end = numbers.searchsorted([first, first + len(provenance)])
+            is_selected[numbers[begin:end] - first] = True
         return np.flatnonzero(is_selected) + first
 
     def list_absent(self) -> tuple[str, ...]:

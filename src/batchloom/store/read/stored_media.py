@@ -188,12 +188,21 @@ class StoreMedia:
         Raises:
             StoreError: a report is damaged.
         """
-        manifest, known_folders = self._store.manifest, set(self.folders) - {None}
-        if manifest is None or len(known_folders) < 2:
-            return next(iter(known_folders), None)
+        if self._part_sources is None or len(self._known_folders) < 2:
+            return next(iter(self._known_folders), None)
         shard = int(np.searchsorted(self._bounds, document, side="right")) - 1
         part = int(self._store.provenance.rows(shard, np.array([document - int(self._bounds[shard])])).parts[0])
-        return self.folders[int(make_part_table(manifest.sources).numbers[part])]
+        return self.folders[int(self._part_sources[part])]
+
+    @cached_property
+    def _known_folders(self) -> frozenset[str | None]:
+        return frozenset(self.folders) - {None}
+
+    @cached_property
+    def _part_sources(self) -> NDArray[np.int64] | None:
+        """Source of each part; None without a manifest."""
+        manifest = self._store.manifest
+        return None if manifest is None else make_part_table(manifest.sources).numbers
 
     def of(self, documents: NDArray[np.int64]) -> list[list[StoredMedium]]:
         """Return the media of each document [N], in the order of their tokens.

@@ -217,14 +217,17 @@ class ShardWriter:
         has no hard links; the shard is then abandoned.
         """
         self._file.close()
-        self._partial_path.unlink()
+        with wrap_write_errors(self._partial_path):
+            self._partial_path.unlink()
         try:
             self._partial_path.hardlink_to(path)
         except OSError:
             return False
-        self._file = self._partial_path.open("rb")
-        self._tokens = path.stat().st_size // self._dtype.itemsize
-        self._checksum, self._checksums = checksum, compute_file_checksums(path)
+        # Another attempt may delete the original at any time, so only the link is read.
+        with wrap_write_errors(self._partial_path):
+            self._file = self._partial_path.open("rb")
+            self._tokens = self._partial_path.stat().st_size // self._dtype.itemsize
+        self._checksum, self._checksums = checksum, compute_file_checksums(self._partial_path)
         self._mask = MaskBuilder()
         for flags in trained:
             self._mask.append(flags)
