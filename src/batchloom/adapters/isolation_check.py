@@ -15,6 +15,7 @@ from batchloom.batches import (
     Batch,
     DocumentRows,
     Loader,
+    ScoreFunction,
     accepts_argument,
     get_sliding_window,
     is_leaking,
@@ -46,7 +47,7 @@ def check_no_leak(model: Any, loader: Loader, collator: Collator, rows: int, *, 
     Raises:
         TrainError: documents are not isolated, or the model rejects the inputs; the error names the change to make.
     """
-    seq_len, varlen = loader.plan.spec.seq_len, loader.spec.form == "varlen"
+    seq_len, varlen = loader.plan.spec.seq_len, loader.spec.form == "varlen" and not loader.holds_media
     if loader.holds_media and (misfit := DocumentRows(loader).describe_media_mismatch(model, seq_len)):
         raise TrainError(f"The trainer's model is {misfit}.")
     if loader.plan.spec.packing == "none":
@@ -83,7 +84,12 @@ def check_no_leak(model: Any, loader: Loader, collator: Collator, rows: int, *, 
 
 
 def measure_isolation(
-    compute_logits: Callable[[Batch], Tensor], loader: Loader, rows: int, store: Any = None
+    compute_logits: Callable[[Batch], Tensor],
+    loader: Loader,
+    rows: int,
+    *,
+    store: Any = None,
+    compute_scores: ScoreFunction | None = None,
 ) -> tuple[float, float]:
     """Return the loss differences of packed and of mixed documents from single ones.
 
@@ -92,6 +98,7 @@ def measure_isolation(
         loader: loader of the documents.
         rows: rows of a pass.
         store: store of the documents without media; None for the first one of the loader.
+        compute_scores: function for documents with media that need not hold all logits; None uses ``compute_logits``.
     """
     seq_len = loader.plan.spec.seq_len
     if not loader.holds_media:
@@ -99,7 +106,7 @@ def measure_isolation(
         documents = select_probe_documents(store, seq_len)
         return measure_leakage(compute_logits, documents, rows) if documents else (0.0, 0.0)
 
-    def compute_scores(batch: Batch) -> Callable[[int, slice], Tensor]:
+    def select_logits(batch: Batch) -> Callable[[int, slice], Tensor]:
         logits = compute_logits(batch)
         return lambda row, part: logits[row, part]
 
@@ -107,7 +114,7 @@ def measure_isolation(
     numbers = document_rows.few(seq_len)
     orders = [numbers, numbers[::-1]][: min(rows, 2)]
     single_batches = [document_rows.batch([[number]]) for order in orders for number in order]
-    return measure_batch_leakage(compute_scores, document_rows.batch(orders), single_batches)
+    return measure_batch_leakage(compute_scores or select_logits, document_rows.batch(orders), single_batches)
 
 
 def _check_sliding_window(model: Any, collator: Collator, seq_len: int) -> None:

@@ -13,6 +13,7 @@ from .assembly.batch_spec import (
 )
 from .forms import make_megatron_arrays as make_megatron_arrays, to_padded as to_padded, to_varlen as to_varlen
 from .isolation import (
+    ScoreFunction as ScoreFunction,
     accepts_argument as accepts_argument,
     compute_token_losses as compute_token_losses,
     find_unknown_id as find_unknown_id,

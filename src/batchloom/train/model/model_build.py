@@ -4,7 +4,7 @@ A pretrained model is then tested on documents of the store.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +111,7 @@ def _build_pretrained(
     packed = settings.order.packing != "none"
     rows = settings.batch_size or compute_rank_rows(settings, ranks.world_size)
     if packed or examples is not None:
-        distances = _measure_isolation(model, loader, store, rows)
+        distances = _measure_isolation(model, loader, store, rows, packed=packed)
     if examples is not None and not examples.with_media(settings.seq_len):
         log.print_line("note   the first steps hold no images or audio: the model was tested on texts only")
     if packed:
@@ -146,19 +146,31 @@ def make_model_inputs(part: Batch, window: int | None) -> dict[str, Any]:
     return {**model_inputs, "media": media} if media else model_inputs
 
 
-def _measure_isolation(model: PretrainedModel, loader: Loader, store: Store, rows: int) -> tuple[float, float]:
-    """Return the loss differences of packed and mixed documents from single ones."""
+@torch.no_grad()
+def _measure_isolation(
+    model: PretrainedModel, loader: Loader, store: Store, rows: int, *, packed: bool
+) -> tuple[float, float]:
+    """Return the loss differences of packed and mixed documents from single ones.
+
+    Unless they are packed, only one document is tried, and both are 0.
+    """
     device = next(model.parameters()).device
 
     def compute_logits(batch: Batch) -> torch.Tensor:
+        return model.logits(batch["input_ids"].to(device), batch["position_ids"].to(device))
+
+    def compute_scores(batch: Batch) -> Callable[[int, slice], torch.Tensor]:
         batch.update({name: value.to(device) for name, value in batch.items()})
-        masked_batch = add_model_masks(batch, model.window) if loader.holds_media else batch
-        media = {name: value for name, value in masked_batch.items() if name not in _TEXT_KEYS}
-        return model.logits(batch["input_ids"], batch["position_ids"], media)
+        model_inputs = make_model_inputs(batch, model.window)
+        return model.compute_scores(model_inputs["input_ids"], model_inputs["position_ids"], model_inputs.get("media"))
 
     try:
         with model.make_probe_autocast(device):
-            return measure_isolation(compute_logits, loader, rows, store)
+            if not packed:
+                document_rows = DocumentRows(loader)
+                compute_scores(document_rows.batch([document_rows.few(loader.plan.spec.seq_len)[:1]]))
+                return 0.0, 0.0
+            return measure_isolation(compute_logits, loader, rows, store=store, compute_scores=compute_scores)
     except _UNSUITABLE_MODEL_ERRORS as error:
         if not loader.holds_media or is_out_of_memory(error):
             raise

@@ -11,7 +11,7 @@ import importlib
 import inspect
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, final
@@ -114,6 +114,20 @@ class PretrainedModel(nn.Module):
     def logits(self, input_ids: Tensor, position_ids: Tensor, media: ModelInputs | None = None) -> Tensor:
         """Return the logits of every next token, [rows, seq_len, vocab_size]."""
         return self._call(self.model, input_ids, position_ids, media)
+
+    def compute_scores(
+        self, input_ids: Tensor, position_ids: Tensor, media: ModelInputs | None = None
+    ) -> Callable[[int, slice], Tensor]:
+        """Return a function (row, slice) -> logits, [tokens, vocab_size].
+
+        With a head that is a plain matrix, the logits of all tokens are never in memory at once.
+        """
+        if not self._head_is_plain:
+            scores = self.logits(input_ids, position_ids, media)
+            return lambda row, part: scores[row, part]
+        hidden = self._call(self.model.base_model, input_ids, position_ids, media)
+        head = self.model.get_output_embeddings()
+        return lambda row, part: head(hidden[row, part])
 
     def _call(self, part: Any, input_ids: Tensor, position_ids: Tensor, media: ModelInputs | None = None) -> Tensor:
         model_inputs = {"input_ids": input_ids, "attention_mask": None, **(media or {})}
