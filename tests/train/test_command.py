@@ -162,11 +162,11 @@ def test_a_file_is_prepared_in_memory_and_leaves_nothing(config, tmp_path, capsy
         (["--data", "s", "--lr", "nan"], 2, "--lr: nan is not a finite number above 0"),
         (["--data", "s", "--seq-len", "9" * 5000], 2, "--seq-len"),
         (["--data", "s", "--config-file", "."], 2, ".: cannot be read: "),
-        (["--data", "s", "--config-file", "wide"], 1, "needs 1,536,013.7 GB to train, and this"),
+        (["--data", "s", "--config-file", "wide"], 1, "needs 1,536.0 TB to train, and this"),
         (
             ["--data", "s", "--global-batch-size", "16777216", "--seq-len", "16777216"],
             1,
-            "16,777,216 sequences of 16,777,216 tokens, takes 6,755,399.4 GB",
+            "16,777,216 sequences of 16,777,216 tokens, takes 6,755.4 TB",
         ),
         (["--data", "s", "--out", "wide"], 1, "wide is not an empty folder and holds no run"),
         (["--data", "s", "--out", "wide/run"], 1, "cannot be written: Not a directory"),
