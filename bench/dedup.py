@@ -65,7 +65,7 @@ import fastokens
 from batchloom.preparation.dedup.near_duplicates import find_components
 from batchloom.preparation.dedup.duplicate_search import search_duplicates, read_unit_duplicates
 from batchloom.preparation.dedup.sorted_keys import SIGNATURE_KEY, count_keys, count_partitions
-from batchloom.preparation.dedup.minhash import compute_signatures
+from batchloom.preparation.dedup.near_duplicates import compute_signatures
 from batchloom.preparation.dedup.near_duplicates import map_signatures, write_signature_keys
 from batchloom.tokens import resolve_tokenizer
 tokenizer = fastokens.Tokenizer.from_json_str(json.dumps(resolve_tokenizer("gpt2").state()["tokenizer"]))
@@ -130,7 +130,7 @@ for pieces in ("lines", "paragraphs"):
 PEERS = """
 import time
 import numpy as np
-from batchloom.preparation.dedup.minhash import compute_signatures
+from batchloom.preparation.dedup.near_duplicates import compute_signatures
 count, size = 4000, 500
 ids = np.random.default_rng(0).integers(0, 50_000, count * size).astype(np.uint16)
 lengths = np.full(count, size, np.uint32)

@@ -9,6 +9,7 @@ from typing import Any
 
 from batchloom import PlanSpec
 from batchloom.core.settings import SettingField, list_settings
+from batchloom.media import FrameSampling, MediaLimits
 from batchloom.preparation import (
     ChatRecipe,
     DedupRecipe,
@@ -28,12 +29,15 @@ Each setting is declared once, in a settings class. Its option on the command li
 recipe file and this page derive from the declaration. `python docs/write_settings_page.py` writes the page.
 """
 _TABLE_HEAD = "| setting | option | value | default | meaning |\n|---|---|---|---|---|\n"
+# Prefix of a setting's key where several classes share one mapping.
+_KEY_PREFIXES: dict[type, str] = {FrameSampling: "video_"}
 _GROUPS: dict[str, tuple[type, ...]] = {
     "Preparing data: `prepare`, `stream`, `doctor`, recipe files": (
         *(Recipe, ReadRecipe, ChatRecipe, DedupRecipe, MediaRecipe),
     ),
     "Running `prepare`": (RunSettings, ExecutionSettings),
     "Fill-in-the-middle: keys of `fim` in Python and recipe files": (FimRecipe,),
+    "Images, audio and video: more keys of `media` in Python and recipe files": (MediaLimits, FrameSampling),
     "Data order: `Loader`, `plan`, `explain`, `when`": (PlanSpec,),
     "Training: `train` and its configuration files": (TrainSettings, StreamOptions),
 }
@@ -43,7 +47,7 @@ def format_page() -> str:
     """Return the complete page."""
     sections = [_HEADER]
     for title, classes in _GROUPS.items():
-        rows = [_format_row(field, has_option=cls is not FimRecipe) for cls in classes for field in _list_fields(cls)]
+        rows = [_format_row(cls, field) for cls in classes for field in _list_fields(cls)]
         sections.append(f"\n## {title}\n\n{_TABLE_HEAD}{''.join(rows)}")
     return "".join(sections)
 
@@ -53,11 +57,12 @@ def _list_fields(cls: type) -> list[SettingField]:
     return sorted(list_settings(cls), key=lambda field: field.name not in cls.__annotations__)
 
 
-def _format_row(field: SettingField, *, has_option: bool) -> str:
+def _format_row(cls: type, field: SettingField) -> str:
     setting = field.setting
     help_text = setting.help.replace("|", r"\|")
-    option = ", ".join(f"`{name}`" for name in field.option_names) if has_option else ""
-    return f"| `{field.name}` | {option} | {_format_type(field)} | {_format_default(field)} | {help_text} |\n"
+    option = ", ".join(f"`{name}`" for name in field.option_names) if cls is not FimRecipe else ""
+    key = _KEY_PREFIXES.get(cls, "") + field.name
+    return f"| `{key}` | {option} | {_format_type(field)} | {_format_default(field)} | {help_text} |\n"
 
 
 def _format_type(field: SettingField) -> str:
@@ -66,7 +71,8 @@ def _format_type(field: SettingField) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
     name = _name_type(hint)
-    if hint in (int, float):
+    # A check of the field itself replaces the bounds.
+    if hint in (int, float) and not (setting.check and hint is field.hint):
         return name + _format_bounds(setting.minimum, setting.maximum, setting.below)
     return name
 

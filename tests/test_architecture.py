@@ -402,11 +402,11 @@ SYNTHESIZING_MODULES = {
     *(f"plan/order/{name}.py" for name in ("assumed_lengths", "lane_plan", "run_positions")),
 }
 # Modules that hash existing data with the same functions and draw nothing.
-HASHING_MODULES = {"preparation/dedup/near_duplicates.py", "preparation/dedup/minhash.py"}
+HASHING_MODULES = {"preparation/dedup/near_duplicates.py"}
 # Modules that change or move tokens on request.
 CHANGING_MODULES = {
     "batches/assembly/augment.py",
-    "preparation/documents/fill_in_the_middle.py",
+    "preparation/documents/token_encoder.py",
 }
 SYNTHETIC_DATA_READERS = {"store/read/synthetic_store.py", "preparation/synthetic_run.py"}
 DRAWING_MODULES = {

@@ -15,7 +15,7 @@ import batchloom
 from batchloom.chat import choose_template
 from batchloom.compat import GPTDataLoader, PretrainingDataset, SFTDataset, load_jsonl_file
 from batchloom.plan import Mesh
-from batchloom.preparation.units.crash_isolation import CrashState, update_after_crash
+from batchloom.preparation.units.units import CrashState, update_after_crash
 from batchloom.sources import list_sources
 from batchloom.store import WORK_NAME, compact_store
 from batchloom.testing import append_documents, write_store

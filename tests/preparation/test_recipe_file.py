@@ -34,7 +34,7 @@ from batchloom.preparation.settings import (
     format_token_count,
     parse_token_count,
 )
-from batchloom.preparation.settings.dedup_recipe import DedupMode
+from batchloom.preparation.settings.recipe import DedupMode
 from batchloom.store import read_manifest
 from batchloom.text import CleanStep
 from batchloom.tokens import train_tokenizer

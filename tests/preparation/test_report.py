@@ -23,14 +23,14 @@ from batchloom.preparation.report import (
     encode_report,
     write_report_page,
 )
-from batchloom.preparation.report.html_report import (
+from batchloom.preparation.report.report import (
+    MAX_ROWS,
     Bar,
     draw_horizontal_bars,
     draw_vertical_bars,
     make_length_bars,
     render_report_page,
 )
-from batchloom.preparation.report.report import MAX_ROWS
 from batchloom.preparation.request import recipe_settings_for_report
 from batchloom.preparation.units.unit_report import (
     MAX_SNIPPET_CHARACTERS,

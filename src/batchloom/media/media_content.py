@@ -4,13 +4,13 @@ import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, final
+from typing import Annotated, Protocol, final
 
 import xxhash
 
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.files import RangeFile, open_regular_file
-from batchloom.core.settings import as_int, is_positive_number, quote_value, raise_problems
+from batchloom.core.settings import Setting, find_problems, is_positive_number, raise_problems
 
 # Headers are at the beginning of a file, end markers at its end.
 EDGE_BYTES = 1 << 16
@@ -124,37 +124,43 @@ def hash_edges(size: int, head: bytes, tail: bytes) -> bytes:
     return digest.digest()
 
 
+def _find_time_problem(value: object) -> str:
+    return "" if is_positive_number(value) else "is not a time above 0"
+
+
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
     """Size limits of media: a small file can decode to gigabytes.
 
     Attributes:
         image_pixels: maximum width x height of an image.
-        audio_seconds: maximum length of a sound.
+        audio_seconds: maximum length of a sound in seconds.
         file_bytes: maximum size of a file held in memory, because it is remote or embedded.
         fetch_seconds: timeout for the download of a remote file.
     """
 
-    image_pixels: int = 100_000_000
-    audio_seconds: float = 3600.0
-    file_bytes: int = 256 << 20
-    fetch_seconds: float = 60.0
+    image_pixels: Annotated[
+        int,
+        Setting(help="Maximum width x height of an image.", minimum=1, maximum=_MAX_VALUE, has_option=False),
+    ] = 100_000_000
+    audio_seconds: Annotated[
+        float, Setting(help="Maximum length of a sound in seconds.", check=_find_time_problem, has_option=False)
+    ] = 3600.0
+    file_bytes: Annotated[
+        int,
+        Setting(
+            help="Maximum size of a file held in memory, because it is remote or embedded.",
+            minimum=1,
+            maximum=_MAX_VALUE,
+            has_option=False,
+        ),
+    ] = 256 << 20
+    fetch_seconds: Annotated[
+        float,
+        Setting(
+            help="Timeout for the download of a remote file, in seconds.", check=_find_time_problem, has_option=False
+        ),
+    ] = 60.0
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name}: {quote_value(value)} is not a whole number from 1 to {_MAX_VALUE:,}"
-            for name, value in (
-                ("image_pixels", self.image_pixels),
-                ("file_bytes", self.file_bytes),
-            )
-            if not 1 <= (as_int(value) or 0) <= _MAX_VALUE
-        ]
-        problems += [
-            f"{name}: {quote_value(value)} is not a time above 0"
-            for name, value in (
-                ("audio_seconds", self.audio_seconds),
-                ("fetch_seconds", self.fetch_seconds),
-            )
-            if not is_positive_number(value)
-        ]
-        raise_problems(problems)
+        raise_problems(find_problems(self))

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple, final
+from typing import Annotated, Any, NamedTuple, final
 
 from batchloom.core.errors import MissingDependencyError, UnusableRecordError
 from batchloom.core.medium import FrameFacts
-from batchloom.core.settings import as_int, is_positive_number, quote_value, raise_problems
+from batchloom.core.settings import Setting, find_problems, is_positive_number, raise_problems
 from batchloom.core.wording import format_duration
 from batchloom.media.media_content import MediaContent, MediaLimits, check_declared_size, open_content
 
@@ -40,19 +40,50 @@ class FrameSampling:
         max_pixels: maximum width x height of a frame; larger frames are shrunk.
     """
 
-    fps: float = 2.0
-    frames: int | None = None
-    max_frames: int = 128
-    min_pixels: int = 16 * 16
-    max_pixels: int = 256 * 256
+    fps: Annotated[
+        float,
+        Setting(
+            help="Frames per second of video.",
+            check=lambda value: "" if is_positive_number(value) else "is not a number above 0",
+            has_option=False,
+        ),
+    ] = 2.0
+    frames: Annotated[
+        int | None,
+        Setting(
+            help="Number of evenly spaced frames in place of frames per second; all frames of a shorter video.",
+            minimum=1,
+            maximum=_MAX_VALUE,
+            has_option=False,
+        ),
+    ] = None
+    max_frames: Annotated[
+        int,
+        Setting(
+            help="Maximum number of frames with frames per second.", minimum=1, maximum=_MAX_VALUE, has_option=False
+        ),
+    ] = 128
+    min_pixels: Annotated[
+        int,
+        Setting(
+            help="Minimum width x height of a frame; smaller frames are enlarged.",
+            minimum=1,
+            maximum=_MAX_VALUE,
+            has_option=False,
+        ),
+    ] = 16 * 16
+    max_pixels: Annotated[
+        int,
+        Setting(
+            help="Maximum width x height of a frame; larger frames are shrunk.",
+            minimum=1,
+            maximum=_MAX_VALUE,
+            has_option=False,
+        ),
+    ] = 256 * 256
 
     def __post_init__(self) -> None:
-        problems = [] if is_positive_number(self.fps) else [f"fps: {quote_value(self.fps)} is not a number above 0"]
-        problems += [
-            f"{name}: {quote_value(value)} is not a whole number from 1 to {_MAX_VALUE:,}"
-            for name in ("frames", "max_frames", "min_pixels", "max_pixels")
-            if (value := getattr(self, name)) is not None and not 1 <= (as_int(value) or 0) <= _MAX_VALUE
-        ]
+        problems = find_problems(self)
         if not problems and self.min_pixels > self.max_pixels:
             problems.append(f"min_pixels: {self.min_pixels:,} is more than max_pixels, {self.max_pixels:,}")
         raise_problems(problems)

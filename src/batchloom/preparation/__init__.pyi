@@ -1,7 +1,8 @@
 from .conversion.row_conversion import convert as convert
 from .documents.chat_encoding import ChatEncoder as ChatEncoder
-from .documents.conversation_encoder import encode_conversations as encode_conversations
-from .documents.preference_encoder import (
+from .documents.conversation_encoder import (
+    OverlongError as OverlongError,
+    encode_conversations as encode_conversations,
     encode_labelled_answers as encode_labelled_answers,
     encode_preference_pairs as encode_preference_pairs,
     encode_text_pairs as encode_text_pairs,
@@ -24,16 +25,16 @@ from .rerun import (
     find_finished_store as find_finished_store,
     make_job_identity as make_job_identity,
 )
-from .settings.chat_rules import ChatRules as ChatRules, OverlongError as OverlongError
+from .settings.clean_recipe import parse_clean_steps as parse_clean_steps
 from .settings.dataset_config import DatasetConfig as DatasetConfig
-from .settings.dedup_recipe import DedupRecipe as DedupRecipe
 from .settings.media_recipe import MediaRecipe as MediaRecipe
 from .settings.read_recipe import FimRecipe as FimRecipe, ReadRecipe as ReadRecipe
 from .settings.recipe import (
     ChatRecipe as ChatRecipe,
+    ChatRules as ChatRules,
+    DedupRecipe as DedupRecipe,
     Recipe as Recipe,
     compute_recipe_fingerprint as compute_recipe_fingerprint,
-    parse_clean_steps as parse_clean_steps,
     parse_dedup as parse_dedup,
     recipe_to_plain as recipe_to_plain,
 )

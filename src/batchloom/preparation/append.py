@@ -17,9 +17,8 @@ from batchloom.preparation.documents.record_parsers import RecordParsers, descri
 from batchloom.preparation.documents.token_encoder import make_duplicate_keys
 from batchloom.preparation.report.report import read_report
 from batchloom.preparation.rerun import hash_recorded_parts, make_report_sources
-from batchloom.preparation.settings.dedup_recipe import DedupRecipe
 from batchloom.preparation.settings.media_recipe import compute_processor_fingerprint
-from batchloom.preparation.settings.recipe import Recipe, recipe_to_plain
+from batchloom.preparation.settings.recipe import DedupRecipe, Recipe, recipe_to_plain
 from batchloom.preparation.units.work_folder import WorkFolder
 from batchloom.sources import SourceListing
 from batchloom.sources.files import Source

@@ -29,9 +29,9 @@ from batchloom.preparation.append import (
     select_new_inputs,
 )
 from batchloom.preparation.documents.document_encoder import EncodeContext
-from batchloom.preparation.documents.fill_in_the_middle import make_fim_cutter
 from batchloom.preparation.documents.record_parsers import PLAIN_TEXT_NOTE, RecordParsers, check_no_mixed_preferences
 from batchloom.preparation.documents.subsets import SubsetRule, describe_missed_shares
+from batchloom.preparation.documents.token_encoder import make_fim_cutter
 from batchloom.preparation.documents.tokenizer_choice import (
     choose_dtype_name,
     choose_job_template,
@@ -54,7 +54,6 @@ from batchloom.preparation.phases.worker_setup import (
     collect_versions,
     make_task_function,
 )
-from batchloom.preparation.report.html_report import write_report_page
 from batchloom.preparation.report.progress import (
     JobCounters,
     PrepareLog,
@@ -63,10 +62,15 @@ from batchloom.preparation.report.progress import (
     make_result,
     subtract_base,
 )
-from batchloom.preparation.report.report import PrepareReport, ReportContent, build_content, encode_report
+from batchloom.preparation.report.report import (
+    PrepareReport,
+    ReportContent,
+    build_content,
+    encode_report,
+    write_report_page,
+)
 from batchloom.preparation.request.recipe_choice import PrepareRequest
-from batchloom.preparation.request.recipe_file import recipe_settings_for_report
-from batchloom.preparation.request.recipe_of_store import describe_input_locations
+from batchloom.preparation.request.recipe_file import describe_input_locations, recipe_settings_for_report
 from batchloom.preparation.rerun import (
     begin_or_resume,
     clear_leftover_work,
@@ -76,29 +80,23 @@ from batchloom.preparation.rerun import (
     make_report_sources,
     remove_leftover_work,
 )
-from batchloom.preparation.settings.evaluation_sets import build_step_indexes, check_files_unchanged
+from batchloom.preparation.settings.clean_recipe import build_step_indexes, check_files_unchanged
 from batchloom.preparation.settings.read_recipe import describe_unused_weights
 from batchloom.preparation.settings.recipe import compute_recipe_fingerprint, count_allowed_bad
-from batchloom.preparation.settings.run_settings import RunSettings
-from batchloom.preparation.units.crash_isolation import CrashTracker, RecordExcludedError
+from batchloom.preparation.settings.run_settings import ExecutionSettings, RunSettings
 from batchloom.preparation.units.stream_units import STREAM_BATCHES_FOLDER, adopt_units
 from batchloom.preparation.units.unit_report import STAGES, StageTime, StepFlow, UnitReport, add_stage_times
-from batchloom.preparation.units.units import compute_unit_identity, plan_units
+from batchloom.preparation.units.units import CrashTracker, RecordExcludedError, compute_unit_identity, plan_units
 from batchloom.preparation.units.work_folder import (
     Decision,
     TokenizedUnit,
     UnitDedupCounts,
     WorkFolder,
 )
-from batchloom.preparation.workers.executors import (
-    choose_worker_count,
-    make_executor,
-    prestart_workers,
-    runs_inline,
-)
-from batchloom.preparation.workers.machine_limits import count_cores
-from batchloom.preparation.workers.process_pool import PrestartedWorkers
-from batchloom.preparation.workers.protocols import Executor
+from batchloom.preparation.workers.inline_executor import InlineExecutor
+from batchloom.preparation.workers.machine_limits import compute_worker_count, count_cores, measure_free_memory
+from batchloom.preparation.workers.process_pool import PrestartedWorkers, ProcessPool
+from batchloom.preparation.workers.protocols import Executor, MessageCallback, TaskFunctionFactory
 from batchloom.sources import SourceListing, prefetch_sources
 from batchloom.sources.files import Spool
 from batchloom.store import (
@@ -624,3 +622,50 @@ def _compute_flows(units: list[TokenizedUnit], dedup_counts: list[UnitDedupCount
 
 def _format_first_names(names: Sequence[str]) -> str:
     return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
+
+
+def choose_worker_count(execution: ExecutionSettings, units: int) -> int:
+    """Return the number of units processed at the same time on this machine."""
+    if execution.workers != "auto":
+        return min(execution.workers, max(1, units))
+    if execution.engine == "ray":
+        return max(1, units)
+    free = measure_free_memory() if units > 1 else None
+    return compute_worker_count(units, cores=count_cores(), free=free, memory=execution.memory_per_worker)
+
+
+def runs_inline(execution: ExecutionSettings, workers: int) -> bool:
+    """Return whether the coordinator process runs all tasks itself."""
+    return execution.engine == "pool" and workers == 1 and execution.memory_per_worker is None
+
+
+def prestart_workers(execution: ExecutionSettings, workers: int) -> PrestartedWorkers:
+    """Start worker processes before their setup is known; none without a pool."""
+    if execution.engine != "pool" or runs_inline(execution, workers):
+        workers = 0
+    return PrestartedWorkers(workers, "batchloom.preparation.phases.worker_setup")
+
+
+def make_executor(
+    execution: ExecutionSettings,
+    workers: int,
+    shared: Path,
+    setup: TaskFunctionFactory,
+    inline_setup: TaskFunctionFactory,
+    listener: MessageCallback,
+    prestarted: PrestartedWorkers,
+) -> Executor:
+    """Make the executor of a job.
+
+    ``setup`` makes the task function in another process, ``inline_setup`` in this one, where ``listener`` gets
+    messages at once. Every worker must see the folder ``shared``.
+    """
+    if execution.engine == "ray":
+        # Ray takes half a second to import.
+        from batchloom.preparation.workers.ray_cluster import RayExecutor  # noqa: PLC0415
+
+        max_workers = None if execution.workers == "auto" else execution.workers
+        return RayExecutor(setup, execution.address, max_workers, execution.memory_per_worker, shared)
+    if runs_inline(execution, workers):
+        return InlineExecutor(inline_setup, listener)
+    return ProcessPool(setup, workers, execution.memory_per_worker, prestarted)

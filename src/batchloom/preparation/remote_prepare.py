@@ -22,9 +22,8 @@ from batchloom.core.addresses import get_scheme, is_url, redact_url
 from batchloom.core.errors import OutputError, SettingsError, StoreConflictError, StoreError
 from batchloom.core.files import JSON_DECODE_ERRORS, PARTIAL_SUFFIX, lock_exclusively
 from batchloom.preparation.prepare_run import make_store
-from batchloom.preparation.report.html_report import write_report_page
 from batchloom.preparation.report.progress import Listener, Note, PrepareLog, PrepareResult, Progress, make_result
-from batchloom.preparation.report.report import parse_report, read_report
+from batchloom.preparation.report.report import parse_report, read_report, write_report_page
 from batchloom.preparation.request.inputs import list_inputs
 from batchloom.preparation.request.recipe_choice import PrepareRequest
 from batchloom.preparation.rerun import (

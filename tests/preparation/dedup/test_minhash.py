@@ -10,7 +10,7 @@ from batchloom.preparation.dedup import (
     choose_banding,
     compute_signatures,
     match_probability,
-    minhash,
+    near_duplicates,
 )
 from tiers import examples
 
@@ -28,7 +28,7 @@ def test_keys_are_pinned():
     # Stores contain these keys: other values need another MINHASH_VERSION.
     keys = compute_keys([range(100), [7]], bands=2)
     assert keys.tolist() == PINNED
-    assert minhash.MINHASH_VERSION == 1
+    assert near_duplicates.MINHASH_VERSION == 1
 
 
 def compute_sketches_in_plain_python(document, hashes, shingle):
@@ -65,7 +65,7 @@ DOCUMENT = st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=40)
 def test_sketches_are_what_the_definition_says(documents, shingle, hashes):
     ids = np.array([token for document in documents for token in document], np.uint16)
     lengths = np.array([len(document) for document in documents])
-    sketches = minhash._sketch(ids, lengths, hashes, shingle)
+    sketches = near_duplicates._sketch(ids, lengths, hashes, shingle)
     assert sketches.tolist() == [compute_sketches_in_plain_python(document, hashes, shingle) for document in documents]
 
 
@@ -76,8 +76,8 @@ def test_a_key_is_its_documents_alone(documents, shingle):
     separate_keys = [compute_keys([document], shingle=shingle, dtype=np.int32)[0] for document in documents]
     assert expected.tolist() == [keys.tolist() for keys in separate_keys]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(minhash, "_BLOCK_TOKENS", 150)
-        patch.setattr(minhash, "_CHUNK_TOKENS", 50)
+        patch.setattr(near_duplicates, "_BLOCK_TOKENS", 150)
+        patch.setattr(near_duplicates, "_CHUNK_TOKENS", 50)
         assert compute_keys(documents, shingle=shingle).tolist() == expected.tolist()
 
 

@@ -7,7 +7,8 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, cast, final
 
@@ -17,22 +18,23 @@ from isal import igzip
 
 from batchloom.chat.schema import format_columns, get_column_value, match_mapping_columns
 from batchloom.core.document import BadRecord, Records
-from batchloom.core.errors import InputError, InputMissingError, SchemaError, StoreConflictError, UnusableRecordError
+from batchloom.core.errors import (
+    BatchloomError,
+    InputError,
+    InputMissingError,
+    SchemaError,
+    StoreConflictError,
+    UnusableRecordError,
+)
 from batchloom.core.files import PARTIAL_SUFFIX, refuse_url
 from batchloom.core.settings import is_bool, quote_value, raise_problems, suggest
 from batchloom.core.wording import describe_json_type
-from batchloom.preparation.conversion.row_types import (
-    ColumnType,
-    UntabularError,
-    describe_type_changes,
-    format_column_path,
-)
 from batchloom.preparation.documents.record_parsers import read_sample_rows
 from batchloom.preparation.report.progress import JobCounters, Listener, Note, Phase
 from batchloom.preparation.request.inputs import check_no_manifests
 from batchloom.preparation.settings.read_recipe import ReadRecipe
 from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs, is_valid_path
-from batchloom.preparation.units.quarantine import encode_quarantine_line
+from batchloom.preparation.units.unit_report import encode_quarantine_line
 from batchloom.sources import (
     DeclaredInput,
     PartReader,
@@ -48,6 +50,154 @@ from batchloom.sources import (
 from batchloom.sources.files import Compression, Source
 from batchloom.sources.formats import COLUMNAR_KINDS
 from batchloom.store import AtomicFile
+
+# More columns than this, including nested fields, mean that objects are used as dictionaries.
+MAX_COLUMNS = 10_000
+# Integers up to this are exact as float64.
+_MAX_EXACT_INT = 1 << 53
+_MAX_DEPTH = 64
+_TYPE_LABELS = {
+    bool: "true or false",
+    int: "whole numbers",
+    float: "fractions",
+    str: "text",
+    bytes: "bytes",
+    dict: "objects",
+    list: "lists",
+}
+
+
+@final
+class UntabularError(BatchloomError):
+    """A column holds values that a table cannot hold."""
+
+    def __init__(self, path: tuple[str, ...], reason: str) -> None:
+        super().__init__(reason)
+        self.path, self.reason = path, reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.reason)
+
+
+@dataclass(slots=True)
+class ColumnType:
+    """Observed type of a column, of an object field or of list items."""
+
+    kinds: list[type] = field(default_factory=list)  # Types of its values except null, in order of appearance
+    least: int = 0  # Smallest integer, at most 0
+    most: int = 0  # Largest integer, at least 0
+    count: int = 0
+    fields: "dict[str, ColumnType]" = field(default_factory=dict)  # Type of each field of the objects
+    present: dict[str, int] = field(default_factory=dict)  # Number of objects that have each field
+    items: "ColumnType | None" = None  # Type of the items of the lists
+
+    def add(self, values: Sequence[Any], path: tuple[str, ...] = ()) -> None:
+        if len(path) > _MAX_DEPTH:
+            raise UntabularError(path[:1], f"is nested more than {_MAX_DEPTH} levels deep")
+        value_types = dict.fromkeys(map(type, values))
+        value_types.pop(type(None), None)
+        for kind in value_types:
+            kind = list if kind is tuple else kind  # noqa: PLW2901
+            if kind not in self.kinds:
+                self.kinds.append(kind)
+        self._check_kinds(path)
+        if int in value_types:
+            numbers = [value for value in values if type(value) is int]
+            self.least = min(self.least, *numbers)
+            self.most = max(self.most, *numbers)
+        if int in self.kinds:
+            self._check_numbers(path)
+        if dict in value_types:
+            self._add_objects([value for value in values if type(value) is dict], path)
+        if list in self.kinds:
+            self.items = self.items or ColumnType()
+            nested_lists = [value for value in values if type(value) in (list, tuple)]
+            self.items.add(list(chain.from_iterable(nested_lists)), (*path, "[]"))
+
+    def _add_objects(self, rows: list[dict[str, Any]], path: tuple[str, ...]) -> None:
+        columns: dict[str, list[Any]] = {}
+        for row in rows:
+            for name, value in row.items():
+                columns.setdefault(name, []).append(value)
+        self.count += len(rows)
+        for name, values in columns.items():
+            self.present[name] = self.present.get(name, 0) + len(values)
+            self.fields.setdefault(name, ColumnType()).add(values, (*path, name))
+        if len(self.fields) > MAX_COLUMNS:
+            raise UntabularError(path, f"holds objects of more than {MAX_COLUMNS:,} different fields")
+
+    def _check_kinds(self, path: tuple[str, ...]) -> None:
+        unsupported_types = [kind.__name__ for kind in self.kinds if kind not in _TYPE_LABELS]
+        if unsupported_types:
+            raise UntabularError(path, f"holds values of type {unsupported_types[0]}")
+        if len(self.kinds) > 1 and set(self.kinds) != {int, float}:
+            type_labels = " and ".join(_TYPE_LABELS[kind] for kind in self.kinds)
+            raise UntabularError(path, f"holds {type_labels}")
+
+    def _check_numbers(self, path: tuple[str, ...]) -> None:
+        if float in self.kinds:
+            if max(-self.least, self.most) > _MAX_EXACT_INT:
+                raise UntabularError(path, "holds fractions and whole numbers too large for float64")
+        elif self.most >= 1 << (64 if self.least == 0 else 63) or self.least < -(1 << 63):
+            raise UntabularError(path, "holds whole numbers of more than 64 bits")
+
+    def find_mismatched_row(self, rows: Sequence[Any], path: tuple[str, ...]) -> int | None:
+        """Return the first row whose value at ``path`` has another type, or None."""
+        for number, row in enumerate(rows):
+            row_type = ColumnType()
+            try:
+                row_type.add([row])
+            except UntabularError:
+                return number
+            value_type, expected_type = row_type._lookup(path), self._lookup(path)
+            if value_type and expected_type and value_type.kinds and value_type.kinds[0] is not expected_type.kinds[0]:
+                return number
+        return None
+
+    def _lookup(self, path: tuple[str, ...]) -> "ColumnType | None":
+        shape: ColumnType | None = self
+        for name in path:
+            if shape is not None:
+                shape = shape.items if name == "[]" else shape.fields.get(name)
+        return shape
+
+    def walk(self, path: tuple[str, ...] = ()) -> "Iterator[tuple[tuple[str, ...], ColumnType]]":
+        """Yield this type and all nested types, each with its path."""
+        yield path, self
+        for name, inner in self.fields.items():
+            yield from inner.walk((*path, name))
+        if self.items is not None:
+            yield from self.items.walk((*path, "[]"))
+
+
+def format_column_path(path: Iterable[str]) -> str:
+    """Format a path: ``messages[].content``."""
+    return ".".join(path).replace(".[]", "[]")
+
+
+def describe_type_changes(shape: ColumnType) -> list[str]:
+    """Describe where nulls and floats in the table differ from the rows."""
+    mixed, absent = [], []
+    for path, column_type in shape.walk():
+        if len(column_type.kinds) > 1:
+            mixed.append(format_column_path(path))
+        absent += [
+            format_column_path((*path, name))
+            for name, count in column_type.present.items()
+            if count < column_type.count
+        ]
+    notes = []
+    if mixed:
+        notes.append(f"Whole numbers are written as fractions of equal value in {_format_names(mixed)}.")
+    if absent:
+        notes.append(f"Null is written where rows lack {_format_names(absent)}; .jsonl keeps rows as they are.")
+    return notes
+
+
+def _format_names(names: list[str]) -> str:
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return ", ".join(map(repr, names[:5])) + more
+
 
 Row = dict[str, Any]
 

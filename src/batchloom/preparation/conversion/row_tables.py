@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchloom.core.document import Records
-from batchloom.preparation.conversion.row_types import ColumnType, UntabularError
+from batchloom.preparation.conversion.row_conversion import ColumnType, UntabularError
 
 _GROUP_BYTES = 32 << 20
 _SCALAR_TYPES: dict[type, pa.DataType] = {bool: pa.bool_(), str: pa.string(), bytes: pa.binary()}

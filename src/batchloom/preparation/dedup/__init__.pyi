@@ -5,15 +5,13 @@ from .duplicate_search import (
     search_duplicates as search_duplicates,
 )
 from .line_dedup import LineDeduplicator as LineDeduplicator, hash_segments as hash_segments
-from .minhash import (
+from .near_duplicates import (
     NO_KEY as NO_KEY,
     choose_banding as choose_banding,
     compute_signatures as compute_signatures,
-    match_probability as match_probability,
-)
-from .near_duplicates import (
     find_components as find_components,
     map_signatures as map_signatures,
+    match_probability as match_probability,
     write_signature_keys as write_signature_keys,
 )
 from .sorted_keys import (

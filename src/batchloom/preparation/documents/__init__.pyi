@@ -1,14 +1,12 @@
+from .chat_encoding import PlacedMedium as PlacedMedium
 from .conversation_encoder import EncodedBatch as EncodedBatch
-from .direct_encoding import (
-    DirectEncoder as DirectEncoder,
-    EncodedDocuments as EncodedDocuments,
-)
 from .document_encoder import (
+    DirectEncoder as DirectEncoder,
     EncodeContext as EncodeContext,
+    EncodedDocuments as EncodedDocuments,
     encode_documents as encode_documents,
     normalize_records as normalize_records,
 )
-from .media_tokens import PlacedMedium as PlacedMedium
 from .record_parsers import (
     TEMPLATED_KINDS as TEMPLATED_KINDS,
     ParsedRecords as ParsedRecords,

@@ -1,26 +1,30 @@
-"""Tokens and verified masks of texts with control tokens."""
+"""Tokens and verified masks of texts with control tokens, and expansion of media."""
 
 import datetime as dt
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.chat import choose_template
+from batchloom.chat import RenderError, choose_template
 from batchloom.chat.templates import (
     DEFAULT_DATE,
     CharacterSpan,
     ConversationRenderer,
+    ConversationText,
     PlaceholderFormat,
+    expand_placeholders,
     make_control_pattern,
 )
-from batchloom.core.errors import TokenizerError
-from batchloom.core.medium import MediumKind
-from batchloom.media import ProcessorFamily
+from batchloom.core.addresses import redact_url
+from batchloom.core.errors import TokenizerError, UnusableRecordError
+from batchloom.core.medium import Medium, MediumKind
+from batchloom.media import PlaceholderExpansion, ProcessorFamily
 from batchloom.tokens import Tokenizer
 
 
@@ -337,3 +341,121 @@ def _mask_by_offsets(encoder: ControlEncoder, text: RenderedText) -> MaskedToken
     tokens = TokenBytes(starts, stops, np.array([0, len(text.text)], np.int64))
     mask, edge_problems = _mark_trained(tokens, [text], [list(chain(*text.trained_spans))])
     return edge_problems[0] if edge_problems else MaskedTokens(ids, mask, starts, in_bytes=False)
+
+
+class MediaText(NamedTuple):
+    """Rendered conversation with the processor's expansions of its media."""
+
+    rendered: ConversationText  # Conversation; each run of a medium's token is a single token
+    media: list[tuple[int, int]]  # (start, stop) of each medium's expansion, in characters
+    expansions: list[PlaceholderExpansion]
+    placeholder_ranges: list[tuple[int, int]]
+
+
+class PlacedMedium(NamedTuple):
+    """Medium among the tokens of its document.
+
+    Attributes:
+        medium: the medium.
+        start: position of its first token in the document.
+        tokens: number of its tokens.
+        grid: patches in time, height and width; zeros if the model uses none.
+    """
+
+    medium: Medium
+    start: int
+    tokens: int
+    grid: tuple[int, int, int]
+
+
+def write_expansions(media: Sequence[Medium], rendered: ConversationText, encoder: ControlEncoder) -> MediaText:
+    """Replace the media placeholders of a text with the processor's expansions."""
+    expansions, placeholder_texts, prefix_lengths = [], [], []
+    for number, (medium, placeholder) in enumerate(zip(media, rendered.media_spans, strict=True), 1):
+        family = encoder.families[medium.kind]
+        expansion = _expand_medium(medium, family, number)
+        placeholder_text = family.placeholder if placeholder.typed else family.fallback_text
+        expansions.append(expansion)
+        placeholder_texts.append(placeholder_text.replace(family.placeholder, expansion.text))
+        prefix_lengths.append(placeholder_text.index(family.placeholder))
+    expanded, placeholder_ranges = expand_placeholders(rendered, placeholder_texts, encoder.control)
+    media_ranges = [
+        (start + prefix_length, start + prefix_length + len(expansion.text))
+        for (start, _), prefix_length, expansion in zip(placeholder_ranges, prefix_lengths, expansions, strict=True)
+    ]
+    return MediaText(expanded, media_ranges, expansions, placeholder_ranges)
+
+
+def _expand_medium(medium: Medium, family: ProcessorFamily, number: int) -> PlaceholderExpansion:
+    if medium.info is None:
+        raise AssertionError("media must be inspected before they are encoded")
+    try:
+        return family.expand(medium.info.facts)
+    except UnusableRecordError as error:
+        location = redact_url(medium.location) if medium.location else "in the record"
+        raise RenderError(f"{medium.kind} {number} ({location}) {error.reason}") from error
+
+
+def expand_media_tokens(
+    masked_tokens: MaskedTokens, text: MediaText, media: Sequence[Medium], encoder: ControlEncoder
+) -> tuple[MaskedTokens, list[PlacedMedium]]:
+    """Repeat each medium's token as the processor does, and locate the media.
+
+    Tokens of media are not trained. ``masked_tokens`` has one token per run of a medium's token. Raises
+    RenderError if a medium's token is merged with its neighbours.
+    """
+    rendered_text = text.rendered.text
+    repeats = np.ones(masked_tokens.ids.size, np.int64)
+    mask = masked_tokens.mask.copy()
+    bounds = []
+    for medium, (start, stop), expansion in zip(media, text.media, text.expansions, strict=True):
+        token = encoder.families[medium.kind].token
+        offsets = [match.start() for match in re.compile(re.escape(token)).finditer(rendered_text, start, stop)]
+        token_indices = masked_tokens.find_tokens(rendered_text, offsets)
+        if token_indices is None or any(number >= masked_tokens.ids.size for number in token_indices):
+            raise RenderError(f"{token!r} is not a separate token in this text")
+        repeats[token_indices] = expansion.runs
+        first, behind = _find_covering_tokens(masked_tokens, rendered_text, start, stop)
+        mask[first:behind] = False
+        bounds.append(
+            _find_covering_tokens(
+                masked_tokens, rendered_text, *_find_media_bounds(rendered_text, start, stop, encoder)
+            )
+        )
+    if any(behind > first for (_, behind), (first, _) in pairwise(bounds)):
+        raise RenderError("the tokens of two adjacent media are merged into one")
+    edges = np.concatenate([[0], np.cumsum(repeats)]).tolist()
+    placed = [
+        PlacedMedium(medium, edges[first], edges[behind] - edges[first], expansion.grid)
+        for medium, (first, behind), expansion in zip(media, bounds, text.expansions, strict=True)
+    ]
+    ids, starts = np.repeat(masked_tokens.ids, repeats), np.repeat(masked_tokens.starts, repeats)
+    return MaskedTokens(ids, np.repeat(mask, repeats), starts, masked_tokens.in_bytes), placed
+
+
+def _find_media_bounds(text: str, start: int, stop: int, encoder: ControlEncoder) -> tuple[int, int]:
+    """Return the span from the first to the last control token of an expansion.
+
+    Text around them may merge with neighbouring text into one token.
+    """
+    matches = list(encoder.control.finditer(text, start, stop))
+    return (matches[0].start(), matches[-1].end()) if matches else (start, stop)
+
+
+def _find_covering_tokens(masked_tokens: MaskedTokens, text: str, start: int, stop: int) -> tuple[int, int]:
+    offsets = to_byte_offsets(text, [start, stop]) if masked_tokens.in_bytes else [start, stop]
+    first = int(np.searchsorted(masked_tokens.starts, offsets[0], side="right")) - 1
+    return max(first, 0), int(np.searchsorted(masked_tokens.starts, offsets[1], side="left"))
+
+
+def subtract_media(spans: Sequence[tuple[int, int]], media: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    remaining = list(spans)
+    for start, stop in media:
+        next_remaining = []
+        for a, b in remaining:
+            if stop <= a or b <= start:
+                next_remaining.append((a, b))
+                continue
+            next_remaining += [span for span in ((a, start), (stop, b)) if span[0] < span[1]]
+        remaining = next_remaining
+    return remaining

@@ -1,34 +1,41 @@
-"""Normalization of records, and encoding of documents by their kind."""
+"""Normalization of records, and encoding of documents, for a store or without one."""
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import islice
+from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchloom.core.conversation import InterleavedText, PreferencePair
-from batchloom.core.document import Records
+from batchloom.core.document import BadRecord, Records
+from batchloom.core.errors import InputError
 from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.documents.chat_encoding import ChatEncoder, ControlEncoder
-from batchloom.preparation.documents.conversation_encoder import EncodedBatch, encode_conversations
-from batchloom.preparation.documents.fill_in_the_middle import FimCutter
-from batchloom.preparation.documents.preference_encoder import (
+from batchloom.preparation.documents.conversation_encoder import (
+    EncodedBatch,
+    encode_conversations,
     encode_labelled_answers,
     encode_preference_pairs,
     encode_text_pairs,
 )
-from batchloom.preparation.documents.record_parsers import RecordKind, RecordParser, RecordParsers
+from batchloom.preparation.documents.record_parsers import RecordKind, RecordParser, RecordParsers, iter_texts
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.documents.token_encoder import (
+    FimCutter,
     encode_fim_texts,
     encode_interleaved,
     encode_texts,
     encode_token_rows,
     make_snippet,
 )
-from batchloom.preparation.settings.dedup_recipe import DedupRecipe
-from batchloom.sources import ReadRules, RecordBounds
+from batchloom.preparation.settings.recipe import DedupRecipe
+from batchloom.sources import PartReader, ReadRules, RecordBounds, SourcePart
+from batchloom.sources.files import Source
+from batchloom.store import StoreLengths
 from batchloom.text import TextCleaner, normalize
-from batchloom.tokens import Tokenizer
+from batchloom.tokens import Tokenizer, verify_control_tokens, verify_engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,3 +136,126 @@ def encode_documents(encoder: DocumentEncoder, record_parser: RecordParser, docu
         encoded_batch = encode_conversations(documents, chat, rules, dtype)
     faults = [fault._replace(snippet=make_snippet(documents[fault.number])) for fault in encoded_batch.faults]
     return replace(encoded_batch, faults=faults)
+
+
+DIRECT_DTYPE = np.dtype(np.uint32)
+_COMPARED_DOCUMENTS = 256
+
+DocumentNumbers = NDArray[np.int64]
+
+
+@final
+class DirectEncoder:
+    """Encoder of inputs without a store, in input order, like ``prepare``."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        get_parser: Callable[[Source], RecordParser],
+        on_bad_record: Callable[[Source, BadRecord], object],
+        template: str | None = None,
+        on_read: Callable[[int, int], object] = lambda _bytes, _records: None,
+    ) -> None:
+        """Prepare to encode.
+
+        Args:
+            tokenizer: the tokenizer.
+            get_parser: returns the record parser of a source.
+            on_bad_record: called with each record that cannot be used; may raise.
+            template: chat template, named as in a recipe.
+            on_read: called with the bytes and records of each batch read.
+        """
+        self._tokenizer, self._template = tokenizer, template
+        self._get_parser, self._on_bad_record, self._on_read = get_parser, on_bad_record, on_read
+        # Tokenizer and template are verified when the first documents arrive.
+        self._encoder: DocumentEncoder | None = None
+
+    def encode(self, sources: Sequence[Source], rank: int = 0, world_size: int = 1) -> Iterator[EncodedBatch]:
+        """Encode the documents of ``sources`` in order, in batches.
+
+        Args:
+            sources: the listed input.
+            rank: document i is encoded if i mod ``world_size`` equals this; records that are bad or empty when
+                read do not count.
+            world_size: number of ranks; documents of other ranks are read but not encoded.
+
+        Raises:
+            InputError: a source cannot be read or holds preferences, or ``on_bad_record`` raises.
+            TemplateError: the template cannot be used.
+        """
+        number = 0
+        for source in sources:
+            record_parser, consumed = self._get_parser(source), 0
+            if record_parser.preferences:
+                raise InputError(
+                    f"{source.name} holds preferences ({record_parser.detected}), and training its rows would train "
+                    "the rejected answers, too. Choose what is trained: a formatter of SFTDataset that returns the "
+                    "prompt and the chosen answer, or batchloom prepare with --map prompt=prompt,completion=chosen."
+                )
+            with PartReader(SourcePart(source, 0, source.size), record_parser.rules) as reader:
+                for batch in reader:
+                    self._on_read(reader.consumed - consumed, batch.records_read)
+                    consumed = reader.consumed
+                    record_parser.parse_records(batch)
+                    for bad in batch.bad:
+                        self._on_bad_record(source, bad)
+                    normalize_records(batch, record_parser.record_kind, normalized=True)
+                    rank_slice = slice((rank - number) % world_size, None, world_size)
+                    number += len(batch.values)
+                    documents = batch.values[rank_slice]
+                    if not documents:
+                        continue
+                    positions = list(zip(batch.records[rank_slice], batch.offsets[rank_slice], strict=True))
+                    encoded_batch = encode_documents(
+                        self._get_encoder(record_parser, documents), record_parser, documents
+                    )
+                    for fault in encoded_batch.faults:
+                        bad = BadRecord(*positions[fault.number], None, fault.reason, fault.snippet)
+                        self._on_bad_record(source, bad)
+                    yield encoded_batch
+                reader.finish()
+
+    def _get_encoder(self, record_parser: RecordParser, documents: list[Any]) -> DocumentEncoder:
+        encoder = self._encoder
+        if encoder is None:
+            texts = [text for document in islice(documents, _COMPARED_DOCUMENTS) for text in iter_texts(document)]
+            encoder = DocumentEncoder(tokenizer=verify_engine(self._tokenizer, texts), dtype=DIRECT_DTYPE)
+        if encoder.chat is None and record_parser.templated:
+            exact = verify_control_tokens(encoder.tokenizer, ())
+            encoder = replace(encoder, chat=ChatEncoder(exact, self._template))
+        self._encoder = encoder
+        return encoder
+
+
+@final
+class EncodedDocuments:
+    """Encoded documents in memory, with the read interface of a store.
+
+    Attributes:
+        lengths: lengths of the documents in tokens.
+        end_id: id that fills padding.
+        masked: some tokens are not trained.
+    """
+
+    def __init__(self, encoded: Sequence[EncodedBatch], end_id: int) -> None:
+        lengths = np.concatenate([np.zeros(0, np.uint32), *(batch.lengths for batch in encoded)])
+        self.lengths, self.end_id = StoreLengths(lengths), end_id
+        self.masked = any(batch.mask is not None for batch in encoded)
+        self._tokens = np.concatenate([np.zeros(0, DIRECT_DTYPE), *(batch.ids for batch in encoded)])
+        masks = [np.ones(batch.ids.size, bool) if batch.mask is None else batch.mask for batch in encoded]
+        self._trained = np.concatenate([np.zeros(0, bool), *masks])
+        self._starts = np.cumsum(lengths, dtype=np.int64) - lengths
+
+    def read(
+        self, documents: DocumentNumbers, starts: DocumentNumbers, lengths: DocumentNumbers
+    ) -> list[NDArray[np.generic]]:
+        """Return the ids of document spans as views; arguments as in ``Store.read``."""
+        begins = self._starts[documents] + starts
+        return [self._tokens[a : a + n] for a, n in zip(begins, lengths, strict=True)]
+
+    def mask(
+        self, documents: DocumentNumbers, starts: DocumentNumbers, lengths: DocumentNumbers
+    ) -> list[NDArray[np.bool_]]:
+        """Return the trained flags of document spans as views."""
+        begins = self._starts[documents] + starts
+        return [self._trained[a : a + n] for a, n in zip(begins, lengths, strict=True)]

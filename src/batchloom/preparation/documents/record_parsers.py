@@ -34,9 +34,8 @@ from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind, detect_mediu
 from batchloom.core.wording import describe_json_type
 from batchloom.media import MediaInspector, MediaLimits, MediaResolver
 from batchloom.preparation.documents.token_encoder import estimate_characters
-from batchloom.preparation.settings.chat_rules import ChatRules
 from batchloom.preparation.settings.media_recipe import MediaRecipe, open_job_processor
-from batchloom.preparation.settings.recipe import ChatRecipe, Recipe
+from batchloom.preparation.settings.recipe import ChatRecipe, ChatRules, Recipe
 from batchloom.sources import PartReader, ReadLimits, ReadRules, RecordBounds, SourcePart
 from batchloom.sources.files import Source, get_suffix
 from batchloom.sources.formats import SNIPPET_BYTES

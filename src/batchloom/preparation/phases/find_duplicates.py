@@ -18,7 +18,7 @@ from batchloom.preparation.dedup.near_duplicates import find_components, map_sig
 from batchloom.preparation.dedup.sorted_keys import KEY, SIGNATURE_KEY, count_keys, count_partitions, map_records
 from batchloom.preparation.documents.document_encoder import EncodeContext
 from batchloom.preparation.report.report import MAX_ROWS, DuplicateExample, DuplicatePair, OmittedRows
-from batchloom.preparation.settings.dedup_recipe import DedupRecipe
+from batchloom.preparation.settings.recipe import DedupRecipe
 from batchloom.preparation.units.unit_files import ROW, stored_lengths, tokens_file_name
 from batchloom.preparation.units.unit_report import MAX_SAMPLES, format_snippet
 from batchloom.preparation.units.work_folder import (

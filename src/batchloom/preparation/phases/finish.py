@@ -11,11 +11,10 @@ import msgspec
 
 from batchloom.core.files import PARTIAL_SUFFIX
 from batchloom.preparation.documents.record_parsers import RecordParsers
-from batchloom.preparation.report.html_report import write_report_page
-from batchloom.preparation.report.report import PrepareReport, ReportContent, encode_report
+from batchloom.preparation.report.report import PrepareReport, ReportContent, encode_report, write_report_page
 from batchloom.preparation.settings.media_recipe import get_processor_state
 from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint, recipe_to_plain
-from batchloom.preparation.units.quarantine import encode_quarantine_line
+from batchloom.preparation.units.unit_report import encode_quarantine_line
 from batchloom.preparation.units.units import combine_part_hashes
 from batchloom.preparation.units.work_folder import (
     Decision,

@@ -12,9 +12,8 @@ from batchloom.core.errors import InputMissingError
 from batchloom.core.wording import format_count
 from batchloom.preparation.phases.find_duplicates import search_all_ranges
 from batchloom.preparation.report.progress import JobCounters, PrepareLog
-from batchloom.preparation.units.crash_isolation import CrashTracker
 from batchloom.preparation.units.unit_report import UnitReportMerger
-from batchloom.preparation.units.units import CrashMarker, Unit, UnitProgress, UnitTask, UnusableError
+from batchloom.preparation.units.units import CrashMarker, CrashTracker, Unit, UnitProgress, UnitTask, UnusableError
 from batchloom.preparation.units.work_folder import (
     ExcludedRecords,
     TokenizedUnit,

@@ -15,21 +15,27 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord, Records
 from batchloom.preparation.dedup.line_dedup import LineDeduplicator, hash_segments
 from batchloom.preparation.dedup.sorted_keys import open_key_writer
-from batchloom.preparation.documents.conversation_encoder import EncodedBatch, EncodeFault
+from batchloom.preparation.documents.chat_encoding import PlacedMedium
+from batchloom.preparation.documents.conversation_encoder import EncodedBatch, EncodeFault, OverlongError
 from batchloom.preparation.documents.document_encoder import (
     EncodeContext,
     encode_documents,
     normalize_records,
 )
-from batchloom.preparation.documents.media_tokens import PlacedMedium
 from batchloom.preparation.documents.record_parsers import RecordParser
 from batchloom.preparation.documents.token_encoder import estimate_characters, hash_and_measure, split_digests
-from batchloom.preparation.settings.chat_rules import OverlongError
-from batchloom.preparation.units.crash_isolation import CrashIsolation
-from batchloom.preparation.units.quarantine import ReasonCounts, count_reason
 from batchloom.preparation.units.unit_files import ROW, UnitFiles
-from batchloom.preparation.units.unit_report import DropSample, SourceCounts, StepFlow, Stopwatch, UnitStatistics
+from batchloom.preparation.units.unit_report import (
+    DropSample,
+    ReasonCounts,
+    SourceCounts,
+    StepFlow,
+    Stopwatch,
+    UnitStatistics,
+    count_reason,
+)
 from batchloom.preparation.units.units import (
+    CrashIsolation,
     CrashMarker,
     RecordPosition,
     UnitProgress,

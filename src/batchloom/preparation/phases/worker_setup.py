@@ -13,9 +13,9 @@ from batchloom.core.errors import WorkerError
 from batchloom.core.files import read_regular_file
 from batchloom.preparation.documents.chat_encoding import ChatEncoder
 from batchloom.preparation.documents.document_encoder import EncodeContext
-from batchloom.preparation.documents.fill_in_the_middle import make_fim_cutter
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
+from batchloom.preparation.documents.token_encoder import make_fim_cutter
 from batchloom.preparation.documents.tokenizer_choice import make_chat_encoder, make_media_encoder
 from batchloom.preparation.phases.tokenize_unit import tokenize_unit, write_segment_keys
 from batchloom.preparation.settings.recipe import Recipe, compute_recipe_fingerprint

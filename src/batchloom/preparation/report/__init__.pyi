@@ -1,4 +1,3 @@
-from .html_report import write_report_page as write_report_page
 from .progress import (
     JobCounters as JobCounters,
     Listener as Listener,
@@ -13,4 +12,5 @@ from .report import (
     build_content as build_content,
     encode_report as encode_report,
     read_last_report as read_last_report,
+    write_report_page as write_report_page,
 )

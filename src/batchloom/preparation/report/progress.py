@@ -13,7 +13,7 @@ from typing import Literal, final
 from batchloom.core.errors import TooManyBadRecordsError
 from batchloom.core.wording import format_count
 from batchloom.preparation.settings.recipe import count_allowed_bad
-from batchloom.preparation.units.quarantine import ReasonCounts, count_reason, describe_bad_records
+from batchloom.preparation.units.unit_report import ReasonCounts, count_reason, describe_bad_records
 from batchloom.store import Manifest
 from batchloom.store.format import StoreCounts, SubsetEntry
 

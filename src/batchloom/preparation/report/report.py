@@ -1,21 +1,27 @@
-"""``report.json``: the sidecar of a store with the fate of its input and timings.
+r"""``report.json`` and ``report.html``: the fate of a store's input, and timings.
 
-It may hold times, paths and worker counts, so it is not part of the store's identity. Its size is
-bounded except for the list of inputs, which a later run compares to detect changes.
+They may hold times, paths and worker counts, so they are not part of the store's identity. The size of
+``report.json`` is bounded except for the list of inputs, which a later run compares to detect changes. ``report.html``
+is self-contained and without scripts. Names, samples and reasons come from untrusted data: the page escapes all of it,
+and shows unprintable characters as ``\x1b``. A title and a description state the content of each chart in words.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from batchloom.core.addresses import is_url
 from batchloom.core.files import JSON_DECODE_ERRORS, read_regular_file
+from batchloom.core.report_output import render_page
+from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
 from batchloom.preparation.units.unit_report import DropCounts, SourceCounts, StageTime, StepFlow, UnitReport
 from batchloom.sources.files import Compression
-from batchloom.store import MANIFEST_NAME, REPORT_NAME, WORK_NAME, read_manifest
+from batchloom.store import MANIFEST_NAME, REPORT_NAME, WORK_NAME, read_manifest, write_file
 from batchloom.store.format import StoreCounts, format_generation_file_name
 
 # Maximum rows of sources, reasons, pairs and languages. The other rows are only counted.
@@ -259,3 +265,240 @@ def read_last_report(out: str) -> PrepareReport | None:
         return read_report(folder / WORK_NAME)
     last = max(entry.number for entry in read_manifest(folder).all_history if entry.has_inputs)
     return read_report(folder, last)
+
+
+_TEMPLATE = Path(__file__).with_name("report.html.j2")
+_MAX_BARS = 20
+_MAX_NOTES = 100
+# The recipe settings that matter most to a reader of the summary.
+_SUMMARY_SETTINGS = ("tokenizer", "clean", "fim", "dedup", "split_on", "val_fraction", "test_fraction", "template")
+_WIDTH, _ROW, _LABEL, _VALUE = 760, 22, 230, 130
+_HEIGHT, _FOOT = 180, 40
+_LABEL_CHARACTERS = 34
+_MAX_DESCRIBED_BARS = 8
+
+
+class Bar(NamedTuple):
+    """One bar: its name, its size, and the size in words."""
+
+    label: str
+    size: float
+    words: str
+
+
+def draw_horizontal_bars(name: str, title: str, bars: Sequence[Bar]) -> str:
+    """Draw horizontal bars, each between its name and its size in words.
+
+    ``name`` is the id of the chart, unique on the page, letters only.
+    """
+    most = max((bar.size for bar in bars), default=0) or 1
+    room = _WIDTH - _LABEL - _VALUE
+    elements = []
+    for number, bar in enumerate(bars):
+        y = number * _ROW
+        width = _bar_fraction(bar.size, most) * room
+        elements.append(
+            f'<text class="label" x="{_LABEL - 8}" y="{y + 15}">{escape_text(shorten_label(bar.label))}</text>'
+            f'<rect class="bar" x="{_LABEL}" y="{y + 3}" width="{width:.1f}" height="{_ROW - 6}" rx="2"/>'
+            f'<text x="{_LABEL + width + 6:.1f}" y="{y + 15}">{escape_text(bar.words)}</text>'
+        )
+    return _make_svg(name, title, bars, len(bars) * _ROW, elements)
+
+
+def draw_vertical_bars(name: str, title: str, bars: Sequence[Bar]) -> str:
+    """Draw a histogram of vertical bars with their names below.
+
+    ``name`` is the id of the chart, unique on the page, letters only. Bar names must be short.
+    """
+    most = max((bar.size for bar in bars), default=0) or 1
+    step = _WIDTH / max(len(bars), 1)
+    wide = min(step * 0.8, 60.0)
+    room = _HEIGHT - _FOOT - 16
+    elements = []
+    for number, bar in enumerate(bars):
+        middle = (number + 0.5) * step
+        height = _bar_fraction(bar.size, most) * room
+        top = _HEIGHT - _FOOT - height
+        elements.append(
+            f'<rect class="bar" x="{middle - wide / 2:.1f}" y="{top:.1f}" width="{wide:.1f}" '
+            f'height="{height:.1f}" rx="2">'
+            f"<title>{escape_text(f'{bar.label}: {bar.words}')}</title></rect>"
+            f'<text class="below" x="{middle:.1f}" y="{_HEIGHT - _FOOT + 16}">{escape_text(bar.label)}</text>'
+        )
+    return _make_svg(name, title, bars, _HEIGHT, elements)
+
+
+def shorten_label(label: str) -> str:
+    """Shorten a label to its end, as the end of a path says more than its beginning."""
+    if len(label) <= _LABEL_CHARACTERS:
+        return label
+    return f"…{label[1 - _LABEL_CHARACTERS :]}"
+
+
+def escape_text(text: str) -> str:
+    """Escape text for the page, with every character visible and none of them markup."""
+    return escape(escape_unprintable(text))
+
+
+def _bar_fraction(size: float, most: float) -> float:
+    """Return the width share of a bar; any size above 0 stays visible."""
+    return max(size / most, 0.004) if size > 0 else 0.0
+
+
+def _make_svg(name: str, title: str, bars: Sequence[Bar], height: int, elements: list[str]) -> str:
+    description = "; ".join(f"{bar.label}: {bar.words}" for bar in bars[:_MAX_DESCRIBED_BARS])
+    more = f"; and {len(bars) - _MAX_DESCRIBED_BARS} more" if len(bars) > _MAX_DESCRIBED_BARS else ""
+    return (
+        f'<svg role="img" aria-labelledby="{name}-title {name}-words" viewBox="0 0 {_WIDTH} {max(height, 1)}">'
+        f'<title id="{name}-title">{escape_text(title)}</title>'
+        f'<desc id="{name}-words">{escape_text(description + more)}</desc>'
+        f"{''.join(elements)}</svg>"
+    )
+
+
+def write_report_page(report: PrepareReport, path: Path) -> None:
+    """Write the page atomically.
+
+    Args:
+        report: content of ``report.json``.
+        path: path of ``report.html``.
+
+    Raises:
+        OutputError: the page cannot be written.
+    """
+    write_file(path, render_report_page(report).encode("utf-8", "replace"))
+
+
+def render_report_page(report: PrepareReport) -> str:
+    from markupsafe import Markup  # noqa: PLC0415 - installed with jinja2, whose import is slow
+
+    filters: dict[str, Callable[..., object]] = {
+        "count_or_none": lambda number: f"{number:,}" if number else "-",
+        "counted": lambda noun, number: format_count(number, noun),
+        "documents": partial(format_count, noun="document"),
+        "size": format_size,
+        "size_or_none": lambda size: format_size(size) if size else "-",
+        "density": _format_density,
+        "rate": _format_rate,
+    }
+    content = report.content
+    sources = [(row.name, row.counts) for row in content.sources]
+    if content.sources_rest.rows:
+        sources.append((f"{format_count(content.sources_rest.rows, 'other')}", content.sources_others))
+    lengths = make_length_bars(content.lengths)
+    values = {
+        "title": report.out,
+        "report": report,
+        "content": content,
+        "facts": _list_summary(report),
+        "sources": sources,
+        "lengths": lengths,
+        # The charts escape their own text.
+        "pictures": {name: Markup(svg) for name, svg in _draw_charts(content, lengths).items()},  # noqa: S704
+        "notes": report.notes[:_MAX_NOTES],
+        "more_notes": max(len(report.notes) - _MAX_NOTES, 0),
+    }
+    return render_page(_TEMPLATE, values, filters)
+
+
+def make_length_bars(lengths: tuple[int, ...]) -> list[Bar]:
+    """Return the length histogram from its first filled bin to its last."""
+    filled = [digits for digits, count in enumerate(lengths) if count]
+    if not filled:
+        return []
+    return [
+        Bar(_format_length_bin(digits), lengths[digits], f"{lengths[digits]:,}")
+        for digits in range(filled[0], filled[-1] + 1)
+    ]
+
+
+def _format_length_bin(digits: int) -> str:
+    """Format the lengths of so many binary digits: ``0``, ``1``, ``2-3``, ``1k-2k``."""
+    if digits < 2:
+        return str(digits)
+    low, high = 1 << (digits - 1), (1 << digits) - 1
+    if digits <= 10:
+        return f"{low}-{high}"
+    unit, shift = ("k", 10) if digits <= 20 else ("M", 20) if digits <= 30 else ("G", 30)
+    return f"{low >> shift}{unit}-{(high + 1) >> shift}{unit}"
+
+
+def _list_summary(report: PrepareReport) -> list[tuple[str, str]]:
+    """Return the (name, value) pairs of the page's summary."""
+    size = sum(source.bytes for source in report.sources)
+    facts = [("dry run", "nothing was written" if report.dry_run else "")]
+    facts.append(("input", f"{format_count(len(report.sources), 'file')}, {format_size(size)}"))
+    if flows := report.content.flows:
+        last = flows[-1]
+        facts.append(("store", f"{format_count(last.documents_out, 'document')}, {last.tokens_out:,} tokens"))
+    counts = report.counts
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in counts.dropped.items())
+    facts += [
+        ("records read", f"{counts.records:,}" if counts.records else ""),
+        ("left out", dropped),
+        ("quarantined", f"{counts.quarantined:,}" if counts.quarantined else ""),
+        *((name, _format_setting(value)) for name, value in report.settings.items() if name in _SUMMARY_SETTINGS),
+        ("started", report.started),
+        ("took", f"{format_duration(report.seconds)} ({format_size(report.bytes_per_second)}/s)"),
+        ("workers", f"{report.workers:,} ({report.crew})"),
+        ("units of work", _format_units(report)),
+        ("peak memory", format_size(report.peak_memory_bytes)),
+        ("fingerprint of the recipe", report.recipe_fingerprint),
+    ]
+    if report.engine_note:
+        facts.append(("tokenizer engine", report.engine_note))
+    return [(name, value) for name, value in facts if value]
+
+
+def _format_setting(value: object) -> str:
+    """Format a setting briefly: a cleaning step by its name and options."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_format_setting(item)}" for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return "; ".join(map(_format_setting, value))
+    return str(value)
+
+
+def _format_units(report: PrepareReport) -> str:
+    earlier = f", {report.resumed_units:,} of them done by earlier runs"
+    return f"{report.units:,}{earlier if report.resumed_units else ''}"
+
+
+def _draw_charts(content: ReportContent, lengths: list[Bar]) -> dict[str, str]:
+    """Return the chart of each name as SVG, "" for an empty length histogram."""
+    flows = [Bar(flow.step, flow.documents_out, f"{flow.documents_out:,}") for flow in content.flows]
+    drops = {reason: drop.count for reason, drop in content.drops.items()}
+    dense = [
+        Bar(row.name, row.counts.tokens / row.counts.bytes, _format_density(row.counts))
+        for row in content.sources[:_MAX_BARS]
+        if row.counts.bytes
+    ]
+    stages = [
+        Bar(name, stage_time.seconds, f"{stage_time.seconds:,.2f} s") for name, stage_time in content.stages.items()
+    ]
+    charts = {
+        "flows": draw_horizontal_bars("flows", "Documents after each step", flows),
+        "drops": draw_horizontal_bars("drops", "Documents left out by reason", _make_bars(drops)),
+        "languages": draw_horizontal_bars("languages", "Documents by language", _make_bars(content.languages)),
+        "sources": draw_horizontal_bars("sources", "Tokens per byte by source", dense),
+        "stages": draw_horizontal_bars("stages", "Seconds by stage", stages),
+    }
+    if lengths:
+        charts["lengths"] = draw_vertical_bars("lengths", "Documents by length in tokens", lengths)
+    return {"lengths": "", **charts}
+
+
+def _make_bars(counts: Mapping[str, int]) -> list[Bar]:
+    return [Bar(name, count, f"{count:,}") for name, count in list(counts.items())[:_MAX_BARS]]
+
+
+def _format_density(counts: SourceCounts) -> str:
+    return f"{counts.tokens / counts.bytes:.3f}" if counts.bytes else "-"
+
+
+def _format_rate(stage_time: StageTime, quantity: str, unit: int) -> str:
+    amount = stage_time.bytes if quantity == "bytes" else stage_time.documents
+    if not amount or not stage_time.seconds:
+        return "-"
+    speed = amount / unit / stage_time.seconds
+    return f"{speed:,.1f}" if speed < 100 else f"{speed:,.0f}"

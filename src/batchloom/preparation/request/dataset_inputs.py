@@ -18,7 +18,6 @@ from batchloom.preparation.request.inputs import (
     is_manifest_path,
 )
 from batchloom.preparation.settings.dataset_config import (
-    FORM_BY_FORMAT,
     MULTIMODAL_TYPES,
     DatasetConfig,
     DatasetEntry,
@@ -164,12 +163,11 @@ def _locate_entries(
             locator = _DatasetLocator(config_location)
         kind = entry.type or default_type
         plain = kind == "fineweb_edu" and not entry.mapping and entry.text_field is None
-        form = FORM_BY_FORMAT[entry.data_type] if entry.data_type else None
         source = SourceRecipe(
             text_field="text" if plain else entry.text_field,
             mapping=entry.mapping,
             ignore=entry.ignore or (),
-            form=form,
+            form=None if entry.data_type == "yaml" else entry.data_type,
             name=entry.name,
             weight=entry.weight,
             location=f"{config_location.file}, {config_location.block}{name}" if config_location.file else name,

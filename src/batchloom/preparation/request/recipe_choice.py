@@ -17,17 +17,22 @@ from batchloom.preparation.request.inputs import (
     hoist_common_settings,
     resolve_inputs,
 )
-from batchloom.preparation.request.recipe_file import RawRecipe, read_recipe_file, to_raw_recipe
-from batchloom.preparation.request.recipe_of_store import is_store_path, read_store_recipe
-from batchloom.preparation.settings.dedup_recipe import DedupRecipe
+from batchloom.preparation.request.recipe_file import (
+    RawRecipe,
+    is_store_path,
+    read_recipe_file,
+    read_store_recipe,
+    to_raw_recipe,
+)
+from batchloom.preparation.settings.clean_recipe import parse_clean_steps
 from batchloom.preparation.settings.media_recipe import MediaRecipe, media_to_settings, parse_media
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe, parse_fim
 from batchloom.preparation.settings.recipe import (
     ChatRecipe,
+    DedupRecipe,
     Recipe,
     coerce_token_count,
     is_valid_path,
-    parse_clean_steps,
     parse_dedup,
     parse_names,
 )

@@ -1,5 +1,8 @@
-from .chat_rules import OverlongPolicy as OverlongPolicy, count_fitting_tokens as count_fitting_tokens
-from .evaluation_sets import build_overlap_index as build_overlap_index, build_step_indexes as build_step_indexes
+from .clean_recipe import (
+    build_overlap_index as build_overlap_index,
+    build_step_indexes as build_step_indexes,
+    clean_steps_to_settings as clean_steps_to_settings,
+)
 from .media_recipe import (
     get_processor_state as get_processor_state,
     open_job_processor as open_job_processor,
@@ -14,10 +17,10 @@ from .read_recipe import (
 from .recipe import (
     SIZE_HINT as SIZE_HINT,
     DocumentOptions as DocumentOptions,
+    OverlongPolicy as OverlongPolicy,
     PrepareOptions as PrepareOptions,
     StreamedOptions as StreamedOptions,
     check_option_names as check_option_names,
-    clean_steps_to_settings as clean_steps_to_settings,
     count_allowed_bad as count_allowed_bad,
     dedup_to_plain as dedup_to_plain,
     format_token_count as format_token_count,

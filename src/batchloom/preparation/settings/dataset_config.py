@@ -35,7 +35,7 @@ from batchloom.preparation.settings.read_recipe import check_column_settings
 from batchloom.sources.formats import InputFormat
 
 DatasetType = Literal["text", "fineweb_edu", "vision", "vision_audio"]
-Format = Literal["json", "jsonl", "yaml", "hf_dataset", "arrow", "parquet", "csv"]
+Format = Literal[InputFormat, "yaml"]
 
 # Dataset types that are read with a processor, and never split.
 MULTIMODAL_TYPES = ("vision", "vision_audio")
@@ -468,14 +468,3 @@ def _describe_expected_type(kind: str) -> str:
         "tuple_type": "a list",
     }
     return descriptions.get(kind, kind.replace("_", " "))
-
-
-FORM_BY_FORMAT: dict[Format, InputFormat | None] = {
-    "json": "json",
-    "jsonl": "jsonl",
-    "yaml": None,
-    "hf_dataset": "hf_dataset",
-    "arrow": "arrow",
-    "parquet": "parquet",
-    "csv": "csv",
-}

@@ -1,13 +1,12 @@
 """The recipe of ``prepare``: its settings, short forms, plain form and keywords."""
 
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import xxhash
 
@@ -26,18 +25,13 @@ from batchloom.core.settings import (
     suggest,
     to_plain,
 )
-from batchloom.preparation.settings.chat_rules import (
-    CHAT_PANEL,
-    OVERLONG_POLICIES,
-    TRAIN_ON,
-    ChatRules,
-    MaxTokensSetting,
-    OverlongPolicy,
-    OverlongSetting,
-    ProveSetting,
+from batchloom.preparation.dedup.line_dedup import RepeatUnit
+from batchloom.preparation.dedup.near_duplicates import MINHASH_VERSION, choose_banding
+from batchloom.preparation.settings.clean_recipe import (
+    clean_steps_to_plain,
+    clean_steps_to_settings,
+    fingerprint_step_files,
 )
-from batchloom.preparation.settings.dedup_recipe import DedupRecipe
-from batchloom.preparation.settings.evaluation_sets import clean_steps_to_plain, fingerprint_step_files
 from batchloom.preparation.settings.media_recipe import MediaRecipe, media_to_plain
 from batchloom.preparation.settings.read_recipe import (
     FimRecipe,
@@ -48,7 +42,163 @@ from batchloom.preparation.settings.read_recipe import (
 )
 from batchloom.preparation.settings.run_settings import RunOptions
 from batchloom.sources import make_input_labels
+from batchloom.store.format import Banding
 from batchloom.text import CleanStep
+
+OverlongPolicy = Literal["drop", "truncate-turns", "split", "error"]
+OVERLONG_POLICIES: tuple[str, ...] = get_args(OverlongPolicy)
+
+CHAT_PANEL = "Conversations"
+
+TRAIN_ON = Setting(
+    help="Turns to train on: assistant, all, last or completion.",
+    shown_default="assistant; completion for prompt-completion records",
+    panel=CHAT_PANEL,
+)
+# Token counts are stored in 64 bits.
+MaxTokensSetting = Annotated[
+    int | None, Setting(help="Maximum tokens of a conversation.", minimum=1, maximum=10**12, panel=CHAT_PANEL)
+]
+OverlongSetting = Annotated[
+    OverlongPolicy,
+    Setting(help="Policy for longer conversations: drop, truncate-turns, split or error.", panel=CHAT_PANEL),
+]
+ProveSetting = Annotated[bool, Setting(help="Decode trained tokens and compare them with the text.", panel=CHAT_PANEL)]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRules:
+    """Rules for the conversations of one source.
+
+    Attributes:
+        train_on: turns to train on: ``assistant``, ``all``, ``last`` or ``completion``.
+        max_tokens: maximum tokens of a conversation; None for no limit.
+        overlong: policy for longer ones: ``drop``, ``truncate-turns``, ``split`` or ``error``.
+        prove: whether trained tokens are decoded and compared with the text.
+    """
+
+    train_on: Annotated[TrainOn, TRAIN_ON] = "assistant"
+    max_tokens: MaxTokensSetting = None
+    overlong: OverlongSetting = "drop"
+    prove: ProveSetting = False
+
+    def __post_init__(self) -> None:
+        raise_problems(find_problems(self))
+
+
+DedupMode = Literal["none", "exact", "lines", "paragraphs", "near"]
+
+_BANDING_FIELDS = ("bands", "rows")
+_MAX_HASHES = 4096
+_MAX_SHINGLE = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DedupRecipe:
+    """Settings of deduplication; the first copy in input order is kept.
+
+    The recipe that holds it reports its problems.
+
+    Attributes:
+        mode: ``none``; ``exact``: documents with the same text; ``lines`` and ``paragraphs``: repeated lines
+            (paragraphs), then documents; ``near``: documents with the same text, then those that MinHash finds similar.
+        bands: groups of MinHash values; documents that agree in all values of one band are near duplicates.
+        rows: hashes of a band. A pair of similarity s is found with probability 1 - (1 - s^rows)^bands.
+        shingle: number of consecutive tokens that are hashed together.
+        similarity: similarity from which nine of ten pairs are found; it determines bands and rows. None to set them.
+        keep_signatures: whether the store keeps the MinHash signatures, 8 bytes a band and document, so that
+            appended documents are compared with all of its documents.
+    """
+
+    mode: Annotated[
+        DedupMode,
+        Setting(
+            help="Duplicates to remove, keeping the first copy: exact (documents), lines, paragraphs, near (similar "
+            "documents) or none (also --no-dedup).",
+            option="--dedup",
+            shown_default="exact; none with --split-on line or paragraph",
+        ),
+    ] = "exact"
+    bands: Annotated[
+        int, Setting(help="Bands of the MinHash signatures.", minimum=1, maximum=_MAX_HASHES, has_option=False)
+    ] = 14
+    rows: Annotated[
+        int,
+        Setting(
+            help="Hashes of a band. A pair of similarity s is found with probability 1 - (1 - s^rows)^bands.",
+            minimum=1,
+            maximum=_MAX_HASHES,
+            has_option=False,
+        ),
+    ] = 8
+    shingle: Annotated[
+        int,
+        Setting(help="Consecutive tokens that are hashed together.", minimum=1, maximum=_MAX_SHINGLE, has_option=False),
+    ] = 5
+    similarity: Annotated[
+        float | None,
+        Setting(
+            help="With --dedup near: share of common token runs from which documents count as near duplicates (nine "
+            "of ten such pairs are found).",
+            maximum=1,
+            shown_default="0.8",
+        ),
+    ] = None
+    keep_signatures: Annotated[
+        bool,
+        Setting(
+            help="Keep the signatures in the store (8 bytes a band and document), so that appended documents are "
+            "compared with all of its documents.",
+            has_option=False,
+        ),
+    ] = True
+
+    @property
+    def banding(self) -> Banding:
+        """Parameters of the MinHash signatures."""
+        similarity = self.similarity
+        bands, rows = (self.bands, self.rows) if similarity is None else choose_banding(similarity)
+        return Banding(bands, rows, self.shingle, MINHASH_VERSION)
+
+    @property
+    def stored_banding(self) -> Banding | None:
+        """Parameters of the signatures that a store keeps; None if it keeps none."""
+        if self.mode != "near" or not self.keep_signatures:
+            return None
+        return self.banding
+
+    @property
+    def repeat_unit(self) -> RepeatUnit | None:
+        """Unit of repetition inside documents; None to remove only complete documents."""
+        return self.mode if self.mode in ("lines", "paragraphs") else None
+
+    def problems(self) -> list[str]:
+        """List the problems of the values, by the names ``prepare`` takes them under."""
+        problems = find_problems(self, "dedup.")
+        if problems:
+            return [problem.replace("dedup.mode:", "dedup:") for problem in problems]
+        defaults = DedupRecipe()
+        changed = [field.name for field in fields(self) if getattr(self, field.name) != getattr(defaults, field.name)]
+        if self.mode != "near":
+            return [
+                f"dedup.{name}: belongs to mode near, and mode is {quote_value(self.mode)}; leave it out"
+                for name in changed
+                if name != "mode"
+            ]
+        if self.similarity is not None:
+            try:
+                choose_banding(self.similarity)
+            except SettingsError as error:
+                return list(error.problems)
+            return [
+                f"dedup.similarity: bands and rows follow from it, and {name} is given; leave one of them out"
+                for name in _BANDING_FIELDS
+                if name in changed
+            ][:1]
+        if self.bands * self.rows > _MAX_HASHES:
+            return [f"dedup.bands: {self.bands} of {self.rows} rows make more than {_MAX_HASHES:,} hashes; lower one"]
+        return []
+
 
 Dtype = Literal["auto", "uint16", "int32"]
 
@@ -62,13 +212,8 @@ _BAD_BUDGET_PATTERN = r"[0-9]{1,30}|[0-9]{1,30}(\.[0-9]{1,30})?%"
 _NON_IDENTITY_SETTINGS = ("inputs", "max_bad", "follow_links")
 # Nested settings.
 _NESTED_SETTINGS = ("reading", "chat")
-# Command-line value for no step.
-_NO_STEPS = "none"
 _SIZE_CHARACTERS = 40
 _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
-_MAX_INT = 1 << 63
-_MAX_DEPTH = 16
-_STEP_HINT = "write its name, or its name and settings: {name: {setting: value}}"
 SIZE_HINT = f"a size of at most {_SIZE_CHARACTERS} characters such as 100M, 1G or 100_000"
 
 
@@ -458,93 +603,6 @@ def dedup_to_plain(dedup: DedupRecipe) -> str | dict[str, Any]:
     # Derived settings are left out, so that the result can be parsed again.
     derived_fields = ("similarity",) if dedup.similarity is None else ("bands", "rows")
     return {name: value for name, value in plain.items() if name not in derived_fields}
-
-
-def parse_clean_steps(value: object) -> tuple[CleanStep, ...]:
-    """Parse cleaning steps from names, ``{name: {settings}}`` or steps.
-
-    Names may be one string, ``NAME,NAME``; ``none`` alone means no step. Names and settings are not checked here.
-
-    Raises:
-        SettingsError: steps of another form, all in one error.
-    """
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        value = [value]
-    if isinstance(value, Mapping) or not isinstance(value, Sequence):
-        raise SettingsError(
-            [f"clean: {quote_value(value)} is no list of steps; write a list, and of each step {_STEP_HINT}"]
-        )
-    names = [name for entry in value for name in (_split_names(entry) if isinstance(entry, str) else [entry])]
-    if names == [_NO_STEPS]:
-        return ()
-    steps: list[CleanStep] = []
-    problems: list[str] = []
-    for number, entry in enumerate(names):
-        try:
-            steps.append(_parse_step(entry, f"clean[{number}]"))
-        except SettingsError as error:
-            problems += error.problems
-    raise_problems(problems)
-    return tuple(steps)
-
-
-def clean_steps_to_settings(steps: Sequence[CleanStep]) -> list[Any]:
-    """Return the steps as plain values: a name, or a name and its settings."""
-    return [{step.name: _to_json_value(step.settings)} if step.settings else step.name for step in steps]
-
-
-def _split_names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
-
-
-def _parse_step(value: object, key_path: str) -> CleanStep:
-    if isinstance(value, CleanStep):
-        value = {value.name: value.settings}
-    if isinstance(value, str):
-        value = {value: {}}
-    if not isinstance(value, Mapping) or len(value) != 1:
-        raise SettingsError([f"{key_path}: {quote_value(value)} is no step; {_STEP_HINT}"])
-    ((name, settings),) = value.items()
-    if not is_text(name):
-        raise SettingsError([f"{key_path}: {quote_value(name)} is not the name of a step; {_STEP_HINT}"])
-    if settings is None:
-        settings = {}
-    if not isinstance(settings, Mapping):
-        raise SettingsError([f"{key_path}.{name}: {quote_value(settings)} is no settings; write {{setting: value}}"])
-    raise_problems(
-        [
-            f"{key_path}.{name}.{key}: {quote_value(setting_value)} cannot be written into a manifest; give "
-            "numbers, texts, true, false or lists of them"
-            for key, setting_value in settings.items()
-            if not (is_text(key) and _is_json_value(setting_value))
-        ]
-    )
-    return CleanStep(name, dict(settings))
-
-
-def _is_json_value(value: object, depth: int = 0) -> bool:
-    """Return whether a value survives a round trip through JSON."""
-    if isinstance(value, (list, tuple)):
-        return depth < _MAX_DEPTH and all(_is_json_value(item, depth + 1) for item in value)
-    if isinstance(value, Mapping):
-        return depth < _MAX_DEPTH and all(
-            is_text(key) and _is_json_value(item, depth + 1) for key, item in value.items()
-        )
-    if isinstance(value, bool) or value is None:
-        return True
-    if isinstance(value, str):
-        return value == "" or is_text(value)
-    if isinstance(value, int):
-        return -_MAX_INT <= value < _MAX_INT
-    return isinstance(value, float) and math.isfinite(value)
-
-
-def _to_json_value(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _to_json_value(item) for key, item in value.items()}
-    return [_to_json_value(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 class DocumentOptions(TypedDict, total=False):

@@ -1,9 +1,9 @@
-from .quarantine import (
+from .stream_units import StreamBatchWriter as StreamBatchWriter, read_stream_batches as read_stream_batches
+from .unit_report import (
     ReasonCounts as ReasonCounts,
     count_reason as count_reason,
     describe_bad_records as describe_bad_records,
 )
-from .stream_units import StreamBatchWriter as StreamBatchWriter, read_stream_batches as read_stream_batches
 from .units import (
     Unit as Unit,
     UnitProgress as UnitProgress,

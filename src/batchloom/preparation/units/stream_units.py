@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
 from batchloom.core.files import read_regular_file
-from batchloom.preparation.documents.media_tokens import PlacedMedium
+from batchloom.preparation.documents.chat_encoding import PlacedMedium
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
-from batchloom.preparation.settings.dedup_recipe import DedupRecipe
+from batchloom.preparation.settings.recipe import DedupRecipe
 from batchloom.preparation.units.unit_files import ROW, UnitFiles, UnitMediaWriter, read_placed_media, read_unit_media
 from batchloom.preparation.units.unit_report import UnitReportMerger
 from batchloom.preparation.units.units import Unit

@@ -1,19 +1,24 @@
-"""Units of work, planned from the listing alone, and their tasks and messages."""
+"""Units of work, planned from the listing alone, their tasks, and crash isolation.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+Each death of a worker narrows the range of suspected records.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import msgspec
 import xxhash
 
-from batchloom.core.document import BadRecord
-from batchloom.core.errors import InputError
+from batchloom.core.document import BadRecord, Records
+from batchloom.core.errors import InputError, WorkerError
 from batchloom.core.files import decode_file_name
 from batchloom.core.fingerprint import fingerprint
+from batchloom.preparation.documents.token_encoder import make_snippet
 from batchloom.preparation.settings.run_settings import UNIT_BYTES
-from batchloom.preparation.units.quarantine import ReasonCounts
+from batchloom.preparation.units.unit_report import ReasonCounts
 from batchloom.sources import KnownCut, ReadRules, SourcePart, split_source
 from batchloom.sources.files import Source
 
@@ -159,3 +164,160 @@ class UnusableError(InputError):
 
     def __reduce__(self) -> tuple[type["UnusableError"], tuple[int, int, BadRecord]]:
         return UnusableError, (self.unit, self.part, self.bad)
+
+
+# A suspected range is processed in this many slices, so a few deaths find one record in thousands.
+_SPLITS = 16
+
+RecordRange = tuple[RecordPosition, RecordPosition]
+
+
+@final
+class CrashIsolation:
+    """Splitter of batches into small suspected ones, without excluded records."""
+
+    def __init__(self, suspected_ranges: Sequence[RecordRange], excluded: Sequence[tuple[RecordPosition, str]]) -> None:
+        self._suspected_ranges, self._excluded = tuple(suspected_ranges), dict(excluded)
+
+    def split_batch(self, part: int, batch: Records) -> Iterator[tuple[Records, bool]]:
+        """Yield slices of a batch, each with whether it is suspected.
+
+        The first slice has only the bad records, unless nothing is suspected or excluded.
+        """
+        if not self._suspected_ranges and not self._excluded:
+            yield batch, False
+            return
+        self._exclude(part, batch)
+        first = Records(bad=batch.bad, records_read=batch.records_read)
+        yield first, False
+        sizes = [self._size(part, record) for record in batch.records]
+        start = 0
+        while start < len(sizes):
+            stop, size = start + 1, sizes[start]
+            while stop < len(sizes) and sizes[stop] == size and (not size or stop - start < size):
+                stop += 1
+            sub_batch = Records(batch.values[start:stop], batch.records[start:stop], batch.offsets[start:stop])
+            yield sub_batch, size > 0
+            start = stop
+
+    def _size(self, part: int, record: int) -> int:
+        """Return the maximum batch size for a record; 0 for no limit."""
+        sizes = [
+            max(1, math.ceil((last[1] - first[1] + 1) / _SPLITS)) if first[0] == last[0] else 1
+            for first, last in self._suspected_ranges
+            if first <= (part, record) <= last
+        ]
+        return min(sizes, default=0)
+
+    def _exclude(self, part: int, batch: Records) -> None:
+        kept_indices = []
+        for index, record in enumerate(batch.records):
+            reason = self._excluded.get((part, record))
+            if reason is None:
+                kept_indices.append(index)
+                continue
+            value = batch.values[index]
+            snippet = make_snippet(value) if isinstance(value, str) else ""
+            batch.bad.append(BadRecord(record, batch.offsets[index], None, reason, snippet))
+        batch.values = [batch.values[index] for index in kept_indices]
+        batch.records = [batch.records[index] for index in kept_indices]
+        batch.offsets = [batch.offsets[index] for index in kept_indices]
+
+
+@dataclass(frozen=True, slots=True)
+class CrashState:
+    """Deaths of a unit's workers since a record was last excluded."""
+
+    count: int = 0
+    suspected_ranges: tuple[RecordRange, ...] = ()
+    excluded: tuple[tuple[RecordPosition, str], ...] = ()
+
+
+# After this many deaths no document is to blame.
+MAX_DEATHS = 12
+
+
+def update_after_crash(state: CrashState, in_hand: Sequence[RecordRange], reason: str) -> CrashState:
+    """Decide the next state of a unit after another of its workers died.
+
+    The first death proves nothing: any process may have used up the memory. After the second, the records in
+    flight are suspected; a suspected single record is excluded if a worker dies with only it in flight.
+    ``reason`` is a verb phrase.
+    """
+    count = state.count + 1
+    if count == 1:
+        return CrashState(count, (), state.excluded)
+    single = [first for first, last in in_hand if first == last]
+    suspected_positions = [
+        position for position in single if any(a <= position <= b for a, b in state.suspected_ranges)
+    ]
+    if suspected_positions and len(in_hand) == len(single):
+        exclusion_reason = (
+            f"the worker that processed it {reason}, {count:,} times; give workers more memory (--workers fewer), "
+            "or fix or remove the record"
+        )
+        position = suspected_positions[0]
+        return CrashState(0, (), (*state.excluded, (position, exclusion_reason)))
+    return CrashState(count, tuple(in_hand), state.excluded)
+
+
+class RecordExcludedError(Exception):
+    """A record was excluded that affects other units.
+
+    ``excluded`` has all excluded records of its unit, with reasons.
+    """
+
+    def __init__(self, unit: int, excluded: tuple[tuple[RecordPosition, str], ...]) -> None:
+        super().__init__(unit)
+        self.unit, self.excluded = unit, excluded
+
+
+@final
+class CrashTracker:
+    """Tracker of worker deaths by unit.
+
+    ``together`` means that excluded records of one unit affect other units.
+    """
+
+    def __init__(self, units: Sequence[Unit], note: Callable[[str], None], *, together: bool) -> None:
+        self._units, self._note, self._together = units, note, together
+        self._in_hand: dict[int, dict[str, RecordRange]] = {}
+        self._deaths: dict[int, CrashState] = {}
+
+    def record_marker(self, number: int, marker: CrashMarker) -> None:
+        """Store the records that a unit's worker has in flight."""
+        stages = self._in_hand.setdefault(number, {})
+        if marker.in_hand is None:
+            stages.pop(marker.stage, None)
+        else:
+            stages[marker.stage] = marker.in_hand
+
+    def forget_unit(self, number: int) -> None:
+        self._in_hand.pop(number, None)
+        self._deaths.pop(number, None)
+
+    def handle_crash(self, number: int, task: UnitTask, reason: str) -> UnitTask:
+        stages = self._in_hand.pop(number, {})
+        state = self._deaths.get(number, CrashState(excluded=task.excluded))
+        deaths = self._deaths[number] = update_after_crash(state, list(stages.values()), reason)
+        parts = self._units[number].parts
+        part = next(iter(stages.values()))[0][0] if stages else 0
+        name = parts[part].source.name
+        if deaths.count > MAX_DEATHS:
+            raise WorkerError(
+                f"{deaths.count} workers died at unit {number} ({name}), and no single record causes it; the last "
+                f"one {reason}. Give workers more memory (fewer of them: --workers 1), then give the same command "
+                "again to resume."
+            )
+        if len(deaths.excluded) > len(task.excluded):
+            (part, record), _ = deaths.excluded[-1]
+            name = parts[part].source.name
+            self._note(
+                f"Record {record:,} of a part of {name} is quarantined: the worker that processed it {reason}, again."
+            )
+            if self._together:
+                raise RecordExcludedError(number, deaths.excluded)
+        else:
+            self._note(f"A worker of unit {number} ({name}) {reason}: the unit is retried.")
+        attempt = f"{task.attempt.partition('-')[0]}-{deaths.count}-{len(deaths.excluded)}"
+        return replace(task, attempt=attempt, suspected_ranges=deaths.suspected_ranges, excluded=deaths.excluded)

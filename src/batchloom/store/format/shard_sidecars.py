@@ -13,7 +13,7 @@ Pair numbers ascend.
 
 ``.bands``, MinHash signatures that find near duplicates: ``BLMBAND\0``, 1, documents D, four u16 (shingle, rows, bands
 B, MinHash version); then the keys u64 [D, B], all 0 for a document that matches nothing. Only shards prepared with
-``dedup: near`` have it. ``preparation/dedup/minhash.py`` defines the keys.
+``dedup: near`` have it. ``preparation/dedup/near_duplicates.py`` defines the keys.
 """
 
 import struct

@@ -1,5 +1,6 @@
-"""Evaluation sets for decontamination: their records and the index of them."""
+"""Settings of cleaning steps, and the index of the evaluation sets they name."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,9 +10,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from batchloom.core.addresses import is_url, redact_url
-from batchloom.core.errors import InputError
+from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.settings import to_plain
+from batchloom.core.settings import is_text, quote_value, raise_problems, to_plain
 from batchloom.sources import (
     DeclaredInput,
     PartReader,
@@ -30,6 +31,11 @@ from batchloom.text.quality import read_bad_words
 
 DECONTAMINATE = "decontaminate"
 BAD_WORDS = "bad_words"
+# Command-line value for no step.
+_NO_STEPS = "none"
+_MAX_INT = 1 << 63
+_MAX_JSON_DEPTH = 16
+_STEP_HINT = "write its name, or its name and settings: {name: {setting: value}}"
 _MAX_DEPTH = 32
 # A skipped record of a set would be trained on unseen.
 _FOLLOW_LINKS = DeclaredInput(follow_links=True)
@@ -38,6 +44,93 @@ _MIN_AGE_NS = 2_000_000_000
 
 # For each file of a set, in order: its format, and the XXH3-128 of its decompressed bytes.
 _SetContents = list[tuple[str, str]]
+
+
+def parse_clean_steps(value: object) -> tuple[CleanStep, ...]:
+    """Parse cleaning steps from names, ``{name: {settings}}`` or steps.
+
+    Names may be one string, ``NAME,NAME``; ``none`` alone means no step. Names and settings are not checked here.
+
+    Raises:
+        SettingsError: steps of another form, all in one error.
+    """
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, Mapping) or not isinstance(value, Sequence):
+        raise SettingsError(
+            [f"clean: {quote_value(value)} is no list of steps; write a list, and of each step {_STEP_HINT}"]
+        )
+    names = [name for entry in value for name in (_split_names(entry) if isinstance(entry, str) else [entry])]
+    if names == [_NO_STEPS]:
+        return ()
+    steps: list[CleanStep] = []
+    problems: list[str] = []
+    for number, entry in enumerate(names):
+        try:
+            steps.append(_parse_step(entry, f"clean[{number}]"))
+        except SettingsError as error:
+            problems += error.problems
+    raise_problems(problems)
+    return tuple(steps)
+
+
+def clean_steps_to_settings(steps: Sequence[CleanStep]) -> list[Any]:
+    """Return the steps as plain values: a name, or a name and its settings."""
+    return [{step.name: _to_json_value(step.settings)} if step.settings else step.name for step in steps]
+
+
+def _split_names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _parse_step(value: object, key_path: str) -> CleanStep:
+    if isinstance(value, CleanStep):
+        value = {value.name: value.settings}
+    if isinstance(value, str):
+        value = {value: {}}
+    if not isinstance(value, Mapping) or len(value) != 1:
+        raise SettingsError([f"{key_path}: {quote_value(value)} is no step; {_STEP_HINT}"])
+    ((name, settings),) = value.items()
+    if not is_text(name):
+        raise SettingsError([f"{key_path}: {quote_value(name)} is not the name of a step; {_STEP_HINT}"])
+    if settings is None:
+        settings = {}
+    if not isinstance(settings, Mapping):
+        raise SettingsError([f"{key_path}.{name}: {quote_value(settings)} is no settings; write {{setting: value}}"])
+    raise_problems(
+        [
+            f"{key_path}.{name}.{key}: {quote_value(setting_value)} cannot be written into a manifest; give "
+            "numbers, texts, true, false or lists of them"
+            for key, setting_value in settings.items()
+            if not (is_text(key) and _is_json_value(setting_value))
+        ]
+    )
+    return CleanStep(name, dict(settings))
+
+
+def _is_json_value(value: object, depth: int = 0) -> bool:
+    """Return whether a value survives a round trip through JSON."""
+    if isinstance(value, (list, tuple)):
+        return depth < _MAX_JSON_DEPTH and all(_is_json_value(item, depth + 1) for item in value)
+    if isinstance(value, Mapping):
+        return depth < _MAX_JSON_DEPTH and all(
+            is_text(key) and _is_json_value(item, depth + 1) for key, item in value.items()
+        )
+    if isinstance(value, bool) or value is None:
+        return True
+    if isinstance(value, str):
+        return value == "" or is_text(value)
+    if isinstance(value, int):
+        return -_MAX_INT <= value < _MAX_INT
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _to_json_value(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _to_json_value(item) for key, item in value.items()}
+    return [_to_json_value(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def build_overlap_index(
