@@ -10,7 +10,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -147,6 +147,13 @@ def suggest(word: str, candidates: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def find_unknown_settings(names: Iterable[object], known_names: Collection[str], prefix: str = "") -> list[str]:
+    """List the names that are no settings as problems, each with the nearest known name."""
+    return [
+        f"{prefix}{name}: unknown setting{suggest(str(name), known_names)}" for name in names if name not in known_names
+    ]
+
+
 def is_text(value: object) -> bool:
     """Return whether a value is a non-empty string of valid Unicode."""
     try:
@@ -261,7 +268,7 @@ def from_plain(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
     hints = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     prefix = f"{path}." if path else ""
-    problems = [f"{prefix}{name}: unknown setting{suggest(name, fields)}" for name in values if name not in fields]
+    problems = find_unknown_settings(values, fields, prefix)
     ready: dict[str, Any] = {}
     for name, field in fields.items():
         if name in values:

@@ -11,7 +11,7 @@ import numpy as np
 from batchloom.core.errors import InputError, StoreConflictError, StoreError
 from batchloom.core.files import JSON_DECODE_ERRORS, describe_os_error, read_regular_file
 from batchloom.core.synthetic_data import SYNTHETIC
-from batchloom.core.wording import format_count
+from batchloom.core.wording import format_count, format_list
 from batchloom.preparation.dedup.sorted_keys import write_keys
 from batchloom.preparation.documents.record_parsers import RecordParsers, describe_preferences
 from batchloom.preparation.documents.token_encoder import make_duplicate_keys
@@ -252,9 +252,8 @@ def select_new_inputs(listing: SourceListing, base: Manifest, out: Path, *, hash
             f"{'is' if known_count == 1 else 'are'} in {out} already."
         )
     if changed_names:
-        more = f" and {len(changed_names) - 1:,} more" if len(changed_names) > 1 else ""
         notes.append(
-            f"{changed_names[0]}{more} changed since it was read for {out}: it is read again completely, and "
+            f"{format_list(changed_names, 1)} changed since it was read for {out}: it is read again completely, and "
             "documents that the store already holds count as duplicates."
         )
     return replace(listing, sources=tuple(new_sources), notes=tuple(notes))

@@ -18,7 +18,7 @@ from batchloom.core.errors import InputError, StoreConflictError, TooManyBadReco
 from batchloom.core.files import decode_file_name
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.process_state import measure_peak_memory, pause_gc
-from batchloom.core.wording import format_count
+from batchloom.core.wording import format_count, format_list
 from batchloom.preparation.append import (
     BaseGenerations,
     check_same_preferences,
@@ -278,9 +278,9 @@ class PrepareRun:
             if record_parser.detected and record_parser.detected != PLAIN_TEXT_NOTE:
                 names.setdefault(record_parser.detected, []).append(source.name)
         for detected, source_names in names.items():
-            self._log.note(f"Detected {detected} in {_format_first_names(source_names)}.")
+            self._log.note(f"Detected {detected} in {format_list(source_names, 1)}.")
         if other_names and self._recipe.reading.clean:
-            self._log.note(f"Cleaning applies only to texts and does not change {_format_first_names(other_names)}.")
+            self._log.note(f"Cleaning applies only to texts and does not change {format_list(other_names, 1)}.")
         if repeat_unit:
             self._log.note(
                 f"Repeated {repeat_unit} are removed from texts, except for the first copy, also in verse, "
@@ -288,7 +288,7 @@ class PrepareRun:
             )
         if other_names and repeat_unit:
             self._log.note(
-                f"Repeated {repeat_unit} are removed only from texts. From {_format_first_names(other_names)} "
+                f"Repeated {repeat_unit} are removed only from texts. From {format_list(other_names, 1)} "
                 "only equal documents are removed."
             )
 
@@ -618,10 +618,6 @@ def _compute_flows(units: list[TokenizedUnit], dedup_counts: list[UnitDedupCount
         tokens_out=tokens,
     )
     return [dedup, write]
-
-
-def _format_first_names(names: Sequence[str]) -> str:
-    return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
 
 
 def choose_worker_count(execution: ExecutionSettings, units: int) -> int:

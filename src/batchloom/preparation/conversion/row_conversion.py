@@ -28,7 +28,7 @@ from batchloom.core.errors import (
 )
 from batchloom.core.files import PARTIAL_SUFFIX, refuse_url
 from batchloom.core.settings import is_bool, quote_value, raise_problems, suggest
-from batchloom.core.wording import describe_json_type
+from batchloom.core.wording import describe_json_type, format_list
 from batchloom.preparation.documents.record_parsers import read_sample_rows
 from batchloom.preparation.report.progress import JobCounters, Listener, Note, Phase
 from batchloom.preparation.request.inputs import check_no_manifests
@@ -195,8 +195,7 @@ def describe_type_changes(shape: ColumnType) -> list[str]:
 
 
 def _format_names(names: list[str]) -> str:
-    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
-    return ", ".join(map(repr, names[:5])) + more
+    return format_list([repr(name) for name in names], 5)
 
 
 Row = dict[str, Any]

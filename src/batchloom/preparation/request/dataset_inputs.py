@@ -10,6 +10,7 @@ from batchloom.core.addresses import STANDARD_INPUT, is_url, redact_url as addre
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.settings import quote_value, raise_problems
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
+from batchloom.core.wording import format_list
 from batchloom.media import FrameSampling
 from batchloom.preparation.request.inputs import (
     ResolvedInputs,
@@ -255,12 +256,9 @@ class _DatasetLocator:
         if not self.missing:
             return
         (location, path), *other_missing = self.missing
-        listing = ", ".join(
-            f"{other_path} ({other_location})" for other_location, other_path in other_missing[:_MAX_LISTED]
-        )
-        listing = f"; also missing: {listing}" if listing else ""
-        more = f" and {len(other_missing) - _MAX_LISTED:,} more" if len(other_missing) > _MAX_LISTED else ""
-        sentence = f"{describe_missing_input(path).rstrip('.')}{listing}{more}"
+        others = [f"{other_path} ({other_location})" for other_location, other_path in other_missing]
+        listing = f"; also missing: {format_list(others, _MAX_LISTED)}" if others else ""
+        sentence = f"{describe_missing_input(path).rstrip('.')}{listing}"
         end = "" if sentence.endswith("?") else "."
         raise InputMissingError(f"{location}: {sentence}{end}{self._hint()}")
 

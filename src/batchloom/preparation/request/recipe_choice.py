@@ -252,15 +252,8 @@ def _load_raw_recipe(recipe: RecipeReference | None, overridden_names: Collectio
 
 def _override_settings(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Merge settings with overrides; ``text_field`` and ``mapping`` are exclusive."""
-    replaced_name = next(
-        (
-            other_setting
-            for column_setting, other_setting in (_COLUMN_SETTINGS, _COLUMN_SETTINGS[::-1])
-            if column_setting in overrides
-        ),
-        "",
-    )
-    merged = {name: value for name, value in settings.items() if name != replaced_name} | dict(overrides)
+    replaced_names = _COLUMN_SETTINGS if any(name in overrides for name in _COLUMN_SETTINGS) else ()
+    merged = {name: value for name, value in settings.items() if name not in replaced_names} | dict(overrides)
     base_media, new_media = settings.get("media"), overrides.get("media")
     if isinstance(base_media, MediaRecipe):
         base_media = media_to_settings(base_media)

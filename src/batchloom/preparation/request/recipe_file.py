@@ -23,8 +23,9 @@ from batchloom.core.addresses import (
 )
 from batchloom.core.errors import InputError, InputMissingError, SettingsError, StoreError
 from batchloom.core.files import JSON_DECODE_ERRORS, decode_file_name, describe_os_error, read_regular_file, refuse_url
-from batchloom.core.settings import from_plain, quote_value, raise_problems, suggest
+from batchloom.core.settings import find_unknown_settings, from_plain, quote_value, raise_problems, suggest
 from batchloom.core.synthetic_data import SYNTHETIC, SyntheticSpec
+from batchloom.core.wording import format_list
 from batchloom.core.yaml_reader import EXPONENT_PATTERN, FLOAT_TAG, read_yaml
 from batchloom.preparation.settings.clean_recipe import clean_steps_to_settings
 from batchloom.preparation.settings.dataset_file import MANIFEST_KEYS, ConfigLocation
@@ -108,9 +109,7 @@ def read_recipe_file(path: Path) -> RawRecipe:
     refuse_url(path, "The recipe")
     content = read_yaml(path, _REMEDY)
     _check_is_recipe(path, content)
-    problems = [
-        f"{path}: {name}: unknown setting{suggest(name, RECIPE_KEYS)}" for name in content if name not in RECIPE_KEYS
-    ]
+    problems = find_unknown_settings(content, RECIPE_KEYS, f"{path}: ")
     # A null setting counts as absent.
     values = {name: content[name] for name in RECIPE_KEYS if content.get(name) is not None}
     config_location = ConfigLocation(path, recipe=True)
@@ -481,16 +480,15 @@ def _locate_recorded_inputs(labels: list[str], report: Path, *, of_hub: bool) ->
         elif locations[number] != label:
             relocated.append(recorded_path)
     if missing:
-        more = f" and {len(missing) - _MAX_LISTED:,} more" if len(missing) > _MAX_LISTED else ""
         folder_hint = f", or run this command in {reported.folder}, where it was made" if reported is not None else ""
         raise InputMissingError(
-            f"{folder} was made from {', '.join(missing[:_MAX_LISTED])}{more}, which cannot be found; give the "
+            f"{folder} was made from {format_list(missing, _MAX_LISTED)}, which cannot be found; give the "
             f"inputs as arguments, in the order of its manifest ({', '.join(labels[:_MAX_LISTED])}"
             f"{', ...' if len(labels) > _MAX_LISTED else ''}){folder_hint}."
         )
-    more = f" and {len(relocated) - 1:,} more" if len(relocated) > 1 else ""
-    note = f"Using input paths from {report.name} in {folder}: {relocated[0]}{more}." if relocated else ""
-    return locations, (note,) if note else ()
+    if not relocated:
+        return locations, ()
+    return locations, (f"Using input paths from {report.name} in {folder}: {format_list(relocated, 1)}.",)
 
 
 def _location_exists(location: str, *, of_hub: bool) -> bool:
@@ -517,10 +515,9 @@ def _make_source_recipes(
     known_names = ("text_field", "mapping", "ignore", "name", "weight")
     raise_problems(
         [
-            f"{location}: recipe.sources[{number}].{name}: unknown setting{suggest(name, known_names)}"
+            problem
             for number, settings in enumerate(plain)
-            for name in settings
-            if name not in known_names
+            for problem in find_unknown_settings(settings, known_names, f"{location}: recipe.sources[{number}].")
         ]
     )
     if len(plain) != len(labels):

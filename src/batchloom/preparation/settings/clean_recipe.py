@@ -62,7 +62,11 @@ def parse_clean_steps(value: object) -> tuple[CleanStep, ...]:
         raise SettingsError(
             [f"clean: {quote_value(value)} is no list of steps; write a list, and of each step {_STEP_HINT}"]
         )
-    names = [name for entry in value for name in (_split_names(entry) if isinstance(entry, str) else [entry])]
+    names = [
+        name.strip() if isinstance(name, str) else name
+        for entry in value
+        for name in (entry.split(",") if isinstance(entry, str) else [entry])
+    ]
     if names == [_NO_STEPS]:
         return ()
     steps: list[CleanStep] = []
@@ -79,10 +83,6 @@ def parse_clean_steps(value: object) -> tuple[CleanStep, ...]:
 def clean_steps_to_settings(steps: Sequence[CleanStep]) -> list[Any]:
     """Return the steps as plain values: a name, or a name and its settings."""
     return [{step.name: _to_json_value(step.settings)} if step.settings else step.name for step in steps]
-
-
-def _split_names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
 
 
 def _parse_step(value: object, key_path: str) -> CleanStep:
@@ -295,6 +295,5 @@ def _describe_index(settings: DecontaminationSettings, index: OverlapIndex) -> s
 def _describe_changed(paths: Iterable[str]) -> str:
     return (
         f"What cleaning looks into ({', '.join(map(redact_url, paths))}) was changed while it was used; let its "
-        f"writer "
-        "finish, then give the command again with --restart."
+        "writer finish, then give the command again with --restart."
     )

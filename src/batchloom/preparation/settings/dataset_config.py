@@ -27,10 +27,17 @@ from pydantic import (
 )
 
 from batchloom.core.errors import SettingsError
-from batchloom.core.settings import is_positive_number, is_text, quote_value, raise_problems, suggest
+from batchloom.core.settings import (
+    find_unknown_settings,
+    is_positive_number,
+    is_text,
+    quote_value,
+    raise_problems,
+    suggest,
+)
 from batchloom.media import FrameSampling
 from batchloom.plan import PlanSpec
-from batchloom.preparation.settings.dataset_file import ConfigLocation, DatasetFile, read_dataset_file
+from batchloom.preparation.settings.dataset_file import ConfigLocation, read_dataset_file
 from batchloom.preparation.settings.read_recipe import check_column_settings
 from batchloom.sources.formats import InputFormat
 
@@ -98,18 +105,16 @@ def _check_plan_settings(*, seq_len: int = 1, packing: str = "none") -> None:
         raise ValueError(error.problems[0].partition(": ")[2]) from None
 
 
-def _check_folder(value: str) -> str:
-    # An empty value counts as None.
-    return _check_text(value) if value else value
-
-
 def _path_to_text(value: object) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 NonEmptyText = Annotated[StrictStr, AfterValidator(_check_text)]
 PathText = Annotated[StrictStr, BeforeValidator(_path_to_text), AfterValidator(_check_text)]
-FolderText = Annotated[StrictStr, BeforeValidator(_path_to_text), AfterValidator(_check_folder)]
+# An empty value counts as None.
+FolderText = Annotated[
+    StrictStr, BeforeValidator(_path_to_text), AfterValidator(lambda value: value and _check_text(value))
+]
 
 
 @contextmanager
@@ -238,11 +243,7 @@ def _make_sampling(video_settings: Mapping[str, Any]) -> FrameSampling:
 
 def _check_sampling(video_settings: Mapping[str, Any]) -> list[str]:
     """List the problems of video settings."""
-    problems = [
-        f"videos.{name}: unknown setting{suggest(str(name), _VIDEO_SETTINGS)}"
-        for name in video_settings
-        if name not in _VIDEO_SETTINGS
-    ]
+    problems = find_unknown_settings(video_settings, _VIDEO_SETTINGS, "videos.")
     try:
         _make_sampling(video_settings)
     except SettingsError as error:
@@ -304,19 +305,14 @@ class DatasetConfig(_ConfigModel):
             RecordError: it is not valid YAML; with line and column.
             SettingsError: all problems of its settings, each with its path.
         """
-        dataset_file = read_dataset_file(Path(path))
-        return cls._from_file(dataset_file)
-
-    @classmethod
-    def _from_file(cls, dataset_file: DatasetFile) -> Self:
-        unused = [name for name in _UNUSED_SETTINGS if dataset_file.values.get(name) not in (None, {}, "none")]
-        settings = {name: value for name, value in dataset_file.values.items() if name not in _UNUSED_SETTINGS}
+        values, location = read_dataset_file(Path(path))
+        unused = [name for name in _UNUSED_SETTINGS if values.get(name) not in (None, {}, "none")]
+        settings = {name: value for name, value in values.items() if name not in _UNUSED_SETTINGS}
         try:
             config: Self = cls(**settings)
         except SettingsError as error:
-            location_prefix = dataset_file.location.describe(dataset_file.location.block)
+            location_prefix = location.describe(location.block)
             raise SettingsError([f"{location_prefix}{problem}" for problem in error.problems]) from None
-        location = dataset_file.location
         if unused:
             location = location.with_note(f"not used of it: {', '.join(unused)}")
         config._location = location

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from batchloom.core.errors import InputError
 from batchloom.core.settings import quote_value, suggest
+from batchloom.core.wording import format_list
 from batchloom.core.yaml_reader import read_yaml
 
 # Keys that hold a block, and keys of a file that is one.
@@ -61,22 +62,13 @@ class ConfigLocation:
         ):
             raise InputError(
                 f"{self.describe(self.block)}processor_config.processor_name: {quote_value(name)} lies outside of the "
-                f"folder of "
-                "the manifest; put it there, or write its path out in full, from its / on."
+                "folder of the manifest; put it there, or write its path out in full, from its / on."
             )
         return str(path)
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetFile:
-    """The unchecked settings in a file, and their location."""
-
-    values: dict[str, Any]
-    location: ConfigLocation = field(default_factory=ConfigLocation)
-
-
-def read_dataset_file(path: Path) -> DatasetFile:
-    """Read the settings in a YAML file."""
+def read_dataset_file(path: Path) -> tuple[dict[str, Any], ConfigLocation]:
+    """Return the unchecked settings in a YAML file, and their location."""
     content = read_yaml(path)
     if isinstance(content, list):
         content, key_prefix = _find_listed_job(content)
@@ -93,7 +85,7 @@ def read_dataset_file(path: Path) -> DatasetFile:
     if blocks:
         return _read_block(path, content, blocks[0], key_prefix)
     if dataset_keys:
-        return DatasetFile(content, ConfigLocation(path, has_block=set(content) != {"datasets"}))
+        return content, ConfigLocation(path, has_block=set(content) != {"datasets"})
     if trainer_datasets := _find_trainer_datasets(content):
         return _read_trainer_dataset(path, trainer_datasets)
     if "inputs" in content:
@@ -112,14 +104,16 @@ def _find_listed_job(jobs: list[Any]) -> tuple[Any, str]:
     return jobs, ""
 
 
-def _read_block(path: Path, content: dict[str, Any], name: str, key_prefix: str) -> DatasetFile:
+def _read_block(
+    path: Path, content: dict[str, Any], name: str, key_prefix: str
+) -> tuple[dict[str, Any], ConfigLocation]:
     values = content[name]
     if not isinstance(values, dict):
         raise InputError(f"{path}: {key_prefix}{name} holds {_describe_type(values)}, not settings; {_REMEDY}.")
     location = ConfigLocation(path, f"{key_prefix}{name}.")
     if len(content) > 1 or key_prefix:
         location = location.with_note(f"{key_prefix}{name} is read, and the rest is not")
-    return DatasetFile(values, location)
+    return values, location
 
 
 def _find_trainer_datasets(content: dict[str, Any]) -> dict[str, Any]:
@@ -133,30 +127,24 @@ def _find_trainer_datasets(content: dict[str, Any]) -> dict[str, Any]:
     return trainer_datasets
 
 
-def _read_trainer_dataset(path: Path, trainer_datasets: dict[str, Any]) -> DatasetFile:
+def _read_trainer_dataset(path: Path, trainer_datasets: dict[str, Any]) -> tuple[dict[str, Any], ConfigLocation]:
     (key_path, name), *other_datasets = trainer_datasets.items()
     for other_path, other_name in other_datasets:
         if other_name != name:
             raise InputError(
                 f"{path}: {key_path} is {quote_value(name)} and {other_path} {quote_value(other_name)}, and one "
-                "data set is "
-                f"read; leave the "
-                "other out, or write datasets: and a list of both."
+                "data set is read; leave the other out, or write datasets: and a list of both."
             )
     if not isinstance(name, str) or not name:
         raise InputError(f"{path}: {key_path} is {quote_value(name)}, and names no data set; write a path or a Hub id.")
     location = ConfigLocation(path, key_path.removesuffix(_TRAINER_KEY), has_block=False)
-    return DatasetFile(
-        {"dataset_path": name}, location.with_note(f"{key_path} ({name}) is read, and the rest is the trainer's")
-    )
+    return {"dataset_path": name}, location.with_note(f"{key_path} ({name}) is read, and the rest is the trainer's")
 
 
 def _describe_keys(content: Mapping[str, Any]) -> str:
     names = list(content)
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
     hint = next((suggestion for name in names if (suggestion := suggest(name, [*_BLOCK_KEYS, *_DATASET_KEYS]))), "")
-    listed = ", ".join(quote_value(name) for name in names[:_MAX_LISTED]) or "nothing"
-    return f"it holds {listed}{more}{hint}"
+    return f"it holds {format_list([quote_value(name) for name in names], _MAX_LISTED) or 'nothing'}{hint}"
 
 
 def _describe_type(value: object) -> str:

@@ -9,7 +9,15 @@ from typing import Annotated, Any, Literal
 
 from batchloom.core.addresses import redact_url as address
 from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.settings import Setting, find_problems, is_text, quote_value, raise_problems, suggest, to_plain
+from batchloom.core.settings import (
+    Setting,
+    find_problems,
+    find_unknown_settings,
+    is_text,
+    quote_value,
+    raise_problems,
+    to_plain,
+)
 from batchloom.media import (
     PROCESSOR_FILES,
     TEMPLATE_FILES,
@@ -90,11 +98,8 @@ def parse_media(value: object) -> MediaRecipe | None:
     if not isinstance(value, Mapping):
         raise SettingsError([f"media: {quote_value(value)} is no mapping; write {{processor: FOLDER}}"])
     setting_names = ("processor", "data_folder", "keep", *_LIMIT_FIELDS, *_SAMPLING_FIELDS)
-    problems = [
-        f"media.{name}: unknown setting{suggest(str(name), setting_names)}"
-        for name in value
-        if name not in (*setting_names, "data_folder_name")
-    ]
+    given_names = [name for name in value if name != "data_folder_name"]
+    problems = find_unknown_settings(given_names, setting_names, "media.")
     if value.get("processor") is None:
         problems.append("media.processor: there is none; name the folder of a processor (--processor)")
     settings: dict[str, Any] = {

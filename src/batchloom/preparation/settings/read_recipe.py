@@ -9,16 +9,16 @@ from batchloom.core.errors import SettingsError
 from batchloom.core.settings import (
     Setting,
     find_problems,
+    find_unknown_settings,
     is_positive_number,
     is_text,
     quote_value,
     raise_problems,
-    suggest,
     to_plain,
 )
 from batchloom.preparation.settings.media_recipe import MediaRecipe
 from batchloom.sources import DeclaredInput, ReadLimits, ReadRules
-from batchloom.sources.formats import INPUT_FORMATS, SPLIT_WORDS, InputFormat
+from batchloom.sources.formats import SPLIT_WORDS, InputFormat
 from batchloom.text import CleanStep, find_clean_problems
 
 _SENTINELS = ("prefix", "suffix", "middle")
@@ -72,13 +72,7 @@ def parse_fim(value: object) -> FimRecipe | None:
         return None
     if isinstance(value, Mapping):
         field_names = [field.name for field in fields(FimRecipe)]
-        raise_problems(
-            [
-                f"fim.{name}: unknown setting{suggest(str(name), field_names)}"
-                for name in value
-                if name not in field_names
-            ]
-        )
+        raise_problems(find_unknown_settings(value, field_names, "fim."))
         value = FimRecipe(**value)
     elif not isinstance(value, FimRecipe):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -226,12 +220,20 @@ class SourceRecipe:
         location: location of the setting, for messages.
     """
 
-    text_field: str | None = None
+    text_field: Annotated[str | None, Setting(help="Field of a record that holds the text.")] = None
     mapping: Mapping[str, str] = field(default_factory=dict)
-    ignore: tuple[str, ...] = ()
-    form: InputFormat | None = None
-    name: str | None = None
-    weight: float | None = None
+    ignore: Annotated[
+        tuple[str, ...], Setting(help="Columns and message keys to treat as absent.", check=_find_ignore_problem)
+    ] = ()
+    form: Annotated[InputFormat | None, Setting(help="Format of the files.")] = None
+    name: Annotated[str | None, Setting(help="Label of the documents.")] = None
+    weight: Annotated[
+        float | None,
+        Setting(
+            help="Share among the inputs.",
+            check=lambda value: "" if is_positive_number(value) else "is not a finite number above 0",
+        ),
+    ] = None
     location: str = field(default="", compare=False)
 
     @property
@@ -241,41 +243,20 @@ class SourceRecipe:
 
     def problems(self) -> list[str]:
         """List the problems of the values, by name."""
-        problems = check_column_settings(self.text_field, self.mapping)
-        if problem := _find_ignore_problem(self.ignore):
-            problems.append(f"ignore: {quote_value(self.ignore)} {problem}")
-        if self.form is not None and self.form not in INPUT_FORMATS:
-            hint = suggest(str(self.form), INPUT_FORMATS)
-            problems.append(f"form: {quote_value(self.form)} is none of {', '.join(INPUT_FORMATS)}{hint}")
-        if self.name is not None and not is_text(self.name):
-            problems.append(describe_non_text("name", self.name))
-        if self.weight is not None and not is_positive_number(self.weight):
-            problems.append(f"weight: {quote_value(self.weight)} is not a finite number above 0")
-        return problems
-
-
-def source_to_plain(source: SourceRecipe, *, include_labels: bool) -> dict[str, Any]:
-    """Return the settings of one input for a manifest, without unset ones.
-
-    The formats of its files are recorded with the files.
-
-    Args:
-        source: settings of the input.
-        include_labels: whether to include name and weight, which do not change documents.
-    """
-    settings: dict[str, Any] = {
-        "text_field": source.text_field,
-        "mapping": dict(source.mapping),
-        "ignore": list(source.ignore),
-    }
-    if include_labels:
-        settings |= {"name": source.name, "weight": source.weight and float(source.weight)}
-    return {name: value for name, value in settings.items() if value}
+        return check_column_settings(self.text_field, self.mapping) + find_problems(self)
 
 
 def sources_to_plain(sources: Sequence[SourceRecipe], *, include_labels: bool = True) -> list[dict[str, Any]]:
-    """Return the settings of each input; empty if no input has any."""
-    plain = [source_to_plain(source, include_labels=include_labels) for source in sources]
+    """Return the set settings of each input for a manifest; empty if no input has any.
+
+    The formats of the files are recorded with the files. Labels (name and weight) do not change documents.
+    """
+    names = ("text_field", "mapping", "ignore", *(("name", "weight") if include_labels else ()))
+    plain = []
+    for source in sources:
+        # 2 and 2.0 are one weight.
+        settings = {**to_plain(source), "weight": source.weight and float(source.weight)}
+        plain.append({name: settings[name] for name in names if settings[name]})
     return plain if any(plain) else []
 
 
@@ -292,18 +273,9 @@ def describe_unused_weights(sources: Sequence[SourceRecipe]) -> str:
 
 
 def check_column_settings(text_field: object, mapping: object) -> list[str]:
-    """List the problems of a text field or of a column mapping."""
+    """List the problems of a column mapping, which excludes a text field."""
     if not isinstance(mapping, Mapping):
-        problems = [f"mapping: {quote_value(mapping)} is no mapping of roles to columns"]
-    elif mapping and text_field is not None:
-        problems = [_TEXT_FIELD_CONFLICT]
-    else:
-        problems = list(find_mapping_problems(mapping))
-    if text_field is not None and not is_text(text_field):
-        problems.append(describe_non_text("text_field", text_field))
-    return problems
-
-
-def describe_non_text(name: str, value: object) -> str:
-    """Return the problem of a setting that must be a string."""
-    return f"{name}: {quote_value(value)} is not a word; give one or more Unicode characters"
+        return [f"mapping: {quote_value(mapping)} is no mapping of roles to columns"]
+    if mapping and text_field is not None:
+        return [_TEXT_FIELD_CONFLICT]
+    return list(find_mapping_problems(mapping))

@@ -19,6 +19,7 @@ from batchloom.core.settings import (
     Setting,
     as_int,
     find_problems,
+    find_unknown_settings,
     is_text,
     quote_value,
     raise_problems,
@@ -586,9 +587,7 @@ def parse_dedup(value: object) -> DedupRecipe:
     if not isinstance(value, Mapping):
         return DedupRecipe(mode=value)  # type: ignore[arg-type]  # the recipe checks it
     field_names = [field.name for field in fields(DedupRecipe)]
-    problems = [
-        f"dedup.{name}: unknown setting{suggest(str(name), field_names)}" for name in value if name not in field_names
-    ]
+    problems = find_unknown_settings(value, field_names, "dedup.")
     if "mode" not in value:
         problems.append("dedup.mode: missing; write {mode: near, ...}")
     raise_problems(problems)
