@@ -172,15 +172,9 @@ class JobCounters:
         )
 
     def count_bad(self, first: str, count: int, reasons: Mapping[str, tuple[int, str]] = MappingProxyType({})) -> None:
-        """Count bad records.
+        """Count bad records; raise if there are more than the complete job can allow.
 
-        Args:
-            first: description of the first of them.
-            count: number of bad records.
-            reasons: (number, reason) by kind of reason.
-
-        Raises:
-            TooManyBadRecordsError: there are more than the complete job can allow.
+        ``first`` describes the first of them; ``reasons`` is (number, reason) by kind of reason.
         """
         self.first = self.first or first
         self.quarantined += count
@@ -193,11 +187,7 @@ class JobCounters:
             )
 
     def check_bad_records(self) -> None:
-        """Check the number of bad records after all records were read.
-
-        Raises:
-            TooManyBadRecordsError: more of them are bad than ``max_bad`` allows.
-        """
+        """Raise if more of all records are bad than ``max_bad`` allows."""
         if self.quarantined > count_allowed_bad(self._max_bad, self.records):
             raise self._make_too_many_error(f"{self.quarantined:,} of {self.records:,} records are bad")
 

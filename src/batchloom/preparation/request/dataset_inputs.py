@@ -62,7 +62,7 @@ def expand_inputs(
         follow_links |= config.follow_links
         if config.tokenizer is not None:
             tokenizer_files.setdefault(config.tokenizer, str(config.location.file or "a DatasetConfig"))
-        located = _locate_config(config)
+        located = _locate_entries(_iter_entries(config), _DatasetLocator(config.location), config.dataset_type)
         for input_path, source, kind in located:
             inputs.append(input_path)
             sources.append(source)
@@ -149,14 +149,10 @@ def locate_inputs(entries: Sequence[DatasetEntry], config_location: ConfigLocati
     ]
 
 
-def _locate_config(config: DatasetConfig) -> list[tuple[str, SourceRecipe, DatasetType]]:
-    """Return the location, settings and type of each data set of a config."""
-    return _locate_entries(_iter_entries(config), _DatasetLocator(config.location), config.dataset_type)
-
-
 def _locate_entries(
     entries: Iterable[tuple[str, DatasetEntry, ConfigLocation]], locator: "_DatasetLocator", default_type: DatasetType
 ) -> list[tuple[str, SourceRecipe, DatasetType]]:
+    """Return the location, settings and type of each data set."""
     located = []
     for name, entry, config_location in entries:
         if config_location != locator.config_location:

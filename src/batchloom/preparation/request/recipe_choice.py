@@ -149,9 +149,9 @@ def make_append_request(
         StoreConflictError: nothing can be appended to this store.
     """
     out_path = os.fspath(out) if isinstance(out, os.PathLike) else out
-    if recipe is not None or not isinstance(out_path, str) or not is_valid_path(out_path):
-        return _make_request(inputs, options, recipe, by_label=False)
-    if not (Path(out_path) / MANIFEST_NAME).exists():
+    # An invalid path is reported with the other problems.
+    has_store = isinstance(out_path, str) and is_valid_path(out_path) and (Path(out_path) / MANIFEST_NAME).exists()
+    if recipe is not None or not has_store:
         return _make_request(inputs, options, recipe, by_label=False)
     check_base_has_recipe(read_manifest(Path(out_path)), Path(out_path))
     return _make_request(inputs, options, Path(out_path), by_label=True)
@@ -166,7 +166,8 @@ def _make_request(
 ) -> PrepareRequest:
     overrides = {name: value for name, value in options.items() if value is not None}
     input_arguments = () if inputs is None else as_input_tuple(inputs)
-    raw_recipe = _load_raw_recipe(recipe, {*overrides, *(["inputs"] if input_arguments else [])})
+    overridden_names = {*overrides, *(["inputs"] if input_arguments else [])}
+    raw_recipe = _load_raw_recipe(recipe, overridden_names)
     values, problems = _expand_short_forms(_override_settings(raw_recipe.settings, overrides))
     reading = ReadRecipe(**{name: values[name] for name in _READING_SETTINGS if name in values})
     resolved = _choose_inputs(input_arguments, raw_recipe, reading, values.get("tokenizer"), by_label=by_label)
@@ -192,17 +193,14 @@ def _make_request(
         )
     except SettingsError as error:
         problems += error.problems
-    overridden_names = {*overrides, *(["inputs"] if input_arguments else [])}
     raise_problems([_locate_problem(problem, raw_recipe.location, overridden_names) for problem in problems])
-    remade_store = raw_recipe.store if not overridden_names else None
-    notes = (*raw_recipe.notes, *resolved.notes)
     return PrepareRequest(
         new_recipe,
-        notes,
-        dedup_note,
-        raw_recipe.tokenizer_state,
-        remade_store,
-        "" if input_arguments else raw_recipe.partial,
+        notes=(*raw_recipe.notes, *resolved.notes),
+        dedup_note=dedup_note,
+        tokenizer_state=raw_recipe.tokenizer_state,
+        store=None if overridden_names else raw_recipe.store,
+        partial="" if input_arguments else raw_recipe.partial,
     )
 
 

@@ -133,7 +133,10 @@ def read_recipe_file(path: Path) -> RawRecipe:
 
 def _check_is_recipe(path: Path, content: object) -> None:
     """Refuse a file that is no recipe, with what it is if that is known."""
-    if isinstance(content, list) or (isinstance(content, dict) and _is_dataset_manifest(content)):
+    is_manifest = (
+        isinstance(content, dict) and "inputs" not in content and any(name in content for name in MANIFEST_KEYS)
+    )
+    if isinstance(content, list) or is_manifest:
         raise InputError(
             f"{path} is a manifest of data sets, not a recipe; give it as an input: batchloom prepare {path}."
         )
@@ -145,10 +148,6 @@ def _check_is_recipe(path: Path, content: object) -> None:
         raise InputError(f"{path} holds {quote_value(content)}, which is no recipe; {_REMEDY}.")
 
 
-def _is_dataset_manifest(content: Mapping[str, Any]) -> bool:
-    return "inputs" not in content and any(name in content for name in MANIFEST_KEYS)
-
-
 def _read_recipe_inputs(value: object, config_location: ConfigLocation) -> list[tuple[str, SourceRecipe]]:
     """Return the location and the settings of each input."""
     if not isinstance(value, list):
@@ -158,8 +157,7 @@ def _read_recipe_inputs(value: object, config_location: ConfigLocation) -> list[
     raise_problems(
         [
             f"{config_location.file}: inputs[{number}]: {quote_value(entry)} is neither a path nor a data set; "
-            "write a path, or "
-            "{path: ..., data_type: ..., mapping: ...}"
+            "write a path, or {path: ..., data_type: ..., mapping: ...}"
             for number, entry in enumerate(value)
             if not isinstance(entry, (str, dict))
         ]
@@ -235,8 +233,7 @@ def format_recipe(recipe: Recipe, note: str = "") -> str:
     if undecodable_paths := [path for path in recipe.inputs if decode_file_name(path) != path]:
         raise InputError(
             f"{quote_value(undecodable_paths[0])} holds bytes that are no UTF-8, which no recipe file can; rename "
-            "it, or name "
-            f"its folder."
+            "it, or name its folder."
         )
     sources = recipe.sources or (SourceRecipe(),) * len(recipe.inputs)
     inputs = [_input_to_plain(input_path, source) for input_path, source in zip(recipe.inputs, sources, strict=True)]

@@ -66,6 +66,16 @@ _VIDEO_FIELDS = {
     "video_min_pixels": "min_pixels",
     "video_max_pixels": "max_pixels",
 }
+# Expected types, by pydantic's name of the error.
+_TYPE_DESCRIPTIONS = {
+    "string_type": "text",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "tuple_type": "a list",
+}
 _VIDEO_SETTINGS = ("video_sampling_strategy", *_VIDEO_FIELDS)
 
 
@@ -433,7 +443,8 @@ def _describe_validation_error(fault: Any, model: type[BaseModel]) -> Iterator[s
         hint = suggest(value, choices) if isinstance(value, str) else ""
         yield f"{path}: {quote_value(value)} is none of {', '.join(choices)}{hint}"
     else:
-        yield f"{path}: {quote_value(value)} is not {_describe_expected_type(fault['type'])}"
+        expected = _TYPE_DESCRIPTIONS.get(fault["type"], fault["type"].replace("_", " "))
+        yield f"{path}: {quote_value(value)} is not {expected}"
 
 
 def _prefix_path(path: str, problem: str) -> str:
@@ -451,16 +462,3 @@ def _format_path(keys: tuple[int | str, ...]) -> str:
         elif key != "[key]":
             text += f".{key}" if text else key
     return text
-
-
-def _describe_expected_type(kind: str) -> str:
-    descriptions = {
-        "string_type": "text",
-        "bool_type": "true or false",
-        "int_type": "a whole number",
-        "float_type": "a number",
-        "dict_type": "a mapping",
-        "model_type": "a mapping",
-        "tuple_type": "a list",
-    }
-    return descriptions.get(kind, kind.replace("_", " "))
