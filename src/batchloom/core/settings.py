@@ -148,7 +148,7 @@ def suggest(word: str, candidates: Iterable[str]) -> str:
 
 
 def find_unknown_settings(names: Iterable[object], known_names: Collection[str], prefix: str = "") -> list[str]:
-    """List the names that are no settings as problems, each with the nearest known name."""
+    """List a problem for each unknown name, with the nearest known one."""
     return [
         f"{prefix}{name}: unknown setting{suggest(str(name), known_names)}" for name in names if name not in known_names
     ]

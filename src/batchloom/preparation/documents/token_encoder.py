@@ -1,4 +1,4 @@
-"""Encoding of texts, token rows and texts with media, and fill-in-the-middle (FIM).
+"""Encoding of texts, token rows, texts with media, and fill-in-the-middle (FIM).
 
 FIM is that of Bavarian et al., Efficient Training of Language Models to Fill in the Middle (2022): a text is cut at two
 characters, each part is tokenized alone, and the parts are joined behind sentinel tokens, as prefix, suffix, middle
