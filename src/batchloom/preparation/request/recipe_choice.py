@@ -150,11 +150,11 @@ def make_append_request(
     """
     out_path = os.fspath(out) if isinstance(out, os.PathLike) else out
     # An invalid path is reported with the other problems.
-    has_store = isinstance(out_path, str) and is_valid_path(out_path) and (Path(out_path) / MANIFEST_NAME).exists()
-    if recipe is not None or not has_store:
+    store = Path(out_path) if isinstance(out_path, str) and is_valid_path(out_path) else None
+    if recipe is not None or store is None or not (store / MANIFEST_NAME).exists():
         return _make_request(inputs, options, recipe, by_label=False)
-    check_base_has_recipe(read_manifest(Path(out_path)), Path(out_path))
-    return _make_request(inputs, options, Path(out_path), by_label=True)
+    check_base_has_recipe(read_manifest(store), store)
+    return _make_request(inputs, options, store, by_label=True)
 
 
 def _make_request(
