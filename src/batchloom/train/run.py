@@ -179,7 +179,7 @@ def _announce_source(source: Store | Mixture, path: Path | None, log: RunLog) ->
 
 
 def has_targets(loader: Loader, steps: int) -> bool:
-    """Return whether the steps may have a token to predict; only the first are checked."""
+    """Return whether steps may have a token to predict; only the first are checked."""
     if not _count_trained_tokens(loader):
         return False
     checked_steps = range(min(steps, _MAX_CHECKED_STEPS))

@@ -166,7 +166,7 @@ def iter_key_range(
 
 @contextlib.contextmanager
 def write_key_file(path: Path) -> Iterator[WriteRecords]:
-    """Yield a function that writes records to a file, which replaces ``path`` on success.
+    """Yield a function that writes records to a file; it replaces ``path`` on success.
 
     It is removed on failure. Other errors of the body pass unchanged.
     """

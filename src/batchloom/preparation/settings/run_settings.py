@@ -1,4 +1,4 @@
-"""Settings of a run of ``prepare``: its executor, and what it does with earlier work."""
+"""Settings of a run of ``prepare``: its executor, and the use of earlier work."""
 
 import os
 from collections.abc import Mapping
