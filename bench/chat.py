@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from batchloom.chat.templates.chat_template import read_built_in
-from batchloom.core.conversation import Conversation
+from batchloom.core.document import Conversation
 from batchloom.preparation import ChatEncoder, encode_conversations
 from batchloom.preparation.documents.conversation_encoder import ChatRules
 from batchloom.tokens import resolve_tokenizer

@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from batchloom.text import DroppedText
-from batchloom.text.decontamination import build_index
-from batchloom.text.decontamination.overlap import make_step_with_index
+from batchloom.text import DroppedText, build_index
+from batchloom.text.decontamination import make_step_with_index
 from batchloom.text.english_words import compute_word_statistics
 from batchloom.text.quality import c4, fineweb, gopher, repetition
 from batchloom.text.steps import CleanFunction

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from batchloom.core.conversation import Conversation
+from batchloom.core.document import Conversation
 
 CHATML = """{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}\
 {% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}\

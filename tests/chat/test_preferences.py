@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings, strategies as st
 
-from batchloom.core.conversation import Conversation, LabelledConversation, PreferencePair
+from batchloom.core.document import Conversation, LabelledConversation, PreferencePair
 from batchloom.preparation import (
     ChatEncoder,
     ChatRules,

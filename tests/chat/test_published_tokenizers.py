@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from batchloom.core.conversation import Conversation
+from batchloom.core.document import Conversation
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from batchloom.tokens import resolve_tokenizer
 from chat.conversations import make_conversation

@@ -23,7 +23,7 @@ from batchloom.chat import (
     unused_columns,
 )
 from batchloom.cli import run_command_line
-from batchloom.core.conversation import Conversation, LabelledConversation, PreferencePair
+from batchloom.core.document import Conversation, LabelledConversation, PreferencePair
 from batchloom.core.errors import SchemaError, UnusableRecordError
 
 

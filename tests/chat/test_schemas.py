@@ -8,7 +8,7 @@ import pytest
 
 from batchloom import SettingsError
 from batchloom.chat import detect_schema, make_record_reader, parse_mapping
-from batchloom.core.conversation import Conversation, LabelledConversation, PreferencePair
+from batchloom.core.document import Conversation, LabelledConversation, PreferencePair
 from batchloom.core.errors import SchemaError, UnusableRecordError
 
 

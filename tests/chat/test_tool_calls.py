@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
 from batchloom.chat import BUILT_IN_TEMPLATES, RenderError, choose_template
-from batchloom.core.conversation import Conversation
+from batchloom.core.document import Conversation
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from chat.conversations import CONTENTS, GENTLE, messages, rich_messages, tool_lists
 from tiers import examples

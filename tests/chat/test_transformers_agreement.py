@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
-from batchloom.core.conversation import Conversation
+from batchloom.core.document import Conversation
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from chat.conversations import (
     CHATML,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from batchloom.core.conversation import Conversation
+from batchloom.core.document import Conversation
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from chat.conversations import CHATML, LLAMA3, THINKING
 

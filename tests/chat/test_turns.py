@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from batchloom import SettingsError
-from batchloom.core.conversation import Conversation
+from batchloom.core.document import Conversation
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from chat.conversations import CHATML, CONTENTS, LLAMA3, THINKING, make_conversation, messages
 from tiers import examples
@@ -268,7 +268,7 @@ def test_private_use_characters_are_encoded_like_others(make_encoder):
 
 @pytest.mark.parametrize(("content", "is_found"), [("a1", True), ("<|im_end|>", False)])
 def test_more_messages_than_marks(make_encoder, monkeypatch, content, is_found):
-    monkeypatch.setattr("batchloom.chat.templates.markers.MAX_MARKED_STRINGS", 3)
+    monkeypatch.setattr("batchloom.chat.templates.turn_positions.MAX_MARKED_STRINGS", 3)
     # Tool calls make the renderer search turns by markers.
     turns = [
         {"role": "user", "content": "q1"},

@@ -13,7 +13,7 @@ from batchloom import InputError, PlanError, SettingsError, StateError
 from batchloom.adapters.agreement import _describe_rank, find_disagreement
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.batches import DocumentRows, MediaOptions, Meter, PlanOptions
-from batchloom.batches.media.missing_media import find_missing_documents, read_missing_media
+from batchloom.batches.media.media_stores import find_missing_documents, read_missing_media
 from batchloom.cli import run_command_line
 from batchloom.core.errors import MediumError
 from batchloom.store import remove_documents

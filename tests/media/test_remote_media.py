@@ -15,10 +15,7 @@ from batchloom.batches import MediaOptions, PlanOptions
 from batchloom.batches.media import read_missing_media
 from batchloom.core.errors import DownloadError
 from batchloom.preparation.remote_prepare import _STORE_FILE
-from batchloom.remote import (
-    range_requests,
-    upload,
-)
+from batchloom.remote import client, upload
 from batchloom.store import (
     MediaRows,
     StoreMedia,
@@ -263,7 +260,7 @@ def test_remote_media_tables_are_checked(s3, local, relay, tmp_path, no_retry_de
 
 
 def test_a_failing_server_is_no_missing_medium(local, relay, tmp_path, no_retry_delays, monkeypatch):
-    monkeypatch.setattr(range_requests, "_MAX_ATTEMPTS", 2)
+    monkeypatch.setattr(client, "_MAX_ATTEMPTS", 2)
     store = batchloom.open_store(URL, cache=tmp_path)
     relay.faults = [Fault("answer", "GET", ".blobs", times=10_000)]
     with pytest.raises(DownloadError):

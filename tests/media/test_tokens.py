@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from batchloom import TokenizerError
-from batchloom.core.conversation import Conversation
+from batchloom.core.document import Conversation
 from batchloom.core.medium import AudioFacts, ImageFacts, Medium, MediumInfo
 from batchloom.media import open_processor
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations

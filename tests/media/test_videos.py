@@ -15,7 +15,7 @@ from batchloom import SettingsError
 from batchloom.batches import MediaOptions
 from batchloom.core.errors import MediumError, UnusableRecordError
 from batchloom.core.medium import FrameFacts
-from batchloom.media import BytesContent, FrameSampling, MediaLimits, media_features as features
+from batchloom.media import BytesContent, FrameSampling, MediaLimits, processor as processor_module
 from batchloom.media.video import compute_frame_times, decode_frames, fit_frame_size, inspect_video
 from batchloom.store import StoreMedia
 from media.processors import PROCESSORS, save_processor
@@ -461,9 +461,9 @@ def test_check_decodes_every_frame(sources, tmp_path, monkeypatch):
     (tmp_path / "in.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row) + "\n")
     make_store(tmp_path / "in.jsonl", tmp_path / "store", processor_folder, video_frames=4)
     frames = []
-    decode = features.decode_frames
+    decode = processor_module.decode_frames
     monkeypatch.setattr(
-        features,
+        processor_module,
         "decode_frames",
         lambda content, facts: frames.append([frame.time for frame in facts]) or decode(content, facts),
     )

@@ -7,8 +7,8 @@ import pytest
 
 import batchloom
 from batchloom import InputError, OutputError, SettingsError, check
+from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import StoreConflictError
-from batchloom.sources import make_input_labels
 from batchloom.store import read_manifest
 from preparation.stores import make_recipe, prepare_store, read_texts
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from batchloom import InputError
+from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import InputMissingError
 from batchloom.core.files import make_absolute
-from batchloom.sources import STORE_MARKER_NAME, DeclaredInput, list_sources, make_input_labels
+from batchloom.sources import STORE_MARKER_NAME, DeclaredInput, list_sources
 from batchloom.sources.files import get_suffix
 from batchloom.store import MANIFEST_NAME
 

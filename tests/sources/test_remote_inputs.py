@@ -16,7 +16,7 @@ import pytest
 
 from batchloom import BatchloomError, InputError, check
 from batchloom.cli import run_command_line
-from batchloom.core.addresses import has_wildcard, is_url, redact_url
+from batchloom.core.addresses import has_wildcard, is_url, make_input_labels, redact_url
 from batchloom.core.errors import (
     AccessError,
     DownloadError,
@@ -24,7 +24,7 @@ from batchloom.core.errors import (
     MissingDependencyError,
 )
 from batchloom.remote import client, open_remote_file
-from batchloom.sources import ReadLimits, list_sources, make_input_labels
+from batchloom.sources import ReadLimits, list_sources
 from preparation.stores import hash_store_files, prepare_store, read_texts
 from sources.source_reading import read_inputs
 from sources.test_archives import NAMES, make_archive

@@ -24,9 +24,8 @@ from batchloom.preparation.settings.clean_recipe import (
     _iter_records,
     fingerprint_step_files,
 )
-from batchloom.text import CleanStep, DecontaminationSettings, DroppedText
-from batchloom.text.decontamination import build_index, overlap
-from batchloom.text.decontamination.overlap import load_index, make_step_with_index, split_normal_words
+from batchloom.text import CleanStep, DecontaminationSettings, DroppedText, build_index, make_decontamination_step
+from batchloom.text.decontamination import OVERLAP_REASON, load_index, make_step_with_index, split_normal_words
 from text.quality_texts import make_words
 
 QUESTION = "A train leaves the station at noon and travels sixty miles an hour toward the old city"
@@ -135,9 +134,9 @@ def test_an_index_is_a_file_that_workers_map(tmp_path):
     ready_settings = build_overlap_index(settings, tmp_path)
     assert build_overlap_index(settings, tmp_path) == ready_settings
     assert from_plain(DecontaminationSettings, to_plain(ready_settings)) == ready_settings
-    clean = pickle.loads(pickle.dumps(overlap.make_decontamination_step(ready_settings)))
+    clean = pickle.loads(pickle.dumps(make_decontamination_step(ready_settings)))
     assert clean(f"- {SHORT}").detail.startswith("record 2 of quiz")
-    assert clean(" ".join(make_words(14))).reason in [overlap.OVERLAP_REASON.format(name) for name in settings.sets]
+    assert clean(" ".join(make_words(14))).reason in [OVERLAP_REASON.format(name) for name in settings.sets]
     assert clean("nothing of it") == "nothing of it"
     assert (
         load_index(ready_settings.index).fingerprint
@@ -288,7 +287,7 @@ def test_invalid_evaluation_sets(tmp_path):
     with pytest.raises(SettingsError, match="words: 0 is not a whole number"):
         DecontaminationSettings(sets={"a": "b"}, words=0)
     with pytest.raises(InputError, match="there is no index"):
-        overlap.make_decontamination_step(DecontaminationSettings(sets={"a": "b"}))
+        make_decontamination_step(DecontaminationSettings(sets={"a": "b"}))
     (tmp_path / "bad.jsonl").write_text('{"q": "x"}\n{broken\n')
     with pytest.raises(RecordError, match="line 2 in bad.jsonl"):
         list(_iter_records(str(tmp_path / "bad.jsonl"), []))

@@ -13,7 +13,7 @@ import numpy as np
 
 from batchloom.batches import Loader, MediaOptions
 from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
-from batchloom.batches.loading import CollateRow, collate_rows, stacks_features_by_row, take_single_row
+from batchloom.batches.media import CollateRow, collate_rows, stacks_features_by_row, take_single_row
 from batchloom.compat.script_arguments import check_output
 from batchloom.core.errors import InputError, OutputError, SettingsError
 from batchloom.core.files import describe_os_error

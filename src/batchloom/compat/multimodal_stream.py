@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from batchloom.batches import MediaOptions, find_world
 from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
-from batchloom.batches.loading import CollateRow
+from batchloom.batches.media import CollateRow
 from batchloom.compat.multimodal import Collator, MultiModalDataset
 from batchloom.core.settings import as_int, quote_value, raise_problems
 from batchloom.plan import check_world, rank_positions

@@ -8,20 +8,18 @@ from .media_content import (
     hash_edges as hash_edges,
     read_edges as read_edges,
 )
-from .media_features import (
-    FeatureArrays as FeatureArrays,
-    FeatureExtractor as FeatureExtractor,
-    join_features as join_features,
-    stack_padded as stack_padded,
-)
 from .media_inspection import MediaInspector as MediaInspector, MediaResolver as MediaResolver
 from .processor import (
     PROCESSOR_FILES as PROCESSOR_FILES,
     TEMPLATE_FILES as TEMPLATE_FILES,
+    FeatureArrays as FeatureArrays,
+    FeatureExtractor as FeatureExtractor,
     MediaProcessor as MediaProcessor,
     ProcessorFiles as ProcessorFiles,
+    join_features as join_features,
     open_processor as open_processor,
     read_processor_files as read_processor_files,
+    stack_padded as stack_padded,
 )
 from .processor_families import (
     ModelTraits as ModelTraits,

@@ -1,7 +1,6 @@
 from .mixture.mixture_spec import Mixture as Mixture, SourceSpec as SourceSpec, Stage as Stage
 from .mixture.schedule import Schedule as Schedule
 from .order.assumed_lengths import parse_assumed_stores as parse_assumed_stores
-from .order.edits import Edit as Edit
 from .order.lane_plan import (
     LanePlan as LanePlan,
     choose_lane_pool_size as choose_lane_pool_size,
@@ -18,6 +17,7 @@ from .order.rank_slices import (
     rank_positions as rank_positions,
     slice_indices as slice_indices,
 )
+from .order.timeline import Edit as Edit
 from .packing.permutation import Permutation as Permutation
 from .packing.plan_spec import ORDER_VERSION as ORDER_VERSION, PlanSpec as PlanSpec
 from .packing.pools import Pools as Pools

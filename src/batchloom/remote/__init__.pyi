@@ -27,6 +27,8 @@ from .block_index import (
 )
 from .client import (
     MAX_CONNECT_ATTEMPTS as MAX_CONNECT_ATTEMPTS,
+    RangeError as RangeError,
+    RangeFetcher as RangeFetcher,
     check_hub_endpoint as check_hub_endpoint,
     clear_status_cache as clear_status_cache,
     fetch as fetch,
@@ -46,7 +48,6 @@ from .client import (
     stat_remote as stat_remote,
     supports_ranges as supports_ranges,
 )
-from .range_requests import RangeError as RangeError, RangeFetcher as RangeFetcher
 from .remote_errors import RemoteFault as RemoteFault, make_remote_error as make_remote_error
 from .remote_file import (
     PAGE_CACHE as PAGE_CACHE,

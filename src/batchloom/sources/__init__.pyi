@@ -1,5 +1,5 @@
-from .files.part_stream import PartStream as PartStream
-from .files.source_rules import (
+from .files.part_stream import (
+    PartStream as PartStream,
     ReadLimits as ReadLimits,
     ReadRules as ReadRules,
     SourcePart as SourcePart,
@@ -42,4 +42,3 @@ from .part_reader import (
     split_source as split_source,
 )
 from .prefetch import prefetch_sources as prefetch_sources
-from .source_names import make_input_labels as make_input_labels

@@ -18,16 +18,15 @@ from batchloom.core.addresses import redact_url
 from batchloom.core.errors import AccessError, DownloadError, InputError, InputMissingError
 from batchloom.core.files import JSON_DECODE_ERRORS
 from batchloom.sources.files.archives import Archive, ArchiveEntry, list_archive
-from batchloom.sources.files.decompression import (
+from batchloom.sources.files.file_opening import (
     COMPRESSION_BY_SUFFIX,
     Compression,
     DecompressionError,
     detect_compression,
+    get_suffix,
     make_decompressor,
 )
-from batchloom.sources.files.file_opening import get_suffix
-from batchloom.sources.files.part_stream import PartStream
-from batchloom.sources.files.source_rules import BOM, Source
+from batchloom.sources.files.part_stream import BOM, PartStream, Source
 from batchloom.sources.formats.format_registry import (
     COLUMNAR_KINDS,
     FORMATS,

@@ -11,10 +11,12 @@ from typing import final
 
 from batchloom.core.addresses import (
     STANDARD_INPUT,
+    UniqueNames,
     check_url,
     has_wildcard,
     is_url,
     is_url_or_stdin,
+    list_paths_and_labels,
     redact_url,
     strip_file_scheme,
 )
@@ -37,9 +39,8 @@ from batchloom.remote import (
     supports_ranges,
 )
 from batchloom.sources.files.archives import Archive, ArchiveKind, detect_archive_by_name
-from batchloom.sources.files.decompression import Compression
-from batchloom.sources.files.file_opening import get_pinned_revision
-from batchloom.sources.files.source_rules import Source
+from batchloom.sources.files.file_opening import Compression, get_pinned_revision
+from batchloom.sources.files.part_stream import Source
 from batchloom.sources.files.spool import Spool
 from batchloom.sources.format_detection import (
     DeclaredInput,
@@ -70,7 +71,6 @@ from batchloom.sources.hf_datasets import (
     strip_revision,
 )
 from batchloom.sources.prefetch import prefetch_files, prefetch_inputs
-from batchloom.sources.source_names import UniqueNames, list_paths_and_labels
 
 # A folder with this file is a store, which is not an input.
 STORE_MARKER_NAME = "dataset_metadata.json"

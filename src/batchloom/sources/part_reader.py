@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self, final
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError, make_record_error
 from batchloom.core.fingerprint import derive_key
-from batchloom.sources.files.part_stream import PartStream, open_source
-from batchloom.sources.files.source_rules import PartStart, ReadRules, Source, SourcePart
+from batchloom.sources.files.part_stream import PartStart, PartStream, ReadRules, Source, SourcePart, open_source
 from batchloom.sources.formats.delimiters import NEWLINE, Delimiter
 from batchloom.sources.formats.format_registry import get_read_method, is_sequential, is_splittable
 from batchloom.sources.formats.table_probe import require_no_crash

@@ -12,7 +12,7 @@ from batchloom.core.addresses import get_scheme, is_url, redact_url
 from batchloom.remote import PAGE_CACHE, fetch_through_cache, prefetch_items, prefetch_status
 from batchloom.sources.files.archives import detect_archive_by_name
 from batchloom.sources.files.file_opening import find_cached_copy
-from batchloom.sources.files.source_rules import Source
+from batchloom.sources.files.part_stream import Source
 from batchloom.sources.format_detection import detect_kind_by_name, needs_content
 from batchloom.sources.hf_datasets import parse_hub_name
 

@@ -1,4 +1,9 @@
-from .decontamination.overlap import DecontaminationSettings as DecontaminationSettings
+from .decontamination import (
+    DecontaminationSettings as DecontaminationSettings,
+    OverlapIndex as OverlapIndex,
+    build_index as build_index,
+    make_decontamination_step as make_decontamination_step,
+)
 from .english_words import count_sentences as count_sentences, iter_words as iter_words
 from .language import detect_language as detect_language
 from .normalization import normalize as normalize

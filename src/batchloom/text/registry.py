@@ -8,8 +8,7 @@ from typing import Any, final
 
 from batchloom.core.errors import MissingDependencyError, SettingsError
 from batchloom.core.settings import from_plain, is_text, quote_value, raise_problems, suggest, to_plain
-from batchloom.text import html, language, length, normalization, pii
-from batchloom.text.decontamination import overlap
+from batchloom.text import decontamination, html, language, length, normalization, pii
 from batchloom.text.quality import boilerplate, c4, fineweb, gopher, repetition
 from batchloom.text.steps import CleanFunction, CleanStep, DroppedText
 
@@ -70,8 +69,8 @@ KNOWN_STEPS: dict[str, StepDefinition] = {
     "fineweb": StepDefinition("apply the rules of FineWeb", fineweb.FineWeb, fineweb.make_fineweb_step),
     "decontaminate": StepDefinition(
         "drop texts that share words with an evaluation set",
-        overlap.DecontaminationSettings,
-        overlap.make_decontamination_step,
+        decontamination.DecontaminationSettings,
+        decontamination.make_decontamination_step,
     ),
     "pii": StepDefinition("mask emails, addresses, phone and card numbers", pii.PiiSettings, pii.make_pii_step),
 }

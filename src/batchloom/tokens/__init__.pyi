@@ -1,11 +1,15 @@
-from .bpe_training import parse_train_spec as parse_train_spec, train_tokenizer as train_tokenizer
 from .builtin_tokenizers import UnknownTokenizer as UnknownTokenizer
 from .engine_conformance import (
     apply_engine as apply_engine,
     verify_control_tokens as verify_control_tokens,
     verify_engine as verify_engine,
 )
-from .hub_tokenizers import RepositoryFiles as RepositoryFiles, fetch_hub_folder as fetch_hub_folder
+from .json_tokenizer import parse_train_spec as parse_train_spec, train_tokenizer as train_tokenizer
 from .local_tokenizers import read_sidecar_hints as read_sidecar_hints, restore_tokenizer as restore_tokenizer
 from .tokenizer import EncodingEngine as EncodingEngine, Tokenizer as Tokenizer
-from .tokenizer_lookup import HUB_ID_PATTERN as HUB_ID_PATTERN, resolve_tokenizer as resolve_tokenizer
+from .tokenizer_lookup import (
+    HUB_ID_PATTERN as HUB_ID_PATTERN,
+    RepositoryFiles as RepositoryFiles,
+    fetch_hub_folder as fetch_hub_folder,
+    resolve_tokenizer as resolve_tokenizer,
+)

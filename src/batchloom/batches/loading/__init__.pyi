@@ -1,9 +1,3 @@
-from .collate import (
-    CollateRow as CollateRow,
-    collate_rows as collate_rows,
-    stacks_features_by_row as stacks_features_by_row,
-    take_single_row as take_single_row,
-)
 from .combined_store import is_replicated as is_replicated
 from .loader import LoaderTemplate as LoaderTemplate, lose_track as lose_track, make_run_share as make_run_share
 from .loader_data import (

@@ -71,7 +71,7 @@ from batchloom.batches.loading.stream_steps import (
     make_random_access_error,
     open_stream_cursor,
 )
-from batchloom.batches.media.missing_media import replace_missing_documents, resume_with_missing
+from batchloom.batches.media.media_stores import replace_missing_documents, resume_with_missing
 from batchloom.batches.producer_thread import PendingItem, iter_in_order, reserve_allocator_blocks
 from batchloom.core.errors import InputError, PlanError, StateError
 from batchloom.core.settings import as_int, quote_value

@@ -1,7 +1,13 @@
-from .batch_media import BatchMedia as BatchMedia
-from .media_stores import check_store_media as check_store_media
-from .missing_media import (
+from .batch_media import (
+    BatchMedia as BatchMedia,
+    CollateRow as CollateRow,
+    collate_rows as collate_rows,
+    stacks_features_by_row as stacks_features_by_row,
+    take_single_row as take_single_row,
+)
+from .media_stores import (
     SubsetMissingMedia as SubsetMissingMedia,
+    check_store_media as check_store_media,
     read_missing_media as read_missing_media,
     write_missing_media as write_missing_media,
 )

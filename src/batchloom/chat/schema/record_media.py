@@ -16,7 +16,7 @@ import orjson
 
 from batchloom.chat.schema.record_keys import PART_KEYS, check_keys
 from batchloom.chat.schema.schemas import Row, Schema, is_non_empty
-from batchloom.core.conversation import Conversation, InterleavedText
+from batchloom.core.document import Conversation, InterleavedText
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
 from batchloom.core.wording import describe_json_type, format_count

@@ -29,7 +29,7 @@ from batchloom.chat.schema.schemas import (
     top_level_columns,
 )
 from batchloom.chat.schema.turns import Turns, is_empty_text, read_tools, read_turns
-from batchloom.core.conversation import Conversation, InterleavedText, LabelledConversation, PreferencePair
+from batchloom.core.document import Conversation, InterleavedText, LabelledConversation, PreferencePair
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
 from batchloom.core.wording import BYTES_REMEDY, describe_json_type, format_count

@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, modifies_known_mutable
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from batchloom.chat.templates.markers import REASONING_KEYS
+from batchloom.chat.templates.turn_positions import REASONING_KEYS
 from batchloom.core.errors import InputMissingError, TemplateError
 from batchloom.core.files import describe_os_error, read_regular_file, refuse_url
 from batchloom.core.settings import suggest

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from batchloom.chat.templates.chat_template import ChatTemplate, RenderError
-from batchloom.chat.templates.markers import MarkedBlock, MarkedText, contains_match
+from batchloom.chat.templates.turn_positions import MarkedBlock, MarkedText, contains_match
 from batchloom.core.medium import MediumKind
 from batchloom.core.wording import format_count
 

@@ -18,20 +18,6 @@ from batchloom.chat.templates.chat_template import (
     TemplateOutput,
     normalize_message,
 )
-from batchloom.chat.templates.markers import (
-    MARKING_SCOPES,
-    MAX_MARKED_STRINGS,
-    REASONING_KEYS,
-    STRUCTURAL_KEYS,
-    TOOLS_OWNER,
-    MarkedText,
-    Marker,
-    MarkingScope,
-    contains_match,
-    extract_marks,
-    find_unused_plane,
-    mark_messages,
-)
 from batchloom.chat.templates.placeholders import (
     MediaStyle,
     PlaceholderFormats,
@@ -44,15 +30,27 @@ from batchloom.chat.templates.placeholders import (
 )
 from batchloom.chat.templates.turn_positions import (
     ASSISTANT,
+    MARKING_SCOPES,
+    MAX_MARKED_STRINGS,
+    REASONING_KEYS,
+    STRUCTURAL_KEYS,
+    TOOLS_OWNER,
+    MarkedText,
+    Marker,
+    MarkingScope,
     TurnGrammar,
     TurnPosition,
     TurnPositionError,
+    contains_match,
     describe_alterations,
     detect_grammar,
+    extract_marks,
+    find_unused_plane,
     locate_turns,
     make_control_pattern,
+    mark_messages,
 )
-from batchloom.core.conversation import Conversation
+from batchloom.core.document import Conversation
 from batchloom.core.medium import MediumKind
 
 # White space around the contents of a probe; a template that strips contents removes it.

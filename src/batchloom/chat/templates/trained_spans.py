@@ -5,7 +5,7 @@ from typing import Literal
 from batchloom.chat.templates.chat_template import RenderError
 from batchloom.chat.templates.rendering import ConversationText
 from batchloom.chat.templates.turn_positions import ASSISTANT, TurnPosition
-from batchloom.core.conversation import Conversation
+from batchloom.core.document import Conversation
 
 TrainOn = Literal["assistant", "all", "last", "completion"]
 

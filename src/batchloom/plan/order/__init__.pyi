@@ -1,5 +1,4 @@
 from .assumed_lengths import AssumedStore as AssumedStore
-from .edits import refuse_past_end as refuse_past_end
 from .lane_plan import (
     FIRST_POOL as FIRST_POOL,
     LANES_VERSION as LANES_VERSION,
@@ -26,3 +25,4 @@ from .rank_slices import (
 )
 from .source_order import SourceOrder as SourceOrder, compute_quotas as compute_quotas
 from .source_orders import SOURCE as SOURCE, SourceCut as SourceCut, SourceOrders as SourceOrders
+from .timeline import refuse_past_end as refuse_past_end

@@ -19,13 +19,12 @@ from batchloom.core.fingerprint import derive_key, fingerprint
 from batchloom.core.keyed_hashing import HashKey, shuffle_range
 from batchloom.core.wording import format_count
 from batchloom.plan.mixture.mixture_spec import PlanStore
-from batchloom.plan.order.edits import Edit
 from batchloom.plan.order.plan_state import check_state_belongs, describe_other_settings, wrap_state_errors
 from batchloom.plan.order.rank_slices import check_rank, format_near_divisors, list_divisors
 from batchloom.plan.order.run_positions import WHOLE
 from batchloom.plan.order.source_order import SourceOrder
 from batchloom.plan.order.source_orders import SOURCE
-from batchloom.plan.order.timeline import StepRange, build_run_layout
+from batchloom.plan.order.timeline import Edit, StepRange, build_run_layout
 from batchloom.plan.packing.permutation import Permutation
 from batchloom.plan.packing.plan_spec import ORDER_VERSION, PlanSpec
 from batchloom.plan.packing.rows import Rows, fit_lengths, join_rows, pack_rows, reorder_rows, slice_rows

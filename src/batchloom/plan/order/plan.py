@@ -10,7 +10,6 @@ import numpy as np
 from batchloom.core.errors import PlanError, SettingsError, StateError
 from batchloom.core.fingerprint import find_broken_link
 from batchloom.plan.mixture.mixture_spec import Mixture, PlanStore
-from batchloom.plan.order.edits import Edit
 from batchloom.plan.order.plan_state import (
     build_journal,
     build_state,
@@ -21,7 +20,7 @@ from batchloom.plan.order.plan_state import (
 from batchloom.plan.order.run_positions import WHOLE, RunPositions
 from batchloom.plan.order.source_order import SourceOrder
 from batchloom.plan.order.source_orders import SourceOrders
-from batchloom.plan.order.timeline import TimelineSegment
+from batchloom.plan.order.timeline import Edit, TimelineSegment
 from batchloom.plan.packing.plan_spec import PlanSpec
 from batchloom.plan.packing.pools import ExcludedDocuments
 from batchloom.plan.packing.rows import Rows

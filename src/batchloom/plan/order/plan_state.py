@@ -10,11 +10,10 @@ from batchloom.core.errors import StateError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.settings import to_plain
 from batchloom.plan.mixture.mixture_spec import Mixture, list_weighted_sources
-from batchloom.plan.order.edits import edit_to_plain
 from batchloom.plan.order.run_positions import RunPositions
 from batchloom.plan.order.source_order import Cursor, compute_quotas
 from batchloom.plan.order.source_orders import SourceCut, SourceOrders
-from batchloom.plan.order.timeline import TimelineSegment
+from batchloom.plan.order.timeline import TimelineSegment, edit_to_plain
 from batchloom.plan.packing.plan_spec import ORDER_VERSION, PlanSpec
 
 # These fields may change between a run and its continuation without changing the order.

@@ -19,9 +19,8 @@ from batchloom.plan.mixture.schedule import (
     flatten_weights,
     measure_source,
 )
-from batchloom.plan.order.edits import Edit, check_run
 from batchloom.plan.order.source_order import Cursor, PoolCountCache, SourceOrder, compute_quotas
-from batchloom.plan.order.timeline import StepRange, Timeline, build_run_layout
+from batchloom.plan.order.timeline import Edit, StepRange, Timeline, build_run_layout, check_run
 from batchloom.plan.packing.plan_spec import PlanSpec, describe_window_conflict
 from batchloom.plan.packing.pools import ExcludedDocuments, Pools
 from batchloom.plan.packing.rows import Ints, Rows, join_rows, reorder_rows, repack_rows, slice_rows

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from batchloom.chat import RenderError
 from batchloom.chat.templates import ConversationText, NothingTrainedError, compute_trained_spans
-from batchloom.core.conversation import Conversation, LabelledConversation, PreferencePair
+from batchloom.core.document import Conversation, LabelledConversation, PreferencePair
 from batchloom.core.errors import InputError
 from batchloom.preparation.documents.chat_encoding import (
     ChatEncoder,

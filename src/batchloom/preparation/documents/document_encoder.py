@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.conversation import InterleavedText, PreferencePair
+from batchloom.core.document import InterleavedText, PreferencePair
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError
 from batchloom.preparation.dedup.line_dedup import RepeatUnit

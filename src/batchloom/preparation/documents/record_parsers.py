@@ -26,8 +26,7 @@ from batchloom.chat.schema import (
     unused_message_keys,
 )
 from batchloom.core.addresses import is_url
-from batchloom.core.conversation import Conversation, InterleavedText, LabelledConversation, PreferencePair
-from batchloom.core.document import Records
+from batchloom.core.document import Conversation, InterleavedText, LabelledConversation, PreferencePair, Records
 from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
 from batchloom.core.files import describe_os_error
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind, detect_medium_kind

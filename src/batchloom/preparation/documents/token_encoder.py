@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from batchloom.chat import RenderError
 from batchloom.chat.schema import TokenRow
 from batchloom.chat.templates import ConversationText, PlaceholderSpan
-from batchloom.core.conversation import Conversation, InterleavedText, LabelledConversation, PreferencePair
+from batchloom.core.document import Conversation, InterleavedText, LabelledConversation, PreferencePair
 from batchloom.core.errors import TokenizerError
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import GOLDEN, HashKey, hash_indices, mix_in_place

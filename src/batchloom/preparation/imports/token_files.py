@@ -12,11 +12,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import InputError, InputMissingError, StoreError
 from batchloom.core.files import describe_missing_path, refuse_url
 from batchloom.preparation.documents.token_encoder import split_digests
 from batchloom.preparation.units.unit_files import concatenate_ranges
-from batchloom.sources import STORE_MARKER_NAME, make_input_labels
+from batchloom.sources import STORE_MARKER_NAME
 from batchloom.store import map_file
 from batchloom.store.format import LossMask, map_mask
 from batchloom.store.read import map_prefix, refuse_standalone_shard

@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import InputError, OutputError, StoreConflictError, TokenizerError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.settings import Setting, find_problems, raise_problems, suggest, to_plain
@@ -39,7 +40,6 @@ from batchloom.preparation.settings.recipe import as_recipe_inputs
 from batchloom.preparation.units.unit_files import ROW
 from batchloom.preparation.units.units import combine_part_hashes
 from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder
-from batchloom.sources import make_input_labels
 from batchloom.store import (
     MANIFEST_NAME,
     Manifest,

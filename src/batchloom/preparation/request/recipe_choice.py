@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.settings import quote_value, raise_problems
 from batchloom.preparation.append import check_base_has_recipe
@@ -36,7 +37,6 @@ from batchloom.preparation.settings.recipe import (
     parse_dedup,
     parse_names,
 )
-from batchloom.sources import make_input_labels
 from batchloom.store import MANIFEST_NAME, read_manifest
 from batchloom.store.format import split_checksum
 

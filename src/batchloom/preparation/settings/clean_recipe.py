@@ -25,8 +25,14 @@ from batchloom.sources import (
 )
 from batchloom.sources.files import Source
 from batchloom.store.write import write_chunks
-from batchloom.text import CleanStep, DecontaminationSettings, fill_step_defaults, parse_step_settings
-from batchloom.text.decontamination import OverlapIndex, build_index
+from batchloom.text import (
+    CleanStep,
+    DecontaminationSettings,
+    OverlapIndex,
+    build_index,
+    fill_step_defaults,
+    parse_step_settings,
+)
 from batchloom.text.quality import read_bad_words
 
 DECONTAMINATE = "decontaminate"

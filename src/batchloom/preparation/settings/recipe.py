@@ -12,6 +12,7 @@ import xxhash
 
 from batchloom.chat import BUILT_IN_TEMPLATES
 from batchloom.chat.templates import TrainOn
+from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import SettingsError
 from batchloom.core.files import read_regular_file
 from batchloom.core.fingerprint import fingerprint
@@ -42,7 +43,6 @@ from batchloom.preparation.settings.read_recipe import (
     sources_to_plain,
 )
 from batchloom.preparation.settings.run_settings import RunOptions
-from batchloom.sources import make_input_labels
 from batchloom.store.format import Banding
 from batchloom.text import CleanStep
 

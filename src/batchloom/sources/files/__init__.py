@@ -1,6 +1,6 @@
 """Access to input bytes: discovery, archives, compression, standard input, Hub.
 
-Read `source_rules.py` first: it defines `Source` and the rules by which sources are read.
+Read `part_stream.py` first: it defines `Source` and the rules by which sources are read.
 """
 
 import lazy_loader

@@ -1,5 +1,7 @@
-from .decompression import Compression as Compression
-from .file_opening import get_pinned_revision as get_pinned_revision, get_suffix as get_suffix
-from .part_stream import open_source as open_source
-from .source_rules import PartStart as PartStart, Source as Source
+from .file_opening import (
+    Compression as Compression,
+    get_pinned_revision as get_pinned_revision,
+    get_suffix as get_suffix,
+)
+from .part_stream import PartStart as PartStart, Source as Source, open_source as open_source
 from .spool import Spool as Spool

@@ -16,14 +16,14 @@ from typing import BinaryIO, Literal, Self, cast, final
 
 from batchloom.core.errors import InputError
 from batchloom.core.files import RangeFile, describe_os_error, to_mid_sentence
-from batchloom.sources.files.decompression import (
+from batchloom.sources.files.file_opening import (
     Compression,
     DecompressionError,
     Decompressor,
     ReadOnlyFile,
     make_decompressor,
+    open_location,
 )
-from batchloom.sources.files.file_opening import open_location
 
 ArchiveKind = Literal["zip", "tar"]
 _ARCHIVE_BY_SUFFIX: dict[str, tuple[ArchiveKind, Compression | None]] = {

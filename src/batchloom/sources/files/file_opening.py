@@ -1,11 +1,21 @@
-"""Names and opening of files: local ones, cached copies of Hub files, and URLs."""
+"""Opening of files (local, cached from the Hub, URLs) and streaming decompression."""
 
+import abc
+import bz2
 import contextlib
+import io
+import lzma
 import os
 import re
-from typing import BinaryIO
+from functools import partial
+from gzip import BadGzipFile
+from typing import Any, BinaryIO, Literal, Protocol, final
+
+import zstandard
+from isal import igzip, isal_zlib
 
 from batchloom.core.addresses import is_url
+from batchloom.core.files import to_mid_sentence
 from batchloom.remote import open_remote_file
 
 _WORD_PATTERN = r"[A-Za-z0-9_][\w.+-]*"
@@ -61,3 +71,184 @@ def get_suffix(name: str) -> str:
     last = name.rstrip("/").rpartition("/")[2]
     dot = last.rfind(".")
     return last[dot:] if 0 < dot < len(last) - 1 else ""
+
+
+Compression = Literal["gzip", "zstd", "bzip2", "xz", "lz4"]
+
+COMPRESSION_BY_SUFFIX: dict[str, Compression] = {
+    ".gz": "gzip",
+    ".zst": "zstd",
+    ".bz2": "bzip2",
+    ".xz": "xz",
+    ".lz4": "lz4",
+}
+_COMPRESSION_BY_MAGIC: dict[bytes, Compression] = {
+    b"\x1f\x8b\x08": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x04\x22\x4d\x18": "lz4",
+}
+_COMPRESSION_MAGIC = tuple(_COMPRESSION_BY_MAGIC)
+# A zstd block of 4 bytes may decompress to 128 KiB, so small reads bound the output.
+_ZSTD_FEED_BYTES = 1024
+_FEED_BYTES = 64 << 10
+# Enough for every preset of xz; only hostile files need more.
+_XZ_MEMORY_LIMIT = 128 << 20
+
+
+class DecompressionError(Exception):
+    """The compressed data cannot be read; holds the reason as a lower-case phrase."""
+
+
+class ReadOnlyFile(io.RawIOBase, abc.ABC):
+    """A file whose ``read`` returns as many bytes as requested."""
+
+    @abc.abstractmethod
+    def read(self, size: int | None = -1) -> bytes:
+        """Return at most ``size`` bytes, or all; empty only at the end."""
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into ``buffer`` and return the number of bytes."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+class Decompressor(Protocol):
+    """Protocol of a decompressing reader, front to back."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most ``size`` bytes, empty only at the end."""
+
+
+def detect_compression(start: bytes) -> Compression | None:
+    """Return the compression of a file by its first bytes."""
+    if not start.startswith(_COMPRESSION_MAGIC):
+        return None
+    return next(compression for magic, compression in _COMPRESSION_BY_MAGIC.items() if start.startswith(magic))
+
+
+def make_decompressor(compression: Compression, file: BinaryIO) -> Decompressor:
+    """Return a reader of the rest of ``file``, over all its streams (members, frames)."""
+    if compression == "gzip":
+        return _GzipDecompressor(file)
+    if compression == "zstd":
+        return _ZstdDecompressor(file)
+    if compression == "bzip2":
+        return _StreamDecompressor(file, bz2.BZ2Decompressor, b"")
+    if compression == "xz":
+        return _StreamDecompressor(file, partial(lzma.LZMADecompressor, memlimit=_XZ_MEMORY_LIMIT), b"\x00")
+    return _StreamDecompressor(file, _make_lz4_decompressor, b"")
+
+
+@final
+class _GzipDecompressor:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file: Any = igzip.IGzipFile(fileobj=file, mode="rb")  # type: ignore[no-untyped-call]
+
+    def read(self, size: int) -> bytes:
+        """See :class:`Decompressor`."""
+        try:
+            data: bytes = self._file.read(size)
+        except (BadGzipFile, isal_zlib.error) as error:  # type: ignore[misc]
+            raise DecompressionError(to_mid_sentence(str(error))) from error
+        return data
+
+
+@final
+class _ZstdDecompressor:
+    """Reader of all frames of a zstd file, with bounded read-ahead."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._decoder = zstandard.ZstdDecompressor()
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._input = b""
+        self._output = b""
+
+    def read(self, size: int) -> bytes:
+        """See :class:`Decompressor`."""
+        chunks, available = [self._output], len(self._output)
+        while available < size and (chunk := self._read_next()) is not None:
+            chunks.append(chunk)
+            available += len(chunk)
+        data = b"".join(chunks)
+        self._output = data[size:]
+        return data[:size]
+
+    def _read_next(self) -> bytes | None:
+        if not self._input:
+            self._input = self._file.read(_ZSTD_FEED_BYTES)
+        if not self._input:
+            if self._frame is not None:
+                raise EOFError
+            return None
+        if self._frame is None:
+            self._frame = self._decoder.decompressobj()
+        try:
+            data = self._frame.decompress(self._input)
+        except zstandard.ZstdError as error:
+            reason = to_mid_sentence(str(error))
+            for words in ("zstd decompressor error: ", "zstd decompress error: "):
+                reason = reason.removeprefix(words)
+            if "too much memory" in reason:
+                reason += "; compress it again without --long"
+            raise DecompressionError(reason) from error
+        self._input = b""
+        if self._frame.eof:
+            self._input = self._frame.unused_data
+            self._frame = None
+        return data
+
+
+@final
+class _StreamDecompressor:
+    """Reader of consecutive streams, for decompressors of the standard library's type."""
+
+    def __init__(self, file: BinaryIO, make: Any, padding: bytes) -> None:
+        self._file, self._make, self._padding = file, make, padding
+        self._decoder: Any = None
+        self._input = b""
+        self._error_types = (OSError, EOFError, RuntimeError, ValueError, lzma.LZMAError)
+
+    def read(self, size: int) -> bytes:
+        """See :class:`Decompressor`."""
+        while True:
+            if self._decoder is None and not self._begin():
+                return b""
+            if not self._input and self._decoder.needs_input:
+                self._input = self._file.read(_FEED_BYTES)
+                if not self._input:
+                    raise EOFError
+            chunk, self._input = self._input, b""
+            try:
+                data: bytes = self._decoder.decompress(chunk, size)
+            except self._error_types as error:
+                raise DecompressionError(to_mid_sentence(str(error))) from error
+            if self._decoder.eof:
+                self._input, self._decoder = self._decoder.unused_data or b"", None
+            if data:
+                return data
+
+    def _begin(self) -> bool:
+        """Begin the next stream; return whether there is one."""
+        while True:
+            self._input = self._input.lstrip(self._padding) if self._padding else self._input
+            if self._input:
+                break
+            self._input = self._file.read(_FEED_BYTES)
+            if not self._input:
+                return False
+        self._decoder = self._make()
+        return True
+
+
+def _make_lz4_decompressor() -> Any:
+    import lz4.frame  # noqa: PLC0415 - few files need it
+
+    return lz4.frame.LZ4FrameDecompressor()

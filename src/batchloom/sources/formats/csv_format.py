@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError
-from batchloom.sources.files.part_stream import PartStream
-from batchloom.sources.files.source_rules import PartStart, ReadRules, Source
+from batchloom.sources.files.part_stream import PartStart, PartStream, ReadRules, Source
 from batchloom.sources.formats.record_faults import (
     SNIPPET_BYTES,
     describe_invalid_utf8,

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, final
 
-from batchloom.sources.files.part_stream import PartStream
-from batchloom.sources.files.source_rules import ReadLimits
+from batchloom.sources.files.part_stream import PartStream, ReadLimits
 from batchloom.sources.formats.record_faults import SNIPPET_BYTES
 
 _BLANKS = re.compile(rb"[ \t\r]*")

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from batchloom.core.document import Records
-from batchloom.sources.files.part_stream import PartStream
-from batchloom.sources.files.source_rules import PartStart, ReadRules, Source
+from batchloom.sources.files.part_stream import PartStart, PartStream, ReadRules, Source
 from batchloom.sources.formats.csv_format import find_row_cut, read_csv
 from batchloom.sources.formats.delimiters import NEWLINE, BlankLineDelimiter, Delimiter
 from batchloom.sources.formats.json_list_format import find_list_cut, read_json

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import INVALID_JSON_PREFIX, InputError, InvalidJsonError
 from batchloom.core.files import JSON_DECODE_ERRORS
-from batchloom.sources.files.part_stream import PartStream
-from batchloom.sources.files.source_rules import BOM, PartStart, ReadRules, Source
+from batchloom.sources.files.part_stream import BOM, PartStart, PartStream, ReadRules, Source
 from batchloom.sources.formats.jsonl_format import JsonRowReader, count_leading_bytes
 from batchloom.sources.formats.record_faults import diagnose_json, make_too_large_record, refuse_wide_encoding
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError, make_record_error
 from batchloom.core.files import JSON_DECODE_ERRORS
-from batchloom.sources.files.part_stream import PartStream
-from batchloom.sources.files.source_rules import BOM, ReadRules
+from batchloom.sources.files.part_stream import BOM, PartStream, ReadRules
 from batchloom.sources.formats.delimiters import FixedDelimiter, RecordBlock, iter_record_blocks
 from batchloom.sources.formats.record_faults import (
     MissingFieldError,

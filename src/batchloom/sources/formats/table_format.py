@@ -27,9 +27,8 @@ from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError
 from batchloom.core.wording import BYTES_REMEDY
 from batchloom.sources.files.archives import BOMB_BYTES, BOMB_RATIO
-from batchloom.sources.files.decompression import ReadOnlyFile
-from batchloom.sources.files.file_opening import find_local_path
-from batchloom.sources.files.source_rules import ReadRules, Source
+from batchloom.sources.files.file_opening import ReadOnlyFile, find_local_path
+from batchloom.sources.files.part_stream import ReadRules, Source
 from batchloom.sources.formats.record_faults import (
     SNIPPET_BYTES,
     describe_missing_field,

@@ -22,7 +22,7 @@ from typing import BinaryIO, cast, final
 from batchloom.core.errors import InputError
 from batchloom.core.files import RangeFile
 from batchloom.core.process_state import is_worker
-from batchloom.sources.files.source_rules import ReadRules, Source
+from batchloom.sources.files.part_stream import ReadRules, Source
 
 _MAX_ATTEMPTS = 3
 # The search path is set before anything of batchloom is imported.

@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator
 
 from batchloom.core.document import Records
-from batchloom.sources.files.part_stream import PartStream
-from batchloom.sources.files.source_rules import BOM, ReadLimits, ReadRules
+from batchloom.sources.files.part_stream import BOM, PartStream, ReadLimits, ReadRules
 from batchloom.sources.formats.delimiters import (
     NEWLINE,
     BlankLineDelimiter,

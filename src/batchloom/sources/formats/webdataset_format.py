@@ -20,10 +20,8 @@ from batchloom.core.files import JSON_DECODE_ERRORS, decode_file_name
 from batchloom.core.medium import MEDIUM_KINDS, MediumKind, detect_medium_kind, format_tar_location
 from batchloom.core.wording import describe_json_type
 from batchloom.sources.files.archives import Archive, MissingEndMarkerError, TarHeader
-from batchloom.sources.files.decompression import DecompressionError, make_decompressor
-from batchloom.sources.files.file_opening import get_suffix, open_location
-from batchloom.sources.files.part_stream import PartStream
-from batchloom.sources.files.source_rules import ReadLimits, ReadRules
+from batchloom.sources.files.file_opening import DecompressionError, get_suffix, make_decompressor, open_location
+from batchloom.sources.files.part_stream import PartStream, ReadLimits, ReadRules
 from batchloom.sources.formats.record_faults import describe_invalid_utf8
 
 # As in webdataset's tariterators: the key is the name, with folders, up to its first dot.

@@ -4,6 +4,9 @@ from .generations import (
     next_part_number as next_part_number,
     next_shard_numbers as next_shard_numbers,
 )
-from .remote_verification import verify_remote_store as verify_remote_store
 from .removal import RemovalResult as RemovalResult
-from .verification import VerificationResult as VerificationResult, verify_synthetic as verify_synthetic
+from .verification import (
+    VerificationResult as VerificationResult,
+    verify_remote_store as verify_remote_store,
+    verify_synthetic as verify_synthetic,
+)

@@ -31,8 +31,7 @@ from batchloom.store.format.provenance import ProvenanceTable, locate_provenance
 from batchloom.store.format.shard_sidecars import LossMask, PairIndex, parse_mask, parse_pair_index
 from batchloom.store.format.store_lengths import StoreLengths, mask_removed, parse_removed
 from batchloom.store.read.mapped_shards import ShardLocation, ShardTable
-from batchloom.store.read.remote_blocks import MAX_FETCH_ATTEMPTS, RemoteBlocks
-from batchloom.store.read.remote_file_table import RemoteFileTable
+from batchloom.store.read.remote_blocks import MAX_FETCH_ATTEMPTS, RemoteBlocks, RemoteFileTable
 from batchloom.store.read.subset_reader import Ids, SubsetReader, make_span_error
 
 VerifyMode = Literal["off", "first-read", "full"]

@@ -14,8 +14,7 @@ from typing import Final
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import describe_os_error, read_regular_file, suggest_path
 from batchloom.text.english_words import count_sentences
-from batchloom.text.quality.rule_limits import Count, ListPath, Switch, check_limits
-from batchloom.text.steps import CleanFunction, DroppedText
+from batchloom.text.steps import CleanFunction, Count, DroppedText, ListPath, Switch, check_limits
 
 LOREM_IPSUM: Final = "c4: lorem ipsum"
 CURLY_BRACKET: Final = "c4: curly bracket"

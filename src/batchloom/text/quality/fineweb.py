@@ -9,8 +9,7 @@ from typing import Final
 
 from batchloom.text.english_words import compute_word_statistics, load_english_set
 from batchloom.text.quality.repetition import count_duplicates
-from batchloom.text.quality.rule_limits import Count, Number, Share, Switch, check_limits
-from batchloom.text.steps import CleanFunction, DroppedText
+from batchloom.text.steps import CleanFunction, Count, DroppedText, Number, Share, Switch, check_limits
 
 FINEWEB_EMPTY: Final = "fineweb: empty"
 FEW_ENDS: Final = "fineweb: too few lines end with punctuation"

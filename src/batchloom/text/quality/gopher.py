@@ -11,8 +11,7 @@ from typing import Final
 import numpy as np
 
 from batchloom.text.english_words import compute_word_statistics, hash_word
-from batchloom.text.quality.rule_limits import Count, Number, Share, Words, check_limits
-from batchloom.text.steps import CleanFunction, DroppedText
+from batchloom.text.steps import CleanFunction, Count, DroppedText, Number, Share, Words, check_limits
 
 FEW_WORDS: Final = "gopher: too few words"
 MANY_WORDS: Final = "gopher: too many words"

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batchloom.text.english_words import SPACE_HASH, SPACE_POWER, U64, compute_word_statistics, iter_words
-from batchloom.text.quality.rule_limits import NgramShares, Share, check_limits
-from batchloom.text.steps import CleanFunction, DroppedText
+from batchloom.text.steps import CleanFunction, DroppedText, NgramShares, Share, check_limits
 
 REPETITION_EMPTY: Final = "repetition: empty"
 DUPLICATE_PARAGRAPHS: Final = "repetition: duplicate paragraphs"
