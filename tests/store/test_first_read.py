@@ -85,13 +85,13 @@ def test_shards_beyond_the_mapped_limit_are_verified(sound_store):
     original = path.read_bytes()
     for verify in ("first-read", "full"):
         store = open_store(sound_store, verify=verify)
-        store.shards.limit_mapped(2)
+        store.reader.limit_mapped(2)
         views = store.read(numbers, zeros, sizes)
         assert [len(view) for view in views] == sizes.tolist()
         path.write_bytes(bytes([original[0] ^ 1]) + original[1:])
         try:
             store = open_store(sound_store, verify=verify)
-            store.shards.limit_mapped(2)
+            store.reader.limit_mapped(2)
             with pytest.raises(StoreError, match="shard_00000.bin: bytes 0 to"):
                 store.read(numbers, zeros, sizes)
         finally:

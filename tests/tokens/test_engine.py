@@ -10,7 +10,7 @@ from batchloom import TokenizerError
 from batchloom.tokens import resolve_tokenizer, restore_tokenizer, verify_engine
 from batchloom.tokens.engine_conformance import RARE_CHARACTERS, make_conformance_texts
 from batchloom.tokens.local_tokenizers import TokenizerHints, make_json_tokenizer
-from batchloom.tokens.openai_encodings import TIKTOKEN_ENCODINGS, convert_ranks_to_json
+from batchloom.tokens.tokenizer_lookup import TIKTOKEN_ENCODINGS, convert_ranks_to_json
 
 from .conftest import TEXTS, encode_text, encode_with_reference, make_added_token, make_reference, write_json
 

@@ -13,7 +13,7 @@ from batchloom import TokenizerError
 from batchloom.tokens import resolve_tokenizer, verify_engine
 from batchloom.tokens.engine_conformance import make_conformance_texts
 from batchloom.tokens.local_tokenizers import TokenizerHints, make_json_tokenizer
-from batchloom.tokens.openai_encodings import TIKTOKEN_ENCODINGS, convert_ranks_to_json
+from batchloom.tokens.tokenizer_lookup import TIKTOKEN_ENCODINGS, convert_ranks_to_json
 
 from .conftest import encode_text
 

@@ -358,7 +358,9 @@ class Meter:
         seconds, waited = time.perf_counter() - self._began, self._waited
         tokens = self._loader.tokens(step) if self._loader.streamed else None
         trained_labels = None
-        if trained is None and isinstance(batch, Mapping) and self._needs_labels:
+        # Without masks, lengths alone show which tokens carry a loss.
+        needs_labels = self._loader.streamed or _requires_masks(self._loader)
+        if trained is None and isinstance(batch, Mapping) and needs_labels:
             # The sum of a tensor stays a tensor, so this does not synchronize with the device.
             trained_labels = (batch["labels"] != IGNORE_INDEX).sum()
         record = _StepRecord(step, seconds, waited, tokens, trained, trained_labels)
@@ -366,11 +368,6 @@ class Meter:
         self._last = step
         self._publish(seconds, waited or 0.0, steps=0 if again else 1)
         self.begin()
-
-    @property
-    def _needs_labels(self) -> bool:
-        """True if only the labels show which tokens carry a loss."""
-        return self._loader.streamed or _requires_masks(self._loader)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the steps since the last call.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchloom.core.errors import OutputError
-from batchloom.core.wording import escape_unprintable
+from batchloom.core.wording import escape_unprintable, shorten
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -48,8 +48,7 @@ def escape_plot_text(text: str) -> str:
 
     Long titles, for example of many stores, are cut.
     """
-    title = text if len(text) <= _MAX_TITLE_LENGTH else f"{text[: _MAX_TITLE_LENGTH - 3]}..."
-    return title.encode("ascii", "backslashreplace").decode().replace("$", r"\$")
+    return shorten(text, _MAX_TITLE_LENGTH).encode("ascii", "backslashreplace").decode().replace("$", r"\$")
 
 
 def save_figure(figure: Any, png: Path) -> None:

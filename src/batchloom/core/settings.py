@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from batchloom.core.errors import SettingsError
+from batchloom.core.wording import shorten
 
 T = TypeVar("T")
 
@@ -212,8 +213,7 @@ def quote_value(value: object) -> str:
     # Python does not format ints of more than 4,300 digits.
     if number is not None and number.bit_length() > _MAX_QUOTED_BITS:
         return f"a number of {number.bit_length():,} bits"
-    text = repr(value if number is None else number)
-    return text if len(text) <= _MAX_QUOTED_LENGTH else f"{text[: _MAX_QUOTED_LENGTH - 3]}..."
+    return shorten(repr(value if number is None else number), _MAX_QUOTED_LENGTH)
 
 
 def coerce_int_fields(spec: object, bounds: Mapping[str, tuple[int, int]]) -> list[str]:

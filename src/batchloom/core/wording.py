@@ -35,6 +35,11 @@ def format_list(items: Sequence[str], most: int) -> str:
     return ", ".join(items[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
+def shorten(text: str, most: int) -> str:
+    """Return a text of at most ``most`` characters, which ends in ``...`` if it was cut."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def escape_unprintable(text: str) -> str:
     r"""Make every character visible: control and direction characters as ``\x1b``, ..."""
     if text.isprintable():

@@ -243,14 +243,6 @@ def _import_transformers() -> Any:
     return transformers
 
 
-def load_processor_part(auto: str, folder: Path) -> tuple[Any, str]:
-    """Load a part with ``AutoImageProcessor`` or the like; (None, reason) on failure.
-
-    Raises MissingDependencyError without transformers.
-    """
-    return _try_load(getattr(_import_transformers(), auto), folder)
-
-
 def _try_load(auto: Any, folder: Path) -> tuple[Any, str]:
     """Load a folder with transformers; (None, reason) on failure."""
     try:
@@ -505,7 +497,7 @@ class FeatureExtractor:
     def _load_part(self, auto: str) -> Any:
         with tempfile.TemporaryDirectory(prefix="batchloom-processor-") as folder:
             self._files.write(Path(folder))
-            part, why = load_processor_part(auto, Path(folder))
+            part, why = _try_load(getattr(_import_transformers(), auto), Path(folder))
         if part is None:
             raise InputError(f"The store's {self._files.name} cannot be built with the installed transformers: {why}")
         return part

@@ -25,6 +25,7 @@ from batchloom.core.errors import (
 )
 from batchloom.core.settings import suggest
 from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, DUMMY, SYNTHETIC, SYNTHETIC_NAMES
+from batchloom.core.wording import format_list
 from batchloom.remote import MAX_CONNECT_ATTEMPTS, RemoteFault, check_hub_endpoint, make_stat_result, retry_transient
 from batchloom.sources.files.archives import detect_archive_by_name
 from batchloom.sources.files.file_opening import get_pinned_revision, split_pinned_url
@@ -266,7 +267,7 @@ def list_hub_files(name: HubDatasetName) -> tuple[list[HubFile], str]:
     if split not in splits:
         fact = f"has no split {split!r}" if split else "has several splits, but no train split"
         raise InputMissingError(
-            f"Dataset {name.repo!r} {fact}; it has {', '.join(splits)}{suggest(split, splits)}. Name one as "
+            f"Dataset {name.repo!r} {fact}; it has {', '.join(splits)}{suggest(split, splits)}. "
             f"{name.repo}:{config}/{next(iter(splits))}."
         )
     files = _describe_files(name, commit, splits[split])
@@ -348,13 +349,10 @@ def _raise_config_error(name: HubDatasetName, configs: list[str]) -> NoReturn:
             f"Dataset {name.repo!r} has a dataset card that the datasets library cannot read; name its data files as "
             f"URLs (hf://datasets/{name.repo}/...)."
         ) from None
-    config_list = ", ".join(configs[:_MAX_LISTED]) + (
-        f" and {len(configs) - _MAX_LISTED} more" if len(configs) > _MAX_LISTED else ""
-    )
     fact = f"has no configuration {name.config!r}" if name.config else "has several configurations"
     raise InputMissingError(
-        f"Dataset {name.repo!r} {fact}; it has {config_list}{suggest(name.config, configs)}. Name one as "
-        f"{name.repo}:{configs[0] if configs else 'CONFIGURATION'}."
+        f"Dataset {name.repo!r} {fact}; it has {format_list(configs, _MAX_LISTED)}"
+        f"{suggest(name.config, configs)}. Name one as {name.repo}:{configs[0] if configs else 'CONFIGURATION'}."
     ) from None
 
 

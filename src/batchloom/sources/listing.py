@@ -30,6 +30,7 @@ from batchloom.core.files import (
 from batchloom.core.medium import detect_medium_kind
 from batchloom.core.settings import suggest
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
+from batchloom.core.wording import format_list
 from batchloom.remote import (
     PAGE_CACHE,
     clear_status_cache,
@@ -306,11 +307,9 @@ class _SourceLister:
                 f"{', '.join(sorted(self._unread_suffixes))}."
             )
         if self._content_notes:
-            omitted_note = f" and {len(self._content_notes) - 1:,} more" if len(self._content_notes) > 1 else ""
-            self.notes.append(f"Read by content, not by name: {self._content_notes[0]}{omitted_note}.")
+            self.notes.append(f"Read by content, not by name: {format_list(self._content_notes, 1)}.")
         if self._duplicates:
-            omitted_note = f" and {len(self._duplicates) - 1:,} more" if len(self._duplicates) > 1 else ""
-            self.notes.append(f"Named more than once, read once: {self._duplicates[0]}{omitted_note}.")
+            self.notes.append(f"Named more than once, read once: {format_list(self._duplicates, 1)}.")
 
     def _make_links_note(self, label: str) -> str:
         links = (

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self, final
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError, make_record_error
 from batchloom.core.fingerprint import derive_key
+from batchloom.core.wording import shorten
 from batchloom.sources.files.part_stream import PartStart, PartStream, ReadRules, Source, SourcePart, open_source
 from batchloom.sources.formats.delimiters import NEWLINE, Delimiter
 from batchloom.sources.formats.format_registry import get_read_method, is_sequential, is_splittable
@@ -300,11 +301,7 @@ def make_bad_record_error(
     If the records before it are not counted, the location is a byte offset.
     """
     line, row = locate_record(source, rules, records_before, bad_record)
-    snippet = (
-        bad_record.snippet
-        if len(bad_record.snippet) <= _MAX_SNIPPET_LENGTH
-        else bad_record.snippet[: _MAX_SNIPPET_LENGTH - 3] + "..."
-    )
+    snippet = shorten(bad_record.snippet, _MAX_SNIPPET_LENGTH)
     # Escapes of raw bytes must not be escaped again.
     quoted_snippet = f"'{snippet}'" if snippet.isprintable() and "'" not in snippet else repr(snippet)
     verb = "reads" if snippet.startswith("...") else "begins"

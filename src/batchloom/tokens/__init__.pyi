@@ -1,4 +1,3 @@
-from .builtin_tokenizers import UnknownTokenizer as UnknownTokenizer
 from .engine_conformance import (
     apply_engine as apply_engine,
     verify_control_tokens as verify_control_tokens,
@@ -6,7 +5,7 @@ from .engine_conformance import (
 )
 from .json_tokenizer import parse_train_spec as parse_train_spec, train_tokenizer as train_tokenizer
 from .local_tokenizers import read_sidecar_hints as read_sidecar_hints, restore_tokenizer as restore_tokenizer
-from .tokenizer import EncodingEngine as EncodingEngine, Tokenizer as Tokenizer
+from .tokenizer import EncodingEngine as EncodingEngine, Tokenizer as Tokenizer, UnknownTokenizer as UnknownTokenizer
 from .tokenizer_lookup import (
     HUB_ID_PATTERN as HUB_ID_PATTERN,
     RepositoryFiles as RepositoryFiles,

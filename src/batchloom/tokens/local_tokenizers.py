@@ -11,9 +11,9 @@ import orjson
 from batchloom.core.errors import TokenizerError
 from batchloom.core.files import describe_os_error, read_regular_file, suggest_path
 from batchloom.core.settings import suggest
-from batchloom.tokens.builtin_tokenizers import ByteTokenizer, UnknownTokenizer
+from batchloom.core.wording import format_list
 from batchloom.tokens.json_tokenizer import JsonTokenizer
-from batchloom.tokens.tokenizer import ChatTemplates, Tokenizer
+from batchloom.tokens.tokenizer import ByteTokenizer, ChatTemplates, Tokenizer, UnknownTokenizer
 from batchloom.tokens.tokenizer_definition import clean_tokenizer_json, read_vocabulary
 
 # Tokens that end a document in pretraining, even if a chat model's config names another end.
@@ -129,8 +129,7 @@ def choose_end_token(
 def _format_tokens(control: list[str]) -> str:
     if not control:
         return "it has no special tokens"
-    more = f" and {len(control) - 20} more" if len(control) > 20 else ""
-    return f"its special tokens are {', '.join(map(repr, control[:20]))}{more}"
+    return f"its special tokens are {format_list([*map(repr, control)], 20)}"
 
 
 def choose_bos_token(raw: Mapping[str, Any], words: Mapping[str, int], hints: TokenizerHints) -> str | None:

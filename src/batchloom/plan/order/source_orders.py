@@ -312,11 +312,8 @@ class SourceOrders:
     @property
     def pools(self) -> Pools:
         """Pools of a plan of one store."""
-        return self.order(self._get_only_source()).pools
-
-    def _get_only_source(self) -> int:
-        _ = self.store
-        return 0
+        _ = self.store  # raises for a mixture
+        return self.order(0).pools
 
     def source_spec(self, number: int) -> SourceSpec:
         """Return the mixture's settings of one source."""
@@ -509,4 +506,5 @@ class SourceOrders:
     @property
     def sequences_per_epoch(self) -> int:
         """Sequences of one epoch of a plan of one store; counts all pools first."""
-        return self.order(self._get_only_source(), len(self._seq_lens) - 1).sequences
+        _ = self.store  # raises for a mixture
+        return self.order(0, len(self._seq_lens) - 1).sequences

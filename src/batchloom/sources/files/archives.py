@@ -136,14 +136,12 @@ def list_archive(archive: Archive, skipped_counts: Counter[str]) -> Iterator[Arc
         if isinstance(error.__context__, InputError):
             # zipfile reports missing remote bytes as a file that is no zip.
             raise error.__context__ from None
-        raise InputError(_describe_damage(archive, error)) from error
+        reason = "it is cut short" if isinstance(error, EOFError) else str(error) or "unknown form"
+        raise InputError(
+            f"{archive.name} is not a valid {archive.kind} archive ({reason}); fetch or pack it again, or leave it out."
+        ) from error
     except OSError as error:
         raise InputError(f"{archive.name} cannot be read: {describe_os_error(error)}.") from error
-
-
-def _describe_damage(archive: Archive, error: Exception) -> str:
-    reason = "it is cut short" if isinstance(error, EOFError) else str(error) or "unknown form"
-    return f"{archive.name} is not a valid {archive.kind} archive ({reason}); fetch or pack it again, or leave it out."
 
 
 def _describe_bomb(name: str, unpacked: int, packed: int) -> str:

@@ -9,7 +9,7 @@ import orjson
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import INVALID_JSON_PREFIX, InputError
 from batchloom.core.settings import quote_value, suggest
-from batchloom.core.wording import describe_json_type
+from batchloom.core.wording import describe_json_type, escape_unprintable, format_list
 
 SNIPPET_BYTES = 160
 _EXCERPT_BEFORE, _EXCERPT_AFTER = 24, 32
@@ -54,7 +54,7 @@ def excerpt_record(record: bytes) -> str:
         codecs.getincrementaldecoder("utf-8")().decode(record)
     except UnicodeDecodeError as error:
         return excerpt_around(record, error.start)
-    return _escape_text(record[:SNIPPET_BYTES].decode("utf-8", "ignore").strip())
+    return escape_unprintable(record[:SNIPPET_BYTES].decode("utf-8", "ignore").strip())
 
 
 def excerpt_around(data: bytes, at: int) -> str:
@@ -64,13 +64,7 @@ def excerpt_around(data: bytes, at: int) -> str:
     while start and start < at and data[start] & 0xC0 == 0x80:
         start += 1
     excerpt = data[start : at + _EXCERPT_AFTER].decode("utf-8", "backslashreplace").rstrip("\r\n")
-    return ("..." if start else "") + _escape_text(excerpt)
-
-
-def _escape_text(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return ("..." if start else "") + escape_unprintable(excerpt)
 
 
 def describe_invalid_utf8(value: int) -> str:
@@ -175,10 +169,9 @@ def describe_missing_field(text_field: str, columns: list[str]) -> str:
     """Describe a record without the text field: its fields, and a suggestion."""
     if not columns:
         return f"no field {text_field!r}: the object is empty"
-    listed_columns = ", ".join(quote_value(name) for name in columns[:_MAX_COLUMNS_LISTED])
-    omitted_note = f" and {len(columns) - _MAX_COLUMNS_LISTED} more" if len(columns) > _MAX_COLUMNS_LISTED else ""
+    listed_columns = format_list([quote_value(name) for name in columns], _MAX_COLUMNS_LISTED)
     # Only a field named by the user can be misspelt: `test` is no misspelling of the default `text`.
     candidates = columns if text_field != "text" else [c for c in columns if c.lower() in _TEXT_FIELD_NAMES]
     hint = suggest(text_field, candidates).replace("did you mean ", "did you mean --text-field ")
     hint = hint or "; name the field that holds the text with --text-field"
-    return f"no field {text_field!r}: the record has {listed_columns}{omitted_note}{hint}"
+    return f"no field {text_field!r}: the record has {listed_columns}{hint}"

@@ -54,9 +54,10 @@ def find_unread_suffixes(archive: Archive) -> frozenset[str] | None:
                     break
                 if not entry.isreg() or not _NAME_PATTERN.fullmatch(entry.name):
                     continue
-                has_medium = has_medium or detect_medium_kind(entry.name) is not None
-                if not _is_supported(entry.name):
-                    unread.add(get_suffix(entry.name).lower())
+                is_medium, suffix = detect_medium_kind(entry.name) is not None, get_suffix(entry.name).lower()
+                has_medium = has_medium or is_medium
+                if not is_medium and suffix not in (*_TEXT_SUFFIXES, _RECORD_SUFFIX):
+                    unread.add(suffix)
     except _TAR_ERRORS:
         return frozenset() if has_medium else None
     return frozenset(unread) if has_medium else None
@@ -67,10 +68,6 @@ def _open_tar(archive: Archive, file: BinaryIO) -> tarfile.TarFile:
         return tarfile.open(fileobj=file, mode="r:")
     stream = cast("BinaryIO", make_decompressor(archive.compression, file))
     return tarfile.open(fileobj=stream, mode="r|", bufsize=_BUFFER_BYTES)
-
-
-def _is_supported(name: str) -> bool:
-    return get_suffix(name).lower() in (*_TEXT_SUFFIXES, _RECORD_SUFFIX) or detect_medium_kind(name) is not None
 
 
 def read_samples(stream: PartStream, rules: ReadRules) -> Iterator[Records]:

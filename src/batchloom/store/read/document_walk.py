@@ -117,7 +117,7 @@ def _read_provenance(store: Store, documents: NDArray[np.int64]) -> ProvenanceTa
     shards = bounds.searchsorted(documents, side="right") - 1
     order = np.argsort(shards, kind="stable")
     tables = [
-        store.provenance.rows(shard, documents[order[shards[order] == shard]] - bounds[shard])
+        store.reader.provenance(shard, documents[order[shards[order] == shard]] - bounds[shard])
         for shard in np.unique(shards).tolist()
     ]
     columns = zip(*((table.hashes, table.records, table.offsets, table.parts) for table in tables), strict=True)

@@ -155,11 +155,7 @@ class StoreProvenance:
                 f"{self._reader.name} is a bare Megatron prefix: it does not say where documents came from."
             )
         shard, row = self._reader.table.find(check_index(document, lengths.size, "document"))
-        return make_part_table(manifest.sources).resolve_provenance(self.rows(shard, np.array([row])))[0]
-
-    def rows(self, shard: int, rows: NDArray[np.int64]) -> ProvenanceTable:
-        """Return the provenance of rows of a shard; only these are fetched if remote."""
-        return self._reader.provenance(shard, rows)
+        return make_part_table(manifest.sources).resolve_provenance(self._reader.provenance(shard, np.array([row])))[0]
 
     def shard(self, shard: int) -> ProvenanceTable:
         """Return the provenance of all documents of a shard."""
@@ -205,10 +201,6 @@ class StoreShards:
         if mapped is None:
             raise InputError(f"{self._location.name} is not read from mapped shards: use Store.read.")
         return mapped.map(shard)
-
-    def limit_mapped(self, shards: int) -> None:
-        """Limit the number of mapped shards, to leave file descriptors to other stores."""
-        self._reader.limit_mapped(shards)
 
     def sides(self, shard: int) -> PairIndex:
         """Return the pairs and sides of a shard of a preference store."""

@@ -191,7 +191,7 @@ class StoreMedia:
         if self._part_sources is None or len(self._known_folders) < 2:
             return next(iter(self._known_folders), None)
         shard = int(np.searchsorted(self._bounds, document, side="right")) - 1
-        part = int(self._store.provenance.rows(shard, np.array([document - int(self._bounds[shard])])).parts[0])
+        part = int(self._store.reader.provenance(shard, np.array([document - int(self._bounds[shard])])).parts[0])
         return self.folders[int(self._part_sources[part])]
 
     @cached_property

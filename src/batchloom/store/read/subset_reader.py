@@ -205,11 +205,6 @@ class SubsetReader:
         """Read bytes of the ``.blobs`` of a shard, fewer at the end of the file."""
         raise NotImplementedError
 
-    @property
-    def files(self) -> "SubsetReader":
-        """This reader; ``reader.files.file(name)`` is ``reader.file(name)``."""
-        return self
-
     def file(self, name: str) -> bytes:
         """Read a small file of the store; raises FileNotFoundError."""
         raise NotImplementedError

@@ -6,7 +6,6 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import StoreError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.synthetic_data import SYNTHETIC, SyntheticDocuments, SyntheticSpec
 from batchloom.store.format.layout import (
@@ -24,9 +23,7 @@ from batchloom.store.format.manifest import (
     SubsetEntry,
     make_tokenizer_entry,
 )
-from batchloom.store.format.media_index import MediaRows
 from batchloom.store.format.provenance import ProvenanceTable
-from batchloom.store.format.shard_sidecars import PairIndex
 from batchloom.store.read.mapped_shards import ShardTable
 from batchloom.store.read.subset_reader import Ids, SubsetReader, refuse_ranges_beyond
 from batchloom.tokens import UnknownTokenizer
@@ -101,18 +98,6 @@ class SyntheticReader(SubsetReader):
         hashes = np.array(halves, np.uint64).reshape(-1, 2)
         offsets, parts = np.zeros(len(numbers), np.uint64), np.zeros(len(numbers), np.uint32)
         return ProvenanceTable(hashes, numbers.astype(np.uint64), offsets, parts)
-
-    def sides(self, shard: int) -> PairIndex:  # noqa: ARG002 - there are no shards
-        raise self._make_missing_error("pairs")
-
-    def media(self, shard: int) -> MediaRows:  # noqa: ARG002 - there are no shards
-        raise self._make_missing_error("media")
-
-    def blob(self, shard: int, begin: int, size: int) -> bytes:  # noqa: ARG002 - there are no shards
-        raise self._make_missing_error("media")
-
-    def _make_missing_error(self, content: str) -> StoreError:
-        return StoreError(f"{self.name} is synthetic data: it has no {content}.")
 
     def file(self, name: str) -> bytes:
         raise FileNotFoundError(name)
