@@ -1,4 +1,4 @@
-"""Resolution of ``--tokenizer``: built-in, Hub and OpenAI tokenizers, and files."""
+"""Resolution of ``--tokenizer``: built-in, Hub and OpenAI tokenizers, files."""
 
 import base64
 import binascii
