@@ -36,7 +36,7 @@ def format_list(items: Sequence[str], most: int) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """Return a text of at most ``most`` characters, which ends in ``...`` if it was cut."""
+    """Cut a text to at most ``most`` characters, with ``...`` at the end if cut."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
