@@ -8,8 +8,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.document import InterleavedText, PreferencePair
-from batchloom.core.document import BadRecord, Records
+from batchloom.core.document import BadRecord, InterleavedText, PreferencePair, Records
 from batchloom.core.errors import InputError
 from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.documents.chat_encoding import ChatEncoder, ControlEncoder
