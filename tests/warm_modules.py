@@ -13,6 +13,6 @@ with warnings.catch_warnings():
         "transformers.trainer",
         "batchloom.batches.loading.loader",
         "batchloom.preparation.prepare_job",
-        "batchloom.train.start",
+        "batchloom.train.loop",
     ):
         importlib.import_module(name)

@@ -53,7 +53,7 @@ _HOMES = {
     "open_store": "batchloom.store.read.store_opening",
     "prepare": "batchloom.preparation.prepare_job",
     "stream": "batchloom.streaming.raw_stream",
-    "when": "batchloom.analysis.serving_steps",
+    "when": "batchloom.analysis.explanation",
 }
 
 __all__ = [

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from batchloom.adapters import TokenLoss, compute_row_losses, compute_token_loss
 from batchloom.adapters.hugging_face import make_trainer_parts
-from batchloom.adapters.hugging_face.hf_dealing import TrainerBatching
+from batchloom.adapters.hugging_face.trainer_objects import TrainerBatching
 from batchloom.adapters.isolation_check import check_no_leak
 from single_settings import group_settings
 

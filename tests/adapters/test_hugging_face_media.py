@@ -12,7 +12,7 @@ import batchloom
 from adapters.test_hugging_face import get_losses, make_args
 from batchloom import SettingsError
 from batchloom.adapters.hugging_face import make_trainer_parts
-from batchloom.adapters.hugging_face.hf_dealing import _find_media_problems
+from batchloom.adapters.hugging_face.trainer_objects import _find_media_problems
 from batchloom.batches import add_image_masks
 from batchloom.core.errors import TrainError
 from batchloom.examples.job import adamw

@@ -23,7 +23,7 @@ from batchloom.core.errors import MediumError, TooManyBadRecordsError
 from batchloom.plan import Mesh, choose_lane_pool_size
 from batchloom.preparation import DedupRecipe, MediaRecipe, ReadRecipe
 from batchloom.streaming import merge_states
-from batchloom.streaming.stream_media import PoolMedia
+from batchloom.streaming.lane import PoolMedia
 from media.sample_media import encode_image, make_image, make_messages, make_sound
 from media.sample_videos import make_video
 from media.test_batches import save_with_template

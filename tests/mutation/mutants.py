@@ -556,7 +556,7 @@ STREAMS = (
     # States of ranks at different steps are merged into one.
     Mutant(
         "states-of-different-steps-merged",
-        "streaming/stream_state.py",
+        "streaming/raw_stream.py",
         'for name in ("fingerprint", "position"):',
         'for name in ("fingerprint",):',
         ("raw_streams/test_streams.py", "raw_streams/test_keep.py"),

@@ -219,7 +219,7 @@ main()
 
 @pytest.mark.parametrize(
     "module",
-    ["batchloom.train.start", "torch.nn", pytest.param("torch.optim", marks=pytest.mark.slow)],
+    ["batchloom.train.loop", "torch.nn", pytest.param("torch.optim", marks=pytest.mark.slow)],
 )
 def test_ctrl_c_while_torch_is_being_loaded_is_one_sentence(store, config, tmp_path, module):
     args = ["train", "--data", store.path, "--config-file", config, "--out", tmp_path / "run"]

@@ -1,7 +1,11 @@
 from .explanation import (
     ExplainedSequence as ExplainedSequence,
     ExplainedSpan as ExplainedSpan,
+    ServedSequence as ServedSequence,
     explain as explain,
+    explain_unserved as explain_unserved,
+    find_serving_steps as find_serving_steps,
+    when as when,
 )
 from .inspection import Inspection as Inspection, inspect as inspect
 from .plan_forecast import (
@@ -24,10 +28,4 @@ from .plan_questions import (
     resolve_plan as resolve_plan,
     sort_by_rank as sort_by_rank,
     write_tables as write_tables,
-)
-from .serving_steps import (
-    ServedSequence as ServedSequence,
-    explain_unserved as explain_unserved,
-    find_serving_steps as find_serving_steps,
-    when as when,
 )

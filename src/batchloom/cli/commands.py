@@ -12,7 +12,6 @@ from batchloom import __version__
 from batchloom.cli.check import check
 from batchloom.cli.compare import compare
 from batchloom.cli.convert import convert
-from batchloom.cli.datasets import datasets
 from batchloom.cli.doctor import doctor
 from batchloom.cli.edit import edit
 from batchloom.cli.explain import explain, when
@@ -21,7 +20,7 @@ from batchloom.cli.generations import compact, log, remove
 from batchloom.cli.import_ import import_
 from batchloom.cli.inspect import inspect
 from batchloom.cli.plan import plan
-from batchloom.cli.prepare import prepare
+from batchloom.cli.prepare import datasets, prepare
 from batchloom.cli.terminal import redact_urls
 from batchloom.cli.train import demo, train
 from batchloom.cli.worker import worker

@@ -1,4 +1,4 @@
-"""``batchloom prepare``."""
+"""``batchloom prepare``, and ``batchloom datasets``, which lists inputs by name."""
 
 import sys
 import time
@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress as Bars, TaskID, TextColumn
 
+import batchloom
 from batchloom.chat import parse_mapping
 from batchloom.cli.setting_options import parse_bytes, with_settings
 from batchloom.cli.terminal import AsJson, make_table, plain_console, print_json
@@ -293,3 +294,20 @@ def _print_profile(console: Console, report: PrepareReport | None) -> None:
         "Seconds are over all workers where each does a stage for its units; what runs at the same time counts each "
         "for itself."
     )
+
+
+def datasets(*, as_json: AsJson = False) -> None:
+    """List the data sets that have a short name, which prepare takes as input."""
+    entries = batchloom.list_datasets()
+    if as_json:
+        print_json(entries)
+        return
+    rows = []
+    for entry in entries:
+        access = "remotely" if entry["streaming"] else "downloaded"
+        access = access if entry["source"] == "real" else "synthetic"
+        rows.append((entry["name"], entry["size"], access, entry["input"], entry["description"]))
+    table = make_table(("name", "size", "read", "input", "description"), rows, numbers={"size"})
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    plain_console().print(table)

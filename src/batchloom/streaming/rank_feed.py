@@ -22,8 +22,7 @@ from batchloom.preparation.settings import count_allowed_bad
 from batchloom.preparation.workers import ProcessPool, TaskFunction, TaskLoss, TaskResult, count_cores
 from batchloom.store.format import StoredMedium
 from batchloom.streaming.keep import explain_keep_in_errors
-from batchloom.streaming.lane import LanePosition, PoolTask, StreamPool, StreamSetup
-from batchloom.streaming.stream_media import PoolMedia
+from batchloom.streaming.lane import LanePosition, PoolMedia, PoolTask, StreamPool, StreamSetup
 
 _LOG = logging.getLogger("batchloom")
 # Maximum number of batches that a loader makes ahead; a state needs no older steps.

@@ -1,20 +1,21 @@
 from .checkpoint import read_checkpoint_state as read_checkpoint_state, read_checkpoint_step as read_checkpoint_step
 from .demo_run import run_demo as run_demo
 from .elastic_worker import WorkerReport as WorkerReport, run_worker as run_worker
-from .loop import run_optimizer_step as run_optimizer_step, train as train
+from .loop import run_optimizer_step as run_optimizer_step, start_training as start_training, train as train
 from .model.gpt_model import GPT as GPT, make_attention_mask as make_attention_mask
 from .model.model_build import explain_memory_errors as explain_memory_errors
 from .request import (
     EDIT_TIMEOUT_S as EDIT_TIMEOUT_S,
     DataRequest as DataRequest,
+    LeaveEvent as LeaveEvent,
     StreamOptions as StreamOptions,
     TrainRequest as TrainRequest,
+    WorkerConfig as WorkerConfig,
     require_train_packages as require_train_packages,
 )
 from .run import describe_mixture as describe_mixture, set_up_run as set_up_run
 from .run_edits import edit_run as edit_run, submit_edit as submit_edit
 from .run_folder import RunFolder as RunFolder
-from .start import start_training as start_training
 from .train_log import RunLog as RunLog
 from .train_settings import (
     ModelSettings as ModelSettings,
@@ -28,4 +29,3 @@ from .train_settings import (
     make_settings as make_settings,
     read_config as read_config,
 )
-from .worker_config import LeaveEvent as LeaveEvent, WorkerConfig as WorkerConfig

@@ -20,13 +20,12 @@ from batchloom.core.errors import TrainError
 from batchloom.core.settings import as_int
 from batchloom.core.wording import format_count
 from batchloom.train.loop import is_due, iter_training, save_run_checkpoint
-from batchloom.train.request import require_train_packages
+from batchloom.train.request import HUGGINGFACE_TYPE, MODEL_SIZES, LeaveEvent, WorkerConfig, require_train_packages
 from batchloom.train.run import TrainRun, set_up_run
 from batchloom.train.run_data import open_source
 from batchloom.train.run_folder import RunFolder
 from batchloom.train.train_log import PrintLine, RunLog
 from batchloom.train.train_settings import TrainSettings, load_named_config, make_settings
-from batchloom.train.worker_config import HUGGINGFACE_TYPE, MODEL_SIZES, LeaveEvent, WorkerConfig
 
 # These may differ between workers: a name, and locations of the same data.
 _WORKER_SETTINGS = ("worker_id", "dataset_name", "out", "device")

@@ -22,8 +22,8 @@ from batchloom.train.checkpoint import load_checkpoint, read_checkpoint_state
 from batchloom.train.model.model_build import TrainableModel, build_model, check_memory, outline_model
 from batchloom.train.model.pretrained import compute_folder_fingerprint
 from batchloom.train.request import DataRequest
+from batchloom.train.run_data import StreamData, announce_stream, as_stream
 from batchloom.train.run_folder import RunFolder
-from batchloom.train.stream_data import StreamData, announce_stream, as_stream
 from batchloom.train.train_log import MAX_LISTED, RunLog, list_first
 from batchloom.train.train_settings import (
     MAX_STEPS,

@@ -1,5 +1,4 @@
-from .diagnosis import doctor as doctor, quote_for_shell as quote_for_shell
-from .estimates import estimate_packing as estimate_packing
+from .diagnosis import doctor as doctor, estimate_packing as estimate_packing, quote_for_shell as quote_for_shell
 from .examination import examine_inputs as examine_inputs
 from .findings import (
     Diagnosis as Diagnosis,
