@@ -261,8 +261,6 @@ def _explain_spans(plan: Plan, name: str, rows: Rows, indices: Ints, text: int) 
     return [ExplainedSpan(name, *span) for span in spans]
 
 
-
-
 def explain_unserved(plan: Plan, number: int, document: int, last: int) -> str:
     """Explain why no step up to ``last`` serves a document of source ``number``.
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from batchloom.analysis.compare import CompareSpec, compare_runs, read_loss_curve, require_compare_packages
-from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal import AsJson, make_table, plain_console, print_json
+from batchloom.cli.terminal import AsJson, make_table, plain_console, print_json, with_settings
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputMissingError, SettingsError
 from batchloom.core.files import describe_missing_path

@@ -9,8 +9,7 @@ import typer
 import batchloom
 from batchloom.analysis.doctor import Diagnosis, DocumentPreview, PreparedFacts, SourceFacts
 from batchloom.cli.prepare import ProgressDisplay, parse_setting_options
-from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal import AsJson, print_escaped, print_json, redact_urls
+from batchloom.cli.terminal import AsJson, print_escaped, print_json, redact_urls, with_settings
 from batchloom.core.addresses import redact_url
 from batchloom.core.errors import BatchloomError, SettingsError
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size

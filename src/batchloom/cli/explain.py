@@ -15,8 +15,7 @@ from batchloom.analysis import (
     make_data_label,
     resolve_plan,
 )
-from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal import AsJson, StorePath, WorldSize, print_escaped, print_json, print_log
+from batchloom.cli.terminal import AsJson, StorePath, WorldSize, print_escaped, print_json, print_log, with_settings
 from batchloom.core.wording import format_count
 
 

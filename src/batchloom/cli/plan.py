@@ -21,8 +21,7 @@ from batchloom.analysis import (
     resolve_plan,
     write_tables,
 )
-from batchloom.cli.setting_options import with_settings
-from batchloom.cli.terminal import AsJson, StorePath, WorldSize, print_escaped, print_json, print_log
+from batchloom.cli.terminal import AsJson, StorePath, WorldSize, print_escaped, print_json, print_log, with_settings
 from batchloom.core.errors import SettingsError
 from batchloom.core.wording import format_count, format_list, format_size
 

@@ -11,8 +11,7 @@ from rich.progress import BarColumn, Progress as Bars, TaskID, TextColumn
 
 import batchloom
 from batchloom.chat import parse_mapping
-from batchloom.cli.setting_options import parse_bytes, with_settings
-from batchloom.cli.terminal import AsJson, make_table, plain_console, print_json
+from batchloom.cli.terminal import AsJson, make_table, parse_bytes, plain_console, print_json, with_settings
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
 from batchloom.preparation import (

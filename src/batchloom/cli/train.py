@@ -14,8 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from batchloom.batches import read_mixture
-from batchloom.cli.setting_options import parse_bytes, with_settings
-from batchloom.cli.terminal import print_log
+from batchloom.cli.terminal import parse_bytes, print_log, with_settings
 from batchloom.core.addresses import is_url
 from batchloom.core.settings import from_plain
 from batchloom.train import TrainRequest, require_train_packages

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from batchloom.cli.setting_options import with_settings
+from batchloom.cli.terminal import with_settings
 from batchloom.cli.train import print_line
 from batchloom.core.errors import SettingsError
 from batchloom.train import LeaveEvent, WorkerConfig, require_train_packages

@@ -1,6 +1,9 @@
-from .gpt import GPTDataLoader as GPTDataLoader
+from .gpt import (
+    GPTDataLoader as GPTDataLoader,
+    IndexedDataset as IndexedDataset,
+    PretrainingDataset as PretrainingDataset,
+)
 from .hub import create_huggingface_dataset as create_huggingface_dataset
-from .indexed import IndexedDataset as IndexedDataset, PretrainingDataset as PretrainingDataset
 from .jsonl import iter_jsonl_file as iter_jsonl_file, load_jsonl_file as load_jsonl_file
 from .multimodal import MultiModalDataset as MultiModalDataset
 from .multimodal_stream import MultiModalIterableDataset as MultiModalIterableDataset

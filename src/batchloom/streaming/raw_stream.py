@@ -601,7 +601,6 @@ def _remove_orphaned_folders(home: Path) -> None:
                 shutil.rmtree(owner_file.parent, ignore_errors=True)
 
 
-
 def make_stream_state(facts: StreamIdentity, position: int, cursors: LaneCursors) -> dict[str, Any]:
     """Return a position of a stream as plain JSON values."""
     plain = {

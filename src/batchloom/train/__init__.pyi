@@ -1,4 +1,3 @@
-from .checkpoint import read_checkpoint_state as read_checkpoint_state, read_checkpoint_step as read_checkpoint_step
 from .demo_run import run_demo as run_demo
 from .elastic_worker import WorkerReport as WorkerReport, run_worker as run_worker
 from .loop import run_optimizer_step as run_optimizer_step, start_training as start_training, train as train
@@ -15,7 +14,11 @@ from .request import (
 )
 from .run import describe_mixture as describe_mixture, set_up_run as set_up_run
 from .run_edits import edit_run as edit_run, submit_edit as submit_edit
-from .run_folder import RunFolder as RunFolder
+from .run_folder import (
+    RunFolder as RunFolder,
+    read_checkpoint_state as read_checkpoint_state,
+    read_checkpoint_step as read_checkpoint_step,
+)
 from .train_log import RunLog as RunLog
 from .train_settings import (
     ModelSettings as ModelSettings,

@@ -23,7 +23,6 @@ from batchloom.adapters.optimizer_step import has_only_finite, update_weights
 from batchloom.adapters.rank_group import join_ranks
 from batchloom.batches import IGNORE_INDEX, Batch, Meter
 from batchloom.core.errors import SettingsError, TrainError
-from batchloom.train.checkpoint import read_checkpoint_step
 from batchloom.train.model.model_build import TrainableModel, explain_memory_errors, make_model_inputs
 from batchloom.train.model.pretrained import PretrainedModel, copy_tokenizer, get_max_positions, read_model_config
 from batchloom.train.request import DEFAULT_MODEL, DataRequest, TrainRequest
@@ -37,7 +36,7 @@ from batchloom.train.run_data import (
     open_source,
 )
 from batchloom.train.run_edits import EditInbox, apply_pending_edits
-from batchloom.train.run_folder import RunFolder
+from batchloom.train.run_folder import RunFolder, read_checkpoint_step
 from batchloom.train.train_log import PrintLine, RunLog, draw_loss_curve
 from batchloom.train.train_settings import (
     PRETRAINED_KEYS,

@@ -310,8 +310,6 @@ def _find_exclusive_options(request: DataRequest | TrainRequest, *pairs: tuple[s
     ]
 
 
-
-
 @final
 class LeaveEvent(Event):
     """Event that asks the workers of a run to save and stop after the current step.

@@ -17,14 +17,13 @@ from batchloom.batches import BatchOptions, MediaOptions
 from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
 from batchloom.core.errors import PlanError, StateError, TrainError
 from batchloom.core.settings import to_plain
-from batchloom.core.wording import format_count
-from batchloom.train.checkpoint import load_checkpoint, read_checkpoint_state
+from batchloom.core.wording import format_count, format_list
 from batchloom.train.model.model_build import TrainableModel, build_model, check_memory, outline_model
 from batchloom.train.model.pretrained import compute_folder_fingerprint
 from batchloom.train.request import DataRequest
 from batchloom.train.run_data import StreamData, announce_stream, as_stream
-from batchloom.train.run_folder import RunFolder
-from batchloom.train.train_log import MAX_LISTED, RunLog, list_first
+from batchloom.train.run_folder import RunFolder, load_checkpoint, read_checkpoint_state
+from batchloom.train.train_log import MAX_LISTED, RunLog
 from batchloom.train.train_settings import (
     MAX_STEPS,
     PretrainedSettings,
@@ -205,7 +204,7 @@ def _make_val_loaders(
         if loader is not None:
             loaders[name] = loader
     if names_without_val:
-        source_note = f" of {list_first(names_without_val)}" if isinstance(source, Mixture) else ""
+        source_note = f" of {format_list(names_without_val, MAX_LISTED)}" if isinstance(source, Mixture) else ""
         log.print_line(f"val    none{source_note}: the data has no val subset (prepare makes one with --val-fraction)")
     return loaders
 
@@ -407,7 +406,7 @@ def _announce_store(run: TrainRun) -> None:
             "(noise_prob); labels are unchanged"
         )
     if run.store.contents.weights and not isinstance(plan.orders.data, Mixture):
-        weights = list_first([f"{name} {weight:g}" for name, weight in run.store.contents.weights])
+        weights = format_list([f"{name} {weight:g}" for name, weight in run.store.contents.weights], MAX_LISTED)
         print_line(
             f"data   the weights recorded in the store ({weights}) are not applied: documents of one store are "
             "drawn in proportion to their tokens (--mixture weights whole stores)"
@@ -476,4 +475,4 @@ def _format_steps(plan: Plan, position: int) -> str:
 
 def _format_shares(shares: dict[str, float]) -> str:
     largest = sorted(shares, key=lambda name: (-shares[name], name))
-    return list_first([f"{name} {shares[name]:.2%}" for name in largest])
+    return format_list([f"{name} {shares[name]:.2%}" for name in largest], MAX_LISTED)

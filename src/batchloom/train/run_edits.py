@@ -30,14 +30,22 @@ from batchloom.core.errors import (
 from batchloom.core.files import describe_missing_path
 from batchloom.core.settings import as_int, to_plain
 from batchloom.core.wording import format_count
-from batchloom.train.checkpoint import check_journal, read_checkpoint_state, read_checkpoint_step, write_state
-from batchloom.train.json_files import MAX_RUN_FILE_BYTES, fsync_path, read_json_object, write_json
 from batchloom.train.request import EDIT_TIMEOUT_S
 from batchloom.train.run import TrainRun, check_edited_plan, describe_mixture, make_loader
 from batchloom.train.run_data import open_source
-from batchloom.train.run_folder import RunFolder, is_checkpoint
+from batchloom.train.run_folder import (
+    MAX_RUN_FILE_BYTES,
+    RunFolder,
+    check_journal,
+    fsync_path,
+    is_checkpoint,
+    read_checkpoint_state,
+    read_checkpoint_step,
+    write_json,
+    write_state,
+)
 from batchloom.train.train_log import PrintLine
-from batchloom.train.train_settings import compute_accumulation_steps, make_settings
+from batchloom.train.train_settings import compute_accumulation_steps, make_settings, read_json_object
 
 _REQUEST_NAME = re.compile(r"(\d{6,})-\w{8}\.json")
 # Keys of a journal entry in addition to the fields of the edit.

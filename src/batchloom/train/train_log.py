@@ -1,22 +1,17 @@
 """Output of a run: printed step lines, ``log.jsonl``, and a loss curve at the end."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
 from batchloom.adapters.logging import read_log
 from batchloom.core.errors import OutputError
 from batchloom.core.report_output import escape_plot_text, save_figure
+from batchloom.core.wording import format_list
 
 PrintLine = Callable[[str], None]
 MAX_LISTED = 6
-
-
-def list_first(words: Sequence[str]) -> str:
-    """Return ``a, b, c``; of many words the first and the number of the others."""
-    omitted_note = f" and {len(words) - MAX_LISTED:,} more" if len(words) > MAX_LISTED else ""
-    return ", ".join(words[:MAX_LISTED]) + omitted_note
 
 
 @final
@@ -77,7 +72,7 @@ class RunLog:
         entry: dict[str, Any] = {"kind": "val", "step": step, "loss": loss, "origin": origin}
         self.write({**entry, "sources": sources} if sources else entry)
         source_losses = [f"{name} {source_loss:.4f}" for name, source_loss in sources.items()]
-        source_note = f"  ({list_first(source_losses)})" if source_losses else ""
+        source_note = f"  ({format_list(source_losses, MAX_LISTED)})" if source_losses else ""
         self.print_line(f"step {step:>{len(str(steps))}}/{steps}  val loss {loss:.4f}{source_note}")
 
 

@@ -1,5 +1,6 @@
 """Settings of a run: the model's shape, the optimizer, the size of a step."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from batchloom import PlanSpec
 from batchloom.core.errors import InputMissingError, SettingsError
+from batchloom.core.files import read_regular_file
 from batchloom.core.settings import (
     Setting,
     find_problems,
@@ -20,7 +22,6 @@ from batchloom.core.settings import (
     suggest,
 )
 from batchloom.core.wording import format_count
-from batchloom.train.json_files import parse_json_object, read_json_object
 
 # Limits of a plan; a run's other counts of steps and rows follow them.
 _PLAN_SETTINGS = {field.name: field.setting for field in list_settings(PlanSpec)}
@@ -31,6 +32,8 @@ MAX_STEPS, MAX_TOKENS, MAX_ROWS = (
 _MAX_WIDTH = 1 << 24
 _MAX_LAYERS = 4096
 _MAX_IDS = 1 << 31
+# Settings files are a few kilobytes.
+_MAX_SETTINGS_BYTES = 1 << 20
 
 PRETRAINED_KEYS = {"init", "attn_implementation"}
 # Groups of TrainSettings; an override of a group changes the given fields only.
@@ -281,6 +284,30 @@ def load_named_config(name: str) -> dict[str, Any]:
     if name not in names:
         raise SettingsError([f"--model-name: {name!r} is none of {', '.join(names)}{suggest(name, names)}"])
     return parse_json_object((resources.files("batchloom.train") / "configs" / f"{name}.json").read_bytes())
+
+
+def read_json_object(path: Path, most: int = _MAX_SETTINGS_BYTES) -> dict[str, Any]:
+    """Return the JSON object in a file of at most ``most`` bytes.
+
+    Otherwise raise ValueError, whose message continues a sentence that begins with the file's name.
+    """
+    try:
+        return parse_json_object(read_regular_file(path, most))
+    except FileNotFoundError as error:
+        raise ValueError("does not exist") from error
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from error
+
+
+def parse_json_object(content: bytes) -> dict[str, Any]:
+    """Parse a JSON object; ValueError is that of :func:`read_json_object`."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"holds {type(value).__name__}, not a JSON object")  # noqa: TRY004
+    return value
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -519,8 +519,6 @@ def _pad_to_same_shape(first: Tensor, second: Tensor) -> list[Tensor]:
     ]
 
 
-
-
 def make_fsdp2_loader(data: Any, args: FSDP2Arguments, plan_settings: Mapping[str, Any], world_size: int) -> Loader:
     """Make the loader of this rank from any form of training data.
 
@@ -637,9 +635,6 @@ def _store_records(records: Any) -> Store:
     store = open_store(stem)
     weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True)
     return store
-
-
-
 
 
 def _parse_document(record: Any, number: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:

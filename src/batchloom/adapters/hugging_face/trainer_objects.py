@@ -128,8 +128,6 @@ class TrainerBatching:
         return step, micro
 
 
-
-
 def make_trainer_batching(args: Any, loader: Loader, *, evaluation: bool = False) -> TrainerBatching:
     share = (loader.spec.rank, loader.spec.world_size)
     if evaluation:
@@ -208,8 +206,6 @@ def _find_media_problems(args: Any, loader: Loader, name: str) -> list[str]:
             "ranks would wait for the gradients of the image or audio layers: set it to True"
         )
     return problems
-
-
 
 
 def _find_order_problems(args: Any) -> list[str]:

@@ -7,5 +7,4 @@ from .findings import (
     SourceFacts as SourceFacts,
 )
 from .path_check import check as check
-from .preview import DocumentPreview as DocumentPreview, PreviewSegment as PreviewSegment
-from .sampling import SampleSizes as SampleSizes
+from .sampling import DocumentPreview as DocumentPreview, PreviewSegment as PreviewSegment, SampleSizes as SampleSizes

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from batchloom.analysis.doctor.examination import ExaminationResult, examine_inputs
 from batchloom.analysis.doctor.findings import Diagnosis, FeedEstimate, PackingFacts, PreparedFacts, SourceFacts
 from batchloom.analysis.doctor.path_check import check, detect_prepared_kind
-from batchloom.analysis.doctor.preview import DocumentPreview, make_preview
+from batchloom.analysis.doctor.sampling import DocumentPreview, make_preview
 from batchloom.analysis.inspection import Inspection, inspect
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import BatchloomError, SettingsError
@@ -321,9 +321,6 @@ def _list_usage_commands(prepared: Sequence[PreparedFacts]) -> tuple[str, ...]:
         init = " --init FOLDER" if facts.inspection and facts.inspection.processor else ""
         commands.append(f"batchloom train --data {quoted_path}{init} --out run")
     return tuple(commands)
-
-
-
 
 
 def estimate_packing(

@@ -18,8 +18,13 @@ from batchloom.analysis.doctor.findings import (
     SourceFacts,
     TokenizerFacts,
 )
-from batchloom.analysis.doctor.preview import DocumentPreview, preview_documents
-from batchloom.analysis.doctor.sampling import InputSample, SampleProgress, SampleSizes
+from batchloom.analysis.doctor.sampling import (
+    DocumentPreview,
+    InputSample,
+    SampleProgress,
+    SampleSizes,
+    preview_documents,
+)
 from batchloom.core.addresses import is_url, redact_url
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import (

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from batchloom.analysis.doctor.preview import DocumentPreview
+from batchloom.analysis.doctor.sampling import DocumentPreview
 from batchloom.analysis.inspection import Inspection
 from batchloom.core.medium import MediumKind
 from batchloom.core.settings import to_plain

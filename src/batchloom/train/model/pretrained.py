@@ -27,8 +27,7 @@ from batchloom import Store
 from batchloom.batches import IGNORE_INDEX, is_leaking, select_probe_documents
 from batchloom.core.errors import InputError, InputMissingError, MissingDependencyError, SettingsError, TrainError
 from batchloom.core.files import refuse_url
-from batchloom.train.json_files import read_json_object
-from batchloom.train.train_settings import PretrainedSettings
+from batchloom.train.train_settings import PretrainedSettings, read_json_object
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
