@@ -1,4 +1,4 @@
-"""``batchloom prepare``, and ``batchloom datasets``, which lists inputs by name."""
+"""``batchloom prepare``, and ``batchloom datasets``: inputs with a short name."""
 
 import sys
 import time

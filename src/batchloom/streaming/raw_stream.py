@@ -1,4 +1,4 @@
-"""``stream``: raw inputs for a ``Loader`` without a prepared store, and its states."""
+"""``stream``: raw inputs for a ``Loader`` without a store, and its states."""
 
 import fcntl
 import logging

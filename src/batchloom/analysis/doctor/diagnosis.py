@@ -1,4 +1,4 @@
-"""The ``doctor`` command: facts about inputs, estimates of a run, and next commands."""
+"""The ``doctor`` command: facts about inputs, and estimates of a run."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""Samples of the inputs: the parts to examine, and a preview of the first documents."""
+"""Samples of inputs: parts to examine, and previews of the first documents."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
