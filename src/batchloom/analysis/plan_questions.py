@@ -1,6 +1,5 @@
 """Plans to report on: of stores, mixtures or a checkpoint; without torch."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -21,7 +20,7 @@ from batchloom.batches.loading import (
     wait_for_table,
 )
 from batchloom.core.errors import InputError, InputMissingError, PlanError, SettingsError, StateError
-from batchloom.core.files import describe_missing_path, describe_os_error, read_regular_file
+from batchloom.core.files import describe_missing_path, read_json_object
 from batchloom.core.fingerprint import find_broken_link, fingerprint
 from batchloom.core.settings import Setting, as_int, from_plain, quote_value, raise_problems
 from batchloom.plan import (
@@ -122,14 +121,9 @@ def _get_step(state_file: Path) -> str:
 
 def _read_json_object(file: Path) -> dict[str, Any]:
     try:
-        value = json.loads(read_regular_file(file, _MAX_BYTES))
-    except OSError as error:
-        raise StateError(f"{file} cannot be read: {describe_os_error(error)}.") from error
-    except (ValueError, RecursionError) as error:
-        raise StateError(f"{file} is not JSON: {error}. {_SAVED_REMEDY}.") from error
-    if not isinstance(value, dict):
-        raise StateError(f"{file} holds no JSON object. {_SAVED_REMEDY}.")
-    return value
+        return read_json_object(file, _MAX_BYTES)
+    except ValueError as error:
+        raise StateError(f"{file} {error}. {_SAVED_REMEDY}.") from error
 
 
 def rebuild_plan(saved_position: SavedPosition, stores: Mapping[str, PlanStore], steps: int | None) -> Plan:

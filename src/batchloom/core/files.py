@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import io
+import json
 import mmap
 import os
 import re
@@ -59,6 +60,8 @@ WRITE_REMEDIES = {
     errno.ENOENT: "a parent folder is missing or cannot be created; choose another --out",
 }
 _MAX_SIBLINGS = 4096
+# Settings files are a few kilobytes.
+_MAX_SETTINGS_BYTES = 1 << 20
 # Suffix of unfinished files.
 PARTIAL_SUFFIX = ".partial"
 
@@ -107,6 +110,25 @@ def read_regular_file(path: str | os.PathLike[str], most: int | None = None) -> 
             fact = f"it has {size:,} bytes, and at most {most:,} are read; check the path"
             raise OSError(errno.EINVAL, fact, os.fspath(path))
         return file.read()
+
+
+def read_json_object(path: Path, most: int = _MAX_SETTINGS_BYTES) -> dict[str, Any]:
+    """Return the JSON object in a file of at most ``most`` bytes.
+
+    Raises:
+        ValueError: there is none; the message continues a sentence that begins with the file's name.
+    """
+    try:
+        value = json.loads(read_regular_file(path, most))
+    except FileNotFoundError as error:
+        raise ValueError("does not exist") from error
+    except OSError as error:
+        raise ValueError(f"cannot be read: {describe_os_error(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"holds {type(value).__name__}, not a JSON object")  # noqa: TRY004
+    return value
 
 
 class RangeFile(io.RawIOBase):

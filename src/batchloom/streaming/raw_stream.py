@@ -84,7 +84,8 @@ _MAX_SAMPLED_FILES = 64
 # Kinds of files that always hold plain text.
 _TEXT_KINDS = ("text", "code")
 
-# Numbers of a lane in a state.
+# Fields of a state that identify its stream, and numbers of a lane in it.
+_STATE_FACTS = ("fingerprint", "identity", "recipe", "keep")
 _CURSOR_FIELDS = 8
 _FOLDER_PREFIX, _OWNER_FILE = "batchloom-stream-", "owner"
 
@@ -191,14 +192,6 @@ class StreamSettings:
             raise SettingsError(
                 [f"workers: {quote_value(self.workers)} is neither 'auto' nor a number from 0 to {_MAX_WORKERS:,}"]
             )
-
-
-@dataclass(frozen=True, slots=True)
-class StreamIdentity:
-    fingerprint: str
-    identity: Mapping[str, Any]  # Fields of the fingerprint
-    recipe: Mapping[str, Any]  # Recipe of the stream (``identity`` has only its fingerprint); empty in older states
-    keep: str | None = None  # Folder of the stream's cached data; None without one
 
 
 @final
@@ -362,7 +355,7 @@ class Stream:
     def state(self, step: int, cursors: LaneCursors) -> dict[str, Any]:
         """Return a step as plain JSON values, with the lane positions of this rank."""
         position = step * self.spec.global_batch_size
-        return make_stream_state(self._facts, position, cursors)
+        return _make_state(self._facts, position, cursors)
 
     @property
     def abandoned(self) -> Path | None:
@@ -370,14 +363,16 @@ class Stream:
         return find_abandoned_folder(self._kept_in, self.keeping)
 
     @property
-    def _facts(self) -> StreamIdentity:
-        """Identity of the stream in its states."""
+    def _facts(self) -> dict[str, Any]:
+        """Fields of a state that identify the stream; the folder of its cached data is one."""
         keep = self.abandoned if self.keeping is None else self.keeping.out.absolute()
         keep_path = None if keep is None else str(keep)
-        return StreamIdentity(
-            *(self.fingerprint, self.identity, self._recipe_plain),
-            keep_path if is_text(keep_path) else None,
-        )
+        return {
+            "fingerprint": self.fingerprint,
+            "identity": dict(self.identity),
+            "recipe": dict(self._recipe_plain),
+            "keep": keep_path if is_text(keep_path) else None,
+        }
 
     def resume(self, state: Mapping[str, Any], rank: int, world_size: int) -> tuple[int, LaneCursors]:
         """Return the step of a state, and the rank's lane positions.
@@ -386,14 +381,16 @@ class Stream:
             StateError: the state is of another stream, was changed, or lacks a lane of this rank.
         """
         rank_lanes = list_rank_lanes(self.lanes, rank, world_size)
-        position, cursors, self._kept_in = read_stream_state(state, self._facts, rank_lanes)
+        _check_same_stream(state, self._facts)
+        cursors = _read_cursors(state, rank_lanes)
+        self._kept_in = state.get("keep")
         if self.abandoned is not None and rank == 0:
             _LOG.warning(
                 "The stream wrote its documents to the store %s, and from here on it does not. Give keep=%s "
                 "(--keep) to continue that store, or finish it with batchloom prepare.",
                 *(self.abandoned, self.abandoned),
             )
-        return position // self.spec.global_batch_size, cursors
+        return state["position"] // self.spec.global_batch_size, cursors
 
     def check_state_stream(self, state: Mapping[str, Any]) -> None:
         """Reject the state of another stream.
@@ -401,7 +398,7 @@ class Stream:
         Raises:
             StateError: names each field that differs.
         """
-        check_same_stream(state, self._facts)
+        _check_same_stream(state, self._facts)
 
     def merged(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Merge the states of all ranks; see :func:`merge_states`."""
@@ -446,8 +443,7 @@ class Stream:
         """Complete the store of ``keep``, as ``prepare(..., dedup="none")`` writes it.
 
         The stores are byte-identical. Units that the stream has read completely are not read again. Call it in
-        one process,
-        when no other reads the stream any more.
+        one process, when no other reads the stream any more.
 
         Args:
             workers: see ``prepare``.
@@ -601,14 +597,11 @@ def _remove_orphaned_folders(home: Path) -> None:
                 shutil.rmtree(owner_file.parent, ignore_errors=True)
 
 
-def make_stream_state(facts: StreamIdentity, position: int, cursors: LaneCursors) -> dict[str, Any]:
+def _make_state(facts: Mapping[str, Any], position: int, cursors: LaneCursors) -> dict[str, Any]:
     """Return a position of a stream as plain JSON values."""
     plain = {
         "order_version": ORDER_VERSION,
-        "fingerprint": facts.fingerprint,
-        "identity": dict(facts.identity),
-        "recipe": dict(facts.recipe),
-        "keep": facts.keep,
+        **facts,
         "position": position,
         "lanes": {str(lane): [*lane_position, before] for lane, (lane_position, before) in sorted(cursors.items())},
     }
@@ -638,23 +631,18 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     "Save all of them at the same step of the same stream."
                 )
     cursors = {int(lane): (LanePosition(*cursor[:-1]), cursor[-1]) for lane, cursor in lanes.items()}
-    return make_stream_state(_parse_identity(first), first["position"], cursors)
+    # Older states have neither the recipe nor the folder of cached data.
+    facts = {"recipe": {}, "keep": None, **first}
+    return _make_state({name: facts[name] for name in _STATE_FACTS}, first["position"], cursors)
 
 
-def _parse_identity(state: Mapping[str, Any]) -> StreamIdentity:
-    stream_fingerprint, identity = state["fingerprint"], state["identity"]
-    return StreamIdentity(stream_fingerprint, identity, state.get("recipe") or {}, state.get("keep"))
-
-
-def check_same_stream(state: Mapping[str, Any], facts: StreamIdentity) -> StreamIdentity:
-    """Return the identity in a state, after a check that it is of this stream."""
-    saved_identity = _parse_identity(_validate_state(state))
-    if saved_identity.fingerprint == facts.fingerprint:
-        return saved_identity
-    saved_fields, current_fields = dict(saved_identity.identity), dict(facts.identity)
-    differences = (
-        list_recipe_differences(dict(saved_identity.recipe), dict(facts.recipe)) if saved_identity.recipe else []
-    )
+def _check_same_stream(state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Reject the state of a stream with another fingerprint than ``facts``."""
+    if _validate_state(state)["fingerprint"] == facts["fingerprint"]:
+        return
+    saved_fields, current_fields = dict(state["identity"]), dict(facts["identity"])
+    saved_recipe = state.get("recipe")
+    differences = list_recipe_differences(dict(saved_recipe), dict(facts["recipe"])) if saved_recipe else []
     if differences:
         # The recipe differences explain these two fingerprints.
         hidden = ("recipe", "tokenizer")[: 1 + any(difference.startswith("tokenizer:") for difference in differences)]
@@ -669,19 +657,16 @@ def check_same_stream(state: Mapping[str, Any], facts: StreamIdentity) -> Stream
     )
 
 
-def read_stream_state(
-    state: Mapping[str, Any], facts: StreamIdentity, rank_lanes: range
-) -> tuple[int, LaneCursors, str | None]:
-    """Return a state's position, its lane positions, and its ``keep`` folder."""
-    saved_identity, lanes = check_same_stream(state, facts), state["lanes"]
+def _read_cursors(state: Mapping[str, Any], rank_lanes: range) -> LaneCursors:
+    """Return the positions of a rank's lanes in a state."""
+    lanes = state["lanes"]
     missing = [lane for lane in rank_lanes if str(lane) not in lanes]
     if missing:
         raise StateError(
             f"The state has lanes {', '.join(sorted(lanes, key=int)[:8])}, and this rank needs lane {missing[0]}: it "
             "is the state of a single rank. Merge the states of all ranks with batchloom.streaming.merge_states."
         )
-    cursors = {lane: (LanePosition(*lanes[str(lane)][:-1]), lanes[str(lane)][-1]) for lane in rank_lanes}
-    return int(state["position"]), cursors, saved_identity.keep
+    return {lane: (LanePosition(*lanes[str(lane)][:-1]), lanes[str(lane)][-1]) for lane in rank_lanes}
 
 
 def _validate_state(state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ from batchloom.core.errors import (
     StoreConflictError,
     TrainError,
 )
-from batchloom.core.files import describe_missing_path
+from batchloom.core.files import describe_missing_path, read_json_object
 from batchloom.core.settings import as_int, to_plain
 from batchloom.core.wording import format_count
 from batchloom.train.request import EDIT_TIMEOUT_S
@@ -45,7 +45,7 @@ from batchloom.train.run_folder import (
     write_state,
 )
 from batchloom.train.train_log import PrintLine
-from batchloom.train.train_settings import compute_accumulation_steps, make_settings, read_json_object
+from batchloom.train.train_settings import compute_accumulation_steps, make_settings
 
 _REQUEST_NAME = re.compile(r"(\d{6,})-\w{8}\.json")
 # Keys of a journal entry in addition to the fields of the edit.

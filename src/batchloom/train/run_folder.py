@@ -32,9 +32,8 @@ from torch import Tensor, nn
 
 from batchloom.adapters.checkpoints import replace_folder
 from batchloom.core.errors import OutputError, PlanError, StateError, StoreConflictError, TrainError
-from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively
+from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively, read_json_object
 from batchloom.core.fingerprint import fingerprint
-from batchloom.train.train_settings import read_json_object
 
 _ADAM_STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 _STATE_FILE = "state.json"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from batchloom import PlanSpec
 from batchloom.core.errors import InputMissingError, SettingsError
-from batchloom.core.files import read_regular_file
+from batchloom.core.files import read_json_object
 from batchloom.core.settings import (
     Setting,
     find_problems,
@@ -32,8 +32,6 @@ MAX_STEPS, MAX_TOKENS, MAX_ROWS = (
 _MAX_WIDTH = 1 << 24
 _MAX_LAYERS = 4096
 _MAX_IDS = 1 << 31
-# Settings files are a few kilobytes.
-_MAX_SETTINGS_BYTES = 1 << 20
 
 PRETRAINED_KEYS = {"init", "attn_implementation"}
 # Groups of TrainSettings; an override of a group changes the given fields only.
@@ -283,31 +281,8 @@ def load_named_config(name: str) -> dict[str, Any]:
     names = list_model_names()
     if name not in names:
         raise SettingsError([f"--model-name: {name!r} is none of {', '.join(names)}{suggest(name, names)}"])
-    return parse_json_object((resources.files("batchloom.train") / "configs" / f"{name}.json").read_bytes())
-
-
-def read_json_object(path: Path, most: int = _MAX_SETTINGS_BYTES) -> dict[str, Any]:
-    """Return the JSON object in a file of at most ``most`` bytes.
-
-    Otherwise raise ValueError, whose message continues a sentence that begins with the file's name.
-    """
-    try:
-        return parse_json_object(read_regular_file(path, most))
-    except FileNotFoundError as error:
-        raise ValueError("does not exist") from error
-    except OSError as error:
-        raise ValueError(f"cannot be read: {error.strerror}") from error
-
-
-def parse_json_object(content: bytes) -> dict[str, Any]:
-    """Parse a JSON object; ValueError is that of :func:`read_json_object`."""
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"holds {type(value).__name__}, not a JSON object")  # noqa: TRY004
-    return value
+    config: dict[str, Any] = json.loads((resources.files("batchloom.train") / "configs" / f"{name}.json").read_bytes())
+    return config
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from batchloom.adapters.requirements import TORCH, require_installed
 
 require_installed(TORCH)
+
 import math
 import os
 import shutil

@@ -13,9 +13,10 @@ Metrics at the steps that the trainer logs:
     Trainer(..., callbacks=[parts.callback, MetricsCallback(meter, send_to_jsonl("out/metrics.jsonl"))])
 """
 
-from batchloom.adapters.requirements import ACCELERATE, DATASETS, TORCH, TRANSFORMERS, require_installed
+from batchloom.adapters.requirements import ACCELERATE, DATASETS, TORCH, TRANSFORMERS, TRL, require_installed
 
 require_installed(TORCH, TRANSFORMERS, DATASETS, ACCELERATE)
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast, final
@@ -33,7 +34,6 @@ from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.isolation_check import check_no_leak, get_logits
 from batchloom.adapters.logging import SendMetrics
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.adapters.requirements import TRL, require_installed
 from batchloom.batches import IGNORE_INDEX, Batch, Loader, Meter
 from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
 from batchloom.core.settings import as_int, quote_value

@@ -147,8 +147,10 @@ class _BatchComparison:
         self._expected, self._step, self._rank, self._entry = expected, step, rank, entry
         self._expected_rows = [tuple(row_hashes) for row_hashes in expected.entries[rank][step]["each"]]
         self._recorded_rows = [tuple(row_hashes) for row_hashes in entry["each"]]
+        self._expected_ids = [ids for _, ids, _ in self._expected_rows]
+        self._recorded_ids = [ids for _, ids, _ in self._recorded_rows]
         self._locations = tuple(
-            expected.find_row(ids, RowLocation(step, rank, row)) for row, (_, ids, _) in enumerate(self._recorded_rows)
+            expected.find_row(ids, RowLocation(step, rank, row)) for row, ids in enumerate(self._recorded_ids)
         )
 
     def describe(self) -> BatchDifference:
@@ -218,9 +220,7 @@ class _BatchComparison:
         )
 
     def _describe_order(self) -> tuple[str, str] | None:
-        expected_ids, recorded_ids = (
-            [row_hashes[1] for row_hashes in rows] for rows in (self._expected_rows, self._recorded_rows)
-        )
+        expected_ids, recorded_ids = self._expected_ids, self._recorded_ids
         if sorted(expected_ids) != sorted(recorded_ids):
             return None
         moved = [row for row, name in enumerate(recorded_ids) if name != expected_ids[row]]
@@ -237,9 +237,7 @@ class _BatchComparison:
 
     def _describe_missing_or_repeated(self) -> tuple[str, str] | None:
         """Describe a batch that lacks or repeats planned rows and has no others."""
-        expected_ids, recorded_ids = (
-            [row_hashes[1] for row_hashes in rows] for rows in (self._expected_rows, self._recorded_rows)
-        )
+        expected_ids, recorded_ids = self._expected_ids, self._recorded_ids
         if not set(recorded_ids) <= set(expected_ids):
             return None
         missing_rows = [row for row, name in enumerate(expected_ids) if name not in recorded_ids]

@@ -26,8 +26,8 @@ from torch.utils.checkpoint import checkpoint
 from batchloom import Store
 from batchloom.batches import IGNORE_INDEX, is_leaking, select_probe_documents
 from batchloom.core.errors import InputError, InputMissingError, MissingDependencyError, SettingsError, TrainError
-from batchloom.core.files import refuse_url
-from batchloom.train.train_settings import PretrainedSettings, read_json_object
+from batchloom.core.files import read_json_object, refuse_url
+from batchloom.train.train_settings import PretrainedSettings
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
