@@ -81,8 +81,7 @@ def get_megatron_rank(batch: BatchOptions = DEFAULT_BATCH_OPTIONS) -> MegatronRa
     if placement != megatron_placement:
         raise TrainError(
             f"parallel_state has process {rank} at {megatron_placement}, and a mesh of {mesh.order} at {placement}: "
-            "give "
-            "initialize_model_parallel an order that names each kind of parallelism once."
+            "give initialize_model_parallel an order that names each kind of parallelism once."
         )
     return {"rank": rank, "world_size": world_size, "labels": "shifted", "batch": replace(batch, mesh=mesh)}
 
@@ -293,8 +292,7 @@ def make_rampup_edits(rampup_batch_size: Sequence[int], global_batch_size: int) 
     if len(numbers) != 3 or None in numbers:
         raise InputError(
             f"rampup_batch_size is {quote_value(rampup_batch_size)} and not three whole numbers: START INCREMENT "
-            f"SAMPLES, as "
-            "[int(word) for word in args.rampup_batch_size]."
+            f"SAMPLES, as [int(word) for word in args.rampup_batch_size]."
         )
     start, increment, samples = (number or 0 for number in numbers)
     rise = global_batch_size - start

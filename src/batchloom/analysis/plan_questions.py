@@ -345,8 +345,7 @@ def _open_checkpoint_stores(request: PlanRequest, saved_position: SavedPosition)
     if SOURCE not in source_entries:
         raise InputError(
             f"The run was on a mixture of {', '.join(source_entries)}; one store is given. Give --mixture with the "
-            "run's file, "
-            "or the paths of its stores."
+            "run's file, or the paths of its stores."
         )
     store = open_store(request.store or "", request.split, generation=request.generation)
     return {

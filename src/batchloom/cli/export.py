@@ -52,8 +52,7 @@ def export(
         return
     print_escaped(
         f"{result.path}: {result.documents:,} documents, {result.tokens:,} tokens in "
-        f"{format_count(result.files, 'file')}, "
-        f"{format_size(result.bytes)}.",
+        f"{format_count(result.files, 'file')}, {format_size(result.bytes)}.",
     )
     for note in result.notes:
         print_escaped(note)

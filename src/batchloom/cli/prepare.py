@@ -260,8 +260,7 @@ def _format_totals(result: PrepareResult) -> str:
     older = "; batchloom log shows which can be read" if result.generation > 1 else ""
     return (
         f"{escape_unprintable(str(result.path))} is generation {result.generation}, with {documents:,} documents "
-        f"and {tokens:,} "
-        f"tokens in all{older}."
+        f"and {tokens:,} tokens in all{older}."
     )
 
 

@@ -149,8 +149,7 @@ def describe_comparison(comparison: AnyComparison) -> list[str]:
             f"{name}: it has no step in common with {first}, so nothing was compared." for name in unmatched_names
         ] + [
             f"{run.curve.name}: its loss at step {run.first_apart:,} is more than {comparison.tolerance:g} "
-            "(relative) from "
-            f"that of {first} ({format_count(run.common, 'step')} in common)."
+            f"(relative) from that of {first} ({format_count(run.common, 'step')} in common)."
             for run in comparison.runs
             if run.first_apart is not None
         ]

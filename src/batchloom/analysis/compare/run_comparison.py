@@ -103,8 +103,7 @@ def judge_loss_curve(xs: Sequence[float], losses: Sequence[float], unit: str = "
     if end - level > max(_TAIL_DEVIATIONS * spread, least):
         reason = (
             f"its last {_TAIL_POINTS} points are at {end:.4f}, and the second half (from {unit} {since:,.0f}) at "
-            f"{level:.4f} "
-            f"(deviation {spread:.4f})"
+            f"{level:.4f} (deviation {spread:.4f})"
         )
         return LossVerdict("diverging", reason, *numbers)
     kind: VerdictKind = "flat"
