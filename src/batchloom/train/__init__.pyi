@@ -16,10 +16,10 @@ from .run import describe_mixture as describe_mixture, set_up_run as set_up_run
 from .run_edits import edit_run as edit_run, submit_edit as submit_edit
 from .run_folder import (
     RunFolder as RunFolder,
+    RunLog as RunLog,
     read_checkpoint_state as read_checkpoint_state,
     read_checkpoint_step as read_checkpoint_step,
 )
-from .train_log import RunLog as RunLog
 from .train_settings import (
     ModelSettings as ModelSettings,
     OptimSettings as OptimSettings,

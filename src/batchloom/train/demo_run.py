@@ -23,8 +23,7 @@ from batchloom.core.errors import InputMissingError, OutputError, TrainError
 from batchloom.train.loop import TrainResult, train
 from batchloom.train.model.model_build import TrainableModel
 from batchloom.train.run import set_up_run
-from batchloom.train.run_folder import RunFolder
-from batchloom.train.train_log import PrintLine, RunLog
+from batchloom.train.run_folder import PrintLine, RunFolder, RunLog
 from batchloom.train.train_settings import TrainSettings, load_named_config, make_settings
 
 DEMO_TOKENIZER = "train:4096"

@@ -23,8 +23,7 @@ from batchloom.train.loop import is_due, iter_training, save_run_checkpoint
 from batchloom.train.request import HUGGINGFACE_TYPE, MODEL_SIZES, LeaveEvent, WorkerConfig, require_train_packages
 from batchloom.train.run import TrainRun, set_up_run
 from batchloom.train.run_data import open_source
-from batchloom.train.run_folder import RunFolder
-from batchloom.train.train_log import PrintLine, RunLog
+from batchloom.train.run_folder import PrintLine, RunFolder, RunLog
 from batchloom.train.train_settings import TrainSettings, load_named_config, make_settings
 
 # These may differ between workers: a name, and locations of the same data.

@@ -36,8 +36,7 @@ from batchloom.train.run_data import (
     open_source,
 )
 from batchloom.train.run_edits import EditInbox, apply_pending_edits
-from batchloom.train.run_folder import RunFolder, read_checkpoint_step
-from batchloom.train.train_log import PrintLine, RunLog, draw_loss_curve
+from batchloom.train.run_folder import PrintLine, RunFolder, RunLog, draw_loss_curve, read_checkpoint_step
 from batchloom.train.train_settings import (
     PRETRAINED_KEYS,
     OptimSettings,

@@ -22,8 +22,7 @@ from batchloom.train.model.model_build import TrainableModel, build_model, check
 from batchloom.train.model.pretrained import compute_folder_fingerprint
 from batchloom.train.request import DataRequest
 from batchloom.train.run_data import StreamData, announce_stream, as_stream
-from batchloom.train.run_folder import RunFolder, load_checkpoint, read_checkpoint_state
-from batchloom.train.train_log import MAX_LISTED, RunLog
+from batchloom.train.run_folder import MAX_LISTED, RunFolder, RunLog, load_checkpoint, read_checkpoint_state
 from batchloom.train.train_settings import (
     MAX_STEPS,
     PretrainedSettings,

@@ -30,8 +30,7 @@ from batchloom.core.files import describe_missing_path, refuse_url
 from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, SyntheticSpec
 from batchloom.train.model.pretrained import read_model_config
 from batchloom.train.request import DataRequest, TrainRequest
-from batchloom.train.run_folder import RunFolder
-from batchloom.train.train_log import PrintLine
+from batchloom.train.run_folder import PrintLine, RunFolder
 from batchloom.train.train_settings import PretrainedSettings, TrainSettings
 
 _LOG = logging.getLogger("batchloom")

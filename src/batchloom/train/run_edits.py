@@ -35,6 +35,7 @@ from batchloom.train.run import TrainRun, check_edited_plan, describe_mixture, m
 from batchloom.train.run_data import open_source
 from batchloom.train.run_folder import (
     MAX_RUN_FILE_BYTES,
+    PrintLine,
     RunFolder,
     check_journal,
     fsync_path,
@@ -44,7 +45,6 @@ from batchloom.train.run_folder import (
     write_json,
     write_state,
 )
-from batchloom.train.train_log import PrintLine
 from batchloom.train.train_settings import compute_accumulation_steps, make_settings
 
 _REQUEST_NAME = re.compile(r"(\d{6,})-\w{8}\.json")

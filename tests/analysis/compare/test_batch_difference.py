@@ -7,14 +7,14 @@ import pytest
 
 from analysis.compare import broken_examples
 from batchloom import Loader
-from batchloom.analysis.compare.batch_difference import (
+from batchloom.analysis.compare.witness import (
     LOOKAHEAD_STEPS,
     ExpectedBatches,
     RowLocation,
+    StepHash,
     explain_difference,
     find_differing_batches,
 )
-from batchloom.analysis.compare.witness import StepHash
 from batchloom.testing import write_store
 
 STEPS, RANKS = 8, 2

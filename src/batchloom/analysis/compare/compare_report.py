@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from batchloom.analysis.compare.batch_difference import BatchDifference
 from batchloom.analysis.compare.comparison import PARTIAL, FrameworkComparison, FrameworkResult
 from batchloom.analysis.compare.run_comparison import ComparedRun, RunComparison, get_curve_positions
+from batchloom.analysis.compare.witness import BatchDifference
 from batchloom.analysis.explanation import ExplainedSequence
 from batchloom.core.addresses import redact_url
 from batchloom.core.files import replace_file, wrap_os_errors

@@ -17,13 +17,6 @@ import xxhash
 
 from batchloom import Loader, Store, open_store
 from batchloom.adapters.requirements import get_installed_version, require_installed
-from batchloom.analysis.compare.batch_difference import (
-    LOOKAHEAD_STEPS,
-    BatchDifference,
-    ExpectedBatches,
-    explain_difference,
-    find_differing_batches,
-)
 from batchloom.analysis.compare.frameworks import (
     FRAMEWORKS,
     CompareSpec,
@@ -35,6 +28,13 @@ from batchloom.analysis.compare.frameworks import (
     run_example,
 )
 from batchloom.analysis.compare.run_comparison import is_close_loss
+from batchloom.analysis.compare.witness import (
+    LOOKAHEAD_STEPS,
+    BatchDifference,
+    ExpectedBatches,
+    explain_difference,
+    find_differing_batches,
+)
 from batchloom.batches import check_text_only
 from batchloom.core.errors import InputError, SettingsError, TrainError
 from batchloom.core.files import replace_file, wrap_os_errors

@@ -29,7 +29,7 @@ from batchloom.train.model.pretrained import (
     get_max_positions,
     load_pretrained,
 )
-from batchloom.train.train_log import RunLog
+from batchloom.train.run_folder import RunLog
 from batchloom.train.train_settings import ModelSettings, PretrainedSettings, TrainSettings, compute_rank_rows
 
 if TYPE_CHECKING:
