@@ -364,7 +364,7 @@ class Stream:
 
     @property
     def _facts(self) -> dict[str, Any]:
-        """Fields of a state that identify the stream; the folder of its cached data is one."""
+        """Fields of a state that identify the stream, and its ``keep`` folder."""
         keep = self.abandoned if self.keeping is None else self.keeping.out.absolute()
         keep_path = None if keep is None else str(keep)
         return {
