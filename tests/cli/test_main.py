@@ -55,7 +55,10 @@ def test_names_from_other_tools(arguments, normalized):
             "--tokens-per-shard: '-5' is not a size",
         ),
         (["prepare", "a", "--out", "o", "--val_fraction=2"], "--val-fraction: 2.0 is not in"),
-        (["prepare", "a", "--out", "o", "--memory-per-worker=0"], "--memory-per-worker: '0' is no number of bytes"),
+        (
+            ["prepare", "a", "--out", "o", "--memory-per-worker=0"],
+            "--memory-per-worker: '0' is not a size of at least 67,108,864 bytes",
+        ),
         (["train", "--data", "s", "--max-iters", "-2"], "--max-iters: -2 is not a whole number from 1 to"),
     ],
 )

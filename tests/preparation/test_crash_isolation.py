@@ -127,7 +127,7 @@ def test_a_document_that_takes_too_much_memory_is_quarantined(tmp_path):
     run_job(make_job([input_folder], tmp_path / "without", **settings))
     with (input_folder / "b.jsonl").open("a") as file:
         file.write(json.dumps({"text": text}) + "\n")
-    execution = {"workers": 2, "memory": 110 << 20}
+    execution = {"workers": 2, "memory_per_worker": 110 << 20}
     report = run_job(make_job([input_folder], tmp_path / "out", execution=execution, **settings))
     assert "error" not in report, report
     assert read_texts(tmp_path / "out") == read_texts(tmp_path / "without")

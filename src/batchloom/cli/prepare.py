@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress as Bars, TaskID, TextColumn
 
 import batchloom
 from batchloom.chat import parse_mapping
-from batchloom.cli.terminal import AsJson, make_table, parse_bytes, plain_console, print_json, with_settings
+from batchloom.cli.terminal import AsJson, make_table, plain_console, print_json, with_settings
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
 from batchloom.preparation import (
@@ -71,16 +71,6 @@ def parse_setting_options(settings: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def parse_run_options(run: dict[str, Any]) -> RunSettings:
-    """Build the settings of a run from its options."""
-    options = {**run, **run.get("execution", {})}
-    if (workers := options.get("workers", "")).isdecimal():
-        options["workers"] = int(workers)
-    if "memory_per_worker" in options:
-        options["memory_per_worker"] = parse_bytes(options["memory_per_worker"], "--memory-per-worker")
-    return make_run_settings(options)
-
-
 @with_settings(RunSettings, parameter="run")
 @with_settings(Recipe)
 def prepare(
@@ -118,7 +108,7 @@ def prepare(
     if not inputs and recipe is None and not run.get("append"):
         raise typer.BadParameter("missing: name files, or a recipe with --recipe", param_hint="INPUT")
     options = parse_setting_options(settings)
-    run_settings = parse_run_options(run)
+    run_settings = make_run_settings({**run, **run.get("execution", {})})
     build_request = partial(make_append_request, out=out) if run_settings.append else make_request
     request = build_request(inputs or None, options, recipe)
     if print_recipe:

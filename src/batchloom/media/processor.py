@@ -145,7 +145,7 @@ def read_processor_files(folder: Path) -> ProcessorFiles:
     if folder.is_file():
         raise InputError(f"{folder} is a file; {_REMEDY}.")
     if not folder.is_dir():
-        raise InputMissingError(f"There is no folder {folder}{suggest_path(str(folder))}; {_REMEDY}.")
+        raise InputMissingError(f"There is no folder {folder}: {_REMEDY}{suggest_path(str(folder))}")
     files = {}
     for file_name in PROCESSOR_FILES:
         if (path := folder / file_name).is_file():

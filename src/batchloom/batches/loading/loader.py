@@ -361,7 +361,7 @@ class Loader:
         if step is None:
             raise TypeError(
                 f"A step index must be a whole number, not {quote_value(index)}. Take several steps one by one: "
-                "[loader[step] for step in range(2)]"
+                "[loader[step] for step in range(begin, end)]"
             )
         if self.plan.spec.steps is None:
             self._wait()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 from batchloom.core.settings import Setting, as_int, find_problems, raise_problems
+from batchloom.core.wording import parse_size
 from batchloom.sources import ReadLimits
 
 ExecutorName = Literal["pool", "ray"]
@@ -14,6 +15,8 @@ ExecutorName = Literal["pool", "ray"]
 # Listed input bytes of a unit; a constant, because the cuts of large files depend on it.
 UNIT_BYTES = 256 << 20
 _MAX_WORKERS = 100_000
+# A worker takes more without any input.
+_MIN_WORKER_MEMORY = 64 << 20
 _PANEL = "Execution"
 
 
@@ -26,7 +29,13 @@ def _find_worker_problem(value: object) -> str:
 
 def _find_memory_problem(value: object) -> str:
     count = as_int(value)
-    return "" if count is not None and count > 0 else "is not a number of bytes above 0"
+    if count is not None and count >= _MIN_WORKER_MEMORY:
+        return ""
+    return f"is not a size of at least {_MIN_WORKER_MEMORY:,} bytes, such as 700M or 2G"
+
+
+def _find_folder_problem(value: object) -> str:
+    return "" if isinstance(value, Path) else "is no path; name a folder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,13 +139,17 @@ class RunSettings:
     work: Annotated[
         Path | None,
         Setting(
-            help="Working folder of a store for a remote --out.",
+            help="Local folder in which a store for a remote --out is made.",
+            check=_find_folder_problem,
             shown_default="a folder of the user's cache",
             panel=_PANEL,
         ),
     ] = None
     limits: ReadLimits = field(default_factory=ReadLimits)
     unit_bytes: int = UNIT_BYTES
+
+    def __post_init__(self) -> None:
+        raise_problems(find_problems(self))
 
     @property
     def constants(self) -> list[int]:
@@ -150,7 +163,7 @@ class ExecutionOptions(TypedDict, total=False):
     workers: int | Literal["auto"] | None
     engine: ExecutorName | None
     address: str | None
-    memory_per_worker: int | None
+    memory_per_worker: int | str | None
 
 
 class RunOptions(ExecutionOptions, total=False):
@@ -165,9 +178,16 @@ class RunOptions(ExecutionOptions, total=False):
 
 
 def make_run_settings(options: Mapping[str, Any]) -> RunSettings:
-    """Build the settings of a run from the :class:`RunOptions` that are given."""
+    """Build the settings of a run from the :class:`RunOptions` that are given.
+
+    Numbers and sizes may be texts, as on the command line: ``"4"``, ``"2G"``.
+    """
     given = {name: options[name] for name in RunOptions.__annotations__ if options.get(name) is not None}
-    if "work" in given:
-        given["work"] = Path(given["work"])
+    if isinstance(work := given.get("work"), str | os.PathLike):
+        given["work"] = Path(work)
+    if isinstance(workers := given.get("workers"), str) and workers.isdecimal():
+        given["workers"] = int(workers)
+    if isinstance(memory := given.get("memory_per_worker"), str):
+        given["memory_per_worker"] = parse_size(memory) or memory
     execution = {name: given.pop(name) for name in ExecutionOptions.__annotations__ if name in given}
     return RunSettings(execution=ExecutionSettings(**execution), **given)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
-from batchloom.core.settings import check_index
+from batchloom.core.settings import check_index, quote_value
 from batchloom.store.format.shard_sidecars import CHOSEN, GOOD
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
@@ -34,6 +34,7 @@ class PreferencePairs:
     """
 
     def __init__(self, store: Store) -> None:
+        _require_store(store)
         if store.contents.preferences != "pairs":
             raise InputError(_describe_wrong_kind(store, "preference pairs", "chosen and rejected columns"))
         self.store = store
@@ -94,6 +95,7 @@ class LabelledAnswers:
     """
 
     def __init__(self, store: Store) -> None:
+        _require_store(store)
         if not store.contents.preferences:
             raise InputError(_describe_wrong_kind(store, "labelled answers", "a column label"))
         self.store = store
@@ -113,6 +115,11 @@ class LabelledAnswers:
 def _list_remaining(store: Store, step: int) -> NDArray[np.int64]:
     numbers = np.arange(0, len(store), step)
     return numbers[~mask_removed(store.contents.removed, numbers)]
+
+
+def _require_store(store: object) -> None:
+    if not isinstance(store, Store):
+        raise InputError(f"Preferences are read from an open store, not {quote_value(store)}. Give open_store(path).")
 
 
 def _describe_wrong_kind(store: Store, noun: str, columns: str) -> str:
