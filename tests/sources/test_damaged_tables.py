@@ -174,7 +174,9 @@ def test_a_file_with_an_encrypted_column_is_named(tmp_path):
     table = TABLE.select(["text", "n"])
     with pq.ParquetWriter(path, table.schema, encryption_properties=encryption) as writer:
         writer.write_table(table)
-    with pytest.raises(InputError, match="a.parquet .* crashed on it .* without encrypted columns"):
+    with pytest.raises(
+        InputError, match="a.parquet is damaged or has encrypted columns: .* crashed on it .* without encryption"
+    ):
         read_inputs(path)
 
 
@@ -248,7 +250,9 @@ def test_a_crash_of_the_parser_is_an_error_that_names_the_file(tmp_path, command
     result = run()
     assert result.returncode == 1, result.stderr
     output = result.stdout + result.stderr
-    assert "b.parquet is damaged: the parser of parquet files crashed on it (SIGSEGV)" in output
+    assert (
+        "b.parquet is damaged or has encrypted columns: the parser of parquet files crashed on it (SIGSEGV)" in output
+    )
     assert "Traceback" not in output
     (tmp_path / "data" / "b.parquet").unlink()
     assert run().returncode == 0

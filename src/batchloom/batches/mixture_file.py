@@ -101,7 +101,9 @@ def _read_mixture_file(file: Path) -> Mixture:
     ready["stages"] = _parse_stages(values.get("stages", []), problems)
     stores = values.get("stores")
     if isinstance(stores, dict) and stores:
-        problems += _list_value_problems({"weights": "size", **ready}, stores)
+        # Without the wrong stages, the others would have other numbers.
+        stages = [] if any(problem.startswith("stages") for problem in problems) else ready["stages"]
+        problems += _list_value_problems({"weights": "size", **ready, "stages": stages}, stores)
     if problems:
         raise SettingsError([f"{file}: {problem}" for problem in dict.fromkeys(problems)])
     return Mixture(**ready)
@@ -111,6 +113,8 @@ def _list_value_problems(settings: dict[str, Any], names: Iterable[str]) -> list
     """List the problems of a mixture's settings, even if its stores cannot be opened."""
     stores = dict.fromkeys(names, AssumedStore("", 1, 1))
     problems = list_weight_problems(settings["weights"], stores, "weights")
+    for number, stage in enumerate(settings["stages"]):
+        problems += list_weight_problems(stage.weights, stores, f"stages[{number}].weights")
     try:
         Mixture(**{**settings, "weights": "size" if problems else settings["weights"], "stores": stores})
     except SettingsError as error:

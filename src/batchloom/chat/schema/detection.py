@@ -421,6 +421,15 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
     for good, bad in _PREFERENCE_WORDS:
         if pair := _guess_pair_mapping(columns, good, bad):
             return pair
+    # Another mapping would leave these answers out.
+    for rejected in ("rejected_response", "rejected_messages"):
+        if rejected in columns:
+            speech = [name for name, value in columns.items() if name != rejected and _is_speech(value)]
+            answer = _find_closest_column("response", RESPONSE_COLUMNS, speech)
+            prompt = _find_closest_column("prompt", PROMPT_COLUMNS, [name for name in speech if name != answer])
+            if answer and prompt:
+                pair = {"chosen": answer, "rejected": rejected, "prompt": prompt}
+                return pair | _find_optional_roles("pair", columns, set(pair.values()))
     for name, value in columns.items():
         if _is_messages(value):
             return {"messages": name, **_find_optional_roles("messages", columns, {name})}

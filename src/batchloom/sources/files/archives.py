@@ -320,7 +320,7 @@ class _InflatedMember(zipfile.ZipExtFile):
     """A deflated zip member, read front to back; its CRC-32 is verified."""
 
     def __init__(self, window: _FileWindow, member: ArchiveMember) -> None:
-        self._window = window
+        self._window, self._missing_bytes = window, member.size
         info = zipfile.ZipInfo()
         info.compress_type, info.CRC = _DEFLATED, member.crc or 0
         info.compress_size, info.file_size = member.packed, member.size
@@ -328,11 +328,15 @@ class _InflatedMember(zipfile.ZipExtFile):
 
     def read(self, n: int | None = -1) -> bytes:
         try:
-            return super().read(n)
+            data = super().read(n)
         except zipfile.BadZipFile:
             raise DecompressionError("its checksum is wrong") from None
         except zlib.error as error:
             raise DecompressionError(to_mid_sentence(str(error))) from error
+        self._missing_bytes -= len(data)
+        if not data and n and self._missing_bytes > 0:
+            raise EOFError
+        return data
 
     def fileno(self) -> int:
         return self._window.fileno()

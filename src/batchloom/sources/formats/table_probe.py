@@ -67,9 +67,9 @@ class _ProbeProcess:
                 )
             if status is not None:
                 raise InputError(
-                    f"{source.name} is damaged: the parser of {source.kind} files crashed on it "
-                    f"({signal.Signals(-status).name if status < 0 else f'exit code {status}'}). "
-                    "Write the file again from its source, without encrypted columns, or leave it out."
+                    f"{source.name} is damaged or has encrypted columns: the parser of {source.kind} files crashed "
+                    f"on it ({signal.Signals(-status).name if status < 0 else f'exit code {status}'}). "
+                    "Write the file again from its source, without encryption, or leave it out."
                 )
             self._survived.add(key)
 
