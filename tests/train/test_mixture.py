@@ -1,6 +1,7 @@
 """Training on a mixture, and edits of stopped runs."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 
@@ -21,6 +22,7 @@ from batchloom.train import (
     submit_edit,
     train,
 )
+from batchloom.train.loop import iter_training
 from batchloom.train.run_data import open_source
 from train.runs import BASE_SETTINGS, counting_documents, read_steps, small_store
 
@@ -36,12 +38,18 @@ def mixture(tmp_path):
     return read_mixture(f"{tmp_path}/web=0.7,{tmp_path}/code=0.3,{tmp_path}/math")
 
 
-def run_mixture(mixture, out, changes=None, *, resume=False, stop_at=None):
+@contextmanager
+def open_mixture_run(mixture, out, changes=None, *, resume=False):
+    """Yield the run, and the list of the lines that it prints."""
     lines, folder = [], RunFolder(out)
     with join_ranks("cpu") as ranks:
         data = open_source(mixture, folder, ranks, resume=resume)
         settings = make_settings(BASE_SETTINGS, {"steps": 12, "save_interval": 3, **(changes or {})})
-        run = set_up_run(data, settings, folder, ranks, RunLog(folder.log, lines.append))
+        yield set_up_run(data, settings, folder, ranks, RunLog(folder.log, lines.append)), lines
+
+
+def run_mixture(mixture, out, changes=None, *, resume=False, stop_at=None):
+    with open_mixture_run(mixture, out, changes, resume=resume) as (run, lines):
         return train(run, resume=resume, stop_at=stop_at), "\n".join(lines)
 
 
@@ -150,6 +158,8 @@ def test_a_run_stops_when_its_source_is_exhausted(mixture, tmp_path):
     assert RunFolder(tmp_path / "run").find_newest_checkpoint().name == f"step_{outcome.step:08d}"
     resumed, _ = run_mixture(math_only, tmp_path / "run", {"steps": 50, "save_interval": 0}, resume=True)
     assert resumed.step == outcome.step
+    with open_mixture_run(math_only, tmp_path / "new", {"steps": 50, "save_interval": 0}) as (run, _):
+        assert list(iter_training(run)) == list(range(outcome.step + 1))
 
 
 def test_the_commands(mixture, tmp_path, monkeypatch, capsys):

@@ -6,7 +6,6 @@ the store and the step number, which makes resuming exact.
 """
 
 import math
-from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -81,13 +80,19 @@ def train(run: TrainRun, *, resume: bool = False, stop_at: int | None = None) ->
         StoreConflictError: another process trains in the folder.
         OutputError: the folder cannot be written.
     """
-    return deque(iter_training(run, resume=resume, stop_at=stop_at), maxlen=1)[0]
+    training = iter_training(run, resume=resume, stop_at=stop_at)
+    while True:
+        try:
+            next(training)
+        except StopIteration as end:
+            result: TrainResult = end.value
+            return result
 
 
 def iter_training(
     run: TrainRun, *, resume: bool = False, stop_at: int | None = None
-) -> Generator[TrainResult, None, None]:
-    """Train the steps of a run; yield before the first step and after each."""
+) -> Generator[int, None, TrainResult]:
+    """Train the steps of a run; yield the steps done before the first and after each."""
     settings, log = run.settings, run.log
     with run.folder.lock() if run.ranks.first else nullcontext(), explain_memory_errors(settings, run.parameters):
         start_step = open_run_folder(run, resume=resume)
@@ -101,7 +106,7 @@ def iter_training(
                 "the number of steps."
             )
         step, val_loss, meter = start_step, None, Meter(run.loader, exchange=False)
-        yield TrainResult(step, val_loss, run.model)
+        yield step
         for batch in islice(meter.over(), max(0, last - start_step)):
             step = batch.step + 1
             lr = compute_learning_rate(step, settings.steps, settings.optim)
@@ -117,16 +122,16 @@ def iter_training(
                 val_loss = evaluate_val_loss(run, step)
             if step == last or is_due(step, settings.save_interval):
                 save_run_checkpoint(run, step)
-            yield TrainResult(step, val_loss, run.model)
+            yield step
         if start_step < step < last:
             log.print_line(f"The sources are exhausted after step {step} of {settings.steps}; the run ends.")
             if not is_due(step, settings.eval_interval):
                 val_loss = evaluate_val_loss(run, step)
             if not is_due(step, settings.save_interval):
                 save_run_checkpoint(run, step)
-            yield TrainResult(step, val_loss, run.model)
         is_complete = settings.steps == max(start_step, last)
         finish_run(run, edited_state if step == start_step else None, is_complete=is_complete)
+    return TrainResult(step, val_loss, run.model)
 
 
 def check_batch_ids(run: TrainRun, batch: Batch) -> None:
