@@ -347,7 +347,10 @@ def test_a_data_set_of_the_hub_is_prepared_once(tmp_path, monkeypatch, capsys):
             ["--dataset-name", "sRANK"],
             "The ranks do not read the same data: .* on rank 0 and .* on rank 1",
         ),
-        (["--num-steps", "1RANK"], "num_steps is 10 on rank 0 and 11 on rank 1. Give every rank"),
+        (
+            ["--num-steps", "1RANK"],
+            "num_steps is 10 on rank 0 and 11 on rank 1. Start all of them with the same options",
+        ),
     ],
 )
 def test_workers_that_differ_are_stopped_before_a_step(tmp_path, monkeypatch, differing_option, problem):

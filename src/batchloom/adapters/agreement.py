@@ -80,12 +80,20 @@ def _describe_rank(loader: Loader) -> dict[str, Any]:
     }
 
 
-def find_disagreement(rank_descriptions: Sequence[dict[str, Any]], world_size: int | None = None) -> str | None:
+def find_disagreement(
+    rank_descriptions: Sequence[dict[str, Any]],
+    world_size: int | None = None,
+    *,
+    problem: str = "The ranks do not read the same data",
+    remedy: str = "Give every rank the same store, settings, checkpoint and version of batchloom.",
+) -> str | None:
     """Return the first disagreement between ranks as a message; None if all agree.
 
     Args:
         rank_descriptions: description of each rank, as of ``_describe_rank``.
         world_size: number of shares; None for one per rank.
+        problem: opening of the message if values differ.
+        remedy: its last sentence.
     """
     first_values = flatten_values(rank_descriptions[0]["equal"])
     for rank, description in enumerate(rank_descriptions):
@@ -104,10 +112,7 @@ def find_disagreement(rank_descriptions: Sequence[dict[str, Any]], world_size: i
                 for name in names[:_MAX_LISTED]
             )
             omitted_note = f", and {len(names) - _MAX_LISTED} more differ" if len(names) > _MAX_LISTED else ""
-            return (
-                f"The ranks do not read the same data: {differences}{omitted_note}. Give every rank the same store, "
-                "settings, checkpoint and version of batchloom."
-            )
+            return f"{problem}: {differences}{omitted_note}. {remedy}"
     return _find_share_problem(
         [tuple(description["place"]) for description in rank_descriptions], world_size or len(rank_descriptions)
     )

@@ -112,12 +112,13 @@ def _is_collective_error(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
-def choose_device(name: str, local_rank: int) -> torch.device:
+def choose_device(name: str, local_rank: int, cpu_option: str = "--device cpu") -> torch.device:
     """Return the device of a rank.
 
     Args:
         name: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:N``.
         local_rank: index of the GPU if ``name`` has none.
+        cpu_option: setting of the caller that chooses the CPU, for the error.
 
     Raises:
         InputError: there is no such device, or torch sees none of that kind.
@@ -132,7 +133,7 @@ def choose_device(name: str, local_rank: int) -> torch.device:
     index, count = int(number) if number else local_rank, torch.cuda.device_count()
     if index >= count:
         raise InputError(
-            f"--device {name}: GPU {index} does not exist; torch {torch.__version__} sees {count}. Use --device cpu, "
+            f"Device {name}: GPU {index} does not exist; torch {torch.__version__} sees {count}. Use {cpu_option}, "
             "start fewer ranks, or install a torch built for your GPU."
         )
     return torch.device("cuda", index)

@@ -80,7 +80,12 @@ def run_worker(
         # Workers with different settings would wait for each other.
         shared_settings = {name: value for name, value in asdict(config).items() if name not in _WORKER_SETTINGS}
         description = {"place": [ranks.rank, ranks.world_size], "equal": shared_settings}
-        if (problem := find_disagreement(ranks.all_gather(description))) is not None:
+        problem = find_disagreement(
+            ranks.all_gather(description),
+            problem="The workers have different settings",
+            remedy="Start all of them with the same options.",
+        )
+        if problem is not None:
             raise TrainError(problem)
         # Only rank 0 checks, because a late worker would already see the folder that rank 0 has created.
         has_run = bool(ranks.total(float(ranks.first and folder.has_run))[0])
@@ -90,15 +95,14 @@ def run_worker(
         source = open_source(data, folder, ranks, resume=has_run)
         given_path = data if isinstance(data, Path) else None
         run = set_up_run(source, settings, folder, ranks, log, given_path=given_path)
-        first, tokens, start_time, seconds = -1, 0, 0.0, 0.0
         leave = leave or LeaveEvent()
-        with closing(iter_training(run, resume=has_run)) as results:
-            for step, *_ in results:
-                if first < 0:
-                    first, start_time = step, time.perf_counter()
-                    _adapt_batch_size(config, run, step, print_line)
-                    leave.heeded = True
-                    continue
+        tokens, seconds = 0, 0.0
+        with closing(iter_training(run, resume=has_run)) as steps:
+            first_step = step = next(steps)
+            start_time = time.perf_counter()
+            _adapt_batch_size(config, run, first_step, print_line)
+            leave.heeded = True
+            for step in steps:
                 tokens += run.loader.tokens(step - 1)
                 seconds = time.perf_counter() - start_time
                 # If one worker was asked to leave, all of them save this step and stop.
@@ -110,16 +114,16 @@ def run_worker(
                     )
                     break
         leave.heeded = False
-        report = WorkerReport(*(ranks.rank, ranks.world_size, first, step), *(tokens, seconds, step >= settings.steps))
-        print_line(
-            f"{_describe_worker(config, ranks)}  {format_count(step - first, 'step')}, {tokens:,} tokens, "
-            f"{report.tokens_per_s:,.0f} tok/s  {run.loader.origin}"
+        report = WorkerReport(
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            first_step=first_step,
+            step=step,
+            tokens=tokens,
+            seconds=seconds,
+            finished=step >= settings.steps,
         )
-        total_tokens = ranks.total(float(tokens))[0]
-        log.print_line(
-            f"all {format_count(ranks.world_size, 'worker')}  {total_tokens:,.0f} tokens, "
-            f"{total_tokens / max(seconds, 1e-9):,.0f} tok/s"
-        )
+        _print_report(config, run, report, print_line)
         return report
 
 
@@ -139,6 +143,19 @@ def _adapt_batch_size(config: WorkerConfig, run: TrainRun, step: int, print_line
         f"{_describe_worker(config, run.ranks)}  {rows} sequences of each step ({share}); effective global batch "
         f"{size} = {rows} local x {format_count(workers, 'worker')}; steps {step + 1} to {run.settings.steps}  "
         f"{loader.origin}"
+    )
+
+
+def _print_report(config: WorkerConfig, run: TrainRun, report: WorkerReport, print_line: PrintLine) -> None:
+    """Print the tokens and throughput of this worker, and on rank 0 those of all."""
+    print_line(
+        f"{_describe_worker(config, run.ranks)}  {format_count(report.step - report.first_step, 'step')}, "
+        f"{report.tokens:,} tokens, {report.tokens_per_s:,.0f} tok/s  {run.loader.origin}"
+    )
+    total_tokens = run.ranks.total(float(report.tokens))[0]
+    run.log.print_line(
+        f"all {format_count(report.world_size, 'worker')}  {total_tokens:,.0f} tokens, "
+        f"{total_tokens / max(report.seconds, 1e-9):,.0f} tok/s"
     )
 
 

@@ -392,7 +392,7 @@ def _check_model(model: nn.Module) -> None:
 def _start_process_group(*, use_cpu: bool) -> RankGroup:
     """Join the launcher's processes; scripts use the group after training."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    device = choose_device("cpu" if use_cpu else "auto", local_rank)
+    device = choose_device("cpu" if use_cpu else "auto", local_rank, "use_cpu=True")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
