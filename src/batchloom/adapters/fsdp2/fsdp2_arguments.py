@@ -2,20 +2,26 @@
 
 import dataclasses
 import os
-import sys
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Literal
 
 from batchloom.core.errors import InputError
-from batchloom.core.settings import Setting, find_problems, quote_value, raise_problems
+from batchloom.core.settings import Setting, as_int, find_problems, is_positive_number, quote_value, raise_problems
 
 LRSchedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
-_MAX_FLOAT = sys.float_info.max
 
 
 def _check_folder(value: object) -> str:
     return "" if isinstance(value, str | os.PathLike) and str(value) else "is not the name of a folder"
+
+
+def _check_not_negative(value: object) -> str:
+    return "" if is_positive_number(value, zero=True) else "is not a finite number of at least 0"
+
+
+def _check_whole(value: object) -> str:
+    return "is not a whole number" if as_int(value) is None else ""
 
 
 def _check_resume(value: object) -> str:
@@ -36,29 +42,29 @@ class FSDP2Arguments:
     per_device_train_batch_size: Annotated[int, Setting(help="Sequences per forward pass of one rank.", minimum=1)] = 8
     gradient_accumulation_steps: Annotated[int, Setting(help="Passes per step.", minimum=1)] = 1
     num_train_epochs: Annotated[
-        float | None, Setting(help="Complete passes over the data.", minimum=0, maximum=_MAX_FLOAT)
+        float | None, Setting(help="Complete passes over the data.", check=_check_not_negative)
     ] = None
     max_steps: Annotated[
         int,
         Setting(
             help="Total number of steps, which overrides the epochs; with -1, num_train_epochs applies.",
-            minimum=-1,
+            check=_check_whole,
         ),
     ] = -1
-    learning_rate: Annotated[float, Setting(help="Peak learning rate.", minimum=0, maximum=_MAX_FLOAT)] = 5e-5
+    learning_rate: Annotated[float, Setting(help="Peak learning rate.", check=_check_not_negative)] = 5e-5
     lr_scheduler_type: Annotated[LRSchedule, Setting(help="Schedule of the learning rate.")] = "linear"
     warmup_steps: Annotated[
-        float, Setting(help="Number of steps, or below 1 their share of all steps.", minimum=0, maximum=_MAX_FLOAT)
+        float, Setting(help="Number of steps, or below 1 their share of all steps.", check=_check_not_negative)
     ] = 0.0
     weight_decay: Annotated[
         float,
-        Setting(help="Decay of weights with at least two dimensions, so not of norms.", minimum=0, maximum=_MAX_FLOAT),
+        Setting(help="Decay of weights with at least two dimensions, so not of norms.", check=_check_not_negative),
     ] = 0.0
     adam_beta1: Annotated[float, Setting(help="First beta of AdamW.", minimum=0, below=1)] = 0.9
     adam_beta2: Annotated[float, Setting(help="Second beta of AdamW.", minimum=0, below=1)] = 0.999
-    adam_epsilon: Annotated[float, Setting(help="Epsilon of AdamW.", minimum=0, maximum=_MAX_FLOAT)] = 1e-8
+    adam_epsilon: Annotated[float, Setting(help="Epsilon of AdamW.", check=_check_not_negative)] = 1e-8
     max_grad_norm: Annotated[
-        float, Setting(help="Norm to which gradients are clipped; 0 for no clipping.", minimum=0, maximum=_MAX_FLOAT)
+        float, Setting(help="Norm to which gradients are clipped; 0 for no clipping.", check=_check_not_negative)
     ] = 1.0
     bf16: Annotated[
         bool, Setting(help="Forward and backward in bfloat16; weights, updates and gradient sums keep their dtype.")
@@ -72,7 +78,7 @@ class FSDP2Arguments:
     save_total_limit: Annotated[
         int | None, Setting(help="Number of newest checkpoints to keep; None for all.", minimum=1)
     ] = None
-    seed: Annotated[int | None, Setting(help="Seed of the data order and of dropout.", minimum=-(1 << 127))] = None
+    seed: Annotated[int | None, Setting(help="Seed of the data order and of dropout.", check=_check_whole)] = None
     use_cpu: Annotated[bool, Setting(help="Train on the CPU even if there is a GPU.")] = False
     resume_from_checkpoint: Annotated[
         bool | str | None, Setting(help="As the argument of ``train``.", check=_check_resume)
