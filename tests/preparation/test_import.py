@@ -241,6 +241,14 @@ def test_flat_files_that_leave_something_open(tmp_path, name):
         import_tokens(tmp_path / "f.bin", out=tmp_path / "s", vocab_size=vocabulary, **options)
 
 
+def test_a_truncated_npy_file_is_named_with_its_sizes(tmp_path):
+    path = tmp_path / "a.npy"
+    np.save(path, np.zeros(100, np.uint16))
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(InputError, match="has 318 bytes instead of 328: it is damaged"):
+        import_tokens(path, out=tmp_path / "s", vocab_size=10, eod=0, how="copy")
+
+
 @pytest.mark.parametrize(
     ("array", "sentence"),
     [
@@ -248,7 +256,7 @@ def test_flat_files_that_leave_something_open(tmp_path, name):
         (np.zeros((2, 2, 2), int), "shape \\(2, 2, 2\\)"),
         (np.zeros((4, 3), int).T, "in C order"),
         (np.zeros(0, int), "is empty"),
-        (np.array([{}]), "Python objects"),
+        (np.array([{}]), r"holds \|O numbers"),
         (None, "not a .npy file, or is damaged"),
     ],
 )

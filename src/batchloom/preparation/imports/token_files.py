@@ -1,6 +1,7 @@
 """Token id files: Megatron prefixes, flat files, ``.npy`` arrays; their ids."""
 
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any, final
 
 import numpy as np
 import xxhash
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from batchloom.core.addresses import make_input_labels
@@ -25,13 +27,14 @@ from batchloom.store.write import write_chunks
 
 FLAT_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 _CHUNK_SIZE = 1 << 22
+_NPY_HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 _HINT = "give --eod ID (the id that ends each document) or --document-tokens N (documents of N tokens)"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenInput:
     path: Path
-    name: str  # Name of the file in the provenance
+    name: str  # name of the file in the provenance
     kind: str  # ``megatron``, ``flat`` or ``npy``
     size: int
     mtime_ns: int
@@ -41,20 +44,20 @@ class TokenInput:
 class DocumentBoundaries:
     """Settings for files that do not declare their dtype or document boundaries."""
 
-    dtype: str | None = None  # Dtype of a token in a flat file
+    dtype: str | None = None  # dtype of a token in a flat file
     eod: int | None = None
-    document_tokens: int | None = None  # Number of tokens per document, if no id ends documents
-    end_id: int | None = None  # End token of the tokenizer, None without a tokenizer
+    document_tokens: int | None = None  # tokens of a document, if no id ends documents
+    end_id: int | None = None  # end token of the tokenizer; None without a tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
     token_input: TokenInput
-    tokens: NDArray[Any]  # All ids in the file's dtype [T]
-    lengths: NDArray[np.uint32]  # Number of tokens of each document, uint32 [D]
+    tokens: NDArray[Any]  # all ids in the file's dtype [T]
+    lengths: NDArray[np.uint32]  # tokens of each document, uint32 [D]
     starts: NDArray[np.int64] | None
-    header: int  # Number of bytes before the first token
-    mask: LossMask | None  # Mask of the trained tokens; None if all are trained
+    header: int  # bytes before the first token
+    mask: LossMask | None  # mask of the trained tokens; None if all are trained
 
 
 def find_token_inputs(inputs: Sequence[str]) -> list[TokenInput]:
@@ -97,9 +100,11 @@ def _find_input(path: Path, label: str) -> TokenInput:
     return TokenInput(tokens, label, kind, status.st_size, status.st_mtime_ns)
 
 
-# ``scratch`` holds the document lengths of a flat file, so that they take no memory.
 def open_token_file(token_input: TokenInput, cutting: DocumentBoundaries, scratch: Path) -> TokenFile:
-    """Map an input and find its documents."""
+    """Map an input and find its documents.
+
+    ``scratch`` holds the document lengths of a flat file, so that they take no memory.
+    """
     if token_input.kind == "megatron":
         return _open_prefix(token_input, cutting)
     if token_input.kind == "npy":
@@ -178,22 +183,23 @@ def _map_flat(path: Path, dtype: str | None) -> NDArray[Any]:
 def _map_array(path: Path) -> tuple[NDArray[Any], int]:
     """Map a ``.npy`` file of one or two dimensions; return it and its header size."""
     try:
-        array = np.load(path, mmap_mode="r")
+        with path.open("rb") as file:
+            read_header = _NPY_HEADER_READERS[npy.read_magic(file)]
+            shape, is_fortran, dtype = read_header(file)
+            header = file.tell()
     except Exception as error:  # On damaged headers, numpy raises half a dozen kinds of errors.
-        raise InputError(f"{path} is not a .npy file, or is damaged ({error}); save ids with numpy.save.") from error
-    if not isinstance(array, np.memmap):
-        raise InputError(f"{path} holds several arrays; save ids with numpy.save.")
-    if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or not array.flags.c_contiguous:
+        raise InputError(f"{path} is not a .npy file, or is damaged; save ids with numpy.save.") from error
+    if dtype.kind not in "iu" or len(shape) not in (1, 2) or is_fortran:
         raise InputError(
-            f"{path} holds {array.dtype.str} numbers of shape {array.shape}; expected are integers (i or u) of one "
+            f"{path} holds {dtype.str} numbers of shape {shape}; expected are integers (i or u) of one "
             "dimension, or of two (a row is a document), in C order."
         )
-    if not array.size:
-        raise InputMissingError(f"{path} is empty: its shape is {array.shape}.")
-    size = path.stat().st_size
-    if size != array.offset + array.nbytes:
-        raise InputError(f"{path} has {size:,} bytes instead of {array.offset + array.nbytes:,}: it is damaged.")
-    return array.view(np.ndarray), array.offset
+    if min(shape) < 1:
+        raise InputMissingError(f"{path} is empty: its shape is {shape}.")
+    view, size = map_file(path), header + math.prod(shape) * dtype.itemsize
+    if len(view) != size:
+        raise InputError(f"{path} has {len(view):,} bytes instead of {size:,}: it is damaged.")
+    return np.frombuffer(view, dtype, offset=header).reshape(shape), header
 
 
 def _apply_sidecar(path: Path, cutting: DocumentBoundaries) -> DocumentBoundaries:
@@ -272,10 +278,10 @@ _MAX_BATCH_TOKENS = 1 << 21
 class TokenBatch:
     """Consecutive documents of a file."""
 
-    first: int  # Number of the first document in the file
-    lengths: NDArray[np.int64]  # Number of tokens of each document, int64 [n]
-    starts: NDArray[np.int64]  # Index of the first token of each document in the file, int64 [n]
-    tokens: NDArray[Any]  # Ids of all documents, concatenated, in the file's dtype
+    first: int  # number of the first document in the file
+    lengths: NDArray[np.int64]  # tokens of each document, int64 [n]
+    starts: NDArray[np.int64]  # index of the first token of each document in the file, int64 [n]
+    tokens: NDArray[Any]  # ids of all documents, concatenated, in the file's dtype
 
 
 @dataclass(slots=True)
