@@ -112,6 +112,15 @@ def read_regular_file(path: str | os.PathLike[str], most: int | None = None) -> 
         return file.read()
 
 
+def sync_path(path: Path) -> None:
+    """Sync a file, or the entries of a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def read_json_object(path: Path, most: int = _MAX_SETTINGS_BYTES) -> dict[str, Any]:
     """Return the JSON object in a file of at most ``most`` bytes.
 

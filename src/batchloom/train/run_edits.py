@@ -27,7 +27,7 @@ from batchloom.core.errors import (
     StoreConflictError,
     TrainError,
 )
-from batchloom.core.files import describe_missing_path, read_json_object
+from batchloom.core.files import describe_missing_path, read_json_object, sync_path
 from batchloom.core.settings import as_int, to_plain
 from batchloom.core.wording import format_count
 from batchloom.train.request import EDIT_TIMEOUT_S
@@ -38,7 +38,6 @@ from batchloom.train.run_folder import (
     PrintLine,
     RunFolder,
     check_journal,
-    fsync_path,
     is_checkpoint,
     read_checkpoint_state,
     read_checkpoint_step,
@@ -283,7 +282,7 @@ def _write_request(folder: Path, edit: Edit) -> Path:
         with tempfile.NamedTemporaryFile(prefix=f"{number:06d}-", dir=folder) as name:
             path = Path(f"{name.name}.json")
             write_json(path, {"edit": plain})
-        fsync_path(folder)
+        sync_path(folder)
     except OSError as error:
         raise OutputError(
             f"{folder} cannot be written: {error.strerror}. The run did not receive the edit. Make room, or fix the "
@@ -418,7 +417,7 @@ def _answer_request(path: Path, answer: dict[str, Any]) -> None:
     """Replace a request by its answer, on disk before the next step."""
     try:
         write_json(path, answer)
-        fsync_path(path.parent)
+        sync_path(path.parent)
     except OSError as error:
         raise OutputError(
             f"{path} cannot be written: {error.strerror}. Make room, then continue with --resume, which applies the "

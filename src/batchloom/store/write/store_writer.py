@@ -12,7 +12,7 @@ import xxhash
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively, refuse_url, wrap_os_errors
+from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively, refuse_url, sync_path, wrap_os_errors
 from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums, compute_file_checksums
 from batchloom.store.format.layout import LENGTHS_CHECKSUMS_NAME, LENGTHS_NAME, format_generation_file_name
 from batchloom.store.format.manifest import ShardEntry
@@ -141,11 +141,7 @@ class AtomicFile(io.RawIOBase):
 def sync_folder(path: Path) -> None:
     """Sync a folder so that renames in it survive a power failure."""
     with wrap_write_errors(path):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_path(path)
 
 
 def write_mask(stem: Path, bits: MaskBuilder) -> str | None:
