@@ -4,6 +4,7 @@ import pytest
 
 from batchloom import OutputError
 from batchloom.adapters.logging import (
+    read_log,
     send_to_all,
     send_to_jsonl,
     send_to_tensorboard,
@@ -58,6 +59,7 @@ def test_lines_are_json_whatever_a_metric_is(tmp_path):
     send_to_jsonl(tmp_path / "a")(metrics, 7)
     line = json.loads((tmp_path / "a").read_text(), parse_constant=pytest.fail)
     assert line == {"step": 7, "loss": None, "rate": None, "share": 0.5}
+    assert read_log(tmp_path / "a") == [line]
 
 
 def test_a_file_that_cannot_be_written(tmp_path):

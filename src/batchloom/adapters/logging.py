@@ -112,7 +112,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             entry = None
         is_entry = isinstance(entry, dict) and as_int(entry.get("step")) is not None
-        if not (is_entry and isinstance(entry.get("loss", 0.0), int | float)):
+        if not (is_entry and isinstance(entry.get("loss"), int | float | None)):
             raise StateError(
                 f"{path}, line {number} is not an entry of a log: {line[:60]!r}. Delete that line, or the whole log: a "
                 "run continues without it, and only the curve begins later."

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from batchloom.adapters.checkpoints import replace_folder
 from batchloom.adapters.logging import read_log
 from batchloom.core.errors import OutputError, PlanError, StateError, StoreConflictError, TrainError
-from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively, read_json_object
+from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively, read_json_object, sync_path
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.report_output import escape_plot_text, save_figure
 from batchloom.core.wording import format_list
@@ -463,21 +463,12 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
             f"{MAX_RUN_FILE_BYTES:,}. Give fewer stores or edits."
         )
     partial_path.write_text(text, "utf-8")
-    fsync_path(partial_path)
+    sync_path(partial_path)
     partial_path.rename(path)
 
 
 def encode_json(value: dict[str, Any]) -> str:
     return json.dumps(value, indent=2) + "\n"
-
-
-def fsync_path(path: Path) -> None:
-    """Sync a file, or the entries of a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @final
@@ -547,12 +538,13 @@ def draw_loss_curve(log: Path, png: Path, title: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - half a second
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    entries = read_log(log)
+    # A loss that is not finite is null.
+    entries = [entry for entry in read_log(log) if entry.get("loss") is not None]
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for kind, style, label in (("step", "-", "train"), ("val", "o-", "val")):
-        points = [(entry["step"], entry["loss"]) for entry in entries if entry.get("kind") == kind and "loss" in entry]
+        points = [(entry["step"], entry["loss"]) for entry in entries if entry.get("kind") == kind]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=label, linewidth=1, markersize=4)
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=escape_plot_text(title))
