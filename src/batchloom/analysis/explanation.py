@@ -254,10 +254,17 @@ def _explain_spans(plan: Plan, name: str, rows: Rows, indices: Ints, text: int) 
                 texts[index] = decode_beginning(store.tokenizer, view, 4 * text)[:text]
     # Convert columns to plain numbers at once: converting single elements takes as long as computing the order.
     columns = (
-        *(documents, starts, starts + lengths, rows.row_offsets[indices], store.lengths.take(documents)),
-        *(trained, banned, removed),
+        documents,
+        starts,
+        starts + lengths,
+        rows.row_offsets[indices],
+        store.lengths.take(documents),
+        trained,
+        banned,
+        removed,
     )
     spans = zip(*(column.tolist() for column in columns), provenance, texts, media, strict=True)
+    # The columns are in the order of the fields.
     return [ExplainedSpan(name, *span) for span in spans]
 
 
@@ -429,8 +436,14 @@ def find_serving_steps(
             is_banned = any(location.position >= position for position in bans)
             served_sequences.append(
                 ServedSequence(
-                    *(name, document_number, location.step, location.row, rank),
-                    *(location.position, location.epoch, is_banned),
+                    source=name,
+                    document=document_number,
+                    step=location.step,
+                    row=location.row,
+                    rank=rank,
+                    position=location.position,
+                    epoch=location.epoch,
+                    banned=is_banned,
                 )
             )
     served_sequences.sort(key=lambda showing: (showing.position, showing.document))

@@ -316,7 +316,8 @@ def _make_splits(parts: ProcessorParts) -> ProcessorFamily | None:
     get_token = parts.tokens.get
     token = get_token("image_token", "<image>")
     return SplitFamily(
-        *(token, token),
+        token,
+        token,
         parts.config.get("image_seq_len", 169),
         get_token("fake_image_token", "<fake_token_around_image>"),
         get_token("global_image_token", "<global-img>"),

@@ -426,12 +426,16 @@ class LaneReader:
         bad_messages, records, bad = tuple(self._bad_messages), self._records, self._bad
         self._bad_messages, self._records, self._bad = [], 0, 0
         return StreamPool(
-            *(self._lane, before.epoch, before.pool),
-            np.concatenate([batch.tokens for batch in batches]),
-            np.concatenate([batch.rows["length"] for batch in batches]),
-            _join_trained(batches),
-            self.position,
-            *(records, bad, bad_messages),
+            lane=self._lane,
+            epoch=before.epoch,
+            pool=before.pool,
+            tokens=np.concatenate([batch.tokens for batch in batches]),
+            lengths=np.concatenate([batch.rows["length"] for batch in batches]),
+            trained=_join_trained(batches),
+            next=self.position,
+            records=records,
+            bad=bad,
+            bad_messages=bad_messages,
             conversations=self._has_conversations,
             media=None if self._media_spill is None else self._media_of(batches),
         )

@@ -7,7 +7,7 @@ import threading
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, final
 
@@ -369,10 +369,7 @@ class RankFeed:
                 lane.forget((step - _MAX_CACHED_STEPS) * self._round)
         reader = StreamStepReader(pools, self._share.end_id)
         numbered = [
-            Rows(
-                *(rows.pointers, rows.sources, rows.documents + base),
-                *(rows.starts, rows.lengths, rows.row_offsets),
-            )
+            replace(rows, documents=rows.documents + base)
             for rows, base in zip(lane_rows, reader.bases.tolist(), strict=True)
         ]
         step_rows = join_rows(numbered, self._round * len(self._lanes))

@@ -388,7 +388,8 @@ class Stream:
             _LOG.warning(
                 "The stream wrote its documents to the store %s, and from here on it does not. Give keep=%s "
                 "(--keep) to continue that store, or finish it with batchloom prepare.",
-                *(self.abandoned, self.abandoned),
+                self.abandoned,
+                self.abandoned,
             )
         return state["position"] // self.spec.global_batch_size, cursors
 
@@ -427,8 +428,12 @@ class Stream:
         workers = choose_worker_count(self._settings.workers, len(rank_lanes), local)
         pools = WorkerPools(setup, workers, rank_lanes) if workers else InlinePools(setup)
         share = FeedSettings(
-            *(self.spec, self.lanes, rank, world_size),
-            *(self.tokenizer.end_id, self.recipe.max_bad),
+            spec=self.spec,
+            lanes=self.lanes,
+            rank=rank,
+            world_size=world_size,
+            end_id=self.tokenizer.end_id,
+            max_bad=self.recipe.max_bad,
         )
         if rank == 0:
             self._announce(workers, len(rank_lanes))

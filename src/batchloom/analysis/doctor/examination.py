@@ -479,8 +479,14 @@ class Examination:
             reason = f"at byte {bad.offset:,}: {error.reason}"
             error = RecordError(source.name, None, bad.column, reason)
         return BadFacts(
-            *(source.name, error.line, error.row, error.column, bad.offset),
-            *(bad.reason, bad.snippet, str(error)),
+            file=source.name,
+            line=error.line,
+            row=error.row,
+            column=error.column,
+            offset=bad.offset,
+            reason=bad.reason,
+            snippet=bad.snippet,
+            sentence=str(error),
         )
 
     def _report_progress(self) -> None:

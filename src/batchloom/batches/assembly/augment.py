@@ -27,7 +27,7 @@ from batchloom.plan.packing import Rows, align_lengths
 AUGMENT_KEY = "augment"
 # Version of the seeded token selection; docs/augmentation.md describes each version.
 AUGMENT_VERSION = 1
-_PROBABILITIES = (*("mask_prob", "mask_replace_prob", "random_replace_prob"), *("noise_prob", "loss_drop_prob"))
+_PROBABILITIES = ("mask_prob", "mask_replace_prob", "random_replace_prob", "noise_prob", "loss_drop_prob")
 _MAX_IDS = 1 << 31
 _KNOWN_MASK_TOKENS = ("[MASK]", "<mask>", "<|mask|>", "<|mdm_mask|>")
 # A draw has 32 bits, so a probability is exact to 2**-32.

@@ -566,7 +566,15 @@ class _RowConversion:
         if target.path is None or target.quarantine is None:
             self._write(JsonRowFile(sys.stdout.buffer), None)
             counters = self._counters
-            return ConversionResult(None, target.form, counters.documents, 0, counters.quarantined, None, ())
+            return ConversionResult(
+                path=None,
+                form=target.form,
+                rows=counters.documents,
+                bytes=0,
+                quarantined=counters.quarantined,
+                quarantine=None,
+                notes=(),
+            )
         with AtomicFile(target.path) as out, AtomicFile(target.quarantine) as bad:
             file: RowFile = (
                 JsonRowFile(out, array=target.form == "json", compression=target.compression)
@@ -581,7 +589,13 @@ class _RowConversion:
                 bad.remove_previous()
             size, quarantine = out.finish(), target.quarantine if counters.quarantined else None
             return ConversionResult(
-                *(target.path, target.form, counters.documents, size, counters.quarantined, quarantine, notes)
+                path=target.path,
+                form=target.form,
+                rows=counters.documents,
+                bytes=size,
+                quarantined=counters.quarantined,
+                quarantine=quarantine,
+                notes=notes,
             )
 
     def _write(self, file: RowFile, quarantine: AtomicFile | None) -> None:

@@ -58,9 +58,12 @@ def compute_unit_identity(unit: Unit, decided_by: Mapping[str, Any], content: Ma
             **decided_by,
             "parts": [
                 [
-                    *(decode_file_name(part.source.name), part.source.kind, part.source.size),
+                    decode_file_name(part.source.name),
+                    part.source.kind,
+                    part.source.size,
                     content.get(part.source.path, part.source.mtime_ns),
-                    *(part.start, part.stop),
+                    part.start,
+                    part.stop,
                 ]
                 for part in unit.parts
             ],
