@@ -114,7 +114,8 @@ def inspect(
         InputError: the subset does not exist or is empty.
     """
     spec = PlanSpec(seq_len=seq_len, global_batch_size=1)
-    if (as_int(first) or 0) < 0 or as_int(first) is None:
+    count = as_int(first)
+    if count is None or count < 0:
         raise SettingsError([f"first: {quote_value(first)} is not a number of documents"])
     store = open_store(path, split, generation=generation)
     if not len(store):

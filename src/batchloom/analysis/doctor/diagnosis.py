@@ -24,7 +24,14 @@ from batchloom.plan.order import FIRST_POOL, choose_default_lanes
 from batchloom.plan.packing import POOL_SIZE
 from batchloom.preparation import ChatRecipe, Note, Progress, ReadRecipe, Recipe
 from batchloom.preparation.documents import TEMPLATED_KINDS
-from batchloom.preparation.request import InputArgument, as_input_tuple, default_dedup, input_name, resolve_inputs
+from batchloom.preparation.request import (
+    InputArgument,
+    ResolvedInputs,
+    as_input_tuple,
+    default_dedup,
+    input_name,
+    resolve_inputs,
+)
 from batchloom.preparation.settings import (
     DocumentOptions,
     OverlongPolicy,
@@ -199,42 +206,18 @@ def doctor(
     ]
     raw_inputs = [argument for argument in arguments if argument not in prepared_inputs]
     check_option_names("doctor", options, DocumentOptions)
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    reading = _make_read_recipe(options)
     tokenizer = options.get("tokenizer")
-    reading = ReadRecipe(
-        mapping=dict(given.get("mapping", {})),
-        ignore=parse_names(given.get("ignore", ())),
-        media=parse_media(given.get("media")),
-        **_select(given, ("text_field", "split_on", "normalize")),
-    )
     resolved_inputs = resolve_inputs(raw_inputs or arguments, reading, tokenizer)
-    recipe = Recipe(
-        inputs=resolved_inputs.inputs,
-        sources=resolved_inputs.sources,
-        tokenizer=resolved_inputs.tokenizer,
-        reading=resolved_inputs.reading,
-        follow_links=bool(options.get("follow_links")) or resolved_inputs.follow_links,
-        dedup=default_dedup(reading)[0],
-        chat=ChatRecipe(overlong=overlong, **_select(given, ("template", "train_on", "max_tokens"))),
-        **_select(given, ("end_token", "max_bad")),
-    )
+    recipe = _make_recipe(resolved_inputs, reading, overlong, options)
     PlanSpec(seq_len=seq_len, global_batch_size=1 if global_batch_size is None else global_batch_size)
-    if (as_int(preview) or 0) < 0 or as_int(preview) is None:
+    preview_count = as_int(preview)
+    if preview_count is None or preview_count < 0:
         raise SettingsError([f"preview: {quote_value(preview)} is not a number of documents"])
     prepared = tuple(_examine_prepared(argument, seq_len, preview, full=full) for argument in prepared_inputs)
-    prepared_faults = tuple(fault for facts in prepared for fault in facts.faults)
-    usage_commands = _list_usage_commands(prepared)
+    prepared_diagnosis = _diagnose_prepared(prepared, recipe)
     if not raw_inputs:
-        inspections = [facts.inspection for facts in prepared if facts.inspection]
-        return Diagnosis(
-            inputs=tuple(map(input_name, recipe.inputs)),
-            prepared=prepared,
-            documents=sum(inspection.documents for inspection in inspections),
-            tokens=sum(inspection.tokens for inspection in inspections),
-            faults=prepared_faults,
-            notes=tuple(note for facts in prepared if (note := _describe_prepared(facts))),
-            commands=usage_commands,
-        )
+        return prepared_diagnosis
     listener = progress or (lambda _: None)
     examination = examine_inputs(recipe, listener, full=full, preview=preview, tokenizer_optional=tokenizer is None)
     found = examination.diagnosis
@@ -260,11 +243,55 @@ def doctor(
         prepared=prepared,
         packing=packing,
         ways=estimate_feeds(examination, packing),
-        faults=found.faults + prepared_faults,
+        faults=found.faults + prepared_diagnosis.faults,
         warnings=tuple(warnings),
         notes=(*resolved_inputs.notes, *found.notes, *filter(None, [describe_unused_weights(recipe.sources)])),
-        commands=(*commands, *usage_commands),
+        commands=(*commands, *prepared_diagnosis.commands),
     )
+
+
+def _make_read_recipe(options: DocumentOptions) -> ReadRecipe:
+    given = _drop_unset(options)
+    return ReadRecipe(
+        mapping=dict(given.get("mapping", {})),
+        ignore=parse_names(given.get("ignore", ())),
+        media=parse_media(given.get("media")),
+        **_select(given, ("text_field", "split_on", "normalize")),
+    )
+
+
+def _make_recipe(
+    resolved_inputs: ResolvedInputs, reading: ReadRecipe, overlong: OverlongPolicy, options: DocumentOptions
+) -> Recipe:
+    given = _drop_unset(options)
+    return Recipe(
+        inputs=resolved_inputs.inputs,
+        sources=resolved_inputs.sources,
+        tokenizer=resolved_inputs.tokenizer,
+        reading=resolved_inputs.reading,
+        follow_links=bool(given.get("follow_links")) or resolved_inputs.follow_links,
+        dedup=default_dedup(reading)[0],
+        chat=ChatRecipe(overlong=overlong, **_select(given, ("template", "train_on", "max_tokens"))),
+        **_select(given, ("end_token", "max_bad")),
+    )
+
+
+def _diagnose_prepared(prepared: tuple[PreparedFacts, ...], recipe: Recipe) -> Diagnosis:
+    """Return the diagnosis of the inputs that are prepared already."""
+    inspections = [facts.inspection for facts in prepared if facts.inspection]
+    return Diagnosis(
+        inputs=tuple(map(input_name, recipe.inputs)),
+        prepared=prepared,
+        documents=sum(inspection.documents for inspection in inspections),
+        tokens=sum(inspection.tokens for inspection in inspections),
+        faults=tuple(fault for facts in prepared for fault in facts.faults),
+        notes=tuple(note for facts in prepared if (note := _describe_prepared(facts))),
+        commands=_list_usage_commands(prepared),
+    )
+
+
+def _drop_unset(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _select(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 from .inputs import (
     InputArgument as InputArgument,
+    ResolvedInputs as ResolvedInputs,
     as_input_tuple as as_input_tuple,
     input_name as input_name,
     list_inputs as list_inputs,
