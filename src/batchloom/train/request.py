@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any, final, get_args
+from typing import Annotated, Any, NamedTuple, final, get_args
 
 from batchloom import Mixture
 from batchloom.batches import MediaOptions
@@ -123,6 +123,30 @@ class StoreOptions:
     ] = None
 
 
+class _SourceRequirement(NamedTuple):
+    """Option that applies to some sources of data only.
+
+    Attributes:
+        option: name of the option.
+        value: its value; None if it was not given.
+        sources: sources it applies to, of ``_SOURCES``.
+        quoted: whether the message shows the value.
+        note: end of the message.
+    """
+
+    option: str
+    value: object
+    sources: set[str]
+    quoted: bool = True
+    note: str = ""
+
+    def describe(self) -> str:
+        """Return the problem of the option with another source."""
+        value = f"{self.value} " if self.quoted else ""
+        source_options = [_format_option(name) for name in _SOURCES if name in self.sources]
+        return f"{self.option}: {value}requires {_join_alternatives(source_options)}{self.note}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRequest:
     """Data options of a run; :meth:`problems` lists their errors.
@@ -209,24 +233,23 @@ class DataRequest:
                 "run, or --dataset-config with a YAML file"
             )
         stream, raw, stores = {"stream"}, {"input_file", "stream"}, {"data", "mixture"}
-        # Each option: its value, the sources it applies to, and what to know about the others.
-        requirements: list[tuple[str, Any, set[str], str]] = [
-            ("--tokenizer", self.tokenizer, raw | {"dataset_config"}, "; a store has its own"),
-            ("--processor", self.media.get("processor"), raw, "; a store has its own"),
-            ("--follow-links", self.options.follow_links or None, raw, ""),
-            ("--missing-media", self.missing_media_lists or None, stores, ""),
-            ("--lanes", self.options.lanes, stream, ""),
-            ("--stream-workers", self.options.workers, stream, ""),
-            ("--keep", self.options.keep, stream, ""),
-            ("--generation", self.generation, {"data"}, ""),
-            ("--cache, --cache-limit, --verify", self.open_options or None, {"data"}, ""),
+        own = "; a store has its own"
+        requirements = [
+            _SourceRequirement("--tokenizer", self.tokenizer, raw | {"dataset_config"}, note=own),
+            _SourceRequirement("--processor", self.media.get("processor"), raw, note=own),
+            _SourceRequirement("--follow-links", self.options.follow_links or None, raw, quoted=False),
+            _SourceRequirement("--missing-media", self.missing_media_lists or None, stores, quoted=False),
+            _SourceRequirement("--lanes", self.options.lanes, stream),
+            _SourceRequirement("--stream-workers", self.options.workers, stream),
+            _SourceRequirement("--keep", self.options.keep, stream),
+            _SourceRequirement("--generation", self.generation, {"data"}),
+            _SourceRequirement("--cache, --cache-limit, --verify", self.open_options or None, {"data"}, quoted=False),
         ]
-        for option, value, allowed, note in requirements:
-            if value is not None and not sources & allowed:
-                names = [f"--{name.replace('_', '-')}" for name in _SOURCES if name in allowed]
-                alternatives = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-                shown = f"{value} " if isinstance(value, str | int | Path) and value is not True else ""
-                problems.append(f"{option}: {shown}requires {alternatives}{note}")
+        problems += [
+            requirement.describe()
+            for requirement in requirements
+            if requirement.value is not None and not sources & requirement.sources
+        ]
         if self.if_missing not in _MISSING_DATA_POLICIES:
             hint = suggest(str(self.if_missing), _MISSING_DATA_POLICIES)
             problems.append(
@@ -301,10 +324,20 @@ class TrainRequest:
         return self.resume and self.config_file is None and self.model_name is None
 
 
+def _join_alternatives(options: list[str]) -> str:
+    """Return ``a``, ``a or b`` or ``a, b or c``."""
+    *others, last = options
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _format_option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _find_exclusive_options(request: DataRequest | TrainRequest, *pairs: tuple[str, ...]) -> list[str]:
     """List an error for each pair of options that are both given."""
     return [
-        f"--{first.replace('_', '-')} and --{second.replace('_', '-')} exclude each other: give one"
+        f"{_format_option(first)} and {_format_option(second)} exclude each other: give one"
         for first, second in pairs
         if getattr(request, first) is not None and getattr(request, second) is not None
     ]
