@@ -10,12 +10,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from shlex import quote
-from types import FrameType, MappingProxyType, SimpleNamespace
+from types import FrameType, MappingProxyType
 from typing import Any, final
 
 import numpy as np
@@ -314,6 +314,40 @@ def _log_generation(number: int, newest: Store, name: Path | str, ranks: RankGro
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _StreamLocation:
+    """Members of a store's ``location`` that a run uses."""
+
+    name: str
+    is_remote: bool = False
+    on_disk: bool = True
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamContents:
+    """Members of a store's ``contents`` that a run uses."""
+
+    weights: tuple[tuple[str, float], ...] = ()
+    synthetic: bool = False
+    removed: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamLengths:
+    """Lengths of the documents of a stream's first batch, uint32."""
+
+    values: NDArray[np.uint32]
+
+    def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
+        return self.values[start:stop]
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamDocument:
+    ids: NDArray[np.int64]
+
+
 @final
 class StreamData:
     """Stream with the interface of a store that a run uses.
@@ -349,8 +383,7 @@ class StreamData:
         )
         self.request = request
         self.path, self._ranks = Path(self.inputs[0]), ranks
-        self.location = SimpleNamespace(name=self.inputs[0], is_remote=False, on_disk=True, generation=None)
-        self.contents = SimpleNamespace(weights=(), synthetic=False, removed=np.empty(0, np.int64))
+        self.location, self.contents = _StreamLocation(self.inputs[0]), _StreamContents()
         self.fingerprint = self.stream.fingerprint
         self.tokenizer = self.stream.tokenizer
         self.vocab_size, self.end_id = self.tokenizer.vocab_size, self.tokenizer.end_id
@@ -375,13 +408,12 @@ class StreamData:
         return len(self._documents)
 
     @property
-    def lengths(self) -> SimpleNamespace:
+    def lengths(self) -> _StreamLengths:
         """Lengths of the documents."""
-        lengths = np.array([len(span) for span in self._documents], np.uint32)
-        return SimpleNamespace(slice=lambda start, stop: lengths[start:stop])
+        return _StreamLengths(np.array([len(span) for span in self._documents], np.uint32))
 
-    def __getitem__(self, number: int) -> SimpleNamespace:
-        return SimpleNamespace(ids=self._documents[number])
+    def __getitem__(self, number: int) -> _StreamDocument:
+        return _StreamDocument(self._documents[number])
 
 
 def as_stream(store: Store) -> StreamData | None:
