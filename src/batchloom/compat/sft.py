@@ -70,8 +70,9 @@ def _make_parser(formatter: str | Formatter | None, source: Source) -> RecordPar
 
 def _get_template(formatter: str | Formatter | None) -> str | None:
     """Return the chat template that a formatter names; None for the tokenizer's own."""
-    is_template = isinstance(formatter, str) and formatter.replace("_", "-") not in SCHEMAS
-    return formatter if isinstance(formatter, str) and is_template else None
+    if isinstance(formatter, str) and formatter.replace("_", "-") not in SCHEMAS:
+        return formatter
+    return None
 
 
 def _format_sample(call: Formatter, rows: Sequence[Row]) -> list[Row]:

@@ -170,6 +170,11 @@ class BlockIndex(NamedTuple):
     shifts: NDArray[np.int64]
 
     @property
+    def stored_columns(self) -> tuple[NDArray[Any], ...]:
+        """Columns from which the others are computed."""
+        return self.starts, self.stops, self.block_offsets, self.owners, self.sound
+
+    @property
     def intervals(self) -> Intervals:
         """First block and last block + 1 of each interval, int64 [N, 2]."""
         return np.stack([self.starts, self.stops], axis=1)
@@ -220,15 +225,14 @@ def add_to_index(
     insert_positions = index.starts.searchsorted(new_intervals[:, 0])
     new_offsets = block_offsets[containing_rows] + new_intervals[:, 0] - intervals[containing_rows, 0]
     new_columns = (*new_intervals.T, new_offsets, owner, sound[containing_rows])
-    return _make_index(
-        *(np.insert(column, insert_positions, new) for column, new in zip(index[:5], new_columns, strict=True))
-    )
+    columns = zip(index.stored_columns, new_columns, strict=True)
+    return _make_index(*(np.insert(column, insert_positions, new) for column, new in columns))
 
 
 def remove_from_index(index: BlockIndex, owners: set[int]) -> BlockIndex:
     """Return an index without the cache files ``owners``."""
     is_remaining = ~np.isin(index.owners, list(owners))
-    return _make_index(*(column[is_remaining] for column in index[:5]))
+    return _make_index(*(column[is_remaining] for column in index.stored_columns))
 
 
 @final

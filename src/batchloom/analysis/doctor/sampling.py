@@ -307,19 +307,23 @@ def _split_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], trained: NDArr
         return _decode_segments(tokenizer, ids, trained)
     head, tail = _HEAD_TOKENS, ids.size - _TAIL_TOKENS
     # A cut inside a character of several tokens would decode to a replacement character.
-    while head > _HEAD_TOKENS - _MAX_UTF8_BYTES and tokenizer.decode(ids[head - _MAX_UTF8_BYTES : head]).endswith(
-        _REPLACEMENT_CHARACTER
-    ):
+    while head > _HEAD_TOKENS - _MAX_UTF8_BYTES and _ends_inside_character(tokenizer, ids[:head]):
         head -= 1
-    while tail < ids.size - _TAIL_TOKENS + _MAX_UTF8_BYTES and tokenizer.decode(
-        ids[tail : tail + _MAX_UTF8_BYTES]
-    ).startswith(_REPLACEMENT_CHARACTER):
+    while tail < ids.size - _TAIL_TOKENS + _MAX_UTF8_BYTES and _begins_inside_character(tokenizer, ids[tail:]):
         tail += 1
     return [
         *_decode_segments(tokenizer, ids[:head], trained[:head]),
         PreviewSegment("", None, tail - head),
         *_decode_segments(tokenizer, ids[tail:], trained[tail:]),
     ]
+
+
+def _ends_inside_character(tokenizer: Tokenizer, ids: NDArray[np.int64]) -> bool:
+    return tokenizer.decode(ids[-_MAX_UTF8_BYTES:]).endswith(_REPLACEMENT_CHARACTER)
+
+
+def _begins_inside_character(tokenizer: Tokenizer, ids: NDArray[np.int64]) -> bool:
+    return tokenizer.decode(ids[:_MAX_UTF8_BYTES]).startswith(_REPLACEMENT_CHARACTER)
 
 
 def _decode_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], trained: NDArray[np.bool_]) -> list[PreviewSegment]:

@@ -36,9 +36,9 @@ def _is_one(value: Any) -> bool:
 
 def _counts_up(value: Any) -> bool:
     """Return whether ``position_ids`` of a row describe one document."""
-    return not (isinstance(value, list | tuple) or hasattr(value, "__array__")) or list(value) == list(
-        range(len(value))
-    )
+    if isinstance(value, list | tuple) or hasattr(value, "__array__"):
+        return list(value) == list(range(len(value)))
+    return True
 
 
 class UnsupportedKey(NamedTuple):

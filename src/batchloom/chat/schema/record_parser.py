@@ -116,12 +116,11 @@ class SchemaReader:
             "pair": self._read_pair,
         }
         self._read_form = readers.get(schema.form, read_conversation)
-        turn_readers: dict[SchemaForm, ConversationReader] = {
+        self._turn_readers: dict[SchemaForm, ConversationReader] = {
             "messages": self._read_messages,
             "prompt-completion": self._read_completion,
             "instruction": self._read_instruction,
         }
-        self._read_turns = turn_readers.get(schema.form)
 
     def _find_columns(self, *roles: str) -> list[RoleColumn]:
         return [RoleColumn(self._schema, role) for role in roles]
@@ -142,11 +141,11 @@ class SchemaReader:
         raise not_text_error(row, self._text, value)
 
     def _read_conversation(self, row: Row) -> Conversation:
-        assert self._read_turns is not None  # noqa: S101 - the form is one of conversations
+        read_turns = self._turn_readers[self._schema.form]
         if not self._media:
-            return self._read_turns(row)
+            return read_turns(row)
         extractor = MediaExtractor(self._schema, row)
-        conversation = self._read_turns(extractor.extract_row())
+        conversation = read_turns(extractor.extract_row())
         extractor.check_all_used()
         return reorder_media(conversation, extractor.media)
 

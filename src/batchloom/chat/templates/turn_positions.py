@@ -93,7 +93,9 @@ def mark_messages(messages: list[dict[str, Any]], marker: Marker, scope: Marking
             continue
         marked_message = dict(message)
         marked_reasoning: dict[str, Any] = {}
-        for key in filter(message.__contains__, scope.keys):
+        for key in scope.keys:
+            if key not in message:
+                continue
             # The same reasoning under several names is one string.
             reasoning = str(message[key])
             if key in REASONING_KEYS and reasoning in marked_reasoning:

@@ -63,7 +63,7 @@ def slice_rows(rows: Rows, start: int, stop: int) -> Rows:
         rows.starts[first:last],
         rows.lengths[first:last],
         rows.row_offsets[first:last],
-        None if rows.banned is None else rows.banned[first:last],
+        banned=None if rows.banned is None else rows.banned[first:last],
     )
 
 
@@ -81,7 +81,7 @@ def reorder_rows(rows: Rows, order: NDArray[np.int64]) -> Rows:
         rows.starts[span_indices],
         rows.lengths[span_indices],
         rows.row_offsets[span_indices],
-        None if rows.banned is None else rows.banned[span_indices],
+        banned=None if rows.banned is None else rows.banned[span_indices],
     )
 
 
@@ -95,6 +95,9 @@ def join_rows(row_slices: list[Rows], count: int) -> Rows:
         pointers[row + 1 : row + len(row_slice) + 1] = pointers[row] + row_slice.pointers[1:]
         row += len(row_slice)
     pointers[row + 1 :] = pointers[row]
+    banned = None
+    if any(part.banned is not None for part in row_slices):
+        banned = np.concatenate([np.zeros(len(p.sources), bool) if p.banned is None else p.banned for p in row_slices])
     return Rows(
         pointers,
         _concatenate([row_slice.sources for row_slice in row_slices], np.int32),
@@ -102,9 +105,7 @@ def join_rows(row_slices: list[Rows], count: int) -> Rows:
         _concatenate([row_slice.starts for row_slice in row_slices], np.int64),
         _concatenate([row_slice.lengths for row_slice in row_slices], np.int64),
         _concatenate([row_slice.row_offsets for row_slice in row_slices], np.int64),
-        None
-        if all(part.banned is None for part in row_slices)
-        else np.concatenate([np.zeros(len(p.sources), bool) if p.banned is None else p.banned for p in row_slices]),
+        banned=banned,
     )
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Self, TypeVar, final
@@ -396,11 +396,17 @@ _LINE_DECODER = msgspec.json.Decoder(tuple[int, BadRecord])
 _LINE_INDEX = np.dtype([("part", np.uint32), ("record", np.uint64), ("size", np.uint64)])
 
 
+def _iter_line_positions(file: Iterable[bytes]) -> Iterator[tuple[int, int, int]]:
+    """Yield part, record and size of each line of a file of bad records."""
+    for line in file:
+        part, bad = _LINE_DECODER.decode(line)
+        yield part, bad.record, len(line)
+
+
 def sort_bad_records(path: Path) -> None:
     """Stably sort a file of bad records by part and record, with an index in memory."""
     with path.open("rb") as file:
-        positions = ((part, bad.record, len(line)) for line in file for part, bad in [_LINE_DECODER.decode(line)])
-        index = np.fromiter(positions, _LINE_INDEX)
+        index = np.fromiter(_iter_line_positions(file), _LINE_INDEX)
         stops = np.cumsum(index["size"])
         sorted_path = path.with_name(path.name + PARTIAL_SUFFIX)
         with sorted_path.open("wb") as sorted_file:

@@ -242,8 +242,10 @@ def _write_mask(store: Store, stem: Path, shard: int | None = None) -> None:
     """Write the mask of a shard's documents, or of all, unless every token is trained."""
     tokens, trained = store.contents.remaining_counts[1], store.contents.trained_tokens
     if shard is not None:
-        counts = [(flags.size, int(np.count_nonzero(flags))) for flags in _iter_mask_flags(store, shard)]
-        tokens, trained = map(sum, zip(*counts, strict=True))
+        tokens = trained = 0
+        for flags in _iter_mask_flags(store, shard):
+            tokens += flags.size
+            trained += int(np.count_nonzero(flags))
     if trained < tokens:
         chunks = iter_mask_chunks(tokens, trained, _iter_mask_flags(store, shard))
         write_chunks(stem.with_name(f"{stem.name}.mask"), chunks)

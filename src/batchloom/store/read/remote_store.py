@@ -4,6 +4,7 @@ import contextlib
 import os
 import weakref
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, final, get_args
 
@@ -268,7 +269,7 @@ class RemoteSubset(SubsetReader):
         begins = begin + np.concatenate([offset + width * rows for offset, width in columns])
         sizes = np.repeat([width for _, width in columns], len(rows))
         views = iter(self._blocks.read(begins, sizes, np.dtype(np.uint8)))
-        hashes, records, offsets, parts = (b"".join(bytes(next(views)) for _ in rows) for _ in columns)
+        hashes, records, offsets, parts = (b"".join(bytes(view) for view in islice(views, len(rows))) for _ in columns)
         return self._check_parts(
             ProvenanceTable(
                 np.frombuffer(hashes, "<u8").reshape(-1, 2),
