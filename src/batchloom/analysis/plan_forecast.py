@@ -27,24 +27,29 @@ _DEFAULT_TOKEN_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class EpochStatistics:
-    """Statistics of one epoch of a source, from all of its pools or from a sample."""
+    """Statistics of one epoch of a source, from all of its pools or from a sample.
 
-    # True if every pool was packed.
+    Attributes:
+        exact: whether every pool was packed.
+        packed_pools: numbers of the packed pools, int64 [packed pools].
+        pool_sequences: number of sequences of each packed pool, int64 [packed pools].
+        sequences: number of sequences.
+        tokens: tokens of an epoch, without those left out.
+        least: lower bound on the number of sequences.
+        split: served documents that are cut.
+        dropped, dropped_tokens: documents left out as too long, and their tokens.
+        pool_tokens: tokens of each pool, int64 [pools]; None for a sample, or if pools are too large to expand.
+    """
+
     exact: bool
-    # Numbers of the packed pools, and their numbers of sequences, int64 [packed pools].
     packed_pools: Ints
     pool_sequences: Ints
     sequences: float
-    # Tokens of an epoch, without those left out.
     tokens: float
-    # Lower bound on the number of sequences.
     least: float
-    # Served documents that are cut.
     split: float
-    # Documents left out as too long, and their tokens.
     dropped: float
     dropped_tokens: float
-    # Tokens of each pool, int64 [pools]; None for a sample, or if pools are too large to expand.
     pool_tokens: Ints | None
 
 

@@ -10,8 +10,8 @@ different versions, bands, rows or shingle sizes are not comparable.
 
 For each unit, :func:`compute_signatures` gives one key per band and document, stored in a file (little-endian
 u64 [D, bands], no header). After exact deduplication, :func:`write_signature_keys` sorts the keys of the remaining
-documents. :func:`search_duplicates` links each document to the first with the same key, and
-:func:`find_components` decides which documents to drop.
+documents. :func:`~batchloom.preparation.dedup.search_duplicates` links each document to the first with the same key,
+and :func:`find_components` decides which documents to drop.
 """
 
 import contextlib

@@ -176,7 +176,7 @@ def build_content(
     Args:
         units: merged report of all units.
         after: steps after those of the units, in order (``dedup``, ``write``).
-        duplicates: pairs of sources, from :meth:`DuplicatePairCounter.list_pairs`.
+        duplicates: pairs of sources, from ``DuplicatePairCounter.list_pairs`` of ``find_duplicates.py``.
         duplicates_rest: totals of pairs that are already omitted.
     """
     reasons, drops_rest = _select_largest({name: drop.count for name, drop in units.drops.items()})

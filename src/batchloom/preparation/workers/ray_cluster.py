@@ -175,7 +175,7 @@ class _RayTask:
 
 @final
 class RayExecutor:
-    """Executor of tasks on a Ray cluster; see :class:`Executor`.
+    """Executor of tasks on a Ray cluster; see ``Executor`` in ``protocols.py``.
 
     Paths in tasks must be valid on every node.
 
