@@ -10,6 +10,7 @@ import batchloom
 from batchloom import SettingsError, StateError
 from batchloom.adapters.rank_group import join_ranks
 from batchloom.cli import run_command_line
+from batchloom.core.errors import TooManyBadRecordsError
 from batchloom.train import (
     DataRequest,
     RunFolder,
@@ -53,6 +54,16 @@ def test_a_run_on_a_stream_learns_and_resumes_exactly(tmp_path, input_file):
     assert any("stream of sums.jsonl" in line for line in printed)
     with pytest.raises(StateError, match="seed was 0 and is 5"):
         run_stream(input_file, tmp_path / "two", {"seed": 5}, resume=True)
+
+
+def test_a_run_that_fails_before_its_first_step_can_be_started_again(tmp_path, input_file):
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(input_file.read_text()[:200] + "\n" + "bad\n" * 300)
+    with pytest.raises(TooManyBadRecordsError, match="are bad"):
+        run_stream(bad, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.lock"]
+    run_stream(input_file, tmp_path / "run", stop_at=1)
+    assert len(read_steps(tmp_path / "run")) == 1
 
 
 def test_a_run_writes_the_store_of_its_inputs(tmp_path, input_file):

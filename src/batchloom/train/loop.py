@@ -93,44 +93,54 @@ def iter_training(
     run: TrainRun, *, resume: bool = False, stop_at: int | None = None
 ) -> Generator[int, None, TrainResult]:
     """Train the steps of a run; yield the steps done before the first and after each."""
-    settings, log = run.settings, run.log
-    with run.folder.lock() if run.ranks.first else nullcontext(), explain_memory_errors(settings, run.parameters):
+    with run.folder.lock() if run.ranks.first else nullcontext(), explain_memory_errors(run.settings, run.parameters):
         start_step = open_run_folder(run, resume=resume)
-        inbox = EditInbox(run.folder.edits)
-        # Apply edits that the newest checkpoint lacks before any step is computed without them.
-        edited_state = run.loader.state_dict() if apply_pending_edits(run, inbox, start_step) else None
-        last = min(settings.steps, stop_at or settings.steps)
-        if start_step >= last:
-            log.print_line(
-                f"Step {start_step} of {settings.steps} is done already; --max-iters (of a worker --num-steps) sets "
-                "the number of steps."
-            )
-        step, val_loss, meter = start_step, None, Meter(run.loader, exchange=False)
+        try:
+            return (yield from _iter_steps(run, start_step, stop_at))
+        except Exception:
+            if run.ranks.first and not resume:
+                run.folder.withdraw()
+            raise
+
+
+def _iter_steps(run: TrainRun, start_step: int, stop_at: int | None) -> Generator[int, None, TrainResult]:
+    """Train the steps after ``start_step``; yield the steps done."""
+    settings, log = run.settings, run.log
+    inbox = EditInbox(run.folder.edits)
+    # Apply edits that the newest checkpoint lacks before any step is computed without them.
+    edited_state = run.loader.state_dict() if apply_pending_edits(run, inbox, start_step) else None
+    last = min(settings.steps, stop_at or settings.steps)
+    if start_step >= last:
+        log.print_line(
+            f"Step {start_step} of {settings.steps} is done already; --max-iters (of a worker --num-steps) sets "
+            "the number of steps."
+        )
+    step, val_loss, meter = start_step, None, Meter(run.loader, exchange=False)
+    yield step
+    for batch in islice(meter.over(), max(0, last - start_step)):
+        step = batch.step + 1
+        lr = compute_learning_rate(step, settings.steps, settings.optim)
+        check_batch_ids(run, batch)
+        loss, norm, trained = run_optimizer_step(run, batch, lr)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            fact = f"The loss of step {step} is {loss} (gradient norm {norm})"
+            raise TrainError(describe_divergence(run, step, fact))
+        meter.step(batch.step, trained=trained)
+        log_step(run, batch, {"loss": loss, "lr": lr, "norm": norm, "trained": trained}, meter)
+        apply_pending_edits(run, inbox, step)
+        if step == last or is_due(step, settings.eval_interval):
+            val_loss = evaluate_val_loss(run, step)
+        if step == last or is_due(step, settings.save_interval):
+            save_run_checkpoint(run, step)
         yield step
-        for batch in islice(meter.over(), max(0, last - start_step)):
-            step = batch.step + 1
-            lr = compute_learning_rate(step, settings.steps, settings.optim)
-            check_batch_ids(run, batch)
-            loss, norm, trained = run_optimizer_step(run, batch, lr)
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                fact = f"The loss of step {step} is {loss} (gradient norm {norm})"
-                raise TrainError(describe_divergence(run, step, fact))
-            meter.step(batch.step, trained=trained)
-            log_step(run, batch, {"loss": loss, "lr": lr, "norm": norm, "trained": trained}, meter)
-            apply_pending_edits(run, inbox, step)
-            if step == last or is_due(step, settings.eval_interval):
-                val_loss = evaluate_val_loss(run, step)
-            if step == last or is_due(step, settings.save_interval):
-                save_run_checkpoint(run, step)
-            yield step
-        if start_step < step < last:
-            log.print_line(f"The sources are exhausted after step {step} of {settings.steps}; the run ends.")
-            if not is_due(step, settings.eval_interval):
-                val_loss = evaluate_val_loss(run, step)
-            if not is_due(step, settings.save_interval):
-                save_run_checkpoint(run, step)
-        is_complete = settings.steps == max(start_step, last)
-        finish_run(run, edited_state if step == start_step else None, is_complete=is_complete)
+    if start_step < step < last:
+        log.print_line(f"The sources are exhausted after step {step} of {settings.steps}; the run ends.")
+        if not is_due(step, settings.eval_interval):
+            val_loss = evaluate_val_loss(run, step)
+        if not is_due(step, settings.save_interval):
+            save_run_checkpoint(run, step)
+    is_complete = settings.steps == max(start_step, last)
+    finish_run(run, edited_state if step == start_step else None, is_complete=is_complete)
     return TrainResult(step, val_loss, run.model)
 
 

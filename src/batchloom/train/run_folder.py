@@ -20,7 +20,8 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn, final
 
@@ -148,6 +149,20 @@ class RunFolder:
         with self._wrap_errors():
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             write_json(self._run, run)
+
+    def withdraw(self) -> None:
+        """Remove what :meth:`begin` and the log wrote, unless a step was trained.
+
+        The same command then starts the run again.
+        """
+        with suppress(OSError):
+            with self.log.open("rb") as file:
+                # After the line that describes the run, each step has one.
+                if len(list(islice(file, 2))) > 1:
+                    return
+            self._checkpoints.rmdir()
+            self.log.unlink()
+            self._run.unlink()
 
     @contextmanager
     def lock(self) -> Iterator[None]:
