@@ -61,12 +61,16 @@ def edit(
     ] = EDIT_TIMEOUT_S,
     dry_run: DryRun = False,
 ) -> None:
-    """Change a run from a step on: weights, steps left out, banned documents, sizes.
+    """Change a run from a step on: weights, bans, sizes.
 
-    The change is added to the journal in the run's newest checkpoint, and train --resume applies it. A run that is
-    training receives it, and applies or refuses it between two steps.
+    Steps may also be left out. The change is added to the journal in the run's newest checkpoint, and train --resume
+    applies it. A run that is training receives it, and applies or refuses it between two steps.
     """
     require_train_packages()
+    # Importing torch takes seconds.
+    from batchloom.train import edit_run, find_run  # noqa: PLC0415
+
+    find_run(run)
     requested_edit = Edit(
         step=at_step,
         weights=None if weights is None else _parse_weights(weights),
@@ -78,9 +82,6 @@ def edit(
     )
     if (data is None) == (mixture is None):
         raise SettingsError(["--data: give either --data or --mixture, what the run was started on"])
-    # Importing torch takes seconds.
-    from batchloom.train import edit_run  # noqa: PLC0415
-
     run_data: Any = data if mixture is None else read_mixture(mixture)
     try:
         result = edit_run(

@@ -75,6 +75,30 @@ class EditResult:
     after: list[str]
 
 
+def find_run(run_path: Path) -> RunFolder:
+    """Return the folder of a run, or of the run of a checkpoint.
+
+    Args:
+        run_path: folder of a run or of a checkpoint.
+
+    Returns:
+        The folder of the run.
+
+    Raises:
+        InputMissingError: there is no such folder.
+        TrainError: it holds no run.
+        StateError: ``run.json`` is damaged.
+    """
+    remedy = "name the folder of a run, or of one of its checkpoints"
+    if not run_path.exists():
+        raise InputMissingError(describe_missing_path(str(run_path), remedy))
+    folder = RunFolder(run_path.resolve().parent.parent if is_checkpoint(run_path) else run_path)
+    if not folder.has_run:
+        raise TrainError(f"{run_path} holds no run: {remedy}.")
+    folder.read()
+    return folder
+
+
 def edit_run(
     run_path: Path,
     data: Path | str | Mixture,
@@ -107,14 +131,7 @@ def edit_run(
         SettingsError: fields of the edit are invalid; lists each problem.
         OutputError: the checkpoint cannot be written.
     """
-    remedy = "name the folder of a run, or of one of its checkpoints"
-    if not run_path.exists():
-        raise InputMissingError(describe_missing_path(str(run_path), remedy))
-    is_single_checkpoint = is_checkpoint(run_path)
-    folder = RunFolder(run_path.resolve().parent.parent if is_single_checkpoint else run_path)
-    if not folder.has_run:
-        raise TrainError(f"{run_path} holds no run: {remedy}.")
-    folder.read()
+    folder, is_single_checkpoint = find_run(run_path), is_checkpoint(run_path)
     if dry_run:
         if folder.is_locked():
             print_line(f"{folder.path} is in use: changes since its newest checkpoint are not included.")
