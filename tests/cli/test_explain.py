@@ -161,10 +161,10 @@ def test_a_run_on_a_stream_cannot_be_explained(folder, capsys):
         (["explain", "s", *SIZES, "--step", "0", "--world-size", "3"], "cannot be divided evenly"),
         (["explain", "s", *SIZES, "--step", "0", "--row", "4"], "There is no row 4: there are 4"),
         (["explain", "s", *SIZES, "--step", "0", "--text", "-1"], "not a number of characters"),
-        (["when", "s", *SIZES], "give the number of a document, or a record"),
+        (["when", "s", *SIZES], "give a document (--document), or a record"),
         (
             ["when", "s", *SIZES, "--document", "1", "--record", "1"],
-            "give the number of a document",
+            "give a document (--document), or a record",
         ),
         (
             ["when", "s", *SIZES, "--document", "30"],

@@ -371,7 +371,9 @@ def test_no_budget_is_proposed_for_half_of_the_records(tmp_path, workers):
     text = check_single_sentence(error)
     assert "The first: " in text
     assert "--max-bad 5%" not in text
-    assert text.endswith("which 150 of them have; a budget is for single records.") or (
+    assert text.endswith(
+        "which 150 of them have; --max-bad is meant for a few bad records, not for a fault in many."
+    ) or (
         "Fix the most common fault, which 150 of them have (template t.jinja leaves out tool calls of turn 2: choose "
         "one that writes them, such as --template plain)" in text
     )

@@ -459,7 +459,7 @@ def _validate_request(document: object, record: object, last_step: object) -> di
         if value is not None and (numbers[name] is None or int(numbers[name] or 0) < 0)
     ]
     if (document is None) == (record is None):
-        problems.append("document: give the number of a document, or a record of a source")
+        problems.append("document: give a document (--document), or a record of a source (--source with --record)")
     raise_problems(problems)
     return numbers
 

@@ -200,7 +200,7 @@ class SchemaReader:
         start = len(before[0])
         tools = None
         if not self._outer_columns.isdisjoint(row):
-            _check_no_media(row)
+            _check_no_media(row, self._schema)
             extended_messages = self._prepend_system(row, messages)
             if extended_messages is not messages:
                 messages, start = extended_messages, start + 1
@@ -413,13 +413,15 @@ def concat_turns(before: Turns, after: Turns) -> Turns:
     return first + second, [*(first_flags or [None] * len(first)), *(second_flags or [None] * len(second))]
 
 
-def _check_no_media(row: Row) -> None:
+def _check_no_media(row: Row, schema: Schema) -> None:
     for name in sorted(_MEDIA_COLUMNS & row.keys()):
         if is_non_empty(row[name]):
-            raise UnusableRecordError(
-                f"column {name!r} is not empty: images and audio need --processor and are not supported in "
-                "preferences; without that column only the text is trained"
+            reason = (
+                "images and audio in preferences are not supported: leave the column out"
+                if schema.kind == "preference"
+                else "images and audio need --processor; without that column only the text is trained"
             )
+            raise UnusableRecordError(f"column {name!r} is not empty: {reason}")
 
 
 def _split_common_prompt(turns: tuple[Turns, Turns], names: tuple[str, str]) -> tuple[Turns, tuple[Turns, Turns]]:

@@ -305,7 +305,7 @@ def format_columns(columns: Iterable[str]) -> str:
 def missing_column_error(row: Row, role: str, column: str) -> UnusableRecordError:
     """Return the error for a record whose column is missing or null."""
     if column in row:
-        return UnusableRecordError(f"column {column!r} holds null, not the {role}; fill it in or remove the record")
+        return UnusableRecordError(f"column {column!r} is null; fill in the {role} or remove the record")
     if not row:
         return UnusableRecordError(f"no column {column!r}: the record is empty")
     if (head := (_parse_path(column) or (column,))[0]) in row:

@@ -256,7 +256,8 @@ def wrap_state_errors() -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise StateError(f"This is not a loader's state ({error!r}). Give what state_dict() returned.") from error
+        fault = f"it lacks {error}" if isinstance(error, KeyError) else repr(error)
+        raise StateError(f"This is not a loader's state ({fault}). Give what state_dict() returned.") from error
 
 
 def check_state_belongs(state: dict[str, Any], plan_fingerprint: str, describe_mismatch: Callable[[], str]) -> None:

@@ -272,6 +272,7 @@ class UnitReportMerger:
 ReasonCounts = dict[str, tuple[int, str]]
 # Maximum number of counted kinds; an input with more has no common cause.
 _MAX_REASONS = 32
+_BUDGET_NOTE = "--max-bad is meant for a few bad records, not for a fault in many"
 # Values of single records inside a reason: numbers and quoted texts.
 _VALUE_PATTERN = re.compile(r"\d[\d,]*|'[^']*'")
 
@@ -297,11 +298,12 @@ def describe_bad_records(bad: float, records: int, reasons: Mapping[str, tuple[i
         return "fix the input, or raise the budget, for example --max-bad 5%"
     count, reason = max(reasons.values(), default=(0, ""), key=lambda one: one[0])
     if not reason:
-        return "fix the input: a budget is for single records"
+        return f"fix the input: {_BUDGET_NOTE}"
     is_first_fault = _VALUE_PATTERN.sub("0", reason) in _VALUE_PATTERN.sub("0", first)
     fault = "this fault" if is_first_fault else "the most common fault"
     reason_suffix = "" if is_first_fault else f" ({reason})"
-    return f"fix {fault}, which {count:,} of them have{reason_suffix}; a budget is for single records"
+    verb = "has" if count == 1 else "have"
+    return f"fix {fault}, which {count:,} of them {verb}{reason_suffix}; {_BUDGET_NOTE}"
 
 
 def encode_quarantine_line(source: Source, rules: ReadRules, before: int, bad: BadRecord) -> bytes:

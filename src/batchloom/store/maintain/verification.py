@@ -147,7 +147,7 @@ def verify_store(
         verdict.faults += _list_subset_faults(folder / name, manifest, subset, on_bytes_read, provide_shard)
         removed_note = f", {subset.removed.documents:,} removed" if subset.removed else ""
         verdict.facts[name] = (
-            f"{subset.documents:,} documents{removed_note}, {subset.tokens:,} tokens, "
+            f"{format_count(subset.documents, 'document')}{removed_note}, {subset.tokens:,} tokens, "
             f"{format_count(len(subset.shards), 'shard')}"
         )
     if manifest.history:
@@ -188,8 +188,8 @@ def verify_synthetic(name: str) -> VerificationResult:
     verdict.facts["ranks"] = f"{share} of each step"
     verdict.sample = decode_beginning(store.tokenizer, store[0].ids, _SAMPLED_IDS)
     verdict.used = (
-        f"batchloom train --data {name} generates its {len(store):,} documents as it runs and reads no file; "
-        f"batchloom prepare {name} --out STORE writes them"
+        f"batchloom train --data {name} generates its {format_count(len(store), 'document')} as it runs and reads no "
+        f"file; batchloom prepare {name} --out STORE writes them"
     )
     return verdict
 
@@ -203,8 +203,8 @@ def describe_use(verdict: VerificationResult, counts: dict[str, int], older: str
     if not counts.get("train"):
         return "nothing by batchloom train: subset train has no documents"
     val = f", and evaluates on the {counts['val']:,} of subset val" if counts.get("val") else ""
-    synthetic = " synthetic" if verdict.data == "synthetic" else ""
-    documents = f"{counts['train']:,}{synthetic} documents"
+    synthetic = "synthetic " if verdict.data == "synthetic" else ""
+    documents = format_count(counts["train"], f"{synthetic}document")
     init = " --init FOLDER (of a model made for its processor)" if verdict.facts.get("processor") else ""
     return f"batchloom train --data {verdict.path}{older}{init} reads the {documents} of subset train{val}"
 
@@ -219,7 +219,7 @@ def verify_prefix(path: Path, vocab_size: int | None = None) -> VerificationResu
     verdict = VerificationResult(str(path), "prefix")
     try:
         store = open_store(path)
-        verdict.facts["prefix"] = f"{len(store):,} documents, {store.tokens:,} tokens, {store.dtype.name}"
+        verdict.facts["prefix"] = f"{format_count(len(store), 'document')}, {store.tokens:,} tokens, {store.dtype.name}"
         if not len(store):
             verdict.faults.append(f"{path}: holds no documents.")
             return verdict
@@ -238,7 +238,7 @@ def verify_prefix(path: Path, vocab_size: int | None = None) -> VerificationResu
     verdict.used = (
         "nothing until the faults are fixed"
         if verdict.faults
-        else f"batchloom train --data {path} reads its {len(store):,} documents as they are"
+        else f"batchloom train --data {path} reads its {format_count(len(store), 'document')} as they are"
     )
     return verdict
 
