@@ -59,6 +59,8 @@ def test_names_from_other_tools(arguments, normalized):
             ["prepare", "a", "--out", "o", "--memory-per-worker=0"],
             "--memory-per-worker: '0' is not a size of at least 67,108,864 bytes",
         ),
+        (["prepare", "a", "--out", "o", "--val-fraction", "x"], "batchloom: --val-fraction: 'x' is not a number\n"),
+        (["inspect", "s", "--first", "1.5"], "batchloom: --first: '1.5' is not a whole number\n"),
         (["train", "--data", "s", "--max-iters", "-2"], "--max-iters: -2 is not a whole number from 1 to"),
     ],
 )
@@ -79,7 +81,7 @@ def test_a_problem_is_named_as_it_was_typed(arguments, message, capsys):
 )
 def test_an_option_with_one_value_is_given_once(arguments, option, capsys):
     assert run_command_line(arguments) == 2
-    assert f"for {option}: it is given 2 times" in capsys.readouterr().err
+    assert f"batchloom: {option}: it is given 2 times" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -91,8 +93,15 @@ def test_help_is_printed_as_it_is_written(command, capsys, monkeypatch):
     output = capsys.readouterr().out
     assert "\\[" not in output
     assert re.search(rf"Examples:\s+(torchrun .*)?batchloom {command}", output)
+    assert not re.search("<[a-z]", output)
     if command == "prepare":
+        assert output.count("--text-field") == 1
         assert "(org/name[:config][/split][@revision])" in output
+
+
+def test_no_summary_of_a_command_is_cut(capsys):
+    assert run_command_line(["--help"]) == 0
+    assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
 
 
 def test_options_that_may_be_repeated_and_help_are_not_counted(tmp_path, capsys):
@@ -237,6 +246,17 @@ def test_version(capsys):
 
     assert run_command_line(["--version"]) == 0
     assert capsys.readouterr().out == f"batchloom {batchloom.__version__}\n"
+
+
+@pytest.mark.parametrize(("command", "advice"), [("prepare", "the same command again"), ("doctor", "")])
+def test_a_stop_advises_to_go_on_only_where_something_is_written(command, advice, monkeypatch, capsys):
+    def interrupt(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "execute", interrupt)
+    assert run_command_line([command, "x"]) == 130
+    error = capsys.readouterr().err
+    assert error == "batchloom: Stopped.\n" or (advice and advice in error)
 
 
 MAIN = "import batchloom.cli.main as m; m.main()"

@@ -98,13 +98,13 @@ def test_a_rebuilt_store_is_compared_with_the_original(folder, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--out", "o"], "for INPUT: missing: name files, or a recipe with --recipe"),
-        (["in.jsonl"], "for --out: missing: name the folder of the store"),
+        (["--out", "o"], "INPUT: missing: name files, or a recipe with --recipe"),
+        (["in.jsonl"], "--out: missing: name the folder of the store"),
         (
             ["--recipe", "r.yaml", "--out", "o"],
             "r.yaml: tokenisers: unknown setting; did you mean 'tokenizer'?",
         ),
-        (["--recipe", "r.yaml", "--recipe", "r.yaml"], "for --recipe: it is given 2 times"),
+        (["--recipe", "r.yaml", "--recipe", "r.yaml"], "--recipe: it is given 2 times"),
         (["--recipe", "s.yaml", "--out", "o", "--dtype", "x"], "\n--dtype: 'x' is none of"),
         (
             ["--recipe", "s.yaml", "--out", "o", "--dtype", "x"],

@@ -42,7 +42,7 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Verify a store or raw file, and report real, synthetic or absent data.
+    """Verify a store or raw file: real, synthetic or absent.
 
     Exit code 0: sound, 1: faulty or absent, 2: wrong options.
     """

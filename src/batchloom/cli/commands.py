@@ -21,9 +21,10 @@ from batchloom.cli.import_ import import_
 from batchloom.cli.inspect import inspect
 from batchloom.cli.plan import plan
 from batchloom.cli.prepare import datasets, prepare
-from batchloom.cli.terminal import redact_urls
+from batchloom.cli.terminal import declare_values, redact_urls
 from batchloom.cli.train import demo, train
 from batchloom.cli.worker import worker
+from batchloom.core.errors import SettingsError
 
 # Newer versions of typer vendor click; the exceptions it raises are those it exports.
 _UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -41,7 +42,15 @@ app = typer.Typer(
 # Commands with examples for the end of their help, the most used first.
 _COMMANDS: tuple[tuple[Callable[..., object], *tuple[str, ...]], ...] = (
     (doctor, "batchloom doctor data.jsonl", "batchloom doctor data/ --tokenizer gpt2 --full"),
-    (prepare, "batchloom prepare data/*.jsonl --out store", "batchloom prepare org/name --out store --workers 8"),
+    (
+        prepare,
+        "batchloom prepare data/*.jsonl --out store",
+        "batchloom prepare org/name --out store --workers 8",
+        "batchloom prepare chats.jsonl --out store --template chatml --train-on assistant",
+        "batchloom prepare new.jsonl --out store --append",
+        "batchloom prepare --recipe recipe.yaml --out store",
+        "batchloom prepare data/*.jsonl --out store --dry-run",
+    ),
     (check, "batchloom check store", "batchloom check data.jsonl"),
     (inspect, "batchloom inspect store --split val", "batchloom inspect store --seq-len 4096 --json"),
     (
@@ -80,6 +89,7 @@ _ALIASES: dict[str, list[str]] = {
 _OPTIONS = {
     "memory": "--memory-per-worker",
     "steps": "--max-iters",
+    "step": "--at-step",
     "optim.lr": "--lr",
     "model.init": "--init",
 }
@@ -102,9 +112,12 @@ class SectionedCommand(TyperCommand):
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for param in self.get_params(ctx):
             if record := param.get_help_record(ctx):
-                title = "Arguments" if param.param_type_name == "argument" else "Options"
+                is_argument = param.param_type_name == "argument"
+                title = "Arguments" if is_argument else "Options"
                 records = sections.setdefault(getattr(param, "rich_help_panel", None) or title, [])
-                records.append((record[0], _DESCRIBED_DEFAULT.sub(r"[default: \1", record[1])))
+                # typer appends the Python type to the name of an argument.
+                name = record[0].partition(" <")[0] if is_argument else record[0]
+                records.append((name, _DESCRIBED_DEFAULT.sub(r"[default: \1", record[1])))
         for title, records in sections.items():
             if records:
                 with formatter.section(title):
@@ -128,6 +141,7 @@ class SectionedCommand(TyperCommand):
 
 
 for _command, *_examples in _COMMANDS:
+    declare_values(_command)
     app.command(_command.__name__.strip("_"), cls=SectionedCommand, epilog="\n".join(_examples))(_command)
 
 
@@ -169,9 +183,9 @@ def normalize_arguments(arguments: Sequence[str]) -> list[str]:
 def name_options(problem: str, arguments: Sequence[str]) -> str:
     """Replace the setting in a problem by its option, if that is on the command line."""
     name, colon, fault = problem.partition(":")
-    option = _OPTIONS.get(name) or f"--{name.rpartition('.')[2].replace('_', '-')}"
+    options = (_OPTIONS.get(name), f"--{name.rpartition('.')[2].replace('_', '-')}")
     typed = {word.partition("=")[0] for word in normalize_arguments(arguments)}
-    return option + colon + fault if option in typed else problem
+    return next((option + colon + fault for option in options if option in typed), problem)
 
 
 def execute(arguments: Sequence[str]) -> int:
@@ -183,6 +197,9 @@ def execute(arguments: Sequence[str]) -> int:
             code = command.invoke(context)
     except _UsageError as error:
         error.message = redact_urls(error.message, arguments)  # type: ignore[attr-defined]
+        if isinstance(error, typer.BadParameter) and error.message:
+            name = error.param_hint or (max(error.param.opts, key=len) if error.param else "command")
+            raise SettingsError([f"{name}: {error.message}"]) from error
         error.show()  # type: ignore[attr-defined]
         return 2
     except typer.Exit as leave:

@@ -55,7 +55,7 @@ def compare(
     ] = "comparison",
     as_json: AsJson = False,
 ) -> int:
-    """Compare batches, losses and speed of one model in every framework.
+    """Compare one model in every framework: losses and speed.
 
     After a stop, the same command continues after the last framework that finished.
 

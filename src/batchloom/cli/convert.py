@@ -56,7 +56,7 @@ def convert(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the rows of any input, unchanged, to a JSON Lines, JSON or Parquet file."""
+    """Write the rows of any input as JSON Lines, JSON or Parquet."""
     with ProgressDisplay() as display:
         result = convert_rows(
             inputs,

@@ -48,7 +48,7 @@ def doctor(
     preview: Annotated[int, typer.Option(help="Number of documents of each source to show as a model sees them.")] = 2,
     as_json: AsJson = False,
 ) -> int:
-    """Inspect raw inputs: schema, lengths, faults, packing, first documents.
+    """Inspect raw inputs: schema, lengths, faults, packing.
 
     Nothing is written. Exit code 0: sound, 1: faulty or missing, 2: wrong options.
     """

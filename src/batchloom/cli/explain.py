@@ -31,7 +31,7 @@ def explain(
     settings: dict[str, Any],
     as_json: AsJson = False,
 ) -> None:
-    """Show the documents of a step: provenance, and how each begins."""
+    """Show the documents of a step, and where they come from."""
     request = PlanRequest(store=store, **settings)
     with print_log():
         plan, _ = resolve_plan(request)
@@ -99,7 +99,7 @@ def when(
     settings: dict[str, Any],
     as_json: AsJson = False,
 ) -> None:
-    """Show every step and row in which a document is served, past and future."""
+    """Show every step and row in which a document is served."""
     request = PlanRequest(store=store, **settings)
     with print_log():
         plan, saved_position = resolve_plan(request)

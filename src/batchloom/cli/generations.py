@@ -19,7 +19,7 @@ def log(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """List the generations of a store with their origin and content."""
+    """List the generations of a store."""
     entries = read_log(path)
     if as_json:
         print_json(entries)
@@ -64,7 +64,7 @@ def remove(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove documents from a store, which makes its next generation."""
+    """Remove documents from a store, in its next generation."""
     result = remove_documents(path, sources=source or (), documents_file=documents_file, dry_run=dry_run)
     if as_json:
         print_json(result)
@@ -115,7 +115,7 @@ def compact(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Delete removed documents and older generations of a store for good.
+    """Delete removed documents and older generations for good.
 
     No training may read the store meanwhile.
     """

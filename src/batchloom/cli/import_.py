@@ -58,7 +58,7 @@ def import_(
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Make a store around existing files of token ids, without copying them."""
+    """Make a store around existing files of token ids."""
     if copy and symlink:
         raise SettingsError(["how: --copy and --symlink exclude each other"])
     link_mode: LinkMode = "copy" if copy else "symlink" if symlink else "link"

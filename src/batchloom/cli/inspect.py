@@ -30,7 +30,7 @@ def inspect(
     generation: Generation = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show shards, documents, tokens, lengths, packing and first documents."""
+    """Show the shards, lengths, packing and texts of a store."""
     inspection = batchloom.inspect(path, split=split, seq_len=seq_len, first=first, generation=generation)
     if as_json:
         print_json(inspection)

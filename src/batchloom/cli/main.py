@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
-_STOPPED_MESSAGE = "Stopped. What was finished is whole; give the same command again to go on."
+# These commands write nothing that a stop could leave behind.
+_READ_ONLY_COMMANDS = ("doctor", "check", "inspect", "plan", "explain", "when", "compare", "log", "datasets")
 _MEMORY_ADVICE = {
     "prepare": "Give it 1 GiB or more, or a tokenizer of a smaller vocabulary.",
     "train": "Give the job more, or smaller sizes (--batch-size, --seq-len).",
@@ -57,7 +58,7 @@ def main() -> None:
         code = run_command_line(sys.argv[1:])
     except KeyboardInterrupt:
         # A signal may arrive outside `run_command_line`, or a second one during its handling.
-        _print_failure(_STOPPED_MESSAGE, code)
+        _print_failure(_describe_stop(sys.argv[1:]), code)
     finally:
         if heeded:
             signal.signal(signal.SIGINT, _exit_on_signal)
@@ -85,8 +86,14 @@ def _reopen_closed_streams() -> None:
 
 def _exit_on_signal(number: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - a handler's signature
     """Exit at once; nothing needs cleanup yet."""
-    os.write(2, f"batchloom: {_STOPPED_MESSAGE}\n".encode())
+    os.write(2, f"batchloom: {_describe_stop(sys.argv[1:])}\n".encode())
     os._exit(130)
+
+
+def _describe_stop(arguments: "Sequence[str]") -> str:
+    if arguments and arguments[0] in _READ_ONLY_COMMANDS:
+        return "Stopped."
+    return "Stopped. What was finished is whole; give the same command again to go on."
 
 
 def run_command_line(arguments: "Sequence[str]") -> int:
@@ -103,7 +110,7 @@ def run_command_line(arguments: "Sequence[str]") -> int:
         # Flush here: the interpreter's flush at exit would print a traceback.
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return _print_failure(_STOPPED_MESSAGE, 130)
+        return _print_failure(_describe_stop(arguments), 130)
     except SettingsError as error:
         problems = [name_options(problem, arguments) for problem in error.problems]
         return _print_failure(redact_urls("\n".join(problems), arguments), 2)

@@ -56,7 +56,7 @@ def plan(
     settings: dict[str, Any],
     as_json: AsJson = False,
 ) -> None:
-    """Forecast a run from lengths: steps, epochs, padding, mixture, bytes, hours."""
+    """Forecast a run: steps, epochs, padding, mixture, hours."""
     if journal is not None:
         _print_journal(journal, as_json=as_json)
         return
@@ -100,8 +100,8 @@ def _print_forecast(forecast: PlanForecast, edits: list[JournalEntry], mark: str
     if forecast.skipped:
         say(f"edits leave out {format_count(forecast.skipped, 'sequence')}")
     say(
-        f"padding: {near}{forecast.padding:.3%} of the run's token slots; no packing of whole documents, as many of "
-        f"each source as are served, has less than {about}{forecast.least_padding:.3%}"
+        f"padding: {near}{forecast.padding:.3%} of the run's token slots; lower bound for whole documents: "
+        f"{about}{forecast.least_padding:.3%}"
     )
     if forecast.cut_padding is not None:
         say(
@@ -164,13 +164,13 @@ def _format_shares(forecast: PlanForecast) -> list[str]:
 
 
 def _format_mixing(name: str, mixing: MixingMeasure) -> str:
-    together = f"{mixing.block:,} neighbours" if mixing.block > 1 else "single documents"
+    moved = f"in blocks of {mixing.block:,}" if mixing.block > 1 else "one at a time"
     step_text = f"about {mixing.documents:,.0f} documents from {mixing.blocks:,.0f} blocks of the store"
     if mixing.documents < 1:
         step_text = "less than 1 document"
     return (
-        f"{name}: {together} of the store at a time go to pools of {mixing.pool:,} documents; a document and the next "
-        f"one of them are about {mixing.apart:,.0f} sequences apart; a step draws {step_text}"
+        f"{name}: shuffle moves documents {moved} within pools of {mixing.pool:,}; two neighbors of the store end up "
+        f"about {mixing.apart:,.0f} sequences apart; a step draws {step_text}"
     )
 
 

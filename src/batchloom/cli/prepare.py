@@ -78,10 +78,10 @@ def prepare(
         list[str] | None,
         typer.Argument(
             metavar="INPUT",
-            help="Files, folders, globs and archives of text, code, JSON, CSV, Parquet and Arrow, also packed; URLs "
-            "(s3://, gs://, https://, hf://); a data set of the Hub (org/name[:config][/split][@revision]) or its "
-            "short name (see batchloom datasets); a YAML manifest (.yaml, .yml) of such; - for standard input; "
-            "synthetic data (dummy, distributed_dummy), alone. In place of a recipe's.",
+            help="Files, folders, globs and archives of text, code, JSON, CSV, Parquet and Arrow, compressed or not; "
+            "URLs (s3://, gs://, https://, hf://); a data set of the Hub (org/name[:config][/split][@revision]) or its "
+            "short name (see batchloom datasets); a YAML manifest (.yaml, .yml) that lists such inputs; - for standard "
+            "input; synthetic data (dummy, distributed_dummy), alone. They replace the inputs of --recipe.",
         ),
     ] = None,
     *,
@@ -101,7 +101,7 @@ def prepare(
     profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Prepare files into a store: tokenize, clean, deduplicate and split them.
+    """Prepare files into a store: tokenize, clean, deduplicate.
 
     Run the same command again to resume an interrupted job. A finished store is left as it is.
     """
@@ -285,7 +285,7 @@ def _print_profile(console: Console, report: PrepareReport | None) -> None:
 
 
 def datasets(*, as_json: AsJson = False) -> None:
-    """List the data sets that have a short name, which prepare takes as input."""
+    """List the data sets with a short name, which prepare takes."""
     entries = batchloom.list_datasets()
     if as_json:
         print_json(entries)

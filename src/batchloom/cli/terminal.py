@@ -9,13 +9,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, wraps
-from typing import Annotated, Any, Literal, final, get_origin, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Literal, final, get_args, get_origin, get_type_hints
 
 import msgspec
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from typer.models import OptionInfo
 
 from batchloom.core.files import decode_file_name
 from batchloom.core.settings import SettingField, list_settings, quote_value
@@ -24,6 +26,7 @@ from batchloom.core.wording import escape_unprintable, parse_size
 _URL_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:([^/?#\s]*)@)?[^?#\s]*(?:\?([^#\s]*))?(?:#(\S*))?")
 # URL parts of one character are wildcards, not secrets.
 _MIN_SECRET_LENGTH = 2
+_VALUE_NAMES = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
 
 StorePath = Annotated[
     str | None,
@@ -193,6 +196,9 @@ def _list_options(cls: Any) -> list[tuple[tuple[str, ...], SettingField]]:
             options.append(((field.name,), declared[field.name]))
             continue
         hint = hints[field.name]
+        if get_origin(hint) is tuple:
+            # An option has one value, not one for each input.
+            continue
         # A mapping that is annotated with a settings class holds values of its fields.
         candidates = (hint, *getattr(hint, "__metadata__", getattr(hint, "__args__", ())))
         nested = next((cls for cls in candidates if isinstance(cls, type) and is_dataclass(cls)), None)
@@ -211,12 +217,46 @@ def _make_parameter(name: str, field: SettingField) -> inspect.Parameter:
     info = typer.Option(
         "/".join(field.option_names),
         help=setting.help,
-        metavar=setting.metavar,
+        metavar=setting.metavar or _name_value(field.hint if get_origin(field.hint) is Literal else hint),
         show_default=_format_default(field),
         rich_help_panel=setting.panel,
     )
     annotation = Annotated[hint | None, info]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def declare_values(command: Callable[..., object]) -> None:
+    """Name the values of a command's options, and parse its numbers."""
+    for hint in get_type_hints(command, include_extras=True).values():
+        for info in getattr(hint, "__metadata__", ()):
+            if not isinstance(info, OptionInfo):
+                continue
+            kind = next((kind for kind in (int, float) if kind in (hint.__origin__, *get_args(hint.__origin__))), None)
+            info.metavar = info.metavar or _name_value(hint.__origin__)
+            if kind is not None and info.min is info.max is None:
+                info.parser = _parse_whole_number if kind is int else _parse_number
+
+
+def _name_value(hint: Any) -> str:
+    """Return the placeholder of a value in the help."""
+    kinds = get_args(hint) or (hint,)
+    if get_origin(hint) is Literal:
+        return "|".join(kinds)
+    return next((name for kind, name in _VALUE_NAMES.items() if kind in kinds), "TEXT")
+
+
+def _parse_whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{quote_value(text)} is not a whole number") from None
+
+
+def _parse_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{quote_value(text)} is not a number") from None
 
 
 def _format_default(field: SettingField) -> str | bool:

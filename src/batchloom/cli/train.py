@@ -24,7 +24,7 @@ _NOT_STARTED_MESSAGE = "Stopped before the run began; nothing was left behind."
 
 @with_settings(TrainRequest)
 def train(*, settings: dict[str, Any]) -> None:
-    """Train a small GPT on a store or a file, or finetune a pretrained model.
+    """Train a small GPT, or finetune a pretrained model.
 
     Under torchrun every process is one rank.
     """
@@ -41,7 +41,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the files of the demo; created if missing.")] = Path("demo"),
     steps: Annotated[int | None, typer.Option(help="Number of steps to train.", min=1, show_default="250")] = None,
 ) -> None:
-    """Prepare, check, load, train and sample on real text, in three minutes.
+    """Prepare, train and sample real text, in three minutes.
 
     The text comes with Python: the demo needs no network and no account.
     """

@@ -139,8 +139,8 @@ class DedupRecipe:
     similarity: Annotated[
         float | None,
         Setting(
-            help="With --dedup near: share of common token runs from which documents count as near duplicates (nine "
-            "of ten such pairs are found).",
+            help="With --dedup near: share of common token runs from which documents count as near duplicates. Nine "
+            "of ten pairs that are this similar are found.",
             maximum=1,
             shown_default="0.8",
         ),
@@ -324,6 +324,7 @@ class Recipe:
             minimum=1,
             maximum=MAX_SHARD_TOKENS,
             option_type=str,
+            metavar="SIZE",
             shown_default="100M",
         ),
     ] = 100_000_000
