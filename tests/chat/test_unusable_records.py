@@ -51,7 +51,7 @@ def read_fault(form, record):
         (
             "instruction",
             {"question": "q", "answer": None},
-            "column 'answer' holds null, not the response",
+            "column 'answer' is null; fill in the response",
         ),
         (
             "instruction",

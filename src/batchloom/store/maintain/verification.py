@@ -147,7 +147,7 @@ def verify_store(
         verdict.faults += _list_subset_faults(folder / name, manifest, subset, on_bytes_read, provide_shard)
         removed_note = f", {subset.removed.documents:,} removed" if subset.removed else ""
         verdict.facts[name] = (
-            f"{format_count(subset.documents, 'document')}{removed_note}, {subset.tokens:,} tokens, "
+            f"{subset.documents:,} documents{removed_note}, {subset.tokens:,} tokens, "
             f"{format_count(len(subset.shards), 'shard')}"
         )
     if manifest.history:
