@@ -209,12 +209,12 @@ def fetch_rows(stores: Sequence[Store], blocks: Sequence[int], *rows: Rows) -> N
     for source, (store, block) in enumerate(zip(stores, blocks, strict=True)):
         if store.location.is_remote:
             documents = []
-            for some in rows:
-                spans = some.sources == source
-                if some.banned is not None:
+            for span_rows in rows:
+                spans = span_rows.sources == source
+                if span_rows.banned is not None:
                     # Banned spans are padding, and their documents may be missing.
-                    spans &= ~some.banned
-                documents.append(some.documents[spans])
+                    spans &= ~span_rows.banned
+                documents.append(span_rows.documents[spans])
             store.reader.fetch(np.unique(np.concatenate(documents)), block)
 
 
