@@ -1,5 +1,7 @@
-"""Write docs/settings.md: every declared setting, with its option, type, bounds, default and help."""
+"""Write docs/settings.md, a table of the declared settings, and docs/recipe.schema.json, the schema of recipe files."""
 
+import dataclasses
+import json
 import types
 import typing
 from collections.abc import Mapping
@@ -23,10 +25,12 @@ from batchloom.preparation import (
 from batchloom.train import StreamOptions, TrainSettings
 
 PAGE = Path(__file__).parent / "settings.md"
+RECIPE_SCHEMA = Path(__file__).parent / "recipe.schema.json"
 _HEADER = """# Settings
 
 Each setting is declared once, in a settings class. Its option on the command line, its keyword in Python, its key in a
-recipe file and this page derive from the declaration. `python docs/write_settings_page.py` writes the page.
+recipe file, the [schema of recipe files](recipe.schema.json) for editors and this page derive from the declaration.
+`python docs/write_settings_page.py` writes both.
 """
 _TABLE_HEAD = "| setting | option | value | default | meaning |\n|---|---|---|---|---|\n"
 # Prefix of a setting's key where several classes share one mapping.
@@ -101,5 +105,61 @@ def _format_default(field: SettingField) -> str:
     return "" if field.default in (None, MISSING, ()) else f"`{field.default}`"
 
 
+def format_recipe_schema() -> str:
+    """Return the JSON schema of recipe files, for completion and checks in editors."""
+    fields = [field for cls in (Recipe, ReadRecipe, ChatRecipe) for field in list_settings(cls)]
+    properties = {field.name: _describe_value(field) for field in fields}
+    properties["inputs"] = {
+        "description": "Files, folders, globs, URLs and data sets, in reading order.",
+        "type": "array",
+        "items": {"type": ["string", "object"]},
+    }
+    modes = next(field for field in list_settings(DedupRecipe) if field.name == "mode")
+    mode = _describe_value(modes)
+    properties["dedup"] = {
+        "description": mode["description"],
+        "anyOf": [{"enum": mode["enum"]}, _describe_class(DedupRecipe)],
+    }
+    properties["media"] = _describe_class(MediaRecipe, MediaLimits, FrameSampling)
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Recipe of batchloom prepare",
+        "type": "object",
+        "properties": dict(sorted(properties.items())),
+        "additionalProperties": False,
+    }
+    return json.dumps(schema, indent=1) + "\n"
+
+
+def _describe_class(*classes: type) -> dict[str, Any]:
+    properties = {
+        _KEY_PREFIXES.get(cls, "") + field.name: _describe_value(field)
+        for cls in classes
+        for field in list_settings(cls)
+    }
+    return {"type": ["object", "null"], "properties": properties, "additionalProperties": False}
+
+
+def _describe_value(field: SettingField) -> dict[str, Any]:
+    """Return the schema of a setting's value; short forms of texts are allowed, null is the default."""
+    setting, described = field.setting, {"description": field.setting.help}
+    if field.default not in (None, MISSING, ()):
+        described["default"] = field.default
+    if typing.get_origin(field.hint) is typing.Literal:
+        return {**described, "enum": [*typing.get_args(field.hint), None]}
+    if dataclasses.is_dataclass(field.hint):
+        return {**described, "anyOf": [{"type": ["number", "null"]}, _describe_class(field.hint)]}
+    kind = typing.get_origin(field.hint) or field.hint
+    names = {str: "string", int: "integer", float: "number", bool: "boolean", tuple: "array"}
+    types_of_value = [names.get(kind, "object"), "null"]
+    if (setting.option_type is str and kind is not str) or kind is tuple:
+        types_of_value.append("string")
+    bounds = {"minimum": setting.minimum, "maximum": setting.maximum, "exclusiveMaximum": setting.below}
+    if kind not in (int, float) or setting.check:
+        bounds = {}
+    return {**described, "type": types_of_value, **{name: value for name, value in bounds.items() if value is not None}}
+
+
 if __name__ == "__main__":
     PAGE.write_text(format_page())
+    RECIPE_SCHEMA.write_text(format_recipe_schema())

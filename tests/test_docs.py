@@ -13,7 +13,8 @@ import yaml
 
 import batchloom
 import batchloom.compat
-from batchloom.preparation import parse_clean_steps
+from batchloom.preparation import make_request, parse_clean_steps
+from batchloom.preparation.request import format_recipe
 from batchloom.text import find_clean_problems
 from processes import run_module
 
@@ -75,6 +76,24 @@ def test_source_files_that_a_page_names_exist(page):
 def test_the_settings_page_is_that_of_the_declarations():
     script = runpy.run_path(str(ROOT / "docs" / "write_settings_page.py"))
     assert (ROOT / "docs" / "settings.md").read_text() == script["format_page"]()
+    assert (ROOT / "docs" / "recipe.schema.json").read_text() == script["format_recipe_schema"]()
+
+
+def test_the_schema_of_recipe_files_accepts_recipes_and_finds_mistakes(tmp_path):
+    import jsonschema
+
+    schema = json.loads((ROOT / "docs" / "recipe.schema.json").read_text())
+    (tmp_path / "a.txt").write_text("text")
+    requests = [
+        {"tokenizer": "bytes", "dedup": {"mode": "near", "similarity": 0.7}, "tokens_per_shard": "1M", "fim": 0.5},
+        {"clean": ["control", {"length": {"most_words": 300}}], "max_bad": 7, "template": "chatml", "max_tokens": 100},
+    ]
+    for settings in requests:
+        recipe = make_request([str(tmp_path / "a.txt")], settings, None).recipe
+        jsonschema.validate(yaml.safe_load(format_recipe(recipe)), schema)
+    for wrong in ({"tokeniser": "bytes"}, {"val_fraction": 2}, {"overlong": "cut"}, {"dedup": {"modes": "near"}}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({"inputs": ["a.txt"], **wrong}, schema)
 
 
 def test_every_page_is_named_in_the_readme_and_every_public_name_in_the_reference():
