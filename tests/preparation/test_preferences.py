@@ -104,7 +104,7 @@ def test_the_same_whatever_the_units_and_after_any_kill(tmp_path):
 BAD_PAIRS = {
     "prompt lacking": ({"chosen": "a", "rejected": "b"}, "no column 'prompt'"),
     "chosen lacking": ({"prompt": "q", "rejected": "b"}, "no column 'chosen'"),
-    "rejected null": ({"prompt": "q", "chosen": "a", "rejected": None}, "'rejected' holds null"),
+    "rejected null": ({"prompt": "q", "chosen": "a", "rejected": None}, "'rejected' is null"),
     "one side empty": ({"prompt": "q", "chosen": "a", "rejected": " "}, "'rejected' is empty"),
     "a number": ({"prompt": "q", "chosen": 5, "rejected": "b"}, "'chosen' holds a number"),
     "both alike": ({"prompt": "q", "chosen": "a", "rejected": "a"}, "are equal"),

@@ -136,12 +136,12 @@ def _find_number_problem(value: object, setting: Setting, *, whole: bool) -> str
         bounds = f"of at least {minimum:,}" if maximum is None else f"from {minimum:,} to {maximum:,}"
         return "" if number is not None and minimum <= number <= most else f"is not a whole number {bounds}"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number:
-        return "is not a number"
     if below is not None:
-        return "" if minimum <= value < below else f"is not in [{minimum:g}, {below:g})"  # type: ignore[operator]
+        if is_number and minimum <= value < below:  # type: ignore[operator]
+            return ""
+        return f"is not {'' if is_number else 'a number '}in [{minimum:g}, {below:g})"
     bounds = f"of at least {minimum:g}" if maximum is None else f"from {minimum:g} to {maximum:g}"
-    return "" if minimum <= value <= most else f"is not a number {bounds}"  # type: ignore[operator]
+    return "" if is_number and minimum <= value <= most else f"is not a number {bounds}"  # type: ignore[operator]
 
 
 def suggest(word: str, candidates: Iterable[str]) -> str:
