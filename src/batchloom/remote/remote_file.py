@@ -137,7 +137,7 @@ def open_remote_file(url: str, size: int, stamp: int) -> BinaryIO:
     Args:
         url: URL of the file.
         size: size of the file in bytes.
-        stamp: number of the file's version, of which the bytes read are cached for later readers.
+        stamp: number of the file's version; the bytes read of it are cached for later readers.
 
     Reading raises:
         InputMissingError: the file no longer exists.

@@ -128,7 +128,7 @@ class Augmentation:
     """Augmentation prepared for the batches of one store."""
 
     settings: Augment  # the settings, with ``mask_id`` resolved
-    # True for special ids [at most the largest special id + 2]; the last entry stands for all larger ids.
+    # True for special ids [at most the largest special id + 2]; the last entry is that of all larger ids.
     special: NDArray[np.bool_]
     replacement_ids: NDArray[np.int64]  # ids that may be drawn, int64; empty if none is drawn
     choice_key: HashKey  # selects tokens

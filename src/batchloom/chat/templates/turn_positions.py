@@ -64,7 +64,7 @@ class Marker:
 
 
 def find_unused_plane(text: str) -> int | None:
-    """Return a private-use plane of which ``text`` has no character, or None."""
+    """Return a private-use plane without a character in ``text``, or None."""
     return next((plane for plane, pattern in enumerate(_PLANE_PATTERNS) if not pattern.search(text)), None)
 
 

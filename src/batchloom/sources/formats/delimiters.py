@@ -126,7 +126,7 @@ class RecordBlock:
 
     offset: int
     data: bytes
-    # One record above ``ReadLimits.record_bytes``, of which ``data`` is only the beginning.
+    # One record above ``ReadLimits.record_bytes``; ``data`` is only its beginning.
     oversize: bool = False
 
 
