@@ -78,5 +78,17 @@ def test_every_stage_of_a_job_is_reported_and_no_other(dry_run, tmp_path):
     phases, stages = report.seconds_by_phase, report.content.stages
     assert {name for name in phases if name not in stages} == {"tokenize"}
     assert all(phases[name] == stages[name].seconds for name in phases if name in stages)
-    # The phases cover the complete time of the job.
-    assert 0.8 * report.seconds < sum(phases.values()) <= report.seconds + 0.01
+
+
+def test_the_phases_cover_the_complete_time_of_a_job(tmp_path):
+    (tmp_path / "a.csv").write_text("text\n" + "".join(f"one line {n}\n" for n in range(2000)))
+    recipe = make_recipe(inputs=(str(tmp_path / "a.csv"),), tokenizer="train:300", dedup="lines")
+    shares = []
+    # A busy machine may stop the process between two phases; a missing phase is missing each time.
+    for number in range(3):
+        out = tmp_path / f"out{number}"
+        run_recipe(recipe, out, lambda event: None, settings=RunSettings(unit_bytes=4000, execution=INLINE))
+        report = read_report(out)
+        shares.append(sum(report.seconds_by_phase.values()) / report.seconds)
+    assert max(shares) > 0.8
+    assert all(share < 1.05 for share in shares)
