@@ -45,8 +45,8 @@ PAIRS = [
         "chosen=chosen_turn,rejected=rejected_turn,prompt=prompt",
     ),
     (
-        {"prompt": "<asked>", "chosen_response": "<good>", "rejected_response": "<bad>"},
-        "chosen=chosen_response,rejected=rejected_response,prompt=prompt",
+        {"prompt": "<asked>", "chosen_reply": "<good>", "rejected_reply": "<bad>"},
+        "chosen=chosen_reply,rejected=rejected_reply,prompt=prompt",
     ),
     (
         {

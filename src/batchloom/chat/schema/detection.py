@@ -9,11 +9,12 @@ from typing import Any
 
 import orjson
 
-from batchloom.chat.schema.record_keys import check_first_records, describe_unreadable, drop_keys
+from batchloom.chat.schema.record_keys import check_first_records, describe_unreadable, drop_keys, list_messages
 from batchloom.chat.schema.record_media import is_medium_part
 from batchloom.chat.schema.schemas import (
     FORM_RULES,
     INTERLEAVED_RULE,
+    LAST_PROMPT_COLUMN,
     PROMPT_COLUMNS,
     RESPONSE_COLUMNS,
     TURN_COLUMNS,
@@ -71,6 +72,8 @@ _METADATA_WORDS = {
     *("id", "uid", "uuid", "idx", "index", "hash", "url", "uri", "lang", "language", "split"),
     *("date", "time", "timestamp", "score", "license", "num", "count", "length"),
 }
+# Roles and senders of a turn that the model answers.
+_ASKING_ROLES = frozenset(("user", "human", "tool", "observation"))
 # Roles without which a record would mean something else.
 _ALL_OR_NONE_ROLES = ("prompt", "label", "labels", "loss_mask", "attention_mask")
 _RULES_BY_FORM: dict[SchemaForm, FormRule] = {rule.form: rule for rule in FORM_RULES}
@@ -191,19 +194,43 @@ def _fit_form(rule: FormRule, records: Sequence[Row], mapping: Mapping[str, str]
     fitting = sum(
         all(_holds_role(rule.form, role, row, columns[role][0], mapping) for role in rule.required) for row in records
     )
-    single = rule.form == "pair" and any(
-        isinstance(get_column_value(row, columns["chosen"][0]), dict) for row in records
-    )
     used = {names[0] for names in columns.values()}
     for role, names in rule.optional.items():
-        candidate_names = (*PROMPT_COLUMNS, *TURN_COLUMNS) if role == "prompt" and single else names
+        candidate_names = names
+        if rule.form == "pair" and role == "prompt":
+            candidate_names = (*names, *_find_further_prompts(columns, records))
         if optional_columns := _choose_optional_columns(rule.form, role, candidate_names, records, mapping, used):
             columns[role] = optional_columns
+            used.update(optional_columns)
     if not fitting:
         return 0, None
     late = _find_late_columns(rule, columns, records, mapping)
     mapped = any(mapping.get(role) for role in rule.required)
     return fitting, Schema(rule.form, columns, _describe_schema(rule, columns, records), late, mapped)
+
+
+def _find_further_prompts(columns: RoleColumns, records: Sequence[Row]) -> tuple[str, ...]:
+    """Return the columns that are the prompt of these pairs if they have no other."""
+    sides = columns["chosen"][0], columns["rejected"][0]
+    is_ranking = any(_is_ranking(row, *sides) for row in records)
+    has_input = any(
+        isinstance(get_column_value(row, sides[0]), str | dict) and is_non_empty(row.get(LAST_PROMPT_COLUMN))
+        for row in records
+    )
+    return (*(TURN_COLUMNS if is_ranking else ()), *([LAST_PROMPT_COLUMN] if has_input else ()))
+
+
+def _is_ranking(row: Row, chosen: str, rejected: str) -> bool:
+    """Return whether the turns of a record are the prompt of its two answers.
+
+    So they are in LLaMA-Factory's ranking sets, where each answer is one message, and in axolotl's
+    (chat_template.default), where the turns end before the answer.
+    """
+    answers = [get_column_value(row, name) for name in (chosen, rejected)]
+    if all(isinstance(answer, dict) for answer in answers):
+        return True
+    turns = next((messages for name in TURN_COLUMNS if (messages := list_messages(row.get(name)))), [])
+    return bool(turns) and all(map(is_non_empty, answers)) and _get_turn_role(turns[-1]) in _ASKING_ROLES
 
 
 def _has_any_media(schema: Schema, records: Sequence[Row]) -> bool:
@@ -307,12 +334,11 @@ def _holds_role(form: SchemaForm, role: str, row: Row, column: str, mapping: Map
     value = get_column_value(row, column)
     if value is None or role in mapping:
         return value is not None
-    if role == "messages" and isinstance(row.get("chosen"), dict) and isinstance(row.get("rejected"), dict):
-        # In LLaMA-Factory's ranking sets the turns are the prompt, and the answers have their own columns.
+    if role == "messages" and _is_ranking(row, "chosen", "rejected"):
         return False
     if form == "interleaved":
         return _is_text_or_parts(value)
-    if column in TURN_COLUMNS:
+    if column in TURN_COLUMNS and role != "prompt":
         return is_turns(value)
     if role in _ROLE_CHECKS:
         return _ROLE_CHECKS[role](value)

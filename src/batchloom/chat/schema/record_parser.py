@@ -173,7 +173,10 @@ class SchemaReader:
     def _read_prompt(self, row: Row) -> Turns:
         """Return the turns before the answer: history, prompt and context."""
         prompt = self._prompt.get(row)
-        turns = make_turns(row, self._prompt, prompt, "user")
+        if self._prompt.names[0] in TURN_COLUMNS and isinstance(parsed := parse_messages(prompt), list):
+            turns = read_turns(parsed, self._prompt.names[0])
+        else:
+            turns = make_turns(row, self._prompt, prompt, "user")
         if self._prompt_columns.isdisjoint(row):
             return turns
         context = self._context.get(row)
@@ -276,10 +279,10 @@ class SchemaReader:
         else:
             best = make_turns(row, self._chosen, good, "assistant")
         turns = best, make_turns(row, self._rejected, bad, "assistant")
-        if prompt is None and isinstance(bad, str) and len(best[0]) > 1:
-            # As in ms-swift, a rejected text replaces the last turn of the conversation.
-            (messages, flags), rejected = turns
-            prompt, turns = (messages[:-1], flags[:-1]), ((messages[-1:], flags[-1:]), rejected)
+        if prompt is None and len(best[0]) > 1 and (isinstance(bad, str) or turns_only) and not _has_user(turns[1]):
+            # As in ms-swift, a rejected answer replaces all turns after the last question.
+            prompt, good_end = _split_after_last_user(best, names)
+            turns = good_end, turns[1]
         if prompt is None:
             prompt, turns = _split_common_prompt(turns, names)
         ends = [_split_answer(prompt, end, side.names[0]) for end, side in zip(turns, sides, strict=True)]
@@ -424,13 +427,28 @@ def _check_no_media(row: Row, schema: Schema) -> None:
             raise UnusableRecordError(f"column {name!r} is not empty: {reason}")
 
 
+def _has_user(turns: Turns) -> bool:
+    return any(message["role"] == "user" for message in turns[0])
+
+
+def _split_after_last_user(turns: Turns, names: tuple[str, str]) -> tuple[Turns, Turns]:
+    """Split a conversation after its last question."""
+    messages, flags = turns
+    start = len(messages)
+    while start and messages[start - 1]["role"] != "user":
+        start -= 1
+    if not start:
+        raise _missing_prompt_error(names)
+    return (messages[:start], flags[:start]), (messages[start:], flags[start:])
+
+
 def _split_common_prompt(turns: tuple[Turns, Turns], names: tuple[str, str]) -> tuple[Turns, tuple[Turns, Turns]]:
     """Split two conversations into their common leading turns and their endings."""
     (good, good_flags), (bad, bad_flags) = turns
     common_length = 0
     while common_length < min(len(good), len(bad)) and good[common_length] == bad[common_length]:
         common_length += 1
-    if not any(message["role"] == "user" for message in good[:common_length]):
+    if not _has_user((good[:common_length], [])):
         raise _missing_prompt_error(names)
     return (
         (good[:common_length], good_flags[:common_length]),

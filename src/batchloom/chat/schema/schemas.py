@@ -34,6 +34,10 @@ _SYSTEM_COLUMNS = ("system", "system_prompt")
 _TOOLS_COLUMNS = ("tools",)
 _LABEL_COLUMNS = ("label", "kto_tag")
 _SWIFT_REJECTED_COLUMNS = ("rejected_response", "rejected_messages")
+CHOSEN_COLUMNS = ("chosen", "chosen_response")
+REJECTED_COLUMNS = ("rejected", "rejected_response")
+# The prompt of axolotl's pairs (chatml.icr), which is a context next to any other prompt.
+LAST_PROMPT_COLUMN = "input"
 _MEDIA_COLUMNS: dict[str, tuple[str, ...]] = {
     "images": ("images", "image"),
     "audios": ("audios", "audio"),
@@ -84,7 +88,7 @@ FORM_RULES = (
         {"messages": TURN_COLUMNS},
         {"system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS, "label": _LABEL_COLUMNS, **_MEDIA_COLUMNS},
     ),
-    FormRule("pair", {"chosen": ("chosen",), "rejected": ("rejected",)}, _PAIR_OPTIONAL_COLUMNS),
+    FormRule("pair", {"chosen": CHOSEN_COLUMNS, "rejected": REJECTED_COLUMNS}, _PAIR_OPTIONAL_COLUMNS),
     FormRule(
         "prompt-completion",
         {"prompt": ("prompt",), "completion": ("completion",)},
@@ -101,6 +105,12 @@ FORM_RULES = (
             "label": _LABEL_COLUMNS,
             **_MEDIA_COLUMNS,
         },
+    ),
+    # axolotl's labelled conversations (kto chatml.argilla_chat).
+    FormRule(
+        "messages",
+        {"messages": ("completion",)},
+        {"system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS, "label": _LABEL_COLUMNS, **_MEDIA_COLUMNS},
     ),
     FormRule(
         "tokens",
