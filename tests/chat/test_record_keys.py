@@ -49,6 +49,8 @@ RECORDS = {
         {"prompt": "p", "chosen": "c", "rejected": "r"},
         {"messages": TALK, "label": True},
     ],
+    "prompt": [{"prompt": "p"}],
+    "steps": [{"prompt": "p", "completions": ["s"], "labels": [True]}],
     "tokens": [{"input_ids": [5, 6, 7]}],
 }
 # For each unsupported key, a value that changes training in the library that defines it.
@@ -74,8 +76,8 @@ NEUTRAL = {
 }
 
 
-def read_record(record, mapping=None, ignore=()):
-    schema = detect_schema([record], mapping, ignore=ignore)
+def read_record(record, mapping=None, ignore=(), carry=None):
+    schema = detect_schema([record], mapping, ignore=ignore, carry=carry)
     return make_record_reader(schema)(record)
 
 
@@ -83,6 +85,8 @@ def has_role(record, name):
     """Return whether the form of a record has a role for the column."""
     if name == "tools":
         return "instruction" not in record
+    if name == "history" and record == {"prompt": "p"}:
+        return True
     return name == "history" and bool({"instruction", "chosen"} & record.keys())
 
 
@@ -98,7 +102,8 @@ def list_unsupported_cases():
 def test_an_unsupported_column_is_an_error_that_names_its_library(kind, record, name):
     # 5 is no label: a kto_tag that is a label is used.
     changed_record = {**record, name: 5 if name == "kto_tag" else EFFECTIVE.get(name, "x")}
-    schema = detect_schema([record], media=kind == "interleaved")
+    carry = {} if kind == "prompt" else None
+    schema = detect_schema([record], media=kind == "interleaved", carry=carry)
     assert schema.kind == kind
     library = COLUMN_TABLES[kind].unsupported[name].library
     if name in ("rejected_response", "rejected_messages") and "chosen" not in record:
@@ -108,19 +113,19 @@ def test_an_unsupported_column_is_an_error_that_names_its_library(kind, record, 
             make_record_reader(schema)(changed_record)
         return
     with pytest.raises(SchemaError) as caught:
-        detect_schema([changed_record])
+        detect_schema([changed_record], carry=carry)
     assert f"{name!r} is not supported ({library}: " in str(caught.value)
     assert f"--ignore {name}" in str(caught.value)
     # A late column makes a bad record.
     with pytest.raises(UnusableRecordError, match=f"'{name}' is not supported"):
         make_record_reader(schema)(changed_record)
     # With --ignore, the record is read as if it lacked the column.
-    ignored = make_record_reader(detect_schema([changed_record], ignore=[name]))(changed_record)
+    ignored = make_record_reader(detect_schema([changed_record], ignore=[name], carry=carry))(changed_record)
     assert repr(ignored) == repr(make_record_reader(schema)(record))
     for empty in (None, "", []):
         assert repr(make_record_reader(schema)({**record, name: empty})) == repr(ignored)
     if name in NEUTRAL:
-        assert repr(read_record({**record, name: NEUTRAL[name]})) == repr(ignored)
+        assert repr(read_record({**record, name: NEUTRAL[name]}, carry=carry)) == repr(ignored)
 
 
 @pytest.mark.parametrize("name", MESSAGE_KEYS.unsupported)
@@ -432,6 +437,8 @@ def test_used_names_are_those_of_the_forms():
         for columns in (*rule.required.values(), *rule.optional.values())
         for name in columns
     }
-    assert names == frozenset().union(*(table.used for kind, table in COLUMN_TABLES.items() if kind != "interleaved"))
+    assert names == frozenset().union(
+        *(table.used for kind, table in COLUMN_TABLES.items() if kind not in ("interleaved", "prompt"))
+    )
     for table in (*COLUMN_TABLES.values(), MESSAGE_KEYS):
         assert not table.metadata & table.unsupported.keys()

@@ -457,8 +457,8 @@ def test_every_setting_has_its_key():
     groups = {"reading", "chat", "inputs", "sources"}
     names = [field.name for group in (Recipe, ReadRecipe, ChatRecipe) for field in fields(group)]
     assert sorted(SETTINGS) == sorted(set(names) - groups)
-    recipe, optional_keys = Recipe(inputs=("a",)), {"ignore", "balance_subsets", "follow_links"}
-    read_recipe = ReadRecipe(ignore=("lang",))
+    recipe, optional_keys = Recipe(inputs=("a",)), {"ignore", "prompts", "carry", "balance_subsets", "follow_links"}
+    read_recipe = ReadRecipe(ignore=("lang",), prompts=True, carry=("answer",))
     changed = replace(recipe, reading=read_recipe, balance_subsets=False, follow_links=True)
     for printed_recipe, missing in ((recipe, optional_keys), (changed, set())):
         lines = format_recipe(printed_recipe).splitlines()

@@ -27,6 +27,7 @@ from batchloom.core.settings import as_int, quote_value
 from batchloom.plan import Edit, Mesh
 from batchloom.plan.order import RankPlacement
 from batchloom.store import Store
+from batchloom.store.format import PREFERENCE_READERS
 
 MicroBatch = dict[str, Any]
 
@@ -326,8 +327,10 @@ def list_megatron_prefixes(store: Store) -> list[str]:
             f"{store.location.name} is generated as it is read and has no shards: write it with batchloom prepare."
         )
     if store.contents.preferences:
+        reader = PREFERENCE_READERS[store.contents.preferences]
         raise InputError(
-            f"{store.location.name} holds preferences, and Megatron would also train on the rejected answers."
+            f"{store.location.name} holds {reader.contents}, which Megatron would train on as texts: read it with "
+            f"{reader.name}."
         )
     if store.masked:
         untrained_tokens = store.tokens - store.contents.trained_tokens

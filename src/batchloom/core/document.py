@@ -93,7 +93,8 @@ class Conversation:
         trained: for each message, whether the record itself marks it as trained (a ``train``
             flag, a ``weight``); None if it does not, and ``train_on`` decides.
         completion: index of the first message of the completion, for prompt-completion records;
-            None for others.
+            None for others. If it is the number of messages, the conversation is a prompt, and its text ends
+            with the beginning of the answer.
         media: media of the typed content parts, in their order.
     """
 
@@ -102,6 +103,11 @@ class Conversation:
     trained: list[bool | None] = field(default_factory=list)
     completion: int | None = None
     media: list[Medium] = field(default_factory=list)
+
+    @property
+    def is_prompt(self) -> bool:
+        """True if the completion is still to be written."""
+        return self.completion == len(self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +147,31 @@ class LabelledConversation:
 
     conversation: Conversation
     label: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CarryingPrompt:
+    """A prompt without its answer, and the columns that its document carries.
+
+    Attributes:
+        conversation: the prompt (:attr:`Conversation.is_prompt`).
+        fields: JSON object of the messages (``prompt``) and the carried columns, in UTF-8.
+    """
+
+    conversation: Conversation
+    fields: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SteppedAnswer:
+    """An answer in steps, each labelled good or bad (stepwise supervision).
+
+    Attributes:
+        prompt: the prompt.
+        steps: texts of the steps, in order.
+        labels: label of each step, True for good.
+    """
+
+    prompt: str
+    steps: list[str]
+    labels: list[bool]

@@ -26,7 +26,9 @@ from .format.shard_sidecars import (
     BAD as BAD,
     CHOSEN as CHOSEN,
     GOOD as GOOD,
+    PROMPT as PROMPT,
     REJECTED as REJECTED,
+    STEPS as STEPS,
     map_signature_file as map_signature_file,
 )
 from .format.store_lengths import StoreLengths as StoreLengths
@@ -41,6 +43,7 @@ from .maintain.removal import compact_store as compact_store, remove_documents a
 from .maintain.verification import verify_prefix as verify_prefix, verify_store as verify_store
 from .read.document_walk import find_documents as find_documents, iter_document_ranges as iter_document_ranges
 from .read.preference_reader import LabelledAnswers as LabelledAnswers, PreferencePairs as PreferencePairs
+from .read.prompt_reader import LabelledSteps as LabelledSteps, StoredPrompts as StoredPrompts
 from .read.store_opening import open_store as open_store
 from .read.store_reader import Store as Store, decode_beginning as decode_beginning
 from .read.stored_media import StoreMedia as StoreMedia

@@ -25,7 +25,7 @@ from batchloom.preparation.workers import MessageCallback, TaskFunction
 from batchloom.sources import RecordBounds, format_record_name, make_bad_record_error
 from batchloom.sources.files import Source
 from batchloom.store import wrap_write_errors
-from batchloom.store.format import SUBSETS, StoredMedium, get_facts_kind, read_blob
+from batchloom.store.format import PREFERENCE_READERS, SUBSETS, StoredMedium, get_facts_kind, read_blob
 from batchloom.store.write import make_folder
 from batchloom.streaming.record_ranges import RangeGroup, RangeRecordReader
 
@@ -283,6 +283,11 @@ class RangeCollector:
         if len(rows):
             self.documents.append((tokens, rows, trained, media))
 
+    def add_fields(self, fields: Sequence[bytes]) -> None:
+        """Refuse carried columns: a stream refuses their documents before it reads them."""
+        if fields:
+            raise AssertionError("a stream has no documents that carry columns")
+
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
         if self.log is not None:
             self.log.add_bad(part, bad_records)
@@ -510,9 +515,10 @@ class LaneReader:
             record_parser = self._record_parsers.get_parser(source)
             if record_parser.preferences:
                 raise InputError(
-                    f"{source.name} holds preferences ({record_parser.detected}), and a stream would also train on the "
-                    "rejected answers. Prepare them (batchloom prepare) for a preference trainer, or select the "
-                    "trained part with mapping= (docs/preferences.md)."
+                    f"{source.name} holds {PREFERENCE_READERS[record_parser.preferences].contents} "
+                    f"({record_parser.detected}), and a stream would train on them as texts. Prepare them (batchloom "
+                    "prepare) for a trainer of that objective, or select the trained part with mapping= "
+                    "(docs/preferences.md)."
                 )
             self._has_conversations |= record_parser.templated
         return self._context.templated_context if self._has_conversations else self._context.encode_context

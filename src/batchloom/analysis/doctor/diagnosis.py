@@ -41,7 +41,7 @@ from batchloom.preparation.settings import (
     parse_names,
 )
 from batchloom.store import open_store
-from batchloom.store.format import UINT16_IDS
+from batchloom.store.format import PREFERENCE_READERS, UINT16_IDS
 
 _DEFAULT_OUT = "store"
 
@@ -138,6 +138,10 @@ def _make_prepare_command(recipe: Recipe, inputs: Iterable[str], suggestion: str
         words += ["--map", mapping]
     if recipe.reading.ignore:
         words += ["--ignore", ",".join(recipe.reading.ignore)]
+    if recipe.reading.prompts:
+        words.append("--prompts")
+    if recipe.reading.carry:
+        words += ["--carry", ",".join(recipe.reading.carry)]
     if (media := recipe.reading.media) is not None:
         words += ["--processor", media.processor]
         words += ["--data-folder", media.data_folder] if media.data_folder is not None else []
@@ -255,6 +259,8 @@ def _make_read_recipe(options: DocumentOptions) -> ReadRecipe:
     return ReadRecipe(
         mapping=dict(given.get("mapping", {})),
         ignore=parse_names(given.get("ignore", ())),
+        prompts=given.get("prompts", False),
+        carry=parse_names(given.get("carry", ()), "carry"),
         media=parse_media(given.get("media")),
         **_select(given, ("text_field", "split_on", "normalize")),
     )
@@ -319,9 +325,10 @@ def _describe_prepared(prepared: PreparedFacts) -> str:
             "--document-tokens), which the file may not record, and --tokenizer or --vocab-size."
         )
     if prepared.inspection and prepared.inspection.preferences:
+        reader = PREFERENCE_READERS[prepared.inspection.preferences]
         return (
-            f"{prepared.path} holds preferences ({prepared.inspection.preferences}): preference trainers read it with "
-            "batchloom.store.PreferencePairs, and batchloom train rejects it."
+            f"{prepared.path} holds {reader.contents}: {reader.trainers} read it with {reader.name}, and batchloom "
+            "train rejects it."
         )
     if prepared.inspection and prepared.inspection.processor:
         return (

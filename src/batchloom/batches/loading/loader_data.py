@@ -19,7 +19,7 @@ from batchloom.plan import LanePlan, Mixture, Plan, SourceSpec, choose_lane_pool
 from batchloom.plan.order import SOURCE, SourceOrder
 from batchloom.plan.packing import CUTTING_STRATEGIES, OverlongMode, Rows
 from batchloom.store import Store, StoreMedia, read_range_bounds
-from batchloom.store.format import StoredMedium, find_generation
+from batchloom.store.format import PREFERENCE_READERS, StoredMedium, find_generation
 from batchloom.store.read import has_media
 
 LoaderData = Store | Mixture | Plan | LanePlan | RawStream
@@ -71,17 +71,22 @@ def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) ->
 
 
 def check_no_preferences(store: Store) -> None:
-    """Reject a store of preferences, which holds rejected answers."""
-    if not store.contents.preferences:
+    """Reject a store for another objective than the next token."""
+    kind = store.contents.preferences
+    if not kind:
         return
-    remedy = {
+    reader = PREFERENCE_READERS[kind]
+    remedies = {
         "pairs": "To train only the chosen answers, prepare the data again with --map prompt=prompt,completion=chosen "
         "(where chosen holds whole conversations --map messages=chosen, whole texts --map text=chosen)",
         "labels": "To train only the good answers, keep only their records and prepare those with --map label=",
-    }[store.contents.preferences]
+        "prompts": "To train on answers, prepare the data again without --prompts",
+        "steps": "To train on the texts of the steps, write each record as a prompt and its completion",
+    }
+    consequence = "also train the rejected answers" if kind in ("pairs", "labels") else "train them as texts"
     raise InputError(
-        f"{store.location.name} holds preferences ({store.contents.preferences}): a loader would also train the "
-        f"rejected answers. Preference trainers read them with batchloom.store.PreferencePairs. {remedy}."
+        f"{store.location.name} holds {reader.contents}: a loader would {consequence}. "
+        f"{reader.trainers.capitalize()} read them with {reader.name}. {remedies[kind]}."
     )
 
 

@@ -12,10 +12,12 @@ import orjson
 from batchloom.chat.schema.record_keys import check_first_records, describe_unreadable, drop_keys, list_messages
 from batchloom.chat.schema.record_media import is_medium_part
 from batchloom.chat.schema.schemas import (
+    CHOSEN_COLUMNS,
     FORM_RULES,
     INTERLEAVED_RULE,
     LAST_PROMPT_COLUMN,
     PROMPT_COLUMNS,
+    PROMPT_RULES,
     RESPONSE_COLUMNS,
     TURN_COLUMNS,
     FormRule,
@@ -38,6 +40,8 @@ from batchloom.core.wording import BYTES_REMEDY, describe_json_type, format_list
 RoleColumns = dict[str, tuple[str, ...]]
 # Columns in order, each with the trait of its value that detection uses.
 RecordShape = tuple[tuple[str, str | None], ...]
+# Names that only one library uses, which the list of known columns in errors leaves out.
+_RARE_COLUMNS = frozenset((*CHOSEN_COLUMNS[1:], "completions", "labels"))
 _KNOWN_COLUMNS = tuple(dict.fromkeys(name for rule in FORM_RULES for names in rule.required.values() for name in names))
 # Words in an unknown column name that indicate its role.
 _ROLE_WORDS = {
@@ -80,7 +84,12 @@ _RULES_BY_FORM: dict[SchemaForm, FormRule] = {rule.form: rule for rule in FORM_R
 
 
 def detect_schema(
-    records: Sequence[Row], mapping: Mapping[str, str] | None = None, *, media: bool = False, ignore: Iterable[str] = ()
+    records: Sequence[Row],
+    mapping: Mapping[str, str] | None = None,
+    *,
+    media: bool = False,
+    ignore: Iterable[str] = (),
+    carry: Mapping[str, str] | None = None,
 ) -> Schema:
     """Detect the schema of a source from its first records.
 
@@ -95,6 +104,7 @@ def detect_schema(
             disables the role. Roles that it does not name are still detected.
         media: whether images and audio are read; if so, texts may hold media, too.
         ignore: columns and message keys that are treated as absent.
+        carry: if given, only prompts are read, and each carries these columns, by the name they get.
 
     Raises:
         SettingsError: roles that are unknown or cannot be combined.
@@ -108,7 +118,7 @@ def detect_schema(
     if ignored:
         records = [drop_keys(row, ignored) for row in records]
     mapping = match_mapping_columns(mapping, (name for row in records for name in row))
-    _check_mapped_columns(records, mapping)
+    _check_named_columns(records, mapping, {} if carry is None else carry)
     left_out = frozenset(
         name
         for rule in FORM_RULES
@@ -116,16 +126,23 @@ def detect_schema(
         if mapping.get(role) == ""
         for name in names
     )
-    schema = replace(_find_best_schema(records, mapping, media=media), ignored=ignored, left_out=left_out)
+    if carry is not None:
+        rules: Sequence[FormRule] = PROMPT_RULES
+    elif media:
+        rules = (*FORM_RULES[:-1], INTERLEAVED_RULE, FORM_RULES[-1])
+    else:
+        rules = FORM_RULES
+    schema = _find_best_schema(records, mapping, rules)
+    schema = replace(schema, ignored=ignored, left_out=left_out, carried=tuple((carry or {}).items()))
     check_first_records(records, schema)
     return schema
 
 
-def _find_best_schema(records: Sequence[Row], mapping: Mapping[str, str], *, media: bool) -> Schema:
+def _find_best_schema(records: Sequence[Row], mapping: Mapping[str, str], rules: Sequence[FormRule]) -> Schema:
     """Return the first schema that fits half of the records, else the best fit."""
     mapped_roles = {role for role, column in mapping.items() if column}
     best: tuple[int, Schema] | None = None
-    for rule in (*FORM_RULES[:-1], INTERLEAVED_RULE, FORM_RULES[-1]) if media else FORM_RULES:
+    for rule in rules:
         if not mapped_roles <= rule.roles or any(mapping.get(role) == "" for role in rule.required):
             continue
         fitting, schema = _fit_form(rule, records, mapping)
@@ -135,9 +152,21 @@ def _find_best_schema(records: Sequence[Row], mapping: Mapping[str, str], *, med
             return schema
         if schema is not None and fitting > (best[0] if best else 0):
             best = fitting, schema
+    if best is None and rules is PROMPT_RULES:
+        raise _missing_prompt_error(records)
     if best is None:
         raise unrecognised_schema_error(records, mapping)
     return best[1]
+
+
+def _missing_prompt_error(records: Sequence[Row]) -> SchemaError:
+    columns = list(dict.fromkeys(name for row in records for name in row))
+    names = [name for rule in PROMPT_RULES for column_names in rule.required.values() for name in column_names]
+    return SchemaError(
+        f"no prompt: the records have {format_columns(columns)} and none of {format_columns(names)}; name the column "
+        "that holds the prompt with --map prompt=...",
+        columns,
+    )
 
 
 def compute_record_shape(records: Sequence[Row]) -> RecordShape | None:
@@ -169,12 +198,17 @@ def _get_value_trait(value: Any) -> str | None:
     return None
 
 
-def _check_mapped_columns(records: Sequence[Row], mapping: Mapping[str, str]) -> None:
+def _check_named_columns(records: Sequence[Row], mapping: Mapping[str, str], carry: Mapping[str, str]) -> None:
     problems = []
     columns = dict.fromkeys(name for row in records for name in row)
     for role, column in mapping.items():
         if column and all(get_column_value(row, column) is None for row in records):
             problems.append(f"--map {role}={column}: no column {column!r}{suggest(column, columns)}")
+    problems += [
+        f"--carry {column}: no column {column!r}{suggest(column, columns)}"
+        for column in carry.values()
+        if all(column not in row and get_column_value(row, column) is None for row in records)
+    ]
     if problems:
         sentence = (
             f"{'; '.join(problems)}; the records have {format_columns(columns)}: name columns that every input has, "
@@ -316,6 +350,7 @@ _ROLE_CHECKS: dict[str, Callable[[Any], bool]] = {
     "messages": is_turns,
     "text": lambda value: isinstance(value, str),
     "label": lambda value: parse_label(value) is not None,
+    "completions": lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
     **dict.fromkeys(("input_ids", "labels", "loss_mask", "attention_mask"), _is_number_series),
 }
 
@@ -367,6 +402,10 @@ def _describe_result(rule: FormRule, columns: RoleColumns, records: Sequence[Row
         return "text with media"
     if rule.form == "tokens":
         return "token ids"
+    if rule.form == "prompt":
+        return "prompts"
+    if rule.form == "steps":
+        return "steps with labels"
     if rule.form == "pair":
         return "preference pairs" + ("" if "prompt" in columns else ", the prompt in both")
     first = "messages" if rule.form == "messages" else "prompt"
@@ -439,7 +478,7 @@ def _describe_known_columns(columns: Mapping[str, Any]) -> str:
     near_names = [f"{name!r} is near {close[0]!r}" for name, close in near.items() if close and close[0] != name]
     if near_names:
         return f"nearest known columns: {', '.join(near_names)}"
-    return f"known columns are {', '.join(_KNOWN_COLUMNS)}"
+    return f"known columns are {', '.join(name for name in _KNOWN_COLUMNS if name not in _RARE_COLUMNS)}"
 
 
 def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:

@@ -14,6 +14,7 @@ import orjson
 from batchloom.chat.schema.schemas import (
     FORM_RULES,
     INTERLEAVED_RULE,
+    PROMPT_RULES,
     Row,
     Schema,
     SchemaKind,
@@ -153,7 +154,7 @@ def _used_columns(*kinds: SchemaKind) -> frozenset[str]:
     """Return the known column names of the forms that can become one of these kinds."""
     return frozenset(
         name
-        for rule in (*FORM_RULES, INTERLEAVED_RULE)
+        for rule in (*FORM_RULES, *PROMPT_RULES, INTERLEAVED_RULE)
         if kinds and not rule.kinds.isdisjoint(kinds)
         for names in (*rule.required.values(), *rule.optional.values())
         for name in names
@@ -185,6 +186,15 @@ COLUMN_TABLES: dict[SchemaKind, KeyTable] = {
             "rejected_messages": _SWIFT_PAIR_KEY,
         },
     ),
+    "prompt": KeyTable(
+        _used_columns("prompt"),
+        _METADATA,
+        {
+            name: _ANY_CONVERSATION[name]
+            for name in ("chat_template_kwargs", "functions", "objects", "tools", "history")
+        },
+    ),
+    "steps": KeyTable(_used_columns("steps"), _METADATA, {}),
     "tokens": KeyTable(
         _used_columns("tokens"),
         _METADATA,
@@ -277,7 +287,8 @@ def describe_unsupported(subject: str, entry: UnsupportedKey, names: Sequence[st
 
 
 def _list_read_columns(schema: Schema) -> frozenset[str]:
-    return top_level_columns(name for names in schema.columns.values() for name in names)
+    roles = (name for names in schema.columns.values() for name in names)
+    return top_level_columns((*roles, *(column for _, column in schema.carried)))
 
 
 def unsupported_columns(schema: Schema) -> dict[str, UnsupportedKey]:

@@ -1,5 +1,6 @@
-"""Parsers of records: texts, conversations, preferences, media and token ids."""
+"""Parsers of records: texts, conversations, preferences, prompts and token ids."""
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,14 @@ from batchloom.chat.schema.schemas import (
     top_level_columns,
 )
 from batchloom.chat.schema.turns import Turns, is_empty_text, read_tools, read_turns
-from batchloom.core.document import Conversation, InterleavedText, LabelledConversation, PreferencePair
+from batchloom.core.document import (
+    CarryingPrompt,
+    Conversation,
+    InterleavedText,
+    LabelledConversation,
+    PreferencePair,
+    SteppedAnswer,
+)
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
 from batchloom.core.wording import BYTES_REMEDY, describe_json_type, format_count
@@ -37,6 +45,10 @@ from batchloom.core.wording import BYTES_REMEDY, describe_json_type, format_coun
 _MESSAGES_PATTERN = re.compile(r"\s*\[\s*\{")
 _MEDIA_COLUMNS = frozenset({"images", "image", "videos", "video", "audios", "audio"})
 _LEADING_ROLES = ("system", "developer")
+# Roles of the turn before an answer.
+_ASKING_ROLES = ("user", "tool")
+# The name under which a prompt carries its messages.
+_PROMPT_FIELD = "prompt"
 # Separates consecutive texts of a list, which are paragraphs of a page.
 _PARAGRAPH_SEPARATOR = "\n\n"
 _IGNORED_LABEL = -100
@@ -57,7 +69,16 @@ class TokenRow:
     trained: NDArray[np.bool_] | None
 
 
-ParsedRecord = str | InterleavedText | Conversation | PreferencePair | LabelledConversation | TokenRow
+ParsedRecord = (
+    str
+    | InterleavedText
+    | Conversation
+    | PreferencePair
+    | LabelledConversation
+    | CarryingPrompt
+    | SteppedAnswer
+    | TokenRow
+)
 RecordReader = Callable[[Row], ParsedRecord]
 ConversationReader = Callable[[Row], Conversation]
 
@@ -101,6 +122,7 @@ class SchemaReader:
         self._chosen, self._rejected = self._find_columns("chosen", "rejected")
         self._context, self._history = self._find_columns("context", "history")
         self._system, self._tools = self._find_columns("system", "tools")
+        self._completions, self._labels = self._find_columns("completions", "labels")
         # Without any of these columns, a record needs fewer steps.
         self._prompt_columns = top_level_columns((*self._context.names, *self._history.names))
         self._outer_columns = _MEDIA_COLUMNS | top_level_columns((*self._system.names, *self._tools.names))
@@ -114,6 +136,8 @@ class SchemaReader:
             "interleaved": self._read_interleaved,
             "tokens": lambda row: read_token_row(row, schema.columns),
             "pair": self._read_pair,
+            "prompt": self._read_carrying_prompt,
+            "steps": self._read_steps,
         }
         self._read_form = readers.get(schema.form, read_conversation)
         self._turn_readers: dict[SchemaForm, ConversationReader] = {
@@ -288,6 +312,44 @@ class SchemaReader:
         ends = [_split_answer(prompt, end, side.names[0]) for end, side in zip(turns, sides, strict=True)]
         return PreferencePair(*(self._build_conversation(row, *end, completion=True) for end in ends))
 
+    def _read_carrying_prompt(self, row: Row) -> CarryingPrompt:
+        """Return the turns before the last answer, and the carried columns."""
+        if self._prompt.names:
+            column = self._prompt
+            turns = self._read_prompt(parse_json_messages(row, (column.names[0],)))
+        else:
+            column = self._messages
+            value = column.get(row)
+            if value is None:
+                raise missing_column_error(row, "messages", column.names[0])
+            turns = _cut_answer(read_turns(value, column.names[0]))
+        role = turns[0][-1]["role"] if turns[0] else "none"
+        if role not in _ASKING_ROLES:
+            raise UnusableRecordError(
+                f"the prompt in column {column.names[0]!r} ends with a turn of the role {role}: a prompt ends with a "
+                "turn of the user, or with the result of a tool"
+            )
+        conversation = self._build_conversation(row, (turns[0], []), completion=True)
+        fields = {name: _get_carried(row, column_name) for name, column_name in self._schema.carried}
+        return CarryingPrompt(conversation, _encode_fields({_PROMPT_FIELD: conversation.messages, **fields}))
+
+    def _read_steps(self, row: Row) -> SteppedAnswer:
+        prompt = self._prompt.get(row)
+        if not isinstance(prompt, str):
+            raise not_text_error(row, self._prompt, prompt)
+        steps = _read_list(
+            row, self._completions, "texts", lambda step: isinstance(step, str) and not is_empty_text(step)
+        )
+        labels = _read_list(row, self._labels, "true and false", lambda label: parse_label(label) is not None)
+        if not steps or len(steps) != len(labels):
+            raise UnusableRecordError(
+                f"column {self._completions.names[0]!r} holds {format_count(len(steps), 'step')} and column "
+                f"{self._labels.names[0]!r} {format_count(len(labels), 'label')}: each step needs one label"
+            )
+        return SteppedAnswer(
+            require_text(row, self._prompt, prompt), steps, [bool(parse_label(label)) for label in labels]
+        )
+
     def _read_interleaved(self, row: Row) -> InterleavedText:
         """Return a text with media.
 
@@ -312,6 +374,64 @@ class SchemaReader:
             raise not_text_error(row, self._text, value)
         extractor.check_all_used()
         return _merge_parts(parts, extractor.media, name)
+
+
+def _cut_answer(turns: Turns) -> Turns:
+    """Return the turns without an answer at their end."""
+    messages, flags = turns
+    stop = len(messages)
+    while stop and messages[stop - 1]["role"] == "assistant":
+        stop -= 1
+    return messages[:stop], flags[:stop]
+
+
+def _get_carried(row: Row, column: str) -> Any:
+    """Return the value of a carried column, which may be null but not missing."""
+    value = get_column_value(row, column)
+    if value is None and column not in row:
+        raise missing_column_error(row, "value", column)
+    return value
+
+
+def _encode_fields(fields: Mapping[str, Any]) -> bytes:
+    """Return the fields of a document as JSON; the values keep their types."""
+    return b"{%s}" % b",".join(_encode_field(name, value) for name, value in fields.items())
+
+
+def _encode_field(name: str, value: Any) -> bytes:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=_as_list, separators=(",", ":"))
+        return json.dumps(name).encode() + b":" + text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnusableRecordError(
+            f"column {name!r} holds {describe_json_type(value)} that JSON cannot hold ({error}); write texts, finite "
+            "numbers, true, false, lists or objects"
+        ) from None
+
+
+def _as_list(value: object) -> Any:
+    """Convert the arrays that table readers return."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no JSON type")
+
+
+def _read_list(row: Row, column: RoleColumn, content: str, fits: Callable[[Any], bool]) -> list[Any]:
+    value = get_column_value(row, column.names[0])
+    if value is None:
+        raise missing_column_error(row, column.role, column.names[0])
+    values = _as_list(value) if isinstance(value, np.ndarray) else value
+    if not isinstance(values, list):
+        raise UnusableRecordError(
+            f"column {column.names[0]!r} holds {describe_json_type(value)}, not a list of {content}"
+        )
+    for number, item in enumerate(values):
+        if not fits(item):
+            problem = (
+                "is empty" if isinstance(item, str) and is_empty_text(item) else f"holds {describe_json_type(item)}"
+            )
+            raise UnusableRecordError(f"{column.names[0]}[{number}] {problem}; the column is a list of {content}")
+    return values
 
 
 def _check_no_late_columns(row: Row, roles: Mapping[str, str]) -> None:

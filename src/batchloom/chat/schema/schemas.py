@@ -23,8 +23,10 @@ _STEP_PATTERN = re.compile(r"([^.\[\]]+)|\[(-?\d+)\]")
 _MAX_LISTED_COLUMNS = 12
 _LABEL_VALUES = {"true": True, "1": True, "false": False, "0": False}
 
-SchemaKind = Literal["text", "interleaved", "conversation", "preference", "tokens"]
-SchemaForm = Literal["messages", "pair", "prompt-completion", "instruction", "tokens", "interleaved", "text"]
+SchemaKind = Literal["text", "interleaved", "conversation", "preference", "prompt", "steps", "tokens"]
+SchemaForm = Literal[
+    "messages", "pair", "prompt-completion", "instruction", "prompt", "steps", "tokens", "interleaved", "text"
+]
 
 PROMPT_COLUMNS = ("instruction", "prompt", "question")
 RESPONSE_COLUMNS = ("response", "output", "answer", "completion", "answers.text[0]")
@@ -60,7 +62,7 @@ class FormRule:
 
     @property
     def kinds(self) -> frozenset[SchemaKind]:
-        if self.form in ("text", "interleaved", "tokens"):
+        if self.form in ("text", "interleaved", "prompt", "steps", "tokens"):
             return frozenset((self.form,))
         if self.form == "pair":
             return frozenset(("preference",))
@@ -89,6 +91,8 @@ FORM_RULES = (
         {"system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS, "label": _LABEL_COLUMNS, **_MEDIA_COLUMNS},
     ),
     FormRule("pair", {"chosen": CHOSEN_COLUMNS, "rejected": REJECTED_COLUMNS}, _PAIR_OPTIONAL_COLUMNS),
+    # TRL's stepwise supervision.
+    FormRule("steps", {"prompt": ("prompt",), "completions": ("completions",), "labels": ("labels",)}, {}),
     FormRule(
         "prompt-completion",
         {"prompt": ("prompt",), "completion": ("completion",)},
@@ -119,6 +123,15 @@ FORM_RULES = (
     ),
     FormRule("text", {"text": ("text", "content")}, {}),
 )
+# The forms of records of which only the prompts are read.
+PROMPT_RULES = (
+    FormRule(
+        "prompt",
+        {"prompt": ("prompt", "instruction", "question", "problem")},
+        {"context": _CONTEXT_COLUMNS, "history": _HISTORY_COLUMNS, "system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS},
+    ),
+    FormRule("prompt", {"messages": TURN_COLUMNS}, {"system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS}),
+)
 # Tried before texts if media are read. The last of these names are a text only next to a medium.
 INTERLEAVED_RULE = FormRule(
     "interleaved", {"text": ("text", "content", "caption", "transcription", "texts")}, _MEDIA_COLUMNS
@@ -148,6 +161,7 @@ class Schema:
         mapped: whether a mapping names a required role and thereby decides the form.
         ignored: columns and message keys that are dropped from records before they are read.
         left_out: columns of the roles that a mapping disables (``label=``).
+        carried: (name, column) of each column that a prompt carries.
     """
 
     form: SchemaForm
@@ -157,10 +171,11 @@ class Schema:
     mapped: bool = False
     ignored: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()
+    carried: tuple[tuple[str, str], ...] = ()
 
     @property
     def kind(self) -> SchemaKind:
-        if self.form in ("text", "interleaved", "tokens"):
+        if self.form in ("text", "interleaved", "prompt", "steps", "tokens"):
             return self.form
         if self.form == "pair" or "label" in self.columns:
             return "preference"

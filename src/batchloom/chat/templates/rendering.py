@@ -413,16 +413,17 @@ class _TemplateRenderer:
             source_messages, mark = convert_media_messages(source_messages, self.media_style)
             media = _ConversationMedia(kinds, owners, mark)
         messages = list(map(normalize_message, source_messages))
-        tools = conversation.tools or None
+        tools, prompt = conversation.tools or None, conversation.is_prompt
         try:
-            output = self.template.render(messages, tools)
+            output = self.template.render(messages, tools, prompt=prompt)
         except RenderError:
             # transformers 4 passes None on, and templates of its time test for it.
             if messages == source_messages:
                 raise
             messages = source_messages
-            output = self.template.render(messages, tools)
-        shape = None if tools else get_conversation_shape(messages)
+            output = self.template.render(messages, tools, prompt=prompt)
+        # Skeletons are learned without the beginning of an answer.
+        shape = None if tools or prompt else get_conversation_shape(messages)
         skeleton = self._get_skeleton(shape) if shape else None
         if skeleton is not None:
             skeleton_match = skeleton.match(output.text, [message["content"] for message in messages])
@@ -430,7 +431,7 @@ class _TemplateRenderer:
                 turns, control, altered = skeleton_match
                 media_spans = self._find_media_spans(output.text, control, media)
                 return ConversationText(output.text, turns, "", control, output.generation, altered, media_spans)
-        return self._render_marked(output, messages, tools, media)
+        return self._render_marked(output, messages, tools, media, prompt=prompt)
 
     def _find_media_spans(
         self, text: str, control: list[int], media: _ConversationMedia
@@ -464,7 +465,13 @@ class _TemplateRenderer:
         return make_skeleton(marked_probe, strip_modes, turns, self.pattern)
 
     def _render_marked(
-        self, output: TemplateOutput, messages: list[dict[str, Any]], tools: list[Any] | None, media: _ConversationMedia
+        self,
+        output: TemplateOutput,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        media: _ConversationMedia,
+        *,
+        prompt: bool,
     ) -> ConversationText:
         """Locate turns with a second, marked rendering if no skeleton matches."""
         problem = "the template renders marked contents differently from plain contents"
@@ -476,7 +483,7 @@ class _TemplateRenderer:
             if plane is None:
                 break
             marker = Marker(plane)
-            marked_text = self._render_with_marks(messages, tools, marker, scope)
+            marked_text = self._render_with_marks(messages, tools, marker, scope, prompt=prompt)
             if marked_text is None or marked_text.text != output.text:
                 continue
             if marker.full:
@@ -517,13 +524,19 @@ class _TemplateRenderer:
         return turns, altered, "" if turns else problem
 
     def _render_with_marks(
-        self, messages: list[dict[str, Any]], tools: list[Any] | None, marker: Marker, scope: MarkingScope
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        marker: Marker,
+        scope: MarkingScope,
+        *,
+        prompt: bool,
     ) -> MarkedText | None:
         marked_messages = mark_messages(messages, marker, scope)
         if scope.role is None:
             tools = marker.mark_all(tools, TOOLS_OWNER, "tools")
         try:
-            return extract_marks(self.template.render(marked_messages, tools).text, marker)
+            return extract_marks(self.template.render(marked_messages, tools, prompt=prompt).text, marker)
         except RenderError:
             return None
 

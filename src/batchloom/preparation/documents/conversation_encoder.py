@@ -3,6 +3,7 @@
 Preference pairs stay complete, and answers end their documents.
 """
 
+import json
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from batchloom.chat import RenderError
 from batchloom.chat.templates import ConversationText, NothingTrainedError, compute_trained_spans
-from batchloom.core.document import Conversation, LabelledConversation, PreferencePair
+from batchloom.core.document import CarryingPrompt, Conversation, LabelledConversation, PreferencePair, SteppedAnswer
 from batchloom.core.errors import InputError
 from batchloom.preparation.documents.chat_encoding import (
     ChatEncoder,
@@ -28,7 +29,7 @@ from batchloom.preparation.documents.chat_encoding import (
     write_expansions,
 )
 from batchloom.preparation.settings.recipe import ChatRules
-from batchloom.store import BAD, CHOSEN, GOOD, REJECTED
+from batchloom.store import BAD, CHOSEN, GOOD, PROMPT, REJECTED, STEPS
 from batchloom.tokens import Tokenizer
 
 
@@ -114,6 +115,7 @@ class EncodedBatch:
         moved: number of texts changed by fill-in-the-middle.
         plain: tokens and lengths of the texts before fill-in-the-middle, if documents are compared.
         media: media of each document; empty if none has any.
+        fields: JSON of the columns that each document carries; empty if none carries any.
     """
 
     ids: NDArray[np.generic]
@@ -128,6 +130,7 @@ class EncodedBatch:
     moved: int = 0
     plain: PlainTokens | None = None
     media: Sequence[Sequence[PlacedMedium]] = ()
+    fields: Sequence[bytes] = ()
 
 
 @dataclass(slots=True)
@@ -142,6 +145,7 @@ class EncodedBatchBuilder:
     dropped: list[EncodeFault] = field(default_factory=list)
     altered: Counter[str] = field(default_factory=Counter)
     media: list[list[PlacedMedium]] = field(default_factory=list)
+    fields: list[bytes] = field(default_factory=list)
 
     def add(
         self,
@@ -150,6 +154,7 @@ class EncodedBatchBuilder:
         mask: NDArray[np.bool_],
         media: Sequence[PlacedMedium] = (),
         side: int | None = None,
+        fields: bytes | None = None,
     ) -> None:
         """Add a document of input ``number``."""
         self.ids.append(ids)
@@ -158,6 +163,8 @@ class EncodedBatchBuilder:
         self.media.append(list(media))
         if side is not None:
             self.sides.append(side)
+        if fields is not None:
+            self.fields.append(fields)
 
     def build(self, dtype: np.dtype[np.generic]) -> EncodedBatch:
         return EncodedBatch(
@@ -170,6 +177,7 @@ class EncodedBatchBuilder:
             sides=np.array(self.sides, np.uint8) if self.sides else None,
             altered=self.altered,
             media=self.media if any(self.media) else [],
+            fields=self.fields,
         )
 
 
@@ -471,6 +479,81 @@ def encode_labelled_answers(
     return _build_batch(out, faults, dropped, dtype)
 
 
+def encode_prompts(
+    prompts: Sequence[CarryingPrompt], encoder: ChatEncoder, rules: ChatRules, dtype: np.dtype[np.generic]
+) -> EncodedBatch:
+    """Render and tokenize prompts up to the beginning of the answer.
+
+    No token is trained. A prompt is never cut: one that is too long is dropped.
+    """
+    out = EncodedBatchBuilder()
+    numbers: list[int] = []
+    texts: list[RenderedText] = []
+    for number, prompt in enumerate(prompts):
+        try:
+            rendered = encoder.renderer.render(prompt.conversation)
+            check_surrogates(rendered.text)
+        except RenderError as error:
+            out.faults.append(EncodeFault(number, str(error)))
+            continue
+        if rendered.altered:
+            out.altered.update(rendered.altered)
+        texts.append(RenderedText(rendered.text, rendered.control, (), lenient=True))
+        numbers.append(number)
+    results = mask_texts(encoder, texts) if texts else []
+    for number, tokens in zip(numbers, results, strict=True):
+        if isinstance(tokens, str):
+            out.faults.append(EncodeFault(number, tokens))
+        elif excess := _describe_excess(tokens.ids.size, number, rules):
+            out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
+        else:
+            out.add(number, tokens.ids, tokens.mask, side=PROMPT, fields=prompts[number].fields)
+    return replace(out.build(dtype), sides=np.array(out.sides, np.uint8))
+
+
+def encode_stepped_answers(
+    answers: Sequence[SteppedAnswer], tokenizer: Tokenizer, rules: ChatRules, dtype: np.dtype[np.generic]
+) -> EncodedBatch:
+    """Tokenize prompts and steps of answers, each step followed by a line end.
+
+    Prompt, steps and line end are tokenized separately and joined, after BOS if the model expects it, as by
+    TRL's ``PRMTrainer`` (until version 1) and axolotl. The trained tokens are the last ones of the steps.
+    """
+    out = EncodedBatchBuilder()
+    pieces = [text for answer in answers for text in (answer.prompt, *answer.steps)]
+    ids, bounds = tokenizer.encode_batch([STEP_SEPARATOR, *pieces])
+    separator, *piece_ids = np.split(ids, bounds[1:-1])
+    begin = [] if tokenizer.bos_id is None else [np.array([tokenizer.bos_id], np.uint32)]
+    first = 0
+    for number, answer in enumerate(answers):
+        prompt, *steps = piece_ids[first : first + 1 + len(answer.steps)]
+        first += 1 + len(answer.steps)
+        document = np.concatenate([*begin, prompt, *(part for step in steps for part in (step, separator))])
+        if excess := _describe_excess(document.size, number, rules):
+            out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
+            continue
+        lengths = [sum(part.size for part in begin) + prompt.size, *(step.size + separator.size for step in steps)]
+        mask = np.zeros(document.size, bool)
+        mask[np.cumsum(lengths)[1:] - 1] = True
+        fields = json.dumps({"labels": answer.labels}, separators=(",", ":")).encode()
+        out.add(number, document, mask, side=STEPS, fields=fields)
+    return replace(out.build(dtype), sides=np.array(out.sides, np.uint8))
+
+
+# Text after each step of an answer, as by default in TRL and axolotl.
+STEP_SEPARATOR = "\n"
+
+
+def _describe_excess(tokens: int, number: int, rules: ChatRules) -> str:
+    """Describe by how much a document is too long, else ""; raise if that is an error."""
+    if rules.max_tokens is None or tokens <= rules.max_tokens:
+        return ""
+    excess = f"{tokens:,} tokens where {rules.max_tokens:,} are allowed"
+    if rules.overlong == "error":
+        raise OverlongError(number, f"has {excess}: allow more, or drop it (--overlong drop)")
+    return excess
+
+
 def encode_text_pairs(
     pairs: Sequence[PreferencePair], tokenizer: Tokenizer, rules: ChatRules, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
@@ -487,10 +570,7 @@ def encode_text_pairs(
     documents = np.split(ids, np.cumsum(lengths)[:-1])
     for number in range(len(pairs)):
         prompt, chosen, rejected = documents[3 * number : 3 * number + 3]
-        if rules.max_tokens is not None and max(chosen.size, rejected.size) > rules.max_tokens:
-            excess = f"{max(chosen.size, rejected.size):,} tokens where {rules.max_tokens:,} are allowed"
-            if rules.overlong == "error":
-                raise OverlongError(number, f"has {excess}: allow more, or drop it (--overlong drop)")
+        if excess := _describe_excess(max(chosen.size, rejected.size), number, rules):
             dropped[number] = f"overlong: {excess}"
             continue
         # The encoded prompt ends with an end token, which the prompt inside a document lacks.

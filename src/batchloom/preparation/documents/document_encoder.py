@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.document import BadRecord, InterleavedText, PreferencePair, Records
+from batchloom.core.document import BadRecord, InterleavedText, PreferencePair, Records, SteppedAnswer
 from batchloom.core.errors import InputError
 from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.documents.chat_encoding import ChatEncoder, ControlEncoder
@@ -17,6 +17,8 @@ from batchloom.preparation.documents.conversation_encoder import (
     encode_conversations,
     encode_labelled_answers,
     encode_preference_pairs,
+    encode_prompts,
+    encode_stepped_answers,
     encode_text_pairs,
 )
 from batchloom.preparation.documents.record_parsers import RecordKind, RecordParser, RecordParsers, iter_texts
@@ -33,6 +35,7 @@ from batchloom.preparation.settings.recipe import DedupRecipe
 from batchloom.sources import PartReader, ReadRules, RecordBounds, SourcePart
 from batchloom.sources.files import Source
 from batchloom.store import StoreLengths
+from batchloom.store.format import PREFERENCE_READERS
 from batchloom.text import TextCleaner, normalize
 from batchloom.tokens import Tokenizer, verify_control_tokens, verify_engine
 
@@ -93,6 +96,11 @@ def normalize_records(batch: Records, record_kind: RecordKind, *, normalized: bo
     """Normalize the texts of a batch in place, and remove blank ones."""
     if record_kind == "text-pairs" and normalized:
         batch.values = [PreferencePair(normalize(p.chosen), normalize(p.rejected)) for p in batch.values]
+    if record_kind == "steps" and normalized:
+        batch.values = [
+            SteppedAnswer(normalize(answer.prompt), list(map(normalize, answer.steps)), answer.labels)
+            for answer in batch.values
+        ]
     if record_kind == "interleaved":
         if normalized:
             batch.values = [
@@ -125,10 +133,14 @@ def encode_documents(encoder: DocumentEncoder, record_parser: RecordParser, docu
         return encode_fim_texts(documents, tokenizer, dtype, encoder.fim, compared=encoder.dedup.mode == "near")
     elif kind == "text-pairs":
         encoded_batch = encode_text_pairs(documents, tokenizer, rules, dtype)
+    elif kind == "steps":
+        encoded_batch = encode_stepped_answers(documents, tokenizer, rules, dtype)
     elif chat is None:
         raise AssertionError("a job with conversations needs a template")
     elif kind == "pairs":
         encoded_batch = encode_preference_pairs(documents, chat, rules, dtype)
+    elif kind == "prompts":
+        encoded_batch = encode_prompts(documents, chat, rules, dtype)
     elif kind == "labels":
         encoded_batch = encode_labelled_answers(documents, chat, rules, dtype)
     else:
@@ -186,9 +198,10 @@ class DirectEncoder:
         for source in sources:
             record_parser, consumed = self._get_parser(source), 0
             if record_parser.preferences:
+                contents = PREFERENCE_READERS[record_parser.preferences].contents
                 raise InputError(
-                    f"{source.name} holds preferences ({record_parser.detected}), and training its rows would train "
-                    "the rejected answers, too. Choose what is trained: a formatter of SFTDataset that returns the "
+                    f"{source.name} holds {contents} ({record_parser.detected}), and training its rows would train "
+                    "them as texts. Choose what is trained: a formatter of SFTDataset that returns the "
                     "prompt and the chosen answer, or batchloom prepare with --map prompt=prompt,completion=chosen."
                 )
             with PartReader(SourcePart(source, 0, source.size), record_parser.rules) as reader:

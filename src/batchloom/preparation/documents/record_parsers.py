@@ -26,7 +26,15 @@ from batchloom.chat.schema import (
     unused_message_keys,
 )
 from batchloom.core.addresses import is_url
-from batchloom.core.document import Conversation, InterleavedText, LabelledConversation, PreferencePair, Records
+from batchloom.core.document import (
+    CarryingPrompt,
+    Conversation,
+    InterleavedText,
+    LabelledConversation,
+    PreferencePair,
+    Records,
+    SteppedAnswer,
+)
 from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
 from batchloom.core.files import describe_os_error
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind, detect_medium_kind
@@ -40,10 +48,12 @@ from batchloom.sources.files import Source, get_suffix
 from batchloom.sources.formats import SNIPPET_BYTES
 from batchloom.store.format import PreferenceKind
 
-RecordKind = Literal["text", "interleaved", "conversation", "tokens", "pairs", "text-pairs", "labels"]
+RecordKind = Literal[
+    "text", "interleaved", "conversation", "tokens", "pairs", "text-pairs", "labels", "prompts", "steps"
+]
 
 # Record kinds that a chat template renders.
-TEMPLATED_KINDS: frozenset[str] = frozenset({"conversation", "pairs", "labels"})
+TEMPLATED_KINDS: frozenset[str] = frozenset({"conversation", "pairs", "labels", "prompts"})
 # Schema description of a text column named "text".
 PLAIN_TEXT_NOTE = "text -> plain text"
 # Schema description of texts next to media of the same name.
@@ -52,12 +62,20 @@ _SAMPLE_RECORDS = 100
 _SAMPLE_BYTES, _MAX_SAMPLE_BYTES = 8 << 20, 64 << 20
 _TEXT_KINDS = ("text", "code")
 _MAX_CACHED_SCHEMAS = 1024
-_PREFERENCE_KINDS: dict[RecordKind, PreferenceKind] = {"pairs": "pairs", "text-pairs": "pairs", "labels": "labels"}
+_PREFERENCE_KINDS: dict[RecordKind, PreferenceKind] = {
+    "pairs": "pairs",
+    "text-pairs": "pairs",
+    "labels": "labels",
+    "prompts": "prompts",
+    "steps": "steps",
+}
 
 _PREFERENCE_LABELS = {
     "": "documents that are not preferences",
     "pairs": "preference pairs",
     "labels": "labelled answers",
+    "prompts": "prompts without answers",
+    "steps": "answers with labelled steps",
 }
 
 
@@ -89,7 +107,7 @@ class RecordParser:
 
     @property
     def preferences(self) -> PreferenceKind:
-        """Kind of preferences of its documents, empty for none."""
+        """Kind of its documents if they are preferences, prompts or steps, else empty."""
         return _PREFERENCE_KINDS.get(self.record_kind, "")
 
     @property
@@ -176,7 +194,7 @@ class RecordParsers:
             return self._parsers_by_shape[key]
         try:
             ignore = (*self._recipe.reading.ignore, *self._recipe.source(source.input).ignore)
-            schema = _detect_schema(source, rows, mapping, ignore, inspector)
+            schema = _detect_schema(source, rows, mapping, ignore, inspector, self._recipe.reading.carried_columns)
             record_parser = make_record_parser(source, rows, self.rules, schema, self._recipe.chat, inspector)
         except SchemaError as error:
             location = self._recipe.source(source.input).location
@@ -296,9 +314,10 @@ def _detect_schema(
     mapping: Mapping[str, str],
     ignore: Sequence[str],
     inspector: MediaInspector | None,
+    carry: Mapping[str, str] | None,
 ) -> Schema:
     try:
-        return detect_schema(rows, mapping, media=inspector is not None, ignore=ignore)
+        return detect_schema(rows, mapping, media=inspector is not None, ignore=ignore, carry=carry)
     except SchemaError as error:
         raise SchemaError(f"{source.name}: {error}", error.columns, error.suggestion) from None
 
@@ -322,7 +341,7 @@ def make_record_parser(
         rules = replace(rules, text_field=text_column)
         return RecordParser(rules, detected=schema.description, columns=columns)
     rules = replace(rules, text_field=None)
-    if schema.kind == "preference":
+    if schema.kind in ("preference", "prompt", "steps"):
         record_parser = _make_preference_parser(source, rows, rules, schema, chat)
     elif schema.kind == "conversation":
         record_reader = make_record_reader(schema, media=inspector is not None)
@@ -339,7 +358,7 @@ def make_record_parser(
     if schema.kind in ("conversation", "interleaved"):
         record_reader = _wrap_check_media(record_parser.record_reader, inspector)
     else:
-        reason = _PREFERENCE_MEDIA if schema.kind == "preference" else _LATE_MEDIA
+        reason = _MEDIA_REFUSALS.get(schema.kind, _LATE_MEDIA)
         record_reader = _wrap_refuse_media(record_parser.record_reader, reason)
     return replace(record_parser, record_reader=record_reader)
 
@@ -363,6 +382,11 @@ _LATE_MEDIA = (
 _PREFERENCE_MEDIA = (
     "images and audio in preferences are not supported yet: write conversations, or leave the column out"
 )
+_MEDIA_REFUSALS = {
+    "preference": _PREFERENCE_MEDIA,
+    "prompt": "images and audio in prompts are not supported: leave the column out",
+    "steps": "images and audio in labelled steps are not supported: leave the column out",
+}
 _MEDIA_COLUMNS = ("images", "image", "audios", "audio", "videos", "video")
 
 
@@ -381,13 +405,13 @@ def _wrap_check_media(record_reader: RecordReader, inspector: MediaInspector) ->
 def _make_preference_parser(
     source: Source, rows: Sequence[Mapping[str, Any]], rules: ReadRules, schema: Schema, chat: ChatRecipe
 ) -> RecordParser:
+    record_kind, contents, trained = _TRAINED_PARTS[schema.kind]
     if chat.train_on not in (None, "completion"):
         raise InputError(
-            f"{source.name} holds preferences ({schema.description}), and only their answers are trained: leave "
-            f"--train-on {chat.train_on} out"
+            f"{source.name} holds {contents} ({schema.description}), and {trained}: leave --train-on {chat.train_on} "
+            "out"
         )
     record_reader = make_record_reader(schema)
-    record_kind: RecordKind = "labels"
     if schema.form == "pair":
         column = schema.columns["chosen"][0]
         first = next((v for row in rows if (v := get_column_value(row, column)) is not None), None)
@@ -400,6 +424,13 @@ def _make_preference_parser(
     return RecordParser(
         rules, record_kind, record_reader, chat_rules, schema.description, _find_filled_columns(schema, rows)
     )
+
+
+_TRAINED_PARTS: dict[str, tuple[RecordKind, str, str]] = {
+    "preference": ("labels", "preferences", "only their answers are trained"),
+    "prompt": ("prompts", "prompts", "prompts are not trained"),
+    "steps": ("steps", "labelled steps", "only the ends of steps are trained"),
+}
 
 
 def _wrap_same_kind(record_reader: RecordReader, *, is_text: bool) -> RecordReader:
@@ -446,7 +477,9 @@ def iter_texts(value: object) -> Iterator[str]:
         yield from iter_texts(value.rejected)
     if isinstance(value, InterleavedText):
         yield from value.texts
-    if isinstance(value, LabelledConversation):
+    if isinstance(value, SteppedAnswer):
+        yield from (value.prompt, *value.steps)
+    if isinstance(value, LabelledConversation | CarryingPrompt):
         value = value.conversation
     messages = getattr(value, "messages", ())
     for message in messages:

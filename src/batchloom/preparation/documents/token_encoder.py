@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from batchloom.chat import RenderError
 from batchloom.chat.schema import TokenRow
 from batchloom.chat.templates import ConversationText, PlaceholderSpan
-from batchloom.core.document import Conversation, InterleavedText, LabelledConversation, PreferencePair
+from batchloom.core.document import (
+    CarryingPrompt,
+    Conversation,
+    InterleavedText,
+    LabelledConversation,
+    PreferencePair,
+    SteppedAnswer,
+)
 from batchloom.core.errors import TokenizerError
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import GOLDEN, HashKey, hash_indices, mix_in_place
@@ -278,7 +285,13 @@ def split_digests(digests: Sequence[bytes]) -> NDArray[np.uint64]:
 
 
 def _document_bytes(
-    document: Conversation | InterleavedText | PreferencePair | LabelledConversation | TokenRow,
+    document: Conversation
+    | InterleavedText
+    | PreferencePair
+    | LabelledConversation
+    | CarryingPrompt
+    | SteppedAnswer
+    | TokenRow,
 ) -> bytes:
     if isinstance(document, TokenRow):
         return document.ids.astype("<u4").tobytes()
@@ -289,6 +302,11 @@ def _document_bytes(
         content = document.texts, _media_identity(document.media)
     elif isinstance(document, PreferencePair):
         content = [_side_content(document.chosen), _side_content(document.rejected)]
+    elif isinstance(document, CarryingPrompt):
+        # Equal prompts with other columns, such as another solution, are no duplicates.
+        content = _side_content(document.conversation), document.fields.decode()
+    elif isinstance(document, SteppedAnswer):
+        content = document.prompt, document.steps, document.labels
     else:
         content = _side_content(document.conversation if isinstance(document, LabelledConversation) else document)
     return msgspec.json.encode(content, enc_hook=str)
@@ -306,7 +324,14 @@ def _media_identity(media: Sequence[Medium]) -> list[tuple[str, str]]:
 
 
 def make_snippet(
-    document: str | InterleavedText | Conversation | PreferencePair | LabelledConversation | TokenRow,
+    document: str
+    | InterleavedText
+    | Conversation
+    | PreferencePair
+    | LabelledConversation
+    | CarryingPrompt
+    | SteppedAnswer
+    | TokenRow,
 ) -> str:
     if isinstance(document, TokenRow):
         return str(document.ids[:16].tolist())
@@ -314,7 +339,9 @@ def make_snippet(
         document = "".join(document.texts)
     elif isinstance(document, PreferencePair):
         document = document.chosen
-    elif isinstance(document, LabelledConversation):
+    elif isinstance(document, SteppedAnswer):
+        document = document.prompt
+    elif isinstance(document, LabelledConversation | CarryingPrompt):
         document = document.conversation
     content = document if isinstance(document, str) else document.messages[:4]
     return excerpt_record(msgspec.json.encode(content, enc_hook=str))
@@ -330,6 +357,10 @@ def estimate_characters(document: Any) -> int:
         return estimate_characters(document.chosen) + estimate_characters(document.rejected)
     if isinstance(document, LabelledConversation):
         return estimate_characters(document.conversation)
+    if isinstance(document, CarryingPrompt):
+        return estimate_characters(document.conversation) + len(document.fields)
+    if isinstance(document, SteppedAnswer):
+        return len(document.prompt) + sum(map(len, document.steps))
     if isinstance(document, InterleavedText):
         return sum(map(len, document.texts)) + _embedded_bytes(document.media)
     contents = [message.get("content") for message in document.messages]

@@ -249,6 +249,9 @@ class DocumentSink(Protocol):
     ) -> None:
         """Add documents."""
 
+    def add_fields(self, fields: Sequence[bytes]) -> None:
+        """Add the columns that the next documents carry; none if they carry none."""
+
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
         """Add bad records."""
 
@@ -538,6 +541,7 @@ class UnitTokenizer:
                 plain=encoded_batch.plain,
                 media=encoded_batch.media,
             )
+            self._files.add_fields(encoded_batch.fields)
         self._report_progress(documents=len(rows), tokens=tokens)
 
     def _count_further(

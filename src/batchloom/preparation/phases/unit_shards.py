@@ -23,7 +23,9 @@ from batchloom.preparation.phases.duplicate_resolution import (
 )
 from batchloom.preparation.report.progress import Listener, Progress
 from batchloom.preparation.units.unit_files import (
+    FIELD_NAMES,
     MEDIA_NAMES,
+    read_unit_fields,
     read_unit_media,
     split_ranges,
     stored_lengths,
@@ -47,6 +49,7 @@ from batchloom.preparation.workers.protocols import Executor, run_tasks
 from batchloom.store import CHOSEN, WORK_NAME, ShardEntry, ShardMedia, wrap_write_errors, write_file
 from batchloom.store.format import (
     SUBSETS,
+    DocumentFields,
     MinHashSignatures,
     PairIndex,
     ProvenanceTable,
@@ -57,6 +60,25 @@ from batchloom.store.write import ShardWriter, make_folder, sync_folder
 
 _CHUNK_TOKENS = 1 << 20
 _CHUNK_BYTES = 1 << 20
+
+
+class UnitSidecars(NamedTuple):
+    """Further parts of documents; None for a part that none of them has."""
+
+    signatures: MinHashSignatures | None = None
+    media: ShardMedia | None = None
+    fields: DocumentFields | None = None
+
+    def take(self, documents: NDArray[np.int64]) -> "UnitSidecars":
+        """Return the sidecars of some documents, ascending, int64 [D]."""
+        return UnitSidecars(
+            None if self.signatures is None else self.signatures.take(documents),
+            None if self.media is None else self.media.take(documents),
+            None if self.fields is None else self.fields.take(documents),
+        )
+
+
+_NO_SIDECARS = UnitSidecars()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +193,7 @@ def _delete_temporary_files(folder: Path) -> None:
             ROWS_NAME,
             SIGNATURES_NAME,
             *MEDIA_NAMES,
+            *FIELD_NAMES,
             *map(tokens_file_name, SUBSETS),
             *map(trained_file_name, SUBSETS),
         ):
@@ -192,13 +215,18 @@ def _link_shard(unit_shards: UnitShards, folder: Path, number: int) -> ShardEntr
         masks.append((codes == SUBSETS.index(subset)) & (rows["seen"] == 0))
         row_chunks.append(rows[masks[-1]])
     shard_rows, positions = np.concatenate(row_chunks), np.flatnonzero(np.concatenate(masks))
-    signatures, media = _map_unit_signatures(unit_shards), read_unit_media(unit_shards.folder)
+    sidecars = _read_unit_sidecars(unit_shards).take(positions)
     return writer.finish(
         shard_rows["length"].astype(np.uint32),
         _make_provenance(shard_rows, unit_shards.first_part),
         _make_sides(shard_rows, unit_shards.first_part),
-        None if signatures is None else signatures.take(positions),
-        None if media is None else media.take(positions),
+        *sidecars,
+    )
+
+
+def _read_unit_sidecars(unit_shards: UnitShards) -> UnitSidecars:
+    return UnitSidecars(
+        _map_unit_signatures(unit_shards), read_unit_media(unit_shards.folder), read_unit_fields(unit_shards.folder)
     )
 
 
@@ -224,7 +252,7 @@ def _copy_shards(unit_shards: UnitShards, folder: Path, subsets: Sequence[str]) 
     settings = unit_shards.settings
     for name, checksum in unit_shards.checksums.items():
         _check_unchanged(unit_shards.folder / tokens_file_name(name), checksum)
-    signatures, media = _map_unit_signatures(unit_shards), read_unit_media(unit_shards.folder)
+    sidecars = _read_unit_sidecars(unit_shards)
     writers = {
         name: SubsetWriter(
             folder / name,
@@ -232,8 +260,7 @@ def _copy_shards(unit_shards: UnitShards, folder: Path, subsets: Sequence[str]) 
             settings.tokens_per_shard,
             unit_shards.numbers[name][0],
             unit_shards.first_part,
-            signatures,
-            media,
+            sidecars,
         )
         for name in subsets
     }
@@ -245,8 +272,8 @@ def _copy_shards(unit_shards: UnitShards, folder: Path, subsets: Sequence[str]) 
                 for code, subset_indices in _split_by_subset(batch.codes, row_indices):
                     tokens, trained = batch.tokens[code], batch.trained[code]
                     writer.add(batch.rows, tokens, batch.starts, subset_indices, trained, batch.first)
-            if signatures is not None:
-                release_pages(signatures.keys)
+            if sidecars.signatures is not None:
+                release_pages(sidecars.signatures.keys)
         return {name: writer.finish() for name, writer in writers.items()}
     finally:
         for writer in writers.values():
@@ -359,7 +386,7 @@ def _make_sides(rows: NDArray[np.void], first_part: int) -> PairIndex | None:
 class SubsetWriter:
     """Writer of consecutive shards of one subset.
 
-    ``signatures`` and ``media`` are those of all documents of the unit; None to store none.
+    ``sidecars`` are those of all documents of the unit.
     """
 
     def __init__(
@@ -369,16 +396,14 @@ class SubsetWriter:
         tokens_per_shard: int,
         first_shard: int = 0,
         first_part: int = 0,
-        signatures: MinHashSignatures | None = None,
-        media: ShardMedia | None = None,
+        sidecars: UnitSidecars = _NO_SIDECARS,
     ) -> None:
         self._folder, self._dtype = folder, dtype
         self._next, self._first_part = first_shard, first_part
         self._cutter = ShardCutter(tokens_per_shard)
         self._shard: ShardWriter | None = None
         self._rows: list[NDArray[np.void]] = []
-        self._signatures, self._positions = signatures, list[NDArray[np.int64]]()
-        self._media = media
+        self._sidecars, self._positions = sidecars, list[NDArray[np.int64]]()
         self._entries: list[ShardEntry] = []
 
     def add(
@@ -433,7 +458,6 @@ class SubsetWriter:
             sides = _make_sides(rows, self._first_part)
             lengths = rows["length"].astype(np.uint32)
             positions, self._positions = np.concatenate(self._positions), []
-            signatures = None if self._signatures is None else self._signatures.take(positions)
-            media = None if self._media is None else self._media.take(positions)
-            self._entries.append(self._shard.finish(lengths, provenance, sides, signatures, media))
+            entry = self._shard.finish(lengths, provenance, sides, *self._sidecars.take(positions))
+            self._entries.append(entry)
             self._shard = None

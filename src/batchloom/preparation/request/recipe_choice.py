@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ from batchloom.store.format import split_checksum
 
 RecipeReference = Recipe | str | os.PathLike[str]
 
-_SHORT_FORMS = {
+_SHORT_FORMS: dict[str, Callable[[Any], object]] = {
     "ignore": parse_names,
+    "carry": partial(parse_names, setting="carry"),
     "clean": parse_clean_steps,
     "fim": parse_fim,
     "media": parse_media,

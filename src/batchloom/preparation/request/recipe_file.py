@@ -64,7 +64,13 @@ SETTINGS = (
     *_LAST_SETTINGS,
 )
 # Settings written only if they are not the default, as older files lack them.
-_LATER_DEFAULTS: dict[str, Any] = {"ignore": [], "balance_subsets": True, "follow_links": False}
+_LATER_DEFAULTS: dict[str, Any] = {
+    "ignore": [],
+    "prompts": False,
+    "carry": [],
+    "balance_subsets": True,
+    "follow_links": False,
+}
 RECIPE_KEYS = ("inputs", *SETTINGS)
 _TIKTOKEN = "tiktoken:"
 _TOKENIZER_WORDS = ("bytes", "gpt2")
@@ -195,6 +201,7 @@ def recipe_settings(recipe: Recipe) -> dict[str, Any]:
         **to_raw_recipe(recipe).settings,
         "mapping": dict(recipe.reading.mapping),
         "ignore": list(recipe.reading.ignore),
+        "carry": list(recipe.reading.carry),
         "clean": clean_steps_to_settings(recipe.reading.clean),
         "fim": fim_to_plain(recipe.reading.fim),
         "media": media_to_settings(recipe.reading.media),

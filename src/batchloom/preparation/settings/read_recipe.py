@@ -100,6 +100,26 @@ def _find_ignore_problem(ignore: object) -> str:
     return "" if is_list else "is no list of names; give columns or message keys"
 
 
+def _parse_carried(item: str) -> tuple[str, str]:
+    """Return the name and the column of an item of ``carry``."""
+    name, equals, column = (part.strip() for part in item.partition("="))
+    return (name, column) if equals else (name, name)
+
+
+def _find_carry_problem(carry: object) -> str:
+    if not isinstance(carry, tuple) or not all(map(is_text, carry)):
+        return "is no list of columns; write NAME or NAME=COLUMN"
+    items = [_parse_carried(item) for item in carry]
+    names = [name for name, _ in items]
+    if not all(name and column for name, column in items):
+        return "has an item without a name; write NAME or NAME=COLUMN"
+    if "prompt" in names:
+        return "names 'prompt', which holds the messages of the prompt; write another name before the ="
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
+        return f"names {duplicates[0]!r} twice; give each column a name of its own"
+    return ""
+
+
 def _find_split_problem(split_on: object) -> str:
     if not is_text(split_on):
         return "is not a word; give one or more Unicode characters"
@@ -119,6 +139,8 @@ class ReadRecipe:
         text_field: field of a record, or column of a table, that holds the text; None to detect it.
         mapping: columns by role, over the detected ones (``{"prompt": "q"}``).
         ignore: columns and message keys that are treated as absent.
+        prompts: whether only the prompts of records are read, without their answers.
+        carry: columns that the documents of prompts carry, as ``NAME`` or ``NAME=COLUMN``.
         split_on: document of a text file: ``auto`` (a file; a plain-text file above 1 MiB is cut into documents of
             about 64 KiB), ``file``, ``line``, ``paragraph``, or any other string, at which texts are cut and which is
             removed.
@@ -145,6 +167,19 @@ class ReadRecipe:
         Setting(
             help="Columns and message keys to treat as absent, separated by commas: lang,score.",
             check=_find_ignore_problem,
+            option_type=str,
+        ),
+    ] = ()
+    prompts: Annotated[
+        bool,
+        Setting(help="Store only the prompts of the records, for trainers that generate the answers (GRPO)."),
+    ] = False
+    carry: Annotated[
+        tuple[str, ...],
+        Setting(
+            help="With --prompts: columns to store with each prompt for reward functions, separated by commas: "
+            "answer,truth=reward_model.ground_truth.",
+            check=_find_carry_problem,
             option_type=str,
         ),
     ] = ()
@@ -181,6 +216,11 @@ class ReadRecipe:
     ] = None
     media: MediaRecipe | None = None
 
+    @property
+    def carried_columns(self) -> dict[str, str] | None:
+        """Columns that prompts carry, by name; None if records are read completely."""
+        return dict(map(_parse_carried, self.carry)) if self.prompts else None
+
     def rules(self, limits: ReadLimits) -> ReadRules:
         """Return the rules that sources need."""
         return ReadRules(self.text_field or "text", self.split_on, limits)
@@ -190,6 +230,10 @@ class ReadRecipe:
         problems = find_problems(self) + check_column_settings(None, self.mapping)
         if self.mapping and self.text_field is not None:
             problems.append(_TEXT_FIELD_CONFLICT)
+        if self.carry and not self.prompts:
+            problems.append("carry: only prompts carry columns; give prompts, too")
+        if self.prompts and self.text_field is not None:
+            problems.append("text_field: goes with no prompts; name the column of the prompt with mapping")
         if not isinstance(self.clean, tuple) or any(not isinstance(step, CleanStep) for step in self.clean):
             problems.append(f"clean: {quote_value(self.clean)} are no steps; give a tuple of CleanStep")
         else:

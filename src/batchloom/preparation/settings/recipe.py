@@ -412,8 +412,9 @@ def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
     if files_fingerprint := fingerprint_step_files(recipe.reading.clean):
         plain["reading"]["clean_files"] = files_fingerprint
     # Newer settings are left out at their defaults, so that older recipes stay equal.
-    if not recipe.reading.ignore:
-        plain["reading"].pop("ignore")
+    for name in ("ignore", "prompts", "carry"):
+        if not plain["reading"][name]:
+            plain["reading"].pop(name)
     plain["reading"].pop("fim")
     if recipe.reading.fim is not None:
         plain["reading"]["fim"] = fim_to_plain(recipe.reading.fim)
@@ -563,7 +564,7 @@ def coerce_token_count(value: object) -> object:
     return size
 
 
-def parse_names(value: object) -> tuple[Any, ...]:
+def parse_names(value: object, setting: str = "ignore") -> tuple[Any, ...]:
     """Parse names from ``NAME,NAME`` or a list; the recipe checks each.
 
     Raises:
@@ -572,7 +573,7 @@ def parse_names(value: object) -> tuple[Any, ...]:
     if isinstance(value, str):
         return tuple(filter(None, (name.strip() for name in value.split(","))))
     if isinstance(value, Mapping) or not isinstance(value, Iterable):
-        raise SettingsError([f"ignore: {quote_value(value)} is no list of names; write a list"])
+        raise SettingsError([f"{setting}: {quote_value(value)} is no list of names; write a list"])
     return tuple(value)
 
 
@@ -613,6 +614,8 @@ class DocumentOptions(TypedDict, total=False):
     text_field: str | None
     mapping: Mapping[str, str] | None
     ignore: str | Sequence[str] | None
+    prompts: bool | None
+    carry: str | Sequence[str] | None
     split_on: str | None
     normalize: bool | None
     media: MediaRecipe | Mapping[str, Any] | None

@@ -29,8 +29,16 @@ from batchloom.preparation.units.work_folder import (
     SIGNATURES_NAME,
     translate_read_errors,
 )
-from batchloom.store import BAD, MEDIA_ROW_DTYPE, NOT_STORED, MediaRows, ShardMedia, wrap_write_errors
-from batchloom.store.format import SUBSETS, StoredMedium, encode_facts, get_facts_kind, make_stored_media, read_blob
+from batchloom.store import BAD, MEDIA_ROW_DTYPE, NOT_STORED, MediaRows, ShardMedia, map_file, wrap_write_errors
+from batchloom.store.format import (
+    SUBSETS,
+    DocumentFields,
+    StoredMedium,
+    encode_facts,
+    get_facts_kind,
+    make_stored_media,
+    read_blob,
+)
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -112,6 +120,7 @@ class UnitFiles:
         self._hashes = {name: xxhash.xxh3_128() for name in SUBSETS}
         self._tokens = dict.fromkeys(SUBSETS, 0)
         self._media, self._documents = UnitMediaWriter(folder), 0
+        self._field_bytes = 0
         near = [SIGNATURES_NAME] if dedup.mode == "near" else []
         for name in (ROWS_NAME, BAD_NAME, *near, *map(tokens_file_name, SUBSETS)):
             with wrap_write_errors(folder):
@@ -230,6 +239,18 @@ class UnitFiles:
         for chunk in flags:
             self._open[name].write(chunk.data)
 
+    def add_fields(self, fields: Sequence[bytes]) -> None:
+        """Append the JSON of carried columns: all documents of a job carry some, or none."""
+        if not fields:
+            return
+        ends = self._field_bytes + np.cumsum([len(text) for text in fields], dtype=np.uint64)
+        self._field_bytes = int(ends[-1])
+        with wrap_write_errors(self._folder):
+            for name, data in zip(FIELD_NAMES, (ends.astype("<u8").tobytes(), b"".join(fields)), strict=True):
+                if name not in self._open:
+                    self._open[name] = (self._folder / name).open("wb")
+                self._open[name].write(data)
+
     def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
         with wrap_write_errors(self._folder):
             for bad in bad_records:
@@ -255,6 +276,17 @@ class UnitFiles:
 
 
 MEDIA_NAMES = ("media.rows", "media.places", "media.blobs")
+# Ends of the JSON of each document, and the JSON of all documents.
+FIELD_NAMES = ("fields.ends", "fields.json")
+
+
+def read_unit_fields(folder: Path) -> DocumentFields | None:
+    """Return the columns that the documents of a unit carry; None if they carry none."""
+    ends, data = (folder / name for name in FIELD_NAMES)
+    if not ends.exists():
+        return None
+    with translate_read_errors(ends):
+        return DocumentFields(np.fromfile(ends, "<u8"), map_file(data))
 
 
 @final

@@ -31,7 +31,8 @@ def export_parquet(store: Store, folder: Path, tick: ProgressCallback) -> None:
     """Write one Parquet file per shard.
 
     Columns: ``input_ids`` list<int32>; ``loss_mask`` list<int8> if masked; provenance; for preferences also
-    ``pair`` int64 and ``side`` (``chosen``, ``rejected``, ``good`` or ``bad``).
+    ``pair`` int64 and ``side`` (``chosen``, ``rejected``, ``good`` or ``bad``); for documents that carry columns
+    ``fields``, their JSON.
     """
     name, schema = store.split or store.path.name, _make_schema(store)
     for number in range(len(store.shards)):
@@ -82,7 +83,13 @@ def _make_schema(store: Store) -> pa.Schema:
         fields += [("source", pa.string()), ("record", pa.int64())]
     if store.contents.preferences:
         fields += [("pair", pa.int64()), ("side", pa.string())]
+    if _carries_fields(store):
+        fields.append(("fields", pa.string()))
     return pa.schema(fields)
+
+
+def _carries_fields(store: Store) -> bool:
+    return any(store.shards.fields(shard) is not None for shard in range(len(store.shards)))
 
 
 def _iter_tables(store: Store, shard: int, schema: pa.Schema, tick: ProgressCallback) -> Iterator[pa.Table]:
@@ -102,6 +109,8 @@ def _make_columns(document_range: DocumentRange, names: pa.Array) -> list[pa.Arr
     if document_range.sides is not None:
         columns.append(pa.array(document_range.sides.pairs.astype(np.int64)))
         columns.append(pa.array(SIDE_NAMES).take(pa.array(document_range.sides.sides)))
+    if document_range.fields is not None:
+        columns.append(pa.array(document_range.fields.list_texts()))
     return columns
 
 
@@ -111,6 +120,8 @@ def export_mds(store: Store, folder: Path, tick: ProgressCallback) -> None:
     Columns: ``input_ids`` ndarray:int32; ``loss_mask`` ndarray:uint8 if masked; ``source`` str
     and ``record`` int; for preferences ``side`` str and ``pair`` int.
     """
+    if _carries_fields(store):
+        raise InputError(f"{store.location.name} holds documents that carry columns: give --to parquet or hf.")
     columns: list[tuple[str, str, int | None]] = [("input_ids", "ndarray:int32", None)]
     if store.masked:
         columns.append(("loss_mask", "ndarray:uint8", None))

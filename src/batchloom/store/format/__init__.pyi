@@ -6,6 +6,7 @@ from .block_checksums import (
     count_entries as count_entries,
     map_checksum_file as map_checksum_file,
 )
+from .document_fields import DocumentFields as DocumentFields
 from .layout import (
     FORMAT_VERSION as FORMAT_VERSION,
     GENERATIONS_NAME as GENERATIONS_NAME,
@@ -55,6 +56,7 @@ from .provenance import (
 )
 from .shard_sidecars import (
     HEADER as HEADER,
+    PREFERENCE_READERS as PREFERENCE_READERS,
     SIDE_NAMES as SIDE_NAMES,
     Banding as Banding,
     LossMask as LossMask,

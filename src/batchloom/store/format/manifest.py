@@ -106,10 +106,11 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """One shard: its name without suffix, its counts and the XXH3-128 of each file.
 
     Optional fields: ``mask`` and ``trained`` (tokens) are present only if some token is not trained, ``pairs`` only
-    in preference stores, ``bands`` only with near deduplication. ``sums`` and ``blobsums`` are the checksums of the
-    headers of these files; ``sums`` is absent in older stores. ``media`` is present only if documents hold media,
-    ``blobs`` and ``blobsums`` only if the store holds the bytes of some. ``media_bytes`` and ``blobs_bytes`` are file
-    sizes.
+    in stores of preferences, prompts and labelled steps, ``fields`` only if documents carry columns, ``bands`` only
+    with near deduplication. ``sums`` and ``blobsums`` are the checksums of the headers of these files; ``sums`` is
+    absent in older stores. ``media`` is present only if documents hold media,
+    ``blobs`` and ``blobsums`` only if the store holds the bytes of some. ``media_bytes``, ``blobs_bytes`` and
+    ``fields_bytes`` are file sizes.
     """
 
     name: str
@@ -129,6 +130,8 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     blobs: Digest | None = None
     blobs_bytes: Size | None = None
     blobsums: Digest | None = None
+    fields: Digest | None = None
+    fields_bytes: Count | None = None
 
     @property
     def checksums(self) -> dict[str, str]:
@@ -144,6 +147,7 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
             ".media": self.media,
             ".blobs": self.blobs,
             ".blobsums": self.blobsums,
+            ".fields": self.fields,
         }
         return {suffix: checksum for suffix, checksum in checksums.items() if checksum is not None}
 
@@ -215,9 +219,9 @@ class SourceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     bytes after decompression. ``bos`` and ``end`` are ``added``, ``present`` or ``absent``.
     ``detected`` says which columns became documents; empty for text files. ``conversations``
     says whether the documents are conversations. ``preferences`` is ``pairs`` (a chosen and a rejected
-    answer), ``labels`` (labelled answers) or absent. ``revision`` is the commit of the repository the file
-    was read from, if any. ``dataset`` is the name given to the input it belongs to, and ``weight`` the given
-    weight of that input; both are absent if not given.
+    answer), ``labels`` (labelled answers), ``prompts``, ``steps`` (answers with labelled steps) or absent.
+    ``revision`` is the commit of the repository the file was read from, if any. ``dataset`` is the name given to
+    the input it belongs to, and ``weight`` the given weight of that input; both are absent if not given.
     """
 
     name: str
@@ -332,9 +336,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def preferences(self) -> PreferenceKind:
-        """Kind of preferences, ``pairs`` or ``labels``; empty for other documents."""
+        """``pairs``, ``labels``, ``prompts`` or ``steps``; empty for other documents."""
         kinds = {source.preferences for source in self.sources if source.documents}
-        return next((kind for kind in ("pairs", "labels") if kind in kinds), "")
+        return next((kind for kind in PREFERENCE_KINDS if kind and kind in kinds), "")
 
 
 def compute_subset_fingerprint(manifest: Manifest, subset: str) -> str:
@@ -352,6 +356,7 @@ def compute_subset_fingerprint(manifest: Manifest, subset: str) -> str:
                 + ([s.mask] if s.mask else [])
                 + ([f"pairs:{s.pairs}"] if s.pairs else [])
                 + ([f"media:{s.media}"] if s.media else [])
+                + ([f"fields:{s.fields}"] if s.fields else [])
                 for s in entry.shards
             ],
             **removed_field,
@@ -642,7 +647,7 @@ def _list_preference_faults(manifest: Manifest) -> list[str]:
     """List faults of the preferences: a store holds at most one kind, unmixed."""
     kinds = {source.preferences for source in manifest.sources if source.documents}
     if unknown_kinds := sorted(kinds.difference(PREFERENCE_KINDS)):
-        return [f"preferences {unknown_kinds[0]!r} are neither pairs nor labels"]
+        return [f"preferences {unknown_kinds[0]!r} are none of {', '.join(PREFERENCE_KINDS[1:])}"]
     if len(kinds) > 1:
         return [
             f"its sources have several kinds of preferences ({', '.join(sorted(kind or 'none' for kind in kinds))})"

@@ -7,9 +7,9 @@ All are little-endian and begin with 8 bytes of magic, u64 version 1, u64 count,
 fully trained.
 
 ``.pairs``, pair number and side of each document: ``BLMPAIR\0``, 1, documents D, 0; then the columns pair u64 [D] and
-side u8 [D]. Only preference stores have it, for every shard. In a store of pairs, every even document is a chosen
-answer and the next one the rejected answer of the same pair. Labelled answers each have a pair number of their own.
-Pair numbers ascend.
+side u8 [D]. Only stores of preferences, prompts and labelled steps have it, for every shard. In a store of pairs, every
+even document is a chosen answer and the next one the rejected answer of the same pair. Other documents each have a pair
+number of their own. Pair numbers ascend.
 
 ``.bands``, MinHash signatures that find near duplicates: ``BLMBAND\0``, 1, documents D, four u16 (shingle, rows, bands
 B, MinHash version); then the keys u64 [D, B], all 0 for a document that matches nothing. Only shards prepared with
@@ -20,7 +20,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, final, get_args
+from typing import Literal, NamedTuple, Self, final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +33,35 @@ from batchloom.store.format.megatron_index import map_file
 HEADER = struct.Struct("<8sQQQ")
 _MASK_MAGIC, _PAIRS_MAGIC, _BANDS_MAGIC = b"BLMMASK\x00", b"BLMPAIR\x00", b"BLMBAND\x00"
 CHECK_REMEDY = "Run batchloom check on the store."
-PreferenceKind = Literal["", "pairs", "labels"]
-PREFERENCE_KINDS: tuple[str, ...] = get_args(PreferenceKind)
-CHOSEN, REJECTED, GOOD, BAD = 1, 2, 3, 4
-SIDE_NAMES = ("", "chosen", "rejected", "good", "bad")
+# Kinds of documents that are not for language modelling alone; empty for all others.
+PreferenceKind = Literal["", "pairs", "labels", "prompts", "steps"]
+PREFERENCE_KINDS: tuple[PreferenceKind, ...] = get_args(PreferenceKind)
+CHOSEN, REJECTED, GOOD, BAD, PROMPT, STEPS = 1, 2, 3, 4, 5, 6
+SIDE_NAMES = ("", "chosen", "rejected", "good", "bad", "prompt", "steps")
+
+
+class PreferenceReader(NamedTuple):
+    """Contents, trainers and reader of a kind of documents."""
+
+    contents: str
+    trainers: str
+    name: str
+
+
+PREFERENCE_READERS: dict[str, PreferenceReader] = {
+    "pairs": PreferenceReader("preferences (pairs)", "preference trainers", "batchloom.store.PreferencePairs"),
+    "labels": PreferenceReader("preferences (labels)", "preference trainers", "batchloom.store.LabelledAnswers"),
+    "prompts": PreferenceReader("prompts without answers", "trainers with rewards", "batchloom.store.StoredPrompts"),
+    "steps": PreferenceReader(
+        "answers with labelled steps", "trainers of process reward models", "batchloom.store.LabelledSteps"
+    ),
+}
+_SIDES: dict[PreferenceKind, tuple[int, ...]] = {
+    "pairs": (CHOSEN, REJECTED),
+    "labels": (GOOD, BAD),
+    "prompts": (PROMPT,),
+    "steps": (STEPS,),
+}
 PAIR_ROW_BYTES = 9
 # A pair number holds the part above the record.
 _RECORD_BITS = 40
@@ -150,7 +175,7 @@ class PairIndex:
 
     Attributes:
         pairs: pair number of each document, uint64 [D].
-        sides: ``CHOSEN``, ``REJECTED``, ``GOOD`` or ``BAD``, uint8 [D].
+        sides: ``CHOSEN``, ``REJECTED``, ``GOOD``, ``BAD``, ``PROMPT`` or ``STEPS``, uint8 [D].
     """
 
     pairs: NDArray[np.uint64]
@@ -166,8 +191,7 @@ class PairIndex:
 
     def find_fault(self, preferences: PreferenceKind) -> str:
         """Describe the first fault, or return an empty string; pairs must not be split."""
-        allowed_sides = (CHOSEN, REJECTED) if preferences == "pairs" else (GOOD, BAD)
-        unknown_sides = np.flatnonzero((self.sides != allowed_sides[0]) & (self.sides != allowed_sides[1]))
+        unknown_sides = np.flatnonzero(~np.isin(self.sides, _SIDES.get(preferences, ())))
         if unknown_sides.size:
             index = int(unknown_sides[0])
             return f"document {index} has side {self.sides[index]}, which is not a side of {preferences}"

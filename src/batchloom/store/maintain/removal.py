@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.files import describe_missing_path, describe_os_error, read_regular_file, refuse_url
 from batchloom.core.settings import quote_value, suggest
+from batchloom.store.format.document_fields import map_fields
 from batchloom.store.format.layout import SUBSETS, format_removed_name, format_shard_name, resolve_store_folder
 from batchloom.store.format.manifest import (
     LayerEntry,
@@ -498,6 +499,7 @@ def _write_compacted_shard(
             )
             if old.media
             else None,
+            map_fields(folder / f"{old.name}.fields", old.documents).take(remaining_documents) if old.fields else None,
         )
     finally:
         writer.abandon()

@@ -28,6 +28,7 @@ from batchloom.remote import (
     run_with_retries,
 )
 from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums, compute_file_checksums
+from batchloom.store.format.document_fields import map_fields
 from batchloom.store.format.layout import (
     LENGTHS_NAME,
     MANIFEST_NAME,
@@ -49,7 +50,13 @@ from batchloom.store.format.manifest import (
 from batchloom.store.format.media_index import NOT_STORED, map_media
 from batchloom.store.format.megatron_index import map_file, map_index
 from batchloom.store.format.provenance import map_provenance
-from batchloom.store.format.shard_sidecars import compute_pair_numbers, map_mask, map_pair_index, map_signature_file
+from batchloom.store.format.shard_sidecars import (
+    PREFERENCE_READERS,
+    compute_pair_numbers,
+    map_mask,
+    map_pair_index,
+    map_signature_file,
+)
 from batchloom.store.format.store_lengths import map_lengths, map_removed, mask_removed
 from batchloom.store.maintain.generations import list_generation_files, list_sidecars
 from batchloom.store.read.remote_blocks import MAX_FETCH_ATTEMPTS
@@ -72,6 +79,8 @@ _NOISE_PAIRS = 200.0
 _PREFERENCE_DESCRIPTIONS = {
     "pairs": "pairs: two documents each, the chosen answer and the rejected one",
     "labels": "labels: each document is an answer labelled good or bad",
+    "prompts": "prompts: each document is a prompt without its answer, and carries columns",
+    "steps": "steps: each document is an answer whose steps are labelled good or bad",
 }
 _QUARANTINE_STEM = QUARANTINE_NAME.partition(".")[0]
 _REMEDY = "restore the manifest that prepare wrote, or prepare the store again"
@@ -198,8 +207,9 @@ def describe_use(verdict: VerificationResult, counts: dict[str, int], older: str
     """Describe the data that a training run would read from a store."""
     if verdict.faults:
         return "nothing until the faults are fixed"
-    if verdict.facts.get("preferences"):
-        return "preference trainers read it (batchloom.store.PreferencePairs), but batchloom train refuses it"
+    if kind := str(verdict.facts.get("preferences", "")).partition(":")[0]:
+        reader = PREFERENCE_READERS[kind]
+        return f"{reader.trainers} read it ({reader.name}), but batchloom train refuses it"
     if not counts.get("train"):
         return "nothing by batchloom train: subset train has no documents"
     val = f", and evaluates on the {counts['val']:,} of subset val" if counts.get("val") else ""
@@ -302,10 +312,11 @@ def _list_shard_faults(
             faults += _list_checksum_faults(stem.with_suffix(suffix), checksum)
     faults += [
         f"{path}: the manifest does not list it."
-        for path in map(stem.with_suffix, (".mask", ".pairs", ".bands", ".media", ".blobs", ".blobsums"))
+        for path in map(stem.with_suffix, (".mask", ".pairs", ".bands", ".media", ".blobs", ".blobsums", ".fields"))
         if path.suffix not in shard.checksums and path.exists()
     ]
     faults += _list_mask_faults(stem, shard) + _list_media_faults(stem, shard, lengths)
+    faults += _list_field_faults(stem.with_suffix(".fields"), shard)
     view = map_file(stem.with_suffix(".bin"))
     if len(view) != shard.bytes:
         return [*faults, f"{stem}.bin: has {len(view)} bytes, the manifest says {shard.bytes}."]
@@ -386,6 +397,17 @@ def _list_media_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32
     elif blobs.exists():
         faults.append(f"{blobs}: no medium of its shard is stored in it.")
     return faults
+
+
+def _list_field_faults(path: Path, shard: ShardEntry) -> list[str]:
+    if shard.fields is None:
+        return []
+    fields, size = map_fields(path, shard.documents), len(map_file(path))
+    for document in range(shard.documents):
+        fields.read(document)
+    if size == shard.fields_bytes:
+        return []
+    return [f"{path}: has {size:,} bytes, the manifest says {shard.fields_bytes or 0:,}."]
 
 
 def _list_block_checksum_faults(path: Path, expected_checksum: str | None, checksums: BlockChecksums) -> list[str]:

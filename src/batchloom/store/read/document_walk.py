@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.core.settings import quote_value, suggest
+from batchloom.store.format.document_fields import DocumentFields
 from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable, make_part_table
 from batchloom.store.format.shard_sidecars import PairIndex
 from batchloom.store.format.store_lengths import mask_removed
@@ -34,6 +35,7 @@ class DocumentRange:
         sources: index of each document's source in the manifest, int64 [n]; None for a bare prefix.
         records: number of each document's record in its source, int64 [n]; None for a bare prefix.
         sides: pair and side of each document; None without preferences.
+        fields: columns that the documents carry; None if they carry none.
     """
 
     lengths: NDArray[np.int64]
@@ -42,6 +44,7 @@ class DocumentRange:
     sources: NDArray[np.int64] | None
     records: NDArray[np.int64] | None
     sides: PairIndex | None = None
+    fields: DocumentFields | None = None
 
 
 def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[DocumentRange]:
@@ -60,6 +63,7 @@ def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[Doc
             sources = part_table.numbers[provenance.parts]
             records = part_table.preceding_records[provenance.parts] + provenance.records.astype(np.int64)
         sides = store.shards.sides(number) if store.contents.preferences else None
+        fields = store.shards.fields(number)
         for start, end in _iter_cuts(store, first, stop):
             numbers = np.arange(start, end)
             numbers = numbers[~mask_removed(store.contents.removed, numbers)]
@@ -75,6 +79,7 @@ def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[Doc
                 None if sources is None else sources[rows],
                 None if records is None else records[rows],
                 None if sides is None else PairIndex(sides.pairs[rows], sides.sides[rows]),
+                None if fields is None else fields.take(rows),
             )
 
 

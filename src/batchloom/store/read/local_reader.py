@@ -11,6 +11,7 @@ from batchloom.core.errors import StoreError
 from batchloom.core.files import read_regular_file
 from batchloom.remote import BLOCK_BYTES
 from batchloom.store.format.block_checksums import ENTRIES_PER_BLOCK, ChecksumFile, map_checksum_file
+from batchloom.store.format.document_fields import DocumentFields, map_fields
 from batchloom.store.format.layout import SMALL_FILE_LIMIT, TOKEN_DTYPES, compute_checksum
 from batchloom.store.format.manifest import Manifest, SubsetEntry, read_manifest
 from batchloom.store.format.media_index import MediaRows, map_media, read_blob
@@ -148,6 +149,9 @@ class LocalReader(SubsetReader):
 
     def media(self, shard: int) -> MediaRows:
         return map_media(self._name_file(shard, ".media"), self.table.locations[shard].documents)
+
+    def fields(self, shard: int) -> DocumentFields:
+        return map_fields(self._name_file(shard, ".fields"), self.table.locations[shard].documents)
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:
         return read_blob(self._name_file(shard, ".blobs"), begin, size)

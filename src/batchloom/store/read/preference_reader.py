@@ -34,14 +34,14 @@ class PreferencePairs:
     """
 
     def __init__(self, store: Store) -> None:
-        _require_store(store)
+        require_store(store)
         if store.contents.preferences != "pairs":
             raise InputError(_describe_wrong_kind(store, "preference pairs", "chosen and rejected columns"))
         self.store = store
         for shard in range(len(store.shards)):
             store.shards.sides(shard)
         # Removal always covers both documents of a pair.
-        self._documents = _list_remaining(store, 2)
+        self._documents = list_remaining(store, 2)
 
     def __len__(self) -> int:
         return int(self._documents.size)
@@ -95,12 +95,12 @@ class LabelledAnswers:
     """
 
     def __init__(self, store: Store) -> None:
-        _require_store(store)
+        require_store(store)
         if not store.contents.preferences:
             raise InputError(_describe_wrong_kind(store, "labelled answers", "a column label"))
         self.store = store
         sides = [store.shards.sides(shard).sides for shard in range(len(store.shards))]
-        self._documents = _list_remaining(store, 1)
+        self._documents = list_remaining(store, 1)
         self.good: NDArray[np.bool_] = np.isin(np.concatenate(sides)[self._documents], (GOOD, CHOSEN))
 
     def __len__(self) -> int:
@@ -112,14 +112,16 @@ class LabelledAnswers:
         return {"prompt_ids": ids[:start], "completion_ids": ids[start:], "label": bool(self.good[number])}
 
 
-def _list_remaining(store: Store, step: int) -> NDArray[np.int64]:
+def list_remaining(store: Store, step: int) -> NDArray[np.int64]:
+    """Return the numbers of every ``step``-th document that is not removed."""
     numbers = np.arange(0, len(store), step)
     return numbers[~mask_removed(store.contents.removed, numbers)]
 
 
-def _require_store(store: object) -> None:
+def require_store(store: object) -> None:
+    """Raise if the argument of a reader is no open store."""
     if not isinstance(store, Store):
-        raise InputError(f"Preferences are read from an open store, not {quote_value(store)}. Give open_store(path).")
+        raise InputError(f"Documents are read from an open store, not {quote_value(store)}. Give open_store(path).")
 
 
 def _describe_wrong_kind(store: Store, noun: str, columns: str) -> str:

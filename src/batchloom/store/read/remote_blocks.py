@@ -101,7 +101,8 @@ class RemoteFileTable:
 
     Attributes:
         files: all files.
-        lengths, bins, masks, docs, pairs, media, blobs: file numbers for each layer or shard; -1 for a missing file.
+        lengths, bins, masks, docs, pairs, fields, media, blobs: file numbers for each layer or shard; -1 for a missing
+            file.
         removed: number of the file of removed documents; -1 if there is none.
         bases: first block of each file, ascending, int64.
         sizes: size of each file in bytes, int64.
@@ -131,6 +132,7 @@ class RemoteFileTable:
         self.masks: list[int] = []
         self.docs: list[int] = []
         self.pairs: list[int] = []
+        self.fields: list[int] = []
         self.media: list[int] = []
         self.blobs: list[int] = []
         for shard in entry.shards:
@@ -143,6 +145,7 @@ class RemoteFileTable:
             self.docs.append(self._add_optional(f"{stem}.docs", docs, shard.docs))
             pairs = HEADER.size + PAIR_ROW_BYTES * shard.documents
             self.pairs.append(self._add_optional(f"{stem}.pairs", pairs, shard.pairs))
+            self.fields.append(self._add_optional(f"{stem}.fields", shard.fields_bytes or 0, shard.fields))
             self.media.append(self._add_optional(f"{stem}.media", shard.media_bytes or 0, shard.media))
             blobs = -1
             if shard.blobs is not None and shard.blobs_bytes is not None:

@@ -25,6 +25,7 @@ from batchloom.remote import (
     merge_intervals,
     run_with_retries,
 )
+from batchloom.store.format.document_fields import DocumentFields, parse_fields
 from batchloom.store.format.layout import MANIFEST_NAME, SMALL_FILE_LIMIT, TOKEN_DTYPES
 from batchloom.store.format.manifest import Manifest, read_generation_manifest
 from batchloom.store.format.media_index import NOT_STORED, MediaRows, parse_media
@@ -283,6 +284,10 @@ class RemoteSubset(SubsetReader):
         content = self._read_file(self._files.pairs[shard])
         preferences = self.manifest.preferences if self.manifest else ""
         return parse_pair_index(*content, self._entry.shards[shard].documents, preferences)
+
+    def fields(self, shard: int) -> DocumentFields:
+        content = self._read_file(self._files.fields[shard])
+        return parse_fields(*content, self._entry.shards[shard].documents)
 
     def media(self, shard: int) -> MediaRows:
         """Read the media index of a shard that has one; some are cached in memory."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.settings import check_index
+from batchloom.store.format.document_fields import DocumentFields
 from batchloom.store.format.manifest import compute_filtered_fingerprint, find_generation
 from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable, make_part_table
 from batchloom.store.format.shard_sidecars import PairIndex, PreferenceKind
@@ -84,9 +85,9 @@ class StoreContents:
 
     @property
     def preferences(self) -> PreferenceKind:
-        """Kind of preferences, ``pairs`` or ``labels``; empty for other documents.
+        """``pairs``, ``labels``, ``prompts`` or ``steps``; empty for other documents.
 
-        ``batchloom.store.PreferencePairs`` and ``LabelledAnswers`` read them.
+        ``batchloom.store.PreferencePairs``, ``LabelledAnswers``, ``StoredPrompts`` and ``LabelledSteps`` read them.
         """
         return self._manifest.preferences if self._manifest else ""
 
@@ -203,8 +204,15 @@ class StoreShards:
         return mapped.map(shard)
 
     def sides(self, shard: int) -> PairIndex:
-        """Return the pairs and sides of a shard of a preference store."""
+        """Return the pairs and sides of a shard of preferences, prompts or steps."""
         return self._reader.sides(shard)
+
+    def fields(self, shard: int) -> DocumentFields | None:
+        """Return the columns that the documents of a shard carry; None if they carry none."""
+        manifest = self._reader.manifest
+        if manifest is None or manifest.subsets[self._reader.split].shards[shard].fields is None:
+            return None
+        return self._reader.fields(shard)
 
     def name_of(self, document: int) -> str:
         """Return the name of the shard that holds a document, for error messages."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError, TokenizerError
 from batchloom.core.files import describe_os_error
+from batchloom.store.format.document_fields import DocumentFields
 from batchloom.store.format.layout import TOKENIZER_NAME
 from batchloom.store.format.manifest import Manifest, TokenizerEntry, compute_subset_fingerprint
 from batchloom.store.format.media_index import MediaRows
@@ -199,6 +200,10 @@ class SubsetReader:
 
     def media(self, shard: int) -> MediaRows:
         """Read the media index of a shard that has one."""
+        raise NotImplementedError
+
+    def fields(self, shard: int) -> DocumentFields:
+        """Read the columns that the documents of a shard carry."""
         raise NotImplementedError
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:

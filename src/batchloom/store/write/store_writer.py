@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively, refuse_url, sync_path, wrap_os_errors
 from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums, compute_file_checksums
+from batchloom.store.format.document_fields import DocumentFields
 from batchloom.store.format.layout import LENGTHS_CHECKSUMS_NAME, LENGTHS_NAME, format_generation_file_name
 from batchloom.store.format.manifest import ShardEntry
 from batchloom.store.format.media_index import ShardMedia, iter_blob_chunks
@@ -236,6 +237,7 @@ class ShardWriter:
         sides: PairIndex | None = None,
         signatures: MinHashSignatures | None = None,
         media: ShardMedia | None = None,
+        fields: DocumentFields | None = None,
     ) -> ShardEntry:
         """Close the shard and rename its files to their final names.
 
@@ -245,6 +247,7 @@ class ShardWriter:
             sides: pair and side of each document, [D]; None without preferences.
             signatures: MinHash signatures of the documents; None without near deduplication.
             media: media of the documents; None if they hold none.
+            fields: columns that the documents carry, [D]; None if they carry none.
         """
         if int(lengths.sum(dtype=np.int64)) != self._tokens or len(lengths) != len(provenance):
             raise AssertionError(f"{self._stem}: lengths do not add up to the tokens appended")
@@ -273,6 +276,10 @@ class ShardWriter:
         )
         if media is not None and len(media.rows):
             entry = _write_media(self._stem, media, entry)
+        if fields is not None:
+            data = fields.to_bytes()
+            checksum = write_file(self._stem.with_suffix(".fields"), data)
+            entry = replace(entry, fields=checksum, fields_bytes=len(data))
         with wrap_write_errors(self._stem):
             self._partial_path.replace(self._stem.with_suffix(".bin"))
         return entry
