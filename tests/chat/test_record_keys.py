@@ -87,6 +87,8 @@ def has_role(record, name):
         return "instruction" not in record
     if name == "history" and record == {"prompt": "p"}:
         return True
+    if name == "rejected_images":
+        return "chosen" in record
     return name == "history" and bool({"instruction", "chosen"} & record.keys())
 
 

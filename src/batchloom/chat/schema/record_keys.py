@@ -99,7 +99,11 @@ _KTO_TAG = UnsupportedKey("LLaMA-Factory", "labels the answer good or bad", "nam
 _GROUNDING = UnsupportedKey(
     "ms-swift", "replaces <ref-object> and <bbox> in the contents", "write the values into the contents"
 )
-_REJECTED_IMAGES = UnsupportedKey("ms-swift", "holds the images of the rejected answer", "write text-only pairs")
+_REJECTED_IMAGES = UnsupportedKey(
+    "ms-swift",
+    "holds the images of the rejected answer",
+    "write the rejected answer as rejected_messages",
+)
 _CONTRAST = UnsupportedKey("ms-swift", "marks the record for embedding models or rerankers", "train it with ms-swift")
 _MARGIN = UnsupportedKey("TRL", "sets the margin of the pair in reward models", "train the reward model with TRL")
 _MASK = UnsupportedKey(
@@ -173,6 +177,7 @@ COLUMN_TABLES: dict[SchemaKind, KeyTable] = {
             "rejected": _PAIR_KEY,
             "rejected_response": _SWIFT_PAIR_KEY,
             "rejected_messages": _SWIFT_PAIR_KEY,
+            "rejected_images": _REJECTED_IMAGES,
         },
     ),
     "preference": KeyTable(
@@ -181,7 +186,7 @@ COLUMN_TABLES: dict[SchemaKind, KeyTable] = {
         {
             **_ANY_CONVERSATION,
             "margin": _MARGIN,
-            "rejected_images": _REJECTED_IMAGES,
+            "rejected_images": _REJECTED_IMAGES,  # Of labelled answers; pairs have a role for it
             "rejected_response": _SWIFT_PAIR_KEY,
             "rejected_messages": _SWIFT_PAIR_KEY,
         },

@@ -14,7 +14,7 @@ from typing import Any, cast, final
 
 import orjson
 
-from batchloom.chat.schema.record_keys import PART_KEYS, check_keys
+from batchloom.chat.schema.record_keys import PART_KEYS, check_keys, list_messages
 from batchloom.chat.schema.schemas import Row, Schema, is_non_empty
 from batchloom.core.document import Conversation, InterleavedText
 from batchloom.core.errors import UnusableRecordError
@@ -127,13 +127,14 @@ class MediaExtractor:
         self._schema, self._row = schema, row
         # Media extracted so far; a part holds the index of its medium.
         self.media: list[Medium] = []
+        self._indices: dict[Medium, MediumIndex] = {}
         self._column_media = {kind: _list_column_media(schema, row, kind) for kind in MEDIUM_KINDS}
         self._used_indices: dict[MediumKind, set[int]] = {kind: set() for kind in MEDIUM_KINDS}
 
     def extract_row(self) -> dict[str, Any]:
         """Return the record with parts for its media, and without the media columns."""
         columns = self._schema.columns
-        left_out = {name for kind in MEDIUM_KINDS for name in columns.get(f"{kind}s", ())}
+        left_out = {name for role in _MEDIA_ROLES for name in columns.get(role, ())}
         row = {name: value for name, value in self._row.items() if name not in left_out}
         for name in (*columns.get("system", ()), *columns.get("history", ())):
             _check_no_placeholders(row.get(name), name)
@@ -142,7 +143,34 @@ class MediaExtractor:
             for name in columns.get(role, ()):
                 if is_non_empty(row.get(name)):
                     row[name] = self._extract_column(row[name], name, speaker)
+        if "rejected" in columns:
+            self._extract_sides(row)
         return row
+
+    def _extract_sides(self, row: dict[str, Any]) -> None:
+        """Extract the two sides of a pair, which share the media of their prompt.
+
+        Placeholders of a complete conversation begin with the first medium, those of an answer with the first one
+        after the prompt.
+        """
+        after_prompt = all_used = _copy(self._used_indices)
+        for role in ("chosen", "rejected"):
+            (name,) = self._schema.columns[role]
+            value = row.get(name)
+            if not is_non_empty(value):
+                continue
+            turns = list_messages(value)
+            questions = [n for n, turn in enumerate(turns) if turn.get("role", turn.get("from")) in _QUESTION_ROLES]
+            self._used_indices = {kind: set() for kind in MEDIUM_KINDS} if questions else _copy(after_prompt)
+            if questions and "prompt" not in self._schema.columns:
+                # An answer in the other column follows the last question of this one.
+                head = self._extract_column(turns[: questions[-1] + 1], name, "assistant")
+                after_prompt = _copy(self._used_indices)
+                row[name] = [*head, *self._extract_column(turns[questions[-1] + 1 :], name, "assistant")]
+            else:
+                row[name] = self._extract_column(value, name, "assistant")
+            all_used = {kind: all_used[kind] | self._used_indices[kind] for kind in MEDIUM_KINDS}
+        self._used_indices = all_used
 
     def check_all_used(self) -> None:
         """Raise if a medium in the media columns has no placeholder."""
@@ -260,8 +288,16 @@ class MediaExtractor:
         return self._add_medium(column_media[number][1])
 
     def _add_medium(self, medium: Medium) -> dict[str, Any]:
-        self.media.append(medium)
-        return {"type": medium.kind, "medium": MediumIndex(len(self.media) - 1)}
+        # The two sides of a pair repeat the media of their prompt, and equal parts have equal indices.
+        index = self._indices.get(medium)
+        if index is None:
+            index = self._indices[medium] = MediumIndex(len(self.media))
+            self.media.append(medium)
+        return {"type": medium.kind, "medium": index}
+
+
+def _copy(used_indices: Mapping[MediumKind, set[int]]) -> dict[MediumKind, set[int]]:
+    return {kind: set(indices) for kind, indices in used_indices.items()}
 
 
 def _check_no_placeholders(value: object, name: str) -> None:
@@ -282,6 +318,8 @@ def _get_part_kind(part: object) -> MediumKind | None:
     return _MEDIUM_TYPES.get(part_type) if isinstance(part_type, str) else None
 
 
+_MEDIA_ROLES = (*(f"{kind}s" for kind in MEDIUM_KINDS), "rejected_images")
+_QUESTION_ROLES = ("user", "human")
 # Columns of speech and the role of a text in them; messages name their own role.
 _COLUMN_ROLES = {"messages": "", "prompt": "user", "response": "assistant", "completion": "assistant"}
 

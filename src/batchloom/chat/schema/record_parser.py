@@ -122,10 +122,12 @@ class SchemaReader:
         self._chosen, self._rejected = self._find_columns("chosen", "rejected")
         self._context, self._history = self._find_columns("context", "history")
         self._system, self._tools = self._find_columns("system", "tools")
+        (self._rejected_images,) = self._find_columns("rejected_images")
         self._completions, self._labels = self._find_columns("completions", "labels")
         # Without any of these columns, a record needs fewer steps.
         self._prompt_columns = top_level_columns((*self._context.names, *self._history.names))
-        self._outer_columns = _MEDIA_COLUMNS | top_level_columns((*self._system.names, *self._tools.names))
+        outer_columns = (*self._system.names, *self._tools.names, *self._rejected_images.names)
+        self._outer_columns = _MEDIA_COLUMNS | top_level_columns(outer_columns)
         self._late = {name: role for role, names in schema.late.items() for name in names}
         self._unsupported = unsupported_columns(schema)
         self._refused_columns = frozenset((*self._late, *self._unsupported))
@@ -135,7 +137,7 @@ class SchemaReader:
             "text": self._read_text,
             "interleaved": self._read_interleaved,
             "tokens": lambda row: read_token_row(row, schema.columns),
-            "pair": self._read_pair,
+            "pair": self._read_media_pair if media else self._read_pair,
             "prompt": self._read_carrying_prompt,
             "steps": self._read_steps,
         }
@@ -276,6 +278,31 @@ class SchemaReader:
                 )
             conversation = replace(conversation, completion=last)
         return LabelledConversation(conversation, good)
+
+    def _read_media_pair(self, row: Row) -> PreferencePair:
+        """Return the preference pair of a record, each side with its own media."""
+        pair = self._read_placed_pair(row)
+        rejected_images = self._rejected_images.get(row)
+        if not is_non_empty(rejected_images):
+            return pair
+        names = self._schema.columns.get("images", ())
+        if not names:
+            raise UnusableRecordError(
+                f"column {self._rejected_images.names[0]!r} is not empty, but --map images= leaves images out"
+            )
+        # As in ms-swift, they replace the images of the prompt, too.
+        other_images = {**dict.fromkeys(names), names[0]: rejected_images}
+        return PreferencePair(pair.chosen, self._read_placed_pair({**row, **other_images}).rejected)
+
+    def _read_placed_pair(self, row: Row) -> PreferencePair:
+        extractor = MediaExtractor(self._schema, row)
+        pair = self._read_pair(extractor.extract_row())
+        extractor.check_all_used()
+        sides = [
+            reorder_media(side, extractor.media) if isinstance(side, Conversation) else side
+            for side in (pair.chosen, pair.rejected)
+        ]
+        return PreferencePair(*sides)
 
     def _read_pair(self, row: Row) -> PreferencePair:
         """Return the preference pair of a record.
@@ -537,11 +564,12 @@ def concat_turns(before: Turns, after: Turns) -> Turns:
 
 
 def _check_no_media(row: Row, schema: Schema) -> None:
-    for name in sorted(_MEDIA_COLUMNS & row.keys()):
+    names = {*_MEDIA_COLUMNS, *schema.columns.get("rejected_images", ())}
+    for name in sorted(names & row.keys()):
         if is_non_empty(row[name]):
             reason = (
-                "images and audio in preferences are not supported: leave the column out"
-                if schema.kind == "preference"
+                "images and audio in prompts are not supported: leave the column out"
+                if schema.kind == "prompt"
                 else "images and audio need --processor; without that column only the text is trained"
             )
             raise UnusableRecordError(f"column {name!r} is not empty: {reason}")

@@ -70,20 +70,23 @@ class FormRule:
 
 
 _HISTORY_COLUMNS = ("history",)
-_PAIR_OPTIONAL_COLUMNS = {
-    "prompt": PROMPT_COLUMNS,
+_ANSWERS_OPTIONAL_COLUMNS = {
     "context": _CONTEXT_COLUMNS,
     "history": _HISTORY_COLUMNS,
     "system": _SYSTEM_COLUMNS,
     "tools": _TOOLS_COLUMNS,
+    **_MEDIA_COLUMNS,
+    # ms-swift's images of the rejected side, in place of the images.
+    "rejected_images": ("rejected_images",),
 }
+_PAIR_OPTIONAL_COLUMNS = {"prompt": PROMPT_COLUMNS, **_ANSWERS_OPTIONAL_COLUMNS}
 FORM_RULES = (
     # ms-swift's pairs: a conversation, or a prompt and its response, with the rejected answer.
     FormRule("pair", {"chosen": TURN_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS}, _PAIR_OPTIONAL_COLUMNS),
     FormRule(
         "pair",
         {"prompt": PROMPT_COLUMNS, "chosen": RESPONSE_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS},
-        {"context": _CONTEXT_COLUMNS, "history": _HISTORY_COLUMNS, "system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS},
+        _ANSWERS_OPTIONAL_COLUMNS,
     ),
     FormRule(
         "messages",

@@ -400,10 +400,11 @@ _OVERLONG_PAIR = "overlong: its parts would not answer the same prompt"
 
 @dataclass(frozen=True, slots=True)
 class _AnswerTokens:
-    """Document, and the token index from which it is trained."""
+    """Document, the token index from which it is trained, and its media."""
 
     ids: NDArray[np.generic]
     start: int
+    media: Sequence[PlacedMedium] = ()
 
 
 def _build_batch(
@@ -416,7 +417,7 @@ def _build_batch(
 
 
 def _add_answer(out: EncodedBatchBuilder, number: int, answer: _AnswerTokens, side: int) -> None:
-    out.add(number, answer.ids, np.arange(answer.ids.size) >= answer.start, side=side)
+    out.add(number, answer.ids, np.arange(answer.ids.size) >= answer.start, answer.media, side=side)
 
 
 def encode_preference_pairs(
@@ -611,10 +612,11 @@ def _split_answers(encoded: EncodedBatch) -> dict[int, list[_AnswerTokens | None
         raise AssertionError("encoded conversations have numbers and a mask")
     answers: dict[int, list[_AnswerTokens | None]] = {}
     stops = np.cumsum(encoded.lengths, dtype=np.int64).tolist()
-    for number, begin, stop in zip(encoded.numbers.tolist(), [0, *stops[:-1]], stops, strict=False):
+    media = encoded.media or [()] * len(stops)
+    for number, begin, stop, placed in zip(encoded.numbers.tolist(), [0, *stops[:-1]], stops, media, strict=False):
         mask = encoded.mask[begin:stop]
         start = mask.size - int(np.count_nonzero(mask))
-        answer = _AnswerTokens(encoded.ids[begin:stop], start) if mask[start:].all() else None
+        answer = _AnswerTokens(encoded.ids[begin:stop], start, placed) if mask[start:].all() else None
         answers.setdefault(number, []).append(answer)
     return answers
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
 import msgspec
 
@@ -342,7 +342,7 @@ def make_record_parser(
         return RecordParser(rules, detected=schema.description, columns=columns)
     rules = replace(rules, text_field=None)
     if schema.kind in ("preference", "prompt", "steps"):
-        record_parser = _make_preference_parser(source, rows, rules, schema, chat)
+        record_parser = _make_preference_parser(source, rows, rules, schema, chat, media=inspector is not None)
     elif schema.kind == "conversation":
         record_reader = make_record_reader(schema, media=inspector is not None)
         chat_rules = chat.rules(completion=schema.form == "prompt-completion")
@@ -355,7 +355,7 @@ def make_record_parser(
         record_parser = RecordParser(rules, record_kind, record_reader, detected=schema.description, columns=columns)
     if inspector is None or record_parser.record_reader is None:
         return record_parser
-    if schema.kind in ("conversation", "interleaved"):
+    if schema.kind in ("conversation", "interleaved", "preference"):
         record_reader = _wrap_check_media(record_parser.record_reader, inspector)
     else:
         reason = _MEDIA_REFUSALS.get(schema.kind, _LATE_MEDIA)
@@ -379,11 +379,7 @@ _LATE_MEDIA = (
     "the first records of the file have no media: keep records with images or audio in a separate file, or leave "
     "the column out"
 )
-_PREFERENCE_MEDIA = (
-    "images and audio in preferences are not supported yet: write conversations, or leave the column out"
-)
 _MEDIA_REFUSALS = {
-    "preference": _PREFERENCE_MEDIA,
     "prompt": "images and audio in prompts are not supported: leave the column out",
     "steps": "images and audio in labelled steps are not supported: leave the column out",
 }
@@ -393,17 +389,30 @@ _MEDIA_COLUMNS = ("images", "image", "audios", "audio", "videos", "video")
 def _wrap_check_media(record_reader: RecordReader, inspector: MediaInspector) -> RecordReader:
     """Wrap a reader of conversations or texts with media to inspect their media."""
 
+    def look(document: Any) -> Any:
+        if isinstance(document, Conversation | InterleavedText) and document.media:
+            return replace_media_with_frames(document, inspector(document.media))
+        return document
+
     def looked(row: Mapping[str, Any]) -> ParsedRecord:
         record = record_reader(row)
-        if isinstance(record, Conversation | InterleavedText) and record.media:
-            return replace_media_with_frames(record, inspector(record.media))
-        return record
+        if isinstance(record, PreferencePair):
+            return PreferencePair(look(record.chosen), look(record.rejected))
+        if isinstance(record, LabelledConversation):
+            return replace(record, conversation=look(record.conversation))
+        return cast("ParsedRecord", look(record))
 
     return looked
 
 
 def _make_preference_parser(
-    source: Source, rows: Sequence[Mapping[str, Any]], rules: ReadRules, schema: Schema, chat: ChatRecipe
+    source: Source,
+    rows: Sequence[Mapping[str, Any]],
+    rules: ReadRules,
+    schema: Schema,
+    chat: ChatRecipe,
+    *,
+    media: bool,
 ) -> RecordParser:
     record_kind, contents, trained = _TRAINED_PARTS[schema.kind]
     if chat.train_on not in (None, "completion"):
@@ -411,7 +420,7 @@ def _make_preference_parser(
             f"{source.name} holds {contents} ({schema.description}), and {trained}: leave --train-on {chat.train_on} "
             "out"
         )
-    record_reader = make_record_reader(schema)
+    record_reader = make_record_reader(schema, media=media and schema.kind == "preference")
     if schema.form == "pair":
         column = schema.columns["chosen"][0]
         first = next((v for row in rows if (v := get_column_value(row, column)) is not None), None)
