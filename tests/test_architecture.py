@@ -46,7 +46,7 @@ ALLOWED_IMPORTS = {
     # The trainer uses the metrics of a run and the isolation of packed documents from their public modules.
     "train": {"core", "batchloom", "batches", "adapters"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
-    "examples": {"batchloom", "adapters", "batches"},
+    "examples": {"batchloom", "adapters", "batches", "store"},
     "cli": {
         *("core", "chat", "store", "preparation", "batches", "batchloom", "analysis", "train"),
     },

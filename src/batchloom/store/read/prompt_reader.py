@@ -1,5 +1,6 @@
 """Prompts and labelled steps of a store, for reinforcement learning."""
 
+from collections.abc import Iterator
 from typing import Any, Literal, final
 
 import numpy as np
@@ -43,6 +44,9 @@ class StoredPrompts:
     def __len__(self) -> int:
         return len(self._carried)
 
+    def __iter__(self) -> Iterator[Example]:
+        return map(self.__getitem__, range(len(self)))
+
     def __getitem__(self, index: int) -> Example:
         number = self._carried.find_document(index)
         fields = self._carried.read(number)
@@ -83,6 +87,9 @@ class LabelledSteps:
 
     def __len__(self) -> int:
         return len(self._carried)
+
+    def __iter__(self) -> Iterator[Example]:
+        return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: int) -> Example:
         number = self._carried.find_document(index)
