@@ -85,6 +85,9 @@ class ChosenTemplate:
     tools_text: str | None = None
     # Note on the choice for the user.
     note: str = ""
+    # Whether messages that are only a role and a text that is not blank are written in one way: the text unchanged or
+    # stripped, between texts that depend on the roles alone. Known of the built-in templates.
+    inserts_contents: bool = False
 
 
 def choose_template(
@@ -112,7 +115,7 @@ def choose_template(
                 f"template {spec} writes {', '.join(missing)}, which tokenizer {tokenizer!r} does not have as "
                 "control tokens: use plain or alpaca, which need none, or a tokenizer that has them"
             )
-        return ChosenTemplate(spec, read_built_in(spec))
+        return ChosenTemplate(spec, read_built_in(spec), inserts_contents=True)
     if spec in own:
         return ChosenTemplate(spec, own[spec])
     refuse_url(spec, "The template")
@@ -133,11 +136,11 @@ def read_built_in(name: str) -> str:
 def _choose_own_template(own: Mapping[str, str], tokenizer: str) -> ChosenTemplate:
     if not own:
         note = f"tokenizer {tokenizer!r} has no chat template: plain is used, which needs no control tokens"
-        return ChosenTemplate("plain", read_built_in("plain"), note=note)
+        return ChosenTemplate("plain", read_built_in("plain"), note=note, inserts_contents=True)
     if "default" in own:
         return ChosenTemplate("own", own["default"], own.get("tool_use"))
     if len(own) == 1:
-        return ChosenTemplate("own", *own.values())
+        return ChosenTemplate("own", next(iter(own.values())))
     raise TemplateError(
         f"tokenizer {tokenizer!r} has the chat templates {', '.join(sorted(own))} but none called default: name one "
         "of them"
