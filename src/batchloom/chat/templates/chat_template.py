@@ -43,6 +43,7 @@ _MAX_SECONDS = 5.0
 _BASE_CHARACTERS = 1 << 20
 _OUTPUT_PER_INPUT_CHARACTER = 32
 _MAX_EXPONENT = 1 << 12
+_MAX_INDENT = 100
 _TICKS_PER_CLOCK_READ = 8
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 _BUFFERED_NODES = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Block)
@@ -321,6 +322,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
+    if indent is not None and indent > _MAX_INDENT:
+        raise TemplateLimitError(f"it indents JSON by more than {_MAX_INDENT:,} spaces")
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
