@@ -16,6 +16,7 @@ from batchloom.sources.files import Source
 from batchloom.store.format import UINT16_IDS, choose_token_dtype
 from batchloom.text import normalize
 from batchloom.tokens import (
+    END_BY_CONFIG,
     Tokenizer,
     parse_train_spec,
     resolve_tokenizer,
@@ -76,7 +77,27 @@ def choose_job_tokenizer(
             "and not counted. Give its tokenizer.json an unk_token, byte_fallback or all 256 bytes, or choose "
             "another --tokenizer."
         )
+    if any(record_parsers.get_parser(source).ended for source in sources) and (
+        note := describe_end_token(tokenizer, recipe.end_token)
+    ):
+        on_note(note)
     return tokenizer
+
+
+def describe_end_token(tokenizer: Tokenizer, end_token: str | None) -> str:
+    """Describe the token that ends plain documents; "" if every tool appends it."""
+    end = next((token for token, number in tokenizer.control.items() if number == tokenizer.end_id), "")
+    eos = tokenizer.chat.tokens.get("eos_token", end)
+    ending = f"Plain documents end with {end!r} (id {tokenizer.end_id})"
+    if end_token == END_BY_CONFIG:
+        return f"{ending}, the eos_token of tokenizer_config.json (--end-token {END_BY_CONFIG})."
+    if end == eos:
+        return ""
+    reason = "as --end-token says" if end_token is not None else "which ends texts in this vocabulary"
+    return (
+        f"{ending}, {reason}. The eos_token of tokenizer_config.json is {eos!r}, which TRL and Megatron append "
+        f"(--end-token {END_BY_CONFIG})."
+    )
 
 
 def choose_job_template(

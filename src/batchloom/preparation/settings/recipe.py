@@ -288,7 +288,8 @@ class Recipe:
         inputs: files, folders and globs, in reading order.
         sources: settings of each input; empty if no input has any.
         tokenizer: ``bytes``, ``gpt2``, ``train:N``, ``tiktoken:NAME``, a path or a Hub id.
-        end_token: end-of-document token, if the tokenizer does not define one.
+        end_token: end-of-document token; ``config`` for the ``eos_token`` of tokenizer_config.json; None for the
+            token that ends texts in the vocabulary.
         reading: settings of reading records and text files.
         tokens_per_shard: maximum tokens of a shard, except for a single longer document.
         dtype: token dtype on disk; ``auto``: uint16 below a vocabulary of 65,500, else int32.
@@ -315,7 +316,13 @@ class Recipe:
             shown_default="that of a manifest or processor, else gpt2",
         ),
     ] = "gpt2"
-    end_token: Annotated[str | None, Setting(help="End-of-document token.", shown_default="the tokenizer's")] = None
+    end_token: Annotated[
+        str | None,
+        Setting(
+            help="End-of-document token; config for the eos_token of tokenizer_config.json, as in TRL and Megatron.",
+            shown_default="the tokenizer's",
+        ),
+    ] = None
     reading: ReadRecipe = field(default_factory=ReadRecipe)
     tokens_per_shard: Annotated[
         int,
