@@ -95,6 +95,7 @@ class Conversation:
         completion: index of the first message of the completion, for prompt-completion records;
             None for others.
         media: media of the typed content parts, in their order.
+        template_args: variables of the chat template, which override those of the job; None without any.
     """
 
     messages: list[dict[str, Any]]
@@ -102,6 +103,7 @@ class Conversation:
     trained: list[bool | None] = field(default_factory=list)
     completion: int | None = None
     media: list[Medium] = field(default_factory=list)
+    template_args: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

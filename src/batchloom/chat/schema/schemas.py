@@ -32,6 +32,7 @@ TURN_COLUMNS = ("messages", "conversations")
 _CONTEXT_COLUMNS = ("input", "context")
 _SYSTEM_COLUMNS = ("system", "system_prompt")
 _TOOLS_COLUMNS = ("tools",)
+_TEMPLATE_ARGS_COLUMNS = ("chat_template_kwargs",)
 _LABEL_COLUMNS = ("label", "kto_tag")
 _SWIFT_REJECTED_COLUMNS = ("rejected_response", "rejected_messages")
 _MEDIA_COLUMNS: dict[str, tuple[str, ...]] = {
@@ -70,6 +71,14 @@ _PAIR_OPTIONAL_COLUMNS = {
     "history": _HISTORY_COLUMNS,
     "system": _SYSTEM_COLUMNS,
     "tools": _TOOLS_COLUMNS,
+    "template_args": _TEMPLATE_ARGS_COLUMNS,
+}
+_CONVERSATION_COLUMNS = {
+    "system": _SYSTEM_COLUMNS,
+    "tools": _TOOLS_COLUMNS,
+    "template_args": _TEMPLATE_ARGS_COLUMNS,
+    "label": _LABEL_COLUMNS,
+    **_MEDIA_COLUMNS,
 }
 FORM_RULES = (
     # ms-swift's pairs: a conversation, or a prompt and its response, with the rejected answer.
@@ -77,18 +86,18 @@ FORM_RULES = (
     FormRule(
         "pair",
         {"prompt": PROMPT_COLUMNS, "chosen": RESPONSE_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS},
-        {"context": _CONTEXT_COLUMNS, "history": _HISTORY_COLUMNS, "system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS},
+        {name: columns for name, columns in _PAIR_OPTIONAL_COLUMNS.items() if name != "prompt"},
     ),
     FormRule(
         "messages",
         {"messages": TURN_COLUMNS},
-        {"system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS, "label": _LABEL_COLUMNS, **_MEDIA_COLUMNS},
+        _CONVERSATION_COLUMNS,
     ),
     FormRule("pair", {"chosen": ("chosen",), "rejected": ("rejected",)}, _PAIR_OPTIONAL_COLUMNS),
     FormRule(
         "prompt-completion",
         {"prompt": ("prompt",), "completion": ("completion",)},
-        {"system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS, "label": _LABEL_COLUMNS, **_MEDIA_COLUMNS},
+        _CONVERSATION_COLUMNS,
     ),
     FormRule(
         "instruction",
@@ -98,6 +107,7 @@ FORM_RULES = (
             "history": _HISTORY_COLUMNS,
             "system": _SYSTEM_COLUMNS,
             "tools": (),
+            "template_args": _TEMPLATE_ARGS_COLUMNS,
             "label": _LABEL_COLUMNS,
             **_MEDIA_COLUMNS,
         },

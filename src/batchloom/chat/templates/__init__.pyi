@@ -5,6 +5,12 @@ from .rendering import (
     ConversationText as ConversationText,
     expand_placeholders as expand_placeholders,
 )
+from .template_arguments import (
+    TemplateArguments as TemplateArguments,
+    find_argument_problems as find_argument_problems,
+    format_template_argument as format_template_argument,
+    parse_template_arguments as parse_template_arguments,
+)
 from .trained_spans import (
     CharacterSpan as CharacterSpan,
     NothingTrainedError as NothingTrainedError,

@@ -3,6 +3,7 @@
 The sandbox is set up as in transformers, and limits time and output.
 """
 
+import copy
 import datetime as dt
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn, final
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import orjson
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
@@ -24,6 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, modifies_known_mutable
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from batchloom.chat.templates.template_arguments import TemplateArguments
 from batchloom.chat.templates.turn_positions import REASONING_KEYS
 from batchloom.core.errors import InputMissingError, TemplateError
 from batchloom.core.files import describe_os_error, read_regular_file, refuse_url
@@ -210,8 +213,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             "lipsum": _refuse_chance,
         }
 
-    def open(self, messages: list[Any], tools: list[Any] | None) -> None:
-        self._conversation = (messages, tools)
+    def open(self, messages: list[Any], tools: list[Any] | None, arguments: TemplateArguments) -> None:
+        """Begin a rendering; larger inputs may write more."""
+        self._conversation = (messages, tools, arguments)
         self._limit, self._is_limit_extended = _BASE_CHARACTERS, False
         self._written = self._ticks = 0
         self._deadline = time.thread_time() + _MAX_SECONDS
@@ -454,6 +458,16 @@ class ChatTemplate:
         # Use one plain dict: jinja2's own chain of globals costs more than a short rendering.
         self._names = {**self._template.globals, **tokens, "documents": None}
         self._marks_generation = any(call.name == "_marked" for call in tree.find_all(nodes.ExtensionAttribute))
+        # Names of the variables that the template may read.
+        self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
+        self._arguments: TemplateArguments = {}
+
+    def with_arguments(self, arguments: TemplateArguments) -> "ChatTemplate":
+        """Return the template with these variables; both share what is compiled."""
+        template = copy.copy(self)
+        template._names = {**self._names, **arguments}  # noqa: SLF001 - a copy of this template
+        template._arguments = {**self._arguments, **arguments}  # noqa: SLF001
+        return template
 
     @property
     def asked_for_date(self) -> bool:
@@ -475,7 +489,7 @@ class ChatTemplate:
             TemplateError: the template exceeds a limit or performs a forbidden operation.
         """
         sandbox = self._sandbox
-        sandbox.open(messages, tools)
+        sandbox.open(messages, tools, self._arguments)
         variables = {**self._names, "messages": messages, "tools": tools, "add_generation_prompt": prompt}
         try:
             context = self._template.new_context(variables, shared=True)

@@ -1,5 +1,6 @@
 """Rendering of conversations to text, with the position of every turn."""
 
+import copy
 import datetime as dt
 import re
 from bisect import bisect_right
@@ -8,6 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple, final
+
+import orjson
 
 from batchloom.chat.templates.chat_template import (
     BUILT_IN_TEMPLATES,
@@ -28,6 +31,7 @@ from batchloom.chat.templates.placeholders import (
     find_placeholder_spans,
     list_media_owners,
 )
+from batchloom.chat.templates.template_arguments import RESERVED_ARGUMENTS, TemplateArguments
 from batchloom.chat.templates.turn_positions import (
     ASSISTANT,
     MARKING_SCOPES,
@@ -52,14 +56,16 @@ from batchloom.chat.templates.turn_positions import (
 )
 from batchloom.core.document import Conversation
 from batchloom.core.medium import MediumKind
+from batchloom.core.settings import suggest
 
 # White space around the contents of a probe; a template that strips contents removes it.
 PROBE_WHITESPACE = ("\t\n ", " \n\t")
 
 # The role of each message, and whether its content is empty.
 ConversationShape = tuple[tuple[str, bool], ...]
-# Number of shapes in the cache; above it the cache is cleared.
+# Number of shapes, and of different template arguments, in a cache; above it the cache is cleared.
 _MAX_CACHED_SHAPES = 4096
+_MAX_CACHED_ARGUMENTS = 64
 _CHANGED_PROBLEM = "changes contents or leaves out parts of them"
 _OMITTED_PROBLEMS = {"tools": "leaves out the list of tools", **dict.fromkeys(REASONING_KEYS, "leaves out reasoning")}
 _TOO_MANY_PROBLEM = (
@@ -273,6 +279,7 @@ class ConversationRenderer:
         added: Iterable[str] = (),
         date: dt.date = DEFAULT_DATE,
         media: PlaceholderFormats = MappingProxyType({}),
+        arguments: TemplateArguments = MappingProxyType({}),
     ) -> None:
         """Compile and probe a template.
 
@@ -283,11 +290,12 @@ class ConversationRenderer:
             added: its other added tokens, which templates also write around turns.
             date: date that ``strftime_now`` returns.
             media: placeholder format of each kind of media.
+            arguments: variables of the template.
 
         Raises:
             TemplateError: invalid template, or one that may not terminate.
         """
-        self.name = choice.name
+        self.name, self._arguments = choice.name, dict(arguments)
         pattern = make_control_pattern(list(control))
         # Some vocabularies have runs of line ends among their added tokens, which do not delimit turns.
         added_pattern = make_control_pattern([*control, *filter(str.strip, added)])
@@ -295,11 +303,15 @@ class ConversationRenderer:
         remedy = _choose_built_in(control)
         self._plain = _TemplateRenderer(
             plain, pattern, added_pattern, media, remedy, inserts_contents=choice.inserts_contents
-        )
+        ).with_arguments(arguments)
         self._tools = self._plain
         if choice.tools_text is not None:
             template = ChatTemplate(f"{choice.name} (tool_use)", choice.tools_text, tokens, date)
-            self._tools = _TemplateRenderer(template, pattern, added_pattern, media, remedy)
+            renderer = _TemplateRenderer(template, pattern, added_pattern, media, remedy)
+            self._tools = renderer.with_arguments(arguments)
+        self._pattern = pattern
+        # Renderers of records with arguments of their own, by these arguments as JSON.
+        self._by_arguments: dict[tuple[bool, bytes], _TemplateRenderer] = {}
         self._note, self._date = choice.note, date
         self._source = f"{choice.text}\n{choice.tools_text or ''}"
 
@@ -310,7 +322,13 @@ class ConversationRenderer:
         if any(renderer.template.asked_for_date for renderer in (self._plain, self._tools)):
             notes.append(
                 f"template {self.name} writes the date: it always gets {self._date.isoformat()}, so that the store "
-                "does not depend on the day of preparation"
+                "does not depend on the day of preparation (--template-date)"
+            )
+        if unread := sorted(self._arguments.keys() - self.variables):
+            known = ", ".join(sorted(self.variables - RESERVED_ARGUMENTS)) or "none"
+            names = ", ".join(name + suggest(name, self.variables) for name in unread)
+            notes.append(
+                f"template {self.name} never reads the argument{'s' * (len(unread) > 1)} {names} (it reads {known})"
             )
         if self._plain.grammar.stop == "":
             notes.append(
@@ -321,6 +339,11 @@ class ConversationRenderer:
                 alone = self._plain.placeholder_formats[kind].fallback_text
                 notes.append(f"template {self.name} has no {kind} placeholder: {alone!r} is written in its place")
         return tuple(notes)
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names of the variables that the template may read."""
+        return self._plain.template.variables | self._tools.template.variables
 
     def may_read_key(self, key: str) -> bool:
         """Return whether the template may read this key of a message."""
@@ -337,7 +360,23 @@ class ConversationRenderer:
         if not conversation.messages:
             raise RenderError("the conversation has no messages")
         renderer = self._tools if conversation.tools else self._plain
+        if conversation.template_args:
+            renderer = self._get_renderer(renderer, conversation.template_args)
         return renderer.render(conversation)
+
+    def _get_renderer(self, renderer: "_TemplateRenderer", arguments: TemplateArguments) -> "_TemplateRenderer":
+        """Return the renderer of a record with arguments of its own."""
+        key = renderer is self._plain, orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)
+        if key not in self._by_arguments:
+            if contains_match(arguments, self._pattern):
+                raise RenderError(
+                    "it spells a control token in a template argument, where the token cannot be distinguished from "
+                    "the template's own; leave it out, or give the argument to the job (--template-arg)"
+                )
+            if len(self._by_arguments) >= _MAX_CACHED_ARGUMENTS:
+                self._by_arguments.clear()
+            self._by_arguments[key] = renderer.with_arguments(arguments)
+        return self._by_arguments[key]
 
 
 @final
@@ -362,11 +401,27 @@ class _TemplateRenderer:
         self.placeholder_formats, self.built_in = placeholder_formats, built_in
         self.inserts_contents = inserts_contents
         self.media_style = detect_media_style(template, placeholder_formats) if placeholder_formats else MediaStyle()
+        self._plain_prompt = ""
         self.grammar = self._detect_grammar()
         self.skeletons: dict[ConversationShape, TurnSkeleton | None] = {}
 
-    def _detect_grammar(self) -> TurnGrammar:
-        """Detect the text around turns from the first probe that the template accepts."""
+    def with_arguments(self, arguments: TemplateArguments) -> "_TemplateRenderer":
+        """Return a renderer with these template arguments, which has its own skeletons."""
+        if not arguments:
+            return self
+        renderer = copy.copy(self)
+        renderer.template = self.template.with_arguments(arguments)
+        if self.placeholder_formats:
+            renderer.media_style = detect_media_style(renderer.template, self.placeholder_formats)
+        renderer.grammar = renderer._detect_grammar(self._plain_prompt)  # noqa: SLF001 - a copy of this renderer
+        renderer.skeletons = {}
+        return renderer
+
+    def _detect_grammar(self, plain_prompt: str | None = None) -> TurnGrammar:
+        """Detect the text around turns from the first probe that the template accepts.
+
+        ``plain_prompt`` is the generation prompt without template arguments, if there are any.
+        """
         user, assistant, system = ("user", False), (ASSISTANT, False), ("system", False)
         pair = (user, assistant)
         for shape in (pair * 2, (system, *pair * 2), pair, (system, *pair)):
@@ -377,7 +432,14 @@ class _TemplateRenderer:
             except RenderError:
                 continue
             prompt = self._find_generation_prompt(without_prompt, with_prompt)
-            return detect_grammar(prompt, absorb_whitespace(marked_probe)[0], self.pattern, self.added_pattern)
+            header, prefill = self._header(prompt), ""
+            if plain_prompt is None:
+                self._plain_prompt = prompt
+            elif plain_prompt and plain_prompt != prompt and prompt.startswith(plain_prompt):
+                header = self._header(plain_prompt)
+                prefill = prompt[len(header) :]
+            probe = absorb_whitespace(marked_probe)[0]
+            return detect_grammar(header, prefill, probe, self.pattern, self.added_pattern)
         return TurnGrammar(self.pattern, self.added_pattern)
 
     def _find_generation_prompt(self, without_prompt: str, with_prompt: str) -> str:
@@ -385,7 +447,7 @@ class _TemplateRenderer:
         last = [match.start() for match in self.pattern.finditer(without_prompt)][-1:]
         for text in (without_prompt, *(without_prompt[:position] for position in last)):
             if with_prompt.startswith(text):
-                return self._header(with_prompt[len(text) :])
+                return with_prompt[len(text) :]
         return ""
 
     def _header(self, prompt: str) -> str:

@@ -18,6 +18,7 @@ from batchloom.chat.templates import (
     ConversationRenderer,
     ConversationText,
     PlaceholderFormat,
+    TemplateArguments,
     expand_placeholders,
     make_control_pattern,
 )
@@ -126,6 +127,7 @@ class ChatEncoder(ControlEncoder):
         template: str | None = None,
         *,
         date: dt.date = DEFAULT_DATE,
+        arguments: TemplateArguments = MappingProxyType({}),
         families: Mapping[MediumKind, ProcessorFamily] = MappingProxyType({}),
         templates: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -136,6 +138,7 @@ class ChatEncoder(ControlEncoder):
             template: ``chatml``, ``llama3``, ``alpaca``, ``plain``, the name of one of the tokenizer's own
                 templates, or a file path; None for the tokenizer's own, else plain.
             date: date that ``strftime_now`` of templates returns.
+            arguments: variables of the template; those of a conversation override them.
             families: processor family by media kind.
             templates: templates by name, which take precedence over the tokenizer's own.
 
@@ -156,6 +159,7 @@ class ChatEncoder(ControlEncoder):
             control,
             added=tokenizer.added,
             date=date,
+            arguments=arguments,
             media={
                 kind: PlaceholderFormat(family.placeholder, family.fallback_text) for kind, family in families.items()
             },

@@ -22,6 +22,7 @@ from batchloom.chat.schema import (
     Schema,
     get_column_value,
     is_non_empty,
+    list_template_arguments,
     parse_messages,
     unused_message_keys,
 )
@@ -75,6 +76,7 @@ class RecordParser:
         own_folder: media paths are relative to the source, even if a data folder is configured.
         unused_columns: columns of the first records that are neither read nor known as metadata.
         unused_keys: likewise the keys of messages, which the template may read.
+        template_arguments: names of the template arguments in the first records, each with its column.
     """
 
     rules: ReadRules
@@ -86,6 +88,7 @@ class RecordParser:
     own_folder: bool = False
     unused_columns: tuple[str, ...] = field(default=(), compare=False)
     unused_keys: tuple[str, ...] = field(default=(), compare=False)
+    template_arguments: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def preferences(self) -> PreferenceKind:
@@ -186,7 +189,10 @@ class RecordParsers:
             message = f"{location}: {error} (use mapping: in that file)"
             raise SchemaError(message, error.columns, error.suggestion) from None
         record_parser = replace(
-            record_parser, unused_columns=unused_columns(rows, schema), unused_keys=unused_message_keys(rows, schema)
+            record_parser,
+            unused_columns=unused_columns(rows, schema),
+            unused_keys=unused_message_keys(rows, schema),
+            template_arguments=list_template_arguments(rows, schema),
         )
         if is_file_table and record_parser.record_reader is not None:
             record_parser = replace(record_parser, record_reader=_wrap_file_rows(record_parser.record_reader))

@@ -137,6 +137,11 @@ def find_unused_columns(record_parsers: Iterable[RecordParser], encoder: ChatEnc
             for key in record_parser.unused_keys
             if encoder is None or not encoder.renderer.may_read_key(key)
         }
+        names |= {
+            f"{column}.{name}": None
+            for name, column in record_parser.template_arguments.items()
+            if encoder is None or name not in encoder.renderer.variables
+        }
     return tuple(names)
 
 
@@ -146,14 +151,16 @@ def make_chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
     Raises:
         TemplateError: the template does not exist or cannot be used.
     """
-    encoder, media = verify_control_tokens(tokenizer, ()), recipe.reading.media
+    encoder, media, chat = verify_control_tokens(tokenizer, ()), recipe.reading.media, recipe.chat
     if media is None:
-        return ChatEncoder(encoder, recipe.chat.template)
+        return ChatEncoder(encoder, chat.template, date=chat.date, arguments=chat.template_args)
     processor = open_job_processor(media, recipe.tokenizer)
     processor_template = read_processor_template(media)
     return ChatEncoder(
         encoder,
-        recipe.chat.template,
+        chat.template,
+        date=chat.date,
+        arguments=chat.template_args,
         families=processor.families,
         templates={} if processor_template is None else {"default": processor_template},
     )

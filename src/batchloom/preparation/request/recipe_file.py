@@ -64,7 +64,13 @@ SETTINGS = (
     *_LAST_SETTINGS,
 )
 # Settings written only if they are not the default, as older files lack them.
-_LATER_DEFAULTS: dict[str, Any] = {"ignore": [], "balance_subsets": True, "follow_links": False}
+_LATER_DEFAULTS: dict[str, Any] = {
+    "ignore": [],
+    "balance_subsets": True,
+    "follow_links": False,
+    "template_args": {},
+    "template_date": None,
+}
 RECIPE_KEYS = ("inputs", *SETTINGS)
 _TIKTOKEN = "tiktoken:"
 _TOKENIZER_WORDS = ("bytes", "gpt2")
@@ -194,6 +200,7 @@ def recipe_settings(recipe: Recipe) -> dict[str, Any]:
     settings = {
         **to_raw_recipe(recipe).settings,
         "mapping": dict(recipe.reading.mapping),
+        "template_args": dict(recipe.chat.template_args),
         "ignore": list(recipe.reading.ignore),
         "clean": clean_steps_to_settings(recipe.reading.clean),
         "fim": fim_to_plain(recipe.reading.fim),

@@ -1,8 +1,9 @@
 """The recipe of ``prepare``: its settings, short forms, plain form and keywords."""
 
+import datetime as dt
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path, PurePath
@@ -11,7 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 import xxhash
 
 from batchloom.chat import BUILT_IN_TEMPLATES
-from batchloom.chat.templates import TrainOn
+from batchloom.chat.templates import DEFAULT_DATE, TrainOn, find_argument_problems, parse_template_arguments
 from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import SettingsError
 from batchloom.core.files import read_regular_file
@@ -50,6 +51,7 @@ OverlongPolicy = Literal["drop", "truncate-turns", "split", "error"]
 OVERLONG_POLICIES: tuple[str, ...] = get_args(OverlongPolicy)
 
 CHAT_PANEL = "Conversations"
+_DATE_CHARACTERS = len("YYYY-MM-DD")
 
 TRAIN_ON = Setting(
     help="Turns to train on: assistant, all, last or completion.",
@@ -225,6 +227,8 @@ class ChatRecipe:
     Attributes:
         template: ``chatml``, ``llama3``, ``alpaca``, ``plain``, the name of one of the tokenizer's templates or a
             file; None for the tokenizer's own, else ``plain``.
+        template_args: variables of the template by name; those of a record override them.
+        template_date: date that the template writes, as ``YYYY-MM-DD``; None for 2024-07-26.
         train_on: turns to train on: ``assistant``, ``all``, ``last`` or ``completion``; None for the completion of
             prompt-completion records and the assistant's turns of others.
         max_tokens: maximum tokens of a conversation; None for no limit.
@@ -242,6 +246,27 @@ class ChatRecipe:
             panel=CHAT_PANEL,
         ),
     ] = None
+    template_args: Annotated[
+        Mapping[str, Any],
+        Setting(
+            help="Variable of the chat template (enable_thinking=false); the value is JSON, else text. Repeatable.",
+            check=lambda _: "",
+            option="--template-arg",
+            option_type=list,
+            metavar="NAME=VALUE",
+            panel=CHAT_PANEL,
+        ),
+    ] = field(default_factory=dict)
+    template_date: Annotated[
+        str | None,
+        Setting(
+            help="Date that the chat template writes, if it writes one: YYYY-MM-DD.",
+            check=lambda value: "" if _parse_date(value) else "is no date; write YYYY-MM-DD",
+            metavar="DATE",
+            shown_default=DEFAULT_DATE.isoformat(),
+            panel=CHAT_PANEL,
+        ),
+    ] = None
     train_on: Annotated[TrainOn | None, TRAIN_ON] = None
     max_tokens: MaxTokensSetting = None
     overlong: OverlongSetting = "drop"
@@ -249,6 +274,7 @@ class ChatRecipe:
 
     def __post_init__(self) -> None:
         problems = find_problems(self)
+        problems += [f"template_args: {problem}" for problem in find_argument_problems(self.template_args)]
         if self.overlong in OVERLONG_POLICIES[1:] and self.max_tokens is None:
             problems.append(
                 f"overlong: {quote_value(self.overlong)} is for conversations of more than max_tokens, which is not "
@@ -256,10 +282,22 @@ class ChatRecipe:
             )
         raise_problems(problems)
 
+    @property
+    def date(self) -> dt.date:
+        """Date that the template writes."""
+        return _parse_date(self.template_date) or DEFAULT_DATE
+
     def rules(self, *, completion: bool) -> ChatRules:
         """Return the rules for one source, whose records have a completion or not."""
         train_on = self.train_on or ("completion" if completion else "assistant")
         return ChatRules(train_on, self.max_tokens, self.overlong, self.prove)
+
+
+def _parse_date(value: object) -> dt.date | None:
+    try:
+        return dt.date.fromisoformat(value) if isinstance(value, str) and len(value) == _DATE_CHARACTERS else None
+    except ValueError:
+        return None
 
 
 def _find_tokenizer_problem(value: object) -> str:
@@ -430,6 +468,10 @@ def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
     plain["dedup"] = dedup_to_plain(recipe.dedup)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name
+    if not recipe.chat.template_args:
+        plain["chat"].pop("template_args")
+    if recipe.chat.template_date is None:
+        plain["chat"].pop("template_date")
     plain["chat"] |= _template_to_plain(recipe.chat.template)
     return plain
 
@@ -625,6 +667,8 @@ class DocumentOptions(TypedDict, total=False):
     media: MediaRecipe | Mapping[str, Any] | None
     max_bad: int | str | None
     template: str | None
+    template_args: Mapping[str, Any] | Sequence[str] | None
+    template_date: str | dt.date | None
     train_on: TrainOn | None
     max_tokens: int | None
     follow_links: bool | None
@@ -648,6 +692,18 @@ class PrepareOptions(StreamedOptions, RunOptions, total=False):
     balance_subsets: bool | None
     overlong: OverlongPolicy | None
     prove: bool | None
+
+
+def _format_date(value: object) -> object:
+    """Return a date as text; the recipe checks other values."""
+    return value.isoformat() if isinstance(value, dt.date) and not isinstance(value, dt.datetime) else value
+
+
+# Settings of conversations with a short form, and what expands it.
+CHAT_SHORT_FORMS: dict[str, Callable[[Any], Any]] = {
+    "template_args": parse_template_arguments,
+    "template_date": _format_date,
+}
 
 
 def check_option_names(function: str, options: Mapping[str, object], declared: type) -> None:
