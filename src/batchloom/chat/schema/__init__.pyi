@@ -1,5 +1,6 @@
 from .detection import RecordShape as RecordShape
 from .record_keys import (
+    TURN_ROLES as TURN_ROLES,
     list_template_arguments as list_template_arguments,
     unused_message_keys as unused_message_keys,
 )

@@ -3,6 +3,7 @@ from .placeholders import PlaceholderFormat as PlaceholderFormat, PlaceholderSpa
 from .rendering import (
     ConversationRenderer as ConversationRenderer,
     ConversationText as ConversationText,
+    TextJoiner as TextJoiner,
     expand_placeholders as expand_placeholders,
 )
 from .template_arguments import (

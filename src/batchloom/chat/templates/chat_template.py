@@ -39,6 +39,10 @@ BUILT_IN_TEMPLATES: dict[str, tuple[str, ...]] = {
     "alpaca": (),
     "plain": (),
 }
+# Name that joins the texts of a prompt and its completion without a template, for base models.
+NO_TEMPLATE = "none"
+# Names that are never files.
+TEMPLATE_NAMES = (*BUILT_IN_TEMPLATES, NO_TEMPLATE)
 _MAX_TEMPLATE_BYTES = 1 << 20
 # CPU time of one rendering. Published templates need milliseconds.
 _MAX_SECONDS = 5.0
@@ -100,8 +104,8 @@ def choose_template(
     """Return the template that ``spec`` selects for a tokenizer.
 
     Args:
-        spec: ``chatml``, ``llama3``, ``alpaca`` or ``plain``; the name of one of the tokenizer's
-            own templates; the path of a file; None for the tokenizer's own, else ``plain``.
+        spec: ``chatml``, ``llama3``, ``alpaca`` or ``plain``; ``none`` to join texts; the name of one of the
+            tokenizer's own templates; the path of a file; None for the tokenizer's own, else ``plain``.
         own: the tokenizer's own templates by name, usually one called ``default``.
         control: control tokens of the tokenizer.
         tokenizer: name of the tokenizer for error messages.
@@ -112,6 +116,8 @@ def choose_template(
     """
     if spec is None:
         return _choose_own_template(own, tokenizer)
+    if spec == NO_TEMPLATE:
+        return ChosenTemplate(NO_TEMPLATE, "")
     if spec in BUILT_IN_TEMPLATES:
         missing = [token for token in BUILT_IN_TEMPLATES[spec] if token not in control]
         if missing:
@@ -124,7 +130,7 @@ def choose_template(
         return ChosenTemplate(spec, own[spec])
     refuse_url(spec, "The template")
     path = Path(os.path.expanduser(spec))  # noqa: PTH111 - Path.expanduser raises for ~nobody
-    template_names = [*BUILT_IN_TEMPLATES, *own]
+    template_names = [*TEMPLATE_NAMES, *own]
     if not path.suffix and path.name == spec and not path.exists():
         raise TemplateError(
             f"there is no template {spec!r}{suggest(spec, template_names)}; choose {', '.join(template_names)}, or "
@@ -158,7 +164,7 @@ def _read_template_file(path: Path) -> str:
             text = orjson.loads(text)["chat_template"]
     except FileNotFoundError as error:
         raise InputMissingError(
-            f"there is no template file {path}; give {', '.join(BUILT_IN_TEMPLATES)}, or the path of a .jinja file"
+            f"there is no template file {path}; give {', '.join(TEMPLATE_NAMES)}, or the path of a .jinja file"
         ) from error
     except OSError as error:
         raise TemplateError(f"template {path} cannot be read: {describe_os_error(error)}") from error

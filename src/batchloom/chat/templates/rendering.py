@@ -15,6 +15,7 @@ import orjson
 from batchloom.chat.templates.chat_template import (
     BUILT_IN_TEMPLATES,
     DEFAULT_DATE,
+    NO_TEMPLATE,
     ChatTemplate,
     ChosenTemplate,
     RenderError,
@@ -377,6 +378,36 @@ class ConversationRenderer:
                 self._by_arguments.clear()
             self._by_arguments[key] = renderer.with_arguments(arguments)
         return self._by_arguments[key]
+
+
+@final
+class TextJoiner:
+    """Joins the texts of prompts and completions, with the end token and without a template.
+
+    It has the interface of :class:`ConversationRenderer`.
+    """
+
+    name = NO_TEMPLATE
+    notes: tuple[str, ...] = ()
+    variables: frozenset[str] = frozenset()
+
+    def __init__(self, end: str) -> None:
+        self._end = end
+
+    def may_read_key(self, _key: str) -> bool:
+        """Return False: messages are refused."""
+        return False
+
+    def render(self, conversation: Conversation) -> ConversationText:
+        """Return the prompt, its completion and the end token, which a completion may have already."""
+        prompt, completion = (message["content"] for message in conversation.messages)
+        end = len(prompt) + len(completion.removesuffix(self._end))
+        text = (prompt + completion)[:end] + self._end
+        turns: list[TurnPosition | None] = [
+            TurnPosition(0, 0, len(prompt)),
+            TurnPosition(len(prompt), len(prompt), len(text)),
+        ]
+        return ConversationText(text, turns, "", [end], ((len(prompt), len(text)),))
 
 
 @final

@@ -11,7 +11,7 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.chat import RenderError, choose_template
+from batchloom.chat import NO_TEMPLATE, RenderError, choose_template
 from batchloom.chat.templates import (
     DEFAULT_DATE,
     CharacterSpan,
@@ -19,6 +19,7 @@ from batchloom.chat.templates import (
     ConversationText,
     PlaceholderFormat,
     TemplateArguments,
+    TextJoiner,
     expand_placeholders,
     make_control_pattern,
 )
@@ -119,7 +120,10 @@ class ChatEncoder(ControlEncoder):
 
     Attributes:
         renderer: renders conversations as text.
+        joins_texts: whether it joins texts without a template.
     """
+
+    renderer: ConversationRenderer | TextJoiner
 
     def __init__(
         self,
@@ -136,7 +140,8 @@ class ChatEncoder(ControlEncoder):
         Args:
             tokenizer: the tokenizer.
             template: ``chatml``, ``llama3``, ``alpaca``, ``plain``, the name of one of the tokenizer's own
-                templates, or a file path; None for the tokenizer's own, else plain.
+                templates, or a file path; ``none`` to join the texts of a prompt and its completion; None for the
+                tokenizer's own, else plain.
             date: date that ``strftime_now`` of templates returns.
             arguments: variables of the template; those of a conversation override them.
             families: processor family by media kind.
@@ -153,6 +158,10 @@ class ChatEncoder(ControlEncoder):
         special_tokens = {"eos_token": token_by_id[tokenizer.end_id]}
         if tokenizer.bos_id is not None:
             special_tokens["bos_token"] = token_by_id[tokenizer.bos_id]
+        self.joins_texts = template == NO_TEMPLATE
+        if self.joins_texts:
+            self.renderer = TextJoiner(special_tokens["eos_token"])
+            return
         self.renderer = ConversationRenderer(
             choose_template(template, {**chat.templates, **templates}, control, tokenizer.name),
             {**special_tokens, **chat.tokens},

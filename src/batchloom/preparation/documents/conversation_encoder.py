@@ -208,6 +208,9 @@ def encode_conversations(
             texts.append(RenderedText(rendered.text, rendered.control, trained_spans, lenient))
             rendered_conversations.append(_RenderedConversation(number, conversation, rendered, media))
     results = mask_texts(encoder, texts) if texts else []
+    if encoder.joins_texts:
+        prompts = [rendered.conversation.messages[0]["content"] for rendered in rendered_conversations]
+        results = _start_where_prompts_end(encoder, prompts, results, all_trained=rules.train_on == "all")
     for rendered_conversation, text, masked_tokens in zip(rendered_conversations, texts, results, strict=True):
         try:
             proved, placed = _mask_and_verify(encoder, rendered_conversation, text, masked_tokens, prove=rules.prove)
@@ -225,6 +228,29 @@ def encode_conversations(
                 EncodeFault(rendered_conversation.number, "nothing to train: its trained turns have no tokens")
             )
     return out.build(dtype)
+
+
+def _start_where_prompts_end(
+    encoder: ChatEncoder, prompts: Sequence[str], results: Sequence[MaskedTokens | str], *, all_trained: bool
+) -> list[MaskedTokens | str]:
+    """Train each text from its first token that differs from the tokens of its prompt alone.
+
+    That is TRL's rule (``common_prefix_length``). It matters if a token holds text of both, which a model never sees
+    after the prompt alone. A BOS token is prepended if models expect it.
+    """
+    tokenizer = encoder.tokenizer
+    ids, bounds = tokenizer.encode_batch(prompts)
+    bos = np.array([] if tokenizer.bos_id is None else [tokenizer.bos_id], np.uint32)
+    masked_texts: list[MaskedTokens | str] = []
+    for number, text in enumerate(results):
+        if isinstance(text, str):
+            masked_texts.append(text)
+            continue
+        start = _count_common_tokens(ids[bounds[number] : bounds[number + 1]], text.ids)
+        mask = np.arange(-bos.size, text.ids.size) >= (-bos.size if all_trained else start)
+        starts = np.concatenate([np.zeros(bos.size, np.int64), text.starts])
+        masked_texts.append(MaskedTokens(np.concatenate([bos, text.ids]), mask, starts, text.in_bytes))
+    return masked_texts
 
 
 class _RenderedConversation(NamedTuple):
@@ -441,6 +467,10 @@ def encode_preference_pairs(
             dropped[number] = _OVERLONG_PAIR
             continue
         (chosen,), (rejected,) = pair_answers
+        if encoder.joins_texts and chosen is not None and rejected is not None:
+            # A token of both the prompt and one answer does not belong to the common prompt.
+            start = min(chosen.start, rejected.start)
+            chosen, rejected = _AnswerTokens(chosen.ids, start), _AnswerTokens(rejected.ids, start)
         if chosen is None or rejected is None:
             faults[number] = _FLAGS_PROBLEM
         elif problem := _find_pair_problem(chosen, rejected):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from batchloom.chat import choose_template
+from batchloom.chat import NO_TEMPLATE, choose_template
 from batchloom.core.errors import InputError
 from batchloom.core.fingerprint import derive_key
 from batchloom.preparation.documents.chat_encoding import ChatEncoder, ControlEncoder
@@ -77,7 +77,9 @@ def choose_job_tokenizer(
             "and not counted. Give its tokenizer.json an unk_token, byte_fallback or all 256 bytes, or choose "
             "another --tokenizer."
         )
-    if any(record_parsers.get_parser(source).ended for source in sources) and (
+    joins_texts = recipe.chat.template == NO_TEMPLATE
+    parsers = (record_parsers.get_parser(source) for source in sources)
+    if any(parser.ended or (parser.templated and joins_texts) for parser in parsers) and (
         note := describe_end_token(tokenizer, recipe.end_token)
     ):
         on_note(note)

@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 import yaml
 
-from batchloom.chat import BUILT_IN_TEMPLATES
+from batchloom.chat import TEMPLATE_NAMES
 from batchloom.core.addresses import (
     STANDARD_INPUT,
     is_url,
@@ -187,7 +187,7 @@ def _read_recipe_inputs(value: object, config_location: ConfigLocation) -> list[
 def _resolve_relative(name: str, value: str, config_location: ConfigLocation) -> str:
     """Resolve a tokenizer or template relative to the file's folder."""
     if name == "template":
-        return value if value in BUILT_IN_TEMPLATES else config_location.resolve_path(value)
+        return value if value in TEMPLATE_NAMES else config_location.resolve_path(value)
     if value in _TOKENIZER_WORDS or value.startswith("train:") or is_url_or_stdin(value):
         return value
     if value.startswith(_TIKTOKEN):

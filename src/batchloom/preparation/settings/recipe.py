@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import xxhash
 
-from batchloom.chat import BUILT_IN_TEMPLATES
+from batchloom.chat import NO_TEMPLATE, TEMPLATE_NAMES
 from batchloom.chat.templates import DEFAULT_DATE, TrainOn, find_argument_problems, parse_template_arguments
 from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import SettingsError
@@ -226,7 +226,7 @@ class ChatRecipe:
 
     Attributes:
         template: ``chatml``, ``llama3``, ``alpaca``, ``plain``, the name of one of the tokenizer's templates or a
-            file; None for the tokenizer's own, else ``plain``.
+            file; ``none`` to join the texts of prompts and completions; None for the tokenizer's own, else ``plain``.
         template_args: variables of the template by name; those of a record override them.
         template_date: date that the template writes, as ``YYYY-MM-DD``; None for 2024-07-26.
         train_on: turns to train on: ``assistant``, ``all``, ``last`` or ``completion``; None for the completion of
@@ -240,7 +240,8 @@ class ChatRecipe:
     template: Annotated[
         str | None,
         Setting(
-            help="Chat template: chatml, llama3, alpaca, plain, the name of a template of the tokenizer, or a file.",
+            help="Chat template: chatml, llama3, alpaca, plain, the name of a template of the tokenizer, or a file. "
+            "none joins the texts of prompts and completions, for base models.",
             check=lambda value: "" if is_text(value) else "is no name; give one or a path",
             shown_default="the tokenizer's, else plain",
             panel=CHAT_PANEL,
@@ -275,6 +276,12 @@ class ChatRecipe:
     def __post_init__(self) -> None:
         problems = find_problems(self)
         problems += [f"template_args: {problem}" for problem in find_argument_problems(self.template_args)]
+        if self.template == NO_TEMPLATE:
+            problems += [
+                f"{name}: is for a chat template, and template is {NO_TEMPLATE}; leave one of them out"
+                for name in ("template_args", "template_date")
+                if getattr(self, name)
+            ]
         if self.overlong in OVERLONG_POLICIES[1:] and self.max_tokens is None:
             problems.append(
                 f"overlong: {quote_value(self.overlong)} is for conversations of more than max_tokens, which is not "
@@ -483,7 +490,7 @@ def is_balanced(recipe: Recipe) -> bool:
 
 def _template_to_plain(template: str | None) -> dict[str, Any]:
     """Return a template by name, and by content if it is a file."""
-    if template is None or template in BUILT_IN_TEMPLATES:
+    if template is None or template in TEMPLATE_NAMES:
         return {}
     if not Path(template).is_file():
         return {"template": Path(template).name} if PurePath(template).is_absolute() else {}
