@@ -458,9 +458,9 @@ def test_every_setting_has_its_key():
     names = [field.name for group in (Recipe, ReadRecipe, ChatRecipe) for field in fields(group)]
     assert sorted(SETTINGS) == sorted(set(names) - groups)
     recipe, optional_keys = Recipe(inputs=("a",)), {"ignore", "balance_subsets", "follow_links"}
-    optional_keys |= {"template_args", "template_date"}
+    optional_keys |= {"template_args", "template_date", "tool_format"}
     read_recipe = ReadRecipe(ignore=("lang",))
-    chat = ChatRecipe(template_args={"a": 1}, template_date="2026-07-26")
+    chat = ChatRecipe(template_args={"a": 1}, template_date="2026-07-26", tool_format="qwen")
     changed = replace(recipe, reading=read_recipe, balance_subsets=False, follow_links=True, chat=chat)
     for printed_recipe, missing in ((recipe, optional_keys), (changed, set())):
         lines = format_recipe(printed_recipe).splitlines()
@@ -537,6 +537,7 @@ RECIPES = st.builds(
                 max_size=2,
             ),
             "template_date": st.none() | st.dates().map(str),
+            "tool_format": st.sampled_from([None, "qwen", "llama3"]),
             "train_on": st.sampled_from([None, "all", "last"]),
             "max_tokens": st.integers(1, 9),
             "overlong": st.sampled_from(["drop", "split"]),

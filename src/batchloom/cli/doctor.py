@@ -27,7 +27,7 @@ _LEGEND = r"T: trained; |: a line begins, >: it goes on; \x1b and the like: what
     Recipe,
     only=(
         *("tokenizer", "end_token", "text_field", "mapping", "ignore", "split_on", "normalize", "max_bad"),
-        *("template", "template_args", "template_date", "train_on", "max_tokens", "overlong"),
+        *("template", "template_args", "template_date", "tool_format", "train_on", "max_tokens", "overlong"),
         *("processor", "data_folder", "follow_links"),
     ),
 )

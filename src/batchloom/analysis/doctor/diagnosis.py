@@ -147,7 +147,7 @@ def _make_prepare_command(recipe: Recipe, inputs: Iterable[str], suggestion: str
     for spec, names in (
         (recipe, ("end_token", "max_bad")),
         (recipe.reading, ("text_field", "split_on")),
-        (recipe.chat, ("template", "template_date", "train_on", "max_tokens", "overlong")),
+        (recipe.chat, ("template", "template_date", "tool_format", "train_on", "max_tokens", "overlong")),
     ):
         defaults = {field.name: None if field.default is MISSING else field.default for field in fields(spec)}
         for name in names:
@@ -269,7 +269,7 @@ def _make_recipe(
 ) -> Recipe:
     given = _drop_unset(options)
     given |= {name: expand(given[name]) for name, expand in CHAT_SHORT_FORMS.items() if name in given}
-    chat_names = ("template", "template_args", "template_date", "train_on", "max_tokens")
+    chat_names = ("template", "template_args", "template_date", "tool_format", "train_on", "max_tokens")
     return Recipe(
         inputs=resolved_inputs.inputs,
         sources=resolved_inputs.sources,

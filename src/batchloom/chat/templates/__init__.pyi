@@ -12,6 +12,11 @@ from .template_arguments import (
     format_template_argument as format_template_argument,
     parse_template_arguments as parse_template_arguments,
 )
+from .tool_formats import (
+    TOOL_FORMATS as TOOL_FORMATS,
+    choose_tool_format as choose_tool_format,
+    write_tools as write_tools,
+)
 from .trained_spans import (
     CharacterSpan as CharacterSpan,
     NothingTrainedError as NothingTrainedError,

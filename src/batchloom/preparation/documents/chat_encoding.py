@@ -20,10 +20,13 @@ from batchloom.chat.templates import (
     PlaceholderFormat,
     TemplateArguments,
     TextJoiner,
+    choose_tool_format,
     expand_placeholders,
     make_control_pattern,
+    write_tools,
 )
 from batchloom.core.addresses import redact_url
+from batchloom.core.document import Conversation
 from batchloom.core.errors import TokenizerError, UnusableRecordError
 from batchloom.core.medium import Medium, MediumKind
 from batchloom.media import PlaceholderExpansion, ProcessorFamily
@@ -132,6 +135,7 @@ class ChatEncoder(ControlEncoder):
         *,
         date: dt.date = DEFAULT_DATE,
         arguments: TemplateArguments = MappingProxyType({}),
+        tool_format: str | None = None,
         families: Mapping[MediumKind, ProcessorFamily] = MappingProxyType({}),
         templates: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -144,6 +148,7 @@ class ChatEncoder(ControlEncoder):
                 tokenizer's own, else plain.
             date: date that ``strftime_now`` of templates returns.
             arguments: variables of the template; those of a conversation override them.
+            tool_format: format in which tools and calls are written into contents; None leaves them to the template.
             families: processor family by media kind.
             templates: templates by name, which take precedence over the tokenizer's own.
 
@@ -158,6 +163,8 @@ class ChatEncoder(ControlEncoder):
         special_tokens = {"eos_token": token_by_id[tokenizer.end_id]}
         if tokenizer.bos_id is not None:
             special_tokens["bos_token"] = token_by_id[tokenizer.bos_id]
+        self._date = date
+        self._tool_format = tool_format and choose_tool_format(tool_format, list(control), tokenizer.name)
         self.joins_texts = template == NO_TEMPLATE
         if self.joins_texts:
             self.renderer = TextJoiner(special_tokens["eos_token"])
@@ -173,6 +180,14 @@ class ChatEncoder(ControlEncoder):
                 kind: PlaceholderFormat(family.placeholder, family.fallback_text) for kind, family in families.items()
             },
         )
+
+    def write_tools(self, conversation: Conversation) -> Conversation:
+        """Return a conversation as the template gets it.
+
+        Raises:
+            RenderError: the tool format cannot write its tools or calls.
+        """
+        return write_tools(conversation, self._tool_format, self._date) if self._tool_format else conversation
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -191,8 +191,9 @@ def encode_conversations(
     out = EncodedBatchBuilder()
     rendered_conversations: list[_RenderedConversation] = []
     texts: list[RenderedText] = []
-    for number, conversation in enumerate(conversations):
+    for number, record in enumerate(conversations):
         try:
+            conversation = encoder.write_tools(record)
             rendered, media = encoder.renderer.render(conversation), None
             if conversation.media:
                 media = write_expansions(conversation.media, rendered, encoder)

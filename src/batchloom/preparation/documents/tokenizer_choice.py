@@ -155,7 +155,9 @@ def make_chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
     """
     encoder, media, chat = verify_control_tokens(tokenizer, ()), recipe.reading.media, recipe.chat
     if media is None:
-        return ChatEncoder(encoder, chat.template, date=chat.date, arguments=chat.template_args)
+        return ChatEncoder(
+            encoder, chat.template, date=chat.date, arguments=chat.template_args, tool_format=chat.tool_format
+        )
     processor = open_job_processor(media, recipe.tokenizer)
     processor_template = read_processor_template(media)
     return ChatEncoder(
@@ -163,6 +165,7 @@ def make_chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
         chat.template,
         date=chat.date,
         arguments=chat.template_args,
+        tool_format=chat.tool_format,
         families=processor.families,
         templates={} if processor_template is None else {"default": processor_template},
     )

@@ -70,6 +70,7 @@ _LATER_DEFAULTS: dict[str, Any] = {
     "follow_links": False,
     "template_args": {},
     "template_date": None,
+    "tool_format": None,
 }
 RECIPE_KEYS = ("inputs", *SETTINGS)
 _TIKTOKEN = "tiktoken:"

@@ -12,7 +12,13 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 import xxhash
 
 from batchloom.chat import NO_TEMPLATE, TEMPLATE_NAMES
-from batchloom.chat.templates import DEFAULT_DATE, TrainOn, find_argument_problems, parse_template_arguments
+from batchloom.chat.templates import (
+    DEFAULT_DATE,
+    TOOL_FORMATS,
+    TrainOn,
+    find_argument_problems,
+    parse_template_arguments,
+)
 from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import SettingsError
 from batchloom.core.files import read_regular_file
@@ -220,6 +226,20 @@ _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 SIZE_HINT = f"a size of at most {_SIZE_CHARACTERS} characters such as 100M, 1G or 100_000"
 
 
+def _parse_date(value: object) -> dt.date | None:
+    try:
+        return dt.date.fromisoformat(value) if isinstance(value, str) and len(value) == _DATE_CHARACTERS else None
+    except ValueError:
+        return None
+
+
+def _find_tool_format_problem(value: object) -> str:
+    if isinstance(value, str) and value in TOOL_FORMATS:
+        return ""
+    hint = suggest(value, TOOL_FORMATS) if isinstance(value, str) else ""
+    return f"is none of {', '.join(TOOL_FORMATS)}{hint}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRecipe:
     """Settings of conversations.
@@ -229,6 +249,7 @@ class ChatRecipe:
             file; ``none`` to join the texts of prompts and completions; None for the tokenizer's own, else ``plain``.
         template_args: variables of the template by name; those of a record override them.
         template_date: date that the template writes, as ``YYYY-MM-DD``; None for 2024-07-26.
+        tool_format: format in which tools and tool calls are written into contents; None leaves them to the template.
         train_on: turns to train on: ``assistant``, ``all``, ``last`` or ``completion``; None for the completion of
             prompt-completion records and the assistant's turns of others.
         max_tokens: maximum tokens of a conversation; None for no limit.
@@ -268,6 +289,16 @@ class ChatRecipe:
             panel=CHAT_PANEL,
         ),
     ] = None
+    tool_format: Annotated[
+        str | None,
+        Setting(
+            help="Format in which tools and tool calls are written, for templates that write none: "
+            f"{', '.join(TOOL_FORMATS)}.",
+            check=_find_tool_format_problem,
+            shown_default="the template's",
+            panel=CHAT_PANEL,
+        ),
+    ] = None
     train_on: Annotated[TrainOn | None, TRAIN_ON] = None
     max_tokens: MaxTokensSetting = None
     overlong: OverlongSetting = "drop"
@@ -279,7 +310,7 @@ class ChatRecipe:
         if self.template == NO_TEMPLATE:
             problems += [
                 f"{name}: is for a chat template, and template is {NO_TEMPLATE}; leave one of them out"
-                for name in ("template_args", "template_date")
+                for name in ("template_args", "template_date", "tool_format")
                 if getattr(self, name)
             ]
         if self.overlong in OVERLONG_POLICIES[1:] and self.max_tokens is None:
@@ -298,13 +329,6 @@ class ChatRecipe:
         """Return the rules for one source, whose records have a completion or not."""
         train_on = self.train_on or ("completion" if completion else "assistant")
         return ChatRules(train_on, self.max_tokens, self.overlong, self.prove)
-
-
-def _parse_date(value: object) -> dt.date | None:
-    try:
-        return dt.date.fromisoformat(value) if isinstance(value, str) and len(value) == _DATE_CHARACTERS else None
-    except ValueError:
-        return None
 
 
 def _find_tokenizer_problem(value: object) -> str:
@@ -477,8 +501,9 @@ def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
         plain["tokenizer"] = Path(recipe.tokenizer).name
     if not recipe.chat.template_args:
         plain["chat"].pop("template_args")
-    if recipe.chat.template_date is None:
-        plain["chat"].pop("template_date")
+    for name in ("template_date", "tool_format"):
+        if getattr(recipe.chat, name) is None:
+            plain["chat"].pop(name)
     plain["chat"] |= _template_to_plain(recipe.chat.template)
     return plain
 
@@ -676,6 +701,7 @@ class DocumentOptions(TypedDict, total=False):
     template: str | None
     template_args: Mapping[str, Any] | Sequence[str] | None
     template_date: str | dt.date | None
+    tool_format: str | None
     train_on: TrainOn | None
     max_tokens: int | None
     follow_links: bool | None
