@@ -4,6 +4,7 @@ import datetime as dt
 import itertools
 import json
 
+import numpy as np
 import pytest
 
 import batchloom
@@ -143,6 +144,11 @@ UNREADABLE = [
     ({"x": float("nan")}, "x: nan is no finite number"),
     ({"x": [float("inf")]}, "is no finite number"),
     ({"x": b"y"}, "is no JSON value"),
+    ({"x": np.int64(3)}, "is no JSON value"),
+    ({"x": [np.float64(0.5)]}, "is no JSON value"),
+    ({"x": "\ud800"}, "is not valid Unicode"),
+    ({"x": {"": 1}}, "has keys that are no text"),
+    ({"x": {1: 1}}, "has keys that are no text"),
     ({"x": 1 << 70}, "is beyond 64 bits"),
 ]
 

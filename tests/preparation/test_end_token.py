@@ -85,6 +85,13 @@ def test_the_choice_is_part_of_the_recipe_and_survives_an_append(tmp_path, folde
     ]
 
 
+@pytest.mark.parametrize("end_token", ["config", "</s>"])
+def test_a_learned_tokenizer_has_one_end_token(tmp_path, end_token):
+    write_jsonl(tmp_path / "in.jsonl", TEXTS)
+    with pytest.raises(batchloom.InputError, match=f"train:300 has one control token, .* and not '{end_token}'"):
+        batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", tokenizer="train:300", end_token=end_token)
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_instruct_tokenizers(name):
     folders = [path.parent for path in ROOT.rglob("tokenizer.json") if name in str(path)] if ROOT.is_dir() else []

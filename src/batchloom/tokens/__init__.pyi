@@ -9,7 +9,12 @@ from .local_tokenizers import (
     read_sidecar_hints as read_sidecar_hints,
     restore_tokenizer as restore_tokenizer,
 )
-from .tokenizer import EncodingEngine as EncodingEngine, Tokenizer as Tokenizer, UnknownTokenizer as UnknownTokenizer
+from .tokenizer import (
+    END_OF_TEXT as END_OF_TEXT,
+    EncodingEngine as EncodingEngine,
+    Tokenizer as Tokenizer,
+    UnknownTokenizer as UnknownTokenizer,
+)
 from .tokenizer_lookup import (
     HUB_ID_PATTERN as HUB_ID_PATTERN,
     RepositoryFiles as RepositoryFiles,

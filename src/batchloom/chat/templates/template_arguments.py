@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from batchloom.core.errors import UnusableRecordError
-from batchloom.core.settings import as_int, quote_value, raise_problems
+from batchloom.core.settings import is_text, quote_value, raise_problems
 from batchloom.core.wording import describe_json_type
 
 TemplateArguments = Mapping[str, Any]
@@ -50,16 +50,18 @@ def find_argument_problems(arguments: object) -> list[str]:
 
 def _find_value_problem(value: object, depth: int) -> str:
     """Return why a value is not JSON; "" if it is."""
-    if value is None or isinstance(value, bool | str):
-        return ""
+    # Exact types: JSON has no form for the numbers of numpy.
+    kind = type(value)
+    if value is None or kind in (bool, str):
+        return "" if kind is not str or not value or is_text(value) else "is not valid Unicode"
     if not depth:
         return f"is nested deeper than {_MAX_DEPTH} levels"
-    if (number := as_int(value)) is not None:
-        return "is beyond 64 bits" if number.bit_length() > _MAX_INTEGER_BITS else ""
-    if isinstance(value, float):
+    if isinstance(value, int) and kind is int:
+        return "is beyond 64 bits" if value.bit_length() > _MAX_INTEGER_BITS else ""
+    if isinstance(value, float) and kind is float:
         return "" if math.isfinite(value) else "is no finite number"
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
+    if isinstance(value, dict):
+        if not all(map(is_text, value)):
             return "has keys that are no text"
         value = list(value.values())
     if not isinstance(value, list | tuple):

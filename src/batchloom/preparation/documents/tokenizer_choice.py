@@ -17,6 +17,7 @@ from batchloom.store.format import UINT16_IDS, choose_token_dtype
 from batchloom.text import normalize
 from batchloom.tokens import (
     END_BY_CONFIG,
+    END_OF_TEXT,
     Tokenizer,
     parse_train_spec,
     resolve_tokenizer,
@@ -57,6 +58,11 @@ def choose_job_tokenizer(
     if state is not None:
         tokenizer = restore_tokenizer(state)
     elif size is not None:
+        if recipe.end_token not in (None, END_OF_TEXT):
+            raise InputError(
+                f"{recipe.tokenizer} has one control token, {END_OF_TEXT}, and not {recipe.end_token!r}: leave "
+                "--end-token out."
+            )
         _check_no_token_rows(sources, record_parsers)
         training_texts = list(limit_distinct_texts(sample(TRAIN_BYTES, TRAIN_PROBE_BYTES)))
         tokenizer = train_tokenizer(training_texts, size)
