@@ -382,9 +382,9 @@ class ConversationRenderer:
 
 @final
 class TextJoiner:
-    """Joins the texts of prompts and completions, with the end token and without a template.
+    """Renderer that joins a prompt and its completion without a template.
 
-    It has the interface of :class:`ConversationRenderer`.
+    The end token follows. It has the interface of :class:`ConversationRenderer`.
     """
 
     name = NO_TEMPLATE
@@ -399,7 +399,10 @@ class TextJoiner:
         return False
 
     def render(self, conversation: Conversation) -> ConversationText:
-        """Return the prompt, its completion and the end token, which a completion may have already."""
+        """Return the prompt, its completion and the end token.
+
+        A completion that has the end token already gets no second one.
+        """
         prompt, completion = (message["content"] for message in conversation.messages)
         end = len(prompt) + len(completion.removesuffix(self._end))
         text = (prompt + completion)[:end] + self._end

@@ -234,7 +234,7 @@ def encode_conversations(
 def _start_where_prompts_end(
     encoder: ChatEncoder, prompts: Sequence[str], results: Sequence[MaskedTokens | str], *, all_trained: bool
 ) -> list[MaskedTokens | str]:
-    """Train each text from its first token that differs from the tokens of its prompt alone.
+    """Train each text from the token at which it differs from its prompt alone.
 
     That is TRL's rule (``common_prefix_length``). It matters if a token holds text of both, which a model never sees
     after the prompt alone. A BOS token is prepended if models expect it.

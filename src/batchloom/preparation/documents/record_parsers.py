@@ -358,7 +358,7 @@ def make_record_parser(
 
 _JOINED_REMEDY = (
     f"--template {NO_TEMPLATE} joins a prompt and its completion, which are texts: leave it out to render "
-    "messages with a chat template, or name columns of texts with --map prompt=...,completion=..."
+    "messages with a chat template, or name columns of texts (--map prompt=...,completion=...)"
 )
 
 
