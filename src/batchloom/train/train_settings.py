@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -341,13 +341,6 @@ def merge_settings(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
             # A group that is not an object stays unchanged, so that its problem is reported with the others.
             merged[group] = {**values, **group_changes} if isinstance(values, dict) else values
     return merged
-
-
-def nest_order_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Move the settings of the data order into their group."""
-    names = {field.name for field in fields(OrderSettings)} & settings.keys()
-    nested = {name: value for name, value in settings.items() if name not in names}
-    return {**nested, "order": {name: settings[name] for name in names}} if names else nested
 
 
 def compute_rank_rows(settings: TrainSettings, world_size: int) -> int:
