@@ -134,12 +134,7 @@ def _select_probe_documents(data: Store | Stream, loader: Loader) -> list[torch.
         return select_probe_documents(data, seq_len)
     first_batch = iter(
         Loader(
-            data,
-            rank=loader.spec.rank,
-            world_size=loader.spec.world_size,
-            output="numpy",
-            form="varlen",
-            prefetch=0,
+            data, rank=loader.spec.rank, world_size=loader.spec.world_size, output="numpy", form="varlen", prefetch=0
         )
     )
     batch = next(first_batch)
