@@ -335,7 +335,11 @@ def start_training(request: TrainRequest, print_line: PrintLine) -> TrainResult:
     """
     folder = RunFolder(request.run_path, prepares=request.data.dataset_config is not None)
     dataset = DatasetConfig.load(request.data.dataset_config) if request.data.dataset_config else None
-    dataset_settings = _get_dataset_settings(request, dataset)
+    dataset_settings: dict[str, Any] = {}
+    if dataset is not None and not request.is_continuation:
+        init = request.model_folder
+        longest = get_max_positions(read_model_config(PretrainedSettings(init))) if init else None
+        dataset_settings = dataset.plan_settings(longest)
     settings = _make_run_settings(request, folder, dataset_settings)
     if not request.resume:
         # The loop checks this again. Here it fails before an input is prepared for hours.
@@ -366,15 +370,6 @@ def start_training(request: TrainRequest, print_line: PrintLine) -> TrainResult:
             return train(run, resume=request.resume, stop_at=request.stop_at)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(*_describe_interrupted_run(folder, prepares=dataset is not None)) from error
-
-
-def _get_dataset_settings(request: TrainRequest, dataset: DatasetConfig | None) -> dict[str, Any]:
-    """Return the settings of the data sets' file; a resumed run ignores them."""
-    if dataset is None or request.is_continuation:
-        return {}
-    init = request.model_folder
-    longest = get_max_positions(read_model_config(PretrainedSettings(init))) if init else None
-    return dataset.plan_settings(longest)
 
 
 def _make_run_settings(request: TrainRequest, folder: RunFolder, dataset_settings: Mapping[str, Any]) -> TrainSettings:

@@ -462,8 +462,10 @@ def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
             plan.names[source]: count / segment.schedule.period
             for source, count in zip(segment.sources.tolist(), segment.schedule.counts, strict=True)
         }
+        largest = sorted(shares, key=lambda name: (-shares[name], name))
+        share_list = format_list([f"{name} {shares[name]:.2%}" for name in largest], MAX_LISTED)
         since = f", after {_format_steps(plan, segment.position)}" if number else ""
-        lines.append(f"mix    {_format_shares(shares)} of the sequences{since}")
+        lines.append(f"mix    {share_list} of the sequences{since}")
     if len(segments) > MAX_LISTED:
         lines.append(f"mix    {len(segments) - MAX_LISTED:,} later changes of the shares are not shown")
     if not is_exhaustion_known:
@@ -486,8 +488,3 @@ def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
 
 def _format_steps(plan: Plan, position: int) -> str:
     return format_count(plan.orders.run_layout.steps_until(position), "step")
-
-
-def _format_shares(shares: dict[str, float]) -> str:
-    largest = sorted(shares, key=lambda name: (-shares[name], name))
-    return format_list([f"{name} {shares[name]:.2%}" for name in largest], MAX_LISTED)

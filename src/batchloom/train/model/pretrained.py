@@ -228,18 +228,13 @@ def read_model_config(settings: PretrainedSettings) -> "PretrainedConfig":
     return config
 
 
-def _list_supported_classes(*, media: bool) -> set[str]:
-    """Return the transformers classes for text models, or for multimodal ones."""
-    auto_module = importlib.import_module("transformers.models.auto.modeling_auto")
-    name = "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES" if media else "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
-    # transformers before version 5 has no mapping for multimodal models.
-    return set(getattr(auto_module, name, {}).values())
-
-
 def _check_model_kind(folder: Path, config: "PretrainedConfig", *, media: bool) -> None:
     """Refuse a text model for a store with media, and a multimodal one for text."""
+    auto_module = importlib.import_module("transformers.models.auto.modeling_auto")
+    mapping = "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES" if media else "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
     class_names = config.architectures or []
-    if not class_names or _list_supported_classes(media=media).intersection(class_names):
+    # transformers before version 5 has no mapping for multimodal models.
+    if not class_names or {*getattr(auto_module, mapping, {}).values()} & {*class_names}:
         return
     joined_names = ", ".join(map(str, class_names))
     if media:
