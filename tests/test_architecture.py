@@ -43,8 +43,9 @@ ALLOWED_IMPORTS = {
     "adapters": {"core", "batches", "plan", "store"},
     # compat imports train for scripts that request a worker.
     "compat": {"core", "sources", "chat", "tokens", "store", "plan", "preparation", "batches"} | {"train"},
-    # The trainer uses the metrics of a run and the isolation of packed documents from their public modules.
-    "train": {"core", "batchloom", "batches", "adapters"},
+    # The trainer uses the metrics of a run and the isolation of packed documents from their public modules, and the
+    # type that batchloom.stream returns.
+    "train": {"core", "batchloom", "batches", "adapters", "streaming"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
     "examples": {"batchloom", "adapters", "batches", "store"},
     "cli": {

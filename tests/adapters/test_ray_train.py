@@ -81,7 +81,7 @@ def run_in_cluster(work, argument):
     path = os.pathsep.join(os.path.abspath(part) for part in ("src", "tests"))
     os.environ["PYTHONPATH"] = f"{path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     os.environ["OMP_NUM_THREADS"] = "1"
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=OBJECTS)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=OBJECTS)
     work(argument)
     ray.shutdown()
 

@@ -38,6 +38,11 @@ THINKING = r"""{%- set ns = namespace(last=-1) -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
 """
 
+# Like Qwen3's: the argument adds an empty thought to the generation prompt.
+NO_THOUGHT = "{%- if enable_thinking is defined and enable_thinking is false -%}{{- '<think>\\n\\n</think>\\n\\n' -}}{%- endif -%}"
+GENERATION = "{{- '<|im_start|>assistant\\n' -}}"
+SWITCHED = THINKING.replace(GENERATION, GENERATION + NO_THOUGHT)
+
 PARTS = [
     "", " ", "\n", "\n\n", "a", "hello ", "The fox", "x\u0301", "e\u0301", "\u0301", "é", "日本", "😀",
     "<|im_end|>", "<|im_start|>", "<|im_start|>assistant\n", "<|im_end|>\n", "<|eot_id|>",

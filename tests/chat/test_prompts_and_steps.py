@@ -99,9 +99,8 @@ REFUSED = {
     "null": ({"prompt": None}, {}, "column 'prompt' is null"),
     "no column to carry": ({"prompt": "q"}, {"answer": "answer"}, "no column 'answer'"),
     "an image": ({"prompt": "q", "images": ["i.png"]}, {}, "column 'images' is not empty"),
-    "template arguments": (
-        {"prompt": "q", "chat_template_kwargs": {"enable_thinking": False}}, {},
-        "column 'chat_template_kwargs' is not supported",
+    "template arguments that are none": (
+        {"prompt": "q", "chat_template_kwargs": 5}, {}, "column 'chat_template_kwargs' holds",
     ),
     "not a number": ({"prompt": "q", "answer": float("nan")}, {"answer": "answer"}, "JSON cannot hold .*not JSON compliant"),
     "infinity inside": ({"prompt": "q", "answer": [float("inf")]}, {"answer": "answer"}, "column 'answer' holds an array"),
@@ -210,3 +209,10 @@ def test_labelled_steps():
 def test_refused_steps(change, sentence):
     with pytest.raises(UnusableRecordError, match=sentence):
         make_record_reader(detect_schema([STEPS]))({**STEPS, **change})
+
+
+def test_a_prompt_has_template_arguments_and_tools():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    record = {"prompt": "q", "chat_template_kwargs": {"enable_thinking": False}, "tools": tools}
+    conversation = read_prompt(record).conversation
+    assert (conversation.template_args, conversation.tools) == ({"enable_thinking": False}, tools)

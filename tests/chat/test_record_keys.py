@@ -55,7 +55,6 @@ RECORDS = {
 }
 # For each unsupported key, a value that changes training in the library that defines it.
 EFFECTIVE = {
-    "chat_template_kwargs": {"enable_thinking": False},
     "mask": "Assistant",
     "weight": 0.5,
     "loss_scale": 2,
@@ -67,7 +66,6 @@ EFFECTIVE = {
     "history": [["h", "r"]],
 }
 NEUTRAL = {
-    "chat_template_kwargs": {"enable_thinking": None},
     "mask": "User",
     "weight": 1.0,
     "loss_scale": 1,
@@ -226,7 +224,7 @@ def test_a_tool_call_of_ms_swift_is_not_taken_for_a_tool():
 
 
 def test_all_unsupported_columns_are_named_at_once():
-    record = {"messages": TALK, "loss_scale": 2, "weight": 3, "chat_template_kwargs": {"a": 1}}
+    record = {"messages": TALK, "loss_scale": 2, "weight": 3, "functions": [{"name": "f"}]}
     with pytest.raises(SchemaError) as caught:
         detect_schema([record])
     assert [name in str(caught.value) for name in record] == [False, True, True, True]

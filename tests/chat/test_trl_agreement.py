@@ -10,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from batchloom.chat import detect_schema, make_record_reader
 from batchloom.core.document import Conversation
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
-from chat.conversations import CHATML, LLAMA3, THINKING
+from batchloom.tokens import resolve_tokenizer
+from chat.conversations import CHATML, LLAMA3, SWITCHED, THINKING
 
 trl = pytest.importorskip("trl")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+TOKENIZERS = Path(os.environ.get("BATCHLOOM_REAL_TOKENIZERS", "/nonexistent"))
 REAL = Path(os.environ.get("BATCHLOOM_REAL_DATA", "/nonexistent"), "gsm8k_train.jsonl")
 ROWS = [
     ("hi", "hello there"),
@@ -84,8 +87,57 @@ def test_prompt_and_completion(tokenizers, hf_tokenizers, tmp_path, name, templa
     encoder = ChatEncoder(tokenizers[name], str(tmp_path / "y.jinja"))
     rules = ChatRules(train_on="completion", prove=True)
     encoded = encode_conversations(conversations, encoder, rules)
+    assert_equal(encoded, expected)
+
+
+def assert_equal(encoded, expected):
+    """Compare ids and labels with the columns that TRL prepared."""
     assert not encoded.faults
     assert encoded.lengths.tolist() == [len(ids) for ids in expected["input_ids"]]
     assert encoded.ids.tolist() == [number for ids in expected["input_ids"] for number in ids]
     labels = np.where(encoded.mask, encoded.ids.astype(np.int64), -100).tolist()
     assert labels == [number for ids in expected["labels"] for number in ids]
+
+
+# One newline after the thought, as in HEADER.
+SWITCH = SWITCHED.replace(r"</think>\n\n", r"</think>\n")
+# TRL passes the names that a table adds to a row as None; Qwen3's template compares with false.
+ARGUMENTS = [{"enable_thinking": False}, {"enable_thinking": True}, {"enable_thinking": None}]
+
+
+@pytest.mark.parametrize("name", ["bytes", "nfc"])
+def test_template_arguments_of_rows(tokenizers, hf_tokenizers, tmp_path, name):
+    rows = [
+        row | {"chat_template_kwargs": arguments}
+        for arguments in ARGUMENTS
+        for row in make_rows([*ROWS[:1], *ROWS[2:]])
+    ]
+    (tmp_path / "x.jinja").write_text(SWITCH)
+    tokenizer = hf_tokenizers[name]
+    tokenizer.chat_template = SWITCH
+    tokenizer.pad_token = tokenizer.eos_token
+    expected = prepare_with_trl(tokenizer, rows, tmp_path / "out")
+    read = make_record_reader(detect_schema(rows))
+    encoder = ChatEncoder(tokenizers[name], str(tmp_path / "x.jinja"))
+    encoded = encode_conversations(list(map(read, rows)), encoder, ChatRules(train_on="completion", prove=True))
+    assert_equal(encoded, expected)
+    # Without thinking, the empty thought is a part of the prompt.
+    assert [int(mask) for mask in encoded.mask[: encoded.lengths[0]]] != [
+        int(mask) for mask in encoded.mask[encoded.lengths[:3].sum() :][: encoded.lengths[0]]
+    ]
+
+
+def test_template_arguments_of_qwen3(tmp_path):
+    from transformers import AutoTokenizer
+
+    folders = [path.parent for path in TOKENIZERS.rglob("tokenizer.json") if "qwen3" in str(path)]
+    if not folders:
+        pytest.skip("BATCHLOOM_REAL_TOKENIZERS has no qwen3")
+    # With a thought, TRL takes its first token for that of the empty thought in the prompt.
+    plain = [pair for pair in ROWS if "<think>" not in pair[1]]
+    rows = [row | {"chat_template_kwargs": arguments} for arguments in ARGUMENTS for row in make_rows(plain)]
+    expected = prepare_with_trl(AutoTokenizer.from_pretrained(folders[0]), rows, tmp_path / "out")
+    encoder = ChatEncoder(resolve_tokenizer(str(folders[0])))
+    read = make_record_reader(detect_schema(rows))
+    encoded = encode_conversations(list(map(read, rows)), encoder, ChatRules(train_on="completion", prove=True))
+    assert_equal(encoded, expected)

@@ -4,9 +4,10 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from batchloom import SettingsError
+from batchloom.chat import BUILT_IN_TEMPLATES, RenderError, choose_template
 from batchloom.core.document import Conversation
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 from chat.conversations import CHATML, CONTENTS, LLAMA3, THINKING, make_conversation, messages
@@ -157,6 +158,30 @@ def test_only_assistant_turns_are_trained(make_encoder, tokenizer, turns):
     else:
         reasons = ("crosses the position", "control token", "private-use characters", "leaves it out")
         assert not expected or any(reason in result for reason in reasons)
+
+
+def render_or_explain(encoder, turns):
+    try:
+        return encoder.renderer.render(Conversation(turns))
+    except RenderError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("template", BUILT_IN_TEMPLATES)
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    turns=st.lists(
+        st.fixed_dictionaries(
+            {"role": st.sampled_from(["system", "developer", "user", "assistant", "tool"]), "content": CONTENTS}
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_built_in_template_gives_what_its_text_gives_as_a_file(make_encoder, template, turns):
+    # Jinja renders the file, while the built-in template is filled without it.
+    text = choose_template(template, {}, dict.fromkeys(BUILT_IN_TEMPLATES[template], 0), "t").text
+    assert render_or_explain(make_encoder(template), turns) == render_or_explain(make_encoder(text), turns)
 
 
 def test_most_hostile_contents_are_not_faults(make_encoder):

@@ -108,6 +108,23 @@ def test_equal_prompts_with_other_columns_are_no_duplicates(tmp_path):
     assert [row["answer"] for row in prompts] == ["a", "b"]
 
 
+def test_without_a_template_a_prompt_stays_a_text(tmp_path):
+    prepare(tmp_path, ROWS, template="none", **CARRY)
+    prompts = StoredPrompts(batchloom.open_store(tmp_path / "out"))
+    assert [row["prompt"] for row in prompts] == [row["question"] for row in ROWS]
+    assert bytes(prompts.ids(3)) == b"3 + 3?"
+    assert StoredPrompts(prompts.store, "messages")[3]["prompt"] == [{"role": "user", "content": "3 + 3?"}]
+    with pytest.raises(InputError, match="holds messages"):
+        batchloom.prepare(
+            write_messages(tmp_path), out=tmp_path / "no", tokenizer="bytes", template="none", prompts=True
+        )
+
+
+def write_messages(folder):
+    write_jsonl(folder / "messages.jsonl", [{"prompt": [{"role": "user", "content": "q"}]}] * 5)
+    return folder / "messages.jsonl"
+
+
 def test_appending_removing_and_compacting(tmp_path):
     prepare(tmp_path, ROWS[:100], **CARRY)
     write_jsonl(tmp_path / "more.jsonl", ROWS[100:])

@@ -458,8 +458,10 @@ def test_every_setting_has_its_key():
     names = [field.name for group in (Recipe, ReadRecipe, ChatRecipe) for field in fields(group)]
     assert sorted(SETTINGS) == sorted(set(names) - groups)
     recipe, optional_keys = Recipe(inputs=("a",)), {"ignore", "prompts", "carry", "balance_subsets", "follow_links"}
+    optional_keys |= {"template_args", "template_date", "tool_format"}
     read_recipe = ReadRecipe(ignore=("lang",), prompts=True, carry=("answer",))
-    changed = replace(recipe, reading=read_recipe, balance_subsets=False, follow_links=True)
+    chat = ChatRecipe(template_args={"a": 1}, template_date="2026-07-26", tool_format="qwen")
+    changed = replace(recipe, reading=read_recipe, balance_subsets=False, follow_links=True, chat=chat)
     for printed_recipe, missing in ((recipe, optional_keys), (changed, set())):
         lines = format_recipe(printed_recipe).splitlines()
         keys = [line.split(":")[0] for line in lines if line[0].isalpha()]
@@ -529,6 +531,13 @@ RECIPES = st.builds(
     chat=st.fixed_dictionaries(
         {
             "template": st.none() | st.sampled_from(list(BUILT_IN_TEMPLATES)) | NAMED,
+            "template_args": st.dictionaries(
+                st.sampled_from(["a", "enable_thinking", "no"]),
+                st.none() | st.booleans() | st.integers(-9, 9) | ODD | st.lists(WORD, max_size=2),
+                max_size=2,
+            ),
+            "template_date": st.none() | st.dates().map(str),
+            "tool_format": st.sampled_from([None, "qwen", "llama3"]),
             "train_on": st.sampled_from([None, "all", "last"]),
             "max_tokens": st.integers(1, 9),
             "overlong": st.sampled_from(["drop", "split"]),

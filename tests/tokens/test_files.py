@@ -5,7 +5,7 @@ import json
 import random
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from batchloom import BatchloomError, TokenizerError
 from batchloom.tokens import resolve_tokenizer
@@ -85,6 +85,38 @@ def test_which_token_ends_a_document(tmp_path, tokenizer_json, names, config, en
     assert tokenizer.decode([tokenizer.end_id]) == end
     chosen = resolve_tokenizer(str(path), end_token=names[0])
     assert chosen.decode([chosen.end_id]) == names[0]
+
+
+@pytest.mark.parametrize(
+    ("files", "end"),
+    [
+        ({"tokenizer_config": {"eos_token": "<|im_end|>"}}, "<|im_end|>"),
+        ({"tokenizer_config": {"eos_token": {"__type": "AddedToken", "content": "<|im_end|>"}}}, "<|im_end|>"),
+        ({"special_tokens_map": {"eos_token": "<|im_end|>"}}, "<|im_end|>"),
+        ({}, "no file next to it names an eos_token"),
+        ({"tokenizer_config": {"eos_token": None}}, "no file next to it names an eos_token"),
+        ({"tokenizer_config": {"eos_token": 3}}, "no file next to it names an eos_token"),
+        ({"tokenizer_config": {"eos_token": "<gone>"}}, "'<gone>' is not in its vocabulary"),
+    ],
+)
+def test_the_config_chooses_the_end_token(tmp_path, tokenizer_json, files, end):
+    tokenizer_json = replace_end_token(tokenizer_json, "<|endoftext|>", "<|im_end|>")
+    path = write_tokenizer_folder(tmp_path / "t", tokenizer_json, **files)
+    if not end.startswith("<"):
+        with pytest.raises(TokenizerError, match="--end-token config is the eos_token of tokenizer_config.json") as it:
+            resolve_tokenizer(str(path), end_token="config")
+        assert end in str(it.value)
+        return
+    tokenizer = resolve_tokenizer(str(path), end_token="config")
+    assert tokenizer.decode([tokenizer.end_id]) == end
+    hf_tokenizer = PreTrainedTokenizerFast.from_pretrained(path) if "tokenizer_config" in files else None
+    assert hf_tokenizer is None or hf_tokenizer.eos_token_id == tokenizer.end_id
+
+
+@pytest.mark.parametrize("spec", ["bytes", "gpt2"])
+def test_a_built_in_tokenizer_has_no_config(spec, gpt2):
+    with pytest.raises(TokenizerError, match="leave --end-token out"):
+        resolve_tokenizer(spec, end_token="config")
 
 
 def test_the_special_tokens_map_names_an_end_too(tmp_path, tokenizer_json):

@@ -220,7 +220,7 @@ def test_capped_logits_are_not_computed_in_parts(store, tmp_path):
     batch = Loader(store, seq_len=32, global_batch_size=4)[0]
     with torch.no_grad():
         before = float(model(**batch))
-        model.detect_linear_head(store)
+        model.detect_linear_head(batch["input_ids"][0], "the store")
         assert float(model(**batch)) == pytest.approx(before, rel=1e-6)
 
 

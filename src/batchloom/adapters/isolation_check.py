@@ -5,7 +5,7 @@ from batchloom.adapters.requirements import TORCH, require_installed
 require_installed(TORCH)
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -88,7 +88,7 @@ def measure_isolation(
     loader: Loader,
     rows: int,
     *,
-    store: Any = None,
+    documents: Sequence[Tensor] = (),
     compute_scores: ScoreFunction | None = None,
 ) -> tuple[float, float]:
     """Return the loss differences of packed and of mixed documents from single ones.
@@ -97,14 +97,13 @@ def measure_isolation(
         compute_logits: function that returns the logits of a batch.
         loader: loader of the documents.
         rows: rows of a pass.
-        store: store of the documents without media; None for the first one of the loader.
+        documents: documents without media; empty for some of the loader's first store.
         compute_scores: function for documents with media that need not hold all logits; None uses ``compute_logits``.
     """
     seq_len = loader.plan.spec.seq_len
     if not loader.holds_media:
-        store = get_first_store(loader.plan.stores) if store is None else store
-        documents = select_probe_documents(store, seq_len)
-        return measure_leakage(compute_logits, documents, rows) if documents else (0.0, 0.0)
+        probes = [*documents] or select_probe_documents(get_first_store(loader.plan.stores), seq_len)
+        return measure_leakage(compute_logits, probes, rows) if probes else (0.0, 0.0)
 
     def select_logits(batch: Batch) -> Callable[[int, slice], Tensor]:
         logits = compute_logits(batch)

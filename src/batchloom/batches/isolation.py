@@ -8,12 +8,13 @@ so that the verdict does not depend on the scale of its weights.
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -32,18 +33,22 @@ _PROBE_DOCUMENTS = 4
 _MAX_TOKENS = 256
 
 
-def select_probe_documents(store: Store, seq_len: int) -> list[Tensor]:
+def select_probe_documents(data: Store | Iterable[NDArray[Any]], seq_len: int) -> list[Tensor]:
     """Return the starts of documents that fit into one row, each int64 [tokens].
 
     Args:
-        store: a store with at least one document of two tokens.
+        data: a store with at least one document of two tokens, or the ids of such documents.
         seq_len: tokens of a row in training.
     """
+    if isinstance(data, Store):
+        numbers = iter_short_documents(data, 0, math.inf, np.empty(0, np.int64))
+        documents = (data[number].ids for number in numbers)
+    else:
+        documents = (ids for ids in data if len(ids) > 1)
     longest = max(2, min(_MAX_TOKENS, seq_len // 2))
     count = max(2, min(_PROBE_DOCUMENTS, seq_len // longest))
-    numbers = islice(iter_short_documents(store, 0, math.inf, np.empty(0, np.int64)), count)
-    documents = [torch.from_numpy(store[number].ids[:longest].astype(np.int64)) for number in numbers]
-    return documents if len(documents) > 1 else documents * 2
+    probes = [torch.from_numpy(ids[:longest].astype(np.int64)) for ids in islice(documents, count)]
+    return probes if len(probes) > 1 else probes * 2
 
 
 @torch.no_grad()

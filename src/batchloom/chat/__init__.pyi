@@ -10,6 +10,8 @@ from .schema.record_parser import make_record_reader as make_record_reader
 from .schema.schemas import FORM_RULES as FORM_RULES, parse_mapping as parse_mapping
 from .templates.chat_template import (
     BUILT_IN_TEMPLATES as BUILT_IN_TEMPLATES,
+    NO_TEMPLATE as NO_TEMPLATE,
+    TEMPLATE_NAMES as TEMPLATE_NAMES,
     ChatTemplate as ChatTemplate,
     RenderError as RenderError,
     choose_template as choose_template,

@@ -88,6 +88,7 @@ _ALIASES: dict[str, list[str]] = {
 # Settings with another option name.
 _OPTIONS = {
     "memory": "--memory-per-worker",
+    "template_args": "--template-arg",
     "steps": "--max-iters",
     "step": "--at-step",
     "optim.lr": "--lr",

@@ -26,19 +26,9 @@ _LEGEND = r"T: trained; |: a line begins, >: it goes on; \x1b and the like: what
 @with_settings(
     Recipe,
     only=(
-        *(
-            "tokenizer",
-            "end_token",
-            "text_field",
-            "mapping",
-            "ignore",
-            "prompts",
-            "carry",
-            "split_on",
-            "normalize",
-            "max_bad",
-        ),
-        *("template", "train_on", "max_tokens", "overlong", "processor", "data_folder", "follow_links"),
+        *("tokenizer", "end_token", "text_field", "mapping", "ignore", "prompts", "carry", "split_on", "normalize"),
+        *("max_bad", "template", "template_args", "template_date", "tool_format", "train_on", "max_tokens"),
+        *("overlong", "processor", "data_folder", "follow_links"),
     ),
 )
 def doctor(

@@ -27,7 +27,10 @@ def import_(
     ] = None,
     end_token: Annotated[
         str | None,
-        typer.Option(help="End-of-document token, if the tokenizer defines none.", show_default="the tokenizer's"),
+        typer.Option(
+            help="End-of-document token; config for the eos_token of tokenizer_config.json.",
+            show_default="the tokenizer's",
+        ),
     ] = None,
     vocab_size: Annotated[
         int | None, typer.Option(help="Exclusive upper bound of the ids, if no tokenizer is given.")

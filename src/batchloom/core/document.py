@@ -96,6 +96,7 @@ class Conversation:
             None for others. If it is the number of messages, the conversation is a prompt, and its text ends
             with the beginning of the answer.
         media: media of the typed content parts, in their order.
+        template_args: variables of the chat template, which override those of the job; None without any.
     """
 
     messages: list[dict[str, Any]]
@@ -103,6 +104,7 @@ class Conversation:
     trained: list[bool | None] = field(default_factory=list)
     completion: int | None = None
     media: list[Medium] = field(default_factory=list)
+    template_args: dict[str, Any] | None = None
 
     @property
     def is_prompt(self) -> bool:

@@ -9,6 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+# New objects after which the collector runs inside ``relax_gc``.
+_RELAXED_GC_THRESHOLD = 100_000
+
 _marked = False
 
 
@@ -25,6 +28,21 @@ def pause_gc() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+@contextlib.contextmanager
+def relax_gc() -> Iterator[None]:
+    """Run the garbage collector less often inside the block.
+
+    Conversations are many small objects without cycles. At the usual rate, once per 700 new objects, collections take
+    a fifth of the time of reading and encoding them.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_RELAXED_GC_THRESHOLD, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def mark_worker() -> None:

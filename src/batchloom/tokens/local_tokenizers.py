@@ -32,6 +32,8 @@ _REMEDY = "give the path of a tokenizer.json that `tokenizers` or `transformers`
 _MAX_BYTES = 1 << 30
 _SIDECAR_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 STATE_VERSION = 1
+# Value of ``end_token`` for the ``eos_token`` of the sidecar files.
+END_BY_CONFIG = "config"
 
 
 class _JsonState(msgspec.Struct, forbid_unknown_fields=True):
@@ -105,9 +107,11 @@ def choose_end_token(
 ) -> str:
     """Choose the end-of-document token.
 
-    It is ``end_token`` if given; else the pretraining token that the vocabulary has; else the
-    config's eos token, unless that ends a chat turn and ``</s>`` or similar exists.
+    It is ``end_token`` if given, for ``config`` the config's eos token; else the pretraining token that the
+    vocabulary has; else the config's eos token, unless that ends a chat turn and ``</s>`` or similar exists.
     """
+    if end_token == END_BY_CONFIG:
+        return _require_config_end(words, control, hints, label)
     if end_token is not None:
         if end_token in words:
             return end_token
@@ -124,6 +128,19 @@ def choose_end_token(
             f"{label} does not say which token ends a document: pass --end-token; {_format_tokens(control)}"
         )
     return candidates[0]
+
+
+def _require_config_end(words: Mapping[str, int], control: list[str], hints: TokenizerHints, label: str) -> str:
+    """Return the config's eos token, which TRL and Megatron append to documents."""
+    if hints.eos in words and hints.eos is not None:
+        return hints.eos
+    problem = (
+        "no file next to it names an eos_token" if hints.eos is None else f"{hints.eos!r} is not in its vocabulary"
+    )
+    raise TokenizerError(
+        f"--end-token {END_BY_CONFIG} is the eos_token of tokenizer_config.json, and {label} has none ({problem}): "
+        f"give the token itself, or leave --end-token out; {_format_tokens(control)}"
+    )
 
 
 def _format_tokens(control: list[str]) -> str:

@@ -49,7 +49,8 @@ def resolve_tokenizer(spec: str, *, end_token: str | None = None) -> Tokenizer:
             tokenizer.json, of a folder with one, or of a store; else a Hub id ``org/name``. A spec
             that exists as a path, ends in ``.json`` or starts with ``.``, ``/`` or ``~`` is never
             looked up on the Hub.
-        end_token: token that ends a document; None for the tokenizer's own.
+        end_token: token that ends a document; ``config`` for the ``eos_token`` of tokenizer_config.json; None for
+            the tokenizer's own.
 
     Raises:
         TokenizerError: no such tokenizer, or one that cannot be loaded or is refused.

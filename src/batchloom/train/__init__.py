@@ -1,6 +1,6 @@
 """Reference trainer: a small GPT or a pretrained model on the batches of a loader.
 
-Read `start.py`, then `iter_training` in `loop.py`. `run_data.py` opens the data of a run, `model/` builds its model.
+Read `iter_training` in `loop.py`. `run_data.py` opens the data of a run, `model/` builds its model.
 """
 
 import lazy_loader

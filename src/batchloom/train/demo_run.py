@@ -20,11 +20,11 @@ import batchloom
 from batchloom import Loader, Store, open_store
 from batchloom.adapters.rank_group import join_ranks
 from batchloom.core.errors import InputMissingError, OutputError, TrainError
-from batchloom.train.loop import TrainResult, train
+from batchloom.train.loop import train
 from batchloom.train.model.model_build import TrainableModel
 from batchloom.train.run import set_up_run
 from batchloom.train.run_folder import PrintLine, RunFolder, RunLog
-from batchloom.train.train_settings import TrainSettings, load_named_config, make_settings
+from batchloom.train.train_settings import load_named_config, make_settings
 
 DEMO_TOKENIZER = "train:4096"
 VAL_FRACTION = 0.03
@@ -51,15 +51,46 @@ def run_demo(out: Path, steps: int | None, print_line: PrintLine) -> None:
     """
     start_time = time.perf_counter()
     settings = make_settings(load_named_config("tiny"), {} if steps is None else {"steps": steps})
-    text, data, run = out / "text", out / "store", RunFolder(out / "run")
+    text, data, folder = out / "text", out / "store", RunFolder(out / "run")
     _claim_folder(out)
     files, size = _collect_corpus(text)
     print_line(f"{files} files, {size / 1e6:.1f} MB of text: Python's language reference and library.")
-    _prepare_store(text, data, print_line)
-    _check_store(data, print_line)
+
+    print_line(f"\n$ batchloom prepare {text} --out {data} --tokenizer {DEMO_TOKENIZER} --val-fraction {VAL_FRACTION}")
+    result = batchloom.prepare([str(text)], out=data, tokenizer=DEMO_TOKENIZER, val_fraction=VAL_FRACTION)
+    prefix = "The store is already finished: " if result.already_done else ""
+    subsets = ", ".join(
+        f"{name} {subset.documents:,} documents, {subset.tokens:,} tokens"
+        for name, subset in result.subsets.items()
+        if subset.documents
+    )
+    print_line(f"{prefix}{subsets}; {result.tokenizer} by {result.engine}.")
+
+    print_line(f"\n$ batchloom check {data}")
+    verdict = batchloom.check(data)
+    if not verdict.sound:
+        raise TrainError(f"{data} is not sound ({'; '.join(verdict.faults)}). Delete {out} and run the demo again.")
+    print_line("Sound: checksums, counts, ids and tokenizer are as the manifest says.")
+
     store, val = open_store(data), open_store(data, "val")
-    _show_batches(store, settings, print_line)
-    outcome = _train_model(data, settings, run, print_line)
+    seq_len, rows = settings.seq_len, settings.global_batch_size
+    print_line(
+        f"\n>>> loader = batchloom.Loader(batchloom.open_store({str(store.path)!r}), "
+        f"seq_len={seq_len}, global_batch_size={rows})"
+    )
+    loader = Loader(store, seq_len=seq_len, global_batch_size=rows)
+    print_line(
+        f"{len(loader):,} steps an epoch, {store.tokens / (len(loader) * rows * seq_len):.1%} full. Step 0 begins: "
+        f"{store.tokenizer.decode(loader[0]['input_ids'][0, :24].tolist())!r}"
+    )
+
+    print_line(f"\n$ batchloom train --data {data} --out {folder.path} --max-iters {settings.steps}")
+    if folder.has_run:
+        print_line("The run of an earlier demo is replaced.")
+        shutil.rmtree(folder.path)
+    with join_ranks("auto") as ranks:
+        log = RunLog(folder.log if ranks.first else None, print_line, _PROGRESS_INTERVAL)
+        outcome = train(set_up_run(data, settings, folder, ranks, log))
     val_loss = math.inf if outcome.val_loss is None else outcome.val_loss
     unigram = _compute_unigram_loss(store, val)
     print_line(
@@ -115,52 +146,6 @@ def _iter_texts() -> Iterator[tuple[str, str]]:
         for file in sorted((library / package).glob("*.py")):
             name = file.relative_to(library).as_posix()
             yield f"library/{name}", file.read_text("utf-8", errors="replace")
-
-
-def _prepare_store(text: Path, data: Path, print_line: PrintLine) -> None:
-    print_line(f"\n$ batchloom prepare {text} --out {data} --tokenizer {DEMO_TOKENIZER} --val-fraction {VAL_FRACTION}")
-    result = batchloom.prepare([str(text)], out=data, tokenizer=DEMO_TOKENIZER, val_fraction=VAL_FRACTION)
-    prefix = "The store is already finished: " if result.already_done else ""
-    subsets = ", ".join(
-        f"{name} {subset.documents:,} documents, {subset.tokens:,} tokens"
-        for name, subset in result.subsets.items()
-        if subset.documents
-    )
-    print_line(f"{prefix}{subsets}; {result.tokenizer} by {result.engine}.")
-
-
-def _check_store(data: Path, print_line: PrintLine) -> None:
-    print_line(f"\n$ batchloom check {data}")
-    verdict = batchloom.check(data)
-    if not verdict.sound:
-        raise TrainError(
-            f"{data} is not sound ({'; '.join(verdict.faults)}). Delete {data.parent} and run the demo again."
-        )
-    print_line("Sound: checksums, counts, ids and tokenizer are as the manifest says.")
-
-
-def _show_batches(store: Store, settings: TrainSettings, print_line: PrintLine) -> None:
-    seq_len, rows = settings.seq_len, settings.global_batch_size
-    print_line(
-        f"\n>>> loader = batchloom.Loader(batchloom.open_store({str(store.path)!r}), "
-        f"seq_len={seq_len}, global_batch_size={rows})"
-    )
-    loader = Loader(store, seq_len=seq_len, global_batch_size=rows)
-    token_slots = len(loader) * rows * seq_len
-    print_line(
-        f"{len(loader):,} steps an epoch, {store.tokens / token_slots:.1%} full. Step 0 begins: "
-        f"{store.tokenizer.decode(loader[0]['input_ids'][0, :24].tolist())!r}"
-    )
-
-
-def _train_model(data: Path, settings: TrainSettings, run: RunFolder, print_line: PrintLine) -> TrainResult:
-    print_line(f"\n$ batchloom train --data {data} --out {run.path} --max-iters {settings.steps}")
-    if run.has_run:
-        print_line("The run of an earlier demo is replaced.")
-        shutil.rmtree(run.path)
-    with join_ranks("auto") as ranks:
-        log = RunLog(run.log if ranks.first else None, print_line, _PROGRESS_INTERVAL)
-        return train(set_up_run(data, settings, run, ranks, log))
 
 
 def _compute_unigram_loss(train_subset: Store, val: Store) -> float:

@@ -91,7 +91,13 @@ def run_worker(
         has_run = bool(ranks.total(float(ranks.first and folder.has_run))[0])
         log = RunLog(folder.log if ranks.first else None, print_line)
         data = _prepare_run_data(config, folder, ranks, log, has_run=has_run)
-        settings = _make_train_settings(config, ranks, _read_initial_batch_size(folder) if has_run else None)
+        size = config.batch_size * ranks.world_size
+        if has_run:
+            # The settings of a run have its initial step size; changes are edits of its plan.
+            size = as_int(folder.read().get("global_batch_size")) or 0
+            if not size:
+                raise folder.make_damaged_error("has no global_batch_size")
+        settings = _make_train_settings(config, size)
         source = open_source(data, folder, ranks, resume=has_run)
         given_path = data if isinstance(data, Path) else None
         run = set_up_run(source, settings, folder, ranks, log, given_path=given_path)
@@ -180,19 +186,11 @@ def _prepare_run_data(
     return folder.data
 
 
-def _read_initial_batch_size(folder: RunFolder) -> int:
-    """Return the initial sequences per step of a run from ``run.json``."""
-    value = as_int(folder.read().get("global_batch_size"))
-    if value is None:
-        raise folder.make_damaged_error("has no global_batch_size")
-    return value
-
-
-def _make_train_settings(config: WorkerConfig, ranks: RankGroup, first_batch: int | None) -> TrainSettings:
+def _make_train_settings(config: WorkerConfig, global_batch_size: int) -> TrainSettings:
     changes = {
         "steps": config.num_steps,
         "seq_len": config.seq_len,
-        "global_batch_size": first_batch or config.batch_size * ranks.world_size,
+        "global_batch_size": global_batch_size,
         "batch_size": config.batch_size,
         # Step sizes of an earlier number of workers need not divide among the current ones.
         "order": {"overlong": config.overlong, "uneven": "pad"},

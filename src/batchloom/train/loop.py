@@ -22,18 +22,18 @@ from batchloom.adapters.optimizer_step import has_only_finite, update_weights
 from batchloom.adapters.rank_group import join_ranks
 from batchloom.batches import IGNORE_INDEX, Batch, Meter
 from batchloom.core.errors import SettingsError, TrainError
-from batchloom.train.model.model_build import TrainableModel, explain_memory_errors, make_model_inputs
-from batchloom.train.model.pretrained import PretrainedModel, copy_tokenizer, get_max_positions, read_model_config
-from batchloom.train.request import DEFAULT_MODEL, DataRequest, TrainRequest
-from batchloom.train.run import TrainRun, open_run_folder, set_up_run
-from batchloom.train.run_data import (
-    as_stream,
-    describe_order,
-    finish_stream_store,
-    merge_loader_state,
-    open_run_data,
-    open_source,
+from batchloom.streaming import Stream
+from batchloom.train.model.model_build import TrainableModel, make_model_inputs
+from batchloom.train.model.pretrained import (
+    PretrainedModel,
+    copy_tokenizer,
+    get_max_positions,
+    get_model_vocabulary,
+    read_model_config,
 )
+from batchloom.train.request import DEFAULT_MODEL, DataRequest, TrainRequest
+from batchloom.train.run import TrainRun, hold_run_folder, set_up_run
+from batchloom.train.run_data import describe_order, finish_stream_store, get_data_name, open_run_data, open_source
 from batchloom.train.run_edits import EditInbox, apply_pending_edits
 from batchloom.train.run_folder import PrintLine, RunFolder, RunLog, draw_loss_curve, read_checkpoint_step
 from batchloom.train.train_settings import (
@@ -45,7 +45,6 @@ from batchloom.train.train_settings import (
     load_named_config,
     make_settings,
     merge_settings,
-    nest_order_settings,
     read_config,
 )
 
@@ -93,55 +92,41 @@ def iter_training(
     run: TrainRun, *, resume: bool = False, stop_at: int | None = None
 ) -> Generator[int, None, TrainResult]:
     """Train the steps of a run; yield the steps done before the first and after each."""
-    with run.folder.lock() if run.ranks.first else nullcontext(), explain_memory_errors(run.settings, run.parameters):
-        start_step = open_run_folder(run, resume=resume)
-        try:
-            return (yield from _iter_steps(run, start_step, stop_at))
-        except Exception:
-            if run.ranks.first and not resume:
-                run.folder.withdraw()
-            raise
-
-
-def _iter_steps(run: TrainRun, start_step: int, stop_at: int | None) -> Generator[int, None, TrainResult]:
-    """Train the steps after ``start_step``; yield the steps done."""
     settings, log = run.settings, run.log
-    inbox = EditInbox(run.folder.edits)
-    # Apply edits that the newest checkpoint lacks before any step is computed without them.
-    edited_state = run.loader.state_dict() if apply_pending_edits(run, inbox, start_step) else None
-    last = min(settings.steps, stop_at or settings.steps)
-    if start_step >= last:
-        log.print_line(
-            f"Step {start_step} of {settings.steps} is done already; --max-iters (of a worker --num-steps) sets "
-            "the number of steps."
-        )
-    step, val_loss, meter = start_step, None, Meter(run.loader, exchange=False)
-    yield step
-    for batch in islice(meter.over(), max(0, last - start_step)):
-        step = batch.step + 1
-        lr = compute_learning_rate(step, settings.steps, settings.optim)
-        check_batch_ids(run, batch)
-        loss, norm, trained = run_optimizer_step(run, batch, lr)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            fact = f"The loss of step {step} is {loss} (gradient norm {norm})"
-            raise TrainError(describe_divergence(run, step, fact))
-        meter.step(batch.step, trained=trained)
-        log_step(run, batch, {"loss": loss, "lr": lr, "norm": norm, "trained": trained}, meter)
-        apply_pending_edits(run, inbox, step)
-        if step == last or is_due(step, settings.eval_interval):
-            val_loss = evaluate_val_loss(run, step)
-        if step == last or is_due(step, settings.save_interval):
-            save_run_checkpoint(run, step)
+    with hold_run_folder(run, resume=resume) as start_step:
+        inbox, last = EditInbox(run.folder.edits), min(settings.steps, stop_at or settings.steps)
+        # Apply edits that the newest checkpoint lacks before any step is computed without them.
+        is_edited = apply_pending_edits(run, inbox, start_step)
+        if is_edited and run.ranks.first and is_last_step(run, start_step, last):
+            run.folder.save_edits(run.loader.state_dict())
+        if start_step >= last:
+            log.print_line(
+                f"Step {start_step} of {settings.steps} is done already; --max-iters (of a worker --num-steps) sets "
+                "the number of steps."
+            )
+        step, val_loss, meter = start_step, None, Meter(run.loader, exchange=False)
         yield step
-    if start_step < step < last:
-        log.print_line(f"The sources are exhausted after step {step} of {settings.steps}; the run ends.")
-        if not is_due(step, settings.eval_interval):
-            val_loss = evaluate_val_loss(run, step)
-        if not is_due(step, settings.save_interval):
-            save_run_checkpoint(run, step)
-    is_complete = settings.steps == max(start_step, last)
-    finish_run(run, edited_state if step == start_step else None, is_complete=is_complete)
-    return TrainResult(step, val_loss, run.model)
+        for batch in islice(meter.over(), max(0, last - start_step)):
+            step = batch.step + 1
+            lr = compute_learning_rate(step, settings.steps, settings.optim)
+            check_batch_ids(run, batch)
+            loss, norm, trained = run_optimizer_step(run, batch, lr)
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                fact = f"The loss of step {step} is {loss} (gradient norm {norm})"
+                raise TrainError(describe_divergence(run, step, fact))
+            meter.step(batch.step, trained=trained)
+            log_step(run, batch, {"loss": loss, "lr": lr, "norm": norm, "trained": trained}, meter)
+            apply_pending_edits(run, inbox, step)
+            is_end = is_last_step(run, step, last)
+            if is_end and step < last:
+                log.print_line(f"The sources are exhausted after step {step} of {settings.steps}; the run ends.")
+            if is_end or is_due(step, settings.eval_interval):
+                val_loss = evaluate_val_loss(run, step)
+            if is_end or is_due(step, settings.save_interval):
+                save_run_checkpoint(run, step)
+            yield step
+        finish_run(run, is_complete=settings.steps == max(start_step, last))
+        return TrainResult(step, val_loss, run.model)
 
 
 def check_batch_ids(run: TrainRun, batch: Batch) -> None:
@@ -149,20 +134,21 @@ def check_batch_ids(run: TrainRun, batch: Batch) -> None:
 
     The lookup would otherwise end in a traceback, or in an unusable GPU.
     """
-    rows, store = run.model.vocab_size, run.store
+    rows = run.model.vocab_size
     # Both are read at once, because each read synchronizes the GPU.
     lowest, highest = torch.stack(batch["input_ids"].aminmax()).tolist()
     if lowest >= 0 and highest < rows:
         return
     invalid_id = lowest if lowest < 0 else highest
-    if store.vocab_size is not None or lowest < 0:
+    if run.store.vocab_size is not None or lowest < 0:
         remedy = "the data is damaged: batchloom check shows where"
     elif isinstance(run.settings.model, PretrainedSettings):
         remedy = "the data was made for another model"
     else:
         remedy = f"set model.vocab_size in the --config-file to more than {highest}"
     raise TrainError(
-        f"Step {batch.step + 1} of {store.location.name} holds id {invalid_id}, and the model has {rows} ids: {remedy}."
+        f"Step {batch.step + 1} of {get_data_name(run.store)} holds id {invalid_id}, and the model has {rows} ids: "
+        f"{remedy}."
     )
 
 
@@ -227,9 +213,8 @@ def evaluate_val_loss(run: TrainRun, step: int) -> float | None:
     max_batches = None if eval_batches is None else max(1, eval_batches // len(run.val))
     loss_sums = {name: sum_val_losses(run, loader, max_batches) for name, loader in run.val.items()}
     losses = {name: total / max(1.0, trained) for name, (total, trained) in loss_sums.items()}
-    mean_loss = sum(loss_sum[0] for loss_sum in loss_sums.values()) / max(
-        1.0, sum(loss_sum[1] for loss_sum in loss_sums.values())
-    )
+    all_trained = sum(trained for _, trained in loss_sums.values())
+    mean_loss = sum(total for total, _ in loss_sums.values()) / max(1.0, all_trained)
     if not math.isfinite(mean_loss):
         raise TrainError(describe_divergence(run, step, f"The val loss of step {step} is {mean_loss}"))
     is_mixture = "" not in run.val
@@ -255,33 +240,29 @@ def sum_val_losses(run: TrainRun, val: Loader, max_batches: int | None) -> tuple
 
 
 def log_step(run: TrainRun, batch: Batch, step_metrics: dict[str, float], meter: Meter) -> None:
-    stream = as_stream(run.store) is not None
-    if not (stream or run.log.is_enabled):
+    streamed = run.loader.streamed
+    if not (streamed or run.log.is_enabled):
         return
     metrics = meter.metrics()
-    if stream:
-        spec = run.loader.plan.spec
-        # With a stream each rank knows only its own rows, so tokens are summed over ranks.
-        tokens = int(run.ranks.total(metrics["rank/tokens"])[0])
-        seconds = metrics["rank/seconds"]
-        padding = 1 - tokens / (spec.global_batch_size * spec.seq_len)
-    else:
-        tokens, seconds = int(metrics["perf/tokens"]), metrics["perf/seconds"]
-        padding = 1 - metrics["perf/packing_efficiency"]
+    scope = "rank" if streamed else "perf"
+    tokens, filled = metrics[f"{scope}/tokens"], metrics[f"{scope}/packing_efficiency"]
+    if streamed:
+        # With a stream each rank knows only its own rows.
+        tokens, filled = run.ranks.total(tokens, filled / run.ranks.world_size)
     entry = {
         "step": batch.step + 1,
         **step_metrics,
-        "tokens": tokens,
+        "tokens": int(tokens),
         "trained_share": step_metrics["trained"] / max(tokens, 1),
-        "tokens_per_s": tokens / seconds,
-        "padding": padding,
+        "tokens_per_s": tokens / metrics[f"{scope}/seconds"],
+        "padding": 1 - filled,
         "data_wait": metrics["perf/data_wait_share"],
         "origin": batch.origin,
     }
     for name in ("imbalance", "imbalance_in_order"):
         if f"perf/{name}" in metrics:
             entry[name] = metrics[f"perf/{name}"]
-    sources = run.loader.plan.stores if not stream else ()
+    sources = () if streamed else run.loader.plan.stores
     if len(sources) > 1:
         kinds = ("tokens", "epoch")
         entry["sources"] = {name: {kind: metrics.get(f"data/{name}/{kind}", 0.0) for kind in kinds} for name in sources}
@@ -291,25 +272,24 @@ def log_step(run: TrainRun, batch: Batch, step_metrics: dict[str, float], meter:
 def save_run_checkpoint(run: TrainRun, step: int) -> None:
     if not has_only_finite(run.model, run.optimizer, run.ranks):
         raise TrainError(describe_divergence(run, step, f"Weights are not finite after step {step}"))
-    state = merge_loader_state(run.loader, as_stream(run.store), run.ranks)
+    state = run.loader.state_dict()
+    if isinstance(run.store, Stream):
+        state = run.store.merged(run.ranks.all_gather(state))
     if run.ranks.first:
-        run.folder.save(step, run.model, run.optimizer, dict(state))
+        run.folder.save(step, run.model, run.optimizer, state)
         export_pretrained(run)
     run.ranks.wait()
 
 
-def finish_run(run: TrainRun, edited_state: dict[str, Any] | None, *, is_complete: bool) -> None:
-    """Write the outputs of a run; ``edited_state`` has edits that no checkpoint has."""
+def finish_run(run: TrainRun, *, is_complete: bool) -> None:
     if run.ranks.first:
-        if edited_state is not None:
-            run.folder.save_edits(edited_state)
         if not run.folder.model.is_dir():
             # A kill after the checkpoint, or a user, may have left the folder without a model.
             export_pretrained(run)
         draw_loss_curve(run.folder.log, run.folder.curve, run.loader.origin)
     run.log.print_line(f"Loss curve: {run.folder.curve}")
-    if is_complete and (stream := as_stream(run.store)) is not None:
-        finish = partial(finish_stream_store, stream, run.log.print_line)
+    if is_complete and isinstance(run.store, Stream):
+        finish = partial(finish_stream_store, run.store, run.prepare_command, run.log.print_line)
         run.ranks.run_exclusively(finish if run.ranks.first else None)
 
 
@@ -326,6 +306,11 @@ def export_pretrained(run: TrainRun) -> None:
                 (folder / name).write_text(text, "utf-8")
 
     run.folder.write_model(write)
+
+
+def is_last_step(run: TrainRun, step: int, last: int) -> bool:
+    """Return whether no step follows, as when the sources of a mixture end."""
+    return step >= last or not (run.loader.streamed or run.loader.plan.has_step(step))
 
 
 def is_due(step: int, interval: int) -> bool:
@@ -350,28 +335,35 @@ def start_training(request: TrainRequest, print_line: PrintLine) -> TrainResult:
     """
     folder = RunFolder(request.run_path, prepares=request.data.dataset_config is not None)
     dataset = DatasetConfig.load(request.data.dataset_config) if request.data.dataset_config else None
-    dataset_settings = _get_dataset_settings(request, dataset)
+    dataset_settings: dict[str, Any] = {}
+    if dataset is not None and not request.is_continuation:
+        init = request.model_folder
+        longest = get_max_positions(read_model_config(PretrainedSettings(init))) if init else None
+        dataset_settings = dataset.plan_settings(longest)
     settings = _make_run_settings(request, folder, dataset_settings)
     if not request.resume:
         # The loop checks this again. Here it fails before an input is prepared for hours.
         folder.check_new()
+    model_vocabulary = get_model_vocabulary(settings.model) if request.data.if_missing == "synthetic" else None
     try:
         with (
             join_ranks(request.device) as ranks,
-            open_run_data(request, settings, dataset, folder, ranks, print_line) as data,
+            open_run_data(request, dataset, model_vocabulary, folder, ranks, print_line) as data,
         ):
             log = RunLog(folder.log if ranks.first else None, print_line)
             if dataset is not None:
                 log.print_line(
                     describe_order(dataset, dataset_settings, settings, is_continuation=request.is_continuation)
                 )
-            source: Store | Mixture | DataRequest
-            if isinstance(data, DataRequest):
-                source = data
-            else:
-                generation, open_options = request.data.generation, request.data.open_options
+            source: Store | Mixture | DataRequest = request.data
+            if request.data.stream is None:
                 source = open_source(
-                    data, folder, ranks, resume=request.resume, generation=generation, open_options=open_options
+                    data,
+                    folder,
+                    ranks,
+                    resume=request.resume,
+                    generation=request.data.generation,
+                    open_options=request.data.open_options,
                 )
             given_path, media = data if isinstance(data, Path) else None, request.data.read_media
             run = set_up_run(source, settings, folder, ranks, log, given_path=given_path, media=media)
@@ -380,21 +372,17 @@ def start_training(request: TrainRequest, print_line: PrintLine) -> TrainResult:
         raise KeyboardInterrupt(*_describe_interrupted_run(folder, prepares=dataset is not None)) from error
 
 
-def _get_dataset_settings(request: TrainRequest, dataset: DatasetConfig | None) -> dict[str, Any]:
-    """Return the settings of the data sets' file; a resumed run ignores them."""
-    if dataset is None or request.is_continuation:
-        return {}
-    init = request.model_folder
-    longest = get_max_positions(read_model_config(PretrainedSettings(init))) if init else None
-    return dataset.plan_settings(longest)
-
-
 def _make_run_settings(request: TrainRequest, folder: RunFolder, dataset_settings: Mapping[str, Any]) -> TrainSettings:
     model_options = {"init": request.model_folder, "attn_implementation": request.attn_implementation}
     model_changes = {name: value for name, value in model_options.items() if value is not None}
     changes = {**request.changes, **({"model": model_changes} if model_changes else {})}
     if request.is_continuation:
-        return _read_previous_settings(folder, changes)
+        previous = folder.read_settings()
+        try:
+            make_settings(previous, {})
+        except SettingsError as error:
+            raise folder.make_damaged_error(f"does not hold the settings of a run ({error})") from error
+        return make_settings(previous, changes)
     config_file = request.config_file
     path = "" if config_file is None else str(config_file)
     if config_file is not None:
@@ -412,16 +400,10 @@ def _make_run_settings(request: TrainRequest, folder: RunFolder, dataset_setting
         raise SettingsError(["--attn-implementation: requires --init; the GPT has its own"])
     if isinstance(init_folder, str):
         plain = apply_finetuning_defaults(plain, get_max_positions(read_model_config(PretrainedSettings(init_folder))))
-    return make_settings(merge_settings(plain, nest_order_settings(dataset_settings)), changes, path)
-
-
-def _read_previous_settings(folder: RunFolder, changes: Mapping[str, Any]) -> TrainSettings:
-    previous = folder.read_settings()
-    try:
-        make_settings(previous, {})
-    except SettingsError as error:
-        raise folder.make_damaged_error(f"does not hold the settings of a run ({error})") from error
-    return make_settings(previous, changes)
+    if dataset_settings:
+        order = {name: value for name, value in dataset_settings.items() if name != "seq_len"}
+        plain = merge_settings(plain, {"seq_len": dataset_settings["seq_len"], "order": order})
+    return make_settings(plain, changes, path)
 
 
 def _describe_interrupted_run(folder: RunFolder, *, prepares: bool) -> tuple[str, ...]:
@@ -432,7 +414,7 @@ def _describe_interrupted_run(folder: RunFolder, *, prepares: bool) -> tuple[str
         return (f"Stopped before the run began. Its data in {folder.data} stays; continue with the same command.",)
     newest = folder.find_newest_checkpoint()
     if newest is None:
-        message = "it has no checkpoint yet, so its steps are lost (--save-interval sets how often one is made)"
-        return (f"Stopped the run in {folder.path}; {message}. Start it again with --resume.",)
-    message = f"Stopped the run in {folder.path}; its newest checkpoint is of step {read_checkpoint_step(newest)}. "
-    return (f"{message}Continue with the same command and --resume.",)
+        progress = "it has no checkpoint yet, so its steps are lost (--save-interval sets how often one is made). Start"
+        return (f"Stopped the run in {folder.path}; {progress} it again with --resume.",)
+    progress = f"its newest checkpoint is of step {read_checkpoint_step(newest)}. Continue with the same command and"
+    return (f"Stopped the run in {folder.path}; {progress} --resume.",)

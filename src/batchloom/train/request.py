@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any, NamedTuple, final, get_args
+from typing import Annotated, Any, final, get_args
 
 from batchloom import Mixture
 from batchloom.batches import MediaOptions
@@ -123,30 +123,6 @@ class StoreOptions:
     ] = None
 
 
-class _SourceRequirement(NamedTuple):
-    """Option that applies to some sources of data only.
-
-    Attributes:
-        option: name of the option.
-        value: its value; None if it was not given.
-        sources: sources it applies to, of ``_SOURCES``.
-        quoted: whether the message shows the value.
-        note: end of the message.
-    """
-
-    option: str
-    value: object
-    sources: set[str]
-    quoted: bool = True
-    note: str = ""
-
-    def describe(self) -> str:
-        """Return the problem of the option with another source."""
-        value = f"{self.value} " if self.quoted else ""
-        source_options = [_format_option(name) for name in _SOURCES if name in self.sources]
-        return f"{self.option}: {value}requires {_join_alternatives(source_options)}{self.note}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRequest:
     """Data options of a run; :meth:`problems` lists their errors.
@@ -234,22 +210,23 @@ class DataRequest:
             )
         stream, raw, stores = {"stream"}, {"input_file", "stream"}, {"data", "mixture"}
         own = "; a store has its own"
-        requirements = [
-            _SourceRequirement("--tokenizer", self.tokenizer, raw | {"dataset_config"}, note=own),
-            _SourceRequirement("--processor", self.media.get("processor"), raw, note=own),
-            _SourceRequirement("--follow-links", self.options.follow_links or None, raw, quoted=False),
-            _SourceRequirement("--missing-media", self.missing_media_lists or None, stores, quoted=False),
-            _SourceRequirement("--lanes", self.options.lanes, stream),
-            _SourceRequirement("--stream-workers", self.options.workers, stream),
-            _SourceRequirement("--keep", self.options.keep, stream),
-            _SourceRequirement("--generation", self.generation, {"data"}),
-            _SourceRequirement("--cache, --cache-limit, --verify", self.open_options or None, {"data"}, quoted=False),
+        # Option as the message shows it, whether it was given, the sources that it applies to, end of the message.
+        requirements: list[tuple[str, bool, set[str], str]] = [
+            (f"--tokenizer: {self.tokenizer}", self.tokenizer is not None, raw | {"dataset_config"}, own),
+            (f"--processor: {self.media.get('processor')}", "processor" in self.media, raw, own),
+            ("--follow-links:", self.options.follow_links, raw, ""),
+            ("--missing-media:", bool(self.missing_media_lists), stores, ""),
+            (f"--lanes: {self.options.lanes}", self.options.lanes is not None, stream, ""),
+            (f"--stream-workers: {self.options.workers}", self.options.workers is not None, stream, ""),
+            (f"--keep: {self.options.keep}", self.options.keep is not None, stream, ""),
+            (f"--generation: {self.generation}", self.generation is not None, {"data"}, ""),
+            ("--cache, --cache-limit, --verify:", bool(self.open_options), {"data"}, ""),
         ]
-        problems += [
-            requirement.describe()
-            for requirement in requirements
-            if requirement.value is not None and not sources & requirement.sources
-        ]
+        for option, is_given, allowed, note in requirements:
+            if is_given and not sources & allowed:
+                *others, last = (_format_option(name) for name in _SOURCES if name in allowed)
+                alternatives = f"{', '.join(others)} or {last}" if others else last
+                problems.append(f"{option} requires {alternatives}{note}")
         if self.if_missing not in _MISSING_DATA_POLICIES:
             hint = suggest(str(self.if_missing), _MISSING_DATA_POLICIES)
             problems.append(
@@ -322,12 +299,6 @@ class TrainRequest:
     def is_continuation(self) -> bool:
         """True if the settings are those of the run in the folder."""
         return self.resume and self.config_file is None and self.model_name is None
-
-
-def _join_alternatives(options: list[str]) -> str:
-    """Return ``a``, ``a or b`` or ``a, b or c``."""
-    *others, last = options
-    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _format_option(name: str) -> str:

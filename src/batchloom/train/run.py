@@ -1,9 +1,11 @@
 """Setup of a run: its data, model and folder, checked before the first step."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,10 +20,17 @@ from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
 from batchloom.core.errors import PlanError, StateError, TrainError
 from batchloom.core.settings import to_plain
 from batchloom.core.wording import format_count, format_list
-from batchloom.train.model.model_build import TrainableModel, build_model, check_memory, outline_model
+from batchloom.streaming import Stream
+from batchloom.train.model.model_build import (
+    TrainableModel,
+    build_model,
+    check_memory,
+    explain_memory_errors,
+    outline_model,
+)
 from batchloom.train.model.pretrained import compute_folder_fingerprint
 from batchloom.train.request import DataRequest
-from batchloom.train.run_data import StreamData, announce_stream, as_stream
+from batchloom.train.run_data import format_prepare_command, get_data_name, get_stores, open_stream
 from batchloom.train.run_folder import MAX_LISTED, RunFolder, RunLog, load_checkpoint, read_checkpoint_state
 from batchloom.train.train_settings import (
     MAX_STEPS,
@@ -63,7 +72,7 @@ class TrainRun:
         settings: settings of the run.
         ranks: rank group of this process.
         passes: forward passes of this rank per step.
-        store: train subset; for a mixture the store that has the tokenizer.
+        store: train subset; for a mixture the store that has the tokenizer; or the stream.
         loader: this rank's batches of the train subset.
         val: this rank's batches of the val subset, by source name for a mixture; empty without one.
         model: model with the weights.
@@ -72,12 +81,13 @@ class TrainRun:
         optimizer: AdamW over the weights.
         folder: folder of the run.
         log: log of the run.
+        prepare_command: command that prepares the inputs of a stream; empty for a store.
     """
 
     settings: TrainSettings
     ranks: RankGroup
     passes: int
-    store: Store
+    store: Store | Stream
     loader: Loader
     val: dict[str, Loader]
     model: TrainableModel
@@ -86,6 +96,7 @@ class TrainRun:
     optimizer: torch.optim.Optimizer
     folder: RunFolder
     log: RunLog
+    prepare_command: str
 
 
 def set_up_run(
@@ -117,21 +128,21 @@ def set_up_run(
         TrainError: no step has a target, or the memory cannot suffice.
     """
     passes = compute_accumulation_steps(settings, ranks.world_size)
-    source: Store | Mixture
+    source: Store | Mixture | Stream
+    prepare_command = ""
     if isinstance(data, DataRequest):
-        source = cast("Store", StreamData(data, settings, ranks))
+        source, prepare_command = open_stream(data, settings), format_prepare_command(data)
     else:
         source = open_store(data) if isinstance(data, (Path, str)) else data
         _announce_source(source, data if isinstance(data, Path) else given_path, log)
-    store = _find_tokenizer_store(source) if isinstance(source, Mixture) else source
+    store = _find_tokenizer_store(source)
     outline = outline_model(settings, store, media=_holds_media(source))
     check_memory(settings, outline.parameters, ranks)
     loader = make_loader(source, settings, ranks, settings.steps, media)
-    stream = as_stream(store)
-    if stream is None and not has_targets(loader, settings.steps):
+    if not loader.streamed and not has_targets(loader, settings.steps):
         trained = "a trained token after another" if loader.store.masked else "two tokens"
         raise TrainError(
-            f"None of the first {min(settings.steps, _MAX_CHECKED_STEPS)} steps on {store.location.name} has anything "
+            f"None of the first {min(settings.steps, _MAX_CHECKED_STEPS)} steps on {get_data_name(store)} has anything "
             f"to predict: no sequence of {settings.seq_len} tokens ({settings.order.packing}) holds {trained} of one "
             "document. Prepare longer documents, or raise --seq-len."
         )
@@ -139,32 +150,41 @@ def set_up_run(
     optim = settings.optim
     groups = make_parameter_groups(model, optim.weight_decay)
     optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), fused=True)
-    val = _make_val_loaders(source, settings, ranks, log, media) if stream is None else {}
     return TrainRun(
-        settings, ranks, passes, store, loader, val, model, outline.parameters, learner, optimizer, folder, log
+        settings=settings,
+        ranks=ranks,
+        passes=passes,
+        store=store,
+        loader=loader,
+        val={} if isinstance(source, Stream) else _make_val_loaders(source, settings, ranks, log, media),
+        model=model,
+        parameters=outline.parameters,
+        learner=learner,
+        optimizer=optimizer,
+        folder=folder,
+        log=log,
+        prepare_command=prepare_command,
     )
 
 
-def _holds_media(data: Store | Mixture) -> bool:
+def _holds_media(data: Store | Mixture | Stream) -> bool:
     """Return whether a store was prepared with a processor, or a stream reads media."""
-    if not isinstance(data, Mixture) and (stream := as_stream(data)) is not None:
-        return stream.stream.processor is not None
-    stores = data.stores.values() if isinstance(data, Mixture) else (data,)
-    return any(
-        isinstance(store, Store) and store.manifest is not None and bool(store.manifest.processor) for store in stores
-    )
+    if isinstance(data, Stream):
+        return data.processor is not None
+    return any(store.manifest is not None and bool(store.manifest.processor) for store in get_stores(data).values())
 
 
-def _find_tokenizer_store(mixture: Mixture) -> Store:
-    """Return the first store of a mixture that has a tokenizer."""
-    stores = [store for store in mixture.stores.values() if isinstance(store, Store)]
+def _find_tokenizer_store(data: Store | Mixture | Stream) -> Store | Stream:
+    """Return the first store that has a tokenizer, or the stream."""
+    if isinstance(data, Stream):
+        return data
+    stores = [*get_stores(data).values()]
     return next((store for store in stores if store.vocab_size is not None), stores[0])
 
 
 def _announce_source(source: Store | Mixture, path: Path | None, log: RunLog) -> None:
     """Log the opened data, and mark every later line if it is synthetic."""
-    source_stores = source.stores.values() if isinstance(source, Mixture) else (source,)
-    stores = [store for store in source_stores if isinstance(store, Store)]
+    stores = [*get_stores(source).values()]
     if any(store.contents.synthetic for store in stores):
         log.mark = "  source=synthetic"
     elif log.is_enabled:
@@ -190,60 +210,48 @@ def _make_val_loaders(
     source: Store | Mixture, settings: TrainSettings, ranks: RankGroup, log: RunLog, media: MediaOptions
 ) -> dict[str, Loader]:
     """Return the val loaders by source, and print a note for sources without val."""
-    stores = source.stores if isinstance(source, Mixture) else {"": source}
-    loaders, names_without_val = {}, []
+    stores, loaders = get_stores(source), {}
     for name, store in stores.items():
-        if not isinstance(store, Store):
-            continue
         if "val" not in store.subsets:
-            names_without_val.append(name)
             continue
-        source_note = f" of {name}" if name else ""
-        loader = _make_val_loader(store, settings, ranks, log, source_note, media)
-        if loader is not None:
+        loader = make_loader(store.subset("val"), settings, ranks, None, media)
+        fault = ""
+        try:
+            # Do not use its length: a large subset is counted in the background, and waiting for it would block here.
+            if not has_targets(loader, settings.eval_batches or MAX_STEPS):
+                fault = (
+                    "the evaluated part of the val subset has nothing to predict: no sequence holds two tokens of one "
+                    "document (raise --eval-batches, or prepare with more --val-fraction)"
+                )
+        except PlanError as error:
+            fault = str(error)
+        if fault:
+            log.print_line(f"val    none{f' of {name}' if name else ''}: {fault}")
+        else:
             loaders[name] = loader
+    names_without_val = [name for name, store in stores.items() if "val" not in store.subsets]
     if names_without_val:
         source_note = f" of {format_list(names_without_val, MAX_LISTED)}" if isinstance(source, Mixture) else ""
         log.print_line(f"val    none{source_note}: the data has no val subset (prepare makes one with --val-fraction)")
     return loaders
 
 
-def _make_val_loader(
-    store: Store, settings: TrainSettings, ranks: RankGroup, log: RunLog, source_note: str, media: MediaOptions
-) -> Loader | None:
-    """Return the val loader of a store; None, with a printed note, without targets."""
-    loader = make_loader(store.subset("val"), settings, ranks, None, media)
-    # Do not use its length: a large subset is counted in the background, and waiting for it would block here.
-    try:
-        has_val_targets = has_targets(loader, settings.eval_batches or MAX_STEPS)
-    except PlanError as error:
-        log.print_line(f"val    none{source_note}: {error}")
-        return None
-    if not has_val_targets:
-        log.print_line(
-            f"val    none{source_note}: the evaluated part of the val subset has nothing to predict: no sequence "
-            "holds two tokens of one document (raise --eval-batches, or prepare with more --val-fraction)"
-        )
-        return None
-    return loader
-
-
 def make_loader(
-    data: Store | Mixture,
+    data: Store | Mixture | Stream,
     settings: TrainSettings,
     ranks: RankGroup,
     steps: int | None,
     media: MediaOptions = DEFAULT_MEDIA_SPEC,
 ) -> Loader:
     """Return this rank's loader for ``steps`` steps, or for one pass over the store."""
-    store = _find_tokenizer_store(data) if isinstance(data, Mixture) else data
     augment: dict[str, Any] | None = None
     if settings.order.noise_prob is not None and steps is not None:
         # Without a tokenizer the vocabulary size is that of the model.
-        vocab_size = getattr(settings.model, "vocab_size", None) if store.vocab_size is None else None
+        has_vocabulary = _find_tokenizer_store(data).vocab_size is not None
+        vocab_size = None if has_vocabulary else getattr(settings.model, "vocab_size", None)
         augment = {"noise_prob": settings.order.noise_prob, "vocab_size": vocab_size}
-    if (stream := as_stream(store)) is not None:
-        return stream.loader(augment)
+    if isinstance(data, Stream):
+        return Loader(data, rank=ranks.rank, world_size=ranks.world_size, augment=augment, device=ranks.device)
     return Loader(
         data,
         seq_len=settings.seq_len,
@@ -264,7 +272,23 @@ def make_loader(
     )
 
 
-def open_run_folder(run: TrainRun, *, resume: bool) -> int:
+@contextmanager
+def hold_run_folder(run: TrainRun, *, resume: bool) -> Iterator[int]:
+    """Lock and open the run's folder; yield the steps done.
+
+    A new run that fails before its first step leaves nothing behind.
+    """
+    with run.folder.lock() if run.ranks.first else nullcontext(), explain_memory_errors(run.settings, run.parameters):
+        start_step = _open_run_folder(run, resume=resume)
+        try:
+            yield start_step
+        except Exception:
+            if run.ranks.first and not resume:
+                run.folder.withdraw()
+            raise
+
+
+def _open_run_folder(run: TrainRun, *, resume: bool) -> int:
     """Create the run's folder, or resume its newest checkpoint; return the steps done."""
     folder, log = run.folder, run.log
     run_description = {"data": _describe_run(run), **to_plain(run.settings)}
@@ -273,10 +297,15 @@ def open_run_folder(run: TrainRun, *, resume: bool) -> int:
     changes: list[str] = []
     done = 0
     if resume:
-        if (stream := as_stream(run.store)) is not None and (newest := folder.find_newest_checkpoint()) is not None:
-            stream.stream.check_state_stream(read_checkpoint_state(newest)[1])
+        newest = folder.find_newest_checkpoint()
+        if newest is not None and isinstance(run.store, Stream):
+            run.store.check_state_stream(read_checkpoint_state(newest)[1])
         changes = _list_allowed_changes(folder.read(), run_description)
-        done = _resume_run(run)
+        if newest is not None:
+            done, state = load_checkpoint(newest, run.model, run.optimizer)
+            run.loader.load_state_dict(state)
+            if not run.loader.streamed:
+                check_edited_plan(run, run.loader.plan)
     else:
         folder.check_new()
     # The exchange also ensures that every rank has checked the folder before the first rank writes.
@@ -306,31 +335,17 @@ def _describe_run(run: TrainRun) -> dict[str, Any]:
     return {
         "mixture": plan.identity["mixture"],
         "sources": plan.identity["sources"],
-        "places": {
-            name: _describe_store_location(store)
-            for name, store in plan.orders.data.stores.items()
-            if isinstance(store, Store)
-        },
+        "places": {name: _describe_store_location(store) for name, store in get_stores(plan.orders.data).items()},
     }
 
 
-def _describe_store_location(store: Store) -> dict[str, Any]:
+def _describe_store_location(store: Store | Stream) -> dict[str, Any]:
+    if isinstance(store, Stream):
+        return {"name": Path(get_data_name(store)).name}
     location: dict[str, Any] = {"name": store.path.name}
     if (store.location.generation or 1) > 1:
         location["generation"] = store.location.generation
     return location
-
-
-def _resume_run(run: TrainRun) -> int:
-    """Load a run from its newest checkpoint; return the steps done, 0 without one."""
-    newest = run.folder.find_newest_checkpoint()
-    if newest is None:
-        return 0
-    done, state = load_checkpoint(newest, run.model, run.optimizer)
-    run.loader.load_state_dict(state)
-    if not run.loader.streamed:
-        check_edited_plan(run, run.loader.plan)
-    return done
 
 
 def check_edited_plan(run: TrainRun, plan: Plan) -> None:
@@ -364,18 +379,20 @@ def _list_allowed_changes(previous_description: dict[str, Any], run_description:
 def _announce_run(run: TrainRun, done: int) -> None:
     settings, ranks, print_line = run.settings, run.ranks, run.log.print_line
     rows = settings.batch_size or compute_rank_rows(settings, ranks.world_size)
-    stream = as_stream(run.store)
     plan = run.loader.plan
-    is_mixture = stream is None and isinstance(plan.orders.data, Mixture)
+    is_single_store = not run.loader.streamed and not isinstance(plan.orders.data, Mixture)
     # A plan of many pools is counted in the background, so its counts are not used here.
-    is_counted = stream is None and not is_mixture and (plan.orders.is_counted or plan.orders.pools.count == 1)
+    is_counted = is_single_store and (plan.orders.is_counted or plan.orders.pools.count == 1)
     sequences = plan.orders.sequences_per_epoch if is_counted else 0
     trained_sequences = settings.steps * settings.global_batch_size
     epochs = f", {trained_sequences / sequences:.2f} epochs" if sequences else ""
-    if stream is not None:
-        announce_stream(stream, run.loader, print_line)
+    if isinstance(run.store, Stream):
+        print_line(f"data   {run.loader.origin}: {run.store!r}, tokenizer {run.store.tokenizer.name}")
+        print_line("val    none: a stream has no val subset; its share of the documents is not trained on")
+        if run.store.keeping is not None:
+            print_line(f"keep   the inputs are written to the store {run.store.keeping.out}")
     else:
-        _announce_store(run)
+        _announce_store(run, run.store)
     print_line(f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, {run.parameters:,} parameters")
     print_line(
         f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens "
@@ -391,12 +408,11 @@ def _count_trained_tokens(loader: Loader) -> int:
     return store.contents.trained_tokens if isinstance(store, Store) else store.trained_tokens
 
 
-def _announce_store(run: TrainRun) -> None:
-    print_line = run.log.print_line
-    store, plan = run.loader.store, run.loader.plan
-    share_trained = _count_trained_tokens(run.loader) / max(store.tokens, 1)
-    trained = f", {share_trained:.1%} of them trained" if store.masked else ""
-    print_line(f"data   {run.loader.origin}: {len(store):,} documents, {store.tokens:,} tokens{trained}")
+def _announce_store(run: TrainRun, store: Store) -> None:
+    print_line, plan, data = run.log.print_line, run.loader.plan, run.loader.store
+    share_trained = _count_trained_tokens(run.loader) / max(data.tokens, 1)
+    trained = f", {share_trained:.1%} of them trained" if data.masked else ""
+    print_line(f"data   {run.loader.origin}: {len(data):,} documents, {data.tokens:,} tokens{trained}")
     for line in describe_mixture(plan, run.settings.steps):
         print_line(line)
     if run.settings.order.noise_prob:
@@ -404,8 +420,8 @@ def _announce_store(run: TrainRun) -> None:
             f"data   {run.settings.order.noise_prob:.1%} of the trained input tokens are replaced by random tokens "
             "(noise_prob); labels are unchanged"
         )
-    if run.store.contents.weights and not isinstance(plan.orders.data, Mixture):
-        weights = format_list([f"{name} {weight:g}" for name, weight in run.store.contents.weights], MAX_LISTED)
+    if store.contents.weights and not isinstance(plan.orders.data, Mixture):
+        weights = format_list([f"{name} {weight:g}" for name, weight in store.contents.weights], MAX_LISTED)
         print_line(
             f"data   the weights recorded in the store ({weights}) are not applied: documents of one store are "
             "drawn in proportion to their tokens (--mixture weights whole stores)"
@@ -446,8 +462,10 @@ def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
             plan.names[source]: count / segment.schedule.period
             for source, count in zip(segment.sources.tolist(), segment.schedule.counts, strict=True)
         }
+        largest = sorted(shares, key=lambda name: (-shares[name], name))
+        share_list = format_list([f"{name} {shares[name]:.2%}" for name in largest], MAX_LISTED)
         since = f", after {_format_steps(plan, segment.position)}" if number else ""
-        lines.append(f"mix    {_format_shares(shares)} of the sequences{since}")
+        lines.append(f"mix    {share_list} of the sequences{since}")
     if len(segments) > MAX_LISTED:
         lines.append(f"mix    {len(segments) - MAX_LISTED:,} later changes of the shares are not shown")
     if not is_exhaustion_known:
@@ -470,8 +488,3 @@ def _list_mixture_lines(plan: Plan, exhausted: str, steps: int) -> list[str]:
 
 def _format_steps(plan: Plan, position: int) -> str:
     return format_count(plan.orders.run_layout.steps_until(position), "step")
-
-
-def _format_shares(shares: dict[str, float]) -> str:
-    largest = sorted(shares, key=lambda name: (-shares[name], name))
-    return format_list([f"{name} {shares[name]:.2%}" for name in largest], MAX_LISTED)

@@ -10,28 +10,23 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from types import FrameType, MappingProxyType
-from typing import Any, final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 import batchloom
-from batchloom import DatasetConfig, Loader, Mixture, Store, open_store, stream
+from batchloom import DatasetConfig, Mixture, Store, open_store, stream
 from batchloom.adapters.rank_group import RankGroup
 from batchloom.core.addresses import is_url
-from batchloom.core.errors import InputError, InputMissingError, StateError, StoreMissingError, TrainError
+from batchloom.core.errors import InputError, InputMissingError, StoreMissingError, TrainError
 from batchloom.core.files import describe_missing_path, refuse_url
 from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, SyntheticSpec
-from batchloom.train.model.pretrained import read_model_config
+from batchloom.streaming import Stream
 from batchloom.train.request import DataRequest, TrainRequest
 from batchloom.train.run_folder import PrintLine, RunFolder
-from batchloom.train.train_settings import PretrainedSettings, TrainSettings
+from batchloom.train.train_settings import TrainSettings
 
 _LOG = logging.getLogger("batchloom")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of random name and mode 0700 is made in it
@@ -49,48 +44,36 @@ _OVERLONG_RESULTS = {"drop": "left out", "split": "cut", "truncate": "cut short"
 @contextmanager
 def open_run_data(
     request: TrainRequest,
-    settings: TrainSettings,
     dataset: DatasetConfig | None,
+    model_vocabulary: int | None,
     folder: RunFolder,
     ranks: RankGroup,
     print_line: PrintLine,
-) -> Iterator[Path | str | Mixture | DataRequest]:
-    """Yield the data that a request names, in the form :func:`set_up_run` takes."""
+) -> Iterator[Path | str | Mixture]:
+    """Yield the data that a request names, prepared if needed; unused for a stream."""
     data = request.data
-    if data.stream is not None:
-        yield data
-    elif data.mixture is not None:
+    if data.mixture is not None:
         yield data.mixture
     elif dataset is not None:
-        _prepare_dataset_store(dataset, folder.data, _choose_tokenizer(dataset, request), ranks, print_line)
+        tokenizer = data.tokenizer or dataset.tokenizer
+        if tokenizer is None and request.init is not None and (request.init / "tokenizer.json").is_file():
+            tokenizer = str(request.init)
+
+        def prepare() -> None:
+            result = batchloom.prepare(dataset, out=folder.data, tokenizer=tokenizer)
+            state = "is prepared already" if result.already_done else "was prepared"
+            print_line(f"input  {dataset.location.file} {state} in {folder.data}, by tokenizer {result.tokenizer}")
+
+        ranks.run_exclusively(prepare if ranks.first else None)
         yield folder.data
     elif data.if_missing == "synthetic" and _is_data_missing(data, ranks):
-        vocabulary = _get_model_vocabulary(settings) or SyntheticSpec().vocab
+        vocabulary = model_vocabulary or SyntheticSpec().vocab
         yield Path(SyntheticSpec(name=DISTRIBUTED_DUMMY, vocab=vocabulary).spec_string)
     elif data.input_file is not None:
         with _prepare_temporary_store(data.input_file, data, ranks, print_line) as store:
             yield store
     else:
         yield data.data or Path()
-
-
-def _prepare_dataset_store(
-    config: DatasetConfig, folder: Path, tokenizer: str | None, ranks: RankGroup, print_line: PrintLine
-) -> None:
-    def prepare() -> None:
-        result = batchloom.prepare(config, out=folder, tokenizer=tokenizer)
-        state = "is prepared already" if result.already_done else "was prepared"
-        print_line(f"input  {config.location.file} {state} in {folder}, by tokenizer {result.tokenizer}")
-
-    ranks.run_exclusively(prepare if ranks.first else None)
-
-
-def _choose_tokenizer(config: DatasetConfig, request: TrainRequest) -> str | None:
-    """Return the requested tokenizer, else the file's, else the pretrained model's."""
-    init = request.init
-    if request.data.tokenizer is not None or config.tokenizer is not None:
-        return request.data.tokenizer or config.tokenizer
-    return str(init) if init is not None and (init / "tokenizer.json").is_file() else None
 
 
 def describe_order(
@@ -172,14 +155,6 @@ def _describe_missing_input(inputs: Path) -> str:
     return f"--input-file: {describe_missing_path(str(inputs), 'name a file or folder that exists')}"
 
 
-def _get_model_vocabulary(settings: TrainSettings) -> int | None:
-    """Return the model's vocabulary size; None if it adapts to any."""
-    if not isinstance(settings.model, PretrainedSettings):
-        return settings.model.vocab_size
-    vocab_size = getattr(read_model_config(settings.model), "vocab_size", None)
-    return vocab_size if isinstance(vocab_size, int) else None
-
-
 @contextmanager
 def _prepare_temporary_store(
     inputs: Path, data: DataRequest, ranks: RankGroup, print_line: PrintLine
@@ -247,227 +222,110 @@ def open_source(
     generation: int | None = None,
     open_options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Store | Mixture:
-    """Open the data of a run; on ``resume`` at the generations it was started on."""
-    if isinstance(data, Mixture):
-        return _open_mixture_generations(data, folder, ranks) if resume else data
-    if resume and generation is None:
-        generation = _find_initial_generation(data, folder, ranks, open_options)
-    return open_store(data, generation=generation, **open_options)
+    """Open the data of a run; on ``resume`` at the generations it was started on.
 
-
-def _find_initial_generation(
-    data: Path | str, folder: RunFolder, ranks: RankGroup, open_options: Mapping[str, Any]
-) -> int | None:
-    """Return the store generation a run was started on; None for the newest."""
-    recorded_data = folder.read().get("data")
-    newest = open_store(data, **open_options)
-    if not isinstance(recorded_data, dict) or newest.manifest is None or newest.location.generation is None:
-        return None
-    recorded_fingerprint = recorded_data.get("fingerprint")
-    number = recorded_data.get("generation")
-    fingerprints_by_generation = {entry.number: entry.fingerprints for entry in newest.manifest.all_history}
-    if (
-        not isinstance(number, int)
-        or fingerprints_by_generation.get(number, {}).get(newest.split) != recorded_fingerprint
-    ):
-        # The run predates generations, or was started on another copy, so search by fingerprint.
-        number = newest.contents.find_generation(str(recorded_fingerprint))
-    if number is None or number == newest.location.generation:
-        return None
-    # Reading the manifest raises GenerationError for a compacted generation before anything is built.
-    newest.reader.read_manifest(number)
-    _log_generation(number, newest, newest.location.name if newest.location.is_remote else data, ranks)
-    return number
-
-
-def _open_mixture_generations(mixture: Mixture, folder: RunFolder, ranks: RankGroup) -> Mixture:
-    """Open each store of a mixture at the generation the run was started on.
-
-    A generation that is not the given one is logged; one that was compacted away raises GenerationError.
+    GenerationError is raised for a generation that was compacted away.
     """
-    recorded_data = folder.read().get("data")
-    sources: Any = recorded_data.get("sources") if isinstance(recorded_data, dict) else None
-    stores = dict(mixture.stores)
-    for name, store in mixture.stores.items():
-        recorded_source = sources.get(name) if isinstance(sources, dict) else None
-        if not isinstance(recorded_source, dict) or not isinstance(store, Store):
-            continue
-        recorded_fingerprint = str(recorded_source.get("store"))
-        number = (
-            None if recorded_fingerprint == store.fingerprint else store.contents.find_generation(recorded_fingerprint)
+    source = data if isinstance(data, Mixture) else open_store(data, generation=generation, **open_options)
+    recorded = folder.read().get("data") if resume else None
+    if not isinstance(recorded, dict):
+        return source
+    if isinstance(source, Store):
+        if generation is not None:
+            return source
+        name = source.location.name if source.location.is_remote else data
+        return _open_generation(source, recorded.get("fingerprint"), recorded.get("generation"), name, ranks)
+    sources, places = recorded.get("sources", {}), recorded.get("places", {})
+    stores = {
+        name: _open_generation(
+            store, sources[name].get("store"), places.get(name, {}).get("generation"), store.location.name, ranks
         )
-        if number is None or number == store.location.generation:
-            continue
-        open_options = {**store.location.options, "generation": number}
-        stores[name] = open_store(store.location.address, store.split, **open_options)
-        _log_generation(number, store, store.location.name, ranks)
-    return replace(mixture, stores=stores)
+        for name, store in get_stores(source).items()
+        if name in sources
+    }
+    return replace(source, stores={**source.stores, **stores})
 
 
-def _log_generation(number: int, newest: Store, name: Path | str, ranks: RankGroup) -> None:
+def _open_generation(store: Store, fingerprint: object, number: Any, name: object, ranks: RankGroup) -> Store:
+    """Open the generation of a store that a run recorded; log one that is not open."""
+    newest = store.location.generation
+    if store.manifest is None or newest is None:
+        return store
+    fingerprints = {entry.number: entry.fingerprints.get(store.split) for entry in store.manifest.all_history}
+    if fingerprints.get(number) != fingerprint:
+        # The run predates generations, or was started on another copy, so search by fingerprint.
+        number = store.contents.find_generation(str(fingerprint))
+    if number is None or number == newest:
+        return store
+    older = open_store(store.location.address, store.split, **{**store.location.options, "generation": number})
     if ranks.first:
         _LOG.info(
-            "The run was started on generation %d of %s and continues with it; the newest is %d.",
-            number,
-            name,
-            newest.location.generation,
+            "The run was started on generation %d of %s and continues with it; the newest is %d.", number, name, newest
         )
+    return older
 
 
-@dataclass(frozen=True, slots=True)
-class _StreamLocation:
-    """Members of a store's ``location`` that a run uses."""
-
-    name: str
-    is_remote: bool = False
-    on_disk: bool = True
-    generation: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _StreamContents:
-    """Members of a store's ``contents`` that a run uses."""
-
-    weights: tuple[tuple[str, float], ...] = ()
-    synthetic: bool = False
-    removed: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-
-
-@dataclass(frozen=True, slots=True)
-class _StreamLengths:
-    """Lengths of the documents of a stream's first batch, uint32."""
-
-    values: NDArray[np.uint32]
-
-    def slice(self, start: int, stop: int) -> NDArray[np.uint32]:
-        return self.values[start:stop]
+def open_stream(request: DataRequest, settings: TrainSettings) -> Stream:
+    order, options = settings.order, request.options
+    return stream(
+        list(request.stream or ()),
+        tokenizer=request.tokenizer,
+        media=request.media or None,
+        follow_links=options.follow_links,
+        seq_len=settings.seq_len,
+        global_batch_size=settings.global_batch_size,
+        steps=settings.steps,
+        packing=order.packing,
+        overlong=order.overlong,
+        shuffle=order.shuffle,
+        seed=settings.seed,
+        lanes=options.lanes,
+        workers="auto" if options.workers is None else options.workers,
+        keep=options.keep,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _StreamDocument:
-    ids: NDArray[np.int64]
+def get_stores(data: Store | Mixture) -> dict[str, Store]:
+    """Return the stores by the names of their sources; a single store has no name."""
+    stores = data.stores if isinstance(data, Mixture) else {"": data}
+    return {name: store for name, store in stores.items() if isinstance(store, Store)}
 
 
-@final
-class StreamData:
-    """Stream with the interface of a store that a run uses.
-
-    Attributes:
-        stream: the stream.
-        request: the request it was opened with.
-        inputs: its files, folders, globs and URLs.
-        path: path of the first input.
-    """
-
-    split, subsets, masked = "train", (), False
-    # The run reads a truthy manifest as a known tokenizer, which a stream always has.
-    manifest = True
-
-    def __init__(self, request: DataRequest, settings: TrainSettings, ranks: RankGroup) -> None:
-        order, options, self.inputs = settings.order, request.options, request.stream or ()
-        self.stream = stream(
-            list(self.inputs),
-            tokenizer=request.tokenizer,
-            media=request.media or None,
-            follow_links=options.follow_links,
-            seq_len=settings.seq_len,
-            global_batch_size=settings.global_batch_size,
-            steps=settings.steps,
-            packing=order.packing,
-            overlong=order.overlong,
-            shuffle=order.shuffle,
-            seed=settings.seed,
-            lanes=options.lanes,
-            workers="auto" if options.workers is None else options.workers,
-            keep=options.keep,
-        )
-        self.request = request
-        self.path, self._ranks = Path(self.inputs[0]), ranks
-        self.location, self.contents = _StreamLocation(self.inputs[0]), _StreamContents()
-        self.fingerprint = self.stream.fingerprint
-        self.tokenizer = self.stream.tokenizer
-        self.vocab_size, self.end_id = self.tokenizer.vocab_size, self.tokenizer.end_id
-
-    def loader(self, augment: dict[str, Any] | None) -> Loader:
-        """Return this rank's loader."""
-        ranks = self._ranks
-        return Loader(self.stream, rank=ranks.rank, world_size=ranks.world_size, augment=augment, device=ranks.device)
-
-    @cached_property
-    def _documents(self) -> list[NDArray[np.int64]]:
-        """Documents or parts of documents in this rank's first batch."""
-        ranks = self._ranks.rank, self._ranks.world_size
-        loader = Loader(self.stream, rank=ranks[0], world_size=ranks[1], output="numpy", form="varlen", prefetch=0)
-        batches = iter(loader)
-        batch = next(batches)
-        batches.close()  # type: ignore[attr-defined]  # a generator
-        ids, bounds = batch["input_ids"][0], batch["cu_seq_lens_q"]
-        return [ids[a:b] for a, b in pairwise(bounds.tolist())]
-
-    def __len__(self) -> int:
-        return len(self._documents)
-
-    @property
-    def lengths(self) -> _StreamLengths:
-        """Lengths of the documents."""
-        return _StreamLengths(np.array([len(span) for span in self._documents], np.uint32))
-
-    def __getitem__(self, number: int) -> _StreamDocument:
-        return _StreamDocument(self._documents[number])
+def get_data_name(data: Store | Stream) -> str:
+    """Return the name of a store or of the first input of a stream, for messages."""
+    return data.location.name if isinstance(data, Store) else data.recipe.inputs[0]
 
 
-def as_stream(store: Store) -> StreamData | None:
-    """Return the stream behind a run's data; None if it is a store."""
-    data: object = store
-    return data if isinstance(data, StreamData) else None
+def has_tokenizer(data: Store | Stream) -> bool:
+    """Return whether the data names its tokenizer."""
+    return isinstance(data, Stream) or data.manifest is not None
 
 
-def merge_loader_state(loader: Loader, data: StreamData | None, ranks: RankGroup) -> Mapping[str, Any]:
-    """Return the loader state of all ranks."""
-    rank_state = loader.state_dict()
-    if data is None or ranks.world_size == 1:
-        return rank_state
-    rank_states = ranks.all_gather(rank_state)
-    if len({state["position"] for state in rank_states}) > 1:
-        raise StateError("The ranks are at different steps of the stream.")
-    return data.stream.merged(rank_states)
-
-
-def announce_stream(data: StreamData, loader: Loader, print_line: PrintLine) -> None:
-    raw_stream = data.stream
-    print_line(f"data   {loader.origin}: {raw_stream!r}, tokenizer {data.tokenizer.name}")
-    print_line("val    none: a stream has no val subset; its share of the documents is not trained on")
-    if raw_stream.keeping is not None:
-        print_line(f"keep   the inputs are written to the store {raw_stream.keeping.out}")
-
-
-def finish_stream_store(data: StreamData, print_line: PrintLine) -> None:
+def finish_stream_store(data: Stream, prepare_command: str, print_line: PrintLine) -> None:
     """Finish the store if all inputs were written to it; else print how to."""
-    keeping, abandoned_folder = data.stream.keeping, data.stream.abandoned
-    if abandoned_folder is not None:
+    if data.abandoned is not None:
         print_line(
-            f"keep   {abandoned_folder} is unfinished, and nothing was written to it since --resume; finish it with: "
-            f"{_make_finish_command(data, abandoned_folder)}"
+            f"keep   {data.abandoned} is unfinished, and nothing was written to it since --resume; finish it with: "
+            f"{prepare_command} --out {quote(str(data.abandoned))}"
         )
-    if keeping is None or keeping.finished:
+    if data.keeping is None or data.keeping.finished:
         return
-    cached_units, units = data.stream.count_cached_units()
+    out = data.keeping.out
+    cached_units, units = data.count_cached_units()
     if cached_units < units:
         print_line(
-            f"keep   {cached_units:,} of {units:,} units of the input are in {keeping.out}; add the others with: "
-            f"{_make_finish_command(data, keeping.out)}"
+            f"keep   {cached_units:,} of {units:,} units of the input are in {out}; add the others with: "
+            f"{prepare_command} --out {quote(str(out))}"
         )
         return
-    data.stream.finish(workers=1)
-    print_line(f"keep   {keeping.out} is the store of the inputs")
+    data.finish(workers=1)
+    print_line(f"keep   {out} is the store of the inputs")
 
 
-def _make_finish_command(data: StreamData, out: Path) -> str:
-    request = data.request
-    inputs = " ".join(map(quote, data.inputs))
-    option_values = {"tokenizer": request.tokenizer, **request.media}
-    options = [
-        f" --{name.replace('_', '-')} {quote(value)}" for name, value in option_values.items() if value is not None
-    ]
-    options += [" --follow-links"] if request.options.follow_links else []
-    return f"batchloom prepare {inputs}{''.join(options)} --dedup none --no-balance-subsets --out {quote(str(out))}"
+def format_prepare_command(request: DataRequest) -> str:
+    """Return the command that prepares the inputs of a stream, without ``--out``."""
+    words = ["batchloom", "prepare", *(request.stream or ())]
+    for name, value in {"tokenizer": request.tokenizer, **request.media}.items():
+        words += [f"--{name.replace('_', '-')}", value] if value is not None else []
+    words += ["--follow-links"] if request.options.follow_links else []
+    return join([*words, "--dedup", "none", "--no-balance-subsets"])

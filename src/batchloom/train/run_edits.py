@@ -13,14 +13,13 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
-from batchloom import Edit, Mixture
+from batchloom import Edit, Loader, Mixture
 from batchloom.adapters.rank_group import join_ranks
 from batchloom.core.errors import (
     BatchloomError,
     InputMissingError,
-    OutputError,
     PlanError,
     SettingsError,
     StateError,
@@ -40,7 +39,7 @@ from batchloom.train.run_folder import (
     check_journal,
     is_checkpoint,
     read_checkpoint_state,
-    read_checkpoint_step,
+    wrap_write_errors,
     write_json,
     write_state,
 )
@@ -51,8 +50,24 @@ _REQUEST_NAME = re.compile(r"(\d{6,})-\w{8}\.json")
 _JOURNAL_KEYS = ("added", "fingerprint")
 _POLL_SECONDS = 0.1
 
-# (path of the request file, its content)
-EditRequest = tuple[Path, dict[str, Any]]
+
+class EditRequest(NamedTuple):
+    """Request file and its content: the edit, its answer, or the fault of the file."""
+
+    path: Path
+    content: dict[str, Any]
+
+    @property
+    def edit(self) -> dict[str, Any]:
+        """Fields of the edit; an applied request has them in the form of the journal."""
+        if "edit" in self.content:
+            return dict(self.content["edit"])
+        return {name: value for name, value in self.content["taken"].items() if name not in _JOURNAL_KEYS}
+
+    @property
+    def applied_fingerprint(self) -> str:
+        """Fingerprint of the plan after the edit was applied, else ""."""
+        return str(self.content["taken"].get("fingerprint")) if "taken" in self.content else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +146,7 @@ def edit_run(
         SettingsError: fields of the edit are invalid; lists each problem.
         OutputError: the checkpoint cannot be written.
     """
-    folder, is_single_checkpoint = find_run(run_path), is_checkpoint(run_path)
-    if dry_run:
-        if folder.is_locked():
-            print_line(f"{folder.path} is in use: changes since its newest checkpoint are not included.")
-        else:
-            _check_no_pending_edits(folder, run_path)
-        return _edit_checkpoint(run_path, folder, data, edit, generation, print_line, write=False)
+    folder = find_run(run_path)
     with ExitStack() as lock_stack:
 
         def acquire_lock() -> bool:
@@ -148,8 +157,11 @@ def edit_run(
                 return False
             return True
 
-        if not acquire_lock():
-            if is_single_checkpoint:
+        if dry_run and folder.is_locked():
+            print_line(f"{folder.path} is in use: changes since its newest checkpoint are not included.")
+            return _edit_checkpoint(run_path, folder, data, edit, generation, print_line, write=False)
+        if not dry_run and not acquire_lock():
+            if is_checkpoint(run_path):
                 raise TrainError(
                     f"{folder.path} is in use by {folder.read_holder()}, which writes and deletes checkpoints. Give "
                     "the folder of the run: the edit is sent to it."
@@ -157,11 +169,10 @@ def edit_run(
             print_line(f"{folder.path} is in use by {folder.read_holder()}: the edit is sent to it.")
             answer = submit_edit(folder.edits, edit, patience, acquire_lock)
             if answer is not None:
-                mixture_before, mixture_after = answer["before"], answer["after"]
-                return EditResult(None, answer["number"], answer["taken"], mixture_before, mixture_after)
+                return EditResult(None, answer["number"], answer["taken"], answer["before"], answer["after"])
             print_line("The run ended in the meantime.")
         _check_no_pending_edits(folder, run_path)
-        return _edit_checkpoint(run_path, folder, data, edit, generation, print_line, write=True)
+        return _edit_checkpoint(run_path, folder, data, edit, generation, print_line, write=not dry_run)
 
 
 def _edit_checkpoint(
@@ -197,21 +208,23 @@ def _edit_checkpoint(
             f"The run has {format_count(settings.steps, 'step')} so far: the edit applies once --max-iters extends "
             "it, and no earlier edit is possible after it."
         )
-    steps = max(settings.steps, edit.step + 1)
-    mixture_before = describe_mixture(loader.plan, steps)
-    loader.edit(edit)
+    before, after = _edit_loader(loader, edit, settings.steps)
     if edit.global_batch_size is not None:
         compute_accumulation_steps(replace(settings, global_batch_size=edit.global_batch_size), 1)
-    journal, mixture_after = loader.plan.journal, describe_mixture(loader.plan, steps)
+    journal = loader.plan.journal
     check_journal(journal)
     if write:
-        try:
-            write_state(checkpoint, read_checkpoint_step(checkpoint), loader.state_dict(), checksums)
-        except OSError as error:
-            raise OutputError(
-                f"{checkpoint} cannot be written: {error.strerror}. Nothing was changed. Make room, or fix the folder."
-            ) from error
-    return EditResult(checkpoint, len(journal), journal[-1], mixture_before, mixture_after)
+        with wrap_write_errors(checkpoint, "Nothing was changed. Make room, or fix the folder."):
+            write_state(checkpoint, step, loader.state_dict(), checksums)
+    return EditResult(checkpoint, len(journal), journal[-1], before, after)
+
+
+def _edit_loader(loader: Loader, edit: Edit, steps: int) -> tuple[list[str], list[str]]:
+    """Apply an edit; return the shares and exhaustion before and after it."""
+    steps = max(steps, edit.step + 1)
+    before = describe_mixture(loader.plan, steps)
+    loader.edit(edit)
+    return before, describe_mixture(loader.plan, steps)
 
 
 def _check_no_pending_edits(folder: RunFolder, run_path: Path) -> None:
@@ -229,7 +242,7 @@ def _check_no_pending_edits(folder: RunFolder, run_path: Path) -> None:
     pending_requests = list_pending_requests(folder.edits, journal)
     if pending_requests:
         raise StateError(
-            f"The run received the edit in {pending_requests[0][0]} while it trained, and ended before a checkpoint "
+            f"The run received the edit in {pending_requests[0].path} while it trained, and ended before a checkpoint "
             "stored it. That edit must be applied first: continue with batchloom train --resume and edit the run "
             "then, or delete that file."
         )
@@ -285,14 +298,14 @@ def submit_edit(folder: Path, edit: Edit, patience: float, ended: Callable[[], b
 def _write_request(folder: Path, edit: Edit) -> Path:
     plain = to_plain(edit)
     check_journal([plain])
-    for path, request in list_pending_requests(folder, ()):
-        if request.get("edit") == plain and "taken" not in request:
+    for path, content in list_pending_requests(folder, ()):
+        if content.get("edit") == plain and "taken" not in content:
             raise StateError(
                 f"The same edit is already pending in {path}. Wait for the answer there, or delete the file."
             )
     names = _list_request_names(folder)
     number = 1 + (int(names[-1].split("-")[0]) if names else 0)
-    try:
+    with wrap_write_errors(folder, "The run did not receive the edit. Make room, or fix the folder."):
         folder.mkdir(exist_ok=True)
         # The temporary file reserves a unique name, even if two processes submit at once or one request is
         # deleted.
@@ -300,11 +313,6 @@ def _write_request(folder: Path, edit: Edit) -> Path:
             path = Path(f"{name.name}.json")
             write_json(path, {"edit": plain})
         sync_path(folder)
-    except OSError as error:
-        raise OutputError(
-            f"{folder} cannot be written: {error.strerror}. The run did not receive the edit. Make room, or fix the "
-            "folder."
-        ) from error
     return path
 
 
@@ -329,14 +337,14 @@ class EditInbox:
         journal = set() if run.loader.streamed else {entry["fingerprint"] for entry in plan.journal}
         requests = list_pending_requests(self._folder, journal, self._read_names)
         self._read_names.update(new_names)
-        for fault in (request["fault"] for _, request in requests if "fault" in request):
+        for fault in (request.content["fault"] for request in requests if "fault" in request.content):
             if first:
                 raise StateError(
                     f"{fault}, and it may be the only record of an edit that this run applied. Fix the file, or "
                     "delete it to continue without the edit."
                 )
             run.log.print_line(f"edit   {fault}: not applied")
-        return [path_and_request for path_and_request in requests if "fault" not in path_and_request[1]]
+        return [request for request in requests if "fault" not in request.content]
 
 
 def apply_pending_edits(run: TrainRun, inbox: EditInbox, step: int) -> bool:
@@ -349,7 +357,7 @@ def apply_pending_edits(run: TrainRun, inbox: EditInbox, step: int) -> bool:
     if not run.ranks.total(float(len(requests)))[0]:
         return False
     is_applied = False
-    messages = [(str(path), _get_edit_fields(request), _get_applied_fingerprint(request)) for path, request in requests]
+    messages = [(str(request.path), request.edit, request.applied_fingerprint) for request in requests]
     for name, plain, applied_fingerprint in run.ranks.all_gather(messages)[0]:
         path = Path(name)
         refusal = _find_refusal(run, plain, path.name)
@@ -369,16 +377,6 @@ def apply_pending_edits(run: TrainRun, inbox: EditInbox, step: int) -> bool:
                 _answer_request(path, {"edit": plain, "refused": refusal})
             run.log.print_line(f"edit   {path.name} is refused: {refusal}")
     return is_applied
-
-
-def _get_edit_fields(request: dict[str, Any]) -> Any:
-    """Return the fields of a request's edit.
-
-    An applied request has them in the form of the journal.
-    """
-    if "edit" in request:
-        return request["edit"]
-    return {name: value for name, value in request["taken"].items() if name not in _JOURNAL_KEYS}
 
 
 def _find_refusal(run: TrainRun, plain: dict[str, Any], name: str) -> str | None:
@@ -416,10 +414,8 @@ def _apply_edit(run: TrainRun, path: Path, plain: dict[str, Any], step: int) -> 
     if not run.ranks.first:
         loader.edit(edit)
         return
-    steps = max(run.settings.steps, edit.step + 1)
-    before = describe_mixture(loader.plan, steps)
-    loader.edit(edit)
-    journal, after = loader.plan.journal, describe_mixture(loader.plan, steps)
+    before, after = _edit_loader(loader, edit, run.settings.steps)
+    journal = loader.plan.journal
     # No step has used the edit yet, so a run that dies before the answer is complete has not applied it.
     answer = {"taken": journal[-1], "number": len(journal), "before": before, "after": after}
     _answer_request(path, answer)
@@ -432,14 +428,9 @@ def _apply_edit(run: TrainRun, path: Path, plain: dict[str, Any], step: int) -> 
 
 def _answer_request(path: Path, answer: dict[str, Any]) -> None:
     """Replace a request by its answer, on disk before the next step."""
-    try:
+    with wrap_write_errors(path, "Make room, then continue with --resume, which applies the edit."):
         write_json(path, answer)
         sync_path(path.parent)
-    except OSError as error:
-        raise OutputError(
-            f"{path} cannot be written: {error.strerror}. Make room, then continue with --resume, which applies the "
-            "edit."
-        ) from error
 
 
 def _list_request_names(folder: Path) -> list[str]:
@@ -473,23 +464,16 @@ def list_pending_requests(
     are skipped.
     """
     requests = [
-        (folder / name, _read_request(folder / name)) for name in _list_request_names(folder) if name not in read_names
+        EditRequest(folder / name, _read_request(folder / name))
+        for name in _list_request_names(folder)
+        if name not in read_names
     ]
     pending_requests = [
-        (path, request)
-        for path, request in requests
-        if not request.keys() & {"refused", "gone"} and _get_applied_fingerprint(request) not in journal
+        request
+        for request in requests
+        if not request.content.keys() & {"refused", "gone"} and request.applied_fingerprint not in journal
     ]
     # Requests that were applied before come first, in their original order.
     return sorted(
-        pending_requests,
-        key=lambda path_and_request: (
-            _get_applied_fingerprint(path_and_request[1]) == "",
-            path_and_request[1].get("number", 0),
-        ),
+        pending_requests, key=lambda request: (not request.applied_fingerprint, request.content.get("number", 0))
     )
-
-
-def _get_applied_fingerprint(request: dict[str, Any]) -> str:
-    """Return the plan's fingerprint after a request was applied, else ""."""
-    return str(request["taken"].get("fingerprint")) if "taken" in request else ""

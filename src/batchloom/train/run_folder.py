@@ -20,7 +20,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from batchloom.adapters.checkpoints import replace_folder
 from batchloom.adapters.logging import read_log
-from batchloom.core.errors import OutputError, PlanError, StateError, StoreConflictError, TrainError
+from batchloom.core.errors import BatchloomError, OutputError, PlanError, StateError, StoreConflictError, TrainError
 from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively, read_json_object, sync_path
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.report_output import escape_plot_text, save_figure
@@ -63,6 +63,8 @@ class RunFolder:
     Args:
         path: the folder.
         prepares: whether the run prepares its data in the folder, which may then hold data before the run.
+
+    Methods that write raise OutputError if they cannot.
 
     Attributes:
         path: the folder.
@@ -141,11 +143,7 @@ class RunFolder:
         )
 
     def begin(self, run: dict[str, Any]) -> None:
-        """Write the description of the run, and create its folder if needed.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
+        """Write the description of the run, and create its folder if needed."""
         with self._wrap_errors():
             self._checkpoints.mkdir(parents=True, exist_ok=True)
             write_json(self._run, run)
@@ -171,7 +169,6 @@ class RunFolder:
         Raises:
             StoreConflictError: another process holds it; names it.
             TrainError: the folder holds something other than a run.
-            OutputError: it cannot be written.
         """
         if not self.has_run:
             self.check_new()
@@ -243,46 +240,32 @@ class RunFolder:
         checkpoints = (p for p in self._checkpoints.glob("step_*") if _CHECKPOINT_NAME.fullmatch(p.name))
         return sorted(checkpoints, key=read_checkpoint_step)
 
-    @contextmanager
-    def _wrap_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OutputError(
-                f"{self.path} cannot be written: {error.strerror}. Give --out a writable folder, on a disk with free "
-                "space."
-            ) from error
+    def _wrap_errors(self) -> AbstractContextManager[None]:
+        return wrap_write_errors(self.path, "Give --out a writable folder, on a disk with free space.")
 
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, loader: dict[str, Any]) -> Path:
-        """Write the checkpoint after ``step``, then delete all but the newest two.
-
-        Raises:
-            OutputError: it cannot be written; older checkpoints are kept.
-        """
+        """Write the checkpoint after ``step``, then delete all but the newest two."""
         path = self._checkpoints / f"step_{step:08d}"
+        remedy = "Make room or fix the folder, then continue from the checkpoint before it with --resume."
+        self._clear_partial()
         try:
-            self._clear_partial()
-            with replace_folder(path) as partial_folder:
-                write_checkpoint(partial_folder, step, model, optimizer, loader)
-            for old in self._list_finished_checkpoints()[:-RETAINED_CHECKPOINTS]:
-                # Rename before deleting, so that a folder with its final name is complete at every moment.
-                old.rename(old.with_suffix(PARTIAL_SUFFIX))
-        except (OSError, SafetensorError) as error:
-            raise OutputError(
-                f"The checkpoint of step {step} cannot be written to {path}: {error}. Make room or fix the folder, "
-                "then continue from the checkpoint before it with --resume."
-            ) from error
+            with wrap_write_errors(path, remedy):
+                with replace_folder(path) as partial_folder:
+                    write_checkpoint(partial_folder, step, model, optimizer, loader)
+                for old in self._list_finished_checkpoints()[:-RETAINED_CHECKPOINTS]:
+                    # Rename before deleting, so that a folder with its final name is complete at every moment.
+                    shutil.rmtree(old.rename(old.with_suffix(PARTIAL_SUFFIX)), ignore_errors=True)
         finally:
+            # Ctrl-C may have interrupted the deletion.
             self._clear_partial()
         return path
 
-    def save_edits(self, loader: dict[str, Any]) -> None:
-        """Write a loader's state with later edits into the newest checkpoint, if any.
+    def _clear_partial(self) -> None:
+        for partial in list(self._checkpoints.glob(f"*{PARTIAL_SUFFIX}")):
+            shutil.rmtree(partial, ignore_errors=True)
 
-        Raises:
-            StateError: the checkpoint is damaged.
-            OutputError: it cannot be written, and is unchanged.
-        """
+    def save_edits(self, loader: dict[str, Any]) -> None:
+        """Write a loader's state with later edits into the newest checkpoint, if any."""
         newest = self.find_newest_checkpoint()
         if newest is None:
             return
@@ -291,23 +274,10 @@ class RunFolder:
             write_state(newest, step, loader, checksums)
 
     def write_model(self, write: Callable[[Path], None]) -> None:
-        """Replace ``model/`` by the files that ``write`` creates in an empty folder.
-
-        Raises:
-            OutputError: it cannot be written.
-        """
-        try:
-            with replace_folder(self.model) as partial_folder:
-                write(partial_folder)
-        except (OSError, SafetensorError) as error:
-            raise OutputError(
-                f"The model cannot be written to {self.model}: {error}. Make room or fix the folder; --resume writes "
-                "it again."
-            ) from error
-
-    def _clear_partial(self) -> None:
-        for partial in list(self._checkpoints.glob(f"*{PARTIAL_SUFFIX}")):
-            shutil.rmtree(partial, ignore_errors=True)
+        """Replace ``model/`` by the files that ``write`` creates in an empty folder."""
+        remedy = "Make room or fix the folder; --resume writes it again."
+        with wrap_write_errors(self.model, remedy), replace_folder(self.model) as partial_folder:
+            write(partial_folder)
 
 
 def write_checkpoint(
@@ -315,7 +285,8 @@ def write_checkpoint(
 ) -> None:
     """Write the files of a checkpoint into an empty folder."""
     save_file(_collect_weights(model), folder / _MODEL_FILE)
-    save_file(_collect_optimizer_tensors(model, optimizer), folder / _OPTIMIZER_FILE)
+    moments = {name: moment.contiguous() for name, moment in _collect_moments(model, optimizer).items()}
+    save_file(moments, folder / _OPTIMIZER_FILE)
     checksums = {name: _compute_checksum(folder / name) for name in (_MODEL_FILE, _OPTIMIZER_FILE)}
     write_state(folder, step, loader, checksums)
 
@@ -344,10 +315,16 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     """
     step, loader, checksums = read_checkpoint_state(path)
     weights = _read_tensors(path / _MODEL_FILE, checksums, _collect_weights(model))
-    moments = _read_tensors(path / _OPTIMIZER_FILE, checksums, _make_moment_templates(model))
+    tensors = _read_tensors(path / _OPTIMIZER_FILE, checksums, _collect_moments(model, optimizer))
     # Shared weights are stored under the first of their names, and loading it fills all of them.
     model.load_state_dict(weights, strict=False)
-    _fill_optimizer(model, optimizer, moments)
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    optimizer_names = [names[id(weight)] for group in optimizer.param_groups for weight in group["params"]]
+    moments = {
+        number: {moment: tensors[f"{moment}.{name}"] for moment in _ADAM_STATE_KEYS}
+        for number, name in enumerate(optimizer_names)
+    }
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
     return step, loader
 
 
@@ -432,42 +409,19 @@ def _collect_weights(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _collect_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return AdamW's moments by the name of their weight: ``exp_avg.layers.0...``."""
+def _collect_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return AdamW's moments by the name of their weight: ``exp_avg.layers.0...``.
+
+    A weight without a gradient so far (an expert that was never selected) has AdamW's initial values, in tensors that
+    take no memory.
+    """
     return {
         f"{moment}.{name}": optimizer.state[weight][moment]
         if weight in optimizer.state
-        # No step has had a gradient for this weight (an expert that was never selected), so use AdamW's initial
-        # values.
-        else torch.zeros(())
-        if moment == "step"
-        else torch.zeros_like(weight)
+        else torch.zeros(()).expand(() if moment == "step" else weight.shape)
         for name, weight in model.named_parameters()
         for moment in _ADAM_STATE_KEYS
     }
-
-
-def _make_moment_templates(model: nn.Module) -> dict[str, Tensor]:
-    """Return tensors with the names, shapes and dtypes of AdamW's moments."""
-    count = torch.empty((), device="meta")
-    return {
-        f"{moment}.{name}": count if moment == "step" else weight
-        for name, weight in model.named_parameters()
-        for moment in _ADAM_STATE_KEYS
-    }
-
-
-def _fill_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    numbers = {
-        id(weight): number
-        for number, weight in enumerate(weight for group in optimizer.param_groups for weight in group["params"])
-    }
-    moments = {
-        numbers[id(weight)]: {moment: tensors[f"{moment}.{name}"] for moment in _ADAM_STATE_KEYS}
-        for name, weight in model.named_parameters()
-    }
-    plain = optimizer.state_dict()
-    optimizer.load_state_dict({**plain, "state": moments})
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -480,6 +434,19 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     partial_path.write_text(text, "utf-8")
     sync_path(partial_path)
     partial_path.rename(path)
+
+
+@contextmanager
+def wrap_write_errors(path: Path, remedy: str) -> Iterator[None]:
+    """Convert errors of writing a file or folder to an OutputError with a remedy."""
+    try:
+        yield
+    except BatchloomError:
+        # Some of them are OSErrors with a complete message.
+        raise
+    except (OSError, SafetensorError) as error:
+        fault = error.strerror if isinstance(error, OSError) else error
+        raise OutputError(f"{path} cannot be written: {fault}. {remedy}") from error
 
 
 def encode_json(value: dict[str, Any]) -> str:
@@ -518,13 +485,11 @@ class RunLog:
         """Append one object to the log."""
         if self._path is None:
             return
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-        except OSError as error:
-            raise OutputError(
-                f"{self._path} cannot be written: {error.strerror}. Make room, then continue with --resume."
-            ) from error
+        with (
+            wrap_write_errors(self._path, "Make room, then continue with --resume."),
+            self._path.open("a", encoding="utf-8") as file,
+        ):
+            file.write(json.dumps(entry) + "\n")
 
     def step(self, entry: dict[str, Any], steps: int) -> None:
         """Log a step and print its loss, speed, padding and data wait."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -166,13 +166,13 @@ class OrderSettings:
     uneven: Annotated[
         Literal["refuse", "pad"],
         ModelSetting(
-            help="Policy for a step that ranks and passes do not divide: refuse, or pad with rows without loss.",
+            help="Policy for a step that ranks and passes do not divide: refuse, or pad with rows without loss."
         ),
     ] = "refuse"
     balance: Annotated[
         bool,
         ModelSetting(
-            help="Assign the rows of each step to ranks by their attention cost. Without it they are dealt in turn.",
+            help="Assign the rows of each step to ranks by their attention cost. Without it they are dealt in turn."
         ),
     ] = False
 
@@ -198,20 +198,12 @@ class TrainSettings:
     ] = 1000
     seq_len: Annotated[
         int,
-        ModelSetting(
-            help="Number of tokens of a sequence.",
-            minimum=2,
-            maximum=MAX_TOKENS,
-            shown_default=_CONFIGURED,
-        ),
+        ModelSetting(help="Number of tokens of a sequence.", minimum=2, maximum=MAX_TOKENS, shown_default=_CONFIGURED),
     ] = 1024
     global_batch_size: Annotated[
         int,
         ModelSetting(
-            help="Number of sequences of a step over all ranks.",
-            minimum=1,
-            maximum=MAX_ROWS,
-            shown_default=_CONFIGURED,
+            help="Number of sequences of a step over all ranks.", minimum=1, maximum=MAX_ROWS, shown_default=_CONFIGURED
         ),
     ] = 32
     batch_size: Annotated[
@@ -227,9 +219,7 @@ class TrainSettings:
     seed: Annotated[
         int,
         ModelSetting(
-            help="Seed of the data order and of the initial weights.",
-            minimum=-(1 << 127),
-            maximum=(1 << 128) - 1,
+            help="Seed of the data order and of the initial weights.", minimum=-(1 << 127), maximum=(1 << 128) - 1
         ),
     ] = 0
     eval_interval: Annotated[
@@ -243,12 +233,7 @@ class TrainSettings:
     ] = 100
     eval_batches: Annotated[
         int | None,
-        RunSetting(
-            help="Number of batches of an evaluation.",
-            minimum=1,
-            maximum=MAX_STEPS,
-            shown_default=_CONFIGURED,
-        ),
+        RunSetting(help="Number of batches of an evaluation.", minimum=1, maximum=MAX_STEPS, shown_default=_CONFIGURED),
     ] = 20
     save_interval: Annotated[
         int,
@@ -341,13 +326,6 @@ def merge_settings(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
             # A group that is not an object stays unchanged, so that its problem is reported with the others.
             merged[group] = {**values, **group_changes} if isinstance(values, dict) else values
     return merged
-
-
-def nest_order_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Move the settings of the data order into their group."""
-    names = {field.name for field in fields(OrderSettings)} & settings.keys()
-    nested = {name: value for name, value in settings.items() if name not in names}
-    return {**nested, "order": {name: settings[name] for name in names}} if names else nested
 
 
 def compute_rank_rows(settings: TrainSettings, world_size: int) -> int:

@@ -128,15 +128,7 @@ _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 
 
 def convert_arguments(args: Any) -> FSDP2Arguments:
-    """Convert and check the settings in ``args``.
-
-    Args:
-        args: ``FSDP2Arguments``, ``transformers.TrainingArguments`` or ``trl.SFTConfig``.
-
-    Raises:
-        InputError: ``args`` is of another type.
-        SettingsError: settings are unsupported or invalid; the error lists all of them.
-    """
+    """Convert and check FSDP2Arguments, TrainingArguments or SFTConfig."""
     if isinstance(args, FSDP2Arguments):
         plan_defaults = {name: value for name, value in _PLAN_DEFAULTS.items() if getattr(args, name) is None}
         full_arguments = dataclasses.replace(args, **plan_defaults)

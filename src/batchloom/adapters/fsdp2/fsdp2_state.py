@@ -52,15 +52,10 @@ def shard_model(model: nn.Module, *, bf16: bool = False) -> None:
     )
     kind = next(model.parameters()).device.type
     mesh = init_device_mesh(kind, (dist.get_world_size(),))
-    for layer in iter_wrapped_layers(model):
+    layer_names = set(getattr(model, "_no_split_modules", None) or ())
+    for layer in (module for module in model.modules() if type(module).__name__ in layer_names):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-
-
-def iter_wrapped_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """Return the modules in a transformers model's ``_no_split_modules``; may be none."""
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    return (module for module in model.modules() if type(module).__name__ in names)
 
 
 def save_fsdp2(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, loader: Loader) -> Path:

@@ -110,8 +110,10 @@ class FSDP2SFTTrainer:
         log_history: entries of ``log.jsonl`` that this process made.
 
     Raises:
-        SettingsError, InputError, PlanError: see ``fsdp2_arguments`` and ``fsdp2_data``; or a model that does not
-            accept the divisor of its loss.
+        SettingsError: settings are unsupported, invalid or contradict the given plan; lists all of them.
+        InputError: the data cannot be trained on, records are invalid, or the model does not fit the data or does
+            not accept the divisor of its loss.
+        PlanError: the batch sizes in ``args`` do not make the plan's global batch; the error names valid ones.
     """
 
     def __init__(
@@ -421,14 +423,6 @@ class MediaPasses:
 
     Sharded layers wait for all ranks. If one rank has media in a pass, the ranks without get one more row: a
     document of the store with media and no trained tokens. It adds zeros to their gradients.
-
-    Args:
-        loader: loader of stores with media.
-        model: model to train.
-        collated: whether a ``data_collator`` makes the passes.
-
-    Raises:
-        InputError: ``collated`` is true, or the model does not fit the data.
     """
 
     def __init__(self, loader: Loader, model: nn.Module, *, collated: bool) -> None:
@@ -450,10 +444,7 @@ class MediaPasses:
         self._extra_rows: Batch | None = None
 
     def add_extra_rows(self, parts: Sequence[Batch], device: torch.device) -> list[Batch]:
-        """Add a row to passes without media if other ranks have media; all ranks call it.
-
-        ``device`` is the device of the collectives.
-        """
+        """Add a row to passes without media if other ranks have media; all ranks call it."""
         seq_len = parts[0]["input_ids"].shape[1]
         extra_rows = self._get_extra_rows(seq_len)
         if extra_rows is None or not dist.is_initialized():
@@ -494,7 +485,7 @@ def concat_rows(part: Batch, extra_rows: Batch) -> Batch:
             # Multimodal positions (time, height, width) have these as their first axis.
             tensors[name] = torch.cat((part[name], second), second.ndim - 2)
         elif first is not None:
-            tensors[name] = torch.cat(_pad_to_same_shape(first, second))
+            tensors[name] = _concat_padded(first, second)
         elif media[name].axis:
             # These features have one entry per row. Rows without media get zeros.
             padding = second.new_zeros((len(part["input_ids"]), *second.shape[1:]))
@@ -504,31 +495,19 @@ def concat_rows(part: Batch, extra_rows: Batch) -> Batch:
     return Batch(tensors, part.step, part.origin)
 
 
-def _pad_to_same_shape(first: Tensor, second: Tensor) -> list[Tensor]:
-    """Pad both tensors with zeros to the larger size on all axes but the first."""
+def _concat_padded(first: Tensor, second: Tensor) -> Tensor:
+    """Concatenate along the first axis; pad the others with zeros to the larger size."""
     sizes = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
-    return [
-        functional.pad(
-            tensor,
-            [
-                side
-                for size, current_size in zip(sizes[::-1], tensor.shape[:0:-1], strict=True)
-                for side in (0, size - current_size)
-            ],
-        )
-        for tensor in (first, second)
-    ]
+    result = first.new_zeros((len(first) + len(second), *sizes))
+    result[: len(first), *map(slice, first.shape[1:])] = first
+    result[len(first) :, *map(slice, second.shape[1:])] = second
+    return result
 
 
 def make_fsdp2_loader(data: Any, args: FSDP2Arguments, plan_settings: Mapping[str, Any], world_size: int) -> Loader:
     """Make the loader of this rank from any form of training data.
 
     ``plan_settings`` holds the explicitly set plan settings, as of ``collect_plan_settings``.
-
-    Raises:
-        InputError: the data cannot be trained on, or records are invalid.
-        SettingsError: ``args`` contradict the given plan, or ``max_length`` is missing without a plan.
-        PlanError: the batch sizes in ``args`` do not make the plan's global batch; the error names valid ones.
     """
     micro = args.per_device_train_batch_size
     size = micro * args.gradient_accumulation_steps * world_size

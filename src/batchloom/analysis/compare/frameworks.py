@@ -265,6 +265,8 @@ def _run_to_end(command: Sequence[str], name: str, seconds: float) -> tuple[int,
     """
     # With one thread, floating-point sums are reproducible and the processes share the cores.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    # Ray would join a cluster of another program on this machine, which may end first.
+    environment["RAY_ADDRESS"] = "local"
     with tempfile.TemporaryFile() as stderr_file:
         process = subprocess.Popen(  # noqa: S603 - the command is ours
             command, stdout=subprocess.DEVNULL, stderr=stderr_file, env=environment

@@ -15,6 +15,7 @@ from batchloom.analysis.doctor.findings import Diagnosis, FeedEstimate, PackingF
 from batchloom.analysis.doctor.path_check import check, detect_prepared_kind
 from batchloom.analysis.doctor.sampling import DocumentPreview, make_preview
 from batchloom.analysis.inspection import Inspection, inspect
+from batchloom.chat.templates import format_template_argument
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import BatchloomError, SettingsError
 from batchloom.core.settings import as_int, quote_value
@@ -33,6 +34,7 @@ from batchloom.preparation.request import (
     resolve_inputs,
 )
 from batchloom.preparation.settings import (
+    CHAT_SHORT_FORMS,
     DocumentOptions,
     OverlongPolicy,
     check_option_names,
@@ -136,12 +138,9 @@ def _make_prepare_command(recipe: Recipe, inputs: Iterable[str], suggestion: str
     mapping = suggestion or ",".join(f"{role}={column}" for role, column in recipe.reading.mapping.items())
     if mapping:
         words += ["--map", mapping]
-    if recipe.reading.ignore:
-        words += ["--ignore", ",".join(recipe.reading.ignore)]
-    if recipe.reading.prompts:
-        words.append("--prompts")
-    if recipe.reading.carry:
-        words += ["--carry", ",".join(recipe.reading.carry)]
+    words += ["--prompts"] if recipe.reading.prompts else []
+    for name, columns in (("--ignore", recipe.reading.ignore), ("--carry", recipe.reading.carry)):
+        words += [name, ",".join(columns)] if columns else []
     if (media := recipe.reading.media) is not None:
         words += ["--processor", media.processor]
         words += ["--data-folder", media.data_folder] if media.data_folder is not None else []
@@ -149,7 +148,7 @@ def _make_prepare_command(recipe: Recipe, inputs: Iterable[str], suggestion: str
     for spec, names in (
         (recipe, ("end_token", "max_bad")),
         (recipe.reading, ("text_field", "split_on")),
-        (recipe.chat, ("template", "train_on", "max_tokens", "overlong")),
+        (recipe.chat, ("template", "template_date", "tool_format", "train_on", "max_tokens", "overlong")),
     ):
         defaults = {field.name: None if field.default is MISSING else field.default for field in fields(spec)}
         for name in names:
@@ -159,6 +158,8 @@ def _make_prepare_command(recipe: Recipe, inputs: Iterable[str], suggestion: str
                 if name == "split_on":
                     text = text.replace("\n", "\\n").replace("\t", "\\t")
                 words += [f"--{name.replace('_', '-')}", text]
+    for name, value in recipe.chat.template_args.items():
+        words += ["--template-arg", format_template_argument(name, value)]
     if recipe.follow_links:
         words.append("--follow-links")
     if not recipe.reading.normalize:
@@ -270,6 +271,8 @@ def _make_recipe(
     resolved_inputs: ResolvedInputs, reading: ReadRecipe, overlong: OverlongPolicy, options: DocumentOptions
 ) -> Recipe:
     given = _drop_unset(options)
+    given |= {name: expand(given[name]) for name, expand in CHAT_SHORT_FORMS.items() if name in given}
+    chat_names = ("template", "template_args", "template_date", "tool_format", "train_on", "max_tokens")
     return Recipe(
         inputs=resolved_inputs.inputs,
         sources=resolved_inputs.sources,
@@ -277,7 +280,7 @@ def _make_recipe(
         reading=resolved_inputs.reading,
         follow_links=bool(given.get("follow_links")) or resolved_inputs.follow_links,
         dedup=default_dedup(reading)[0],
-        chat=ChatRecipe(overlong=overlong, **_select(given, ("template", "train_on", "max_tokens"))),
+        chat=ChatRecipe(overlong=overlong, **_select(given, chat_names)),
         **_select(given, ("end_token", "max_bad")),
     )
 

@@ -1,5 +1,9 @@
 from .detection import RecordShape as RecordShape
-from .record_keys import unused_message_keys as unused_message_keys
+from .record_keys import (
+    TURN_ROLES as TURN_ROLES,
+    list_template_arguments as list_template_arguments,
+    unused_message_keys as unused_message_keys,
+)
 from .record_parser import (
     ParsedRecord as ParsedRecord,
     RecordReader as RecordReader,

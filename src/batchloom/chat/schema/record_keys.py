@@ -6,6 +6,7 @@ dates, scores: never reported), *unsupported* (another library gives it a meanin
 not support: an error) or unknown (reported as unused).
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from batchloom.chat.schema.schemas import (
     parse_label,
     top_level_columns,
 )
+from batchloom.chat.templates.template_arguments import read_template_arguments
 from batchloom.core.errors import SchemaError, UnusableRecordError
 
 
@@ -78,11 +80,6 @@ _METADATA = frozenset(
     )
 )
 
-_TEMPLATE_ARGUMENTS = UnsupportedKey(
-    "TRL",
-    "gives the chat template arguments",
-    "write a template file (--template) that has the values you want as defaults",
-)
 _LOSS_SCALE = UnsupportedKey(
     "ms-swift", "weights the loss", 'mark whole turns with "loss": true or false', is_neutral=_is_one
 )
@@ -132,7 +129,6 @@ _SAMPLE_WEIGHT = UnsupportedKey(
 )
 
 _ANY_CONVERSATION = {
-    "chat_template_kwargs": _TEMPLATE_ARGUMENTS,
     "loss_scale": _LOSS_SCALE,
     "weight": _SAMPLE_WEIGHT,
     "functions": _FUNCTIONS,
@@ -194,10 +190,7 @@ COLUMN_TABLES: dict[SchemaKind, KeyTable] = {
     "prompt": KeyTable(
         _used_columns("prompt"),
         _METADATA,
-        {
-            name: _ANY_CONVERSATION[name]
-            for name in ("chat_template_kwargs", "functions", "objects", "tools", "history")
-        },
+        {name: _ANY_CONVERSATION[name] for name in ("functions", "objects", "tools", "history")},
     ),
     "steps": KeyTable(_used_columns("steps"), _METADATA, {}),
     "tokens": KeyTable(
@@ -366,6 +359,17 @@ def unused_message_keys(records: Iterable[Row], schema: Schema) -> tuple[str, ..
         if key not in recognized_keys and key not in ignored and is_non_empty(value)
     )
     return tuple(unused)
+
+
+def list_template_arguments(records: Iterable[Row], schema: Schema) -> dict[str, str]:
+    """Return the names of the template arguments of records, each with its column."""
+    found: dict[str, str] = {}
+    for row in records:
+        for column in schema.columns.get("template_args", ()):
+            with contextlib.suppress(UnusableRecordError):
+                arguments = read_template_arguments(get_column_value(row, column), column)
+                found = dict.fromkeys(arguments or (), column) | found
+    return found
 
 
 # Prefix of message keys in notes.

@@ -30,6 +30,7 @@ from batchloom.chat.schema.schemas import (
     top_level_columns,
 )
 from batchloom.chat.schema.turns import Turns, is_empty_text, read_tools, read_turns
+from batchloom.chat.templates.template_arguments import read_template_arguments
 from batchloom.core.document import (
     CarryingPrompt,
     Conversation,
@@ -122,12 +123,12 @@ class SchemaReader:
         self._chosen, self._rejected = self._find_columns("chosen", "rejected")
         self._context, self._history = self._find_columns("context", "history")
         self._system, self._tools = self._find_columns("system", "tools")
-        (self._rejected_images,) = self._find_columns("rejected_images")
+        (self._template_args, self._rejected_images) = self._find_columns("template_args", "rejected_images")
         self._completions, self._labels = self._find_columns("completions", "labels")
         # Without any of these columns, a record needs fewer steps.
         self._prompt_columns = top_level_columns((*self._context.names, *self._history.names))
-        outer_columns = (*self._system.names, *self._tools.names, *self._rejected_images.names)
-        self._outer_columns = _MEDIA_COLUMNS | top_level_columns(outer_columns)
+        outer_columns = (self._system, self._tools, self._template_args, self._rejected_images)
+        self._outer_columns = _MEDIA_COLUMNS | top_level_columns(n for column in outer_columns for n in column.names)
         self._late = {name: role for role, names in schema.late.items() for name in names}
         self._unsupported = unsupported_columns(schema)
         self._refused_columns = frozenset((*self._late, *self._unsupported))
@@ -227,7 +228,7 @@ class SchemaReader:
         """Return system, ``before`` and ``after``; a completion begins at ``after``."""
         messages, trained = concat_turns(before, after) if after[0] else before
         start = len(before[0])
-        tools = None
+        tools = arguments = None
         if not self._outer_columns.isdisjoint(row):
             _check_no_media(row, self._schema)
             extended_messages = self._prepend_system(row, messages)
@@ -236,7 +237,9 @@ class SchemaReader:
                 trained = [None, *trained] if trained else trained
             if (value := self._tools.get(row)) is not None:
                 tools = read_tools(value, self._tools.name(row, value))
-        return Conversation(messages, tools, trained, start if completion else None)
+            if (value := self._template_args.get(row)) is not None:
+                arguments = read_template_arguments(value, self._template_args.name(row, value))
+        return Conversation(messages, tools, trained, start if completion else None, template_args=arguments)
 
     def _prepend_system(self, row: Row, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages after the system column's; the same list if it adds nothing."""

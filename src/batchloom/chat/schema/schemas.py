@@ -34,6 +34,7 @@ TURN_COLUMNS = ("messages", "conversations")
 _CONTEXT_COLUMNS = ("input", "context")
 _SYSTEM_COLUMNS = ("system", "system_prompt")
 _TOOLS_COLUMNS = ("tools",)
+_TEMPLATE_ARGS_COLUMNS = ("chat_template_kwargs",)
 _LABEL_COLUMNS = ("label", "kto_tag")
 _SWIFT_REJECTED_COLUMNS = ("rejected_response", "rejected_messages")
 CHOSEN_COLUMNS = ("chosen", "chosen_response")
@@ -75,9 +76,17 @@ _ANSWERS_OPTIONAL_COLUMNS = {
     "history": _HISTORY_COLUMNS,
     "system": _SYSTEM_COLUMNS,
     "tools": _TOOLS_COLUMNS,
+    "template_args": _TEMPLATE_ARGS_COLUMNS,
     **_MEDIA_COLUMNS,
     # ms-swift's images of the rejected side, in place of the images.
     "rejected_images": ("rejected_images",),
+}
+_CONVERSATION_COLUMNS = {
+    "system": _SYSTEM_COLUMNS,
+    "tools": _TOOLS_COLUMNS,
+    "template_args": _TEMPLATE_ARGS_COLUMNS,
+    "label": _LABEL_COLUMNS,
+    **_MEDIA_COLUMNS,
 }
 _PAIR_OPTIONAL_COLUMNS = {"prompt": PROMPT_COLUMNS, **_ANSWERS_OPTIONAL_COLUMNS}
 FORM_RULES = (
@@ -91,7 +100,7 @@ FORM_RULES = (
     FormRule(
         "messages",
         {"messages": TURN_COLUMNS},
-        {"system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS, "label": _LABEL_COLUMNS, **_MEDIA_COLUMNS},
+        _CONVERSATION_COLUMNS,
     ),
     FormRule("pair", {"chosen": CHOSEN_COLUMNS, "rejected": REJECTED_COLUMNS}, _PAIR_OPTIONAL_COLUMNS),
     # TRL's stepwise supervision.
@@ -99,7 +108,7 @@ FORM_RULES = (
     FormRule(
         "prompt-completion",
         {"prompt": ("prompt",), "completion": ("completion",)},
-        {"system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS, "label": _LABEL_COLUMNS, **_MEDIA_COLUMNS},
+        _CONVERSATION_COLUMNS,
     ),
     FormRule(
         "instruction",
@@ -109,6 +118,7 @@ FORM_RULES = (
             "history": _HISTORY_COLUMNS,
             "system": _SYSTEM_COLUMNS,
             "tools": (),
+            "template_args": _TEMPLATE_ARGS_COLUMNS,
             "label": _LABEL_COLUMNS,
             **_MEDIA_COLUMNS,
         },
@@ -117,7 +127,7 @@ FORM_RULES = (
     FormRule(
         "messages",
         {"messages": ("completion",)},
-        {"system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS, "label": _LABEL_COLUMNS, **_MEDIA_COLUMNS},
+        _CONVERSATION_COLUMNS,
     ),
     FormRule(
         "tokens",
@@ -126,14 +136,19 @@ FORM_RULES = (
     ),
     FormRule("text", {"text": ("text", "content")}, {}),
 )
+_PROMPT_OPTIONAL_COLUMNS = {
+    "system": _SYSTEM_COLUMNS,
+    "tools": _TOOLS_COLUMNS,
+    "template_args": _TEMPLATE_ARGS_COLUMNS,
+}
 # The forms of records of which only the prompts are read.
 PROMPT_RULES = (
     FormRule(
         "prompt",
         {"prompt": ("prompt", "instruction", "question", "problem")},
-        {"context": _CONTEXT_COLUMNS, "history": _HISTORY_COLUMNS, "system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS},
+        {"context": _CONTEXT_COLUMNS, "history": _HISTORY_COLUMNS, **_PROMPT_OPTIONAL_COLUMNS},
     ),
-    FormRule("prompt", {"messages": TURN_COLUMNS}, {"system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS}),
+    FormRule("prompt", {"messages": TURN_COLUMNS}, _PROMPT_OPTIONAL_COLUMNS),
 )
 # Tried before texts if media are read. The last of these names are a text only next to a medium.
 INTERLEAVED_RULE = FormRule(

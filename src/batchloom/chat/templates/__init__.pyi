@@ -3,7 +3,19 @@ from .placeholders import PlaceholderFormat as PlaceholderFormat, PlaceholderSpa
 from .rendering import (
     ConversationRenderer as ConversationRenderer,
     ConversationText as ConversationText,
+    TextJoiner as TextJoiner,
     expand_placeholders as expand_placeholders,
+)
+from .template_arguments import (
+    TemplateArguments as TemplateArguments,
+    find_argument_problems as find_argument_problems,
+    format_template_argument as format_template_argument,
+    parse_template_arguments as parse_template_arguments,
+)
+from .tool_formats import (
+    TOOL_FORMATS as TOOL_FORMATS,
+    choose_tool_format as choose_tool_format,
+    write_tools as write_tools,
 )
 from .trained_spans import (
     CharacterSpan as CharacterSpan,

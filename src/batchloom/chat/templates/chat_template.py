@@ -3,6 +3,7 @@
 The sandbox is set up as in transformers, and limits time and output.
 """
 
+import copy
 import datetime as dt
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn, final
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import orjson
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
@@ -24,6 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, modifies_known_mutable
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from batchloom.chat.templates.template_arguments import TemplateArguments
 from batchloom.chat.templates.turn_positions import REASONING_KEYS
 from batchloom.core.errors import InputMissingError, TemplateError
 from batchloom.core.files import describe_os_error, read_regular_file, refuse_url
@@ -36,6 +39,10 @@ BUILT_IN_TEMPLATES: dict[str, tuple[str, ...]] = {
     "alpaca": (),
     "plain": (),
 }
+# Name that joins the texts of a prompt and its completion without a template, for base models.
+NO_TEMPLATE = "none"
+# Names that are never files.
+TEMPLATE_NAMES = (*BUILT_IN_TEMPLATES, NO_TEMPLATE)
 _MAX_TEMPLATE_BYTES = 1 << 20
 # CPU time of one rendering. Published templates need milliseconds.
 _MAX_SECONDS = 5.0
@@ -43,6 +50,7 @@ _MAX_SECONDS = 5.0
 _BASE_CHARACTERS = 1 << 20
 _OUTPUT_PER_INPUT_CHARACTER = 32
 _MAX_EXPONENT = 1 << 12
+_MAX_INDENT = 100
 _TICKS_PER_CLOCK_READ = 8
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 _BUFFERED_NODES = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Block)
@@ -85,6 +93,9 @@ class ChosenTemplate:
     tools_text: str | None = None
     # Note on the choice for the user.
     note: str = ""
+    # Whether messages that are only a role and a text that is not blank are written in one way: the text unchanged or
+    # stripped, between texts that depend on the roles alone. Known of the built-in templates.
+    inserts_contents: bool = False
 
 
 def choose_template(
@@ -93,8 +104,8 @@ def choose_template(
     """Return the template that ``spec`` selects for a tokenizer.
 
     Args:
-        spec: ``chatml``, ``llama3``, ``alpaca`` or ``plain``; the name of one of the tokenizer's
-            own templates; the path of a file; None for the tokenizer's own, else ``plain``.
+        spec: ``chatml``, ``llama3``, ``alpaca`` or ``plain``; ``none`` to join texts; the name of one of the
+            tokenizer's own templates; the path of a file; None for the tokenizer's own, else ``plain``.
         own: the tokenizer's own templates by name, usually one called ``default``.
         control: control tokens of the tokenizer.
         tokenizer: name of the tokenizer for error messages.
@@ -105,6 +116,8 @@ def choose_template(
     """
     if spec is None:
         return _choose_own_template(own, tokenizer)
+    if spec == NO_TEMPLATE:
+        return ChosenTemplate(NO_TEMPLATE, "")
     if spec in BUILT_IN_TEMPLATES:
         missing = [token for token in BUILT_IN_TEMPLATES[spec] if token not in control]
         if missing:
@@ -112,12 +125,12 @@ def choose_template(
                 f"template {spec} writes {', '.join(missing)}, which tokenizer {tokenizer!r} does not have as "
                 "control tokens: use plain or alpaca, which need none, or a tokenizer that has them"
             )
-        return ChosenTemplate(spec, read_built_in(spec))
+        return ChosenTemplate(spec, read_built_in(spec), inserts_contents=True)
     if spec in own:
         return ChosenTemplate(spec, own[spec])
     refuse_url(spec, "The template")
     path = Path(os.path.expanduser(spec))  # noqa: PTH111 - Path.expanduser raises for ~nobody
-    template_names = [*BUILT_IN_TEMPLATES, *own]
+    template_names = [*TEMPLATE_NAMES, *own]
     if not path.suffix and path.name == spec and not path.exists():
         raise TemplateError(
             f"there is no template {spec!r}{suggest(spec, template_names)}; choose {', '.join(template_names)}, or "
@@ -133,11 +146,11 @@ def read_built_in(name: str) -> str:
 def _choose_own_template(own: Mapping[str, str], tokenizer: str) -> ChosenTemplate:
     if not own:
         note = f"tokenizer {tokenizer!r} has no chat template: plain is used, which needs no control tokens"
-        return ChosenTemplate("plain", read_built_in("plain"), note=note)
+        return ChosenTemplate("plain", read_built_in("plain"), note=note, inserts_contents=True)
     if "default" in own:
         return ChosenTemplate("own", own["default"], own.get("tool_use"))
     if len(own) == 1:
-        return ChosenTemplate("own", *own.values())
+        return ChosenTemplate("own", next(iter(own.values())))
     raise TemplateError(
         f"tokenizer {tokenizer!r} has the chat templates {', '.join(sorted(own))} but none called default: name one "
         "of them"
@@ -151,7 +164,7 @@ def _read_template_file(path: Path) -> str:
             text = orjson.loads(text)["chat_template"]
     except FileNotFoundError as error:
         raise InputMissingError(
-            f"there is no template file {path}; give {', '.join(BUILT_IN_TEMPLATES)}, or the path of a .jinja file"
+            f"there is no template file {path}; give {', '.join(TEMPLATE_NAMES)}, or the path of a .jinja file"
         ) from error
     except OSError as error:
         raise TemplateError(f"template {path} cannot be read: {describe_os_error(error)}") from error
@@ -206,8 +219,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             "lipsum": _refuse_chance,
         }
 
-    def open(self, messages: list[Any], tools: list[Any] | None) -> None:
-        self._conversation = (messages, tools)
+    def open(self, messages: list[Any], tools: list[Any] | None, arguments: TemplateArguments) -> None:
+        """Begin a rendering; larger inputs may write more."""
+        self._conversation = (messages, tools, arguments)
         self._limit, self._is_limit_extended = _BASE_CHARACTERS, False
         self._written = self._ticks = 0
         self._deadline = time.thread_time() + _MAX_SECONDS
@@ -318,6 +332,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
+    if indent is not None and indent > _MAX_INDENT:
+        raise TemplateLimitError(f"it indents JSON by more than {_MAX_INDENT:,} spaces")
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -448,6 +464,16 @@ class ChatTemplate:
         # Use one plain dict: jinja2's own chain of globals costs more than a short rendering.
         self._names = {**self._template.globals, **tokens, "documents": None}
         self._marks_generation = any(call.name == "_marked" for call in tree.find_all(nodes.ExtensionAttribute))
+        # Names of the variables that the template may read.
+        self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
+        self._arguments: TemplateArguments = {}
+
+    def with_arguments(self, arguments: TemplateArguments) -> "ChatTemplate":
+        """Return the template with these variables; both share what is compiled."""
+        template = copy.copy(self)
+        template._names = {**self._names, **arguments}  # noqa: SLF001 - a copy of this template
+        template._arguments = {**self._arguments, **arguments}  # noqa: SLF001
+        return template
 
     @property
     def asked_for_date(self) -> bool:
@@ -469,7 +495,7 @@ class ChatTemplate:
             TemplateError: the template exceeds a limit or performs a forbidden operation.
         """
         sandbox = self._sandbox
-        sandbox.open(messages, tools)
+        sandbox.open(messages, tools, self._arguments)
         variables = {**self._names, "messages": messages, "tools": tools, "add_generation_prompt": prompt}
         try:
             context = self._template.new_context(variables, shared=True)

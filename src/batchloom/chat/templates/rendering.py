@@ -1,5 +1,6 @@
 """Rendering of conversations to text, with the position of every turn."""
 
+import copy
 import datetime as dt
 import re
 from bisect import bisect_right
@@ -9,9 +10,12 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple, final
 
+import orjson
+
 from batchloom.chat.templates.chat_template import (
     BUILT_IN_TEMPLATES,
     DEFAULT_DATE,
+    NO_TEMPLATE,
     ChatTemplate,
     ChosenTemplate,
     RenderError,
@@ -28,6 +32,7 @@ from batchloom.chat.templates.placeholders import (
     find_placeholder_spans,
     list_media_owners,
 )
+from batchloom.chat.templates.template_arguments import RESERVED_ARGUMENTS, TemplateArguments
 from batchloom.chat.templates.turn_positions import (
     ASSISTANT,
     MARKING_SCOPES,
@@ -52,14 +57,16 @@ from batchloom.chat.templates.turn_positions import (
 )
 from batchloom.core.document import Conversation
 from batchloom.core.medium import MediumKind
+from batchloom.core.settings import suggest
 
 # White space around the contents of a probe; a template that strips contents removes it.
 PROBE_WHITESPACE = ("\t\n ", " \n\t")
 
 # The role of each message, and whether its content is empty.
 ConversationShape = tuple[tuple[str, bool], ...]
-# Number of shapes in the cache; above it the cache is cleared.
+# Number of shapes, and of different template arguments, in a cache; above it the cache is cleared.
 _MAX_CACHED_SHAPES = 4096
+_MAX_CACHED_ARGUMENTS = 64
 _CHANGED_PROBLEM = "changes contents or leaves out parts of them"
 _OMITTED_PROBLEMS = {"tools": "leaves out the list of tools", **dict.fromkeys(REASONING_KEYS, "leaves out reasoning")}
 _TOO_MANY_PROBLEM = (
@@ -87,6 +94,30 @@ def make_probe(shape: ConversationShape) -> list[dict[str, Any]]:
     return [{"role": role, "content": "" if empty else f"{before}x{after}"} for role, empty in shape]
 
 
+class ConversationText(NamedTuple):
+    """A conversation as text. All positions are character offsets.
+
+    Attributes:
+        text: text that the template wrote.
+        turns: position of each message; None for a message that the template omits, and an empty
+            list if turns cannot be located.
+        problem: reason why turns cannot be located, else empty.
+        control: offsets of the control tokens that the template wrote; contents spelled any
+            others.
+        generation: (start, stop) of each ``{% generation %}`` block; None if the template has none.
+        altered: changes that the template made to contents, in words, else empty.
+        media_spans: placeholder of each medium, in order.
+    """
+
+    text: str
+    turns: list[TurnPosition | None]
+    problem: str
+    control: list[int]
+    generation: tuple[tuple[int, int], ...] | None
+    altered: tuple[str, ...] = ()
+    media_spans: tuple[PlaceholderSpan, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class TurnSkeleton:
     """Fixed texts of a shape, and the positions of turns among them.
@@ -105,13 +136,8 @@ class TurnSkeleton:
     # Alterations that the template makes to messages of this shape, in words.
     altered: tuple[str, ...]
 
-    def match(
-        self, text: str, contents: Sequence[str]
-    ) -> tuple[list[TurnPosition | None], list[int], tuple[str, ...]] | None:
-        """Return the turns, control token offsets and alterations of ``text``.
-
-        Returns None if the text is not the fixed texts with these contents between them.
-        """
+    def fill(self, contents: Sequence[str]) -> ConversationText:
+        """Return the fixed texts with these contents of the messages between them."""
         altered = self.altered
         slot_contents = [_STRIP_FUNCTIONS[strip_mode](contents[number]) for number, strip_mode in self.slots]
         if slot_contents != [contents[number] for number, _ in self.slots]:
@@ -122,13 +148,12 @@ class TurnSkeleton:
             parts += (content, fixed_text)
             length += len(content)
             content_offsets.append(length)
-        if "".join(parts) != text:
-            return None
         turns = [
             None if anchors is None else TurnPosition(*[fixed + content_offsets[slots] for slots, fixed in anchors])
             for anchors in self.turns
         ]
-        return turns, [fixed + content_offsets[slots] for slots, fixed in self.control], altered
+        control = [fixed + content_offsets[slots] for slots, fixed in self.control]
+        return ConversationText("".join(parts), turns, "", control, None, altered)
 
 
 _STRIP_FUNCTIONS = (str, str.lstrip, str.rstrip, str.strip)
@@ -183,30 +208,6 @@ def make_skeleton(
         ),
         altered=describe_alterations(turns),
     )
-
-
-class ConversationText(NamedTuple):
-    """A conversation as text. All positions are character offsets.
-
-    Attributes:
-        text: text that the template wrote.
-        turns: position of each message; None for a message that the template omits, and an empty
-            list if turns cannot be located.
-        problem: reason why turns cannot be located, else empty.
-        control: offsets of the control tokens that the template wrote; contents spelled any
-            others.
-        generation: (start, stop) of each ``{% generation %}`` block; None if the template has none.
-        altered: changes that the template made to contents, in words, else empty.
-        media_spans: placeholder of each medium, in order.
-    """
-
-    text: str
-    turns: list[TurnPosition | None]
-    problem: str
-    control: list[int]
-    generation: tuple[tuple[int, int], ...] | None
-    altered: tuple[str, ...] = ()
-    media_spans: tuple[PlaceholderSpan, ...] = ()
 
 
 def expand_placeholders(
@@ -279,6 +280,7 @@ class ConversationRenderer:
         added: Iterable[str] = (),
         date: dt.date = DEFAULT_DATE,
         media: PlaceholderFormats = MappingProxyType({}),
+        arguments: TemplateArguments = MappingProxyType({}),
     ) -> None:
         """Compile and probe a template.
 
@@ -289,21 +291,28 @@ class ConversationRenderer:
             added: its other added tokens, which templates also write around turns.
             date: date that ``strftime_now`` returns.
             media: placeholder format of each kind of media.
+            arguments: variables of the template.
 
         Raises:
             TemplateError: invalid template, or one that may not terminate.
         """
-        self.name = choice.name
+        self.name, self._arguments = choice.name, dict(arguments)
         pattern = make_control_pattern(list(control))
         # Some vocabularies have runs of line ends among their added tokens, which do not delimit turns.
         added_pattern = make_control_pattern([*control, *filter(str.strip, added)])
         plain = ChatTemplate(choice.name, choice.text, tokens, date)
         remedy = _choose_built_in(control)
-        self._plain = _TemplateRenderer(plain, pattern, added_pattern, media, remedy)
+        self._plain = _TemplateRenderer(
+            plain, pattern, added_pattern, media, remedy, inserts_contents=choice.inserts_contents
+        ).with_arguments(arguments)
         self._tools = self._plain
         if choice.tools_text is not None:
             template = ChatTemplate(f"{choice.name} (tool_use)", choice.tools_text, tokens, date)
-            self._tools = _TemplateRenderer(template, pattern, added_pattern, media, remedy)
+            renderer = _TemplateRenderer(template, pattern, added_pattern, media, remedy)
+            self._tools = renderer.with_arguments(arguments)
+        self._pattern = pattern
+        # Renderers of records with arguments of their own, by these arguments as JSON.
+        self._by_arguments: dict[tuple[bool, bytes], _TemplateRenderer] = {}
         self._note, self._date = choice.note, date
         self._source = f"{choice.text}\n{choice.tools_text or ''}"
 
@@ -314,7 +323,13 @@ class ConversationRenderer:
         if any(renderer.template.asked_for_date for renderer in (self._plain, self._tools)):
             notes.append(
                 f"template {self.name} writes the date: it always gets {self._date.isoformat()}, so that the store "
-                "does not depend on the day of preparation"
+                "does not depend on the day of preparation (--template-date)"
+            )
+        if unread := sorted(self._arguments.keys() - self.variables):
+            known = ", ".join(sorted(self.variables - RESERVED_ARGUMENTS)) or "none"
+            names = ", ".join(name + suggest(name, self.variables) for name in unread)
+            notes.append(
+                f"template {self.name} never reads the argument{'s' * (len(unread) > 1)} {names} (it reads {known})"
             )
         if self._plain.grammar.stop == "":
             notes.append(
@@ -325,6 +340,11 @@ class ConversationRenderer:
                 alone = self._plain.placeholder_formats[kind].fallback_text
                 notes.append(f"template {self.name} has no {kind} placeholder: {alone!r} is written in its place")
         return tuple(notes)
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names of the variables that the template may read."""
+        return self._plain.template.variables | self._tools.template.variables
 
     def may_read_key(self, key: str) -> bool:
         """Return whether the template may read this key of a message."""
@@ -341,14 +361,67 @@ class ConversationRenderer:
         if not conversation.messages:
             raise RenderError("the conversation has no messages")
         renderer = self._tools if conversation.tools else self._plain
+        if conversation.template_args:
+            renderer = self._get_renderer(renderer, conversation.template_args)
         return renderer.render(conversation)
+
+    def _get_renderer(self, renderer: "_TemplateRenderer", arguments: TemplateArguments) -> "_TemplateRenderer":
+        """Return the renderer of a record with arguments of its own."""
+        key = renderer is self._plain, orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)
+        if key not in self._by_arguments:
+            if contains_match(arguments, self._pattern):
+                raise RenderError(
+                    "it spells a control token in a template argument, where the token cannot be distinguished from "
+                    "the template's own; leave it out, or give the argument to the job (--template-arg)"
+                )
+            if len(self._by_arguments) >= _MAX_CACHED_ARGUMENTS:
+                self._by_arguments.clear()
+            self._by_arguments[key] = renderer.with_arguments(arguments)
+        return self._by_arguments[key]
+
+
+@final
+class TextJoiner:
+    """Renderer that joins a prompt and its completion without a template.
+
+    The end token follows. It has the interface of :class:`ConversationRenderer`.
+    """
+
+    name = NO_TEMPLATE
+    notes: tuple[str, ...] = ()
+    variables: frozenset[str] = frozenset()
+
+    def __init__(self, end: str) -> None:
+        self._end = end
+
+    def may_read_key(self, _key: str) -> bool:
+        """Return False: messages are refused."""
+        return False
+
+    def render(self, conversation: Conversation) -> ConversationText:
+        """Return the prompt, its completion and the end token.
+
+        A completion that has the end token already gets no second one. A prompt without completion stays as it is.
+        """
+        if conversation.is_prompt:
+            text = "".join(message["content"] for message in conversation.messages)
+            return ConversationText(text, [], "", [], None)
+        prompt, completion = (message["content"] for message in conversation.messages)
+        end = len(prompt) + len(completion.removesuffix(self._end))
+        text = (prompt + completion)[:end] + self._end
+        turns: list[TurnPosition | None] = [
+            TurnPosition(0, 0, len(prompt)),
+            TurnPosition(len(prompt), len(prompt), len(text)),
+        ]
+        return ConversationText(text, turns, "", [end], ((len(prompt), len(text)),))
 
 
 @final
 class _TemplateRenderer:
     """A compiled template and the turn skeletons learned from it.
 
-    ``built_in`` is the built-in template that the error for omitted tool calls suggests.
+    ``built_in`` is the built-in template that the error for omitted tool calls suggests; ``inserts_contents`` is that
+    of :class:`ChosenTemplate`.
     """
 
     def __init__(
@@ -358,15 +431,34 @@ class _TemplateRenderer:
         added_pattern: re.Pattern[str],
         placeholder_formats: PlaceholderFormats,
         built_in: str,
+        *,
+        inserts_contents: bool = False,
     ) -> None:
         self.template, self.pattern, self.added_pattern = template, pattern, added_pattern
         self.placeholder_formats, self.built_in = placeholder_formats, built_in
+        self.inserts_contents = inserts_contents
         self.media_style = detect_media_style(template, placeholder_formats) if placeholder_formats else MediaStyle()
+        self._plain_prompt = ""
         self.grammar = self._detect_grammar()
         self.skeletons: dict[ConversationShape, TurnSkeleton | None] = {}
 
-    def _detect_grammar(self) -> TurnGrammar:
-        """Detect the text around turns from the first probe that the template accepts."""
+    def with_arguments(self, arguments: TemplateArguments) -> "_TemplateRenderer":
+        """Return a renderer with these template arguments, which has its own skeletons."""
+        if not arguments:
+            return self
+        renderer = copy.copy(self)
+        renderer.template = self.template.with_arguments(arguments)
+        if self.placeholder_formats:
+            renderer.media_style = detect_media_style(renderer.template, self.placeholder_formats)
+        renderer.grammar = renderer._detect_grammar(self._plain_prompt)  # noqa: SLF001 - a copy of this renderer
+        renderer.skeletons = {}
+        return renderer
+
+    def _detect_grammar(self, plain_prompt: str | None = None) -> TurnGrammar:
+        """Detect the text around turns from the first probe that the template accepts.
+
+        ``plain_prompt`` is the generation prompt without template arguments, if there are any.
+        """
         user, assistant, system = ("user", False), (ASSISTANT, False), ("system", False)
         pair = (user, assistant)
         for shape in (pair * 2, (system, *pair * 2), pair, (system, *pair)):
@@ -377,7 +469,14 @@ class _TemplateRenderer:
             except RenderError:
                 continue
             prompt = self._find_generation_prompt(without_prompt, with_prompt)
-            return detect_grammar(prompt, absorb_whitespace(marked_probe)[0], self.pattern, self.added_pattern)
+            header, prefill = self._header(prompt), ""
+            if plain_prompt is None:
+                self._plain_prompt = prompt
+            elif plain_prompt and plain_prompt != prompt and prompt.startswith(plain_prompt):
+                header = self._header(plain_prompt)
+                prefill = prompt[len(header) :]
+            probe = absorb_whitespace(marked_probe)[0]
+            return detect_grammar(header, prefill, probe, self.pattern, self.added_pattern)
         return TurnGrammar(self.pattern, self.added_pattern)
 
     def _find_generation_prompt(self, without_prompt: str, with_prompt: str) -> str:
@@ -385,7 +484,7 @@ class _TemplateRenderer:
         last = [match.start() for match in self.pattern.finditer(without_prompt)][-1:]
         for text in (without_prompt, *(without_prompt[:position] for position in last)):
             if with_prompt.startswith(text):
-                return self._header(with_prompt[len(text) :])
+                return with_prompt[len(text) :]
         return ""
 
     def _header(self, prompt: str) -> str:
@@ -414,6 +513,11 @@ class _TemplateRenderer:
             media = _ConversationMedia(kinds, owners, mark)
         messages = list(map(normalize_message, source_messages))
         tools, prompt = conversation.tools or None, conversation.is_prompt
+        # Skeletons are learned without the beginning of an answer.
+        filled = None if tools or prompt else self._fill_skeleton(messages)
+        if filled is not None and self.inserts_contents and not media.kinds:
+            # Jinja would give the same text, but would take nearly half of the time of encoding a conversation.
+            return filled
         try:
             output = self.template.render(messages, tools, prompt=prompt)
         except RenderError:
@@ -422,15 +526,9 @@ class _TemplateRenderer:
                 raise
             messages = source_messages
             output = self.template.render(messages, tools, prompt=prompt)
-        # Skeletons are learned without the beginning of an answer.
-        shape = None if tools or prompt else get_conversation_shape(messages)
-        skeleton = self._get_skeleton(shape) if shape else None
-        if skeleton is not None:
-            skeleton_match = skeleton.match(output.text, [message["content"] for message in messages])
-            if skeleton_match is not None:
-                turns, control, altered = skeleton_match
-                media_spans = self._find_media_spans(output.text, control, media)
-                return ConversationText(output.text, turns, "", control, output.generation, altered, media_spans)
+        if filled is not None and filled.text == output.text:
+            media_spans = self._find_media_spans(output.text, filled.control, media)
+            return filled._replace(generation=output.generation, media_spans=media_spans)
         return self._render_marked(output, messages, tools, media, prompt=prompt)
 
     def _find_media_spans(
@@ -442,12 +540,17 @@ class _TemplateRenderer:
             find_placeholder_spans(text, control, media.kinds, media.mark, self.placeholder_formats, self.media_style)
         )
 
-    def _get_skeleton(self, shape: ConversationShape) -> TurnSkeleton | None:
+    def _fill_skeleton(self, messages: list[dict[str, Any]]) -> ConversationText | None:
+        """Return the text that the skeleton gives; None if the messages have no skeleton."""
+        shape = get_conversation_shape(messages)
+        if shape is None:
+            return None
         if shape not in self.skeletons:
             if len(self.skeletons) >= _MAX_CACHED_SHAPES:
                 self.skeletons.clear()
             self.skeletons[shape] = self._learn_skeleton(shape)
-        return self.skeletons[shape]
+        skeleton = self.skeletons[shape]
+        return None if skeleton is None else skeleton.fill([message["content"] for message in messages])
 
     def _learn_skeleton(self, shape: ConversationShape) -> TurnSkeleton | None:
         """Learn the skeleton of a shape; None if its text is not fixed around contents."""

@@ -204,6 +204,8 @@ class TurnGrammar:
     added_pattern: re.Pattern[str]
     # Generation prompt; empty if it is unknown.
     prompt: str = ""
+    # Text that template arguments add to the generation prompt, such as an empty thought.
+    prefill: str = ""
     # Text after the last assistant's content, up to its first control token and those adjacent to it; empty if there
     # is none, None if it is unknown.
     stop: str | None = None
@@ -219,7 +221,7 @@ def make_control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
 
 
 def detect_grammar(
-    prompt: str, marked_probe: MarkedText, control: re.Pattern[str], added_pattern: re.Pattern[str]
+    prompt: str, prefill: str, marked_probe: MarkedText, control: re.Pattern[str], added_pattern: re.Pattern[str]
 ) -> TurnGrammar:
     """Detect the grammar from a probe of alternating user and assistant turns.
 
@@ -228,7 +230,7 @@ def detect_grammar(
     text, blocks = marked_probe.text, marked_probe.blocks
     last = max((block.owner for block in blocks), default=0)
     if not marked_probe.intact or not blocks or blocks[-1].owner != last:
-        return TurnGrammar(control, added_pattern, prompt)
+        return TurnGrammar(control, added_pattern, prompt, prefill)
     stop = _find_stop_text(text, blocks[-1].stop, control)
     edges = [0, *(block.stop for block in blocks[:-1])]
     segments = [(edge, block.start) for edge, block in zip(edges, blocks, strict=True)]
@@ -244,7 +246,7 @@ def detect_grammar(
     first = added_pattern.match(prompt)
     if first is not None:
         openers.add(first.group())
-    return TurnGrammar(control, added_pattern, prompt, stop, frozenset(openers - enders), frozenset(enders))
+    return TurnGrammar(control, added_pattern, prompt, prefill, stop, frozenset(openers - enders), frozenset(enders))
 
 
 def _find_stop_text(text: str, position: int, control: re.Pattern[str]) -> str:
@@ -319,16 +321,22 @@ def _find_body_start(text: str, low: int, block: MarkedBlock, grammar: TurnGramm
     if not block.opened:
         if not prompt or text.count(prompt, low, block.stop) != 1:
             raise TurnPositionError(f"the template changes the beginning of turn {number + 1}")
-        return text.index(prompt, low) + len(prompt)
+        return _skip_prefill(text, text.index(prompt, low) + len(prompt), block.stop, grammar)
     if not prompt:
         return block.start
     prompt_start = text.rfind(prompt, low, block.start)
     if prompt_start < 0:
         return block.start
-    prompt_end = prompt_start + len(prompt)
+    prompt_end = _skip_prefill(text, prompt_start + len(prompt), block.start, grammar)
     if any(token in text[prompt_end : block.start] for token in grammar.openers):
         raise TurnPositionError(f"the header of turn {number + 1} differs from the template's generation prompt")
     return prompt_end
+
+
+def _skip_prefill(text: str, start: int, limit: int, grammar: TurnGrammar) -> int:
+    """Return the end of the generation prompt that begins an answer at ``start``."""
+    stop = start + len(grammar.prefill)
+    return stop if stop <= limit and text.startswith(grammar.prefill, start) else start
 
 
 def _find_stop(text: str, start: int, high: int, grammar: TurnGrammar) -> int | None:

@@ -11,17 +11,22 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.chat import RenderError, choose_template
+from batchloom.chat import NO_TEMPLATE, RenderError, choose_template
 from batchloom.chat.templates import (
     DEFAULT_DATE,
     CharacterSpan,
     ConversationRenderer,
     ConversationText,
     PlaceholderFormat,
+    TemplateArguments,
+    TextJoiner,
+    choose_tool_format,
     expand_placeholders,
     make_control_pattern,
+    write_tools,
 )
 from batchloom.core.addresses import redact_url
+from batchloom.core.document import Conversation
 from batchloom.core.errors import TokenizerError, UnusableRecordError
 from batchloom.core.medium import Medium, MediumKind
 from batchloom.media import PlaceholderExpansion, ProcessorFamily
@@ -118,7 +123,10 @@ class ChatEncoder(ControlEncoder):
 
     Attributes:
         renderer: renders conversations as text.
+        joins_texts: whether it joins texts without a template.
     """
+
+    renderer: ConversationRenderer | TextJoiner
 
     def __init__(
         self,
@@ -126,6 +134,8 @@ class ChatEncoder(ControlEncoder):
         template: str | None = None,
         *,
         date: dt.date = DEFAULT_DATE,
+        arguments: TemplateArguments = MappingProxyType({}),
+        tool_format: str | None = None,
         families: Mapping[MediumKind, ProcessorFamily] = MappingProxyType({}),
         templates: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -134,8 +144,11 @@ class ChatEncoder(ControlEncoder):
         Args:
             tokenizer: the tokenizer.
             template: ``chatml``, ``llama3``, ``alpaca``, ``plain``, the name of one of the tokenizer's own
-                templates, or a file path; None for the tokenizer's own, else plain.
+                templates, or a file path; ``none`` to join the texts of a prompt and its completion; None for the
+                tokenizer's own, else plain.
             date: date that ``strftime_now`` of templates returns.
+            arguments: variables of the template; those of a conversation override them.
+            tool_format: format in which tools and calls are written into contents; None leaves them to the template.
             families: processor family by media kind.
             templates: templates by name, which take precedence over the tokenizer's own.
 
@@ -150,16 +163,31 @@ class ChatEncoder(ControlEncoder):
         special_tokens = {"eos_token": token_by_id[tokenizer.end_id]}
         if tokenizer.bos_id is not None:
             special_tokens["bos_token"] = token_by_id[tokenizer.bos_id]
+        self._date = date
+        self._tool_format = tool_format and choose_tool_format(tool_format, list(control), tokenizer.name)
+        self.joins_texts = template == NO_TEMPLATE
+        if self.joins_texts:
+            self.renderer = TextJoiner(special_tokens["eos_token"])
+            return
         self.renderer = ConversationRenderer(
             choose_template(template, {**chat.templates, **templates}, control, tokenizer.name),
             {**special_tokens, **chat.tokens},
             control,
             added=tokenizer.added,
             date=date,
+            arguments=arguments,
             media={
                 kind: PlaceholderFormat(family.placeholder, family.fallback_text) for kind, family in families.items()
             },
         )
+
+    def write_tools(self, conversation: Conversation) -> Conversation:
+        """Return a conversation as the template gets it.
+
+        Raises:
+            RenderError: the tool format cannot write its tools or calls.
+        """
+        return write_tools(conversation, self._tool_format, self._date) if self._tool_format else conversation
 
     @property
     def notes(self) -> tuple[str, ...]:

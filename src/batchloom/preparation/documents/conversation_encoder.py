@@ -199,8 +199,9 @@ def encode_conversations(
     out = EncodedBatchBuilder()
     rendered_conversations: list[_RenderedConversation] = []
     texts: list[RenderedText] = []
-    for number, conversation in enumerate(conversations):
+    for number, record in enumerate(conversations):
         try:
+            conversation = encoder.write_tools(record)
             rendered, media = encoder.renderer.render(conversation), None
             if conversation.media:
                 media = write_expansions(conversation.media, rendered, encoder)
@@ -216,6 +217,9 @@ def encode_conversations(
             texts.append(RenderedText(rendered.text, rendered.control, trained_spans, lenient))
             rendered_conversations.append(_RenderedConversation(number, conversation, rendered, media))
     results = mask_texts(encoder, texts) if texts else []
+    if encoder.joins_texts:
+        prompts = [rendered.conversation.messages[0]["content"] for rendered in rendered_conversations]
+        results = _start_where_prompts_end(encoder, prompts, results, all_trained=rules.train_on == "all")
     for rendered_conversation, text, masked_tokens in zip(rendered_conversations, texts, results, strict=True):
         try:
             proved, placed = _mask_and_verify(encoder, rendered_conversation, text, masked_tokens, prove=rules.prove)
@@ -226,13 +230,36 @@ def encode_conversations(
             out.altered.update(rendered_conversation.rendered.altered)
         if rules.max_tokens is not None and proved.ids.size > rules.max_tokens:
             _apply_overlong(out, rendered_conversation, proved, placed, rules)
-        elif proved.mask.any():
+        elif np.count_nonzero(proved.mask):  # Three times as fast as mask.any() for a short mask.
             out.add(rendered_conversation.number, proved.ids, proved.mask, placed)
         else:
             out.dropped.append(
                 EncodeFault(rendered_conversation.number, "nothing to train: its trained turns have no tokens")
             )
     return out.build(dtype)
+
+
+def _start_where_prompts_end(
+    encoder: ChatEncoder, prompts: Sequence[str], results: Sequence[MaskedTokens | str], *, all_trained: bool
+) -> list[MaskedTokens | str]:
+    """Train each text from the token at which it differs from its prompt alone.
+
+    That is TRL's rule (``common_prefix_length``). It matters if a token holds text of both, which a model never sees
+    after the prompt alone. A BOS token is prepended if models expect it.
+    """
+    tokenizer = encoder.tokenizer
+    ids, bounds = tokenizer.encode_batch(prompts)
+    bos = np.array([] if tokenizer.bos_id is None else [tokenizer.bos_id], np.uint32)
+    masked_texts: list[MaskedTokens | str] = []
+    for number, text in enumerate(results):
+        if isinstance(text, str):
+            masked_texts.append(text)
+            continue
+        start = _count_common_tokens(ids[bounds[number] : bounds[number + 1]], text.ids)
+        mask = np.arange(-bos.size, text.ids.size) >= (-bos.size if all_trained else start)
+        starts = np.concatenate([np.zeros(bos.size, np.int64), text.starts])
+        masked_texts.append(MaskedTokens(np.concatenate([bos, text.ids]), mask, starts, text.in_bytes))
+    return masked_texts
 
 
 class _RenderedConversation(NamedTuple):
@@ -450,6 +477,10 @@ def encode_preference_pairs(
             dropped[number] = _OVERLONG_PAIR
             continue
         (chosen,), (rejected,) = pair_answers
+        if encoder.joins_texts and chosen is not None and rejected is not None:
+            # A token of both the prompt and one answer does not belong to the common prompt.
+            start = min(chosen.start, rejected.start)
+            chosen, rejected = replace(chosen, start=start), replace(rejected, start=start)
         if chosen is None or rejected is None:
             faults[number] = _FLAGS_PROBLEM
         elif problem := _find_pair_problem(chosen, rejected):
@@ -492,7 +523,7 @@ def encode_prompts(
     texts: list[RenderedText] = []
     for number, prompt in enumerate(prompts):
         try:
-            rendered = encoder.renderer.render(prompt.conversation)
+            rendered = encoder.renderer.render(encoder.write_tools(prompt.conversation))
             check_surrogates(rendered.text)
         except RenderError as error:
             out.faults.append(EncodeFault(number, str(error)))
@@ -502,13 +533,17 @@ def encode_prompts(
         texts.append(RenderedText(rendered.text, rendered.control, (), lenient=True))
         numbers.append(number)
     results = mask_texts(encoder, texts) if texts else []
+    bos_id = encoder.tokenizer.bos_id if encoder.joins_texts else None
+    bos = np.array([] if bos_id is None else [bos_id], np.uint32)
     for number, tokens in zip(numbers, results, strict=True):
         if isinstance(tokens, str):
             out.faults.append(EncodeFault(number, tokens))
-        elif excess := _describe_excess(tokens.ids.size, number, rules):
+            continue
+        ids = np.concatenate([bos, tokens.ids])
+        if excess := _describe_excess(ids.size, number, rules):
             out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
         else:
-            out.add(number, tokens.ids, tokens.mask, side=PROMPT, fields=prompts[number].fields)
+            out.add(number, ids, np.zeros(ids.size, np.bool_), side=PROMPT, fields=prompts[number].fields)
     return replace(out.build(dtype), sides=np.array(out.sides, np.uint8))
 
 

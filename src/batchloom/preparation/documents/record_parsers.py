@@ -9,6 +9,7 @@ from typing import Any, Literal, cast, final
 import msgspec
 
 from batchloom.chat import (
+    NO_TEMPLATE,
     compute_record_shape,
     detect_schema,
     make_record_reader,
@@ -16,12 +17,14 @@ from batchloom.chat import (
     unused_columns,
 )
 from batchloom.chat.schema import (
+    TURN_ROLES,
     ParsedRecord,
     RecordReader,
     RecordShape,
     Schema,
     get_column_value,
     is_non_empty,
+    list_template_arguments,
     parse_messages,
     unused_message_keys,
 )
@@ -93,6 +96,7 @@ class RecordParser:
         own_folder: media paths are relative to the source, even if a data folder is configured.
         unused_columns: columns of the first records that are neither read nor known as metadata.
         unused_keys: likewise the keys of messages, which the template may read.
+        template_arguments: names of the template arguments in the first records, each with its column.
     """
 
     rules: ReadRules
@@ -104,6 +108,7 @@ class RecordParser:
     own_folder: bool = False
     unused_columns: tuple[str, ...] = field(default=(), compare=False)
     unused_keys: tuple[str, ...] = field(default=(), compare=False)
+    template_arguments: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def preferences(self) -> PreferenceKind:
@@ -204,7 +209,10 @@ class RecordParsers:
             message = f"{location}: {error} (use mapping: in that file)"
             raise SchemaError(message, error.columns, error.suggestion) from None
         record_parser = replace(
-            record_parser, unused_columns=unused_columns(rows, schema), unused_keys=unused_message_keys(rows, schema)
+            record_parser,
+            unused_columns=unused_columns(rows, schema),
+            unused_keys=unused_message_keys(rows, schema),
+            template_arguments=list_template_arguments(rows, schema),
         )
         if is_file_table and record_parser.record_reader is not None:
             record_parser = replace(record_parser, record_reader=_wrap_file_rows(record_parser.record_reader))
@@ -341,6 +349,7 @@ def make_record_parser(
         rules = replace(rules, text_field=text_column)
         return RecordParser(rules, detected=schema.description, columns=columns)
     rules = replace(rules, text_field=None)
+    joins_texts = chat.template == NO_TEMPLATE
     if schema.kind in ("preference", "prompt", "steps"):
         record_parser = _make_preference_parser(source, rows, rules, schema, chat, media=inspector is not None)
     elif schema.kind == "conversation":
@@ -353,6 +362,9 @@ def make_record_parser(
         record_kind: RecordKind = schema.kind if schema.kind in ("text", "interleaved") else "tokens"
         record_reader = make_record_reader(schema)
         record_parser = RecordParser(rules, record_kind, record_reader, detected=schema.description, columns=columns)
+    if joins_texts and record_parser.templated and record_parser.record_reader is not None:
+        _check_holds_texts(source, rows, schema)
+        record_parser = replace(record_parser, record_reader=_wrap_texts(record_parser.record_reader, schema))
     if inspector is None or record_parser.record_reader is None:
         return record_parser
     if schema.kind in ("conversation", "interleaved", "preference"):
@@ -361,6 +373,56 @@ def make_record_parser(
         reason = _MEDIA_REFUSALS.get(schema.kind, _LATE_MEDIA)
         record_reader = _wrap_refuse_media(record_parser.record_reader, reason)
     return replace(record_parser, record_reader=record_reader)
+
+
+_JOINED_REMEDY = (
+    f"--template {NO_TEMPLATE} joins a prompt and its completion, which are texts: leave it out to render "
+    "messages with a chat template, or name columns of texts (--map prompt=...,completion=...)"
+)
+
+
+def _check_holds_texts(source: Source, rows: Sequence[Mapping[str, Any]], schema: Schema) -> None:
+    """Refuse a source of messages, which only a chat template turns into text."""
+    columns = [name for role in TURN_ROLES for name in schema.columns.get(role, ())]
+    first = next((row for row in rows if all(is_non_empty(get_column_value(row, name)) for name in columns)), {})
+    if schema.form == "messages" or any(_is_messages(get_column_value(first, name)) for name in columns):
+        raise InputError(f"{source.name} holds messages ({schema.description}), and {_JOINED_REMEDY}.")
+
+
+def _is_messages(value: Any) -> bool:
+    return isinstance(parse_messages(value), list | dict)
+
+
+def _wrap_texts(record_reader: RecordReader, schema: Schema) -> RecordReader:
+    """Wrap a reader to accept only a prompt and answers that are texts."""
+    columns = [name for role in TURN_ROLES for name in schema.columns.get(role, ())]
+
+    def read(row: Mapping[str, Any]) -> ParsedRecord:
+        for name in columns:
+            if _is_messages(get_column_value(row, name)):
+                raise UnusableRecordError(f"column {name!r} holds messages, and {_JOINED_REMEDY}")
+        record = record_reader(row)
+        for conversation in _list_conversations(record):
+            if (
+                len(conversation.messages) > (1 if conversation.is_prompt else 2)
+                or conversation.tools
+                or conversation.media
+            ):
+                raise UnusableRecordError(
+                    "it has more than a prompt and its completion (a system turn, earlier turns, tools or media), and "
+                    f"{_JOINED_REMEDY}"
+                )
+        return record
+
+    return read
+
+
+def _list_conversations(record: ParsedRecord) -> list[Conversation]:
+    if isinstance(record, PreferencePair):
+        return [side for side in (record.chosen, record.rejected) if isinstance(side, Conversation)]
+    if isinstance(record, LabelledConversation | CarryingPrompt):
+        return [record.conversation]
+    return [record] if isinstance(record, Conversation) else []
 
 
 def _wrap_refuse_media(record_reader: RecordReader, reason: str) -> RecordReader:

@@ -315,7 +315,9 @@ def _document_bytes(
 def _side_content(side: Conversation | str) -> Any:
     if isinstance(side, str):
         return side
-    content = side.messages, side.tools, side.trained, side.completion
+    content: tuple[Any, ...] = side.messages, side.tools, side.trained, side.completion
+    if side.template_args is not None:
+        content = (*content, {"template_args": side.template_args})
     return (*content, _media_identity(side.media)) if side.media else content
 
 

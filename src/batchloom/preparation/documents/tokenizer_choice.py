@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from batchloom.chat import choose_template
+from batchloom.chat import NO_TEMPLATE, choose_template
 from batchloom.core.errors import InputError
 from batchloom.core.fingerprint import derive_key
 from batchloom.preparation.documents.chat_encoding import ChatEncoder, ControlEncoder
@@ -16,6 +16,8 @@ from batchloom.sources.files import Source
 from batchloom.store.format import UINT16_IDS, choose_token_dtype
 from batchloom.text import normalize
 from batchloom.tokens import (
+    END_BY_CONFIG,
+    END_OF_TEXT,
     Tokenizer,
     parse_train_spec,
     resolve_tokenizer,
@@ -56,6 +58,11 @@ def choose_job_tokenizer(
     if state is not None:
         tokenizer = restore_tokenizer(state)
     elif size is not None:
+        if recipe.end_token not in (None, END_OF_TEXT):
+            raise InputError(
+                f"{recipe.tokenizer} has one control token, {END_OF_TEXT}, and not {recipe.end_token!r}: leave "
+                "--end-token out."
+            )
         _check_no_token_rows(sources, record_parsers)
         training_texts = list(limit_distinct_texts(sample(TRAIN_BYTES, TRAIN_PROBE_BYTES)))
         tokenizer = train_tokenizer(training_texts, size)
@@ -76,7 +83,29 @@ def choose_job_tokenizer(
             "and not counted. Give its tokenizer.json an unk_token, byte_fallback or all 256 bytes, or choose "
             "another --tokenizer."
         )
+    joins_texts = recipe.chat.template == NO_TEMPLATE
+    parsers = (record_parsers.get_parser(source) for source in sources)
+    if any(parser.ended or (parser.templated and joins_texts) for parser in parsers) and (
+        note := describe_end_token(tokenizer, recipe.end_token)
+    ):
+        on_note(note)
     return tokenizer
+
+
+def describe_end_token(tokenizer: Tokenizer, end_token: str | None) -> str:
+    """Describe the token that ends plain documents; "" if every tool appends it."""
+    end = next((token for token, number in tokenizer.control.items() if number == tokenizer.end_id), "")
+    eos = tokenizer.chat.tokens.get("eos_token", end)
+    ending = f"Plain documents end with {end!r} (id {tokenizer.end_id})"
+    if end_token == END_BY_CONFIG:
+        return f"{ending}, the eos_token of tokenizer_config.json (--end-token {END_BY_CONFIG})."
+    if end == eos:
+        return ""
+    reason = "as --end-token says" if end_token is not None else "which ends texts in this vocabulary"
+    return (
+        f"{ending}, {reason}. The eos_token of tokenizer_config.json is {eos!r}, which TRL and Megatron append "
+        f"(--end-token {END_BY_CONFIG})."
+    )
 
 
 def choose_job_template(
@@ -116,6 +145,11 @@ def find_unused_columns(record_parsers: Iterable[RecordParser], encoder: ChatEnc
             for key in record_parser.unused_keys
             if encoder is None or not encoder.renderer.may_read_key(key)
         }
+        names |= {
+            f"{column}.{name}": None
+            for name, column in record_parser.template_arguments.items()
+            if encoder is None or name not in encoder.renderer.variables
+        }
     return tuple(names)
 
 
@@ -125,14 +159,19 @@ def make_chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
     Raises:
         TemplateError: the template does not exist or cannot be used.
     """
-    encoder, media = verify_control_tokens(tokenizer, ()), recipe.reading.media
+    encoder, media, chat = verify_control_tokens(tokenizer, ()), recipe.reading.media, recipe.chat
     if media is None:
-        return ChatEncoder(encoder, recipe.chat.template)
+        return ChatEncoder(
+            encoder, chat.template, date=chat.date, arguments=chat.template_args, tool_format=chat.tool_format
+        )
     processor = open_job_processor(media, recipe.tokenizer)
     processor_template = read_processor_template(media)
     return ChatEncoder(
         encoder,
-        recipe.chat.template,
+        chat.template,
+        date=chat.date,
+        arguments=chat.template_args,
+        tool_format=chat.tool_format,
         families=processor.families,
         templates={} if processor_template is None else {"default": processor_template},
     )

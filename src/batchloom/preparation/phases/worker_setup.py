@@ -11,6 +11,7 @@ import msgspec
 
 from batchloom.core.errors import WorkerError
 from batchloom.core.files import read_regular_file
+from batchloom.core.process_state import relax_gc
 from batchloom.preparation.documents.chat_encoding import ChatEncoder
 from batchloom.preparation.documents.document_encoder import EncodeContext
 from batchloom.preparation.documents.record_parsers import RecordParsers
@@ -143,7 +144,8 @@ def make_task_function(make_context: Callable[[], EncodeContext]) -> TaskFunctio
     def run_phase_task(task: Any, send_message: MessageCallback) -> Any:
         if isinstance(task, UnitTask):
             read_unit = write_segment_keys if task.segment_keys else tokenize_unit
-            return read_unit(task, get_context(), send_message)
+            with relax_gc():
+                return read_unit(task, get_context(), send_message)
         return task()
 
     return run_phase_task

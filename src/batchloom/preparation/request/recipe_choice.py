@@ -30,6 +30,7 @@ from batchloom.preparation.settings.clean_recipe import parse_clean_steps
 from batchloom.preparation.settings.media_recipe import MediaRecipe, media_to_settings, parse_media
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe, parse_fim
 from batchloom.preparation.settings.recipe import (
+    CHAT_SHORT_FORMS,
     ChatRecipe,
     DedupRecipe,
     Recipe,
@@ -51,6 +52,7 @@ _SHORT_FORMS: dict[str, Callable[[Any], object]] = {
     "media": parse_media,
     "dedup": parse_dedup,
     "tokens_per_shard": coerce_token_count,
+    **CHAT_SHORT_FORMS,
 }
 _COLUMN_SETTINGS = ("text_field", "mapping")
 _READING_SETTINGS = tuple(field.name for field in fields(ReadRecipe))

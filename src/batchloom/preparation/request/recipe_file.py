@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 import yaml
 
-from batchloom.chat import BUILT_IN_TEMPLATES
+from batchloom.chat import TEMPLATE_NAMES
 from batchloom.core.addresses import (
     STANDARD_INPUT,
     is_url,
@@ -70,6 +70,9 @@ _LATER_DEFAULTS: dict[str, Any] = {
     "carry": [],
     "balance_subsets": True,
     "follow_links": False,
+    "template_args": {},
+    "template_date": None,
+    "tool_format": None,
 }
 RECIPE_KEYS = ("inputs", *SETTINGS)
 _TIKTOKEN = "tiktoken:"
@@ -187,7 +190,7 @@ def _read_recipe_inputs(value: object, config_location: ConfigLocation) -> list[
 def _resolve_relative(name: str, value: str, config_location: ConfigLocation) -> str:
     """Resolve a tokenizer or template relative to the file's folder."""
     if name == "template":
-        return value if value in BUILT_IN_TEMPLATES else config_location.resolve_path(value)
+        return value if value in TEMPLATE_NAMES else config_location.resolve_path(value)
     if value in _TOKENIZER_WORDS or value.startswith("train:") or is_url_or_stdin(value):
         return value
     if value.startswith(_TIKTOKEN):
@@ -200,6 +203,7 @@ def recipe_settings(recipe: Recipe) -> dict[str, Any]:
     settings = {
         **to_raw_recipe(recipe).settings,
         "mapping": dict(recipe.reading.mapping),
+        "template_args": dict(recipe.chat.template_args),
         "ignore": list(recipe.reading.ignore),
         "carry": list(recipe.reading.carry),
         "clean": clean_steps_to_settings(recipe.reading.clean),

@@ -15,6 +15,7 @@ from .read_recipe import (
     parse_fim as parse_fim,
 )
 from .recipe import (
+    CHAT_SHORT_FORMS as CHAT_SHORT_FORMS,
     SIZE_HINT as SIZE_HINT,
     DocumentOptions as DocumentOptions,
     OverlongPolicy as OverlongPolicy,

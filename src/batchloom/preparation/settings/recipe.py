@@ -1,8 +1,9 @@
 """The recipe of ``prepare``: its settings, short forms, plain form and keywords."""
 
+import datetime as dt
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path, PurePath
@@ -10,8 +11,14 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import xxhash
 
-from batchloom.chat import BUILT_IN_TEMPLATES
-from batchloom.chat.templates import TrainOn
+from batchloom.chat import NO_TEMPLATE, TEMPLATE_NAMES
+from batchloom.chat.templates import (
+    DEFAULT_DATE,
+    TOOL_FORMATS,
+    TrainOn,
+    find_argument_problems,
+    parse_template_arguments,
+)
 from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import SettingsError
 from batchloom.core.files import read_regular_file
@@ -50,6 +57,7 @@ OverlongPolicy = Literal["drop", "truncate-turns", "split", "error"]
 OVERLONG_POLICIES: tuple[str, ...] = get_args(OverlongPolicy)
 
 CHAT_PANEL = "Conversations"
+_DATE_CHARACTERS = len("YYYY-MM-DD")
 
 TRAIN_ON = Setting(
     help="Turns to train on: assistant, all, last or completion.",
@@ -218,13 +226,30 @@ _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 SIZE_HINT = f"a size of at most {_SIZE_CHARACTERS} characters such as 100M, 1G or 100_000"
 
 
+def _parse_date(value: object) -> dt.date | None:
+    try:
+        return dt.date.fromisoformat(value) if isinstance(value, str) and len(value) == _DATE_CHARACTERS else None
+    except ValueError:
+        return None
+
+
+def _find_tool_format_problem(value: object) -> str:
+    if isinstance(value, str) and value in TOOL_FORMATS:
+        return ""
+    hint = suggest(value, TOOL_FORMATS) if isinstance(value, str) else ""
+    return f"is none of {', '.join(TOOL_FORMATS)}{hint}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRecipe:
     """Settings of conversations.
 
     Attributes:
         template: ``chatml``, ``llama3``, ``alpaca``, ``plain``, the name of one of the tokenizer's templates or a
-            file; None for the tokenizer's own, else ``plain``.
+            file; ``none`` to join the texts of prompts and completions; None for the tokenizer's own, else ``plain``.
+        template_args: variables of the template by name; those of a record override them.
+        template_date: date that the template writes, as ``YYYY-MM-DD``; None for 2024-07-26.
+        tool_format: format in which tools and tool calls are written into contents; None leaves them to the template.
         train_on: turns to train on: ``assistant``, ``all``, ``last`` or ``completion``; None for the completion of
             prompt-completion records and the assistant's turns of others.
         max_tokens: maximum tokens of a conversation; None for no limit.
@@ -236,9 +261,41 @@ class ChatRecipe:
     template: Annotated[
         str | None,
         Setting(
-            help="Chat template: chatml, llama3, alpaca, plain, the name of a template of the tokenizer, or a file.",
+            help="Chat template: chatml, llama3, alpaca, plain, the name of a template of the tokenizer, or a file. "
+            "none joins the texts of prompts and completions, for base models.",
             check=lambda value: "" if is_text(value) else "is no name; give one or a path",
             shown_default="the tokenizer's, else plain",
+            panel=CHAT_PANEL,
+        ),
+    ] = None
+    template_args: Annotated[
+        Mapping[str, Any],
+        Setting(
+            help="Variable of the chat template (enable_thinking=false); the value is JSON, else text. Repeatable.",
+            check=lambda _: "",
+            option="--template-arg",
+            option_type=list,
+            metavar="NAME=VALUE",
+            panel=CHAT_PANEL,
+        ),
+    ] = field(default_factory=dict)
+    template_date: Annotated[
+        str | None,
+        Setting(
+            help="Date that the chat template writes, if it writes one: YYYY-MM-DD.",
+            check=lambda value: "" if _parse_date(value) else "is no date; write YYYY-MM-DD",
+            metavar="DATE",
+            shown_default=DEFAULT_DATE.isoformat(),
+            panel=CHAT_PANEL,
+        ),
+    ] = None
+    tool_format: Annotated[
+        str | None,
+        Setting(
+            help="Format in which tools and tool calls are written, for templates that write none: "
+            f"{', '.join(TOOL_FORMATS)}.",
+            check=_find_tool_format_problem,
+            shown_default="the template's",
             panel=CHAT_PANEL,
         ),
     ] = None
@@ -249,12 +306,24 @@ class ChatRecipe:
 
     def __post_init__(self) -> None:
         problems = find_problems(self)
+        problems += [f"template_args: {problem}" for problem in find_argument_problems(self.template_args)]
+        if self.template == NO_TEMPLATE:
+            problems += [
+                f"{name}: is for a chat template, and template is {NO_TEMPLATE}; leave one of them out"
+                for name in ("template_args", "template_date", "tool_format")
+                if getattr(self, name)
+            ]
         if self.overlong in OVERLONG_POLICIES[1:] and self.max_tokens is None:
             problems.append(
                 f"overlong: {quote_value(self.overlong)} is for conversations of more than max_tokens, which is not "
                 "given; add --max-tokens N, or leave --overlong out"
             )
         raise_problems(problems)
+
+    @property
+    def date(self) -> dt.date:
+        """Date that the template writes."""
+        return _parse_date(self.template_date) or DEFAULT_DATE
 
     def rules(self, *, completion: bool) -> ChatRules:
         """Return the rules for one source, whose records have a completion or not."""
@@ -288,7 +357,8 @@ class Recipe:
         inputs: files, folders and globs, in reading order.
         sources: settings of each input; empty if no input has any.
         tokenizer: ``bytes``, ``gpt2``, ``train:N``, ``tiktoken:NAME``, a path or a Hub id.
-        end_token: end-of-document token, if the tokenizer does not define one.
+        end_token: end-of-document token; ``config`` for the ``eos_token`` of tokenizer_config.json; None for the
+            token that ends texts in the vocabulary.
         reading: settings of reading records and text files.
         tokens_per_shard: maximum tokens of a shard, except for a single longer document.
         dtype: token dtype on disk; ``auto``: uint16 below a vocabulary of 65,500, else int32.
@@ -315,7 +385,13 @@ class Recipe:
             shown_default="that of a manifest or processor, else gpt2",
         ),
     ] = "gpt2"
-    end_token: Annotated[str | None, Setting(help="End-of-document token.", shown_default="the tokenizer's")] = None
+    end_token: Annotated[
+        str | None,
+        Setting(
+            help="End-of-document token; config for the eos_token of tokenizer_config.json, as in TRL and Megatron.",
+            shown_default="the tokenizer's",
+        ),
+    ] = None
     reading: ReadRecipe = field(default_factory=ReadRecipe)
     tokens_per_shard: Annotated[
         int,
@@ -424,6 +500,11 @@ def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
     plain["dedup"] = dedup_to_plain(recipe.dedup)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name
+    if not recipe.chat.template_args:
+        plain["chat"].pop("template_args")
+    for name in ("template_date", "tool_format"):
+        if getattr(recipe.chat, name) is None:
+            plain["chat"].pop(name)
     plain["chat"] |= _template_to_plain(recipe.chat.template)
     return plain
 
@@ -435,7 +516,7 @@ def is_balanced(recipe: Recipe) -> bool:
 
 def _template_to_plain(template: str | None) -> dict[str, Any]:
     """Return a template by name, and by content if it is a file."""
-    if template is None or template in BUILT_IN_TEMPLATES:
+    if template is None or template in TEMPLATE_NAMES:
         return {}
     if not Path(template).is_file():
         return {"template": Path(template).name} if PurePath(template).is_absolute() else {}
@@ -621,6 +702,9 @@ class DocumentOptions(TypedDict, total=False):
     media: MediaRecipe | Mapping[str, Any] | None
     max_bad: int | str | None
     template: str | None
+    template_args: Mapping[str, Any] | Sequence[str] | None
+    template_date: str | dt.date | None
+    tool_format: str | None
     train_on: TrainOn | None
     max_tokens: int | None
     follow_links: bool | None
@@ -644,6 +728,18 @@ class PrepareOptions(StreamedOptions, RunOptions, total=False):
     balance_subsets: bool | None
     overlong: OverlongPolicy | None
     prove: bool | None
+
+
+def _format_date(value: object) -> object:
+    """Return a date as text; the recipe checks other values."""
+    return value.isoformat() if isinstance(value, dt.date) and not isinstance(value, dt.datetime) else value
+
+
+# Settings of conversations with a short form, and what expands it.
+CHAT_SHORT_FORMS: dict[str, Callable[[Any], Any]] = {
+    "template_args": parse_template_arguments,
+    "template_date": _format_date,
+}
 
 
 def check_option_names(function: str, options: Mapping[str, object], declared: type) -> None:

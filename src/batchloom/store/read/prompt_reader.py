@@ -25,7 +25,8 @@ class StoredPrompts:
     Args:
         store: an open store of prompts.
         form: ``messages`` (as in the records) or ``text`` (rendered by the template of the store, with the beginning
-            of the answer).
+            of the answer); None for messages, and for the texts of the records if the store was prepared with
+            ``--template none``.
 
     Attributes:
         store: as given.
@@ -35,8 +36,8 @@ class StoredPrompts:
         SettingsError: ``form`` is unknown.
     """
 
-    def __init__(self, store: Store, form: Literal["messages", "text"] = "messages") -> None:
-        if form not in ("messages", "text"):
+    def __init__(self, store: Store, form: Literal["messages", "text"] | None = None) -> None:
+        if form not in (None, "messages", "text"):
             raise SettingsError([f"form: {quote_value(form)} is not one of messages, text"])
         self.store, self._form = store, form
         self._carried = _CarriedFields(store, "prompts", "no prompts: prepare data with --prompts")
@@ -52,6 +53,8 @@ class StoredPrompts:
         fields = self._carried.read(number)
         if _PROMPT not in fields:
             raise _make_damaged_error(self.store, number, _PROMPT)
+        if self._form is None and _has_no_template(self.store):
+            fields[_PROMPT] = "".join(message["content"] for message in fields[_PROMPT])
         if self._form == "text":
             fields[_PROMPT] = self.store.tokenizer.decode(self.store[number].ids)
         return fields
@@ -102,6 +105,11 @@ class LabelledSteps:
         labels = np.full(ids.size, _IGNORED_LABEL, np.int64)
         labels[ends] = step_labels
         return {"input_ids": ids.tolist(), "labels": labels.tolist()}
+
+
+def _has_no_template(store: Store) -> bool:
+    recipe = store.manifest.recipe if store.manifest else {}
+    return (recipe.get("chat") or {}).get("template") == "none"
 
 
 @final

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -17,9 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from batchloom import Loader, Store
 from batchloom.adapters.isolation_check import measure_isolation
 from batchloom.adapters.rank_group import RankGroup
-from batchloom.batches import Batch, DocumentRows, add_model_masks
+from batchloom.batches import Batch, DocumentRows, add_model_masks, select_probe_documents
 from batchloom.core.errors import InputError, SettingsError, TrainError
 from batchloom.core.wording import format_size
+from batchloom.streaming import Stream
 from batchloom.train.model.gpt_model import GPT, estimate_parameter_count, pad_vocabulary
 from batchloom.train.model.pretrained import (
     PretrainedModel,
@@ -29,6 +31,7 @@ from batchloom.train.model.pretrained import (
     get_max_positions,
     load_pretrained,
 )
+from batchloom.train.run_data import get_data_name
 from batchloom.train.run_folder import RunLog
 from batchloom.train.train_settings import ModelSettings, PretrainedSettings, TrainSettings, compute_rank_rows
 
@@ -58,33 +61,33 @@ class ModelOutline:
     blueprint: "PreTrainedModel | None" = None
 
 
-def outline_model(settings: TrainSettings, store: Store, *, media: bool) -> ModelOutline:
+def outline_model(settings: TrainSettings, data: Store | Stream, *, media: bool) -> ModelOutline:
     if isinstance(settings.model, ModelSettings):
         if media:
             raise InputError(
                 "The data holds images or audio, and the trainer's own GPT accepts only text: finetune a multimodal "
                 "model, made for the processor that the data was prepared with (batchloom train --init FOLDER)."
             )
-        vocab_size = _choose_vocabulary_size(store, settings.model)
+        vocab_size = _choose_vocabulary_size(data, settings.model)
         return ModelOutline(estimate_parameter_count(settings.model, vocab_size), vocab_size)
     blueprint = build_meta_model(settings.model, media=media)
     max_positions = get_max_positions(blueprint.config)
     if max_positions is not None and settings.seq_len > max_positions:
         problem = f"{settings.seq_len} is more than the {max_positions} positions of {settings.model.init}"
         raise SettingsError([f"seq_len: {problem}; --seq-len {max_positions} is the most"])
-    check_size(settings.model, blueprint, store, media=media)
+    check_size(settings.model, blueprint, data, media=media)
     return ModelOutline(sum(weight.numel() for weight in blueprint.parameters()), blueprint=blueprint)
 
 
 def build_model(
-    outline: ModelOutline, settings: TrainSettings, store: Store, loader: Loader, ranks: RankGroup, log: RunLog
+    outline: ModelOutline, settings: TrainSettings, data: Store | Stream, loader: Loader, ranks: RankGroup, log: RunLog
 ) -> tuple[TrainableModel, nn.Module]:
     with explain_memory_errors(settings, outline.parameters):
         if isinstance(settings.model, ModelSettings):
             model: TrainableModel = GPT(settings.model, outline.vocab_size, settings.seed).to(ranks.device)
             learner: nn.Module = torch.compile(model) if settings.compile else model  # type: ignore[assignment]
         else:
-            model = learner = _build_pretrained(outline, settings, store, loader, ranks, log)
+            model = learner = _build_pretrained(outline, settings, data, loader, ranks, log)
         if ranks.world_size > 1:
             with ranks.collective_errors():
                 # Ranks and passes without images or audio do not use the weights for them.
@@ -93,29 +96,30 @@ def build_model(
 
 
 def _build_pretrained(
-    outline: ModelOutline, settings: TrainSettings, store: Store, loader: Loader, ranks: RankGroup, log: RunLog
+    outline: ModelOutline, settings: TrainSettings, data: Store | Stream, loader: Loader, ranks: RankGroup, log: RunLog
 ) -> PretrainedModel:
     """Load a pretrained model and verify that it keeps packed documents apart."""
     model_settings = settings.model
     if not isinstance(model_settings, PretrainedSettings) or outline.blueprint is None:
         raise AssertionError("this is only for pretrained models")
-    if note := describe_tokenizer_difference(Path(model_settings.init), store):
+    if note := describe_tokenizer_difference(Path(model_settings.init), data):
         log.print_line(f"note   {note}")
     examples = DocumentRows(loader) if loader.holds_media else None
     if examples is not None and (misfit := examples.describe_media_mismatch(outline.blueprint, settings.seq_len)):
         raise InputError(f"--init: {model_settings.init} holds a {misfit}")
     model = load_pretrained(model_settings, outline.blueprint).to(ranks.device)
-    model.detect_linear_head(store)
+    data_name, documents = get_data_name(data), _select_probe_documents(data, loader)
+    model.detect_linear_head(documents[0], data_name)
     if settings.compile:
         model.compile_body()
     packed = settings.order.packing != "none"
     rows = settings.batch_size or compute_rank_rows(settings, ranks.world_size)
     if packed or examples is not None:
-        distances = _measure_isolation(model, loader, store, rows, packed=packed)
+        distances = _measure_isolation(model, loader, documents, rows, data_name, packed=packed)
     if examples is not None and not examples.with_media(settings.seq_len):
         log.print_line("note   the first steps hold no images or audio: the model was tested on texts only")
     if packed:
-        model.check_no_leak(*distances, store)
+        model.check_no_leak(*distances, data_name)
         log.print_line(
             "packed documents do not see each other: the losses of their tokens match those of the documents alone "
             f"({distances[0]:.1e} nats apart)"
@@ -123,12 +127,27 @@ def _build_pretrained(
     return model
 
 
-def _choose_vocabulary_size(store: Store, shape: ModelSettings) -> int:
+def _select_probe_documents(data: Store | Stream, loader: Loader) -> list[torch.Tensor]:
+    """Return documents of the data for a test of the model, each int64 [tokens]."""
+    seq_len = loader.plan.spec.seq_len
+    if isinstance(data, Store):
+        return select_probe_documents(data, seq_len)
+    first_batch = iter(
+        Loader(
+            data, rank=loader.spec.rank, world_size=loader.spec.world_size, output="numpy", form="varlen", prefetch=0
+        )
+    )
+    batch = next(first_batch)
+    first_batch.close()  # type: ignore[attr-defined]  # a generator
+    return select_probe_documents(np.split(batch["input_ids"][0], batch["cu_seq_lens_q"][1:-1]), seq_len)
+
+
+def _choose_vocabulary_size(data: Store | Stream, shape: ModelSettings) -> int:
     """Return the tokenizer's vocabulary size, rounded up to a multiple of 64."""
-    store_vocab_size, model_vocab_size = store.vocab_size, shape.vocab_size
+    store_vocab_size, model_vocab_size = data.vocab_size, shape.vocab_size
     if store_vocab_size is None and model_vocab_size is None:
         problem = (
-            f"missing; {store.location.name} does not name its tokenizer: set it in a --config-file to more than the "
+            f"missing; {get_data_name(data)} does not name its tokenizer: set it in a --config-file to more than the "
             "store's largest id"
         )
         raise SettingsError([f"model.vocab_size: {problem}"])
@@ -148,7 +167,7 @@ def make_model_inputs(part: Batch, window: int | None) -> dict[str, Any]:
 
 @torch.no_grad()
 def _measure_isolation(
-    model: PretrainedModel, loader: Loader, store: Store, rows: int, *, packed: bool
+    model: PretrainedModel, loader: Loader, documents: list[torch.Tensor], rows: int, data_name: str, *, packed: bool
 ) -> tuple[float, float]:
     """Return the loss differences of packed and mixed documents from single ones.
 
@@ -170,13 +189,13 @@ def _measure_isolation(
                 document_rows = DocumentRows(loader)
                 compute_scores(document_rows.batch([document_rows.few(loader.plan.spec.seq_len)[:1]]))
                 return 0.0, 0.0
-            return measure_isolation(compute_logits, loader, rows, store=store, compute_scores=compute_scores)
+            return measure_isolation(compute_logits, loader, rows, documents=documents, compute_scores=compute_scores)
     except _UNSUITABLE_MODEL_ERRORS as error:
         if not loader.holds_media or is_out_of_memory(error):
             raise
         message_lines = str(error).strip().splitlines()
         raise TrainError(
-            f"{type(model.model).__name__} of {model.name} cannot process documents of {store.location.name} with "
+            f"{type(model.model).__name__} of {model.name} cannot process documents of {data_name} with "
             f"their media: {message_lines[0] if message_lines else type(error).__name__}. Prepare the data with the "
             "model's own processor."
         ) from error

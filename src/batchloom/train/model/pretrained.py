@@ -24,10 +24,12 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from batchloom import Store
-from batchloom.batches import IGNORE_INDEX, is_leaking, select_probe_documents
+from batchloom.batches import IGNORE_INDEX, is_leaking
 from batchloom.core.errors import InputError, InputMissingError, MissingDependencyError, SettingsError, TrainError
 from batchloom.core.files import read_json_object, refuse_url
-from batchloom.train.train_settings import PretrainedSettings
+from batchloom.streaming import Stream
+from batchloom.train.run_data import get_data_name, has_tokenizer
+from batchloom.train.train_settings import ModelSettings, PretrainedSettings
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -137,16 +139,16 @@ class PretrainedModel(nn.Module):
         return output
 
     @torch.no_grad()
-    def detect_linear_head(self, store: Store) -> None:
+    def detect_linear_head(self, document: Tensor, data_name: str) -> None:
         """Check whether the logits are the last hidden states times a matrix."""
         device = next(self.parameters()).device
-        row = select_probe_documents(store, 64)[0][None].to(device)
+        row = document[None].to(device)
         position_ids = torch.arange(row.shape[1], device=device)[None]
         with self.make_probe_autocast(device):
             expected_scores = self.logits(row, position_ids).float()
         if not bool(expected_scores.isfinite().all()):
             raise TrainError(
-                f"The scores of {self.name} on the first document of {store.location.name} are not finite: its "
+                f"The scores of {self.name} on the first document of {data_name} are not finite: its "
                 "weights are damaged. Download the folder again."
             )
         head = self.model.get_output_embeddings()
@@ -159,12 +161,12 @@ class PretrainedModel(nn.Module):
             ((head_scores - expected_scores).abs() <= 1e-5 * scale).all()
         )
 
-    def check_no_leak(self, packed: float, mixed: float, store: Store) -> None:
+    def check_no_leak(self, packed: float, mixed: float, data_name: str) -> None:
         """Refuse a loss difference of packed documents that shows a leak."""
         if is_leaking(packed, mixed, half=self._needs_half_precision):
             raise TrainError(
                 f"{type(self.model).__name__} with {self.attention} attention lets packed documents see each other: "
-                f"on the first documents of {store.location.name} the loss of a token differs by {packed:.2g} nats "
+                f"on the first documents of {data_name} the loss of a token differs by {packed:.2g} nats "
                 "from its loss in the document alone. Train one document per row (--packing none), or try another "
                 "--attn-implementation (sdpa, eager, flex_attention)."
             )
@@ -226,18 +228,13 @@ def read_model_config(settings: PretrainedSettings) -> "PretrainedConfig":
     return config
 
 
-def _list_supported_classes(*, media: bool) -> set[str]:
-    """Return the transformers classes for text models, or for multimodal ones."""
-    auto_module = importlib.import_module("transformers.models.auto.modeling_auto")
-    name = "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES" if media else "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
-    # transformers before version 5 has no mapping for multimodal models.
-    return set(getattr(auto_module, name, {}).values())
-
-
 def _check_model_kind(folder: Path, config: "PretrainedConfig", *, media: bool) -> None:
     """Refuse a text model for a store with media, and a multimodal one for text."""
+    auto_module = importlib.import_module("transformers.models.auto.modeling_auto")
+    mapping = "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES" if media else "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
     class_names = config.architectures or []
-    if not class_names or _list_supported_classes(media=media).intersection(class_names):
+    # transformers before version 5 has no mapping for multimodal models.
+    if not class_names or {*getattr(auto_module, mapping, {}).values()} & {*class_names}:
         return
     joined_names = ", ".join(map(str, class_names))
     if media:
@@ -256,6 +253,14 @@ def get_max_positions(config: "PretrainedConfig") -> int | None:
     """Return the maximum context length of a model; None if it has none."""
     max_positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     return max_positions if isinstance(max_positions, int) and max_positions > 0 else None
+
+
+def get_model_vocabulary(settings: PretrainedSettings | ModelSettings) -> int | None:
+    """Return the model's vocabulary size; None if it adapts to any."""
+    if not isinstance(settings, PretrainedSettings):
+        return settings.vocab_size
+    vocab_size = getattr(read_model_config(settings), "vocab_size", None)
+    return vocab_size if isinstance(vocab_size, int) else None
 
 
 def build_meta_model(settings: PretrainedSettings, *, media: bool = False) -> "PreTrainedModel":
@@ -277,12 +282,12 @@ def build_meta_model(settings: PretrainedSettings, *, media: bool = False) -> "P
     return model
 
 
-def check_size(settings: PretrainedSettings, model: "PreTrainedModel", store: Store, *, media: bool) -> None:
+def check_size(settings: PretrainedSettings, model: "PreTrainedModel", data: Store | Stream, *, media: bool) -> None:
     """Refuse a model whose embedding is too small for the ids of a store."""
-    rows, needed = _count_embedding_rows(model), store.vocab_size or 0
+    rows, needed = _count_embedding_rows(model), data.vocab_size or 0
     if rows >= needed:
         return
-    if not store.location.on_disk:
+    if isinstance(data, Store) and not data.location.on_disk:
         remedy = f"set vocab={rows}."
     elif media:
         remedy = (
@@ -295,7 +300,7 @@ def check_size(settings: PretrainedSettings, model: "PreTrainedModel", store: St
             "resize_token_embeddings."
         )
     raise TrainError(
-        f"{store.location.name} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} ids: "
+        f"{get_data_name(data)} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} ids: "
         f"{remedy}"
     )
 
@@ -423,16 +428,16 @@ def compute_folder_fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def describe_tokenizer_difference(folder: Path, store: Store) -> str | None:
+def describe_tokenizer_difference(folder: Path, data: Store | Stream) -> str | None:
     """Describe how a store's tokenizer differs from a model's; None if it does not."""
-    if store.manifest is None:
-        return f"{store.location.name} names no tokenizer, so its ids cannot be compared with the model's"
-    file, definition = folder / _TOKENIZER_FILE, store.tokenizer.state().get("tokenizer")
+    if not has_tokenizer(data):
+        return f"{get_data_name(data)} names no tokenizer, so its ids cannot be compared with the model's"
+    file, definition = folder / _TOKENIZER_FILE, data.tokenizer.state().get("tokenizer")
     if not file.is_file():
         return f"{folder} has no {_TOKENIZER_FILE} that can be compared with the store's tokenizer"
     if definition is None:
         return (
-            f"the store was prepared with {store.tokenizer.name!r}, and {folder} has a {_TOKENIZER_FILE}: their ids "
+            f"the store was prepared with {data.tokenizer.name!r}, and {folder} has a {_TOKENIZER_FILE}: their ids "
             "differ, unless the model was trained with the store's tokenizer"
         )
     store_vocabulary, model_vocabulary = (
@@ -450,7 +455,7 @@ def describe_tokenizer_difference(folder: Path, store: Store) -> str | None:
             f", id {first} is {store_vocabulary[first]!r} in the store and {model_vocabulary[first]!r} in the model"
         )
     fact = (
-        f"{len(differing_ids):,} of {len(store_vocabulary):,} ids of the store's tokenizer ({store.tokenizer.name!r}) "
+        f"{len(differing_ids):,} of {len(store_vocabulary):,} ids of the store's tokenizer ({data.tokenizer.name!r}) "
         f"are other tokens in {folder / _TOKENIZER_FILE}{example}, and {unknown_ids:,} are not in it"
     )
     if len(differing_ids) > _MAX_DIFFERENT_SHARE * len(store_vocabulary):
@@ -465,7 +470,7 @@ def _parse_vocabulary(definition: str) -> dict[int, str]:
     return {number: word for word, number in vocabulary.items()}
 
 
-def copy_tokenizer(folder: Path, store: Store, out: Path) -> None:
+def copy_tokenizer(folder: Path, data: Store | Stream, out: Path) -> None:
     """Copy the tokenizer files of a model's folder next to its trained weights.
 
     Without any, the store's tokenizer is written, if it is a tokenizer.json.
@@ -473,12 +478,11 @@ def copy_tokenizer(folder: Path, store: Store, out: Path) -> None:
     for name in _TOKENIZER_FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
-    has_tokenizer = any((out / name).is_file() for name in _TOKENIZER_FILES)
-    if has_tokenizer or store.manifest is None:
+    if any((out / name).is_file() for name in _TOKENIZER_FILES) or not has_tokenizer(data):
         return
-    if (definition := store.tokenizer.state().get("tokenizer")) is not None:
+    if (definition := data.tokenizer.state().get("tokenizer")) is not None:
         (out / _TOKENIZER_FILE).write_text(json.dumps(definition, ensure_ascii=False), "utf-8")
-        chat = store.tokenizer.chat
+        chat = data.tokenizer.chat
         # The default class of the model type may apply other rules, so name the generic one.
         tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", **chat.tokens}
         (out / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, ensure_ascii=False), "utf-8")
