@@ -2,13 +2,22 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
-from batchloom.chat.schema.record_keys import TURN_ROLES, check_keys, drop_keys, list_messages, unsupported_columns
+from batchloom.chat.schema.record_keys import (
+    TURN_ROLES,
+    check_keys,
+    drop_keys,
+    list_messages,
+    rename_messages,
+    unsupported_columns,
+)
 from batchloom.chat.schema.record_media import (
     MediaExtractor,
     has_placeholder,
@@ -129,6 +138,8 @@ class SchemaReader:
         """Parse a record; see :func:`make_record_reader`."""
         if self._schema.ignored:
             row = drop_keys(row, self._schema.ignored, self._turn_columns)
+        if self._schema.names is not None:
+            row = rename_messages(row, self._schema.names, self._turn_columns)
         if not self._refused_columns.isdisjoint(row):
             check_keys(row, self._unsupported)
             _check_no_late_columns(row, self._late)
@@ -173,10 +184,13 @@ class SchemaReader:
     def _read_prompt(self, row: Row) -> Turns:
         """Return the turns before the answer: history, prompt and context."""
         prompt = self._prompt.get(row)
-        turns = make_turns(row, self._prompt, prompt, "user")
         if self._prompt_columns.isdisjoint(row):
-            return turns
+            return make_turns(row, self._prompt, prompt, "user")
         context = self._context.get(row)
+        if isinstance(context, str) and prompt in (None, "") and not is_empty_text(context):
+            # Alpaca's instruction may be empty if the input is the prompt.
+            prompt, context = context, None
+        turns = make_turns(row, self._prompt, prompt, "user")
         if is_non_empty(context):
             if not isinstance(context, str):
                 raise not_text_error(row, self._context, context)
@@ -322,8 +336,11 @@ def _check_no_late_columns(row: Row, roles: Mapping[str, str]) -> None:
 
 
 def _parse_history(value: Any, name: str) -> list[dict[str, Any]]:
-    """Parse LLaMA-Factory's ``history``, a list of [prompt, response]."""
+    """Parse the ``history`` of LLaMA-Factory and ms-swift: [prompt, response] lists, or JSON text of them."""
     turns = []
+    if isinstance(value, str):
+        with suppress(orjson.JSONDecodeError):
+            value = orjson.loads(value)
     for number, exchange in enumerate(value if isinstance(value, list) else [value]):
         if not (
             isinstance(exchange, list | tuple)
