@@ -17,6 +17,7 @@ from batchloom.preparation.request.inputs import (
     default_tokenizer,
     hoist_common_settings,
     is_manifest_path,
+    split_sample_count,
 )
 from batchloom.preparation.settings.dataset_config import (
     MULTIMODAL_TYPES,
@@ -54,8 +55,9 @@ def expand_inputs(
     follow_links = False
     for argument in input_arguments:
         if isinstance(argument, str) and not is_manifest_path(argument):
-            inputs.append(argument)
-            sources.append(SourceRecipe())
+            path, sample_count = split_sample_count(argument)
+            inputs.append(path)
+            sources.append(SourceRecipe(num_samples=sample_count))
             continue
         config = DatasetConfig.load(strip_file_scheme(argument)) if isinstance(argument, str) else argument
         notes += config.notes
@@ -167,6 +169,8 @@ def _locate_entries(
             form=None if entry.data_type == "yaml" else entry.data_type,
             name=entry.name,
             weight=entry.weight,
+            max_samples=entry.max_samples,
+            num_samples=entry.num_samples,
             location=f"{config_location.file}, {config_location.block}{name}" if config_location.file else name,
         )
         located.append((locator.find(entry, source.location), source, kind))

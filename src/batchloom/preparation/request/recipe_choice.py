@@ -154,7 +154,16 @@ def make_append_request(
     if recipe is not None or store is None or not (store / MANIFEST_NAME).exists():
         return _make_request(inputs, options, recipe, by_label=False)
     check_base_has_recipe(read_manifest(store), store)
-    return _make_request(inputs, options, store, by_label=True)
+    request = _make_request(inputs, options, store, by_label=True)
+    raise_problems(
+        [
+            f"inputs: {input_path!r} is read in part (max_samples or num_samples), and a sample of other files would "
+            "not extend the one in the store; prepare a new store, or append inputs that are read completely"
+            for input_path, source in zip(request.recipe.inputs, request.recipe.sources, strict=False)
+            if source.max_samples or source.num_samples
+        ]
+    )
+    return request
 
 
 def _make_request(

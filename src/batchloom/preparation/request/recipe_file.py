@@ -251,6 +251,8 @@ def _input_to_plain(input_path: str, source: SourceRecipe) -> Any:
         "text_field": source.text_field,
         "mapping": dict(source.mapping) or None,
         "ignore": list(source.ignore) or None,
+        "max_samples": source.max_samples,
+        "num_samples": source.num_samples,
     }
     settings = {name: value for name, value in values.items() if value is not None}
     return {"path": input_path, **settings} if settings else input_path
@@ -509,7 +511,7 @@ def _make_source_recipes(
     labels = [str(label) for label in recipe.get("inputs", ())]
     plain = recipe.get("sources") or [{}] * len(labels)
     forms = _infer_forms(sources, labels)
-    known_names = ("text_field", "mapping", "ignore", "name", "weight")
+    known_names = ("text_field", "mapping", "ignore", "name", "weight", "max_samples", "num_samples")
     raise_problems(
         [
             problem
