@@ -336,7 +336,7 @@ def _check_no_late_columns(row: Row, roles: Mapping[str, str]) -> None:
 
 
 def _parse_history(value: Any, name: str) -> list[dict[str, Any]]:
-    """Parse the ``history`` of LLaMA-Factory and ms-swift: [prompt, response] lists, or JSON text of them."""
+    """Parse ``history``: [prompt, response] lists, or JSON text of them."""
     turns = []
     if isinstance(value, str):
         with suppress(orjson.JSONDecodeError):

@@ -1,4 +1,4 @@
-"""Turns of a conversation: messages, ShareGPT's ``from``/``value``, and ms-swift's exchanges.
+"""Turns of a conversation: messages, ShareGPT's and ms-swift's forms of them.
 
 Messages stay unchanged, except that ShareGPT's two keys get the names that chat templates read, and calls
 (``function_call``, ``tool_call``) become ``tool_calls`` of an assistant turn. Senders are those of FastChat,

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
@@ -47,6 +47,7 @@ class ResolvedInputs:
         tokenizer: the tokenizer, as ``prepare`` takes it.
         notes: notes for the user before work begins.
         follow_links: whether a manifest follows symbolic links that lead out of an input folder.
+        settings: other settings that a file of another library states; the given ones override them.
     """
 
     inputs: tuple[str, ...]
@@ -55,6 +56,7 @@ class ResolvedInputs:
     tokenizer: str
     notes: tuple[str, ...] = ()
     follow_links: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def resolve_inputs(
@@ -160,7 +162,7 @@ def _sample_inputs(listing: SourceListing, recipe: Recipe) -> SourceListing:
 
 
 def _choose_records(sources: Sequence[Source], settings: SourceRecipe, rules: ReadRules) -> tuple[list[Source], str]:
-    """Return the sources of an input with the records that are read of them, and a note."""
+    """Return the sources of an input with their chosen records, and a note."""
     count = min(filter(None, (settings.max_samples, settings.num_samples)))
     is_random, chosen, before = settings.num_samples is not None, list[RecordSample](), 0
     record_counts: list[int] = []
@@ -219,11 +221,18 @@ def hoist_common_settings(
 
 # ms-swift's number of random records after the name of a data set; int() takes at most 4,300 digits.
 _SAMPLE_PATTERN = re.compile(r"(.+)#([0-9]{1,18})", re.DOTALL)
+# The file with the data sets of LLaMA-Factory or ms-swift, and names of some of them.
+_DATASET_INFO_PATTERN = re.compile(r"(.*/)?[^/:]*dataset_info\.json(:.*)?", re.DOTALL)
 _MANIFEST_SUFFIXES = (".yaml", ".yml")
 
 
 def is_manifest_path(value: object) -> bool:
-    """Return whether an input is a YAML manifest; such files inside folders are not."""
+    """Return whether an input is a YAML manifest or ``dataset_info.json``.
+
+    Such files inside folders are not.
+    """
+    if isinstance(value, str) and _DATASET_INFO_PATTERN.fullmatch(value) and not is_url_or_stdin(value):
+        return True
     if not isinstance(value, str) or not value.lower().endswith(_MANIFEST_SUFFIXES) or is_url_or_stdin(value):
         return False
     if glob.has_magic(value) and not os.path.lexists(value):

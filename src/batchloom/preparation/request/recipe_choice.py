@@ -182,6 +182,8 @@ def _make_request(
     resolved = _choose_inputs(input_arguments, raw_recipe, reading, values.get("tokenizer"), by_label=by_label)
     if resolved.follow_links:
         values.setdefault("follow_links", True)
+    for setting, value in resolved.settings.items():
+        values.setdefault(setting, value)
     chat = ChatRecipe()
     try:
         chat = ChatRecipe(**{name: values[name] for name in _CHAT_SETTINGS if name in values})

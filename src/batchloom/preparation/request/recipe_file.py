@@ -28,7 +28,8 @@ from batchloom.core.synthetic_data import SYNTHETIC, SyntheticSpec
 from batchloom.core.wording import format_list
 from batchloom.core.yaml_reader import EXPONENT_PATTERN, FLOAT_TAG, read_yaml
 from batchloom.preparation.settings.clean_recipe import clean_steps_to_settings
-from batchloom.preparation.settings.dataset_file import MANIFEST_KEYS, ConfigLocation
+from batchloom.preparation.settings.config_location import ConfigLocation
+from batchloom.preparation.settings.dataset_file import MANIFEST_KEYS
 from batchloom.preparation.settings.media_recipe import compute_processor_fingerprint, media_to_settings
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe, fim_to_plain
 from batchloom.preparation.settings.recipe import (

@@ -37,7 +37,8 @@ from batchloom.core.settings import (
 )
 from batchloom.media import FrameSampling
 from batchloom.plan import PlanSpec
-from batchloom.preparation.settings.dataset_file import ConfigLocation, read_dataset_file
+from batchloom.preparation.settings.config_location import ConfigLocation
+from batchloom.preparation.settings.dataset_file import read_dataset_file
 from batchloom.preparation.settings.read_recipe import MAX_SAMPLES, check_column_settings
 from batchloom.sources.formats import InputFormat
 

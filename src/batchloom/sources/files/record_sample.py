@@ -26,7 +26,7 @@ class RecordSample:
     before: int = 0
 
     def choose(self) -> frozenset[int] | range:
-        """Return the numbers of the chosen records, counted from the beginning of the source."""
+        """Return the numbers of the chosen records, counted in the source."""
         if self.total is None:
             return range(max(0, self.count - self.before))
         return frozenset((choose_random_records(self.total, self.count) - self.before).tolist())
@@ -39,6 +39,7 @@ class RecordSample:
             numbers = sorted((*batch.records, *(bad.record for bad in batch.bad)))
             kept = {number for n, number in enumerate(numbers, records_before) if n in chosen}
             records_before += len(numbers)
+            batch.unsampled = len(numbers) - len(kept)
             batch.select([position for position, number in enumerate(batch.records) if number in kept])
             batch.bad = [bad for bad in batch.bad if bad.record in kept]
             yield batch
