@@ -329,7 +329,7 @@ ENTRY_POINTS = {
 
 
 # A recipe is a value with all settings of a job, and a manifest is one flat block of settings.
-MOST_FIELDS = {"Recipe": 14, "DatasetConfig": 13}
+MOST_FIELDS = {"Recipe": 14, "DatasetConfig": 13, "DatasetEntry": 14}
 
 
 def find_oversized_definitions(path: Path) -> list[str]:
@@ -411,6 +411,8 @@ CHANGING_MODULES = {
 }
 SYNTHETIC_DATA_READERS = {"store/read/synthetic_store.py", "preparation/synthetic_run.py"}
 DRAWING_MODULES = {
+    # Draws the numbers of a sample of records, as ms-swift draws them.
+    "sources/files/record_sample.py",
     "train/model/gpt_model.py",
     "train/demo_run.py",
     "examples/job.py",

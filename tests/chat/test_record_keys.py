@@ -218,9 +218,25 @@ def test_parts_of_llama_factory_hold_their_text_as_value():
     assert conversation.trained == [False, True]
 
 
-def test_a_tool_call_of_ms_swift_is_not_taken_for_a_tool():
-    with pytest.raises(UnusableRecordError, match="write the call as tool_calls of an assistant"):
+def test_a_tool_call_of_ms_swift_is_a_call_of_the_turn_before_it():
+    calls = [{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]
+    messages = [
+        user("q"),
+        assistant("Let me see."),
+        {"role": "tool_call", "content": json.dumps(calls[0])},
+        {"role": "tool_call", "content": calls[1]},
+        {"role": "tool_response", "content": "2"},
+        assistant("a"),
+    ]
+    _, called, result, _ = read_record({"messages": messages}).messages
+    assert [call["function"] for call in called["tool_calls"]] == calls
+    assert (called["role"], called["content"]) == ("assistant", "Let me see.")
+    assert result == {"role": "tool", "content": "2"}
+    with pytest.raises(UnusableRecordError, match=r"tool_calls\[0\] has no name"):
         read_record({"messages": [user("q"), {"role": "tool_call", "content": "{}"}, assistant("a")]})
+    marked = [user("q"), assistant("a", loss=False), {"role": "tool_call", "content": calls[1], "loss": True}]
+    with pytest.raises(UnusableRecordError, match="contradict each other"):
+        read_record({"messages": marked})
 
 
 def test_all_unsupported_columns_are_named_at_once():

@@ -381,7 +381,7 @@ HUMAN_EVAL = {
             "prompt=question,response=answer[0]",
         ),
         ({"question": "q", "answer": 3, "choices": [1]}, "'answer' (a number)", None),
-        ({"conversation": TALK}, "'conversation' is near 'conversations'", "messages=conversation"),
+        ({"conversatons": TALK}, "'conversatons' is near 'conversations'", "messages=conversatons"),
         ({"body": "b", "id": 1}, "known columns are messages,", "text=body"),
         ({"title": "a", "author": "b", "year": "c"}, "known columns are messages,", None),
         (

@@ -183,8 +183,8 @@ def test_columns(form, record, message):
         ([USER], "column 'messages' has no assistant turn: there would be nothing to train"),
         ([USER, "hi"], "messages[1] holds a string, not a message with role and content"),
         (
-            [{"role": "human", "content": "q"}],
-            "messages[0].role is 'human', not one of system, user, assistant, tool, developer; did you mean 'user'?",
+            [{"role": "Human", "content": "q"}],
+            "tool, developer; did you mean 'user'? --map user=Human reads it so",
         ),
         ([{"role": "asistant", "content": "q"}], "did you mean 'assistant'?"),
         ([{"role": "User", "content": "q"}], "did you mean 'user'?"),

@@ -41,7 +41,8 @@ class Records:
         offsets: byte offset of each record in the (decompressed) source; for a columnar source,
             of the row group or record batch that holds it.
         bad: records of the same range that cannot be used.
-        records_read: number of records read in this range: good, bad and empty ones.
+        records_read: number of records read in this range: good, bad and empty ones, and unsampled ones.
+        unsampled: number of good and bad records that a sample of the input leaves out.
     """
 
     values: list[Any] = field(default_factory=list)
@@ -49,6 +50,7 @@ class Records:
     offsets: list[int] = field(default_factory=list)
     bad: list[BadRecord] = field(default_factory=list)
     records_read: int = 0
+    unsampled: int = 0
 
     def select(self, positions: Sequence[int]) -> None:
         """Keep only the records at these positions."""

@@ -225,7 +225,7 @@ class PartReader:
 
     def __init__(self, part: SourcePart, rules: ReadRules, bounds: RecordBounds | None = None) -> None:
         source = part.source
-        self._rules, self._method = rules, get_read_method(source, rules)
+        self._rules, self._method, self._sample = rules, get_read_method(source, rules), source.sample
         self.start, self.stop = part.start, part.stop
         begin: PartStart | None = None
         if bounds is not None and is_splittable(source, rules):
@@ -247,6 +247,10 @@ class PartReader:
         self._close_table()
 
     def __iter__(self) -> Iterator[Records]:
+        batches = self._iter_batches()
+        return batches if self._sample is None else self._sample.filter_batches(batches)
+
+    def _iter_batches(self) -> Iterator[Records]:
         if self.start == self.stop:
             return iter(())
         if self._table is not None:

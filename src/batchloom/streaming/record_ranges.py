@@ -114,6 +114,8 @@ class RangeRecordReader:
         self._reads_whole_part = record_range.covers_part and not record
         self._table = choose_read_method(source, rules) == "table"
         at_byte = record > 0 and choose_read_method(source, rules) in _BYTE_KINDS and source.compression is None
+        # The records of a sample are counted from the beginning of the source.
+        at_byte = at_byte and source.sample is None
         text = is_sequential_text(record_range.unit_part, rules)
         if at_byte and source.member is None:
             stop = record_range.unit_part.stop if text else record_range.stop

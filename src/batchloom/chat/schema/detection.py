@@ -9,7 +9,20 @@ from typing import Any
 
 import orjson
 
-from batchloom.chat.schema.record_keys import check_first_records, describe_unreadable, drop_keys, list_messages
+from batchloom.chat.schema.message_names import (
+    MESSAGE_ROLES,
+    NAMED_KEYS,
+    NAMED_ROLES,
+    guess_message_names,
+    make_message_names,
+)
+from batchloom.chat.schema.record_keys import (
+    TURN_ROLES,
+    check_first_records,
+    describe_unreadable,
+    drop_keys,
+    list_messages,
+)
 from batchloom.chat.schema.record_media import is_medium_part
 from batchloom.chat.schema.schemas import (
     CHOSEN_COLUMNS,
@@ -31,7 +44,7 @@ from batchloom.chat.schema.schemas import (
     match_mapping_columns,
     parse_label,
 )
-from batchloom.chat.schema.turns import is_turns
+from batchloom.chat.schema.turns import has_readable_names, is_turns
 from batchloom.core.errors import SchemaError
 from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.core.settings import raise_problems, suggest
@@ -41,8 +54,12 @@ RoleColumns = dict[str, tuple[str, ...]]
 # Columns in order, each with the trait of its value that detection uses.
 RecordShape = tuple[tuple[str, str | None], ...]
 # Names that only one library uses, which the list of known columns in errors leaves out.
-_RARE_COLUMNS = frozenset((*CHOSEN_COLUMNS[1:], "completions", "labels"))
-_KNOWN_COLUMNS = tuple(dict.fromkeys(name for rule in FORM_RULES for names in rule.required.values() for name in names))
+_RARE_COLUMNS = frozenset((*CHOSEN_COLUMNS[1:], "completions", "labels", "conversation", "query"))
+_KNOWN_COLUMNS = tuple(
+    dict.fromkeys(
+        name for rule in FORM_RULES for names in rule.required.values() for name in names if name not in _RARE_COLUMNS
+    )
+)
 # Words in an unknown column name that indicate its role.
 _ROLE_WORDS = {
     "prompt": {
@@ -132,15 +149,67 @@ def detect_schema(
         rules = (*FORM_RULES[:-1], INTERLEAVED_RULE, FORM_RULES[-1])
     else:
         rules = FORM_RULES
-    schema = _find_best_schema(records, mapping, rules)
-    schema = replace(schema, ignored=ignored, left_out=left_out, carried=tuple((carry or {}).items()))
+    schema = replace(
+        _find_best_schema(records, mapping, rules),
+        ignored=ignored,
+        left_out=left_out,
+        carried=tuple((carry or {}).items()),
+        names=make_message_names(mapping),
+    )
     check_first_records(records, schema)
+    _check_message_names(records, schema, mapping)
     return schema
+
+
+def _check_message_names(records: Sequence[Row], schema: Schema, mapping: Mapping[str, str]) -> None:
+    """Refuse messages of unknown keys or roles, with the mapping that reads them."""
+    messages = [
+        message
+        for role in TURN_ROLES
+        for column in schema.columns.get(role, ())
+        for value in (get_column_value(row, column) for row in records)
+        # A prompt or answer may be a text that happens to be JSON.
+        if role == "messages" or not isinstance(value, str)
+        for message in list_messages(value)
+    ]
+    if not messages:
+        return
+    keys = dict.fromkeys(key for message in messages for key in message)
+    names = schema.names
+    problems = [
+        f"--map {role}={mapping[role]}: no message has {mapping[role]!r}{suggest(mapping[role], map(str, keys))}"
+        for role in NAMED_KEYS
+        if mapping.get(role) and mapping[role] not in keys
+    ]
+    if problems:
+        raise SchemaError(f"{'; '.join(problems)}; the messages have {format_columns(keys)}", list(keys))
+    renamed = [message if names is None else names.rename(message, "") for message in messages]
+    if any(has_readable_names(message) for message in renamed):
+        return
+    guess, unknown_values = guess_message_names(messages)
+    # A mapping given by the user is extended, not overridden.
+    suggestion = {**{role: column for role, column in mapping.items() if role not in MESSAGE_ROLES}, **guess}
+    if schema.form == "messages":
+        suggestion = {"messages": schema.columns["messages"][0], **suggestion}
+    text = ",".join(f"{role}={name}" for role, name in suggestion.items())
+    parts = [f"the messages have {format_columns(keys)}, and no known role and content"]
+    complete = bool(guess) and not unknown_values and not names
+    if complete:
+        parts.append(f"if that is correct, name them: --map {shlex.quote(text)}")
+    elif guess or unknown_values:
+        values = format_list([repr(value) for value in unknown_values], 12)
+        parts.append(
+            f"name the roles of {values}: --map {text + ',' if text else ''}user=...,assistant=... (roles are "
+            f"{', '.join(NAMED_ROLES)})"
+        )
+    else:
+        parts.append("name their keys: --map role=...,content=...")
+    raise SchemaError("; ".join(parts), list(keys), text if complete else None)
 
 
 def _find_best_schema(records: Sequence[Row], mapping: Mapping[str, str], rules: Sequence[FormRule]) -> Schema:
     """Return the first schema that fits half of the records, else the best fit."""
-    mapped_roles = {role for role, column in mapping.items() if column}
+    mapped_roles = {role for role, column in mapping.items() if column and role not in MESSAGE_ROLES}
     best: tuple[int, Schema] | None = None
     for rule in rules:
         if not mapped_roles <= rule.roles or any(mapping.get(role) == "" for role in rule.required):
@@ -202,8 +271,9 @@ def _check_named_columns(records: Sequence[Row], mapping: Mapping[str, str], car
     problems = []
     columns = dict.fromkeys(name for row in records for name in row)
     for role, column in mapping.items():
-        if column and all(get_column_value(row, column) is None for row in records):
-            problems.append(f"--map {role}={column}: no column {column!r}{suggest(column, columns)}")
+        if column and role not in MESSAGE_ROLES and all(get_column_value(row, column) is None for row in records):
+            hint = "; a value of the role inside messages is system_role=" if role == "system" else ""
+            problems.append(f"--map {role}={column}: no column {column!r}{suggest(column, columns) or hint}")
     problems += [
         f"--carry {column}: no column {column!r}{suggest(column, columns)}"
         for column in carry.values()
@@ -440,7 +510,9 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
         guess = {}
         parts.append(f"no --map is suggested because it would leave out {format_columns(left_out)}")
     # --map strips white space from the ends of names.
-    resolved_mapping = match_mapping_columns({role: name.strip() for role, name in guess.items()}, columns)
+    resolved_mapping = match_mapping_columns(
+        {role: name.strip() for role, name in guess.items() if role not in MESSAGE_ROLES}, columns
+    )
     has_all_columns = any(
         all(get_column_value(row, name) is not None for name in resolved_mapping.values()) for row in rows
     )
@@ -478,7 +550,7 @@ def _describe_known_columns(columns: Mapping[str, Any]) -> str:
     near_names = [f"{name!r} is near {close[0]!r}" for name, close in near.items() if close and close[0] != name]
     if near_names:
         return f"nearest known columns: {', '.join(near_names)}"
-    return f"known columns are {', '.join(name for name in _KNOWN_COLUMNS if name not in _RARE_COLUMNS)}"
+    return f"known columns are {', '.join(_KNOWN_COLUMNS)}"
 
 
 def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
@@ -495,9 +567,8 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
             if answer and prompt:
                 pair = {"chosen": answer, "rejected": rejected, "prompt": prompt}
                 return pair | _find_optional_roles("pair", columns, set(pair.values()))
-    for name, value in columns.items():
-        if _is_messages(value):
-            return {"messages": name, **_find_optional_roles("messages", columns, {name})}
+    if messages_mapping := _guess_messages_mapping(columns):
+        return messages_mapping
     texts = {name: name for name, value in columns.items() if isinstance(value, str)}
     # A list may hold the answer. Several answers in a list would be lost.
     texts |= {
@@ -531,6 +602,16 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
         next(iter(texts)) if len(texts) == 1 and prompt is None and response is None else None
     )
     return {"text": texts[text]} if text else {}
+
+
+def _guess_messages_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
+    """Return the mapping of the first column of messages, else an empty one."""
+    for name, value in columns.items():
+        if _is_messages(value):
+            names, unknown_values = guess_message_names(list_messages(value))
+            inner_names = {} if unknown_values else names
+            return {"messages": name, **_find_optional_roles("messages", columns, {name}), **inner_names}
+    return {}
 
 
 def _guess_pair_mapping(columns: Mapping[str, Any], good: str, bad: str) -> dict[str, str]:
@@ -581,7 +662,7 @@ def _find_unused_columns(guess: Mapping[str, str], columns: Mapping[str, Any], r
     """Return the columns that matter for training and that a guess would not use."""
     if not guess:
         return []
-    rule = next(rule for rule in FORM_RULES if guess.keys() <= rule.roles)
+    rule = next(rule for rule in FORM_RULES if guess.keys() - set(MESSAGE_ROLES) <= rule.roles)
     optional_columns = {
         name
         for role, names in rule.optional.items()
@@ -617,7 +698,9 @@ def _is_messages(value: Any) -> bool:
             value = orjson.loads(value)
         except orjson.JSONDecodeError:
             return False
-    return isinstance(value, list) and bool(value) and is_turns(value) and bool(_get_turn_role(value[0]))
+    if not isinstance(value, list) or not value or not is_turns(value):
+        return False
+    return bool(_get_turn_role(value[0])) or bool(guess_message_names(value)[0])
 
 
 def _is_speech(*values: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from batchloom.chat.schema.message_names import MessageNames
 from batchloom.chat.schema.schemas import (
     FORM_RULES,
     INTERLEAVED_RULE,
@@ -348,6 +349,8 @@ def unused_message_keys(records: Iterable[Row], schema: Schema) -> tuple[str, ..
     Chat templates receive all keys, so callers that know the template remove those that it reads.
     """
     recognized_keys = MESSAGE_KEYS.used | MESSAGE_KEYS.metadata | MESSAGE_KEYS.unsupported.keys()
+    if schema.names is not None:
+        recognized_keys |= set(schema.names.keys.values())
     ignored = _message_keys(schema.ignored)
     columns = [name for role in TURN_ROLES for name in schema.columns.get(role, ())]
     unused = dict.fromkeys(
@@ -411,6 +414,27 @@ def drop_keys(row: Row, ignored: frozenset[str], columns: Iterable[str] = ()) ->
             turns = orjson.loads(value) if isinstance(value, str) else value
             filtered_row[column] = [_remove_keys(turn, ignored) if isinstance(turn, dict) else turn for turn in turns]
     return filtered_row
+
+
+def rename_messages(row: Row, names: MessageNames, columns: Iterable[str]) -> dict[str, Any]:
+    """Return a copy of a record whose messages have the keys and roles of templates.
+
+    Values of the columns that are not messages stay, and the record parser refuses them.
+    """
+    renamed_row = dict(row)
+    for column in columns:
+        value = get_column_value(row, column)
+        messages = list_messages(value)
+        if isinstance(value, dict):
+            renamed_row[column] = names.rename(value, column)
+        # A prompt or answer may be a text that happens to be JSON.
+        elif messages and (isinstance(value, list) or all(map(names.occur_in, messages))):
+            turns = orjson.loads(value) if isinstance(value, str) else value
+            renamed_row[column] = [
+                names.rename(turn, f"{column}[{number}]") if isinstance(turn, dict) else turn
+                for number, turn in enumerate(turns)
+            ]
+    return renamed_row
 
 
 def _message_keys(ignored: frozenset[str]) -> frozenset[str]:

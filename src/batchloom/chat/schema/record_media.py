@@ -47,8 +47,8 @@ _MEDIUM_TYPES: dict[str, MediumKind] = {
     "input_image": "image",
     "input_audio": "audio",
 }
-# Keys of a part that hold its content, in addition to the name of its type.
-_CONTENT_KEYS = ("url", "path", "base64", "data", "bytes")
+# Keys of a part that hold its content, in addition to the name of its type; ``value`` is LLaMA-Factory's.
+_CONTENT_KEYS = ("url", "path", "base64", "data", "bytes", "value")
 
 
 class MediumIndex(int):
@@ -97,7 +97,7 @@ def _parse_medium_object(kind: MediumKind, value: Mapping[str, Any], field_path:
             if not isinstance(value[name], str):
                 return parse_medium(kind, value[name], f"{field_path}.{name}")
             return Medium(kind, "", _decode_base64(value[name], f"{field_path}.{name}"))
-    for name in ("url", "path", kind, f"{kind}_url"):
+    for name in ("url", "path", kind, f"{kind}_url", "value"):
         if is_non_empty(value.get(name)):
             return parse_medium(kind, value[name], f"{field_path}.{name}")
     keys = ", ".join(repr(str(key)) for key in value) or "nothing"

@@ -3,13 +3,22 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
-from batchloom.chat.schema.record_keys import TURN_ROLES, check_keys, drop_keys, list_messages, unsupported_columns
+from batchloom.chat.schema.record_keys import (
+    TURN_ROLES,
+    check_keys,
+    drop_keys,
+    list_messages,
+    rename_messages,
+    unsupported_columns,
+)
 from batchloom.chat.schema.record_media import (
     MediaExtractor,
     has_placeholder,
@@ -156,6 +165,8 @@ class SchemaReader:
         """Parse a record; see :func:`make_record_reader`."""
         if self._schema.ignored:
             row = drop_keys(row, self._schema.ignored, self._turn_columns)
+        if self._schema.names is not None:
+            row = rename_messages(row, self._schema.names, self._turn_columns)
         if not self._refused_columns.isdisjoint(row):
             check_keys(row, self._unsupported)
             _check_no_late_columns(row, self._late)
@@ -200,13 +211,15 @@ class SchemaReader:
     def _read_prompt(self, row: Row) -> Turns:
         """Return the turns before the answer: history, prompt and context."""
         prompt = self._prompt.get(row)
-        if self._prompt.names[0] in TURN_COLUMNS and isinstance(parsed := parse_messages(prompt), list):
-            turns = read_turns(parsed, self._prompt.names[0])
-        else:
-            turns = make_turns(row, self._prompt, prompt, "user")
+        if self._prompt.names[0] in TURN_COLUMNS:
+            prompt = parse_messages(prompt)
         if self._prompt_columns.isdisjoint(row):
-            return turns
+            return make_turns(row, self._prompt, prompt, "user")
         context = self._context.get(row)
+        if isinstance(context, str) and prompt in (None, "") and not is_empty_text(context):
+            # Alpaca's instruction may be empty if the input is the prompt.
+            prompt, context = context, None
+        turns = make_turns(row, self._prompt, prompt, "user")
         if is_non_empty(context):
             if not isinstance(context, str):
                 raise not_text_error(row, self._context, context)
@@ -475,8 +488,11 @@ def _check_no_late_columns(row: Row, roles: Mapping[str, str]) -> None:
 
 
 def _parse_history(value: Any, name: str) -> list[dict[str, Any]]:
-    """Parse LLaMA-Factory's ``history``, a list of [prompt, response]."""
+    """Parse ``history``: [prompt, response] lists, or JSON text of them."""
     turns = []
+    if isinstance(value, str):
+        with suppress(orjson.JSONDecodeError):
+            value = orjson.loads(value)
     for number, exchange in enumerate(value if isinstance(value, list) else [value]):
         if not (
             isinstance(exchange, list | tuple)

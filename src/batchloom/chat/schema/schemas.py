@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from batchloom.chat.schema.message_names import MESSAGE_ROLES, MessageNames, find_name_problems
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.settings import raise_problems, suggest
 from batchloom.core.wording import describe_json_type, format_list
@@ -28,9 +29,10 @@ SchemaForm = Literal[
     "messages", "pair", "prompt-completion", "instruction", "prompt", "steps", "tokens", "interleaved", "text"
 ]
 
-PROMPT_COLUMNS = ("instruction", "prompt", "question")
+# ``query`` is ms-swift's.
+PROMPT_COLUMNS = ("instruction", "prompt", "question", "query")
 RESPONSE_COLUMNS = ("response", "output", "answer", "completion", "answers.text[0]")
-TURN_COLUMNS = ("messages", "conversations")
+TURN_COLUMNS = ("messages", "conversations", "conversation")
 _CONTEXT_COLUMNS = ("input", "context")
 _SYSTEM_COLUMNS = ("system", "system_prompt")
 _TOOLS_COLUMNS = ("tools",)
@@ -155,6 +157,8 @@ INTERLEAVED_RULE = FormRule(
     "interleaved", {"text": ("text", "content", "caption", "transcription", "texts")}, _MEDIA_COLUMNS
 )
 COLUMN_ROLES = tuple(dict.fromkeys(role for rule in FORM_RULES for role in (*rule.required, *rule.optional)))
+# Forms without messages.
+_FLAT_FORMS = ("text", "interleaved", "tokens")
 # Column names that users write in place of a role.
 _ROLE_BY_COLUMN = {
     name: role
@@ -180,6 +184,7 @@ class Schema:
         ignored: columns and message keys that are dropped from records before they are read.
         left_out: columns of the roles that a mapping disables (``label=``).
         carried: (name, column) of each column that a prompt carries.
+        names: keys and roles of messages that a mapping names; None for the usual ones.
     """
 
     form: SchemaForm
@@ -190,6 +195,7 @@ class Schema:
     ignored: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()
     carried: tuple[tuple[str, str], ...] = ()
+    names: MessageNames | None = None
 
     @property
     def kind(self) -> SchemaKind:
@@ -204,7 +210,8 @@ def parse_mapping(text: str) -> dict[str, str]:
     """Parse ``role=column,role=column`` to a dict.
 
     A column may be a path such as ``answers.text[0]``; an empty one (``context=``) disables the
-    role. Columns whose names hold a comma must be passed to ``detect_schema`` as a dict.
+    role. ``role`` and ``content`` name keys of messages, and ``assistant`` the value of a role
+    (``message_names.py``). Columns whose names hold a comma must be passed to ``detect_schema`` as a dict.
 
     Raises:
         SettingsError: items that are not role=column, roles that are unknown, repeated, or cannot be
@@ -228,7 +235,10 @@ def match_mapping_columns(mapping: Mapping[str, str], names: Iterable[str]) -> d
     """Map to the exact column names where those begin or end with white space."""
     column_names = dict.fromkeys(names)
     name_by_stripped = {name.strip(): name for name in reversed(column_names) if isinstance(name, str)}
-    return {role: _match_column(column, column_names, name_by_stripped) for role, column in mapping.items()}
+    return {
+        role: column if role in MESSAGE_ROLES else _match_column(column, column_names, name_by_stripped)
+        for role, column in mapping.items()
+    }
 
 
 def _match_column(column: str, column_names: Container[str], name_by_stripped: Mapping[str, str]) -> str:
@@ -244,17 +254,25 @@ def _match_column(column: str, column_names: Container[str], name_by_stripped: M
 def find_mapping_problems(mapping: Mapping[str, str]) -> list[str]:
     """Return the problems of a mapping from roles to columns, one sentence each."""
     problems = [
-        f"map.{role}: unknown role{_suggest_role(role)}; roles are {', '.join(COLUMN_ROLES)}"
+        f"map.{role}: unknown role{_suggest_role(role)}; roles are {', '.join((*COLUMN_ROLES, *MESSAGE_ROLES))}"
         for role in mapping
-        if role not in COLUMN_ROLES
+        if role not in COLUMN_ROLES and role not in MESSAGE_ROLES
     ]
     problems += [
         f"map.{role}: {column!r} is not the name of a column"
         for role, column in mapping.items()
         if not isinstance(column, str)
     ]
-    mapped_roles = {role for role, column in mapping.items() if column}
-    if not problems and not any(mapped_roles <= rule.roles for rule in (*FORM_RULES, INTERLEAVED_RULE)):
+    if not problems:
+        problems = find_name_problems(mapping)
+    mapped_roles = {role for role, column in mapping.items() if column and role not in MESSAGE_ROLES}
+    rules = [rule for rule in (*FORM_RULES, INTERLEAVED_RULE) if mapped_roles <= rule.roles]
+    names = [role for role in mapping if role in MESSAGE_ROLES]
+    if not problems and names and rules and all(rule.form in _FLAT_FORMS for rule in rules):
+        problems.append(
+            f"map.{names[0]}: is a name inside messages, but {', '.join(sorted(mapped_roles))} holds none; leave it out"
+        )
+    if not problems and not rules:
         problems.append(
             f"map: no record has {', '.join(sorted(mapped_roles))} together; valid combinations are "
             f"{'; or '.join(_find_role_conflicts(mapped_roles))}"
@@ -263,7 +281,7 @@ def find_mapping_problems(mapping: Mapping[str, str]) -> list[str]:
 
 
 def _suggest_role(role: str) -> str:
-    hint = suggest(role, [*COLUMN_ROLES, *_ROLE_BY_COLUMN])
+    hint = suggest(role, [*COLUMN_ROLES, *MESSAGE_ROLES, *_ROLE_BY_COLUMN])
     for name, column_role in _ROLE_BY_COLUMN.items():
         hint = hint.replace(f"{name!r}", f"{column_role!r}")
     return hint

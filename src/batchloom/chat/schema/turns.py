@@ -1,8 +1,8 @@
-"""Turns of a conversation: messages, and ShareGPT's ``from``/``value``.
+"""Turns of a conversation: messages, ShareGPT's and ms-swift's forms of them.
 
-Messages stay unchanged, except that ShareGPT's two keys get the names that chat templates
-read, and its ``function_call`` becomes an assistant turn with ``tool_calls``. Senders are those of
-FastChat, LLaMA-Factory and axolotl.
+Messages stay unchanged, except that ShareGPT's two keys get the names that chat templates read, and calls
+(``function_call``, ``tool_call``) become ``tool_calls`` of an assistant turn. Senders are those of FastChat,
+LLaMA-Factory, axolotl and ms-swift.
 """
 
 from typing import Any
@@ -20,31 +20,37 @@ Message = dict[str, Any]
 Turns = tuple[list[Message], list[bool | None]]
 
 ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
+# Senders of calls, whose content is the call itself: LLaMA-Factory's, and ms-swift's two.
+_CALL_ROLES = frozenset(("function_call", "function-call", "tool_call"))
+# Roles that other libraries read without any setting, as ``role`` or ``from``.
 _ROLE_BY_SENDER = {
+    # FastChat, LLaMA-Factory, axolotl and ms-swift.
     "human": "user",
     "gpt": "assistant",
+    # FastChat.
     "chatgpt": "assistant",
     "bing": "assistant",
     "bard": "assistant",
+    # ms-swift.
+    "bot": "assistant",
+    # LLaMA-Factory and ms-swift.
     "observation": "tool",
-    "function_call": "assistant",
+    # ms-swift.
+    **dict.fromkeys(("observations", "function_response", "function-response", "tool_response"), "tool"),
+    **dict.fromkeys(_CALL_ROLES, "assistant"),
     **{role: role for role in ROLES},
 }
-# Role names of other conventions and their equivalents.
+# Role names that no library reads without a setting, and their equivalents.
 _ROLE_SUGGESTIONS = {
     **{sender: role for sender, role in _ROLE_BY_SENDER.items() if sender != role},
     "model": "assistant",
-    "bot": "assistant",
     "ai": "assistant",
     "function": "tool",
     "ipython": "tool",
     "tools": "tool",
-    "tool_response": "tool",
 }
 _BOOLEAN_FLAGS = frozenset(("train", "training", "loss"))
 _ASSISTANT_FLAGS = frozenset(("weight", "loss"))
-# Senders of calls, whose content is the call itself.
-_CALL_ROLES = frozenset(("tool_call", "tool_calls", "function_call"))
 _MAX_DEPTH = 100
 # White space and zero-width characters: spaces, joiners, soft hyphens, byte order marks.
 _INVISIBLE_CHARACTERS = (
@@ -52,6 +58,10 @@ _INVISIBLE_CHARACTERS = (
     + "".join(map(chr, (*range(9, 14), *range(28, 33), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B))))
     + "\u2028\u2029\u202f\u205f\u3000"
 )
+_MESSAGE_KEYS = frozenset(("role", "content", "from", "value"))
+_CONTENT_KEYS = frozenset(("content", "value", "tool_calls"))
+# ms-swift's keys of a question and its answer in one object.
+_EXCHANGE_KEYS = (("user", ("user", "human")), ("assistant", ("assistant", "gpt", "bot")))
 _MEDIA_PART_TYPES = ("image", "audio", "video")
 _ROLE_LIST = "system, user, assistant, tool, developer"
 
@@ -74,8 +84,11 @@ def read_turns(value: object, column: str) -> Turns:
         raise UnusableRecordError(f"column {column!r} holds {describe_json_type(value)}, not a list of messages")
     if not value:
         raise UnusableRecordError(f"column {column!r} is empty: a conversation without turns")
+    if _is_exchange(value[0]):
+        value = _expand_exchanges(value, column)
     turns = value
     flags: list[bool | None] = []
+    call_numbers: list[int] = []
     for number, message in enumerate(value):
         if _is_plain_message(message):
             continue
@@ -85,13 +98,83 @@ def read_turns(value: object, column: str) -> Turns:
             # Copy the list: the record's own stays unchanged.
             turns = list(value) if turns is value else turns
             turns[number] = normalized_message
+            if get_sender(message) in _CALL_ROLES:
+                call_numbers.append(number)
         flag = _read_train_flag(normalized_message, message_path)
         if flag is not None:
             flags += [None] * (number - len(flags))
             flags.append(flag)
     if flags:
         flags += [None] * (len(value) - len(flags))
-    return turns, flags
+    return _merge_calls((turns, flags), call_numbers, column) if call_numbers else (turns, flags)
+
+
+def get_sender(message: object) -> Any:
+    """Return the role of a message under either name, or None."""
+    if not isinstance(message, dict):
+        return None
+    return message.get("from") if message.get("role") is None else message["role"]
+
+
+def has_readable_names(message: dict[str, Any]) -> bool:
+    """Return whether a message has a known role and content, or is an exchange."""
+    known_role = isinstance(sender := get_sender(message), str) and sender in _ROLE_BY_SENDER
+    return (known_role and not _CONTENT_KEYS.isdisjoint(message)) or _is_exchange(message)
+
+
+def _is_exchange(message: object) -> bool:
+    """Return whether a message is ms-swift's pair of a question and its answer."""
+    return isinstance(message, dict) and _MESSAGE_KEYS.isdisjoint(message) and len(_find_exchange_keys(message)) == 2
+
+
+def _find_exchange_keys(message: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the role and key of the question and the answer of an exchange."""
+    return [(role, name) for role, names in _EXCHANGE_KEYS for name in names if name in message]
+
+
+def _expand_exchanges(exchanges: list[Any], column: str) -> list[Message]:
+    """Return two messages for each exchange."""
+    messages: list[Message] = []
+    for number, exchange in enumerate(exchanges):
+        keys = _find_exchange_keys(exchange) if isinstance(exchange, dict) else []
+        if [role for role, _ in keys] != [role for role, _ in _EXCHANGE_KEYS]:
+            raise UnusableRecordError(
+                f"{column}[{number}] is not an object with a user's question and its answer, like the one before it"
+            )
+        names = [name for _, name in keys]
+        if others := [str(key) for key, item in exchange.items() if key not in names and item is not None]:
+            raise UnusableRecordError(
+                f"{column}[{number}] has {', '.join(map(repr, others))} next to {' and '.join(map(repr, names))}; "
+                f"leave it out with --ignore {','.join(others)}"
+            )
+        for role, name in keys:
+            text = exchange[name]
+            if not isinstance(text, str) or is_empty_text(text):
+                problem = "is empty" if isinstance(text, str) else f"holds {describe_json_type(text)}, not text"
+                raise UnusableRecordError(f"{column}[{number}].{name} {problem}; fill it in or remove the turn")
+            messages.append({"role": role, "content": text})
+    return messages
+
+
+def _merge_calls(turns: Turns, call_numbers: list[int], column: str) -> Turns:
+    """Join calls to the assistant turn that they follow, as ms-swift does."""
+    messages: list[Message] = []
+    flags: list[bool | None] = []
+    all_flags = turns[1] or [None] * len(turns[0])
+    for number, (message, flag) in enumerate(zip(turns[0], all_flags, strict=True)):
+        if number not in call_numbers or not messages or messages[-1]["role"] != "assistant":
+            messages.append(message)
+            flags.append(flag)
+            continue
+        if flag is not None and flags[-1] is not None and flag is not flags[-1]:
+            raise UnusableRecordError(
+                f"{column}[{number}] is a call of the turn before it, and their training flags contradict each other; "
+                "leave one out"
+            )
+        calls = [*(messages[-1].get("tool_calls") or []), *message["tool_calls"]]
+        messages[-1] = {**messages[-1], "tool_calls": calls}
+        flags[-1] = flag if flags[-1] is None else flags[-1]
+    return messages, flags if turns[1] else []
 
 
 def _is_plain_message(message: object) -> bool:
@@ -139,13 +222,15 @@ def _normalize_message(message: object, field_path: str) -> Message:
         )
     _check_depth(message, field_path)
     check_keys(message, MESSAGE_KEYS.unsupported, field_path)
-    if message.get("role") is None and message.get("from") is not None:
-        message = _convert_sharegpt(message, field_path)
-    role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise UnusableRecordError(_describe_unknown_role(message, role, f"{field_path}.role", ROLES))
+    role_key = "from" if message.get("role") is None and message.get("from") is not None else "role"
+    role = message.get(role_key)
+    if not isinstance(role, str) or role not in _ROLE_BY_SENDER:
+        raise UnusableRecordError(_describe_unknown_role(message, role, f"{field_path}.{role_key}"))
+    if role_key == "from" or role not in ROLES or ("content" not in message and "value" in message):
+        message = _convert_sender(message, role_key, field_path)
+        role = message["role"]
     if isinstance(message.get("content"), list):
-        message = _normalize_text_parts(message)
+        message = _normalize_parts(message, field_path)
     calls = message.get("tool_calls")
     _check_calls(calls, field_path)
     for key in ("name", "reasoning_content"):
@@ -155,15 +240,48 @@ def _normalize_message(message: object, field_path: str) -> Message:
     return message
 
 
-def _normalize_text_parts(message: Message) -> Message:
-    """Rename ``value`` of LLaMA-Factory's text parts to templates' ``text``."""
-    content = [
-        {**{key: value for key, value in part.items() if key != "value"}, "text": part["value"]}
-        if isinstance(part, dict) and part.get("type") == "text" and "value" in part and "text" not in part
-        else part
-        for part in message["content"]
-    ]
-    return message if content == message["content"] else {**message, "content": content}
+def _normalize_parts(message: Message, field_path: str) -> Message:
+    """Convert LLaMA-Factory's parts, whose content is a ``value``, to templates' keys.
+
+    Reasoning and calls become keys of the message. Templates write reasoning, text and calls in this order, so parts in
+    another order are refused.
+    """
+    parts = message["content"]
+    if not any(isinstance(part, dict) and "value" in part for part in parts):
+        return message
+    reasoning, content, calls = list[str](), list[Any](), list[Any]()
+    for number, part in enumerate(parts):
+        kind = part.get("type") if isinstance(part, dict) and "value" in part else None
+        part_path = f"{field_path}.content[{number}]"
+        if kind not in ("reasoning", "tool_call"):
+            is_text = kind == "text" and "text" not in part
+            content.append(_rename_key(part, "value", "text") if is_text else part)
+            is_late = bool(calls)
+        else:
+            if message.get("role") != "assistant":
+                raise UnusableRecordError(f"{part_path} is of type {kind!r}, which belongs to an assistant message")
+            check_keys(part, PART_KEYS, part_path)
+            is_late = kind == "reasoning" and bool(content or calls)
+            if kind == "tool_call":
+                calls += _parse_function_calls(part["value"], f"{part_path}.value")
+            elif isinstance(part["value"], str):
+                reasoning.append(part["value"])
+            else:
+                raise UnusableRecordError(f"{part_path}.value holds {describe_json_type(part['value'])}, not text")
+        if is_late:
+            raise UnusableRecordError(
+                f"{part_path} is of type {kind!r} after parts that templates write behind it; the order is reasoning, "
+                "text, tool_call"
+            )
+    extracted = {"reasoning_content": "".join(reasoning), "tool_calls": calls}
+    for key, value in extracted.items():
+        if value and message.get(key):
+            raise UnusableRecordError(f"{field_path} has {key} and parts with the same meaning; leave one of them out")
+    return {**message, "content": content or "", **{key: value for key, value in extracted.items() if value}}
+
+
+def _rename_key(part: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    return {**{key: value for key, value in part.items() if key != old}, new: part[old]}
 
 
 def _check_depth(value: object, field_path: str) -> None:
@@ -266,14 +384,15 @@ def _read_train_flag(message: Message, field_path: str) -> bool | None:
     return next(iter(flags.values()), None)
 
 
-def _convert_sharegpt(message: Message, field_path: str) -> Message:
-    sender = message["from"]
-    if not isinstance(sender, str) or sender not in _ROLE_BY_SENDER:
-        raise UnusableRecordError(_describe_unknown_role(message, sender, f"{field_path}.from", _ROLE_BY_SENDER))
-    other_fields = {key: value for key, value in message.items() if key not in ("from", "value", "role")}
-    value = message.get("value", message.get("content"))
-    if sender == "function_call":
-        calls = _parse_function_calls(value, f"{field_path}.value")
+def _convert_sender(message: Message, role_key: str, field_path: str) -> Message:
+    """Rename the sender and the content of a message as templates read them."""
+    sender = message[role_key]
+    value_keys = ("value", "content") if role_key == "from" else ("content", "value")
+    value_key = next((key for key in value_keys if key in message), value_keys[0])
+    other_fields = {key: value for key, value in message.items() if key not in _MESSAGE_KEYS}
+    value = message.get(value_key)
+    if sender in _CALL_ROLES:
+        calls = _parse_function_calls(value, f"{field_path}.{value_key}")
         return {"role": "assistant", "content": "", **other_fields, "tool_calls": calls}
     return {"role": _ROLE_BY_SENDER[sender], **other_fields, "content": value}
 
@@ -290,22 +409,16 @@ def _parse_function_calls(value: object, field_path: str) -> list[dict[str, Any]
     return [{"type": "function", "function": call} for call in calls]
 
 
-def _describe_unknown_role(
-    message: Message, role: object, field_path: str, known_roles: dict[str, str] | frozenset[str]
-) -> str:
+def _describe_unknown_role(message: Message, role: object, field_path: str) -> str:
     if role is None:
         keys = ", ".join(repr(str(key)) for key in message) or "nothing"
         return f"{field_path} is missing: the message has {keys}; a message has role and content (or from and value)"
     if not isinstance(role, str):
         return f"{field_path} holds {describe_json_type(role)}, not one of {_ROLE_LIST}"
-    if role.lower() in _CALL_ROLES:
-        return (
-            f"{field_path} is {role!r}, not one of {_ROLE_LIST}; write the call as tool_calls of an assistant message"
-        )
     suggested_role = _ROLE_SUGGESTIONS.get(role.lower(), role.lower())
-    hint = (
-        f"; did you mean {suggested_role!r}?"
-        if suggested_role in known_roles
-        else suggest(suggested_role, sorted(known_roles))
-    )
+    if suggested_role in ROLES:
+        name = "system_role" if suggested_role == "system" else suggested_role
+        hint = f"; did you mean {suggested_role!r}? --map {name}={role} reads it so"
+    else:
+        hint = suggest(suggested_role, sorted(_ROLE_BY_SENDER))
     return f"{field_path} is {role!r}, not one of {_ROLE_LIST}{hint}"

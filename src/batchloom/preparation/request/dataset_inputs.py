@@ -4,7 +4,7 @@ import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Any, final
 
 from batchloom.core.addresses import STANDARD_INPUT, is_url, redact_url as address, strip_file_scheme
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
@@ -17,14 +17,15 @@ from batchloom.preparation.request.inputs import (
     default_tokenizer,
     hoist_common_settings,
     is_manifest_path,
+    split_sample_count,
 )
+from batchloom.preparation.settings.config_location import ConfigLocation
 from batchloom.preparation.settings.dataset_config import (
     MULTIMODAL_TYPES,
     DatasetConfig,
     DatasetEntry,
     DatasetType,
 )
-from batchloom.preparation.settings.dataset_file import ConfigLocation
 from batchloom.preparation.settings.media_recipe import MediaRecipe
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.sources import (
@@ -52,14 +53,23 @@ def expand_inputs(
     notes: list[str] = []
     multimodal: list[tuple[str, DatasetConfig]] = []
     follow_links = False
+    settings: dict[str, tuple[Any, str]] = {}
     for argument in input_arguments:
         if isinstance(argument, str) and not is_manifest_path(argument):
-            inputs.append(argument)
-            sources.append(SourceRecipe())
+            path, sample_count = split_sample_count(argument)
+            inputs.append(path)
+            sources.append(SourceRecipe(num_samples=sample_count))
             continue
         config = DatasetConfig.load(strip_file_scheme(argument)) if isinstance(argument, str) else argument
         notes += config.notes
         follow_links |= config.follow_links
+        for setting, value in config.location.settings.items():
+            first_value, other_file = settings.setdefault(setting, (value, str(config.location.file)))
+            if first_value != value:
+                raise InputError(
+                    f"{other_file} sets {setting} to {quote_value(first_value)} and {config.location.file} to "
+                    f"{quote_value(value)}, but a store has one; choose it with an option."
+                )
         if config.tokenizer is not None:
             tokenizer_files.setdefault(config.tokenizer, str(config.location.file or "a DatasetConfig"))
         located = _locate_entries(_iter_entries(config), _DatasetLocator(config.location), config.dataset_type)
@@ -80,7 +90,15 @@ def expand_inputs(
     reading = _add_media(reading, multimodal)
     tokenizer = tokenizer if tokenizer is not None else next(iter(tokenizer_files), default_tokenizer(reading))
     hoisted_sources, reading = hoist_common_settings(tuple(sources), reading)
-    return ResolvedInputs(tuple(inputs), hoisted_sources, reading, tokenizer, tuple(notes), follow_links)
+    return ResolvedInputs(
+        tuple(inputs),
+        hoisted_sources,
+        reading,
+        tokenizer,
+        tuple(notes),
+        follow_links,
+        {setting: value for setting, (value, _) in settings.items()},
+    )
 
 
 def _add_media(reading: ReadRecipe, multimodal: Sequence[tuple[str, DatasetConfig]]) -> ReadRecipe:
@@ -167,6 +185,8 @@ def _locate_entries(
             form=None if entry.data_type == "yaml" else entry.data_type,
             name=entry.name,
             weight=entry.weight,
+            max_samples=entry.max_samples,
+            num_samples=entry.num_samples,
             location=f"{config_location.file}, {config_location.block}{name}" if config_location.file else name,
         )
         located.append((locator.find(entry, source.location), source, kind))
@@ -182,7 +202,8 @@ def _iter_entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, Co
     elif config.datasets is not None:
         for number, entry in enumerate(config.datasets):
             typed_entry = entry if entry.data_type or not form else entry.model_copy(update={"data_type": form})
-            yield f"datasets[{number}]", typed_entry, config.location
+            names = config.location.entry_names
+            yield names[number] if names else f"datasets[{number}]", typed_entry, config.location
     elif config.dataset_format == "yaml" or is_manifest_path(config.dataset_path):
         yield from _iter_file_entries(config)
     else:

@@ -1,18 +1,28 @@
 """Inputs of a job: paths, and YAML manifests and DatasetConfigs to expand."""
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
-from batchloom.core.addresses import redact_url
-from batchloom.core.errors import InputError
-from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
+from batchloom.core.addresses import make_input_labels, redact_url
+from batchloom.core.errors import InputError, SettingsError
+from batchloom.core.wording import format_count
+from batchloom.preparation.settings.read_recipe import MAX_SAMPLES, ReadRecipe, SourceRecipe
 from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs
-from batchloom.sources import DetectedFile, SourceListing, list_sources
-from batchloom.sources.files import Spool
+from batchloom.sources import (
+    DetectedFile,
+    PartReader,
+    ReadLimits,
+    ReadRules,
+    SourceListing,
+    SourcePart,
+    list_sources,
+)
+from batchloom.sources.files import RecordSample, Source, Spool, choose_random_records
 
 if TYPE_CHECKING:
     from batchloom.preparation.settings.dataset_config import DatasetConfig
@@ -37,6 +47,7 @@ class ResolvedInputs:
         tokenizer: the tokenizer, as ``prepare`` takes it.
         notes: notes for the user before work begins.
         follow_links: whether a manifest follows symbolic links that lead out of an input folder.
+        settings: other settings that a file of another library states; the given ones override them.
     """
 
     inputs: tuple[str, ...]
@@ -45,6 +56,7 @@ class ResolvedInputs:
     tokenizer: str
     notes: tuple[str, ...] = ()
     follow_links: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def resolve_inputs(
@@ -64,7 +76,10 @@ def resolve_inputs(
             without a processor.
     """
     input_arguments = as_input_tuple(inputs)
-    if not any(is_dataset_config(argument) or is_manifest_path(argument) for argument in input_arguments):
+    if not any(
+        is_dataset_config(argument) or is_manifest_path(argument) or split_sample_count(argument)[1] is not None
+        for argument in input_arguments
+    ):
         tokenizer = default_tokenizer(reading) if tokenizer is None else tokenizer
         return ResolvedInputs(input_arguments, (), reading, tokenizer)  # type: ignore[arg-type]
     # Importing pydantic is slow.
@@ -122,7 +137,66 @@ def list_inputs(
                 f"{name} is listed by {first_location} and by {second_location} with different settings, but a file "
                 "is read only once; leave one of them out."
             )
-    return listing
+    return _sample_inputs(listing, recipe)
+
+
+def _sample_inputs(listing: SourceListing, recipe: Recipe) -> SourceListing:
+    """Restrict the inputs that have a number of samples to these records."""
+    sampled = {
+        number: source for number, source in enumerate(recipe.sources) if source.max_samples or source.num_samples
+    }
+    if not sampled:
+        return listing
+    rules = replace(recipe.reading.rules(ReadLimits()), text_field=None)
+    notes = list(listing.notes)
+    sources_by_input: dict[int, list[Source]] = {}
+    for source in listing.sources:
+        sources_by_input.setdefault(source.input, []).append(source)
+    for number, settings in sampled.items():
+        name = settings.name or make_input_labels([recipe.inputs[number]])[0]
+        chosen_sources, note = _choose_records(sources_by_input.get(number, []), settings, rules)
+        sources_by_input[number] = chosen_sources
+        notes.append(f"{name}: {note}.")
+    chosen = (source for sources in sources_by_input.values() for source in sources)
+    return replace(listing, sources=tuple(chosen), notes=tuple(notes))
+
+
+def _choose_records(sources: Sequence[Source], settings: SourceRecipe, rules: ReadRules) -> tuple[list[Source], str]:
+    """Return the sources of an input with their chosen records, and a note."""
+    count = min(filter(None, (settings.max_samples, settings.num_samples)))
+    is_random, chosen, before = settings.num_samples is not None, list[RecordSample](), 0
+    record_counts: list[int] = []
+    for source in sources:
+        if is_random or len(sources) > 1:
+            record_counts.append(_count_records(source, rules, None if is_random else count - before))
+        chosen.append(RecordSample(count, None, before))
+        before += record_counts[-1] if record_counts else 0
+        if not is_random and before >= count:
+            break
+    if not is_random:
+        sampled_sources = [replace(source, sample=sample) for source, sample in zip(sources, chosen, strict=False)]
+        return sampled_sources, f"its first {format_count(count, 'record')} {'is' if count == 1 else 'are'} read"
+    if count >= before:
+        few = f", fewer than {count:,}" if count > before else ""
+        return list(sources), f"all of its {format_count(before, 'record')} are read once{few}"
+    numbers = choose_random_records(before, count)
+    sampled_sources = [
+        replace(source, sample=replace(sample, total=before))
+        for source, sample, records in zip(sources, chosen, record_counts, strict=True)
+        if ((numbers >= sample.before) & (numbers < sample.before + records)).any()
+    ]
+    return sampled_sources, f"{count:,} of its {format_count(before, 'record')} are read, chosen at random"
+
+
+def _count_records(source: Source, rules: ReadRules, most: int | None) -> int:
+    """Return the number of records of a source; counting may stop at ``most``."""
+    count = 0
+    with PartReader(SourcePart(source, 0, source.size), rules) as reader:
+        for batch in reader:
+            count += len(batch.values) + len(batch.bad)
+            if most is not None and count >= most:
+                break
+    return count
 
 
 def is_dataset_config(value: object) -> bool:
@@ -145,16 +219,43 @@ def hoist_common_settings(
     return tuple(replace(source, text_field=None, mapping={}) for source in sources), lifted
 
 
+# ms-swift's number of random records after the name of a data set; int() takes at most 4,300 digits.
+_SAMPLE_PATTERN = re.compile(r"(.+)#([0-9]{1,18})", re.DOTALL)
+# The file with the data sets of LLaMA-Factory or ms-swift, and names of some of them.
+_DATASET_INFO_PATTERN = re.compile(r"(.*/)?[^/:]*dataset_info\.json(:.*)?", re.DOTALL)
 _MANIFEST_SUFFIXES = (".yaml", ".yml")
 
 
 def is_manifest_path(value: object) -> bool:
-    """Return whether an input is a YAML manifest; such files inside folders are not."""
+    """Return whether an input is a YAML manifest or ``dataset_info.json``.
+
+    Such files inside folders are not.
+    """
+    if isinstance(value, str) and _DATASET_INFO_PATTERN.fullmatch(value) and not is_url_or_stdin(value):
+        return True
     if not isinstance(value, str) or not value.lower().endswith(_MANIFEST_SUFFIXES) or is_url_or_stdin(value):
         return False
     if glob.has_magic(value) and not os.path.lexists(value):
         return False
     return not os.path.isdir(value)  # noqa: PTH112 - a string stays a string
+
+
+def split_sample_count(value: object) -> tuple[Any, int | None]:
+    """Split ``INPUT#N``, N random records of an input; None without a number.
+
+    A file may have such a name, and in a URL the number is a part of the address.
+    """
+    match = _SAMPLE_PATTERN.fullmatch(value) if isinstance(value, str) and not is_url_or_stdin(value) else None
+    if match is None or os.path.lexists(match[0]):
+        return value, None
+    count = int(match[2])
+    if not 1 <= count <= MAX_SAMPLES:
+        raise SettingsError([f"inputs: {match[0]!r}: the number of records is from 1 to {MAX_SAMPLES:,}"])
+    if is_manifest_path(match[1]):
+        raise SettingsError(
+            [f"inputs: {match[0]!r}: a manifest is read completely; write num_samples: {count} next to its data sets"]
+        )
+    return match[1], count
 
 
 def check_no_manifests(inputs: Sequence[str], command: str) -> None:

@@ -158,7 +158,16 @@ def make_append_request(
     if recipe is not None or store is None or not (store / MANIFEST_NAME).exists():
         return _make_request(inputs, options, recipe, by_label=False)
     check_base_has_recipe(read_manifest(store), store)
-    return _make_request(inputs, options, store, by_label=True)
+    request = _make_request(inputs, options, store, by_label=True)
+    raise_problems(
+        [
+            f"inputs: {input_path!r} is read in part (max_samples or num_samples), and a sample of other files would "
+            "not extend the one in the store; prepare a new store, or append inputs that are read completely"
+            for input_path, source in zip(request.recipe.inputs, request.recipe.sources, strict=False)
+            if source.max_samples or source.num_samples
+        ]
+    )
+    return request
 
 
 def _make_request(
@@ -177,6 +186,8 @@ def _make_request(
     resolved = _choose_inputs(input_arguments, raw_recipe, reading, values.get("tokenizer"), by_label=by_label)
     if resolved.follow_links:
         values.setdefault("follow_links", True)
+    for setting, value in resolved.settings.items():
+        values.setdefault(setting, value)
     chat = ChatRecipe()
     try:
         chat = ChatRecipe(**{name: values[name] for name in _CHAT_SETTINGS if name in values})

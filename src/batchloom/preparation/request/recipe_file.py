@@ -28,7 +28,8 @@ from batchloom.core.synthetic_data import SYNTHETIC, SyntheticSpec
 from batchloom.core.wording import format_list
 from batchloom.core.yaml_reader import EXPONENT_PATTERN, FLOAT_TAG, read_yaml
 from batchloom.preparation.settings.clean_recipe import clean_steps_to_settings
-from batchloom.preparation.settings.dataset_file import MANIFEST_KEYS, ConfigLocation
+from batchloom.preparation.settings.config_location import ConfigLocation
+from batchloom.preparation.settings.dataset_file import MANIFEST_KEYS
 from batchloom.preparation.settings.media_recipe import compute_processor_fingerprint, media_to_settings
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe, fim_to_plain
 from batchloom.preparation.settings.recipe import (
@@ -262,6 +263,8 @@ def _input_to_plain(input_path: str, source: SourceRecipe) -> Any:
         "text_field": source.text_field,
         "mapping": dict(source.mapping) or None,
         "ignore": list(source.ignore) or None,
+        "max_samples": source.max_samples,
+        "num_samples": source.num_samples,
     }
     settings = {name: value for name, value in values.items() if value is not None}
     return {"path": input_path, **settings} if settings else input_path
@@ -520,7 +523,7 @@ def _make_source_recipes(
     labels = [str(label) for label in recipe.get("inputs", ())]
     plain = recipe.get("sources") or [{}] * len(labels)
     forms = _infer_forms(sources, labels)
-    known_names = ("text_field", "mapping", "ignore", "name", "weight")
+    known_names = ("text_field", "mapping", "ignore", "name", "weight", "max_samples", "num_samples")
     raise_problems(
         [
             problem

@@ -37,8 +37,9 @@ from batchloom.core.settings import (
 )
 from batchloom.media import FrameSampling
 from batchloom.plan import PlanSpec
-from batchloom.preparation.settings.dataset_file import ConfigLocation, read_dataset_file
-from batchloom.preparation.settings.read_recipe import check_column_settings
+from batchloom.preparation.settings.config_location import ConfigLocation
+from batchloom.preparation.settings.dataset_file import read_dataset_file
+from batchloom.preparation.settings.read_recipe import MAX_SAMPLES, check_column_settings
 from batchloom.sources.formats import InputFormat
 
 DatasetType = Literal["text", "fineweb_edu", "vision", "vision_audio"]
@@ -94,6 +95,12 @@ def _check_not_yaml(value: str) -> str:
 def _check_weight(value: float) -> float:
     if not is_positive_number(value):
         raise ValueError(f"{quote_value(value)} is not a finite number above 0")
+    return value
+
+
+def _check_samples(value: int) -> int:
+    if not 1 <= value <= MAX_SAMPLES:
+        raise ValueError(f"{quote_value(value)} is not a whole number from 1 to {MAX_SAMPLES:,}")
     return value
 
 
@@ -201,6 +208,8 @@ class DatasetEntry(_ConfigModel):
         mapping: columns by role, over the detected ones.
         ignore: columns and message keys that are treated as absent.
         text_field: column that holds the text.
+        max_samples: number of its first records that are read; None for all.
+        num_samples: number of its records that are read, chosen at random; None for all.
         split, config, revision: those of a data set of the Hub; ``split`` also of a saved one.
     """
 
@@ -213,6 +222,8 @@ class DatasetEntry(_ConfigModel):
     mapping: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     ignore: tuple[NonEmptyText, ...] | None = None
     text_field: NonEmptyText | None = None
+    max_samples: Annotated[StrictInt, AfterValidator(_check_samples)] | None = None
+    num_samples: Annotated[StrictInt, AfterValidator(_check_samples)] | None = None
     split: NonEmptyText | None = None
     config: NonEmptyText | None = None
     revision: NonEmptyText | None = None

@@ -1,8 +1,6 @@
 """YAML files that name data sets: a list, a block, or the file of a trainer."""
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,8 @@ from batchloom.core.errors import InputError
 from batchloom.core.settings import quote_value, suggest
 from batchloom.core.wording import format_list
 from batchloom.core.yaml_reader import read_yaml
+from batchloom.preparation.settings.config_location import ConfigLocation
+from batchloom.preparation.settings.peer_files import read_dataset_info, read_peer_file, split_dataset_info
 
 # Keys that hold a block, and keys of a file that is one.
 _BLOCK_KEYS = ("dataset", "dataset_config")
@@ -21,55 +21,14 @@ _MAX_LISTED = 8
 _REMEDY = "write datasets: and a list of data sets ({path: ..., data_type: ...}), or dataset: and its settings"
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigLocation:
-    """Location that a DatasetConfig was read from; without a file it is from Python.
-
-    Attributes:
-        file: the YAML file.
-        block: path of its settings in the file, with a final dot; empty for the complete file.
-        has_block: whether it states packing settings; False for a bare list.
-        notes: notes about the file, one sentence each.
-        recipe: whether it is a recipe, whose paths are not confined to its folder.
-    """
-
-    file: Path | None = None
-    block: str = ""
-    has_block: bool = True
-    notes: tuple[str, ...] = ()
-    recipe: bool = False
-
-    def describe(self, key_path: str) -> str:
-        """Return the name of a key in messages; empty without a file."""
-        return "" if self.file is None else f"{self.file}: {key_path}"
-
-    def with_note(self, note: str) -> "ConfigLocation":
-        """Return a copy with one more note."""
-        return replace(self, notes=(*self.notes, f"{self.file}: {note}."))
-
-    def resolve_path(self, name: str) -> str:
-        """Return a name as a path in the file's folder if it exists there, else as it is."""
-        if self.file is None or os.path.isabs(name):  # noqa: PTH117
-            return name
-        path = self.file.parent / name
-        # Without the dot, ./gpt2 would be a tokenizer name.
-        if not path.exists() or (self.recipe and self.file.parent == Path()):
-            return name
-        if self.recipe:
-            return str(path)
-        if ".." in path.parts[len(self.file.parent.parts) :] or not path.resolve().is_relative_to(
-            self.file.parent.resolve()
-        ):
-            raise InputError(
-                f"{self.describe(self.block)}processor_config.processor_name: {quote_value(name)} lies outside of the "
-                "folder of the manifest; put it there, or write its path out in full, from its / on."
-            )
-        return str(path)
-
-
 def read_dataset_file(path: Path) -> tuple[dict[str, Any], ConfigLocation]:
-    """Return the unchecked settings in a YAML file, and their location."""
+    """Return the unchecked settings in a file, and their location."""
+    info_file = split_dataset_info(str(path))
+    if info_file is not None:
+        return read_dataset_info(*info_file)
     content = read_yaml(path)
+    if isinstance(content, dict) and (peer_file := read_peer_file(path, content)) is not None:
+        return peer_file
     if isinstance(content, list):
         content, key_prefix = _find_listed_job(content)
     else:

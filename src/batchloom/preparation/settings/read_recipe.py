@@ -248,6 +248,10 @@ class ReadRecipe:
         return problems
 
 
+# Far above any number of records.
+MAX_SAMPLES = 10**15
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRecipe:
     """Settings of one input; the recipe that holds it reports its problems.
@@ -261,6 +265,8 @@ class SourceRecipe:
             ``hf_dataset``; None to detect it.
         name: label of its documents; recorded in the store.
         weight: its share among the inputs, above 0; recorded in the store.
+        max_samples: number of its first records that are read; None for all.
+        num_samples: number of its records that are read, chosen at random; None for all.
         location: location of the setting, for messages.
     """
 
@@ -277,6 +283,12 @@ class SourceRecipe:
             help="Share among the inputs.",
             check=lambda value: "" if is_positive_number(value) else "is not a finite number above 0",
         ),
+    ] = None
+    max_samples: Annotated[
+        int | None, Setting(help="Number of first records to read.", minimum=1, maximum=MAX_SAMPLES)
+    ] = None
+    num_samples: Annotated[
+        int | None, Setting(help="Number of random records to read.", minimum=1, maximum=MAX_SAMPLES)
     ] = None
     location: str = field(default="", compare=False)
 
@@ -295,7 +307,10 @@ def sources_to_plain(sources: Sequence[SourceRecipe], *, include_labels: bool = 
 
     The formats of the files are recorded with the files. Labels (name and weight) do not change documents.
     """
-    names = ("text_field", "mapping", "ignore", *(("name", "weight") if include_labels else ()))
+    names = (
+        *("text_field", "mapping", "ignore", "max_samples", "num_samples"),
+        *(("name", "weight") if include_labels else ()),
+    )
     plain = []
     for source in sources:
         # 2 and 2.0 are one weight.

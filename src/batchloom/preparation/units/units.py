@@ -5,7 +5,7 @@ Each death of a worker narrows the range of suspected records.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -64,6 +64,7 @@ def compute_unit_identity(unit: Unit, decided_by: Mapping[str, Any], content: Ma
                     content.get(part.source.path, part.source.mtime_ns),
                     part.start,
                     part.stop,
+                    *([asdict(part.source.sample)] if part.source.sample else []),
                 ]
                 for part in unit.parts
             ],

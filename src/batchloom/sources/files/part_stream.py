@@ -19,6 +19,7 @@ from batchloom.sources.files.file_opening import (
     make_decompressor,
     open_location,
 )
+from batchloom.sources.files.record_sample import RecordSample
 
 BOM = b"\xef\xbb\xbf"
 
@@ -74,6 +75,7 @@ class Source:
         member: position inside an archive, whose path is a prefix of ``path``; else None.
         revision: pinned commit of the repository, so that the file cannot change; else empty.
         input: number of the input that listed it.
+        sample: records that are read; None for all.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Source:
     member: ArchiveMember | None = None
     revision: str = ""
     input: int = 0
+    sample: RecordSample | None = None
 
     @property
     def file(self) -> str:

@@ -180,6 +180,9 @@ def get_read_method(source: Source, rules: ReadRules) -> ReadMethod:
 
 def is_splittable(source: Source, rules: ReadRules) -> bool:
     """Return whether parts of this source can be read independently."""
+    if source.sample is not None:
+        # Its records are counted from its beginning.
+        return False
     cut, member = get_read_method(source, rules).cut, source.member
     is_direct = source.compression is None and (member is None or member.direct)
     # Only a complete read verifies a checksum; tables are read in ranges in any case.

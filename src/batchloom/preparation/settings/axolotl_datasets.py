@@ -1,0 +1,330 @@
+"""axolotl's ``datasets:`` block, and the other data settings of its configuration."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from batchloom.core.settings import quote_value, suggest
+from batchloom.preparation.settings.llamafactory_datasets import suggest_close
+from batchloom.preparation.settings.peer_keys import (
+    READ,
+    PeerDatasets,
+    PeerKey,
+    PeerKeyReader,
+    is_neutral,
+    merge_values,
+)
+
+_SHARDS = PeerKey("refused", "give the number of records to read with split: train[:N]")
+_STEPWISE = PeerKey("refused", "step-wise supervision is not read")
+_UNKNOWN_EFFECT = PeerKey("refused", "convert the records first")
+# Weights of turns and of end tokens. ``assistant`` turns with their end tokens are what is trained without these keys.
+ROLES_TO_TRAIN = PeerKey(
+    "refused", 'only assistant turns are trained; mark others with "train": true', (["assistant"],)
+)
+TRAIN_ON_EOS = PeerKey("refused", "the end of each trained turn is trained", ("turn",))
+TRAINING_DETAIL = PeerKey("refused", 'split the messages, or mark whole turns with "train"')
+# Keys of one data set (axolotl/utils/schemas/datasets.py).
+ENTRY_KEYS = {
+    **dict.fromkeys(("path", "type", "name", "split", "data_files", "ds_type", "revision"), READ),
+    **dict.fromkeys(("field", "text_column", "field_messages", "field_tools", "field_thinking"), READ),
+    **dict.fromkeys(("field_chosen", "field_rejected", "message_property_mappings", "roles"), READ),
+    **dict.fromkeys(("message_field_role", "message_field_content", "message_field_training"), READ),
+    **dict.fromkeys(("chat_template", "chat_template_jinja"), READ),
+    "roles_to_train": ROLES_TO_TRAIN,
+    "train_on_eos": TRAIN_ON_EOS,
+    "train_on_eot": TRAIN_ON_EOS,
+    "message_field_training_detail": TRAINING_DETAIL,
+    "template_thinking_key": PeerKey("refused", "templates get reasoning_content", ("reasoning_content",)),
+    "split_thinking": PeerKey("refused", "write the reasoning into reasoning_content"),
+    "drop_system_message": PeerKey("refused", "remove the system turns from the records"),
+    **dict.fromkeys(("shards", "shards_idx"), _SHARDS),
+    "preprocess_shards": PeerKey("unused", "only memory"),
+    "trust_remote_code": PeerKey("refused", "code of data sets never runs; write its output to a file"),
+    **dict.fromkeys(("conversation", "input_format", "input_transform"), _UNKNOWN_EFFECT),
+    **dict.fromkeys(("field_human", "field_model", "temperature", "logprobs_field", "skip"), _UNKNOWN_EFFECT),
+    **dict.fromkeys(("step_separator", "max_completion_length", "train_on_last_step_only"), _STEPWISE),
+}
+# Keys that no data set of a manifest has.
+MARKER_KEYS = ENTRY_KEYS.keys() - {"path", "type", "name", "split", "revision"}
+_TEMPLATE = PeerKey("refused", "set it as the default in a template file (--template)")
+# Data settings of a configuration; its other settings are the trainer's.
+JOB_KEYS = {
+    **dict.fromkeys(("datasets", "pretraining_dataset", "base_model", "tokenizer_config", "rl"), READ),
+    **dict.fromkeys(("chat_template", "chat_template_jinja", "train_on_inputs", "val_set_size"), READ),
+    **dict.fromkeys(("sequence_len", "sample_packing", "eval_sample_packing"), PeerKey("unused", "of the loader")),
+    **dict.fromkeys(
+        ("dataset_prepared_path", "dataset_num_proc", "dataset_processes"), PeerKey("unused", "only speed")
+    ),
+    **dict.fromkeys(("test_datasets", "streaming"), PeerKey("unused", "another store, or of the loader")),
+    "shuffle_merged_datasets": PeerKey("unused", "documents are shuffled by the loader", (True,)),
+    "dataset_exact_deduplication": PeerKey("unused", "--dedup decides", (True,)),
+    "default_system_message": _TEMPLATE,
+    "chat_template_kwargs": _TEMPLATE,
+}
+
+
+class _PromptType(NamedTuple):
+    """Columns of a type of prompt by role, and its own layout of the prompt."""
+
+    mapping: Mapping[str, str]
+    layout: str = ""
+    # Roles whose column may be missing.
+    optional: tuple[str, ...] = ()
+
+
+_ALPACA = _PromptType({"prompt": "instruction", "response": "output"}, "the Alpaca prompt")
+_PAIR = _PromptType({"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}, "its own prompt")
+_PROMPT_TYPES = {
+    "alpaca": _ALPACA,
+    **dict.fromkeys(("alpaca:chat", "alpaca:instruct", "alpaca_chat.load", "alpaca_instruct.load"), _ALPACA),
+    **dict.fromkeys(("alpaca_chat", "alpaca_instruct", "alpaca_w_system", "alpaca_w_system.load"), _ALPACA),
+    "alpaca_chat.load_qa": _ALPACA._replace(mapping={"prompt": "question", "response": "answer"}),
+    "alpaca_chat.load_camel_ai": _ALPACA._replace(mapping={"prompt": "message_1", "response": "message_2"}),
+    "alpaca_w_system.load_open_orca": _ALPACA._replace(
+        mapping={"system": "system_prompt", "prompt": "question", "response": "response"}
+    ),
+    "gpteacher": _ALPACA._replace(mapping={"prompt": "instruction", "response": "response"}),
+    "oasst": _ALPACA._replace(mapping={"prompt": "INSTRUCTION", "response": "RESPONSE"}),
+    **dict.fromkeys(("chatml.prompt_pairs", "llama3.prompt_pairs", "chatml.ultra", "llama3.ultra"), _PAIR),
+    **dict.fromkeys(("chatml.intel", "llama3.intel"), _PAIR._replace(mapping={**_PAIR.mapping, "prompt": "question"})),
+    **dict.fromkeys(("chatml.icr", "llama3.icr"), _PAIR._replace(mapping={**_PAIR.mapping, "prompt": "input"})),
+    **dict.fromkeys(
+        ("chatml.argilla_chat", "llama3.argilla_chat", "chat_template.argilla_chat"),
+        _PromptType({"chosen": "chosen", "rejected": "rejected"}),
+    ),
+}
+_CHAT_TYPES = ("chat_template", "chat_template.default")
+_TEXT_TYPES = ("completion", "pretrain")
+_TYPES = (*_CHAT_TYPES, *_TEXT_TYPES, *_PROMPT_TYPES)
+_REFUSED_TYPES = {
+    "input_output": "its segments are trained or not one by one; write messages with train flags",
+    "stepwise_supervised": _STEPWISE.reason,
+    "_synthetic": "synthetic data is the input dummy",
+}
+_CUSTOM_TYPE_KEYS = {
+    **dict.fromkeys(("field_system", "field_instruction", "field_input", "field_output"), READ),
+    **dict.fromkeys(("field_prompt", "field_chosen", "field_rejected", "field_completion", "field_label"), READ),
+    **dict.fromkeys(
+        ("format", "no_input_format", "system_format", "system_prompt", "prompt_format"),
+        PeerKey("refused", "write a template file (--template) that writes the prompt"),
+    ),
+    **dict.fromkeys(
+        ("chosen_format", "rejected_format", "completion_format"),
+        PeerKey("refused", "write a template file (--template) that writes the prompt"),
+    ),
+}
+_CUSTOM_ROLES = {
+    "field_system": "system",
+    "field_instruction": "prompt",
+    "field_prompt": "prompt",
+    "field_input": "context",
+    "field_output": "response",
+    "field_chosen": "chosen",
+    "field_rejected": "rejected",
+    "field_completion": "completion",
+    "field_label": "label",
+}
+_DATA_TYPES = {"json": None, "jsonl": None, "text": None, "csv": "csv", "parquet": "parquet", "arrow": "arrow"}
+_TEMPLATES = {"chatml": "chatml", "llama3": "llama3", "alpaca": "alpaca"}
+# Names of messages, and of the keys that they have here.
+_MESSAGE_PROPERTIES = ("role", "content", "tool_calls", "reasoning_content")
+_ROLE_NAMES = {"user": "user", "assistant": "assistant", "tool": "tool", "system": "system_role"}
+_FIRST_RECORDS = re.compile(r"(\w+)\[:(\d{1,15})\]")
+
+
+def is_axolotl_config(content: Mapping[str, Any]) -> bool:
+    """Return whether a file with a list of data sets is axolotl's."""
+    entries = content.get("datasets")
+    if "pretraining_dataset" in content or ("base_model" in content and isinstance(entries, list)):
+        return True
+    return isinstance(entries, list) and any(
+        isinstance(entry, dict)
+        and (not MARKER_KEYS.isdisjoint(entry) or entry.get("type") in _TYPES or entry.get("type") in _REFUSED_TYPES)
+        for entry in entries
+    )
+
+
+def translate_config(content: Mapping[str, Any]) -> PeerDatasets:
+    """Translate the data settings of a configuration of axolotl."""
+    result = PeerDatasets()
+    reader = PeerKeyReader(content, "", result.problems)
+    result.problems += [
+        f"{key}: unknown setting{hint}"
+        for key in content
+        if key not in JOB_KEYS and (hint := suggest_close(str(key), JOB_KEYS))
+    ]
+    known = {key: value for key, value in content.items() if key in JOB_KEYS}
+    unused = PeerKeyReader(known, "", result.problems).check(JOB_KEYS)
+    if unused:
+        result.notes.append(f"axolotl's settings without effect on a store: {'; '.join(unused)}")
+    templates: dict[str, str | None] = {}
+    for block, default_type in (("datasets", None), ("pretraining_dataset", "pretrain")):
+        entries = content.get(block) or []
+        for number, value in enumerate(entries if isinstance(entries, list) else [entries]):
+            path = f"{block}[{number}]"
+            entry = {"path": value} if isinstance(value, str) and block == "pretraining_dataset" else value
+            if not isinstance(entry, dict):
+                result.problems.append(f"{path}: {quote_value(entry)} is not a mapping")
+                continue
+            typed_entry = {**entry, "type": default_type} if entry.get("type") is None and default_type else entry
+            _translate_entry(PeerKeyReader(typed_entry, f"{path}.", result.problems), content, templates, result)
+    if not result.datasets and not result.problems:
+        result.problems.append("datasets: there are none; write at least one")
+    _add_template(templates, result)
+    result.tokenizer = reader.text("tokenizer_config") or reader.text("base_model")
+    if reader.flag("train_on_inputs"):
+        result.settings["train_on"] = "all"
+    val_set_size = content.get("val_set_size")
+    if isinstance(val_set_size, float) and 0 < val_set_size < 1:
+        result.settings["val_fraction"] = val_set_size
+    elif not is_neutral(val_set_size) and val_set_size != 0.0:
+        result.notes.append("val_set_size is a number of records, and not used; give a share with --val-fraction")
+    return result
+
+
+def _translate_entry(
+    reader: PeerKeyReader, content: Mapping[str, Any], templates: dict[str, str | None], result: PeerDatasets
+) -> None:
+    result.notes += [f"{reader.path.rstrip('.')}: not used: {text}" for text in reader.check(ENTRY_KEYS)]
+    mapping, layout = _translate_type(reader)
+    if mapping is None:
+        return
+    if layout:
+        result.notes.append(
+            f"{reader.path}type: axolotl writes {layout}, and batchloom the chat template; choose one with --template"
+        )
+    else:
+        chat_template = PeerKeyReader({**content, **reader.values}, reader.path, reader.problems)
+        if reader.values.get("type") in _CHAT_TYPES:
+            templates[reader.path] = _choose_template(chat_template, result)
+    dataset: dict[str, Any] = {"mapping": mapping, "revision": reader.text("revision")}
+    split = reader.text("split")
+    if split is not None and (match := _FIRST_RECORDS.fullmatch(split)):
+        split, dataset["max_samples"] = match[1], int(match[2])
+    elif split is not None and not split.isidentifier():
+        reader.problems.append(
+            f"{reader.path}split: {split!r} is not supported; name a split, or its start: train[:500]"
+        )
+    dataset["split"] = split
+    ds_type = reader.text("ds_type")
+    if ds_type is not None and ds_type not in _DATA_TYPES:
+        hint = suggest(ds_type, _DATA_TYPES)
+        reader.problems.append(f"{reader.path}ds_type: {ds_type!r} is none of {', '.join(_DATA_TYPES)}{hint}")
+    dataset["data_type"] = _DATA_TYPES.get(ds_type or "json")
+    path, data_files = reader.text("path"), reader.texts("data_files")
+    if reader.values.get("path") is None and not data_files:
+        reader.problems.append(f"{reader.path}path: missing")
+    is_builder = path in _DATA_TYPES
+    if is_builder:
+        dataset["data_type"] = _DATA_TYPES[str(path)]
+    for data_file in data_files or [""]:
+        located = {**dataset, "path": path}
+        if data_file:
+            # Without a repository, data_files are paths of their own.
+            located |= {"path": data_file, "repository": None if is_builder else path}
+        configs: list[str | None] = [*reader.texts("name")]
+        for config in configs or [None]:
+            located["config"] = config
+            result.datasets.append({key: value for key, value in located.items() if value is not None})
+
+
+def _translate_type(reader: PeerKeyReader) -> tuple[dict[str, str] | None, str]:
+    """Return the mapping and layout of a type of prompt; None if it is not read."""
+    kind = reader.values.get("type")
+    if isinstance(kind, dict):
+        custom = PeerKeyReader(kind, f"{reader.path}type.", reader.problems)
+        custom.check(_CUSTOM_TYPE_KEYS)
+        return {role: column for key, role in _CUSTOM_ROLES.items() if (column := custom.text(key))}, "its own prompt"
+    if kind is None:
+        # Tokenized data sets have no type.
+        return {}, ""
+    if not isinstance(kind, str) or kind not in _TYPES:
+        remedy = _REFUSED_TYPES.get(kind) if isinstance(kind, str) else None
+        hint = suggest(kind, _TYPES) if isinstance(kind, str) else ""
+        reader.problems.append(
+            f"{reader.path}type: {quote_value(kind)} is not read{hint}; "
+            f"{remedy or 'name the columns of the records in a manifest (docs/manifests.md)'}"
+        )
+        return None, ""
+    if kind in _TEXT_TYPES:
+        return {"text": reader.text("field") or reader.text("text_column") or "text"}, ""
+    if kind in _CHAT_TYPES:
+        return _translate_chat(reader, is_pair=kind == "chat_template.default"), ""
+    prompt_type = _PROMPT_TYPES[kind]
+    return dict(prompt_type.mapping), prompt_type.layout
+
+
+def _translate_chat(reader: PeerKeyReader, *, is_pair: bool) -> dict[str, str]:
+    """Return the mapping of conversations, or of pairs whose prompt they are."""
+    messages = reader.text("field_messages", "messages") or "messages"
+    if is_pair:
+        mapping = {
+            "prompt": messages,
+            "chosen": reader.text("field_chosen", "chosen") or "chosen",
+            "rejected": reader.text("field_rejected", "rejected") or "rejected",
+        }
+    else:
+        mapping = {"messages": messages}
+    if tools := reader.text("field_tools"):
+        mapping["tools"] = tools
+    properties = reader.mapping("message_property_mappings")
+    names = {} if properties is None else {key: properties.text(key) for key in properties.values}
+    for key, old_key in (("role", "message_field_role"), ("content", "message_field_content")):
+        old_name = reader.text(old_key)
+        if old_name and names.setdefault(key, old_name) != old_name:
+            reader.problems.append(
+                f"{reader.path}{old_key}: {old_name!r} contradicts message_property_mappings.{key}; leave it out"
+            )
+    if thinking := reader.text("field_thinking"):
+        names.setdefault("reasoning_content", thinking)
+    for key, name in names.items():
+        if key in _MESSAGE_PROPERTIES:
+            mapping |= {key: name} if name and name != key else {}
+        elif name != key:
+            reader.problems.append(
+                f"{reader.path}message_property_mappings.{key}: only {', '.join(_MESSAGE_PROPERTIES)} can have other "
+                "names"
+            )
+    if (training := reader.text("message_field_training")) and training not in ("train", "training"):
+        mapping["train"] = training
+    return mapping | _translate_roles(reader)
+
+
+def _translate_roles(reader: PeerKeyReader) -> dict[str, str]:
+    roles = reader.mapping("roles")
+    if roles is None:
+        return {}
+    roles.check(dict.fromkeys(_ROLE_NAMES, READ))
+    return {name: merge_values(values) for role, name in _ROLE_NAMES.items() if (values := roles.texts(role))}
+
+
+def _choose_template(reader: PeerKeyReader, result: PeerDatasets) -> str | None:
+    """Return the template that a data set names; None for the tokenizer's."""
+    name, jinja = reader.text("chat_template"), reader.text("chat_template_jinja")
+    if jinja is not None and name in (None, "jinja"):
+        if "\n" in jinja or "{" in jinja:
+            reader.problems.append(f"{reader.path}chat_template_jinja: write the template to a file, and name it here")
+        return jinja
+    if name is None or name.startswith("tokenizer_default"):
+        return None
+    if name not in _TEMPLATES:
+        note = f"chat_template: {name!r} is axolotl's own, and the tokenizer's is used; choose another with --template"
+        if note not in result.notes:
+            result.notes.append(note)
+    return _TEMPLATES.get(name)
+
+
+def _add_template(templates: Mapping[str, str | None], result: PeerDatasets) -> None:
+    """Add the common template of all data sets to the settings."""
+    names = list(dict.fromkeys(templates.values()))
+    if len(names) > 1:
+        (first, first_name), (second, second_name) = (
+            next((path, name) for path, name in templates.items() if name == wanted) for wanted in names[:2]
+        )
+        result.problems.append(
+            f"{second}chat_template: {second_name or 'the tokenizer default'} differs from {first_name or 'that'} of "
+            f"{first.rstrip('.')}, and a store has one template; prepare two stores"
+        )
+    elif names and names[0] is not None:
+        result.settings["template"] = names[0]

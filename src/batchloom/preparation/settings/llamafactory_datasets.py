@@ -1,0 +1,271 @@
+"""LLaMA-Factory's ``dataset_info.json``, and the data settings of its jobs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from batchloom.core.settings import quote_value, suggest
+from batchloom.core.wording import format_list
+from batchloom.preparation.settings.peer_keys import READ, PeerDatasets, PeerKey, PeerKeyReader, is_neutral
+
+_OTHER_HUB = PeerKey("refused", "only the Hugging Face Hub is read; download the data and write file_name")
+# Keys of one data set (llamafactory/data/parser.py).
+ENTRY_KEYS = {
+    **dict.fromkeys(("file_name", "cloud_file_name", "hf_hub_url", "formatting", "ranking"), READ),
+    **dict.fromkeys(("subset", "split", "num_samples", "columns", "tags"), READ),
+    "script_url": PeerKey("refused", "it names code to run; write its output to a file and name that with file_name"),
+    "ms_hub_url": _OTHER_HUB,
+    "om_hub_url": _OTHER_HUB,
+    "folder": PeerKey("refused", "give the folder of the repository as an input: hf://datasets/ORG/NAME/FOLDER"),
+    "file_sha1": PeerKey("unused", "files are not compared with it"),
+}
+# Columns, and the roles that they have here.
+_COLUMN_ROLES = {
+    "prompt": "prompt",
+    "query": "context",
+    "response": "response",
+    "history": "history",
+    "messages": "messages",
+    "system": "system",
+    "tools": "tools",
+    "images": "images",
+    "videos": "videos",
+    "audios": "audios",
+    "chosen": "chosen",
+    "rejected": "rejected",
+    "kto_tag": "label",
+}
+_COLUMN_KEYS = dict.fromkeys(_COLUMN_ROLES, READ)
+_ALPACA_COLUMNS = {"prompt": "instruction", "response": "output"}
+# Roles that are read only if a column is named.
+_OPTIONAL_ROLES = ("context", "history", "system", "tools", "label")
+_ALPACA_ROLES = ("prompt", "query", "response", "history")
+# Tags, and the names inside messages that they are here.
+_TAG_ROLES = {
+    "role_tag": "role",
+    "content_tag": "content",
+    "user_tag": "user",
+    "assistant_tag": "assistant",
+    "observation_tag": "tool",
+    "function_tag": "function_call",
+    "system_tag": "system_role",
+}
+_TAG_KEYS = dict.fromkeys(_TAG_ROLES, READ)
+_FORMATS = ("alpaca", "sharegpt", "openai")
+_PLAN = PeerKey("unused", "a setting of the loader")
+_SPEED = PeerKey("unused", "only speed")
+_TEMPLATE = PeerKey("unused", "the chat template decides; choose it with --template")
+# Data settings of a job (llamafactory/hparams/data_args.py); its other settings are the trainer's.
+JOB_KEYS = {
+    **dict.fromkeys(("dataset", "dataset_dir", "max_samples", "train_on_prompt", "mask_history", "val_size"), READ),
+    **dict.fromkeys(("stage", "model_name_or_path"), READ),
+    **dict.fromkeys(("cutoff_len", "packing", "neat_packing", "streaming", "buffer_size"), _PLAN),
+    **dict.fromkeys(("template", "enable_thinking", "preserve_thinking", "tool_format"), _TEMPLATE),
+    **dict.fromkeys(("overwrite_cache", "preprocessing_batch_size", "preprocessing_num_workers"), _SPEED),
+    **dict.fromkeys(("data_shared_file_system", "tokenized_path"), _SPEED),
+    **dict.fromkeys(("eval_dataset", "eval_on_each_dataset", "eval_num_beams"), PeerKey("unused", "another store")),
+    "mix_strategy": PeerKey("unused", "mix stores with train --mixture", ("concat",)),
+    "interleave_probs": PeerKey("unused", "mix stores with train --mixture"),
+    "media_dir": PeerKey("unused", "media lie next to the data, or in --media-folder"),
+    "ignore_pad_token_for_loss": PeerKey("unused", "there are no padding tokens", (True,)),
+    "default_system": PeerKey("refused", "write a system column or a template with this system turn"),
+}
+# Keys by which a job is one of LLaMA-Factory.
+JOB_MARKERS = ("dataset_dir", "stage", "finetuning_type", "cutoff_len")
+_STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto")
+
+
+def translate_dataset_info(
+    info: Mapping[str, Any], names: Sequence[str] = (), *, stage: str = "sft", max_samples: int | None = None
+) -> PeerDatasets:
+    """Translate data sets of a ``dataset_info.json``.
+
+    Args:
+        info: content of the file.
+        names: names of the data sets; empty for all.
+        stage: stage of the job; ``pt`` trains on the prompt column as text.
+        max_samples: number of first records of each data set; None for all.
+    """
+    result = PeerDatasets()
+    for name in names or info:
+        entry = info.get(name)
+        if name not in info:
+            known_names = format_list([repr(known) for known in info], 8)
+            result.problems.append(
+                f"{name}: there is no such data set{suggest(name, info)}; the file has {known_names}"
+            )
+        elif not isinstance(entry, dict):
+            result.problems.append(f"{name}: {quote_value(entry)} is not a mapping")
+        else:
+            _translate_entry(str(name), entry, stage, max_samples, result)
+    return result
+
+
+def _translate_entry(
+    name: str, entry: Mapping[str, Any], stage: str, max_samples: int | None, result: PeerDatasets
+) -> None:
+    reader = PeerKeyReader(entry, f"{name}.", result.problems)
+    hub = reader.text("hf_hub_url")
+    # Without modelscope or openMind, LLaMA-Factory reads the Hugging Face Hub if both are named.
+    keys = {key: PeerKey("unused", "hf_hub_url is read") for key in ("ms_hub_url", "om_hub_url")} if hub else {}
+    result.notes += [f"{name}: not used: {text}" for text in reader.check({**ENTRY_KEYS, **keys})]
+    path = hub or reader.text("cloud_file_name") or reader.text("file_name")
+    if path is None and is_neutral(entry.get("script_url")) and is_neutral(entry.get("ms_hub_url")):
+        result.problems.append(f"{name}: has no file_name and no hf_hub_url, which one of them must name the data")
+    dataset: dict[str, Any] = {"path": path, "name": name, "mapping": _translate_columns(reader, stage)}
+    if hub:
+        dataset |= {"data_type": "hf_dataset", "split": reader.text("split", "train"), "config": reader.text("subset")}
+    elif (split := reader.text("split", "train")) != "train":
+        result.problems.append(f"{name}.split: {split!r} is not 'train', the only split of a file")
+    dataset |= {"num_samples": reader.number("num_samples"), "max_samples": max_samples}
+    if path is not None and path.endswith(".txt"):
+        result.notes.append(
+            f"{name}: LLaMA-Factory reads each line of a .txt as one record; --split-on line does so for all text files"
+        )
+        del dataset["mapping"]
+    result.datasets.append({key: value for key, value in dataset.items() if value is not None})
+
+
+def _translate_columns(reader: PeerKeyReader, stage: str) -> dict[str, str]:
+    """Return the mapping of a data set."""
+    formatting = reader.choice("formatting", _FORMATS, "alpaca")
+    ranking = reader.flag("ranking")
+    named = reader.mapping("columns")
+    if named is not None:
+        named.check(_COLUMN_KEYS)
+        columns = {key: column for key in _COLUMN_ROLES if (column := named.text(key))}
+    else:
+        columns = dict(_ALPACA_COLUMNS) if formatting == "alpaca" else {"messages": "conversations"}
+    required = {"alpaca": ["prompt"], "sharegpt": ["messages"], "openai": ["messages"]}[formatting]
+    required += ["chosen", "rejected"] if ranking else []
+    reader.problems += [
+        f"{reader.path}columns.{key}: missing; formatting {formatting}{' and ranking' * ranking} needs it"
+        for key in required
+        if key not in columns
+    ]
+    # Columns of the other format are not read.
+    unread = {"messages"} if formatting == "alpaca" else set(_ALPACA_ROLES)
+    unread |= set() if ranking else {"chosen", "rejected"}
+    columns = {key: column for key, column in columns.items() if key not in unread}
+    if formatting == "alpaca" and (stage == "pt" or ("response" not in columns and not ranking)):
+        return {"text": columns.get("prompt", "text")}
+    mapping = {_COLUMN_ROLES[key]: column for key, column in columns.items()}
+    if ranking:
+        mapping.pop("response", None)
+        if "messages" in mapping:
+            mapping["prompt"] = mapping.pop("messages")
+    if named is not None:
+        optional_roles = [
+            role for role in _OPTIONAL_ROLES if formatting == "alpaca" or role not in ("context", "history")
+        ]
+        mapping |= {role: "" for role in optional_roles if role not in mapping}
+    return mapping | (_translate_tags(reader) if formatting != "alpaca" else {})
+
+
+def _translate_tags(reader: PeerKeyReader) -> dict[str, str]:
+    """Return the names inside messages of a data set."""
+    tags = reader.mapping("tags")
+    if tags is None:
+        return {}
+    tags.check(_TAG_KEYS)
+    names = {role: value for key, role in _TAG_ROLES.items() if (value := tags.text(key))}
+    if names.get("function_call") == names.get("assistant"):
+        # The roles of calls and answers are equal where tool_calls tell them apart.
+        names.pop("function_call", None)
+    return names
+
+
+def translate_job(job: Mapping[str, Any], info: Mapping[str, Any]) -> PeerDatasets:
+    """Translate the data settings of a job and its ``dataset_info.json``."""
+    problems: list[str] = []
+    reader = PeerKeyReader(job, "", problems)
+    data_settings = {key: value for key, value in job.items() if key in JOB_KEYS}
+    problems += [
+        f"{key}: unknown setting{hint}"
+        for key in job
+        if key not in JOB_KEYS and (hint := suggest_close(str(key), JOB_KEYS))
+    ]
+    unused = PeerKeyReader(data_settings, "", problems).check(JOB_KEYS)
+    stage, max_samples = reader.choice("stage", _STAGES, "sft"), reader.number("max_samples")
+    names, tokenizer = list_names(reader), reader.text("model_name_or_path")
+    if not names and not problems:
+        problems.append("dataset: there are none; name at least one data set of dataset_info.json")
+    train_on = "all" if reader.flag("train_on_prompt") else "last" if reader.flag("mask_history") else None
+    result = translate_dataset_info(info, names, stage=stage, max_samples=max_samples) if names else PeerDatasets()
+    result.problems = [*problems, *(f"dataset_info.json: {problem}" for problem in result.problems)]
+    result.tokenizer = tokenizer
+    if train_on is not None:
+        result.settings["train_on"] = train_on
+    val_size = job.get("val_size")
+    if isinstance(val_size, float) and 0 < val_size < 1:
+        result.settings["val_fraction"] = val_size
+    elif not is_neutral(val_size):
+        unused.append("val_size (a number of records; give a share with --val-fraction)")
+    if unused:
+        result.notes.append(f"LLaMA-Factory's settings without effect on a store: {'; '.join(unused)}")
+    return result
+
+
+# Keys of one data set of version 1 (llamafactory/v1/utils/types.py).
+V1_ENTRY_KEYS = {
+    **dict.fromkeys(("path", "source", "split", "converter", "size", "weight"), READ),
+    "streaming": _PLAN,
+}
+_V1_MAPPINGS = {
+    "alpaca": {"prompt": "instruction", "response": "output"},
+    "sharegpt": {"messages": "conversations"},
+    "pair": {"chosen": "chosen", "rejected": "rejected"},
+}
+
+
+def is_v1_dataset_info(content: Mapping[str, Any]) -> bool:
+    """Return whether a file is a ``dataset_info.yaml`` of version 1."""
+    return bool(content) and all(
+        isinstance(entry, dict) and "path" in entry and ("source" in entry or "converter" in entry)
+        for entry in content.values()
+    )
+
+
+def translate_v1_dataset_info(content: Mapping[str, Any]) -> PeerDatasets:
+    """Translate a ``dataset_info.yaml`` of version 1."""
+    result = PeerDatasets()
+    for name, entry in content.items():
+        reader = PeerKeyReader(entry, f"{name}.", result.problems)
+        result.notes += [f"{name}: not used: {text}" for text in reader.check(V1_ENTRY_KEYS)]
+        source = reader.choice("source", ("hf_hub", "ms_hub", "local"), "hf_hub")
+        if source == "ms_hub":
+            result.problems.append(f"{name}.source: 'ms_hub' is not supported; {_OTHER_HUB.reason}")
+        converter = reader.choice("converter", tuple(_V1_MAPPINGS), "")
+        dataset = {
+            "name": str(name),
+            "path": reader.text("path"),
+            "mapping": dict(_V1_MAPPINGS.get(converter, {})),
+            "split": reader.text("split", "train"),
+            "data_type": "hf_dataset" if source == "hf_hub" else None,
+            "num_samples": reader.number("size"),
+            "weight": entry.get("weight"),
+        }
+        if dataset["num_samples"] is not None:
+            result.notes.append(f"{name}.size: LLaMA-Factory draws random records with repeats, batchloom without")
+        result.datasets.append({key: value for key, value in dataset.items() if value not in (None, {})})
+    return result
+
+
+def list_names(reader: PeerKeyReader) -> list[str]:
+    """Return the names of the data sets of a job, also separated by commas."""
+    return [name.strip() for text in reader.texts("dataset") for name in text.split(",") if name.strip()]
+
+
+def suggest_close(key: str, known_keys: Mapping[str, PeerKey]) -> str:
+    """Return the hint for a key with one wrong letter; else an empty text."""
+    hint = suggest(key, known_keys)
+    return hint if any(_differ_by_a_letter(key, known) for known in known_keys) else ""
+
+
+def _differ_by_a_letter(first: str, second: str) -> bool:
+    if abs(len(first) - len(second)) > 1 or min(len(first), len(second)) < 5:
+        return False
+    start = next(
+        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+    tails = first[start:], second[start:]
+    return tails[0][1:] == tails[1] or tails[0] == tails[1][1:] or tails[0][1:] == tails[1][1:]

@@ -1,0 +1,134 @@
+"""Files of LLaMA-Factory, axolotl and ms-swift that name data sets."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from batchloom.core.addresses import is_url
+from batchloom.core.errors import InputError, InputMissingError, SettingsError
+from batchloom.core.settings import quote_value
+from batchloom.core.yaml_reader import read_yaml
+from batchloom.preparation.settings import axolotl_datasets, llamafactory_datasets, swift_datasets
+from batchloom.preparation.settings.config_location import ConfigLocation
+from batchloom.preparation.settings.peer_keys import PeerDatasets
+
+DATASET_INFO = "dataset_info.json"
+_INFO_PATTERN = re.compile(r"((?:.*/)?[^/:]*dataset_info\.json)(?::(.*))?", re.DOTALL)
+# Keys of the file of this name in a folder of save_to_disk.
+_SAVED_KEYS = {"features", "builder_name", "citation"}
+_REMOTE_FOLDERS = ("ONLINE", "REMOTE:")
+PeerFile = tuple[dict[str, Any], ConfigLocation]
+
+
+def split_dataset_info(text: str) -> tuple[Path, list[str]] | None:
+    """Split ``FOLDER/dataset_info.json:NAME,NAME``; None if it is another path."""
+    match = None if is_url(text) else _INFO_PATTERN.fullmatch(text)
+    if match is None:
+        return None
+    return Path(match[1]), [name.strip() for name in (match[2] or "").split(",") if name.strip()]
+
+
+def read_dataset_info(path: Path, names: list[str]) -> PeerFile:
+    """Read a ``dataset_info.json`` of LLaMA-Factory; if it is a list, of ms-swift."""
+    content = read_yaml(path)
+    if isinstance(content, list):
+        return _make_values(path, swift_datasets.translate_dataset_info(content, names), path)
+    info = _check_dataset_info(path, content)
+    return _make_values(path, llamafactory_datasets.translate_dataset_info(info, names), path)
+
+
+def read_peer_file(path: Path, content: dict[str, Any]) -> PeerFile | None:
+    """Return the data sets of a job of another library; None if the file is none."""
+    named = content.get("dataset")
+    if axolotl_datasets.is_axolotl_config(content):
+        return _make_values(path, axolotl_datasets.translate_config(content), path)
+    if llamafactory_datasets.is_v1_dataset_info(content):
+        return _make_values(path, llamafactory_datasets.translate_v1_dataset_info(content), path)
+    if not isinstance(named, (str, list)):
+        return None
+    if any(key in content for key in llamafactory_datasets.JOB_MARKERS):
+        info_path = _find_dataset_info(path, content.get("dataset_dir"))
+        info = _check_dataset_info(info_path, read_yaml(info_path))
+        return _make_values(path, llamafactory_datasets.translate_job(content, info), info_path)
+    return _make_values(path, swift_datasets.translate_job(content), path)
+
+
+def _check_dataset_info(path: Path, content: object) -> dict[str, Any]:
+    if isinstance(content, dict) and _SAVED_KEYS & content.keys():
+        raise InputError(f"{path} describes a saved data set; name its folder instead: {path.parent}.")
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds {quote_value(content)}, and no data sets by name.")
+    return content
+
+
+def _find_dataset_info(path: Path, folder: object) -> Path:
+    """Return the path of a job's ``dataset_info.json``.
+
+    As in LLaMA-Factory, the folder begins in the current one; else in that of the job.
+    """
+    if folder is not None and not isinstance(folder, str):
+        raise SettingsError([f"{path}: dataset_dir: {quote_value(folder)} is not a text"])
+    name = folder or "data"
+    if name.startswith(_REMOTE_FOLDERS):
+        raise InputError(
+            f"{path}: dataset_dir {name} names no folder; list the data sets of the Hub in a manifest (datasets: and "
+            "path: ORG/NAME)."
+        )
+    candidates = list(dict.fromkeys((Path(name) / DATASET_INFO, path.parent / name / DATASET_INFO)))
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    listing = " and no ".join(map(str, candidates))
+    raise InputMissingError(f"{path}: there is no {listing}; write the folder of {DATASET_INFO} under dataset_dir.")
+
+
+def _make_values(path: Path, peer: PeerDatasets, base: Path) -> PeerFile:
+    """Return settings and their location; relative paths begin next to ``base``."""
+    datasets = [_locate_dataset(dataset, base.parent, peer.problems) for dataset in peer.datasets]
+    settings = dict(peer.settings)
+    if isinstance(template := settings.get("template"), str):
+        settings["template"] = _resolve_from_current_folder(template, base.parent)
+    if peer.problems:
+        raise SettingsError([f"{path}: {problem}" for problem in peer.problems])
+    values: dict[str, Any] = {"datasets": datasets}
+    if peer.tokenizer is not None:
+        values["processor_config"] = {"processor_name": peer.tokenizer}
+    names = tuple(str(dataset.get("name") or f"datasets[{n}]") for n, dataset in enumerate(datasets))
+    location = ConfigLocation(base, has_block=False, entry_names=names, settings=settings)
+    for note in peer.notes:
+        location = location.with_note(note)
+    return values, location
+
+
+def _locate_dataset(dataset: Mapping[str, Any], folder: Path, problems: list[str]) -> dict[str, Any]:
+    """Return a data set with a path that a manifest can hold."""
+    located = dict(dataset)
+    path, repository = str(located["path"]) if "path" in located else "", located.pop("repository", None)
+    if repository is not None:
+        is_folder = Path(_resolve_from_current_folder(repository, folder)).is_dir()
+        revision = f"@{located.pop('revision')}" if located.get("revision") else ""
+        located["path"] = path if is_folder else f"hf://datasets/{repository}{revision}/{path}"
+        located.pop("split", None)
+        located.pop("config", None)
+    if path and not is_url(str(located["path"])) and located.get("data_type") != "hf_dataset":
+        located["path"] = _resolve_from_current_folder(str(located["path"]), folder)
+        full_path = folder / str(located["path"])
+        split = located.get("split")
+        # A file has one split, which these libraries call train.
+        if split and full_path.exists() and not (full_path / split).is_dir():
+            del located["split"]
+            if split != "train" and split.isidentifier():
+                problems.append(f"{path}: split {split!r} is not 'train', the only split of a file")
+    return located
+
+
+def _resolve_from_current_folder(name: str, folder: Path) -> str:
+    """Return the absolute path of a name that exists in the current folder only.
+
+    These libraries begin paths in the current folder, and manifests in their own.
+    """
+    if os.path.isabs(name) or (folder / name).exists() or not Path(name).exists():  # noqa: PTH117
+        return name
+    return os.path.abspath(name)  # noqa: PTH100

@@ -1,0 +1,147 @@
+"""Keys of other libraries' files.
+
+One table per library and kind of file says what becomes of each key.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from batchloom.core.settings import quote_value, suggest
+
+# Values that do the same as a missing key.
+_NEUTRAL_VALUES: tuple[Any, ...] = (None, False, "", [], {}, 0)
+
+
+class PeerKey(NamedTuple):
+    """Treatment of one key.
+
+    Attributes:
+        treatment: ``read``: translated by the code of the library; ``unused``: without effect on a store, which a
+            note says; ``refused``: it would change what is trained.
+        reason: for unused keys, what takes its place; for refused ones, the remedy.
+        neutral: values that do the same as a missing key, in addition to null, false and empty ones.
+    """
+
+    treatment: Literal["read", "unused", "refused"]
+    reason: str = ""
+    neutral: tuple[Any, ...] = ()
+
+
+READ = PeerKey("read")
+
+
+@dataclass(slots=True)
+class PeerDatasets:
+    """Data sets of another library's file in the settings of a manifest.
+
+    Attributes:
+        datasets: entries of a manifest.
+        settings: settings of the recipe that the file states.
+        tokenizer: the tokenizer; None if the file names none.
+        notes: notes for the user.
+        problems: all problems of the file, each with its path.
+    """
+
+    datasets: list[dict[str, Any]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    tokenizer: str | None = None
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class PeerKeyReader:
+    """Typed access to the values of one mapping of another library's file.
+
+    Attributes:
+        values: the mapping.
+        path: its place in the file, with a final dot; empty at the top.
+        problems: list that receives the problems.
+    """
+
+    values: Mapping[str, Any]
+    path: str
+    problems: list[str]
+
+    def check(self, table: Mapping[str, PeerKey]) -> list[str]:
+        """Report unknown and refused keys; return the unused ones by their reason."""
+        unused: dict[str, list[str]] = {}
+        for key, value in self.values.items():
+            entry = table.get(key)
+            if entry is None:
+                self.problems.append(f"{self.path}{key}: unknown setting{suggest(str(key), table)}")
+            elif not is_neutral(value) and value not in entry.neutral:
+                if entry.treatment == "refused":
+                    self.problems.append(f"{self.path}{key}: {quote_value(value)} is not supported; {entry.reason}")
+                elif entry.treatment == "unused":
+                    unused.setdefault(entry.reason, []).append(key)
+        return [f"{', '.join(keys)} ({reason})" for reason, keys in unused.items()]
+
+    def text(self, key: str, default: str | None = None) -> str | None:
+        """Return a text; report any other value."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if isinstance(value, str) and value:
+            return value
+        return self._report(key, "a text", default)
+
+    def number(self, key: str) -> int | None:
+        """Return a whole number above 0; report any other value."""
+        value = self.values.get(key)
+        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+            return value
+        self._report(key, "a whole number above 0", None)
+        return None
+
+    def flag(self, key: str) -> bool:
+        """Return true or false; report any other value."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            self._report(key, "true or false", None)
+        return value is True
+
+    def choice(self, key: str, choices: tuple[str, ...], default: str) -> str:
+        """Return one of some words; report any other value."""
+        value = self.values.get(key)
+        if value is None or value in choices:
+            return value or default
+        hint = suggest(value, choices) if isinstance(value, str) else ""
+        self.problems.append(f"{self.path}{key}: {quote_value(value)} is none of {', '.join(choices)}{hint}")
+        return default
+
+    def texts(self, key: str) -> list[str]:
+        """Return a list of texts, or a single one as a list; report any other value."""
+        value = self.values.get(key)
+        if value is None:
+            return []
+        items = [value] if isinstance(value, str) else value
+        if isinstance(items, list) and all(isinstance(item, str) and item for item in items):
+            return items
+        self._report(key, "a list of texts", None)
+        return []
+
+    def mapping(self, key: str) -> "PeerKeyReader | None":
+        """Return the reader of a nested mapping; None if there is none."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, dict):
+            return PeerKeyReader(value, f"{self.path}{key}.", self.problems)
+        self._report(key, "a mapping", None)
+        return None
+
+    def _report(self, key: str, expected: str, default: str | None) -> str | None:
+        self.problems.append(f"{self.path}{key}: {quote_value(self.values[key])} is not {expected}")
+        return default
+
+
+def is_neutral(value: object) -> bool:
+    """Return whether a value does the same as a missing key."""
+    return any(value == neutral and isinstance(value, type(neutral)) for neutral in _NEUTRAL_VALUES)
+
+
+def merge_values(values: list[str]) -> str:
+    """Return several values of a role in the form of a column mapping."""
+    return "|".join(dict.fromkeys(values))

@@ -1,0 +1,165 @@
+"""ms-swift's jobs with ``NAME:SUBSET#COUNT``, and its ``dataset_info.json``."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from batchloom.core.settings import quote_value, suggest
+from batchloom.preparation.settings.llamafactory_datasets import suggest_close
+from batchloom.preparation.settings.peer_keys import READ, PeerDatasets, PeerKey, PeerKeyReader, is_neutral
+
+_SPEED = PeerKey("unused", "only speed")
+_LOADER = PeerKey("unused", "of the loader")
+_MIXTURE = PeerKey("unused", "mix stores with train --mixture")
+_COLUMN_ROLES = {
+    "query": "prompt",
+    "response": "response",
+    "history": "history",
+    "system": "system",
+    "messages": "messages",
+    "tools": "tools",
+    "images": "images",
+    "videos": "videos",
+    "audios": "audios",
+    "label": "label",
+}
+# Data settings of a job (swift/arguments/base_args/data_args.py); its other settings are the trainer's.
+JOB_KEYS = {
+    **dict.fromkeys(("dataset", "columns", "model", "dataset_shuffle", "split_dataset_ratio", "use_hf"), READ),
+    **dict.fromkeys(("val_dataset", "val_dataset_shuffle", "cached_val_dataset"), PeerKey("unused", "another store")),
+    **dict.fromkeys(("dataset_num_proc", "load_from_cache_file", "download_mode", "cached_dataset"), _SPEED),
+    **dict.fromkeys(("streaming", "shuffle_buffer_size", "max_length", "packing", "packing_length"), _LOADER),
+    **dict.fromkeys(("interleave_prob", "stopping_strategy"), _MIXTURE),
+    "data_seed": PeerKey("refused", "random records are chosen with the seed 42", (42,)),
+    "strict": PeerKey("unused", "--max-bad decides"),
+    "remove_unused_columns": PeerKey("unused", "columns without a role are reported", (True,)),
+    "template": PeerKey("unused", "the chat template decides; choose it with --template"),
+    "system": PeerKey("refused", "write a system column, or a template with this system turn"),
+    "loss_scale": PeerKey("refused", "assistant turns are trained", ("default",)),
+    "disable_auto_column_mapping": PeerKey("refused", "name the columns of each role in a manifest"),
+    "custom_dataset_info": PeerKey("refused", "give the file as an input of its own"),
+    **dict.fromkeys(("model_name", "model_author"), PeerKey("refused", "write the names into the records")),
+}
+# Keys of one data set of its dataset_info.json (swift/dataset/register.py).
+ENTRY_KEYS = {
+    **dict.fromkeys(("dataset_path", "hf_dataset_id", "dataset_name", "columns", "messages", "hf_revision"), READ),
+    **dict.fromkeys(("subsets", "split"), READ),
+    **dict.fromkeys(("tags", "help", "huge_dataset"), PeerKey("unused", "a description")),
+    **dict.fromkeys(("ms_dataset_id", "ms_revision"), PeerKey("unused", "the Hugging Face Hub is read")),
+}
+_MESSAGE_KEYS = {
+    "role_key": "role",
+    "content_key": "content",
+    "user_role": "user",
+    "assistant_role": "assistant",
+    "system_role": "system_role",
+}
+
+
+def translate_job(job: Mapping[str, Any]) -> PeerDatasets:
+    """Translate the data settings of a job."""
+    result = PeerDatasets()
+    reader = PeerKeyReader(job, "", result.problems)
+    result.problems += [
+        f"{key}: unknown setting{hint}"
+        for key in job
+        if key not in JOB_KEYS and (hint := suggest_close(str(key), JOB_KEYS))
+    ]
+    known = {key: value for key, value in job.items() if key in JOB_KEYS}
+    if unused := PeerKeyReader(known, "", result.problems).check(JOB_KEYS):
+        result.notes.append(f"ms-swift's settings without effect on a store: {'; '.join(unused)}")
+    mapping = _translate_columns(reader)
+    # Without shuffling, the first records are taken.
+    count_key = "max_samples" if job.get("dataset_shuffle") is False else "num_samples"
+    for name in reader.texts("dataset"):
+        result.datasets += [
+            {**dataset, **({"mapping": mapping} if mapping else {})}
+            for dataset in _translate_name(name, count_key, reader)
+        ]
+    if not result.datasets and not result.problems:
+        result.problems.append("dataset: there are none; write at least one")
+    result.tokenizer = reader.text("model")
+    ratio = job.get("split_dataset_ratio")
+    if isinstance(ratio, float) and 0 < ratio < 1:
+        result.settings["val_fraction"] = ratio
+    elif not is_neutral(ratio) and ratio != 0.0:
+        result.problems.append(f"split_dataset_ratio: {quote_value(ratio)} is not a share below 1")
+    return result
+
+
+def _translate_name(name: str, count_key: str, reader: PeerKeyReader) -> list[dict[str, Any]]:
+    """Translate ``hf::NAME:SUBSET/SUBSET#COUNT``, one data set for each subset."""
+    hub, colons, rest = name.rpartition("::")
+    if colons and hub.lower() != "hf":
+        reader.problems.append(f"dataset: {name!r}: only the Hugging Face Hub is read; download the data, and name it")
+    rest, _, count = rest.rpartition("#") if "#" in rest else (rest, "", "")
+    path, _, subsets = rest.partition(":")
+    dataset: dict[str, Any] = {"path": path.strip()}
+    if count:
+        if not count.isdecimal() or int(count) < 1:
+            reader.problems.append(f"dataset: {name!r}: {count!r} is not a number of records of at least 1")
+            return []
+        dataset[count_key] = int(count)
+        if "/" in subsets:
+            reader.problems.append(
+                f"dataset: {name!r}: {count} records of all subsets together are not supported; give each subset its "
+                "own number"
+            )
+    return [{**dataset, **({"config": subset.strip()} if subset.strip() else {})} for subset in subsets.split("/")]
+
+
+def _translate_columns(reader: PeerKeyReader) -> dict[str, str]:
+    """Return the mapping of ``columns``, which holds ms-swift's name by column."""
+    columns = reader.mapping("columns")
+    if columns is None:
+        return {}
+    mapping: dict[str, str] = {}
+    for column in columns.values:
+        name = columns.text(column)
+        if name in _COLUMN_ROLES:
+            mapping[_COLUMN_ROLES[name]] = column
+        elif name is not None:
+            known_names = ", ".join(_COLUMN_ROLES)
+            hint = suggest(name, _COLUMN_ROLES)
+            columns.problems.append(f"{columns.path}{column}: {name!r} is none of {known_names}{hint}")
+    return mapping
+
+
+def translate_dataset_info(entries: Sequence[Any], names: Sequence[str] = ()) -> PeerDatasets:
+    """Translate the named data sets of a ``dataset_info.json``, by default all."""
+    result = PeerDatasets()
+    found: set[str] = set()
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            result.problems.append(f"[{number}]: {quote_value(entry)} is not a mapping")
+            continue
+        reader = PeerKeyReader(entry, f"[{number}].", result.problems)
+        identifiers = [name for key in ("dataset_name", "hf_dataset_id", "dataset_path") if (name := reader.text(key))]
+        if names and not set(names) & set(identifiers):
+            continue
+        found |= set(identifiers)
+        reader.check(ENTRY_KEYS)
+        path = reader.text("dataset_path") or reader.text("hf_dataset_id")
+        if path is None:
+            result.problems.append(f"[{number}]: has no dataset_path and no hf_dataset_id; only these are read")
+            continue
+        mapping = _translate_columns(reader)
+        if (messages := reader.mapping("messages")) is not None:
+            messages.check(dict.fromkeys(_MESSAGE_KEYS, READ))
+            mapping |= {role: name for key, role in _MESSAGE_KEYS.items() if (name := messages.text(key))}
+        dataset = {"path": path, "name": reader.text("dataset_name"), "revision": reader.text("hf_revision")}
+        splits: list[Any] = reader.texts("split") or [None]
+        subsets: list[Any] = reader.texts("subsets") or [None]
+        if len(splits) * len(subsets) > 1:
+            # A name is one data set's alone.
+            dataset["name"] = None
+        result.datasets += [
+            {
+                key: value
+                for key, value in {**dataset, "mapping": mapping or None, "config": subset, "split": split}.items()
+                if value is not None
+            }
+            for subset in subsets
+            for split in splits
+        ]
+    result.problems += [f"{name}: there is no such data set" for name in names if name not in found]
+    return result

@@ -1,0 +1,558 @@
+"""Files of LLaMA-Factory, axolotl and ms-swift as inputs of prepare."""
+
+import json
+
+import pytest
+
+import batchloom
+from batchloom import DatasetConfig, InputError, SettingsError
+from batchloom.core.errors import InputMissingError
+from batchloom.preparation import make_request
+from batchloom.preparation.settings.read_recipe import SourceRecipe
+from batchloom.store import read_manifest
+from preparation.stores import write_jsonl
+
+ALPACA = [{"instruction": f"Add {n}.", "input": "" if n % 2 else f"{n} + 1", "output": str(n)} for n in range(40)]
+SHAREGPT = [
+    {"conversations": [{"from": "human", "value": f"q{n}"}, {"from": "gpt", "value": f"a{n}"}]} for n in range(40)
+]
+OPENAI = [
+    {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}"}]} for n in range(40)
+]
+RANKING = [
+    {
+        "conversations": [{"from": "human", "value": f"q{n}"}],
+        "chosen": {"from": "gpt", "value": "good"},
+        "rejected": {"from": "gpt", "value": "bad"},
+    }
+    for n in range(40)
+]
+TEXTS = [{"text": f"text {n}", "content": "unused"} for n in range(40)]
+DIALOGS = [
+    {"dialog": [{"who": "client", "says": f"q{n}"}, {"who": "bot", "says": f"a{n}"}], "tool_list": "[]"}
+    for n in range(40)
+]
+INFO = {
+    "identity": {"file_name": "alpaca.jsonl"},
+    "sharegpt": {"file_name": "sharegpt.jsonl", "formatting": "sharegpt"},
+    "openai": {
+        "file_name": "openai.jsonl",
+        "formatting": "sharegpt",
+        "columns": {"messages": "messages"},
+        "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"},
+    },
+    "dialogs": {
+        "file_name": "dialogs.jsonl",
+        "formatting": "sharegpt",
+        "columns": {"messages": "dialog", "tools": "tool_list"},
+        "tags": {"role_tag": "who", "content_tag": "says", "user_tag": "client", "assistant_tag": "bot"},
+    },
+    "ranking": {
+        "file_name": "ranking.jsonl",
+        "ranking": True,
+        "formatting": "sharegpt",
+        "columns": {"messages": "conversations", "chosen": "chosen", "rejected": "rejected"},
+    },
+    "texts": {"file_name": "texts.jsonl", "columns": {"prompt": "text"}},
+    "alpaca_en": {"hf_hub_url": "llamafactory/alpaca_en", "ms_hub_url": "llamafactory/alpaca_en", "subset": "small"},
+    "few": {"file_name": "alpaca.jsonl", "num_samples": 5},
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Write LLaMA-Factory's folder of data sets, and make its parent the current folder."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, records in (("alpaca", ALPACA), ("sharegpt", SHAREGPT), ("openai", OPENAI), ("ranking", RANKING)):
+        write_jsonl(data / f"{name}.jsonl", records)
+    write_jsonl(data / "texts.jsonl", TEXTS)
+    write_jsonl(data / "dialogs.jsonl", DIALOGS)
+    (data / "dataset_info.json").write_text(json.dumps(INFO))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(path, text):
+    path.write_text(text)
+    return str(path)
+
+
+def read_request(*inputs, **options):
+    return make_request(list(inputs), options, None)
+
+
+def read_texts(out):
+    """Return the bytes of every document without its control tokens, in the order of the store."""
+    store = batchloom.open_store(out)
+    return [bytes(token for token in store[n].ids.tolist() if token < 256).decode() for n in range(len(store))]
+
+
+def list_entries(*inputs):
+    """Return the input and the settings that are not default of each data set."""
+    recipe = read_request(*inputs).recipe
+    sources = recipe.sources or (SourceRecipe(),) * len(recipe.inputs)
+    defaults = {"text_field": None, "mapping": {}, "ignore": (), "form": None, "name": None, "weight": None}
+    defaults |= {"max_samples": None, "num_samples": None}
+    return [
+        (path, {key: getattr(source, key) for key, value in defaults.items() if getattr(source, key) != value})
+        for path, source in zip(recipe.inputs, sources, strict=True)
+    ]
+
+
+UNNAMED = dict.fromkeys(("context", "history", "system", "tools", "label"), "")
+SHAREGPT_UNNAMED = dict.fromkeys(("system", "tools", "label"), "")
+
+
+def test_entries_of_a_dataset_info_become_data_sets(folder):
+    names = "identity,openai,dialogs,ranking,texts,alpaca_en,few"
+    assert list_entries(f"data/dataset_info.json:{names}") == [
+        ("data/alpaca.jsonl", {"name": "identity", "mapping": {"prompt": "instruction", "response": "output"}}),
+        (
+            "data/openai.jsonl",
+            {
+                "name": "openai",
+                "mapping": {
+                    "messages": "messages", **SHAREGPT_UNNAMED, "role": "role", "content": "content",
+                    "user": "user", "assistant": "assistant",
+                },
+            },
+        ),
+        (
+            "data/dialogs.jsonl",
+            {
+                "name": "dialogs",
+                "mapping": {
+                    "messages": "dialog", **SHAREGPT_UNNAMED, "tools": "tool_list",
+                    "role": "who", "content": "says", "user": "client", "assistant": "bot",
+                },
+            },
+        ),
+        (
+            "data/ranking.jsonl",
+            {
+                "name": "ranking",
+                "mapping": {
+                    "prompt": "conversations", "chosen": "chosen", "rejected": "rejected",
+                    **SHAREGPT_UNNAMED,
+                },
+            },
+        ),
+        ("data/texts.jsonl", {"name": "texts", "mapping": {"text": "text"}}),
+        ("llamafactory/alpaca_en:small/train", {"name": "alpaca_en", "form": "hf_dataset", "mapping": {
+            "prompt": "instruction", "response": "output"}}),
+        (
+            "data/alpaca.jsonl",
+            {"name": "few", "num_samples": 5, "mapping": {"prompt": "instruction", "response": "output"}},
+        ),
+    ]  # fmt: skip
+
+
+def test_all_data_sets_of_a_dataset_info_are_read_without_names(folder):
+    info = {name: INFO[name] for name in ("identity", "sharegpt", "openai", "dialogs")}
+    write(folder / "data" / "dataset_info.json", json.dumps(info))
+    result = batchloom.prepare("data/dataset_info.json", out="store", tokenizer="bytes", val_fraction=0, dedup="none")
+    manifest = read_manifest(folder / "store")
+    assert [source["name"] for source in manifest.recipe["sources"]] == list(info)
+    texts = read_texts("store")
+    assert texts[0] == "User:\nAdd 0.\n0 + 1\n\nAssistant:\n0\n"
+    assert len(texts) == 160
+    assert sum("q7\n" in text for text in texts) == 3
+    assert "Detected dialog -> all turns, with tool_list in data/dialogs.jsonl." in result.notes
+
+
+def test_columns_that_a_dataset_info_does_not_name_are_not_read(folder):
+    records = [{"instruction": f"i{n}", "input": "left out", "output": "o", "system": "left out"} for n in range(10)]
+    write_jsonl(folder / "data" / "more.jsonl", records)
+    columns = {"prompt": "instruction", "response": "output"}
+    info = {"more": {"file_name": "more.jsonl", "columns": columns}}
+    write(folder / "data" / "dataset_info.json", json.dumps(info))
+    batchloom.prepare("data/dataset_info.json:more", out="store", tokenizer="bytes", val_fraction=0)
+    assert not any("left out" in text for text in read_texts("store"))
+    info["more"]["columns"] = {**columns, "query": "input", "system": "system"}
+    write(folder / "data" / "dataset_info.json", json.dumps(info))
+    batchloom.prepare("data/dataset_info.json:more", out="store2", tokenizer="bytes", val_fraction=0)
+    assert all(text.count("left out") == 2 for text in read_texts("store2"))
+
+
+JOB = """
+model_name_or_path: bytes
+stage: sft
+do_train: true
+finetuning_type: lora
+dataset: identity,openai
+template: llama3
+cutoff_len: 2048
+max_samples: 10
+overwrite_cache: true
+preprocessing_num_workers: 16
+learning_rate: 1.0e-4
+"""
+
+
+def test_a_job_of_llamafactory_is_read_as_it_is(folder):
+    job = write(folder / "sft.yaml", JOB)
+    result = batchloom.prepare(job, out="store", val_fraction=0)
+    assert [text.split("\n")[1] for text in read_texts("store")] == [
+        *(f"Add {n}." for n in range(10)),
+        *(f"q{n}" for n in range(10)),
+    ]
+    assert any("without effect on a store: template (" in note and "cutoff_len (" in note for note in result.notes)
+    assert read_request(job).recipe.tokenizer == "bytes"
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("train_on_prompt: true", {"train_on": "all"}),
+        ("mask_history: true", {"train_on": "last"}),
+        ("val_size: 0.1", {"val_fraction": 0.1}),
+    ],
+)
+def test_settings_of_a_job_become_settings_of_the_recipe(folder, text, settings):
+    job = write(folder / "sft.yaml", f"{JOB}{text}\n")
+    recipe = read_request(job).recipe
+    for name, value in settings.items():
+        assert getattr(recipe.chat if name == "train_on" else recipe, name) == value
+    # An option overrides the file.
+    assert read_request(job, val_fraction=0.5, train_on="assistant").recipe.val_fraction == 0.5
+
+
+def test_pretraining_reads_the_prompt_as_text(folder):
+    job = write(folder / "pt.yaml", JOB.replace("stage: sft", "stage: pt").replace("identity,openai", "texts,identity"))
+    assert [settings["mapping"] for _, settings in list_entries(job)] == [{"text": "text"}, {"text": "instruction"}]
+
+
+def test_the_folder_of_data_sets_begins_in_the_current_folder_or_that_of_the_job(folder):
+    (folder / "jobs" / "sets").mkdir(parents=True)
+    job = write(folder / "jobs" / "sft.yaml", f"{JOB}dataset_dir: sets\n")
+    with pytest.raises(InputMissingError, match=r"no sets/dataset_info.json and no .*jobs/sets/dataset_info.json"):
+        read_request(job)
+    write_jsonl(folder / "jobs" / "sets" / "alpaca.jsonl", ALPACA)
+    write_jsonl(folder / "jobs" / "sets" / "openai.jsonl", OPENAI)
+    write(folder / "jobs" / "sets" / "dataset_info.json", json.dumps(INFO))
+    assert [path for path, _ in list_entries(job)] == [
+        str(folder / "jobs" / "sets" / f"{name}.jsonl") for name in ("alpaca", "openai")
+    ]
+
+
+V1 = """
+mine: {path: data/openai.jsonl, source: local}
+others: {path: data/sharegpt.jsonl, source: local, converter: sharegpt, size: 5, weight: 0.5}
+remote: {path: org/name, source: hf_hub, converter: alpaca, split: test}
+"""
+
+
+def test_a_dataset_info_of_version_1_is_read(folder):
+    path = write(folder / "v1.yaml", V1)
+    assert list_entries(path) == [
+        (str(folder / "data" / "openai.jsonl"), {"name": "mine"}),
+        (
+            str(folder / "data" / "sharegpt.jsonl"),
+            {"name": "others", "mapping": {"messages": "conversations"}, "num_samples": 5, "weight": 0.5},
+        ),
+        (
+            "org/name/test",
+            {"name": "remote", "form": "hf_dataset", "mapping": {"prompt": "instruction", "response": "output"}},
+        ),
+    ]
+    assert any("with repeats" in note for note in read_request(path).notes)
+    bad = V1.replace("size: 5", "siz: 5").replace("source: hf_hub", "source: ms_hub").replace("0.5", "-1")
+    with pytest.raises(SettingsError) as caught:
+        read_request(write(folder / "bad.yaml", bad))
+    assert [problem.partition("bad.yaml: ")[2][:30] for problem in caught.value.problems] == [
+        "others.siz: unknown setting; d",
+        "remote.source: 'ms_hub' is not",
+    ]
+    with pytest.raises(SettingsError, match=r"weight: -1\.0 is not a finite number above 0"):
+        read_request(write(folder / "bad.yaml", V1.replace("0.5", "-1.0")))
+
+
+BAD_ENTRIES = [
+    ({"script_url": "x.py"}, "bad.script_url: 'x.py' is not supported; it names code to run"),
+    ({"ms_hub_url": "x/y"}, "bad.ms_hub_url: 'x/y' is not supported; only the Hugging Face Hub is read"),
+    ({"file_name": "a.jsonl", "folder": "x"}, "bad.folder: 'x' is not supported"),
+    ({}, "bad: has no file_name and no hf_hub_url"),
+    ({"file_name": 5}, "bad.file_name: 5 is not a text"),
+    ({"file_nam": "a"}, "bad.file_nam: unknown setting; did you mean 'file_name'?"),
+    ({"file_name": "a", "formatting": "sharegtp"}, "bad.formatting: 'sharegtp' is none of alpaca, sharegpt, openai"),
+    ({"file_name": "a", "ranking": "yes"}, "bad.ranking: 'yes' is not true or false"),
+    ({"file_name": "a", "ranking": True}, "bad.columns.chosen: missing; formatting alpaca and ranking needs it"),
+    ({"file_name": "a", "columns": ["q"]}, "bad.columns: ['q'] is not a mapping"),
+    ({"file_name": "a", "columns": {"promt": "q"}}, "bad.columns.promt: unknown setting; did you mean 'prompt'?"),
+    ({"file_name": "a", "columns": {"prompt": 5}}, "bad.columns.prompt: 5 is not a text"),
+    ({"file_name": "a", "formatting": "sharegpt", "columns": {"tools": "t"}}, "bad.columns.messages: missing"),
+    ({"file_name": "a", "formatting": "sharegpt", "tags": {"role": "r"}}, "bad.tags.role: unknown setting"),
+    ({"file_name": "a", "split": "test"}, "bad.split: 'test' is not 'train', the only split of a file"),
+    ({"file_name": "a", "num_samples": -1}, "bad.num_samples: -1 is not a whole number above 0"),
+    ("a.jsonl", "bad: 'a.jsonl' is not a mapping"),
+]
+
+
+@pytest.mark.parametrize(("entry", "problem"), BAD_ENTRIES)
+def test_wrong_entries_are_refused_in_one_line(folder, entry, problem):
+    path = write(folder / "data" / "dataset_info.json", json.dumps({"bad": entry}))
+    with pytest.raises(SettingsError) as caught:
+        DatasetConfig.load(path)
+    assert [text for text in caught.value.problems if problem in text]
+    assert all(text.startswith(f"{path}: bad") for text in caught.value.problems)
+
+
+def test_all_problems_of_a_file_are_reported_at_once(folder):
+    bad = {f"bad{n}": entry for n, (entry, _) in enumerate(BAD_ENTRIES)}
+    path = write(folder / "data" / "dataset_info.json", json.dumps(bad))
+    with pytest.raises(SettingsError) as caught:
+        DatasetConfig.load(path)
+    assert len(caught.value.problems) >= len(bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("dataset: idenity", SettingsError, "there is no such data set; did you mean 'identity'?"),
+        ("dataset: []", SettingsError, "dataset: there are none"),
+        ("dataset: identity\nmax_sample: 5", SettingsError, "max_sample: unknown setting; did you mean 'max_samples'?"),
+        ("dataset: identity\nmax_samples: none", SettingsError, "max_samples: 'none' is not a whole number above 0"),
+        ("dataset: identity\ndefault_system: Hi", SettingsError, "default_system: 'Hi' is not supported"),
+        ("dataset: identity\ndataset_dir: ONLINE", InputError, "dataset_dir ONLINE names no folder"),
+        ("dataset: identity\ndataset_dir: 5", SettingsError, "dataset_dir: 5 is not a text"),
+    ],
+)
+def test_wrong_jobs_are_refused(folder, text, error, message):
+    job = write(folder / "sft.yaml", f"stage: sft\n{text}\n")
+    with pytest.raises(error, match=message.replace("?", r"\?").replace("(", r"\(")):
+        read_request(job)
+
+
+def test_the_description_of_a_saved_data_set_is_not_taken_for_a_list_of_data_sets(folder):
+    path = write(folder / "dataset_info.json", json.dumps({"builder_name": "json", "features": {}}))
+    with pytest.raises(InputError, match="describes a saved data set; name its folder instead"):
+        read_request(path)
+
+
+AXOLOTL = """
+base_model: bytes
+load_in_8bit: false
+datasets:
+  - path: data/dialogs.jsonl
+    type: chat_template
+    ds_type: json
+    split: train[:20]
+    field_messages: dialog
+    message_property_mappings: {role: who, content: says}
+    roles:
+      assistant: [bot, gpt]
+      user: [client]
+    roles_to_train: ["assistant"]
+    train_on_eos: turn
+  - path: data/texts.jsonl
+    type: completion
+    field: text
+chat_template: plain
+val_set_size: 0.0
+sequence_len: 4096
+sample_packing: true
+"""
+
+
+def test_a_configuration_of_axolotl_is_read_as_it_is(folder):
+    config = write(folder / "lora.yml", AXOLOTL.replace("chat_template: plain", "chat_template: tokenizer_default"))
+    result = batchloom.prepare(config, out="store", val_fraction=0)
+    texts = read_texts("store")
+    assert [text for text in texts if text.startswith("text")] == [f"text {n}" for n in range(40)]
+    assert len(texts) == 60
+    assert any(
+        "axolotl's settings without effect on a store: sequence_len, sample_packing (" in note for note in result.notes
+    )
+
+
+AXOLOTL_TYPES = [
+    ({"type": "chat_template"}, {"messages": "messages"}),
+    ({"type": "chat_template", "message_field_role": "from", "message_field_content": "value"},
+     {"messages": "messages", "role": "from", "content": "value"}),
+    ({"type": "chat_template", "field_tools": "t", "field_thinking": "thoughts", "message_field_training": "learn"},
+     {"messages": "messages", "tools": "t", "reasoning_content": "thoughts", "train": "learn"}),
+    ({"type": "chat_template", "roles": {"system": ["narrator"], "tool": ["ipython"]}},
+     {"messages": "messages", "tool": "ipython", "system_role": "narrator"}),
+    ({"type": "chat_template.default", "field_messages": "m", "field_chosen": "c"},
+     {"prompt": "m", "chosen": "c", "rejected": "rejected"}),
+    ({"type": "chat_template.argilla_chat"}, {"chosen": "chosen", "rejected": "rejected"}),
+    ({"type": "completion", "field": "body"}, {"text": "body"}),
+    ({"type": "completion"}, {"text": "text"}),
+    ({"type": "alpaca"}, {"prompt": "instruction", "response": "output"}),
+    ({"type": "alpaca_chat.load_qa"}, {"prompt": "question", "response": "answer"}),
+    ({"type": "chatml.intel"}, {"prompt": "question", "chosen": "chosen", "rejected": "rejected"}),
+    ({"type": {"field_instruction": "q", "field_output": "a"}}, {"prompt": "q", "response": "a"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("entry", "mapping"), AXOLOTL_TYPES)
+def test_types_of_axolotl_name_columns(folder, entry, mapping):
+    text = f"base_model: bytes\ndatasets: [{json.dumps({'path': 'data/texts.jsonl', **entry})}]\n"
+    recipe = read_request(write(folder / "a.yml", text)).recipe
+    assert recipe.reading.mapping == mapping
+
+
+def test_places_of_axolotl_are_files_repositories_and_urls(folder):
+    datasets = [
+        {"path": "org/name", "name": "small", "split": "test", "type": "completion"},
+        {"path": "org/name", "name": ["a", "b"], "split": "train[:9]", "type": "completion"},
+        {"path": "org/name", "data_files": ["x/a.jsonl"], "revision": "main", "type": "completion"},
+        {"path": "json", "data_files": "data/texts.jsonl", "type": "completion"},
+        {"path": "https://example.org/a.jsonl", "type": "completion"},
+    ]
+    (folder / "configs").mkdir()
+    config = write(folder / "configs" / "a.yml", f"base_model: bytes\ndatasets: {json.dumps(datasets)}\n")
+    assert list_entries(config) == [
+        ("org/name:small/test", {}),
+        ("org/name:a/train", {"max_samples": 9}),
+        ("org/name:b/train", {"max_samples": 9}),
+        ("hf://datasets/org/name@main/x/a.jsonl", {}),
+        # As in axolotl, a path may begin in the current folder.
+        (str(folder / "data" / "texts.jsonl"), {}),
+        ("https://example.org/a.jsonl", {}),
+    ]
+
+
+def test_the_template_of_axolotl_is_that_of_the_recipe(folder):
+    text = "base_model: bytes\nchat_template: {}\ndatasets: [{{path: data/openai.jsonl, type: chat_template{}}}]\n"
+    for name, template in (("chatml", "chatml"), ("tokenizer_default", None), ("gemma", None)):
+        request = read_request(write(folder / "a.yml", text.format(name, "")))
+        assert request.recipe.chat.template == template
+        assert any("'gemma' is axolotl's own" in note for note in request.notes) == (name == "gemma")
+    write(folder / "t.jinja", "{{ messages }}")
+    jinja = text.format("jinja\nchat_template_jinja: t.jinja", "")
+    assert read_request(write(folder / "a.yml", jinja)).recipe.chat.template == "t.jinja"
+    two = text.format("chatml", "}, {path: data/dialogs.jsonl, type: chat_template, chat_template: llama3")
+    with pytest.raises(
+        SettingsError, match=r"datasets\[1\].chat_template: llama3 differs from chatml of datasets\[0\]"
+    ):
+        read_request(write(folder / "a.yml", two))
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ({"type": "alpacca"}, "datasets[0].type: 'alpacca' is not read; did you mean 'alpaca'?"),
+        ({"type": "input_output"}, "datasets[0].type: 'input_output' is not read"),
+        ({"type": 5}, "datasets[0].type: 5 is not read"),
+        ({"fild": "x"}, "datasets[0].fild: unknown setting; did you mean 'field'?"),
+        ({"roles_to_train": ["user"]}, "datasets[0].roles_to_train: ['user'] is not supported"),
+        ({"train_on_eos": "all"}, "datasets[0].train_on_eos: 'all' is not supported"),
+        ({"shards": 4}, "datasets[0].shards: 4 is not supported"),
+        ({"trust_remote_code": True}, "datasets[0].trust_remote_code: True is not supported; code of data sets never"),
+        ({"split": "train[10%:]"}, "datasets[0].split: 'train[10%:]' is not supported"),
+        ({"ds_type": "jsn"}, "datasets[0].ds_type: 'jsn' is none of json, jsonl, text, csv, parquet, arrow; did you"),
+        ({"roles": {"user": 5}}, "datasets[0].roles.user: 5 is not a list of texts"),
+        ({"roles": {"usr": ["a"]}}, "datasets[0].roles.usr: unknown setting; did you mean 'user'?"),
+        ({"message_property_mappings": {"name": "n"}}, "message_property_mappings.name: only role, content,"),
+        (
+            {"message_property_mappings": {"role": "a"}, "message_field_role": "b"},
+            "message_field_role: 'b' contradicts",
+        ),
+        ({"type": {"format": "[INST] {instruction}"}}, "datasets[0].type.format: '[INST] {instruction}' is not supp"),
+        ({"path": None}, "datasets[0].path: missing"),
+    ],
+)
+def test_wrong_entries_of_axolotl_are_refused(folder, entry, problem):
+    values = {"path": "data/texts.jsonl", "type": "chat_template", **entry}
+    config = write(folder / "a.yml", f"base_model: bytes\ndatasets: [{json.dumps(values)}, 5]\n")
+    with pytest.raises(SettingsError) as caught:
+        read_request(config)
+    assert [text for text in caught.value.problems if problem in text]
+    assert f"{config}: datasets[1]: 5 is not a mapping" in caught.value.problems
+
+
+def test_a_job_of_ms_swift_is_read_as_it_is(folder):
+    text = """
+    model: bytes
+    train_type: lora
+    dataset: ['data/openai.jsonl#10', 'hf::org/name:a/b', 'org/name']
+    dataset_num_proc: 4
+    """
+    request = read_request(write(folder / "swift.yaml", text))
+    assert list_entries(str(folder / "swift.yaml")) == [
+        (str(folder / "data" / "openai.jsonl"), {"num_samples": 10}),
+        ("org/name:a", {}),
+        ("org/name:b", {}),
+        ("org/name", {}),
+    ]
+    assert request.recipe.tokenizer == "bytes"
+    first = text.replace("dataset_num_proc: 4", "dataset_shuffle: false")
+    assert list_entries(write(folder / "first.yaml", first))[0][1] == {"max_samples": 10}
+
+
+def test_columns_of_ms_swift_name_roles(folder):
+    text = "dataset: data/texts.jsonl\ncolumns: {content: query, text: response}\n"
+    assert read_request(write(folder / "swift.yaml", text)).recipe.reading.mapping == {
+        "prompt": "content",
+        "response": "text",
+    }
+
+
+def test_a_dataset_info_of_ms_swift_is_read(folder):
+    info = [
+        {"dataset_path": "texts.jsonl", "dataset_name": "mine", "columns": {"text": "query", "content": "response"}},
+        {"hf_dataset_id": "org/name", "subsets": ["a", "b"], "tags": ["chat"]},
+        {"dataset_path": "dialogs.jsonl", "columns": {"dialog": "messages"}, "messages": {
+            "role_key": "who", "content_key": "says", "user_role": "client", "assistant_role": "bot"}},
+    ]  # fmt: skip
+    path = write(folder / "data" / "dataset_info.json", json.dumps(info))
+    assert list_entries(f"{path}:mine,org/name") == [
+        (str(folder / "data" / "texts.jsonl"), {"name": "mine", "mapping": {"prompt": "text", "response": "content"}}),
+        ("org/name:a", {}),
+        ("org/name:b", {}),
+    ]
+    batchloom.prepare(f"{path}:dialogs.jsonl", out="store", tokenizer="bytes", val_fraction=0)
+    assert len(read_texts("store")) == 40
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("dataset: ['a.jsonl#x']", "'a.jsonl#x': 'x' is not a number of records"),
+        ("dataset: ['a.jsonl#0']", "'a.jsonl#0': '0' is not a number of records"),
+        ("dataset: ['ms::org/name']", "only the Hugging Face Hub is read"),
+        ("dataset: ['org/name:a/b#5']", "5 records of all subsets together are not supported"),
+        ("dataset: [5]", "dataset: [5] is not a list of texts"),
+        ("dataset: []", "dataset: there are none"),
+        ("dataset: a\ncolumns: {a: qury}", "columns.a: 'qury' is none of query,"),
+        ("dataset: a\ndata_seed: 7", "data_seed: 7 is not supported"),
+        ("dataset: a\ndataset_shufle: true", "dataset_shufle: unknown setting; did you mean 'dataset_shuffle'?"),
+        ("dataset: a\nsplit_dataset_ratio: 2", "split_dataset_ratio: 2 is not a share below 1"),
+    ],
+)
+def test_wrong_jobs_of_ms_swift_are_refused(folder, text, problem):
+    with pytest.raises(SettingsError) as caught:
+        read_request(write(folder / "swift.yaml", f"model: bytes\n{text}\n"))
+    assert [line for line in caught.value.problems if problem in line]
+
+
+def test_files_with_contradicting_settings_do_not_make_one_store(folder):
+    first = write(folder / "a.yml", AXOLOTL.replace("chat_template: plain", "chat_template: chatml"))
+    second = write(folder / "b.yml", AXOLOTL.replace("chat_template: plain", "chat_template: llama3"))
+    with pytest.raises(InputError, match="sets template to 'chatml' and .*b.yml to 'llama3'"):
+        read_request(first, second)
+
+
+@pytest.mark.parametrize("place", ["column", "message"])
+def test_an_unknown_key_in_every_record_is_one_line(folder, place):
+    records = [
+        {**({"mood": "calm"} if place == "column" else {}), "messages": [
+            {"role": "user", "content": f"q{n}", **({"mood": "calm"} if place == "message" else {})},
+            {"role": "assistant", "content": "a"}]}
+        for n in range(5000)
+    ]  # fmt: skip
+    write_jsonl(folder / "many.jsonl", records)
+    result = batchloom.prepare("many.jsonl", out="store", tokenizer="bytes", val_fraction=0)
+    assert sum("mood" in note for note in result.notes) == 1
+    assert (folder / "store" / "quarantine.jsonl").read_text() == ""
+
+
+def test_an_unsupported_key_in_every_later_record_is_one_line(folder):
+    records = [{"messages": OPENAI[0]["messages"], **({"segments": ["x"]} if n > 200 else {})} for n in range(5000)]
+    write_jsonl(folder / "many.jsonl", records)
+    with pytest.raises(InputError) as caught:
+        batchloom.prepare("many.jsonl", out="store", tokenizer="bytes", val_fraction=0)
+    assert str(caught.value).count("segments") <= 2
+    assert len(str(caught.value)) < 1000
