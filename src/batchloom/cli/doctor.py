@@ -27,7 +27,7 @@ _LEGEND = r"T: trained; |: a line begins, >: it goes on; \x1b and the like: what
     Recipe,
     only=(
         *("tokenizer", "end_token", "text_field", "mapping", "ignore", "split_on", "normalize", "max_bad"),
-        *("template", "train_on", "max_tokens", "overlong", "processor", "data_folder", "follow_links"),
+        *("template", "train_on", "train_on_eos", "max_tokens", "overlong", "processor", "data_folder", "follow_links"),
     ),
 )
 def doctor(
@@ -244,6 +244,8 @@ def make_preview_lines(document: DocumentPreview) -> list[tuple[str, str, bool]]
             begins = False
             continue
         mark = "T" if segment.trained else " "
+        if not isinstance(segment.trained, bool):
+            mark += f" {segment.trained:g} "
         parts = segment.text.split("\n")
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
@@ -253,7 +255,7 @@ def make_preview_lines(document: DocumentPreview) -> list[tuple[str, str, bool]]
                     (
                         mark + ("|" if begins else ">"),
                         _shorten_token_runs(escape_unprintable(part)),
-                        segment.trained,
+                        bool(segment.trained),
                     )
                 )
             begins = not last or (begins and not part)

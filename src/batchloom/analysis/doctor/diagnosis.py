@@ -86,10 +86,10 @@ def _preview_store(location: str, most: int) -> tuple[DocumentPreview, ...]:
     for number in store.contents.list_first(most):
         ids = store[number].ids.astype(np.int64)
         span = (np.array([number]), np.zeros(1, np.int64), np.array([ids.size]))
-        trained = store.mask(*span)[0] if store.masked else np.ones(ids.size, bool)
+        flags = store.flags(*span)[0]
         origin = store.provenance.of(number)
         row = None if origin.line else origin.record + 1
-        previews.append(make_preview(store.tokenizer, origin.source, (origin.line, row), ids, trained))
+        previews.append(make_preview(store.tokenizer, origin.source, (origin.line, row), ids, flags))
     return tuple(previews)
 
 
@@ -145,7 +145,7 @@ def _make_prepare_command(recipe: Recipe, inputs: Iterable[str], suggestion: str
     for spec, names in (
         (recipe, ("end_token", "max_bad")),
         (recipe.reading, ("text_field", "split_on")),
-        (recipe.chat, ("template", "train_on", "max_tokens", "overlong")),
+        (recipe.chat, ("template", "train_on", "train_on_eos", "max_tokens", "overlong")),
     ):
         defaults = {field.name: None if field.default is MISSING else field.default for field in fields(spec)}
         for name in names:
@@ -271,7 +271,7 @@ def _make_recipe(
         reading=resolved_inputs.reading,
         follow_links=bool(given.get("follow_links")) or resolved_inputs.follow_links,
         dedup=default_dedup(reading)[0],
-        chat=ChatRecipe(overlong=overlong, **_select(given, ("template", "train_on", "max_tokens"))),
+        chat=ChatRecipe(overlong=overlong, **_select(given, ("template", "train_on", "train_on_eos", "max_tokens"))),
         **_select(given, ("end_token", "max_bad")),
     )
 

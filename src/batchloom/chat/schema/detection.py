@@ -37,7 +37,12 @@ from batchloom.core.wording import BYTES_REMEDY, describe_json_type, format_list
 RoleColumns = dict[str, tuple[str, ...]]
 # Columns in order, each with the trait of its value that detection uses.
 RecordShape = tuple[tuple[str, str | None], ...]
-_KNOWN_COLUMNS = tuple(dict.fromkeys(name for rule in FORM_RULES for names in rule.required.values() for name in names))
+# Columns that people may have named otherwise; segments are axolotl's own format.
+_KNOWN_COLUMNS = tuple(
+    dict.fromkeys(
+        name for rule in FORM_RULES if rule.form != "segments" for names in rule.required.values() for name in names
+    )
+)
 # Words in an unknown column name that indicate its role.
 _ROLE_WORDS = {
     "prompt": {
@@ -72,7 +77,7 @@ _METADATA_WORDS = {
     *("date", "time", "timestamp", "score", "license", "num", "count", "length"),
 }
 # Roles without which a record would mean something else.
-_ALL_OR_NONE_ROLES = ("prompt", "label", "labels", "loss_mask", "attention_mask")
+_ALL_OR_NONE_ROLES = ("prompt", "label", "labels", "loss_mask", "loss_weights", "attention_mask")
 _RULES_BY_FORM: dict[SchemaForm, FormRule] = {rule.form: rule for rule in FORM_RULES}
 
 
@@ -201,6 +206,9 @@ def _fit_form(rule: FormRule, records: Sequence[Row], mapping: Mapping[str, str]
             columns[role] = optional_columns
     if not fitting:
         return 0, None
+    if "label" in columns:
+        # The loss of preferences has no weights; without its role, the column is refused.
+        columns.pop("weight", None)
     late = _find_late_columns(rule, columns, records, mapping)
     mapped = any(mapping.get(role) for role in rule.required)
     return fitting, Schema(rule.form, columns, _describe_schema(rule, columns, records), late, mapped)
@@ -285,11 +293,21 @@ def _is_number_series(value: Any) -> bool:
     return isinstance(value, list | tuple) or hasattr(value, "__array__")
 
 
+def _is_segments(value: Any) -> bool:
+    """Return whether a value is a list of segments of axolotl: a text and a label."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(item, dict) and {"text", "label"} <= item.keys() for item in value)
+    )
+
+
 _ROLE_CHECKS: dict[str, Callable[[Any], bool]] = {
     "messages": is_turns,
     "text": lambda value: isinstance(value, str),
     "label": lambda value: parse_label(value) is not None,
-    **dict.fromkeys(("input_ids", "labels", "loss_mask", "attention_mask"), _is_number_series),
+    "segments": _is_segments,
+    **dict.fromkeys(("input_ids", "labels", "loss_mask", "loss_weights", "attention_mask"), _is_number_series),
 }
 
 
@@ -339,6 +357,8 @@ def _describe_result(rule: FormRule, columns: RoleColumns, records: Sequence[Row
         return "plain text"
     if rule.form == "interleaved":
         return "text with media"
+    if rule.form == "segments":
+        return "text segments"
     if rule.form == "tokens":
         return "token ids"
     if rule.form == "pair":

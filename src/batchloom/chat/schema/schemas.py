@@ -23,8 +23,10 @@ _STEP_PATTERN = re.compile(r"([^.\[\]]+)|\[(-?\d+)\]")
 _MAX_LISTED_COLUMNS = 12
 _LABEL_VALUES = {"true": True, "1": True, "false": False, "0": False}
 
-SchemaKind = Literal["text", "interleaved", "conversation", "preference", "tokens"]
-SchemaForm = Literal["messages", "pair", "prompt-completion", "instruction", "tokens", "interleaved", "text"]
+SchemaKind = Literal["text", "interleaved", "segments", "conversation", "preference", "tokens"]
+SchemaForm = Literal[
+    "messages", "pair", "prompt-completion", "instruction", "segments", "tokens", "interleaved", "text"
+]
 
 PROMPT_COLUMNS = ("instruction", "prompt", "question")
 RESPONSE_COLUMNS = ("response", "output", "answer", "completion", "answers.text[0]")
@@ -33,6 +35,7 @@ _CONTEXT_COLUMNS = ("input", "context")
 _SYSTEM_COLUMNS = ("system", "system_prompt")
 _TOOLS_COLUMNS = ("tools",)
 _LABEL_COLUMNS = ("label", "kto_tag")
+_WEIGHT_COLUMNS = ("weight",)
 _SWIFT_REJECTED_COLUMNS = ("rejected_response", "rejected_messages")
 _MEDIA_COLUMNS: dict[str, tuple[str, ...]] = {
     "images": ("images", "image"),
@@ -56,7 +59,7 @@ class FormRule:
 
     @property
     def kinds(self) -> frozenset[SchemaKind]:
-        if self.form in ("text", "interleaved", "tokens"):
+        if self.form in ("text", "interleaved", "segments", "tokens"):
             return frozenset((self.form,))
         if self.form == "pair":
             return frozenset(("preference",))
@@ -82,13 +85,25 @@ FORM_RULES = (
     FormRule(
         "messages",
         {"messages": TURN_COLUMNS},
-        {"system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS, "label": _LABEL_COLUMNS, **_MEDIA_COLUMNS},
+        {
+            "system": _SYSTEM_COLUMNS,
+            "tools": _TOOLS_COLUMNS,
+            "label": _LABEL_COLUMNS,
+            "weight": _WEIGHT_COLUMNS,
+            **_MEDIA_COLUMNS,
+        },
     ),
     FormRule("pair", {"chosen": ("chosen",), "rejected": ("rejected",)}, _PAIR_OPTIONAL_COLUMNS),
     FormRule(
         "prompt-completion",
         {"prompt": ("prompt",), "completion": ("completion",)},
-        {"system": _SYSTEM_COLUMNS, "tools": _TOOLS_COLUMNS, "label": _LABEL_COLUMNS, **_MEDIA_COLUMNS},
+        {
+            "system": _SYSTEM_COLUMNS,
+            "tools": _TOOLS_COLUMNS,
+            "label": _LABEL_COLUMNS,
+            "weight": _WEIGHT_COLUMNS,
+            **_MEDIA_COLUMNS,
+        },
     ),
     FormRule(
         "instruction",
@@ -99,13 +114,20 @@ FORM_RULES = (
             "system": _SYSTEM_COLUMNS,
             "tools": (),
             "label": _LABEL_COLUMNS,
+            "weight": _WEIGHT_COLUMNS,
             **_MEDIA_COLUMNS,
         },
     ),
+    FormRule("segments", {"segments": ("segments",)}, {}),
     FormRule(
         "tokens",
         {"input_ids": ("input_ids",)},
-        {"labels": ("labels",), "loss_mask": ("loss_mask",), "attention_mask": ("attention_mask",)},
+        {
+            "labels": ("labels",),
+            "loss_mask": ("loss_mask",),
+            "loss_weights": ("loss_weights", "loss_scale"),
+            "attention_mask": ("attention_mask",),
+        },
     ),
     FormRule("text", {"text": ("text", "content")}, {}),
 )
@@ -150,7 +172,7 @@ class Schema:
 
     @property
     def kind(self) -> SchemaKind:
-        if self.form in ("text", "interleaved", "tokens"):
+        if self.form in ("text", "interleaved", "segments", "tokens"):
             return self.form
         if self.form == "pair" or "label" in self.columns:
             return "preference"

@@ -9,17 +9,18 @@ from typing import Any
 
 import orjson
 
-from batchloom.chat.schema.record_keys import MESSAGE_KEYS, PART_KEYS, TRAIN_FLAGS, check_keys
+from batchloom.chat.schema.record_keys import MESSAGE_KEYS, TEXT_PART_KEYS, check_keys
 from batchloom.chat.schema.record_media import is_extracted_medium
+from batchloom.chat.schema.train_flags import join_flagged_parts, read_train_flag
+from batchloom.core.document import MESSAGE_ROLES, TrainFlag
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.settings import suggest
 from batchloom.core.wording import describe_json_type
 
 Message = dict[str, Any]
 # Messages, and the train flag of each, None where the record has none. No flags at all is an empty list.
-Turns = tuple[list[Message], list[bool | None]]
+Turns = tuple[list[Message], list[TrainFlag]]
 
-ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
 _ROLE_BY_SENDER = {
     "human": "user",
     "gpt": "assistant",
@@ -28,7 +29,7 @@ _ROLE_BY_SENDER = {
     "bard": "assistant",
     "observation": "tool",
     "function_call": "assistant",
-    **{role: role for role in ROLES},
+    **{role: role for role in MESSAGE_ROLES},
 }
 # Role names of other conventions and their equivalents.
 _ROLE_SUGGESTIONS = {
@@ -41,8 +42,6 @@ _ROLE_SUGGESTIONS = {
     "tools": "tool",
     "tool_response": "tool",
 }
-_BOOLEAN_FLAGS = frozenset(("train", "training", "loss"))
-_ASSISTANT_FLAGS = frozenset(("weight", "loss"))
 # Senders of calls, whose content is the call itself.
 _CALL_ROLES = frozenset(("tool_call", "tool_calls", "function_call"))
 _MAX_DEPTH = 100
@@ -75,17 +74,21 @@ def read_turns(value: object, column: str) -> Turns:
     if not value:
         raise UnusableRecordError(f"column {column!r} is empty: a conversation without turns")
     turns = value
-    flags: list[bool | None] = []
+    flags: list[TrainFlag] = []
     for number, message in enumerate(value):
         if _is_plain_message(message):
             continue
         message_path = f"{column}[{number}]"
         normalized_message = _normalize_message(message, message_path)
+        flag = read_train_flag(normalized_message, message_path)
+        content = normalized_message.get("content")
+        joined_content = join_flagged_parts(content, f"{message_path}.content")
+        if joined_content is not content:
+            normalized_message = {**normalized_message, "content": joined_content}
         if normalized_message is not message:
             # Copy the list: the record's own stays unchanged.
             turns = list(value) if turns is value else turns
             turns[number] = normalized_message
-        flag = _read_train_flag(normalized_message, message_path)
         if flag is not None:
             flags += [None] * (number - len(flags))
             flags.append(flag)
@@ -99,7 +102,7 @@ def _is_plain_message(message: object) -> bool:
     if type(message) is not dict or len(message) != 2:
         return False
     role, content = message.get("role"), message.get("content")
-    return type(role) is str and role in ROLES and type(content) is str and not is_empty_text(content)
+    return type(role) is str and role in MESSAGE_ROLES and type(content) is str and not is_empty_text(content)
 
 
 def read_tools(value: object, column: str) -> list[Any] | None:
@@ -142,8 +145,8 @@ def _normalize_message(message: object, field_path: str) -> Message:
     if message.get("role") is None and message.get("from") is not None:
         message = _convert_sharegpt(message, field_path)
     role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise UnusableRecordError(_describe_unknown_role(message, role, f"{field_path}.role", ROLES))
+    if not isinstance(role, str) or role not in MESSAGE_ROLES:
+        raise UnusableRecordError(_describe_unknown_role(message, role, f"{field_path}.role", MESSAGE_ROLES))
     if isinstance(message.get("content"), list):
         message = _normalize_text_parts(message)
     calls = message.get("tool_calls")
@@ -212,7 +215,7 @@ def _check_parts(parts: list[Any], field_path: str) -> bool:
         kind = part.get("type") if isinstance(part, dict) else None
         part_path = f"{field_path}[{number}]"
         if kind == "text" and isinstance(part.get("text"), str):
-            check_keys(part, PART_KEYS, part_path)
+            check_keys(part, TEXT_PART_KEYS, part_path)
             continue
         if isinstance(kind, str) and any(medium in kind for medium in _MEDIA_PART_TYPES):
             raise UnusableRecordError(f"{part_path} is of type {kind!r}: images and audio need --processor")
@@ -240,30 +243,6 @@ def _check_calls(calls: object, field_path: str) -> None:
         if not isinstance(function.get("arguments"), str | dict | None):
             arguments_type = describe_json_type(function["arguments"])
             raise UnusableRecordError(f"{call_path}.arguments holds {arguments_type}, not an object or its JSON text")
-
-
-def _read_train_flag(message: Message, field_path: str) -> bool | None:
-    """Return whether the flags of a message mark it as trained; None without flags."""
-    flags: dict[str, bool] = {}
-    for name in TRAIN_FLAGS:
-        value = message.get(name)
-        if value is None:
-            continue
-        if name in _BOOLEAN_FLAGS and not isinstance(value, bool):
-            raise UnusableRecordError(f"{field_path}.{name} is {value!r}; it can be true or false")
-        if not isinstance(value, int | float) or value not in (0, 1):
-            raise UnusableRecordError(
-                f"{field_path}.{name} is {value!r}; it can be 0 (not trained) or 1 (trained), fractions are not "
-                "supported"
-            )
-        flags[name] = bool(value)
-    if len(set(flags.values())) > 1:
-        flag_list = " and ".join(f"{name} {message[name]}" for name in flags)
-        raise UnusableRecordError(f"{field_path} has {flag_list}, which contradict each other; leave one out")
-    if message["role"] != "assistant":
-        # OpenAI and ms-swift define these for assistant turns only; LLaMA-Factory weights any message.
-        flags = {name: flag for name, flag in flags.items() if not flag or name not in _ASSISTANT_FLAGS}
-    return next(iter(flags.values()), None)
 
 
 def _convert_sharegpt(message: Message, field_path: str) -> Message:

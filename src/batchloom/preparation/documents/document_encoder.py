@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, InterleavedText, PreferencePair, Records
 from batchloom.core.errors import InputError
+from batchloom.core.loss_weights import TokenFlags, has_loss_weights
 from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.documents.chat_encoding import ChatEncoder, ControlEncoder
 from batchloom.preparation.documents.conversation_encoder import (
@@ -25,6 +26,7 @@ from batchloom.preparation.documents.token_encoder import (
     FimCutter,
     encode_fim_texts,
     encode_interleaved,
+    encode_segments,
     encode_texts,
     encode_token_rows,
     make_snippet,
@@ -119,6 +121,8 @@ def encode_documents(encoder: DocumentEncoder, record_parser: RecordParser, docu
         if encoder.media is None:
             raise AssertionError("a job with media needs a media encoder")
         encoded_batch = encode_interleaved(documents, encoder.media, dtype)
+    elif kind == "segments":
+        encoded_batch = encode_segments(documents, tokenizer, rules, dtype)
     elif rules is None:
         if encoder.fim is None:
             return encode_texts(documents, tokenizer, dtype)
@@ -234,6 +238,7 @@ class EncodedDocuments:
         lengths: lengths of the documents in tokens.
         end_id: id that fills padding.
         masked: some tokens are not trained.
+        weighted: some tokens have other loss weights than 0 and 1.
     """
 
     def __init__(self, encoded: Sequence[EncodedBatch], end_id: int) -> None:
@@ -242,7 +247,8 @@ class EncodedDocuments:
         self.masked = any(batch.mask is not None for batch in encoded)
         self._tokens = np.concatenate([np.zeros(0, DIRECT_DTYPE), *(batch.ids for batch in encoded)])
         masks = [np.ones(batch.ids.size, bool) if batch.mask is None else batch.mask for batch in encoded]
-        self._trained = np.concatenate([np.zeros(0, bool), *masks])
+        self._flags: TokenFlags = np.concatenate([np.zeros(0, bool), *masks])
+        self.weighted = has_loss_weights(self._flags)
         self._starts = np.cumsum(lengths, dtype=np.int64) - lengths
 
     def read(
@@ -255,6 +261,10 @@ class EncodedDocuments:
     def mask(
         self, documents: DocumentNumbers, starts: DocumentNumbers, lengths: DocumentNumbers
     ) -> list[NDArray[np.bool_]]:
-        """Return the trained flags of document spans as views."""
+        """Return the trained flags of document spans."""
+        return [flags != 0 for flags in self.flags(documents, starts, lengths)]
+
+    def flags(self, documents: DocumentNumbers, starts: DocumentNumbers, lengths: DocumentNumbers) -> list[TokenFlags]:
+        """Return the trained flags or codes of loss weights of document spans as views."""
         begins = self._starts[documents] + starts
-        return [self._trained[a : a + n] for a, n in zip(begins, lengths, strict=True)]
+        return [self._flags[a : a + n] for a, n in zip(begins, lengths, strict=True)]

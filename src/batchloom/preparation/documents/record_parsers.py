@@ -26,7 +26,14 @@ from batchloom.chat.schema import (
     unused_message_keys,
 )
 from batchloom.core.addresses import is_url
-from batchloom.core.document import Conversation, InterleavedText, LabelledConversation, PreferencePair, Records
+from batchloom.core.document import (
+    Conversation,
+    InterleavedText,
+    LabelledConversation,
+    PreferencePair,
+    Records,
+    SegmentedText,
+)
 from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
 from batchloom.core.files import describe_os_error
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind, detect_medium_kind
@@ -40,7 +47,7 @@ from batchloom.sources.files import Source, get_suffix
 from batchloom.sources.formats import SNIPPET_BYTES
 from batchloom.store.format import PreferenceKind
 
-RecordKind = Literal["text", "interleaved", "conversation", "tokens", "pairs", "text-pairs", "labels"]
+RecordKind = Literal["text", "interleaved", "segments", "conversation", "tokens", "pairs", "text-pairs", "labels"]
 
 # Record kinds that a chat template renders.
 TEMPLATED_KINDS: frozenset[str] = frozenset({"conversation", "pairs", "labels"})
@@ -69,7 +76,7 @@ class RecordParser:
         rules: read rules of the source.
         record_kind: kind of its documents.
         record_reader: converts a row to a document; None if the source yields texts already.
-        chat: rules for training on its conversations or preferences; None if it has none.
+        chat: rules for training on its conversations, preferences or segments; None if it has none.
         detected: one-line description for the user, empty for text files.
         columns: columns of each role in the first records.
         own_folder: media paths are relative to the source, even if a data folder is configured.
@@ -330,6 +337,10 @@ def make_record_parser(
         record_parser = RecordParser(
             rules, "conversation", record_reader, chat_rules, detected=schema.description, columns=columns
         )
+    elif schema.kind == "segments":
+        record_parser = RecordParser(
+            rules, "segments", make_record_reader(schema), chat.rules(completion=False), schema.description, columns
+        )
     else:
         record_kind: RecordKind = schema.kind if schema.kind in ("text", "interleaved") else "tokens"
         record_reader = make_record_reader(schema)
@@ -444,7 +455,7 @@ def iter_texts(value: object) -> Iterator[str]:
     if isinstance(value, PreferencePair):
         yield from iter_texts(value.chosen)
         yield from iter_texts(value.rejected)
-    if isinstance(value, InterleavedText):
+    if isinstance(value, InterleavedText | SegmentedText):
         yield from value.texts
     if isinstance(value, LabelledConversation):
         value = value.conversation

@@ -18,10 +18,17 @@ from numpy.typing import NDArray
 from batchloom.chat import RenderError
 from batchloom.chat.schema import TokenRow
 from batchloom.chat.templates import ConversationText, PlaceholderSpan
-from batchloom.core.document import Conversation, InterleavedText, LabelledConversation, PreferencePair
+from batchloom.core.document import (
+    Conversation,
+    InterleavedText,
+    LabelledConversation,
+    PreferencePair,
+    SegmentedText,
+)
 from batchloom.core.errors import TokenizerError
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import GOLDEN, HashKey, hash_indices, mix_in_place
+from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.medium import Medium
 from batchloom.core.settings import suggest
 from batchloom.preparation.documents.chat_encoding import (
@@ -43,10 +50,12 @@ from batchloom.preparation.documents.conversation_encoder import (
     write_with_control,
 )
 from batchloom.preparation.settings.read_recipe import FimRecipe
+from batchloom.preparation.settings.recipe import ChatRules
 from batchloom.sources.formats import excerpt_record
-from batchloom.tokens import Tokenizer
+from batchloom.tokens import Tokenizer, verify_control_tokens
 
 # Characters per encode call: 256 thousand make encoding 5 to 8 % faster than a million.
+_UNTRAINED = "nothing to train: none of its tokens is trained"
 # Sentinels before prefix, suffix and middle, as published models have them.
 _KNOWN_SENTINELS = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
@@ -235,12 +244,57 @@ def encode_token_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype
             )
             out.faults.append(EncodeFault(number, reason))
         elif row.trained is not None and not row.trained.any():
-            out.dropped.append(EncodeFault(number, "nothing to train: none of its tokens is trained"))
+            out.dropped.append(EncodeFault(number, _UNTRAINED))
         elif row.ids.size:
+            out.rounded += row.rounded
             out.add(number, row.ids, np.ones(row.ids.size, bool) if row.trained is None else row.trained)
     batch = out.build(dtype)
     has_mask = any(rows[number].trained is not None for number in out.numbers)
     return batch if has_mask else replace(batch, mask=None)
+
+
+def encode_segments(
+    documents: Sequence[SegmentedText], tokenizer: Tokenizer, rules: ChatRules | None, dtype: np.dtype[np.generic]
+) -> EncodedBatch:
+    """Encode each segment alone, without adding tokens, as axolotl does.
+
+    With ``train_on`` ``all``, every segment is trained.
+    """
+    out, texts, numbers = EncodedBatchBuilder(), list[str](), list[int]()
+    train_all = rules is not None and rules.train_on == "all"
+    for number, document in enumerate(documents):
+        try:
+            check_surrogates("".join(document.texts))
+        except RenderError as error:
+            out.faults.append(EncodeFault(number, str(error)))
+            continue
+        numbers.append(number)
+        texts += document.texts
+    ids, bounds = _get_exact_tokenizer(tokenizer).encode_batch(texts, control=True)
+    sizes, first = np.diff(bounds), 0
+    for number in numbers:
+        segments = slice(first, first + len(documents[number].texts))
+        first = segments.stop
+        begin, end = int(bounds[segments.start]), int(bounds[segments.stop])
+        mask = np.repeat(np.array(documents[number].trained) | train_all, sizes[segments])
+        if mask.any():
+            out.add(number, ids[begin:end], mask)
+        else:
+            out.dropped.append(EncodeFault(number, _UNTRAINED))
+    return out.build(dtype)
+
+
+# The last tokenizer of this process, and the same on an engine that parses control tokens exactly.
+_exact_tokenizers: dict[int, tuple[Tokenizer, Tokenizer]] = {}
+
+
+def _get_exact_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizers = _exact_tokenizers.get(id(tokenizer))
+    if tokenizers is None:
+        tokenizers = tokenizer, verify_control_tokens(tokenizer, ())
+        _exact_tokenizers.clear()
+        _exact_tokenizers[id(tokenizer)] = tokenizers
+    return tokenizers[1]
 
 
 def hash_documents(documents: Sequence[Any]) -> NDArray[np.uint64]:
@@ -278,7 +332,7 @@ def split_digests(digests: Sequence[bytes]) -> NDArray[np.uint64]:
 
 
 def _document_bytes(
-    document: Conversation | InterleavedText | PreferencePair | LabelledConversation | TokenRow,
+    document: Conversation | InterleavedText | SegmentedText | PreferencePair | LabelledConversation | TokenRow,
 ) -> bytes:
     if isinstance(document, TokenRow):
         return document.ids.astype("<u4").tobytes()
@@ -287,6 +341,8 @@ def _document_bytes(
         if not document.media:
             return document.texts[0].encode()
         content = document.texts, _media_identity(document.media)
+    elif isinstance(document, SegmentedText):
+        content = document.texts, document.trained
     elif isinstance(document, PreferencePair):
         content = [_side_content(document.chosen), _side_content(document.rejected)]
     else:
@@ -297,8 +353,10 @@ def _document_bytes(
 def _side_content(side: Conversation | str) -> Any:
     if isinstance(side, str):
         return side
-    content = side.messages, side.tools, side.trained, side.completion
-    return (*content, _media_identity(side.media)) if side.media else content
+    content: tuple[Any, ...] = (side.messages, side.tools, side.trained, side.completion)
+    if side.media:
+        content = *content, _media_identity(side.media)
+    return content if side.weight == 1 else (*content, side.weight)
 
 
 def _media_identity(media: Sequence[Medium]) -> list[tuple[str, str]]:
@@ -306,11 +364,11 @@ def _media_identity(media: Sequence[Medium]) -> list[tuple[str, str]]:
 
 
 def make_snippet(
-    document: str | InterleavedText | Conversation | PreferencePair | LabelledConversation | TokenRow,
+    document: str | InterleavedText | SegmentedText | Conversation | PreferencePair | LabelledConversation | TokenRow,
 ) -> str:
     if isinstance(document, TokenRow):
         return str(document.ids[:16].tolist())
-    if isinstance(document, InterleavedText):
+    if isinstance(document, InterleavedText | SegmentedText):
         document = "".join(document.texts)
     elif isinstance(document, PreferencePair):
         document = document.chosen
@@ -332,6 +390,8 @@ def estimate_characters(document: Any) -> int:
         return estimate_characters(document.conversation)
     if isinstance(document, InterleavedText):
         return sum(map(len, document.texts)) + _embedded_bytes(document.media)
+    if isinstance(document, SegmentedText):
+        return sum(map(len, document.texts))
     contents = [message.get("content") for message in document.messages]
     text_characters = sum(len(text) if isinstance(text, str) else 1000 for text in contents)
     return text_characters + _embedded_bytes(document.media)
@@ -377,7 +437,7 @@ def encode_interleaved(
 
 def _encode_with_media(
     documents: Sequence[InterleavedText], encoder: ControlEncoder, faults: list[EncodeFault]
-) -> dict[int, tuple[NDArray[np.uint32], NDArray[np.bool_], list[PlacedMedium]]]:
+) -> dict[int, tuple[NDArray[np.uint32], TokenFlags, list[PlacedMedium]]]:
     """Return ids, mask and media of documents with media; append others to ``faults``."""
     numbers: list[int] = []
     media_texts: list[MediaText] = []

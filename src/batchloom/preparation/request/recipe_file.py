@@ -64,7 +64,12 @@ SETTINGS = (
     *_LAST_SETTINGS,
 )
 # Settings written only if they are not the default, as older files lack them.
-_LATER_DEFAULTS: dict[str, Any] = {"ignore": [], "balance_subsets": True, "follow_links": False}
+_LATER_DEFAULTS: dict[str, Any] = {
+    "ignore": [],
+    "balance_subsets": True,
+    "follow_links": False,
+    "train_on_eos": "turn",
+}
 RECIPE_KEYS = ("inputs", *SETTINGS)
 _TIKTOKEN = "tiktoken:"
 _TOKENIZER_WORDS = ("bytes", "gpt2")

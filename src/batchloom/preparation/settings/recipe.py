@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypedDict, get_args
 import xxhash
 
 from batchloom.chat import BUILT_IN_TEMPLATES
-from batchloom.chat.templates import TrainOn
+from batchloom.chat.templates import TrainOnEos, find_train_on_problem
 from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import SettingsError
 from batchloom.core.files import read_regular_file
@@ -52,10 +52,19 @@ OVERLONG_POLICIES: tuple[str, ...] = get_args(OverlongPolicy)
 CHAT_PANEL = "Conversations"
 
 TRAIN_ON = Setting(
-    help="Turns to train on: assistant, all, last or completion.",
+    help="Turns to train on: assistant, all, last, completion, or roles such as assistant,tool.",
+    check=find_train_on_problem,
     shown_default="assistant; completion for prompt-completion records",
     panel=CHAT_PANEL,
 )
+TrainOnEosSetting = Annotated[
+    TrainOnEos,
+    Setting(
+        help="Stop tokens to train on: turn (those of trained turns), all (those of all turns), last (that of the last "
+        "trained turn) or none.",
+        panel=CHAT_PANEL,
+    ),
+]
 # Token counts are stored in 64 bits.
 MaxTokensSetting = Annotated[
     int | None, Setting(help="Maximum tokens of a conversation.", minimum=1, maximum=10**12, panel=CHAT_PANEL)
@@ -72,16 +81,18 @@ class ChatRules:
     """Rules for the conversations of one source.
 
     Attributes:
-        train_on: turns to train on: ``assistant``, ``all``, ``last`` or ``completion``.
+        train_on: turns to train on: ``assistant``, ``all``, ``last``, ``completion``, or roles separated by commas.
         max_tokens: maximum tokens of a conversation; None for no limit.
         overlong: policy for longer ones: ``drop``, ``truncate-turns``, ``split`` or ``error``.
         prove: whether trained tokens are decoded and compared with the text.
+        train_on_eos: stop tokens to train on: ``turn``, ``all``, ``last`` or ``none``.
     """
 
-    train_on: Annotated[TrainOn, TRAIN_ON] = "assistant"
+    train_on: Annotated[str, TRAIN_ON] = "assistant"
     max_tokens: MaxTokensSetting = None
     overlong: OverlongSetting = "drop"
     prove: ProveSetting = False
+    train_on_eos: TrainOnEosSetting = "turn"
 
     def __post_init__(self) -> None:
         raise_problems(find_problems(self))
@@ -225,8 +236,10 @@ class ChatRecipe:
     Attributes:
         template: ``chatml``, ``llama3``, ``alpaca``, ``plain``, the name of one of the tokenizer's templates or a
             file; None for the tokenizer's own, else ``plain``.
-        train_on: turns to train on: ``assistant``, ``all``, ``last`` or ``completion``; None for the completion of
-            prompt-completion records and the assistant's turns of others.
+        train_on: turns to train on: ``assistant``, ``all``, ``last``, ``completion``, or roles separated by commas;
+            None for the completion of prompt-completion records and the assistant's turns of others.
+        train_on_eos: stop tokens to train on: ``turn`` (those of trained turns), ``all`` (those of all turns),
+            ``last`` (that of the last trained turn) or ``none``.
         max_tokens: maximum tokens of a conversation; None for no limit.
         overlong: policy for longer ones: ``drop``, ``truncate-turns``, ``split`` (consecutive documents of at most
             ``max_tokens``) or ``error``.
@@ -242,7 +255,8 @@ class ChatRecipe:
             panel=CHAT_PANEL,
         ),
     ] = None
-    train_on: Annotated[TrainOn | None, TRAIN_ON] = None
+    train_on: Annotated[str | None, TRAIN_ON] = None
+    train_on_eos: TrainOnEosSetting = "turn"
     max_tokens: MaxTokensSetting = None
     overlong: OverlongSetting = "drop"
     prove: ProveSetting = False
@@ -259,7 +273,7 @@ class ChatRecipe:
     def rules(self, *, completion: bool) -> ChatRules:
         """Return the rules for one source, whose records have a completion or not."""
         train_on = self.train_on or ("completion" if completion else "assistant")
-        return ChatRules(train_on, self.max_tokens, self.overlong, self.prove)
+        return ChatRules(train_on, self.max_tokens, self.overlong, self.prove, self.train_on_eos)
 
 
 def _find_tokenizer_problem(value: object) -> str:
@@ -423,6 +437,8 @@ def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
     plain["dedup"] = dedup_to_plain(recipe.dedup)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name
+    if recipe.chat.train_on_eos == "turn":
+        plain["chat"].pop("train_on_eos")
     plain["chat"] |= _template_to_plain(recipe.chat.template)
     return plain
 
@@ -618,7 +634,8 @@ class DocumentOptions(TypedDict, total=False):
     media: MediaRecipe | Mapping[str, Any] | None
     max_bad: int | str | None
     template: str | None
-    train_on: TrainOn | None
+    train_on: str | None
+    train_on_eos: TrainOnEos | None
     max_tokens: int | None
     follow_links: bool | None
 

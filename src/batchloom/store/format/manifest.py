@@ -105,11 +105,11 @@ class GenerationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One shard: its name without suffix, its counts and the XXH3-128 of each file.
 
-    Optional fields: ``mask`` and ``trained`` (tokens) are present only if some token is not trained, ``pairs`` only
-    in preference stores, ``bands`` only with near deduplication. ``sums`` and ``blobsums`` are the checksums of the
-    headers of these files; ``sums`` is absent in older stores. ``media`` is present only if documents hold media,
-    ``blobs`` and ``blobsums`` only if the store holds the bytes of some. ``media_bytes`` and ``blobs_bytes`` are file
-    sizes.
+    Optional fields: ``mask`` and ``trained`` (tokens) are present only if some token is not trained, ``weights`` only
+    if some token has another loss weight than 0 and 1, ``pairs`` only in preference stores, ``bands`` only with near
+    deduplication. ``sums`` and ``blobsums`` are the checksums of the headers of these files; ``sums`` is absent in
+    older stores. ``media`` is present only if documents hold media, ``blobs`` and ``blobsums`` only if the store holds
+    the bytes of some. ``media_bytes`` and ``blobs_bytes`` are file sizes.
     """
 
     name: str
@@ -129,6 +129,7 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     blobs: Digest | None = None
     blobs_bytes: Size | None = None
     blobsums: Digest | None = None
+    weights: Digest | None = None
 
     @property
     def checksums(self) -> dict[str, str]:
@@ -138,6 +139,7 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
             ".idx": self.idx,
             ".docs": self.docs,
             ".mask": self.mask,
+            ".weights": self.weights,
             ".pairs": self.pairs,
             ".bands": self.bands,
             ".sums": self.sums,
@@ -350,6 +352,7 @@ def compute_subset_fingerprint(manifest: Manifest, subset: str) -> str:
             "shards": [
                 [s.documents, s.tokens, s.bin, s.idx]
                 + ([s.mask] if s.mask else [])
+                + ([f"weights:{s.weights}"] if s.weights else [])
                 + ([f"pairs:{s.pairs}"] if s.pairs else [])
                 + ([f"media:{s.media}"] if s.media else [])
                 for s in entry.shards
