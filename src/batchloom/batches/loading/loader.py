@@ -39,6 +39,7 @@ from batchloom.batches.loading.combined_store import (
 from batchloom.batches.loading.loader_data import (
     LoaderData,
     announce_left_out,
+    announce_loss_weights,
     announce_split_conversations,
     check_edit_keeps_media,
     check_generation,
@@ -617,6 +618,7 @@ class Loader:
             return False
         if self._cuts_all:
             announce_split_conversations(self.plan)
+        announce_loss_weights(self.plan)
         return announce_left_out(self.plan, self.replaced)
 
 
