@@ -84,9 +84,7 @@ def test_sums_of_weighted_losses():
     labels[0, 2] = IGNORE_INDEX
     weights = torch.rand(2, 6, generator=generator)
     each = functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="none")
-    torch.testing.assert_close(
-        sum_next_token_losses(logits, labels, weights), (each * weights[:, 1:].flatten()).sum()
-    )
+    torch.testing.assert_close(sum_next_token_losses(logits, labels, weights), (each * weights[:, 1:].flatten()).sum())
     torch.testing.assert_close(sum_next_token_losses(logits, labels, torch.ones(2, 6)), each.sum())
     assert sum_next_token_losses(logits, labels) == sum_token_losses(
         logits.flatten(0, 1), functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX).flatten()

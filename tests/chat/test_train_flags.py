@@ -452,7 +452,7 @@ def test_weights_are_stored_and_rounding_is_noted(tmp_path):
     result = batchloom.prepare(write_rows(tmp_path / "in.jsonl", rows), out=tmp_path / "out", tokenizer="bytes")
     assert not any("rounded" in note for note in result.notes)
     store = batchloom.open_store(tmp_path / "out")
-    assert store.weighted
+    assert store.reader.weighted
     for document in store:
         weights = document.loss_weights
         assert ((weights > 0) == document.mask).all()

@@ -38,7 +38,7 @@ def assert_weights(store, weights):
     numbers = np.arange(len(store))
     lengths = np.array(list(map(len, weights)))
     starts = np.minimum(lengths - 1, 3)
-    flags = store.flags(numbers, starts, lengths - starts)
+    flags = store.reader.flags(numbers, starts, lengths - starts)
     for start, part, expected in zip(starts.tolist(), flags, weights, strict=True):
         assert decode_loss_weights(part).tolist() == expected[start:]
 
@@ -63,7 +63,7 @@ def test_only_shards_with_weights_have_the_file(weighted):
         "shard_00000.weights",
         "shard_00001.mask",
     }
-    assert store.weighted
+    assert store.reader.weighted
     assert store.masked
     assert_weights(store, weights)
     tokens = sum(map(len, weights[:20]))
@@ -80,7 +80,7 @@ def test_a_shard_may_have_weights_and_no_mask(tmp_path):
     documents, weights = make_documents(weights=WEIGHTS[1:])
     store = write_store(tmp_path / "s", documents, trained=weights)
     assert not (tmp_path / "s" / "train" / "shard_00000.mask").exists()
-    assert store.weighted
+    assert store.reader.weighted
     assert not store.masked
     assert_weights(store, weights)
     assert not batchloom.check(tmp_path / "s").faults
@@ -91,7 +91,7 @@ def test_weights_change_the_fingerprint(tmp_path, weighted):
     documents = [document.ids.tolist() for document in store]
     masks = [[float(weight > 0) for weight in row] for row in weights]
     masked = write_store(tmp_path / "masked", documents, documents_per_shard=20, trained=masks)
-    assert not masked.weighted
+    assert not masked.reader.weighted
     assert masked.fingerprint != store.fingerprint
 
 
@@ -173,7 +173,7 @@ def test_megatron_prefixes_keep_weights(weighted, tmp_path, mode, merge):
     assert any(".weights files say which" in note for note in report.notes)
     first = tmp_path / "m" / (merge or "shard_00000")
     prefix = open_store(first)
-    assert prefix.weighted
+    assert prefix.reader.weighted
     expected = weights if merge else weights[:20]
     assert_weights(prefix, expected)
     plain = open_store(shutil.copytree(tmp_path / "m", tmp_path / "n") / first.name)
@@ -256,7 +256,10 @@ def test_the_file_is_written_in_parts(tmp_path):
     provenance = ProvenanceTable(np.zeros((1, 2), np.uint64), zeros, zeros, np.zeros(1, np.uint32))
     entry = writer.finish(np.array([sum(sizes)], np.uint32), provenance)
     codes = np.concatenate(
-        [np.ones(size, np.uint8) if flags is None else flags.astype(np.uint8) for size, flags in zip(sizes, parts)]
+        [
+            np.ones(size, np.uint8) if flags is None else flags.astype(np.uint8)
+            for size, flags in zip(sizes, parts, strict=True)
+        ]
     )
     assert np.array_equal(np.frombuffer((tmp_path / "shard_00000.weights").read_bytes()[32:], np.uint8), codes)
     assert entry.trained == np.count_nonzero(codes)

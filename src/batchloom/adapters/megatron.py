@@ -20,7 +20,7 @@ import torch.distributed as dist
 from megatron.core import num_microbatches_calculator, parallel_state
 
 from batchloom.adapters.agreement import get_collective_device, require_agreement
-from batchloom.batches import Batch, BatchOptions, Loader, check_text_only, forms
+from batchloom.batches import Batch, BatchOptions, Loader, check_text_only, forms, get_token_reader
 from batchloom.batches.assembly import DEFAULT_BATCH_OPTIONS, Labels
 from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.core.settings import as_int, quote_value
@@ -217,7 +217,7 @@ def _allocate_micro_batches(loader: Loader, steps: Iterator[int]) -> Iterator[to
     device = get_collective_device(parallel_state.get_tensor_model_parallel_group())
     for step in steps:
         passes, seq_len = _count_micro_batches(loader, step), loader.plan.spec_at(step).seq_len
-        arrays = len(_BATCH_KEYS) + loader.store.weighted
+        arrays = len(_BATCH_KEYS) + get_token_reader(loader.store).weighted
         shape = (arrays, loader.share_at(step).rows // passes, seq_len // loader.spec.mesh.context)
         for _ in range(passes):
             yield torch.empty(shape, dtype=torch.int64, device=device)
@@ -340,7 +340,7 @@ def list_megatron_prefixes(store: Store) -> list[str]:
         raise InputError(
             f"{store.location.name} holds preferences, and Megatron would also train on the rejected answers."
         )
-    if store.weighted:
+    if store.reader.weighted:
         raise InputError(
             f"{store.location.name} has loss weights, which Megatron's readers ignore: feed it through "
             "make_megatron_iterator."

@@ -1,7 +1,7 @@
-"""Loss of batches with ``loss_weights``: the weighted sum over tokens, divided by the number of trained tokens.
+"""Loss of batches with ``loss_weights``.
 
-The divisor does not depend on the weights, as in ms-swift. So a weight of 2 doubles the gradient of a token, whatever
-the weights of the other tokens are.
+It is the weighted sum over tokens, divided by the number of trained tokens. The divisor does not depend on the weights,
+as in ms-swift. So a weight of 2 doubles the gradient of a token, whatever the weights of the other tokens are.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from batchloom.core.errors import InputError
 def sum_token_losses(
     scores: Tensor, targets: Tensor, weights: Tensor | None = None, *, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Return the weighted sum of the cross-entropy of tokens, in nats: a float32 scalar.
+    """Return the weighted sum of the losses of tokens in nats: a float32 scalar.
 
     Args:
         scores: logits [N, vocabulary].
@@ -36,7 +36,7 @@ def sum_token_losses(
 
 
 def shift_left(values: Tensor, fill: float) -> Tensor:
-    """Return the value of the next token of each row, [rows, seq_len]; ``fill`` for the last."""
+    """Return the values of next tokens, [rows, seq_len]; ``fill`` for the last."""
     return functional.pad(values[:, 1:], (0, 1), value=fill)
 
 
@@ -54,7 +54,7 @@ def sum_next_token_losses(logits: Tensor, labels: Tensor, loss_weights: Tensor |
 
 
 def apply_loss_weights(model: Any) -> None:
-    """Make a causal language model of transformers apply the ``loss_weights`` of a batch.
+    """Make a causal model of transformers apply the ``loss_weights`` of a batch.
 
     Without it, ``model(**batch)`` ignores them. Afterwards its ``loss`` is the weighted sum over tokens, divided by
     ``num_items_in_batch``, or by the trained tokens of the call. Calls without ``loss_weights`` have the same loss as
@@ -70,21 +70,34 @@ def apply_loss_weights(model: Any) -> None:
             "batchloom.adapters.weighted_loss.sum_next_token_losses."
         )
 
-    def weighted_loss(*, logits: Tensor, labels: Tensor | None = None, **arguments: Any) -> Any:
-        weights = arguments.pop("loss_weights", None)
-        if weights is None:
-            return plain_loss(logits=logits, labels=labels, **arguments)
-        shifted_labels = arguments.get("shift_labels")
-        if shifted_labels is not None:
+    # The arguments are those that transformers passes to a loss, and other inputs of the model.
+    def weighted_loss(
+        *,
+        logits: Tensor,
+        labels: Tensor,
+        vocab_size: int,
+        num_items_in_batch: Any = None,
+        ignore_index: int = IGNORE_INDEX,
+        shift_labels: Tensor | None = None,
+        loss_weights: Tensor | None = None,
+        **_: Any,
+    ) -> Any:
+        if loss_weights is None:
+            return plain_loss(
+                logits=logits,
+                labels=labels,
+                vocab_size=vocab_size,
+                num_items_in_batch=num_items_in_batch,
+                ignore_index=ignore_index,
+                shift_labels=shift_labels,
+            )
+        if shift_labels is None:
+            total, targets = sum_next_token_losses(logits, labels, loss_weights), labels[:, 1:]
+        else:
             # Weights of a loader with shifted labels are shifted, too.
-            labels = shifted_labels
-            total = sum_token_losses(logits.flatten(0, 1), shifted_labels.flatten(), weights.flatten())
-        elif labels is not None:
-            total = sum_next_token_losses(logits, labels, weights)
-            labels = labels[:, 1:]
-        count = arguments.get("num_items_in_batch")
-        if count is None and labels is not None:
-            count = torch.ne(labels, IGNORE_INDEX).sum()
+            total = sum_token_losses(logits.flatten(0, 1), shift_labels.flatten(), loss_weights.flatten())
+            targets = shift_labels
+        count = (targets != IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch
         return total / torch.as_tensor(count, device=total.device).clamp(min=1)
 
     model.loss_function = weighted_loss

@@ -168,7 +168,7 @@ def make_megatron_arrays(tokens: Any, labels: Any, positions: Any, *, attention_
 
 
 def _make_next_token_arrays(batch: Batch, layout: BatchLayout) -> dict[str, Any]:
-    """Return next-token targets, and their loss weights if the batch has any, in new arrays."""
+    """Return next-token targets, and their loss weights if any, in new arrays."""
     arrays = {}
     for name, padding in (("labels", IGNORE_INDEX), ("loss_weights", 0)):
         if name not in batch:

@@ -234,7 +234,7 @@ def _open_folder(folder: Path, dtype: str) -> dict[str, list[Tokens]]:
         stores = [train, *([open_store(folder, "val")] if "val" in train.subsets else [])]
         check_no_preferences(train)
         refuse_media(train.manifest, train.location.name, "GPTDataLoader")
-        if any(store.masked or store.weighted for store in stores):
+        if any(store.masked or store.reader.weighted for store in stores):
             raise _masked_tokens_error(folder)
         if train.contents.synthetic:
             _LOG.warning("source=synthetic: the documents of %s are generated.", folder)
@@ -397,7 +397,7 @@ class PretrainingDataset:
         self.store = open_store(prefix, split)
         check_no_preferences(self.store)
         refuse_media(self.store.manifest, self.store.location.name, "PretrainingDataset")
-        if self.store.weighted:
+        if self.store.reader.weighted:
             raise InputError(
                 f"{self.store.location.name} has loss weights, which PretrainingDataset does not pass on; use "
                 "batchloom.Loader, whose batches have loss_weights."

@@ -57,7 +57,7 @@ def has_loss_weights(flags: TokenFlags | None) -> bool:
 
 
 def parse_loss_weight(value: object, field_path: str, remedy: str = "") -> float:
-    """Return the weight that a record holds; ``remedy`` ends the error of any other value.
+    """Return the weight that a record holds; ``remedy`` ends the error.
 
     Raises:
         UnusableRecordError: not a number from 0 to ``MAX_LOSS_WEIGHT``.

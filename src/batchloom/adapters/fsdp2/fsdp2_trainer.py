@@ -1,7 +1,6 @@
 """``FSDP2SFTTrainer``: training as in Hugging Face, with FSDP2 and a plan."""
 
 from batchloom.adapters.requirements import TORCH, require_installed
-from batchloom.adapters.weighted_loss import sum_next_token_losses
 
 require_installed(TORCH)
 
@@ -41,6 +40,7 @@ from batchloom.adapters.isolation_check import check_no_leak
 from batchloom.adapters.logging import send_to_jsonl, truncate_log
 from batchloom.adapters.optimizer_step import has_only_finite, make_parameter_groups, update_weights
 from batchloom.adapters.rank_group import RankGroup, choose_device
+from batchloom.adapters.weighted_loss import sum_next_token_losses
 from batchloom.batches import (
     IGNORE_INDEX,
     Batch,

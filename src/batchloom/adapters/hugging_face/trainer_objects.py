@@ -14,7 +14,6 @@ Metrics at the steps that the trainer logs:
 """
 
 from batchloom.adapters.requirements import ACCELERATE, DATASETS, TORCH, TRANSFORMERS, TRL, require_installed
-from batchloom.adapters.weighted_loss import sum_token_losses
 
 require_installed(TORCH, TRANSFORMERS, DATASETS, ACCELERATE)
 
@@ -35,7 +34,8 @@ from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.isolation_check import check_no_leak, get_logits
 from batchloom.adapters.logging import SendMetrics
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.batches import IGNORE_INDEX, Batch, Loader, Meter
+from batchloom.adapters.weighted_loss import sum_token_losses
+from batchloom.batches import IGNORE_INDEX, Batch, Loader, Meter, get_token_reader
 from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
 from batchloom.core.settings import as_int, quote_value
 from batchloom.core.wording import format_count
@@ -525,7 +525,7 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         self._edits = self._loader.plan.edits
         require_agreement(self._loader, also={"max_steps": state.max_steps})
         check_no_leak(model, self._loader, self._collator, args.train_batch_size, half=args.bf16 or args.fp16)
-        if self._loader.store.weighted and not self._is_attached:
+        if get_token_reader(self._loader.store).weighted and not self._is_attached:
             self._loss.attach(model)
             self._is_attached = True
 
@@ -575,7 +575,7 @@ class TokenLoss:
         self._weights: Tensor | None = None
 
     def attach(self, model: Any) -> None:
-        """Take the ``loss_weights`` out of the model's inputs, which a trainer does not pass to its loss."""
+        """Take ``loss_weights`` from the model's inputs; trainers pass none to a loss."""
         model.register_forward_pre_hook(self._take_weights, with_kwargs=True)
 
     def _take_weights(self, _model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

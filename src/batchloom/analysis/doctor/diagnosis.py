@@ -86,7 +86,7 @@ def _preview_store(location: str, most: int) -> tuple[DocumentPreview, ...]:
     for number in store.contents.list_first(most):
         ids = store[number].ids.astype(np.int64)
         span = (np.array([number]), np.zeros(1, np.int64), np.array([ids.size]))
-        flags = store.flags(*span)[0]
+        flags = store.reader.flags(*span)[0]
         origin = store.provenance.of(number)
         row = None if origin.line else origin.record + 1
         previews.append(make_preview(store.tokenizer, origin.source, (origin.line, row), ids, flags))

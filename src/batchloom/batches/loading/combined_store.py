@@ -7,7 +7,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly.batch_assembly import Ids
+from batchloom.batches.assembly.batch_assembly import Ids, TokenReader
 from batchloom.core.errors import InputError, PlanError, StoreError
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.plan.packing import Rows
@@ -46,7 +46,7 @@ class CombinedStore:
         self._stores = store_list
         self._firsts = np.cumsum([0, *(len(store) for store in store_list)])
         self.masked = bans or any(store.masked for store in store_list)
-        self.weighted = any(store.weighted for store in store_list)
+        self.weighted = any(store.reader.weighted for store in store_list)
         self.tokens = sum(store.tokens for store in store_list)
         self.trained_tokens = sum(store.contents.trained_tokens for store in store_list)
         self.replicated = all(store.location.replicated for store in store_list)
@@ -161,7 +161,8 @@ class CombinedStore:
                 store_flags = [np.zeros(length, bool) for length in lengths[span_indices].tolist()]
             else:
                 store_documents = documents[span_indices] - self._firsts[number]
-                store_flags = self._stores[number].flags(store_documents, starts[span_indices], lengths[span_indices])
+                reader = self._stores[number].reader
+                store_flags = reader.flags(store_documents, starts[span_indices], lengths[span_indices])
             for span_index, flags in zip(span_indices.tolist(), store_flags, strict=True):
                 span_flags[span_index] = flags
         return span_flags
@@ -169,6 +170,11 @@ class CombinedStore:
 
 def list_stores(store: Store | CombinedStore) -> list[Store]:
     return list(store.stores.values()) if isinstance(store, CombinedStore) else [store]
+
+
+def get_token_reader(store: Store | CombinedStore) -> TokenReader:
+    """Return the reader of tokens, masks and loss weights."""
+    return store if isinstance(store, CombinedStore) else store.reader
 
 
 def is_replicated(store: Store | CombinedStore) -> bool:

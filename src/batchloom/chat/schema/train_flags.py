@@ -49,7 +49,7 @@ class _Flags(NamedTuple):
 
 
 class _Selection(NamedTuple):
-    """Trained ranges of a content, None for all of it, and whether they select its message."""
+    """Trained ranges of a content (None: all of it), and its message's own flag."""
 
     ranges: tuple[ContentRange, ...] | None
     trained: bool | None
@@ -91,7 +91,7 @@ def has_part_flags(content: list[Any]) -> bool:
 
 
 def join_flagged_parts(content: Any, field_path: str) -> Any:
-    """Return text parts as one text if a part has a flag, as axolotl does; others unchanged."""
+    """Join text parts to one text if any has a flag; return others unchanged."""
     if not isinstance(content, list) or not has_part_flags(content):
         return content
     for number, part in enumerate(content):
@@ -161,7 +161,7 @@ def _read_part_flags(content: list[Any], field_path: str) -> _Selection:
 
 
 def _read_train_detail(value: object, content: object, field_path: str) -> _Selection:
-    """Return the trained ranges of axolotl's ``train_detail``, whose offsets are inclusive."""
+    """Return the trained ranges of ``train_detail``, whose ends are included."""
     if not isinstance(value, list):
         raise UnusableRecordError(f"{field_path} holds {describe_json_type(value)}, not a list of ranges")
     if not isinstance(content, str):

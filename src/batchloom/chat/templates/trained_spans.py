@@ -128,7 +128,10 @@ def compute_weighted_spans(conversation: Conversation, rendered: ConversationTex
 def _list_content_spans(
     conversation: Conversation, rendered: ConversationText, number: int, weight: float
 ) -> list[WeightedSpan]:
-    """Return the spans of a turn's content ranges; the rest of the turn up to its content's end has weight 0."""
+    """Return the weighted spans of a turn with content ranges.
+
+    The rest of the turn, up to the end of its content, has weight 0.
+    """
     flag, content = conversation.trained[number], conversation.messages[number]["content"]
     span = rendered.content_spans.get(number)
     if span is None or not isinstance(flag, TurnWeight):

@@ -62,7 +62,7 @@ class TokenFile:
 
     @property
     def flags(self) -> LossMask | LossWeights | None:
-        """Trained flags or weight codes of the tokens; None if all are trained with weight 1."""
+        """Trained flags or weight codes of the tokens; None if all weights are 1."""
         return self.weights or self.mask
 
 
@@ -263,7 +263,7 @@ def _iter_even_lengths(total: int, document_tokens: int) -> Iterator[NDArray[np.
 
 
 def _read_sidecars(path: Path, tokens: int) -> tuple[LossMask | None, LossWeights | None]:
-    """Read the ``.mask`` and ``.weights`` of the same name, as ``batchloom export`` writes them."""
+    """Read the ``.mask`` and ``.weights`` that ``batchloom export`` writes."""
     mask, weights_path = _read_mask_sidecar(path, tokens), path.with_suffix(".weights")
     if not weights_path.is_file():
         return mask, None

@@ -92,9 +92,10 @@ def tokens_file_name(subset: str) -> str:
 
 
 def trained_file_name(subset: str) -> str:
-    """Return the file name of the trained flags of a subset, or of the codes of its loss weights.
+    """Return the file name of the flags of a subset.
 
-    It has one byte per token, and exists only if some token is not trained or has another weight than 1.
+    The file has one byte per token, a trained flag or the code of a loss weight. It exists only if some token is not
+    trained or has another weight than 1.
     """
     return f"trained.{subset}.bool"
 

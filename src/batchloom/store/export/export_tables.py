@@ -80,7 +80,7 @@ def _make_schema(store: Store) -> pa.Schema:
     fields = [("input_ids", pa.list_(pa.int32()))]
     if store.masked:
         fields.append(("loss_mask", pa.list_(pa.int8())))
-    if store.weighted:
+    if store.reader.weighted:
         fields.append(("loss_weights", pa.list_(pa.float32())))
     if store.manifest is not None:
         fields += [("source", pa.string()), ("record", pa.int64())]
@@ -121,7 +121,7 @@ def export_mds(store: Store, folder: Path, tick: ProgressCallback) -> None:
     columns: list[tuple[str, str, int | None]] = [("input_ids", "ndarray:int32", None)]
     if store.masked:
         columns.append(("loss_mask", "ndarray:uint8", None))
-    if store.weighted:
+    if store.reader.weighted:
         columns.append(("loss_weights", "ndarray:float32", None))
     if store.manifest is not None:
         columns.append(("source", "str", None))
@@ -176,7 +176,7 @@ def _iter_samples(store: Store, tick: ProgressCallback) -> Iterator[bytes]:
         ids = to_int32(documents.ids).astype("<i4").tobytes()
         flags = documents.trained if documents.trained is not None and store.masked else None
         mask = None if flags is None else (flags != 0).tobytes()
-        codes = documents.trained if documents.trained is not None and store.weighted else None
+        codes = documents.trained if documents.trained is not None and store.reader.weighted else None
         weights = None if codes is None else decode_loss_weights(codes).astype("<f4").tobytes()
         records = b"" if documents.records is None else documents.records.astype("<i8").tobytes()
         pairs = b"" if documents.sides is None else documents.sides.pairs.astype("<i8").tobytes()

@@ -242,9 +242,9 @@ def _iter_ids(document_ranges: Iterator[DocumentRange], tick: ProgressCallback) 
 
 
 def _write_flags(store: Store, stem: Path, shard: int | None = None) -> None:
-    """Write the mask and the loss weights of a shard's documents, or of all, if they have any."""
+    """Write the mask and the loss weights of a shard or of all, if there are any."""
     tokens, trained = store.contents.remaining_counts[1], store.contents.trained_tokens
-    is_weighted = store.weighted
+    is_weighted = store.reader.weighted
     if shard is not None:
         tokens, trained, is_weighted = 0, 0, False
         for flags in _iter_flags(store, shard):
@@ -278,7 +278,7 @@ def _list_losses(store: Store) -> list[str]:
             f"{masked:,} of {tokens:,} tokens are not trained. The .mask files say which; batchloom applies them, "
             "Megatron and other readers do not."
         )
-    if store.weighted:
+    if store.reader.weighted:
         notes.append(
             "Some tokens have another loss weight than 0 and 1. The .weights files say which; batchloom applies them, "
             "Megatron and other readers do not."

@@ -1,4 +1,4 @@
-r"""Sidecar files of a shard: common header, ``.mask``, ``.weights``, ``.pairs`` and ``.bands``.
+r"""Sidecar files of a shard: ``.mask``, ``.weights``, ``.pairs`` and ``.bands``.
 
 All are little-endian and begin with 8 bytes of magic, u64 version 1, u64 count, and a u64 that depends on the file.
 

@@ -231,7 +231,7 @@ def verify_prefix(path: Path, vocab_size: int | None = None) -> VerificationResu
             return verdict
         if store.masked:
             verdict.facts["trained"] = f"{store.contents.trained_tokens:,} tokens, as {path}.mask says"
-        if store.weighted:
+        if store.reader.weighted:
             verdict.facts["loss weights"] = f"those of {path}.weights"
         lowest, highest, _ = _scan_tokens(map_file(path.with_name(path.name + ".bin")), store.dtype)
         ids = _draw_sample_ids(store)

@@ -73,7 +73,9 @@ def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[Doc
             yield DocumentRange(
                 lengths,
                 np.concatenate(store.read(numbers, zeros, lengths)),
-                np.concatenate(store.flags(numbers, zeros, lengths)) if store.masked or store.weighted else None,
+                np.concatenate(store.reader.flags(numbers, zeros, lengths))
+                if store.masked or store.reader.weighted
+                else None,
                 None if sources is None else sources[rows],
                 None if records is None else records[rows],
                 None if sides is None else PairIndex(sides.pairs[rows], sides.sides[rows]),

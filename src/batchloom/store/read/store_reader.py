@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
-from batchloom.core.loss_weights import TokenFlags, decode_loss_weights
+from batchloom.core.loss_weights import decode_loss_weights
 from batchloom.core.settings import check_index
 from batchloom.store.format.manifest import compute_filtered_fingerprint, find_generation
 from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable, make_part_table
@@ -301,20 +301,6 @@ class Store:
         """True if some tokens of the subset are not trained; see :meth:`mask`."""
         return self.reader.masked
 
-    def flags(
-        self, documents: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64]
-    ) -> list[TokenFlags]:
-        """Read the trained flags (bool) or weight codes (uint8) of token ranges.
-
-        Arguments and errors as of :meth:`mask`; ``batchloom.core.loss_weights`` decodes the codes.
-        """
-        return self.reader.flags(documents, starts, lengths)
-
-    @property
-    def weighted(self) -> bool:
-        """True if some tokens of the subset have another loss weight than 0 and 1."""
-        return self.reader.weighted
-
     @property
     def subsets(self) -> tuple[str, ...]:
         """Names of the subsets that hold documents."""
@@ -387,7 +373,7 @@ class StoredDocument:
     def loss_weights(self) -> NDArray[np.float32]:
         """Loss weight of each token, float32 [tokens]: 0 if it is not trained."""
         token_range = (np.array([self.number]), np.zeros(1, np.int64), np.array([len(self.ids)]))
-        return decode_loss_weights(self._store.flags(*token_range)[0])
+        return decode_loss_weights(self._store.reader.flags(*token_range)[0])
 
     @property
     def trained_text(self) -> str:

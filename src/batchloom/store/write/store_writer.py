@@ -229,7 +229,7 @@ class ShardWriter:
             self._file: BinaryIO = self._partial_path.open("wb")
 
     def append(self, tokens: NDArray[np.generic], trained: TokenFlags | None = None) -> None:
-        """Append tokens and their flags or weight codes; None marks every token as trained.
+        """Append tokens and their flags or weight codes; None: all are trained.
 
         Calls need not align with document boundaries.
         """

@@ -196,7 +196,7 @@ class PretrainedModel(nn.Module):
 
 
 def compute_summed_loss(head: nn.Linear, hidden: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the weighted sum of the cross-entropy of a head with bounded memory for logits."""
+    """Return the summed, weighted loss of a head with bounded memory for logits."""
     rows = max(1, _MAX_SCORES // head.weight.shape[0])
 
     def compute_part_loss(states: Tensor, part: slice) -> Tensor:
