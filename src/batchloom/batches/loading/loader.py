@@ -204,7 +204,6 @@ class Loader:
             self.media = make_stream_media(self._stream.stream, self.spec, augment)
         else:
             self.store: Store | CombinedStore = make_plan_store(self.plan)
-            self._token_reader = get_token_reader(self.store)
             self.media = make_store_media(self._list_stores(), self.plan, self.spec, augment)
         self.holds_media = self.media is not None
         self.share_at(0)
@@ -397,6 +396,10 @@ class Loader:
                     fetch_rows(self._list_stores(), get_block_sizes(self.plan), step_rows[0])
             rows, positions = step_rows
             return self._assemble_batch(self._token_reader, self._to_global_documents(rows), positions, step)
+
+    @property
+    def _token_reader(self) -> TokenReader:
+        return get_token_reader(self.store)
 
     def _assemble_batch(
         self, reader: TokenReader, rows: Rows, positions: NDArray[np.int64], step: int
