@@ -180,6 +180,9 @@ def test_gpt_dataset_takes_the_shards_as_a_blend_by_tokens(store, tmp_path):
 
 
 def test_stores_that_megatrons_readers_would_train_wrongly_on_are_refused(tmp_path):
+    weighted = write_store(tmp_path / "weighted", [[1, 2, 3], [4, 5]], trained=[[1, 0.5, 1], [1, 1]])
+    with pytest.raises(InputError, match="has loss weights, which Megatron's readers ignore"):
+        megatron.list_megatron_prefixes(weighted)
     masked = write_store(tmp_path / "masked", [[1, 2, 3], [4, 5]], trained=[[1, 0, 1], [1, 1]])
     with pytest.raises(InputError, match="1 of 5 tokens that are not to be trained"):
         megatron.list_megatron_prefixes(masked)

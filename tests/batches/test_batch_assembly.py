@@ -52,7 +52,7 @@ def assemble_by_token(store, rows, seq_len, labels, trained=None):
 def test_rows_are_the_contract(make_folder, documents, seq_len, labels, packing):
     store = write_store(make_folder(), documents, documents_per_shard=7)
     rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1, packing=packing)).rows(0, 9)
-    batch = assemble_rows(store, rows, seq_len, labels)
+    batch = assemble_rows(store.reader, rows, seq_len, labels)
     expected = assemble_by_token(store, rows, seq_len, labels)
     for key, array in zip(("input_ids", "labels", "position_ids"), expected, strict=True):
         assert batch[key].dtype == np.int64
@@ -73,10 +73,10 @@ def test_masked_tokens_carry_no_loss(make_folder, data, documents, seq_len, labe
     assert store.contents.trained_tokens == sum(map(sum, trained))
     rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1, packing=packing)).rows(0, 9)
     ids, targets, _ = assemble_by_token(store, rows, seq_len, labels, trained)
-    batch = assemble_rows(store, rows, seq_len, labels)
+    batch = assemble_rows(store.reader, rows, seq_len, labels)
     assert np.array_equal(batch["labels"], targets)
     assert np.array_equal(batch["input_ids"], ids)
-    flat = assemble_varlen(store, rows, labels)
+    flat = assemble_varlen(store.reader, rows, labels)
     assert flat["labels"].size == max(1, rows.lengths.sum())
     assert np.array_equal(flat["labels"][flat["labels"] != IGNORE_INDEX], targets[targets != IGNORE_INDEX])
 
@@ -86,8 +86,8 @@ def test_masked_tokens_carry_no_loss(make_folder, data, documents, seq_len, labe
 def test_aligned_and_shifted_labels_train_the_same_set(make_folder, documents, seq_len):
     store = write_store(make_folder(), documents)
     rows = Plan(store, PlanSpec(seq_len=seq_len, global_batch_size=1)).rows(0, 9)
-    aligned = assemble_rows(store, rows, seq_len, "aligned")["labels"]
-    shifted = assemble_rows(store, rows, seq_len, "shifted")["labels"]
+    aligned = assemble_rows(store.reader, rows, seq_len, "aligned")["labels"]
+    shifted = assemble_rows(store.reader, rows, seq_len, "shifted")["labels"]
     assert np.array_equal(aligned[:, 1:], shifted[:, :-1])
     assert (aligned[:, 0] == IGNORE_INDEX).all()
     assert (shifted[:, -1] == IGNORE_INDEX).all()
@@ -103,7 +103,7 @@ def test_varlen_is_what_hf_flattening_gives(make_folder, documents, seq_len):
     spans = [store[d].ids[a:b].astype(np.int64).tolist() for _, d, a, b in list_spans(rows)]
     collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True, return_tensors="np")
     theirs = collate([{"input_ids": span, "labels": span} for span in spans])
-    ours = assemble_varlen(store, rows, "aligned")
+    ours = assemble_varlen(store.reader, rows, "aligned")
     assert set(ours) == set(theirs)
     for key, value in theirs.items():
         assert np.array_equal(ours[key], value), key
@@ -115,7 +115,7 @@ def test_varlen_is_what_hf_flattening_gives(make_folder, documents, seq_len):
 def test_a_row_without_spans_carries_no_loss(make_folder):
     store = write_store(make_folder(), [[1, 2, 3]])
     rows = Plan(store, PlanSpec(seq_len=4, global_batch_size=3)).rows(0, 3)
-    batch = assemble_rows(store, rows, 4, "aligned")
+    batch = assemble_rows(store.reader, rows, 4, "aligned")
     assert (batch["labels"][1:] == IGNORE_INDEX).all()
     assert (batch["input_ids"][1:] == store.end_id).all()
     assert batch["position_ids"][1:].tolist() == [[0, 1, 2, 3]] * 2
@@ -127,7 +127,7 @@ def test_int32_stores_give_the_same_batches(make_folder):
     for dtype in ("uint16", "int32"):
         store = write_store(make_folder(), documents, dtype=dtype)
         rows = Plan(store, PlanSpec(seq_len=8, global_batch_size=1)).rows(0, 1)
-        batches.append(assemble_rows(store, rows, 8, "aligned")["input_ids"])
+        batches.append(assemble_rows(store.reader, rows, 8, "aligned")["input_ids"])
     # Keys come from the seed alone, so two stores of equal lengths share an order.
     assert np.array_equal(*batches)
 
@@ -135,7 +135,7 @@ def test_int32_stores_give_the_same_batches(make_folder):
 def test_a_varlen_step_without_spans_is_one_token_of_padding(make_folder):
     store = write_store(make_folder(), [[1, 2, 3]])
     rows = Plan(store, PlanSpec(seq_len=4, global_batch_size=2)).rows(1, 2)
-    batch = assemble_varlen(store, rows, "shifted")
+    batch = assemble_varlen(store.reader, rows, "shifted")
     assert batch["input_ids"].tolist() == [[store.end_id]]
     assert batch["labels"].tolist() == [[IGNORE_INDEX]]
     assert batch["cu_seq_lens_q"].tolist() == [0, 1]

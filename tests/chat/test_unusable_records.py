@@ -252,8 +252,8 @@ def test_columns(form, record, message):
         ),
         ([{**ASSISTANT, "train": "no"}], "messages[0].train is 'no'; it can be true or false"),
         (
-            [{**ASSISTANT, "weight": 0.5}],
-            "messages[0].weight is 0.5; it can be 0 (not trained) or 1",
+            [{**ASSISTANT, "weight": "heavy"}],
+            "messages[0].weight is 'heavy'; a loss weight is a number from 0 (not trained) to 55",
         ),
         (
             [{**ASSISTANT, "weight": 0, "train": True}],

@@ -260,17 +260,25 @@ BATCHES = (
     Mutant(
         "last-label-of-row-kept",
         "batches/forms.py",
-        "following[:, -1] = IGNORE_INDEX",
-        "following[:, -1] = labels[:, -1]",
+        "following[:, -1] = padding",
+        "following[:, -1] = values[:, -1]",
         ("batches/test_forms.py",),
     ),
     # In a mixture every span of a cut document has the mask of the document's first tokens.
     Mutant(
         "mixture-mask-of-the-first-span",
         "batches/loading/combined_store.py",
-        "masks = self._stores[number].mask(store_documents, starts[span_indices], lengths[span_indices])",
-        "masks = self._stores[number].mask(store_documents, 0 * starts[span_indices], lengths[span_indices])",
+        "store_flags = reader.flags(store_documents, starts[span_indices], lengths[span_indices])",
+        "store_flags = reader.flags(store_documents, 0 * starts[span_indices], lengths[span_indices])",
         ("batches/test_mixture.py", "preparation/test_chat.py"),
+    ),
+    # With shifted labels every label has the weight of the token before it.
+    Mutant(
+        "weights-not-shifted",
+        "batches/assembly/batch_assembly.py",
+        "weights[:-1] = token_weights[1:]",
+        "weights[:-1] = token_weights[:-1]",
+        ("batches/test_loss_weights.py",),
     ),
     # The first id behind the vocabulary reaches the model.
     Mutant(
@@ -327,8 +335,8 @@ STORE = (
     Mutant(
         "removed-document-trained",
         "store/read/subset_reader.py",
-        "masks[index] = np.zeros(masks[index].size, bool)",
-        "masks[index] = np.ones(masks[index].size, bool)",
+        "flags[index] = np.zeros(flags[index].size, bool)",
+        "flags[index] = np.ones(flags[index].size, bool)",
         ("store/test_remove.py",),
     ),
     # A compaction that rewrites several shards keeps the last of them alone.
@@ -498,17 +506,25 @@ CHAT = (
     Mutant(
         "first-answer-trained-for-the-last",
         "chat/templates/trained_spans.py",
-        'selected = set(assistants[-1:] if train_on == "last" else assistants)',
-        'selected = set(assistants[:1] if train_on == "last" else assistants)',
+        'selected = set(assistants[-1:]) if train_on == "last" else selected',
+        'selected = set(assistants[:1]) if train_on == "last" else selected',
         ("chat/test_turns.py", "preparation/test_chat.py"),
     ),
     # The default weight of 1 makes a user's or a system's turn a trained one.
     Mutant(
         "weight-trains-user-turns",
-        "chat/schema/turns.py",
-        'if message["role"] != "assistant":',
-        "if not message:",
-        ("chat/test_record_keys.py", "chat/test_turns.py"),
+        "chat/schema/train_flags.py",
+        "if not is_assistant:",
+        "if not trained:",
+        ("chat/test_train_flags.py", "chat/test_turns.py"),
+    ),
+    # The last character of a range of axolotl's train_detail is not trained.
+    Mutant(
+        "range-without-its-end",
+        "chat/schema/train_flags.py",
+        "min(end + 1, len(content))",
+        "min(end, len(content))",
+        ("chat/test_train_flags.py",),
     ),
     # A key of another library that changes the loss mask is ignored without an error.
     Mutant(
@@ -522,8 +538,8 @@ CHAT = (
     Mutant(
         "stop-token-not-trained",
         "chat/templates/turn_positions.py",
-        "return start + len(stop)",
-        "return start",
+        "return start, start + len(stop)",
+        "return start, start",
         ("chat/test_turns.py", "chat/test_transformers_agreement.py"),
     ),
     # Tokenized rows train tokens that loss_mask leaves out, if labels has them.

@@ -193,15 +193,16 @@ def test_layout_does_not_change_the_gradient(store, llama, tmp_path, model):
             assert float((gradients[name] - gradient).abs().max()) < 1e-5 * scale, name
 
 
-def test_a_loss_in_parts_is_the_loss(monkeypatch):
+@pytest.mark.parametrize("weights", [None, torch.rand(33)], ids=["", "weighted"])
+def test_a_loss_in_parts_is_the_loss(monkeypatch, weights):
     torch.manual_seed(0)
     head = torch.nn.Linear(8, 50)
     hidden = torch.randn(33, 8, requires_grad=True)
     targets = torch.randint(0, 50, (33,))
-    loss = compute_summed_loss(head, hidden, targets)
+    loss = compute_summed_loss(head, hidden, targets, weights)
     expected = torch.autograd.grad(loss, (hidden, head.weight, head.bias))
     monkeypatch.setattr(pretrained, "_MAX_SCORES", 50 * 7)
-    parts_loss = compute_summed_loss(head, hidden, targets)
+    parts_loss = compute_summed_loss(head, hidden, targets, weights)
     assert parts_loss.detach().item() == pytest.approx(loss.detach().item(), rel=1e-6)
     for actual, gradient in zip(
         torch.autograd.grad(parts_loss, (hidden, head.weight, head.bias)), expected, strict=True

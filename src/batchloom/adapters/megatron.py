@@ -20,7 +20,7 @@ import torch.distributed as dist
 from megatron.core import num_microbatches_calculator, parallel_state
 
 from batchloom.adapters.agreement import get_collective_device, require_agreement
-from batchloom.batches import Batch, BatchOptions, Loader, check_text_only, forms
+from batchloom.batches import Batch, BatchOptions, Loader, check_text_only, forms, get_token_reader
 from batchloom.batches.assembly import DEFAULT_BATCH_OPTIONS, Labels
 from batchloom.core.errors import InputError, StateError, TrainError
 from batchloom.core.settings import as_int, quote_value
@@ -106,8 +106,9 @@ def make_megatron_iterator(
 
     Yields:
         ``tokens`` and ``labels`` int64 [R, S], labels being next tokens, 0 without a loss; ``loss_mask``
-        float32 [R, S]; ``position_ids`` int64 [R, S], which restart with each document; ``attention_mask`` bool
-        [R, 1, S, S], True at masked positions, or None. On middle stages all of them are None.
+        float32 [R, S], the loss weight of each token, 1 without weights; ``position_ids`` int64 [R, S], which restart
+        with each document; ``attention_mask`` bool [R, 1, S, S], True at masked positions, or None. On middle stages
+        all of them are None.
 
     Raises:
         InputError: the loader is a stream or has another form, or rows are packed and ``attention_mask`` is not set.
@@ -190,17 +191,26 @@ _BATCH_KEYS = ("input_ids", "labels", "position_ids")
 
 def _name_tensors(parts: Iterator[torch.Tensor], *, attention_mask: bool) -> Iterator[MicroBatch]:
     for part in parts:
-        tensors = forms.make_megatron_arrays(*_broadcast_tensor(part).unbind(), attention_mask=attention_mask)
+        tokens, labels, positions, *weights = _broadcast_tensor(part).unbind()
+        tensors = forms.make_megatron_arrays(tokens, labels, positions, attention_mask=attention_mask)
+        if weights:
+            tensors["loss_mask"] = weights[0].int().view(torch.float32)
         yield {"attention_mask": None} | tensors
 
 
 def _read_micro_batches(loader: Loader, batches: Iterator[Batch]) -> Iterator[torch.Tensor]:
-    """Yield ids, labels and positions of each micro-batch, int64 [3, R, S]."""
+    """Yield ids, labels and positions of each micro-batch, int64 [3, R, S].
+
+    With loss weights they are the fourth array, as the bits of float32.
+    """
     device = get_collective_device(parallel_state.get_tensor_model_parallel_group())
     for batch in batches:
         passes = _count_micro_batches(loader, batch.step)
         for part in batch.split(len(batch["input_ids"]) // passes):
-            yield torch.stack([part[key] for key in _BATCH_KEYS]).to(device)
+            arrays = [part[key] for key in _BATCH_KEYS]
+            if "loss_weights" in part:
+                arrays.append(part["loss_weights"].contiguous().view(torch.int32).long())
+            yield torch.stack(arrays).to(device)
 
 
 def _allocate_micro_batches(loader: Loader, steps: Iterator[int]) -> Iterator[torch.Tensor]:
@@ -208,7 +218,8 @@ def _allocate_micro_batches(loader: Loader, steps: Iterator[int]) -> Iterator[to
     device = get_collective_device(parallel_state.get_tensor_model_parallel_group())
     for step in steps:
         passes, seq_len = _count_micro_batches(loader, step), loader.plan.spec_at(step).seq_len
-        shape = (3, loader.share_at(step).rows // passes, seq_len // loader.spec.mesh.context)
+        arrays = len(_BATCH_KEYS) + get_token_reader(loader.store).weighted
+        shape = (arrays, loader.share_at(step).rows // passes, seq_len // loader.spec.mesh.context)
         for _ in range(passes):
             yield torch.empty(shape, dtype=torch.int64, device=device)
 
@@ -331,6 +342,11 @@ def list_megatron_prefixes(store: Store) -> list[str]:
         raise InputError(
             f"{store.location.name} holds {reader.contents}, which Megatron would train on as texts: read it with "
             f"{reader.name}."
+        )
+    if store.reader.weighted:
+        raise InputError(
+            f"{store.location.name} has loss weights, which Megatron's readers ignore: feed it through "
+            "make_megatron_iterator."
         )
     if store.masked:
         untrained_tokens = store.tokens - store.contents.trained_tokens

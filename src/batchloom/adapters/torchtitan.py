@@ -18,8 +18,8 @@ import torch
 from torchtitan.components.dataloader import BaseDataLoader
 
 from batchloom.adapters.agreement import require_agreement
-from batchloom.batches import BatchOptions, Loader, check_text_only
-from batchloom.core.errors import StateError
+from batchloom.batches import BatchOptions, Loader, check_text_only, get_token_reader
+from batchloom.core.errors import InputError, StateError
 from batchloom.core.settings import quote_value
 from batchloom.store import open_store
 
@@ -89,6 +89,11 @@ class StoreDataLoader(BaseDataLoader):  # type: ignore[misc]
             batch=BatchOptions(micro_batch_size=local_batch_size),
         )
         check_text_only(self.loader, "the adapter of torchtitan")
+        if get_token_reader(self.loader.store).weighted:
+            raise InputError(
+                f"{self.loader.origin} has loss weights, which torchtitan's loss does not take: train it with another "
+                "trainer, or prepare the data without them (--ignore)."
+            )
         self._size, self._infinite = local_batch_size, config.infinite
         self._done = 0
 

@@ -22,6 +22,7 @@ from .isolation import (
     measure_leakage as measure_leakage,
     select_probe_documents as select_probe_documents,
 )
+from .loading.combined_store import get_token_reader as get_token_reader
 from .loading.document_rows import DocumentRows as DocumentRows
 from .loading.loader import Loader as Loader, check_text_only as check_text_only
 from .loading.rank_share import (

@@ -18,6 +18,9 @@ from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, quote_value
 from batchloom.plan.packing import align_lengths
 
+# Arrays of tokens that a form takes over unchanged.
+_CONTENT_KEYS = ("input_ids", "labels", "loss_weights")
+
 
 def to_padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
     """Return single-document rows (``packing="none"``), cut to the longest.
@@ -27,9 +30,9 @@ def to_padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
         multiple_of: L is the longest document rounded up to a multiple of it, and at most ``seq_len``.
 
     Returns:
-        ``input_ids`` and ``labels``, unchanged; ``attention_mask`` (1 on the document, 0 on padding) and
-        ``position_ids`` (0, 1, 2, ... in every row), each int64 [R, L]. A row without a document (at the end of
-        a run) attends to one token of padding, since a softmax over no token is NaN; it has no loss.
+        ``input_ids``, ``labels`` and ``loss_weights``, unchanged; ``attention_mask`` (1 on the document, 0 on
+        padding) and ``position_ids`` (0, 1, 2, ... in every row), each int64 [R, L]. A row without a document (at
+        the end of a run) attends to one token of padding, since a softmax over no token is NaN; it has no loss.
 
     Raises:
         PlanError: a row holds several documents, which the mask would let see each other; or a batch that was
@@ -59,8 +62,7 @@ def to_padded(batch: Batch, *, multiple_of: int = 8) -> Batch:
         batch,
         {
             # The addition copies, so that the wide rows can be freed.
-            "input_ids": like[:, :width] + 0,
-            "labels": batch["labels"][:, :width] + 0,
+            **{name: batch[name][:, :width] + 0 for name in _CONTENT_KEYS if name in batch},
             "attention_mask": _convert_like(like, mask),
             "position_ids": _convert_like(like, positions),
         },
@@ -82,8 +84,7 @@ def to_shifted(batch: Batch) -> Batch:
         PlanError: a batch that was rebuilt.
     """
     layout = _require_layout(batch, "to_shifted")
-    labels = _make_next_token_labels(batch, layout)
-    return _derive_batch(batch, {**batch, "labels": labels}, replace(layout, labels="shifted"))
+    return _derive_batch(batch, {**batch, **_make_next_token_arrays(batch, layout)}, replace(layout, labels="shifted"))
 
 
 def to_varlen(batch: Batch) -> Batch:
@@ -106,7 +107,8 @@ def to_varlen(batch: Batch) -> Batch:
     bounds = np.concatenate([[0], np.cumsum(lengths)])
     token_indices = np.arange(bounds[-1]) + np.repeat(begins - bounds[:-1], lengths)
     index = _convert_like(like, token_indices)
-    tokens = {name: batch[name].reshape(-1)[index][None] for name in ("input_ids", "labels", "position_ids")}
+    names = [name for name in (*_CONTENT_KEYS, "position_ids") if name in batch]
+    tokens = {name: batch[name].reshape(-1)[index][None] for name in names}
     numbers = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[None]
     longest = int(lengths.max())
     flat = {
@@ -129,7 +131,8 @@ def to_megatron(batch: Batch, *, attention_mask: bool = False) -> Batch:
             and ``packed_seq_params``, to keep documents apart.
 
     Returns:
-        ``tokens`` and ``labels`` int64 [R, S]; ``loss_mask`` float32 [R, S], 1 on tokens with a loss;
+        ``tokens`` and ``labels`` int64 [R, S]; ``loss_mask`` float32 [R, S], the loss weight of each token, 1 without
+        weights, 0 without loss;
         ``position_ids`` int64 [R, S], restarting with each span as under ``reset_position_ids``. Labels are
         next-token targets, and 0 without a loss: Megatron indexes scores by them before it masks.
         ``attention_mask`` bool [R, 1, S, S] is True for tokens that must *not* be seen, as in Megatron.
@@ -140,9 +143,13 @@ def to_megatron(batch: Batch, *, attention_mask: bool = False) -> Batch:
     layout = _require_layout(batch, "to_megatron")
     if attention_mask and layout.sliced:
         raise make_whole_rows_error("attention_mask")
-    labels = _make_next_token_labels(batch, layout)
-    arrays = (batch["input_ids"], labels, batch["position_ids"])
-    return _derive_batch(batch, make_megatron_arrays(*arrays, attention_mask=attention_mask))
+    targets = _make_next_token_arrays(batch, layout)
+    arrays = make_megatron_arrays(
+        batch["input_ids"], targets["labels"], batch["position_ids"], attention_mask=attention_mask
+    )
+    if "loss_weights" in targets:
+        arrays["loss_mask"] = targets["loss_weights"]
+    return _derive_batch(batch, arrays)
 
 
 def make_megatron_arrays(tokens: Any, labels: Any, positions: Any, *, attention_mask: bool) -> dict[str, Any]:
@@ -160,16 +167,19 @@ def make_megatron_arrays(tokens: Any, labels: Any, positions: Any, *, attention_
     return arrays | ({"attention_mask": ~compute_visibility(positions)} if attention_mask else {})
 
 
-def _make_next_token_labels(batch: Batch, layout: BatchLayout) -> Any:
-    """Return next-token targets in a new array."""
-    labels = batch["labels"]
-    if layout.labels == "shifted":
-        return labels + 0
-    # A span's first token has no label, so no span takes a label from the next one.
-    following = labels + 0
-    following[:, :-1] = labels[:, 1:]
-    following[:, -1] = IGNORE_INDEX
-    return following
+def _make_next_token_arrays(batch: Batch, layout: BatchLayout) -> dict[str, Any]:
+    """Return next-token targets, and their loss weights if any, in new arrays."""
+    arrays = {}
+    for name, padding in (("labels", IGNORE_INDEX), ("loss_weights", 0)):
+        if name not in batch:
+            continue
+        values = batch[name]
+        following = arrays[name] = values + 0
+        if layout.labels != "shifted":
+            # A span's first token has no label, so no span takes a label from the next one.
+            following[:, :-1] = values[:, 1:]
+            following[:, -1] = padding
+    return arrays
 
 
 def _require_layout(batch: Batch, form: str) -> BatchLayout:

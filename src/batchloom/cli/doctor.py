@@ -27,8 +27,8 @@ _LEGEND = r"T: trained; |: a line begins, >: it goes on; \x1b and the like: what
     Recipe,
     only=(
         *("tokenizer", "end_token", "text_field", "mapping", "ignore", "prompts", "carry", "split_on", "normalize"),
-        *("max_bad", "template", "template_args", "template_date", "tool_format", "train_on", "max_tokens"),
-        *("overlong", "processor", "data_folder", "follow_links"),
+        *("max_bad", "template", "template_args", "template_date", "tool_format", "train_on", "train_on_eos"),
+        *("max_tokens", "overlong", "processor", "data_folder", "follow_links"),
     ),
 )
 def doctor(
@@ -245,6 +245,8 @@ def make_preview_lines(document: DocumentPreview) -> list[tuple[str, str, bool]]
             begins = False
             continue
         mark = "T" if segment.trained else " "
+        if not isinstance(segment.trained, bool):
+            mark += f" {segment.trained:g} "
         parts = segment.text.split("\n")
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
@@ -254,7 +256,7 @@ def make_preview_lines(document: DocumentPreview) -> list[tuple[str, str, bool]]
                     (
                         mark + ("|" if begins else ">"),
                         _shorten_token_runs(escape_unprintable(part)),
-                        segment.trained,
+                        bool(segment.trained),
                     )
                 )
             begins = not last or (begins and not part)

@@ -234,7 +234,7 @@ def _open_folder(folder: Path, dtype: str) -> dict[str, list[Tokens]]:
         stores = [train, *([open_store(folder, "val")] if "val" in train.subsets else [])]
         check_no_preferences(train)
         refuse_media(train.manifest, train.location.name, "GPTDataLoader")
-        if any(store.masked for store in stores):
+        if any(store.masked or store.reader.weighted for store in stores):
             raise _masked_tokens_error(folder)
         if train.contents.synthetic:
             _LOG.warning("source=synthetic: the documents of %s are generated.", folder)
@@ -269,15 +269,15 @@ def _read_shard(path: Path, dtype: str) -> Tokens:
 
 def _read_indexed_shard(stem: Path) -> Tokens:
     """Return the ids of a shard with an index and without a mask."""
-    if stem.with_name(stem.name + ".mask").exists():
+    if any(stem.with_name(stem.name + suffix).exists() for suffix in (".mask", ".weights")):
         raise _masked_tokens_error(stem)
     return map_prefix(stem)[0].tokens
 
 
 def _masked_tokens_error(path: Path) -> InputError:
     return InputError(
-        f"{path} holds documents with tokens that are not trained, which a window (x, y) cannot express; use "
-        "batchloom.Loader, whose labels mark them."
+        f"{path} holds documents with tokens that are not trained or weighted, which a window (x, y) cannot express; "
+        "use batchloom.Loader, whose labels mark them."
     )
 
 
@@ -397,6 +397,11 @@ class PretrainingDataset:
         self.store = open_store(prefix, split)
         check_no_preferences(self.store)
         refuse_media(self.store.manifest, self.store.location.name, "PretrainingDataset")
+        if self.store.reader.weighted:
+            raise InputError(
+                f"{self.store.location.name} has loss weights, which PretrainingDataset does not pass on; use "
+                "batchloom.Loader, whose batches have loss_weights."
+            )
         resolved_tokenizer = tokenizer_of(tokenizer)
         self._end_id, self._vocab_size = resolved_tokenizer.end_id, resolved_tokenizer.vocab_size
         self._seq_length, self._output = seq_length, output

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from batchloom.batches import assemble_rows
 from batchloom.compat.script_arguments import as_asked, check_output, tokenizer_of
 from batchloom.core.document import BadRecord
-from batchloom.core.errors import InputMissingError
+from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.settings import as_int, quote_value, raise_problems
 from batchloom.plan import PlanSpec, Pools
 from batchloom.plan.packing import MAX_POOL_SIZE, slice_rows
@@ -175,6 +175,11 @@ class RankedBatches(Sequence[Pair]):
             is_empty = True
             for number, buffer in enumerate(self._buffers()):
                 documents = EncodedDocuments(buffer, tokenizer.end_id)
+                if documents.weighted:
+                    raise InputError(
+                        f"{self._name} has loss weights, which a pair of inputs and labels cannot express; use "
+                        "batchloom.Loader, whose batches have loss_weights."
+                    )
                 pool = Pools(documents.lengths, self._spec, f"buffer {number}").rows(0, epoch)
                 for start in range(0, len(pool), self._rows):
                     rows = slice_rows(pool, start, min(start + self._rows, len(pool)))

@@ -17,6 +17,7 @@ from batchloom.compat.script_arguments import as_asked, check_output, tokenizer_
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError, InputMissingError, SettingsError, UnusableRecordError
 from batchloom.core.fingerprint import derive_key
+from batchloom.core.loss_weights import decode_loss_weights
 from batchloom.core.settings import as_int, quote_value
 from batchloom.core.wording import describe_json_type
 from batchloom.plan import Permutation
@@ -171,20 +172,24 @@ class SFTDataset:
     def __getitem__(self, number: int) -> dict[str, Any]:
         """Return ``input_ids``, ``labels`` (-100 without loss) and ``loss_mask``.
 
-        Each is int64 [tokens].
+        Each is int64 [tokens]. Data with loss weights also have ``loss_weights``, float32 [tokens].
         """
-        ids, trained = self._row(int(self._row_documents[number]))
-        labels = np.where(trained, ids, IGNORE_INDEX)
+        ids, flags = self._row(int(self._row_documents[number]))
+        labels = np.where(flags != 0, ids, IGNORE_INDEX)
         # No token precedes the first one, so nothing predicts it.
         labels[0] = IGNORE_INDEX
         row = {"input_ids": ids, "labels": labels, "loss_mask": labels != IGNORE_INDEX}
+        if self._documents.weighted:
+            row["loss_weights"] = np.where(row["loss_mask"], decode_loss_weights(flags), np.float32(0))
         return as_asked(row, self._output)
 
     def collate(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Pad rows at their ends to one batch [rows, longest]; padding has no loss."""
         fill = {"input_ids": self._documents.end_id, "labels": IGNORE_INDEX, "loss_mask": 0}
         longest = max(len(row["input_ids"]) for row in rows)
-        batch = {name: np.full((len(rows), longest), value) for name, value in fill.items()}
+        batch: dict[str, Any] = {name: np.full((len(rows), longest), value) for name, value in fill.items()}
+        if self._documents.weighted:
+            batch["loss_weights"] = np.zeros((len(rows), longest), np.float32)
         for number, row in enumerate(rows):
             for name, values in batch.items():
                 values[number, : len(row[name])] = row[name]
@@ -194,8 +199,8 @@ class SFTDataset:
         number, start = np.array([document]), np.zeros(1, np.int64)
         length = np.minimum(self._documents.lengths.take(number), self._max_seq_length).astype(np.int64)
         (ids,) = self._documents.read(number, start, length)
-        (trained,) = self._documents.mask(number, start, length)
-        return ids.astype(np.int64), trained
+        (flags,) = self._documents.flags(number, start, length)
+        return ids.astype(np.int64), flags
 
     def _find_trainable(self) -> Any:
         """Return the documents with something to train within ``max_seq_length``."""

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.medium import Medium
+
+MESSAGE_ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,32 @@ class Records:
         self.offsets.append(offset)
 
 
+class ContentRange(NamedTuple):
+    """Characters of a message's content, and the weight of their loss."""
+
+    start: int
+    stop: int
+    weight: float
+
+
+class TurnWeight(NamedTuple):
+    """Weighted loss of a message.
+
+    Attributes:
+        trained: whether the record marks the message as trained; None if ``train_on`` decides.
+        weight: weight of the loss of the turn, if it is trained.
+        ranges: weights of ranges of the content, relative to ``weight``. The content between them and the text of
+            the turn before it are not trained; () if the complete turn has one weight.
+    """
+
+    trained: bool | None
+    weight: float = 1.0
+    ranges: tuple[ContentRange, ...] = ()
+
+
+TrainFlag = bool | TurnWeight | None
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """A conversation with all its turns, unchanged.
@@ -93,25 +121,41 @@ class Conversation:
             (``tool_calls``, ``name``, ``reasoning_content``, ...).
         tools: tools for the template, None if the record has none.
         trained: for each message, whether the record itself marks it as trained (a ``train``
-            flag, a ``weight``); None if it does not, and ``train_on`` decides.
+            flag, a ``weight``); None if it does not, and ``train_on`` decides. A ``TurnWeight`` if it also
+            weights the loss.
         completion: index of the first message of the completion, for prompt-completion records;
             None for others. If it is the number of messages, the conversation is a prompt, and its text ends
             with the beginning of the answer.
         media: media of the typed content parts, in their order.
         template_args: variables of the chat template, which override those of the job; None without any.
+        weight: weight of the loss of the record.
     """
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
-    trained: list[bool | None] = field(default_factory=list)
+    trained: list[TrainFlag] = field(default_factory=list)
     completion: int | None = None
     media: list[Medium] = field(default_factory=list)
     template_args: dict[str, Any] | None = None
+    weight: float = 1.0
 
     @property
     def is_prompt(self) -> bool:
         """True if the completion is still to be written."""
         return self.completion == len(self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentedText:
+    """A text in segments that are tokenized separately, without a template.
+
+    Attributes:
+        texts: text of each segment; control tokens that it spells are control tokens.
+        trained: whether each segment is trained.
+    """
+
+    texts: list[str]
+    trained: list[bool]
 
 
 @dataclass(frozen=True, slots=True)

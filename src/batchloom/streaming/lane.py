@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError, StoreError
+from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.wording import format_count
 from batchloom.media import MediaLimits
 from batchloom.plan import PlanSpec, order_lane_ranges
@@ -208,7 +209,7 @@ class StreamPool:
     pool: int
     tokens: NDArray[np.generic]  # Tokens of its documents, concatenated
     lengths: NDArray[np.uint32]  # Tokens of each document, uint32 [N]
-    trained: NDArray[np.bool_] | None  # Whether each token carries a loss; None if all do
+    trained: TokenFlags | None  # Trained flag or weight code of each token; None if all are trained
     next: LanePosition
     records: int = 0  # Number of records read for it; without media, in the lane's first epoch only
     bad: int = 0  # Number of these that cannot be used
@@ -227,7 +228,7 @@ class _LaneBatch:
     slot: int
     tokens: NDArray[np.generic]
     rows: NDArray[np.void]
-    trained: NDArray[np.bool_] | None
+    trained: TokenFlags | None
     media: Sequence[DocumentMedia]
     spill_file: Path | None
 
@@ -246,9 +247,7 @@ class _LaneBatch:
 
 
 # Tokens, rows, trained flags and media of documents.
-_RangeDocuments = tuple[
-    NDArray[np.generic], NDArray[np.void], NDArray[np.bool_] | None, Sequence[Sequence[PlacedMedium]]
-]
+_RangeDocuments = tuple[NDArray[np.generic], NDArray[np.void], TokenFlags | None, Sequence[Sequence[PlacedMedium]]]
 
 
 @dataclass(slots=True)
@@ -265,7 +264,7 @@ class RangeCollector:
         tokens: NDArray[np.generic],
         rows: NDArray[np.void],
         codes: NDArray[np.uint8],
-        trained: NDArray[np.bool_] | None = None,
+        trained: TokenFlags | None = None,
         *,
         added: tuple[int, int] = (0, 0),  # noqa: ARG002 - part of the interface of unit files
         plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,  # noqa: ARG002
@@ -580,7 +579,7 @@ class LaneReader:
         return str(make_bad_record_error(record_range.unit_part.source, rules, before, bad))
 
 
-def _join_trained(batches: Sequence[_LaneBatch]) -> NDArray[np.bool_] | None:
+def _join_trained(batches: Sequence[_LaneBatch]) -> TokenFlags | None:
     if all(batch.trained is None for batch in batches):
         return None
     return np.concatenate(

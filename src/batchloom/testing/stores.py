@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
 from batchloom.core.fingerprint import encode_canonical
+from batchloom.core.loss_weights import encode_loss_weights
 from batchloom.store import (
     MANIFEST_NAME,
     WORK_NAME,
@@ -44,6 +45,7 @@ from batchloom.store.write import LengthsWriter, ShardWriter, make_folder
 from batchloom.tokens import Tokenizer, resolve_tokenizer
 
 DocumentIds = Sequence[Sequence[int]]
+DocumentWeights = Sequence[Sequence[float]]
 
 
 def write_store(
@@ -53,7 +55,7 @@ def write_store(
     tokenizer: str = "bytes",
     dtype: str = "auto",
     documents_per_shard: int = 1000,
-    trained: DocumentIds | Mapping[str, DocumentIds] | None = None,
+    trained: DocumentWeights | Mapping[str, DocumentWeights] | None = None,
 ) -> Store:
     """Write a finished store whose documents are exactly these ids, and open it.
 
@@ -63,8 +65,8 @@ def write_store(
         tokenizer: spec of the store's tokenizer.
         dtype: ``auto``, ``uint16`` or ``int32``.
         documents_per_shard: number of documents per shard.
-        trained: in the form of ``documents``, 1 for each trained token and 0 for others;
-            None if all are trained.
+        trained: in the form of ``documents``, 1 or the loss weight of each trained token, and 0 for others;
+            None if all are trained with weight 1.
 
     Raises:
         InputError: an id does not fit into the store's dtype.
@@ -86,7 +88,7 @@ def append_documents(
     documents: DocumentIds | Mapping[str, DocumentIds],
     *,
     documents_per_shard: int = 1000,
-    trained: DocumentIds | Mapping[str, DocumentIds] | None = None,
+    trained: DocumentWeights | Mapping[str, DocumentWeights] | None = None,
     source: str = "appended",
 ) -> Store:
     """Append documents of exactly these ids as a store's next generation, and open it.
@@ -112,7 +114,7 @@ def append_documents(
 def _write_subsets(
     folder: Path,
     documents: DocumentIds | Mapping[str, DocumentIds],
-    trained: DocumentIds | Mapping[str, DocumentIds] | None,
+    trained: DocumentWeights | Mapping[str, DocumentWeights] | None,
     per_shard: int,
     dtype: str,
     base: Manifest | None = None,
@@ -133,8 +135,9 @@ def _write_subsets(
             shard_documents = [np.array(ids, np.int64) for ids in subset_documents[start : start + per_shard]]
             name = format_shard_name(first_shards.get(subset, 0) + len(shards))
             writer = ShardWriter(folder / subset / name, TOKEN_DTYPES[dtype])
-            flags = None if mask is None else [np.array(f, bool) for f in mask[start : start + per_shard]]
-            writer.append(np.concatenate(shard_documents), None if flags is None else np.concatenate(flags))
+            weights = None if mask is None else np.concatenate([np.array(w, float) for w in mask[start:][:per_shard]])
+            flags = None if weights is None else encode_loss_weights(weights)[0]
+            writer.append(np.concatenate(shard_documents), flags)
             sizes = np.array([len(ids) for ids in shard_documents], np.uint32)
             shards.append(writer.finish(sizes, _make_provenance(shard_documents, record + start, part)))
             lengths.append(sizes)

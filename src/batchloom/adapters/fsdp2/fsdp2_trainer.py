@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule
-from torch.nn import functional
 
 from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.checkpoints import (
@@ -40,6 +39,7 @@ from batchloom.adapters.isolation_check import check_no_leak
 from batchloom.adapters.logging import send_to_jsonl, truncate_log
 from batchloom.adapters.optimizer_step import has_only_finite, make_parameter_groups, update_weights
 from batchloom.adapters.rank_group import RankGroup, choose_device
+from batchloom.adapters.weighted_loss import sum_next_token_losses
 from batchloom.batches import (
     IGNORE_INDEX,
     Batch,
@@ -61,7 +61,7 @@ from batchloom.store.write import write_mask
 
 # Takes the sequences of a pass and returns the model's inputs.
 Collator = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
-_TOKEN_KEYS = ("input_ids", "labels", "position_ids", "token_type_ids")
+_TOKEN_KEYS = ("input_ids", "labels", "loss_weights", "position_ids", "token_type_ids")
 _DATA_HELP = (
     "Give an open store (batchloom.open_store), a Mixture, a Plan, a Loader, or a list of records "
     '{"input_ids": [...], "labels": [...]}; batchloom prepare makes a store of texts and conversations'
@@ -93,7 +93,7 @@ class FSDP2SFTTrainer:
     """Trainer of transformers models on a plan's batches, alone or with torchrun.
 
     The loss is the sum over all trained tokens of a step, over all ranks and passes, divided by their number. So
-    the number of ranks and passes does not change the gradient.
+    the number of ranks and passes does not change the gradient. Loss weights multiply the loss of their tokens.
 
     Args:
         model: a causal language model; under torchrun its layers are sharded (``_no_split_modules``) after rank 0's
@@ -286,16 +286,12 @@ class FSDP2SFTTrainer:
     def _compute_loss(self, part: dict[str, Any], count: int) -> Any:
         """Return the loss of a pass, summed and divided by the trained tokens of the step."""
         with self._make_autocast():
-            if self.media is None:
+            if self.media is None and "loss_weights" not in part:
                 return self.model(**part, use_cache=False, num_items_in_batch=count).loss
-            # Multimodal models divide their own loss by the tokens of the pass.
-            model_inputs = {name: value for name, value in part.items() if name != "labels"}
+            # Multimodal models divide their own loss by the tokens of the pass, and models do not weight their loss.
+            model_inputs = {name: value for name, value in part.items() if name not in ("labels", "loss_weights")}
             logits = self.model(**model_inputs, use_cache=False).logits
-        targets = functional.pad(part["labels"][:, 1:], (0, 1), value=IGNORE_INDEX).flatten()
-        losses = functional.cross_entropy(
-            logits.flatten(0, 1).float(), targets, ignore_index=IGNORE_INDEX, reduction="sum"
-        )
-        return losses / count
+        return sum_next_token_losses(logits, part["labels"], part.get("loss_weights")) / count
 
     def _check_no_leak(self, batch: Batch) -> None:
         """Reject a model in which packed documents attend to each other."""
@@ -320,6 +316,8 @@ class FSDP2SFTTrainer:
             model_inputs = self.data_collator(
                 [{name: value[row] for name, value in part.items()} for row in range(rows)]
             )
+            if "loss_weights" in part and "loss_weights" not in model_inputs:
+                raise InputError("data_collator leaves out loss_weights, which the data has: pass them on as they are.")
             mask, packing = model_inputs.get("attention_mask"), self.loader.plan.spec.packing
             if mask is not None and mask.ndim == 2 and packing != "none":
                 raise InputError(
@@ -472,6 +470,8 @@ class MediaPasses:
                 return None
             self._extra_rows = self._examples.batch([[number] for number in numbers], seq_len)
             self._extra_rows["labels"].fill_(IGNORE_INDEX)
+            if "loss_weights" in self._extra_rows:
+                self._extra_rows["loss_weights"].zero_()
         return self._extra_rows
 
 

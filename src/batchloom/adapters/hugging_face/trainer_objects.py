@@ -34,7 +34,8 @@ from batchloom.adapters.agreement import require_agreement
 from batchloom.adapters.isolation_check import check_no_leak, get_logits
 from batchloom.adapters.logging import SendMetrics
 from batchloom.adapters.pytorch import LoaderDataset
-from batchloom.batches import IGNORE_INDEX, Batch, Loader, Meter
+from batchloom.adapters.weighted_loss import sum_token_losses
+from batchloom.batches import IGNORE_INDEX, Batch, Loader, Meter, get_token_reader
 from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
 from batchloom.core.settings import as_int, quote_value
 from batchloom.core.wording import format_count
@@ -344,11 +345,12 @@ def make_trainer_parts(
         # A run may only evaluate.
         require_agreement(evaluation)
     dataset, collator = (PlannedRows(loader, make_trainer_batching(args, loader)), MicroBatchCollator(form))
+    loss = TokenLoss(args.label_smoothing_factor)
     return TrainerParts(
         dataset,
         collator,
-        PlanState(loader, dataset, collator),
-        TokenLoss(args.label_smoothing_factor),
+        PlanState(loader, dataset, collator, loss),
+        loss,
         None
         if evaluation is None
         else PlannedRows(evaluation, make_trainer_batching(args, evaluation, evaluation=True)),
@@ -442,16 +444,18 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         loader: loader of this process.
         dataset: dataset that the trainer must use.
         collator: collator that the trainer must use.
+        loss: loss that the trainer must use for data with loss weights.
 
     Attributes:
         first: step that this call of ``train`` began with.
     """
 
-    def __init__(self, loader: Loader, dataset: PlannedRows, collator: MicroBatchCollator) -> None:
-        self._loader, self._dataset, self._collator = loader, dataset, collator
+    def __init__(self, loader: Loader, dataset: PlannedRows, collator: MicroBatchCollator, loss: "TokenLoss") -> None:
+        self._loader, self._dataset, self._collator, self._loss = loader, dataset, collator, loss
         self._trainer_state: TrainerState | None = None
         self._model: Any = None
         self._edits = loader.plan.edits
+        self._is_attached = False
         self.first = 0
 
     def state(self) -> dict[str, Any]:
@@ -521,6 +525,9 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         self._edits = self._loader.plan.edits
         require_agreement(self._loader, also={"max_steps": state.max_steps})
         check_no_leak(model, self._loader, self._collator, args.train_batch_size, half=args.bf16 or args.fp16)
+        if get_token_reader(self._loader.store).weighted and not self._is_attached:
+            self._loss.attach(model)
+            self._is_attached = True
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Reject an edit of the plan during training.
@@ -557,12 +564,28 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
 class TokenLoss:
     """Cross-entropy sum divided by the step's number of trained tokens on all ranks.
 
+    Loss weights of a batch are applied, once the callback of the parts has attached the loss to the model.
+
     Args:
         smoothing: ``label_smoothing_factor``, which a trainer does not apply to a custom loss.
     """
 
     def __init__(self, smoothing: float = 0.0) -> None:
         self._smoothing = smoothing
+        self._weights: Tensor | None = None
+
+    def attach(self, model: Any) -> None:
+        """Take ``loss_weights`` from the model's inputs; trainers pass none to a loss."""
+        model.register_forward_pre_hook(self._take_weights, with_kwargs=True)
+
+    def _take_weights(self, _model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if self._weights is not None:
+            raise TrainError(
+                "The batches have loss_weights, and the trainer's loss does not apply them: give the trainer "
+                "compute_loss_func=parts.loss."
+            )
+        self._weights = kwargs.get("loss_weights")
+        return args, {name: value for name, value in kwargs.items() if name != "loss_weights"}
 
     def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         """Return the loss of a micro-batch; 0 with a zero gradient if nothing is trained.
@@ -574,11 +597,11 @@ class TokenLoss:
         """
         scores = get_logits(outputs)
         targets = labels[:, 1:].reshape(-1)
-        total = functional.cross_entropy(
-            scores[:, :-1].reshape(len(targets), -1).float(),
+        weights, self._weights = self._weights, None
+        total = sum_token_losses(
+            scores[:, :-1].reshape(len(targets), -1),
             targets,
-            ignore_index=IGNORE_INDEX,
-            reduction="sum",
+            None if weights is None else weights[:, 1:].reshape(-1),
             label_smoothing=self._smoothing,
         )
         count = (targets != IGNORE_INDEX).sum() if num_items_in_batch is None else num_items_in_batch

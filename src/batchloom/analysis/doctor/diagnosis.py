@@ -88,10 +88,10 @@ def _preview_store(location: str, most: int) -> tuple[DocumentPreview, ...]:
     for number in store.contents.list_first(most):
         ids = store[number].ids.astype(np.int64)
         span = (np.array([number]), np.zeros(1, np.int64), np.array([ids.size]))
-        trained = store.mask(*span)[0] if store.masked else np.ones(ids.size, bool)
+        flags = store.reader.flags(*span)[0]
         origin = store.provenance.of(number)
         row = None if origin.line else origin.record + 1
-        previews.append(make_preview(store.tokenizer, origin.source, (origin.line, row), ids, trained))
+        previews.append(make_preview(store.tokenizer, origin.source, (origin.line, row), ids, flags))
     return tuple(previews)
 
 
@@ -148,7 +148,10 @@ def _make_prepare_command(recipe: Recipe, inputs: Iterable[str], suggestion: str
     for spec, names in (
         (recipe, ("end_token", "max_bad")),
         (recipe.reading, ("text_field", "split_on")),
-        (recipe.chat, ("template", "template_date", "tool_format", "train_on", "max_tokens", "overlong")),
+        (
+            recipe.chat,
+            ("template", "template_date", "tool_format", "train_on", "train_on_eos", "max_tokens", "overlong"),
+        ),
     ):
         defaults = {field.name: None if field.default is MISSING else field.default for field in fields(spec)}
         for name in names:

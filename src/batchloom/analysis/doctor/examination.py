@@ -450,7 +450,7 @@ class Examination:
         group.count_media(encoded_batch.media)
         group.tokens += encoded_batch.ids.size
         group.masked |= trained is not None
-        group.trained += encoded_batch.ids.size if trained is None else int(np.sum(trained))
+        group.trained += encoded_batch.ids.size if trained is None else int(np.count_nonzero(trained))
         return _make_duplicate_keys(keys, encoded_batch.numbers)
 
     def _encode(self, record_parser: RecordParser, documents: list[Any]) -> EncodedBatch | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from batchloom.core.addresses import is_url
 from batchloom.core.document import BadRecord
 from batchloom.core.fingerprint import derive_key
+from batchloom.core.loss_weights import TokenFlags, decode_loss_weights
 from batchloom.preparation.documents import (
     EncodeContext,
     ParsedRecords,
@@ -227,16 +228,17 @@ def _select_evenly(numbers: Sequence[int], count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class PreviewSegment:
-    """Adjacent tokens with the same loss mask.
+    """Adjacent tokens with the same loss mask and weight.
 
     Attributes:
         text: decoded text; empty for tokens left out of the preview.
-        trained: whether the tokens are trained; None for tokens left out.
+        trained: whether the tokens are trained, or the weight of their loss if it is neither 0 nor 1; None for
+            tokens left out.
         tokens: number of tokens.
     """
 
     text: str
-    trained: bool | None
+    trained: bool | float | None
     tokens: int
 
 
@@ -280,9 +282,9 @@ def _iter_previews(sources: Sequence[Source], task: EncodeContext) -> Iterator[D
             trained, start = encoded_batch.mask, 0
             for number, length in zip(numbers, encoded_batch.lengths.tolist(), strict=True):
                 ids = encoded_batch.ids[start : start + length].astype(np.int64)
-                mask = np.ones(length, bool) if trained is None else trained[start : start + length]
+                flags = np.ones(length, bool) if trained is None else trained[start : start + length]
                 position = locate_record(source, task.rules, 0, BadRecord(records[number], 0, None, "", ""))
-                yield make_preview(task.tokenizer, source.name, position, ids, mask)
+                yield make_preview(task.tokenizer, source.name, position, ids, flags)
                 start += length
         records_read += batch.records_read
         if records_read >= _MAX_RECORDS:
@@ -294,17 +296,17 @@ def make_preview(
     file: str,
     position: tuple[int | None, int | None],
     ids: NDArray[np.int64],
-    trained: NDArray[np.bool_],
+    flags: TokenFlags,
 ) -> DocumentPreview:
     """Return the preview of a document; ``position`` is its line and row."""
-    segments = tuple(_split_segments(tokenizer, ids, trained))
-    return DocumentPreview(file, *position, ids.size, int(trained.sum()), segments)
+    segments = tuple(_split_segments(tokenizer, ids, flags))
+    return DocumentPreview(file, *position, ids.size, int(np.count_nonzero(flags)), segments)
 
 
-def _split_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], trained: NDArray[np.bool_]) -> list[PreviewSegment]:
+def _split_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], flags: TokenFlags) -> list[PreviewSegment]:
     """Split a document into segments; a long one loses its middle."""
     if ids.size <= _HEAD_TOKENS + _TAIL_TOKENS:
-        return _decode_segments(tokenizer, ids, trained)
+        return _decode_segments(tokenizer, ids, flags)
     head, tail = _HEAD_TOKENS, ids.size - _TAIL_TOKENS
     # A cut inside a character of several tokens would decode to a replacement character.
     while head > _HEAD_TOKENS - _MAX_UTF8_BYTES and _ends_inside_character(tokenizer, ids[:head]):
@@ -312,9 +314,9 @@ def _split_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], trained: NDArr
     while tail < ids.size - _TAIL_TOKENS + _MAX_UTF8_BYTES and _begins_inside_character(tokenizer, ids[tail:]):
         tail += 1
     return [
-        *_decode_segments(tokenizer, ids[:head], trained[:head]),
+        *_decode_segments(tokenizer, ids[:head], flags[:head]),
         PreviewSegment("", None, tail - head),
-        *_decode_segments(tokenizer, ids[tail:], trained[tail:]),
+        *_decode_segments(tokenizer, ids[tail:], flags[tail:]),
     ]
 
 
@@ -326,14 +328,17 @@ def _begins_inside_character(tokenizer: Tokenizer, ids: NDArray[np.int64]) -> bo
     return tokenizer.decode(ids[:_MAX_UTF8_BYTES]).startswith(_REPLACEMENT_CHARACTER)
 
 
-def _decode_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], trained: NDArray[np.bool_]) -> list[PreviewSegment]:
-    edges = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), ids.size]
+def _decode_segments(tokenizer: Tokenizer, ids: NDArray[np.int64], flags: TokenFlags) -> list[PreviewSegment]:
+    edges = [0, *(np.flatnonzero(flags[1:] != flags[:-1]) + 1).tolist(), ids.size]
+    weights = decode_loss_weights(flags)
     segments, previous_text = [], ""
     for start, stop in pairwise(edges):
         # Some tokenizers add a space where a text begins, so a segment's text is what it adds to the decoded prefix.
         decoded_text = tokenizer.decode(ids[:stop])
         apart = not decoded_text.startswith(previous_text)
         text = tokenizer.decode(ids[start:stop]) if apart else decoded_text[len(previous_text) :]
-        segments.append(PreviewSegment(text, bool(trained[start]), stop - start))
+        # The code of weight 1 is that of a trained flag.
+        trained = bool(flags[start]) if flags[start] <= 1 else round(float(weights[start]), 2)
+        segments.append(PreviewSegment(text, trained, stop - start))
         previous_text = decoded_text
     return segments

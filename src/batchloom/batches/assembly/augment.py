@@ -306,6 +306,8 @@ def augment_batch(
         )
         dropped_indices = dropped_indices[_mask_with_loss(targets, dropped_indices, label_offset)]
         targets[dropped_indices - label_offset] = IGNORE_INDEX
+    if "loss_weights" in arrays:
+        arrays["loss_weights"].reshape(-1)[targets == IGNORE_INDEX] = 0
 
 
 def _compute_token_cells(rows: Rows, plan: PlanSpec) -> Ids:

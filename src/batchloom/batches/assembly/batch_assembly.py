@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
+from batchloom.core.loss_weights import TokenFlags, decode_loss_weights
 from batchloom.core.settings import as_int, quote_value
 from batchloom.plan.order import list_divisors
 from batchloom.plan.packing import Rows, align_lengths
@@ -19,7 +20,7 @@ _ARRAY_GAP = 64
 TOKEN_AXES = 2
 # Prefixes that processors use for feature names.
 _MEDIA_PREFIXES = ("pixel_", "image_", "input_features", "feature_", "audio_")
-_TOKEN_KEYS = ("input_ids", "labels", "position_ids", "seq_idx", "token_type_ids")
+_TOKEN_KEYS = ("input_ids", "labels", "loss_weights", "position_ids", "seq_idx", "token_type_ids")
 # Longer sequences hold few spans for their tokens, so creating the views costs little.
 _MAX_CACHED_RAMPS = 8192
 
@@ -232,6 +233,8 @@ def _slice_varlen(batch: Batch, layout: BatchLayout, first: int, stop: int) -> d
     part |= _slice_media(batch, layout.media, first, stop)
     if empty:
         part["labels"] = part["labels"] * 0 + IGNORE_INDEX
+        if "loss_weights" in part:
+            part["loss_weights"] = part["loss_weights"] * 0
     part["seq_idx"] = part["seq_idx"] - part["seq_idx"][0, 0]
     lengths = {"max_length_q": longest, "max_length_k": longest}
     return {**part, "cu_seq_lens_q": own, "cu_seq_lens_k": own + 0, **lengths}
@@ -248,20 +251,26 @@ class TokenReader(Protocol):
     def masked(self) -> bool:
         """True if some tokens carry no loss."""
 
+    @property
+    def weighted(self) -> bool:
+        """True if some tokens have another loss weight than 0 and 1."""
+
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
         """Return the ids of document spans."""
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """Return for each span whether each of its tokens carries a loss."""
 
+    def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[TokenFlags]:
+        """Return for each span the trained flag or weight code of each token."""
 
-def assemble_rows(
-    store: TokenReader, rows: Rows, seq_len: int, labels: str, align: int = 1
-) -> dict[str, NDArray[np.int64]]:
+
+def assemble_rows(store: TokenReader, rows: Rows, seq_len: int, labels: str, align: int = 1) -> dict[str, NDArray[Any]]:
     """Assemble a padded batch of R rows.
 
     Returns:
-        ``input_ids``, ``labels`` and ``position_ids``, each int64 [R, seq_len]. Positions
+        ``input_ids``, ``labels`` and ``position_ids``, each int64 [R, seq_len], and of a weighted store
+        ``loss_weights``, float32 [R, seq_len]: the weight of each label, 0 without loss. Positions
         restart at 0 with each span. Padding counts as one more span, holds the end token
         and carries no loss. Alignment padding belongs to its span: positions continue there.
     """
@@ -282,15 +291,23 @@ def assemble_rows(
     np.concatenate(ramps, out=positions)
     begins = _span_starts(rows, seq_len)
     _fill_labels(targets, ids, begins, rows.lengths, labels)
-    if store.masked:
-        trained = store.mask(rows.documents, rows.starts, rows.lengths)
-        for span_index, begin, end, _ in reversed(paddings):
-            trained.insert(span_index, np.zeros(end - begin, bool))
-        _mask_labels(targets, trained, labels)
+    flags = _read_flags(store, rows)
+    for span_index, begin, end, _ in reversed(paddings if flags else []):
+        flags.insert(span_index, np.zeros(end - begin, bool))
+    _mask_labels(targets, flags, labels)
     for _, begin, end, _ in paddings:
         targets[begin:end] = IGNORE_INDEX
-    shape = (count, seq_len)
-    return {"input_ids": ids.reshape(shape), "labels": targets.reshape(shape), "position_ids": positions.reshape(shape)}
+    arrays: dict[str, NDArray[Any]] = {"input_ids": ids, "labels": targets, "position_ids": positions}
+    if store.weighted:
+        arrays["loss_weights"] = _make_loss_weights(targets, flags, labels)
+    return {name: array.reshape(count, seq_len) for name, array in arrays.items()}
+
+
+def _read_flags(store: TokenReader, rows: Rows) -> list[TokenFlags]:
+    """Return the trained flags or weight codes of spans; nothing if all are trained."""
+    if not (store.masked or store.weighted) or not rows.lengths.size:
+        return []
+    return store.flags(rows.documents, rows.starts, rows.lengths)
 
 
 def _span_starts(rows: Rows, seq_len: int) -> Ids:
@@ -351,7 +368,8 @@ def assemble_varlen(store: TokenReader, rows: Rows, labels: str, align: int = 1)
     Returns:
         ``input_ids``, ``labels``, ``position_ids`` int64 [1, T]; ``seq_idx`` int32 [1, T], the index of
         each token's span; ``cu_seq_lens_q`` and ``cu_seq_lens_k`` int32 [N + 1], the start of each span
-        and T at the end; ``max_length_q`` and ``max_length_k``, the length of the longest span (int).
+        and T at the end; ``max_length_q`` and ``max_length_k``, the length of the longest span (int); of a
+        weighted store ``loss_weights`` float32 [1, T].
     """
     span_tokens = store.read(rows.documents, rows.starts, rows.lengths)
     # A step without spans (at the end of a run) is one token of padding: models take no empty input.
@@ -369,13 +387,13 @@ def assemble_varlen(store: TokenReader, rows: Rows, labels: str, align: int = 1)
     ids = np.concatenate(span_tokens, dtype=np.int64)
     targets = np.empty_like(ids)
     _fill_labels(targets, ids, bounds[:-1], np.maximum(true, 1), labels)
-    if store.masked and rows.lengths.size:
-        trained = store.mask(rows.documents, rows.starts, rows.lengths)
-        for span_index, begin, end in reversed(gaps):
-            trained.insert(span_index, np.zeros(end - begin, bool))
-        _mask_labels(targets, trained, labels)
+    flags = _read_flags(store, rows)
+    for span_index, begin, end in reversed(gaps if flags else []):
+        flags.insert(span_index, np.zeros(end - begin, bool))
+    _mask_labels(targets, flags, labels)
     for _, begin, end in gaps:
         targets[begin:end] = IGNORE_INDEX
+    weights = {"loss_weights": _make_loss_weights(targets, flags, labels)[None]} if store.weighted else {}
     return {
         "input_ids": ids[None],
         "labels": targets[None],
@@ -385,6 +403,7 @@ def assemble_varlen(store: TokenReader, rows: Rows, labels: str, align: int = 1)
         "cu_seq_lens_k": cumulative.copy(),
         "max_length_q": longest,
         "max_length_k": longest,
+        **weights,
     }
 
 
@@ -438,12 +457,25 @@ def _fill_labels(targets: Ids, ids: Ids, begins: Ids, lengths: Ids, labels: str)
         targets[begins] = IGNORE_INDEX
 
 
-def _mask_labels(targets: Ids, trained: list[NDArray[np.bool_]], labels: str) -> None:
+def _mask_labels(targets: Ids, flags: list[TokenFlags], labels: str) -> None:
     """Remove the loss of untrained tokens from a flat batch."""
-    if not trained:
+    if not flags:
         return
-    masked = ~np.concatenate(trained)
+    masked = np.concatenate(flags) == 0
     if labels == "shifted":
         targets[:-1][masked[1:]] = IGNORE_INDEX
     else:
         targets[masked] = IGNORE_INDEX
+
+
+def _make_loss_weights(targets: Ids, flags: list[TokenFlags], labels: str) -> NDArray[np.float32]:
+    """Return the weight of each label of a flat batch, 0 without loss."""
+    weights = np.zeros(targets.size, np.float32)
+    if flags:
+        token_weights = decode_loss_weights(np.concatenate(flags))
+        if labels == "shifted":
+            weights[:-1] = token_weights[1:]
+        else:
+            weights[:] = token_weights
+    weights[targets == IGNORE_INDEX] = 0
+    return weights

@@ -1,4 +1,4 @@
-from .combined_store import is_replicated as is_replicated
+from .combined_store import get_token_reader as get_token_reader, is_replicated as is_replicated
 from .loader import LoaderTemplate as LoaderTemplate, lose_track as lose_track, make_run_share as make_run_share
 from .loader_data import (
     check_no_preferences as check_no_preferences,

@@ -7,8 +7,9 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly.batch_assembly import Ids
+from batchloom.batches.assembly.batch_assembly import Ids, TokenReader
 from batchloom.core.errors import InputError, PlanError, StoreError
+from batchloom.core.loss_weights import TokenFlags
 from batchloom.plan.packing import Rows
 from batchloom.store import Store
 from batchloom.store.read import MappedShard, compute_mapped_limit
@@ -28,6 +29,7 @@ class CombinedStore:
         end_id: the id that fills padding.
         vocab_size: exclusive upper bound of the ids; None if no store knows it.
         masked: whether some tokens carry no loss.
+        weighted: whether some tokens have another loss weight than 0 and 1.
         tokens, trained_tokens: sums over the stores.
         replicated: whether every rank reads rank 0's share.
     """
@@ -44,11 +46,12 @@ class CombinedStore:
         self._stores = store_list
         self._firsts = np.cumsum([0, *(len(store) for store in store_list)])
         self.masked = bans or any(store.masked for store in store_list)
+        self.weighted = any(store.reader.weighted for store in store_list)
         self.tokens = sum(store.tokens for store in store_list)
         self.trained_tokens = sum(store.contents.trained_tokens for store in store_list)
         self.replicated = all(store.location.replicated for store in store_list)
         shards = sum(len(store.shards) for store in store_list)
-        self._most = compute_mapped_limit(shards, 3 if self.masked else 2)
+        self._most = compute_mapped_limit(shards, 2 + self.masked + self.weighted)
         if len(store_list) > 1:
             # Limit each store to its share of the mapped shards, at least one.
             for store in store_list:
@@ -145,22 +148,33 @@ class CombinedStore:
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """Return whether each span token carries a loss, as ``Store.mask`` does."""
-        span_masks: list[NDArray[np.bool_]] = [np.empty(0, bool)] * len(documents)
+        return [flags != 0 for flags in self.flags(documents, starts, lengths)]
+
+    def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[TokenFlags]:
+        """Return the trained flags or weight codes of spans, as ``Store.flags`` does."""
+        span_flags: list[TokenFlags] = [np.empty(0, bool)] * len(documents)
         numbers = self._firsts.searchsorted(documents, side="right") - 1
         for number in np.unique(numbers).tolist():
             span_indices = np.flatnonzero(numbers == number)
+            store_flags: list[TokenFlags]
             if number < 0:
-                masks = [np.zeros(length, bool) for length in lengths[span_indices].tolist()]
+                store_flags = [np.zeros(length, bool) for length in lengths[span_indices].tolist()]
             else:
                 store_documents = documents[span_indices] - self._firsts[number]
-                masks = self._stores[number].mask(store_documents, starts[span_indices], lengths[span_indices])
-            for span_index, mask in zip(span_indices.tolist(), masks, strict=True):
-                span_masks[span_index] = mask
-        return span_masks
+                reader = self._stores[number].reader
+                store_flags = reader.flags(store_documents, starts[span_indices], lengths[span_indices])
+            for span_index, flags in zip(span_indices.tolist(), store_flags, strict=True):
+                span_flags[span_index] = flags
+        return span_flags
 
 
 def list_stores(store: Store | CombinedStore) -> list[Store]:
     return list(store.stores.values()) if isinstance(store, CombinedStore) else [store]
+
+
+def get_token_reader(store: Store | CombinedStore) -> TokenReader:
+    """Return the reader of tokens, masks and loss weights."""
+    return store if isinstance(store, CombinedStore) else store.reader
 
 
 def is_replicated(store: Store | CombinedStore) -> bool:

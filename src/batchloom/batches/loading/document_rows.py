@@ -10,7 +10,7 @@ import numpy as np
 
 from batchloom.batches.assembly.batch_assembly import Batch, BatchLayout, Ids, assemble_rows
 from batchloom.batches.assembly.device import to_torch
-from batchloom.batches.loading.combined_store import CombinedStore, list_stores
+from batchloom.batches.loading.combined_store import CombinedStore, get_token_reader, list_stores
 from batchloom.batches.loading.loader import Loader
 from batchloom.batches.loading.loader_data import make_stream_media
 from batchloom.batches.loading.stream_steps import RawStream
@@ -32,7 +32,8 @@ class _StoreDocuments:
     """Documents of stores, with global numbers."""
 
     def __init__(self, loader: Loader) -> None:
-        self.reader = store = loader.store
+        store = loader.store
+        self.reader = get_token_reader(store)
         self._stores = list_stores(store)
         self.media_maker = make_media_of_stores(self._stores, loader.spec.media)
         self.origin = next(

@@ -33,12 +33,14 @@ from batchloom.batches.loading.combined_store import (
     CombinedStore,
     check_id_range,
     describe_data_source,
+    get_token_reader,
     is_replicated,
     list_stores,
 )
 from batchloom.batches.loading.loader_data import (
     LoaderData,
     announce_left_out,
+    announce_loss_weights,
     announce_split_conversations,
     check_edit_keeps_media,
     check_generation,
@@ -393,7 +395,11 @@ class Loader:
                 if not self.spec.prefetch and self._is_remote:
                     fetch_rows(self._list_stores(), get_block_sizes(self.plan), step_rows[0])
             rows, positions = step_rows
-            return self._assemble_batch(self.store, self._to_global_documents(rows), positions, step)
+            return self._assemble_batch(self._token_reader, self._to_global_documents(rows), positions, step)
+
+    @property
+    def _token_reader(self) -> TokenReader:
+        return get_token_reader(self.store)
 
     def _assemble_batch(
         self, reader: TokenReader, rows: Rows, positions: NDArray[np.int64], step: int
@@ -423,16 +429,20 @@ class Loader:
             if is_replicated(self.store):
                 share = self.share_at(step)
                 rows, _ = select_rank_rows(self.plan, step, share, self._balance)
-                return share.placement.world_size * count_trained_tokens(self.store, self._to_global_documents(rows))
+                return share.placement.world_size * count_trained_tokens(
+                    self._token_reader, self._to_global_documents(rows)
+                )
             start, stop = self.plan.positions_of(step)
             rows = self._to_global_documents(self.plan.rows(start, stop))
             if self.augmentation and self.augmentation.drops_loss:
                 # The loss of each token is drawn at random, so the labels are counted.
                 augment = (self.augmentation, np.arange(start, stop))
                 unsliced_spec = replace(self.spec, mesh=DATA_PARALLEL)
-                arrays, _ = assemble_arrays(self.store, rows, self.plan.spec_at(step), unsliced_spec, 0, augment)
+                arrays, _ = assemble_arrays(
+                    self._token_reader, rows, self.plan.spec_at(step), unsliced_spec, 0, augment
+                )
                 return int((arrays["labels"] != IGNORE_INDEX).sum())
-            return count_trained_tokens(self.store, rows)
+            return count_trained_tokens(self._token_reader, rows)
 
     def tokens(self, step: int) -> int:
         """Return the tokens of this rank's rows of a step; with a stream, of a past step."""
@@ -617,6 +627,7 @@ class Loader:
             return False
         if self._cuts_all:
             announce_split_conversations(self.plan)
+        announce_loss_weights(self.plan)
         return announce_left_out(self.plan, self.replaced)
 
 

@@ -198,6 +198,16 @@ def announce_split_conversations(plan: Plan) -> None:
             )
 
 
+def announce_loss_weights(plan: Plan) -> None:
+    """Log the sources whose loss has weights, which a training loop must apply."""
+    stores = [store for store in plan.stores.values() if isinstance(store, Store) and store.reader.weighted]
+    if stores:
+        make_data_logger(*stores).warning(
+            "Batches have loss_weights, which the loss must apply (docs/batches.md): those of %s.",
+            ", ".join(store.location.name for store in stores),
+        )
+
+
 def count_left_out(plan: Plan) -> None:
     threading.Thread(target=_log_left_out_counts, args=(plan,), name="batchloom-left-out", daemon=True).start()
 

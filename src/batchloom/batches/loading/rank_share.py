@@ -288,7 +288,8 @@ def assemble_arrays(
     if spec.form == "varlen":
         arrays = assemble_varlen(store, rows, spec.labels, plan.align)
         lengths = np.diff(arrays["cu_seq_lens_q"]).astype(np.int64)
-        names = ["input_ids", "labels", "position_ids", "seq_idx"]
+        token_names = ("input_ids", "labels", "loss_weights", "position_ids", "seq_idx")
+        names = [name for name in arrays if name in token_names]
     else:
         arrays = assemble_rows(store, rows, plan.seq_len, spec.labels, plan.align)
         lengths, names = np.array([plan.seq_len]), list(arrays)

@@ -614,7 +614,7 @@ class _MemoryBudget:
 
 CollateRow = dict[str, Any]
 
-_TOKEN_KEYS = ("input_ids", "labels", "position_ids", "token_type_ids")
+_TOKEN_KEYS = ("input_ids", "labels", "loss_weights", "position_ids", "token_type_ids")
 
 
 def stacks_features_by_row(store: Store) -> bool:

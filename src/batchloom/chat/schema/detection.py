@@ -54,7 +54,7 @@ RoleColumns = dict[str, tuple[str, ...]]
 # Columns in order, each with the trait of its value that detection uses.
 RecordShape = tuple[tuple[str, str | None], ...]
 # Names that only one library uses, which the list of known columns in errors leaves out.
-_RARE_COLUMNS = frozenset((*CHOSEN_COLUMNS[1:], "completions", "labels", "conversation", "query"))
+_RARE_COLUMNS = frozenset((*CHOSEN_COLUMNS[1:], "completions", "labels", "conversation", "query", "segments"))
 _KNOWN_COLUMNS = tuple(
     dict.fromkeys(
         name for rule in FORM_RULES for names in rule.required.values() for name in names if name not in _RARE_COLUMNS
@@ -96,7 +96,7 @@ _METADATA_WORDS = {
 # Roles and senders of a turn that the model answers.
 _ASKING_ROLES = frozenset(("user", "human", "tool", "observation"))
 # Roles without which a record would mean something else.
-_ALL_OR_NONE_ROLES = ("prompt", "label", "labels", "loss_mask", "attention_mask")
+_ALL_OR_NONE_ROLES = ("prompt", "label", "labels", "loss_mask", "loss_weights", "attention_mask")
 _RULES_BY_FORM: dict[SchemaForm, FormRule] = {rule.form: rule for rule in FORM_RULES}
 
 
@@ -308,6 +308,9 @@ def _fit_form(rule: FormRule, records: Sequence[Row], mapping: Mapping[str, str]
             used.update(optional_columns)
     if not fitting:
         return 0, None
+    if "label" in columns:
+        # The loss of preferences has no weights; without its role, the column is refused.
+        columns.pop("weight", None)
     late = _find_late_columns(rule, columns, records, mapping)
     mapped = any(mapping.get(role) for role in rule.required)
     return fitting, Schema(rule.form, columns, _describe_schema(rule, columns, records), late, mapped)
@@ -416,12 +419,22 @@ def _is_number_series(value: Any) -> bool:
     return isinstance(value, list | tuple) or hasattr(value, "__array__")
 
 
+def _is_segments(value: Any) -> bool:
+    """Return whether a value is a list of segments of axolotl: a text and a label."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(item, dict) and {"text", "label"} <= item.keys() for item in value)
+    )
+
+
 _ROLE_CHECKS: dict[str, Callable[[Any], bool]] = {
     "messages": is_turns,
     "text": lambda value: isinstance(value, str),
     "label": lambda value: parse_label(value) is not None,
     "completions": lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
-    **dict.fromkeys(("input_ids", "labels", "loss_mask", "attention_mask"), _is_number_series),
+    "segments": _is_segments,
+    **dict.fromkeys(("input_ids", "labels", "loss_mask", "loss_weights", "attention_mask"), _is_number_series),
 }
 
 
@@ -470,6 +483,8 @@ def _describe_result(rule: FormRule, columns: RoleColumns, records: Sequence[Row
         return "plain text"
     if rule.form == "interleaved":
         return "text with media"
+    if rule.form == "segments":
+        return "text segments"
     if rule.form == "tokens":
         return "token ids"
     if rule.form == "prompt":

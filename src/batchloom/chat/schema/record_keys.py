@@ -23,9 +23,9 @@ from batchloom.chat.schema.schemas import (
     format_columns,
     get_column_value,
     is_non_empty,
-    parse_label,
     top_level_columns,
 )
+from batchloom.chat.schema.train_flags import PART_FLAGS, TRAIN_FLAGS
 from batchloom.chat.templates.template_arguments import read_template_arguments
 from batchloom.core.errors import SchemaError, UnusableRecordError
 
@@ -81,9 +81,7 @@ _METADATA = frozenset(
     )
 )
 
-_LOSS_SCALE = UnsupportedKey(
-    "ms-swift", "weights the loss", 'mark whole turns with "loss": true or false', is_neutral=_is_one
-)
+_LOSS_SCALE = UnsupportedKey("ms-swift", "weights the loss", "write it into the messages", is_neutral=_is_one)
 _PAIR_REMEDY = "prepare the pairs with --map chosen=...,rejected=..., or the conversations with --map messages=..."
 _PAIR_KEY = UnsupportedKey(
     "TRL and LLaMA-Factory",
@@ -113,7 +111,8 @@ _MASK = UnsupportedKey(
 _SEGMENTS = UnsupportedKey(
     "axolotl",
     "holds texts that are each marked as trained or not",
-    "write token ids with a loss_mask, or messages with train flags",
+    "train them instead of the conversation with --map segments=segments",
+    of_form=True,
 )
 _FUNCTIONS = UnsupportedKey(
     "OpenAI (before tools)", "lists the functions a model may call", "write tools and tool_calls"
@@ -126,12 +125,11 @@ _HISTORY = UnsupportedKey(
     is_neutral=lambda value: not isinstance(value, list),
 )
 _SAMPLE_WEIGHT = UnsupportedKey(
-    "Fireworks", "weights the record", "remove records of weight 0 and drop the column", is_neutral=_is_one
+    "Fireworks", "weights the record", "drop the column, or prepare conversations", is_neutral=_is_one
 )
 
 _ANY_CONVERSATION = {
     "loss_scale": _LOSS_SCALE,
-    "weight": _SAMPLE_WEIGHT,
     "functions": _FUNCTIONS,
     "mask": _MASK,
     "segments": _SEGMENTS,
@@ -165,6 +163,7 @@ def _used_columns(*kinds: SchemaKind) -> frozenset[str]:
 COLUMN_TABLES: dict[SchemaKind, KeyTable] = {
     "text": KeyTable(_used_columns("text"), _METADATA, {}),
     "interleaved": KeyTable(_used_columns("interleaved"), _METADATA, {}),
+    "segments": KeyTable(_used_columns("segments"), _METADATA, {}),
     "conversation": KeyTable(
         _used_columns("conversation"),
         _METADATA,
@@ -182,6 +181,7 @@ COLUMN_TABLES: dict[SchemaKind, KeyTable] = {
         _METADATA,
         {
             **_ANY_CONVERSATION,
+            "weight": _SAMPLE_WEIGHT,
             "margin": _MARGIN,
             "rejected_images": _REJECTED_IMAGES,  # Of labelled answers; pairs have a role for it
             "rejected_response": _SWIFT_PAIR_KEY,
@@ -210,17 +210,8 @@ COLUMN_TABLES: dict[SchemaKind, KeyTable] = {
                 is_neutral=lambda value: not isinstance(value, list | tuple) or len(value) < 2
             ),
             "position_ids": _ROW_OF_SEVERAL._replace(library="transformers", is_neutral=_counts_up),
-            "loss_scale": _LOSS_SCALE._replace(remedy="write a loss_mask of 0 and 1"),
         },
     ),
-}
-# Supported flags of messages and the library that defines each (chat/schema/turns.py reads them).
-TRAIN_FLAGS = {
-    "train": "axolotl and batchloom",
-    "training": "axolotl",
-    "loss": "ms-swift",
-    "weight": "OpenAI",
-    "loss_weight": "LLaMA-Factory",
 }
 MESSAGE_KEYS = KeyTable(
     frozenset(
@@ -231,31 +222,23 @@ MESSAGE_KEYS = KeyTable(
     ),
     _METADATA | {"model", "author", "parent_id", "message_id", "turn", "turn_id", "refusal", "cache_control"},
     {
-        "loss_scale": _LOSS_SCALE,
-        "train_detail": UnsupportedKey(
-            "axolotl",
-            "says which characters of a message are trained",
-            'split the message, or mark whole turns with "train": true or false',
-        ),
-        "masked": UnsupportedKey(
-            "torchtune",
-            "says that a message is not trained",
-            'write "train": false for "masked": true',
-            is_neutral=lambda value: parse_label(value) is False,
-        ),
         "function_call": UnsupportedKey("OpenAI (before tools)", "calls a function", "write tool_calls"),
     },
 )
-_PART_FLAG = UnsupportedKey("axolotl", "says whether a part of a message is trained", "mark whole turns")
 PART_KEYS: dict[str, UnsupportedKey] = {
-    **dict.fromkeys(("train", "training", "weight"), _PART_FLAG),
-    **dict.fromkeys(("loss", "loss_scale"), _PART_FLAG._replace(library="ms-swift")),
-    "loss_weight": _PART_FLAG._replace(library="LLaMA-Factory"),
+    **{
+        name: UnsupportedKey(
+            TRAIN_FLAGS[name].library, "says whether a part of a message is trained", "flag the message instead"
+        )
+        for name in sorted(PART_FLAGS)
+    },
     **dict.fromkeys(
         ("min_pixels", "max_pixels", "resized_height", "resized_width"),
         UnsupportedKey("qwen-vl-utils", "sets the size of one image", "set it for all in the processor"),
     ),
 }
+# Flags of text parts are read, except in contents with media.
+TEXT_PART_KEYS = {name: entry for name, entry in PART_KEYS.items() if name not in PART_FLAGS}
 
 
 def check_keys(keys: Mapping[str, Any], unsupported: Mapping[str, UnsupportedKey], field_path: str = "") -> None:

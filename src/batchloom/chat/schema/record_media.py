@@ -238,6 +238,7 @@ class MediaExtractor:
             yield self._extract_typed_part(part, kind, field_path)
         elif isinstance(part, dict) and isinstance(part.get("text"), str) and part.get("type") == "text":
             if _PLACEHOLDER.search(part["text"]):
+                check_keys(part, PART_KEYS, field_path)
                 yield from self._split(part["text"], f"{field_path}.text")
             else:
                 yield part

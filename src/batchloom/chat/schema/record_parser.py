@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 import orjson
@@ -46,9 +46,17 @@ from batchloom.core.document import (
     InterleavedText,
     LabelledConversation,
     PreferencePair,
+    SegmentedText,
     SteppedAnswer,
 )
 from batchloom.core.errors import UnusableRecordError
+from batchloom.core.loss_weights import (
+    MAX_LOSS_WEIGHT,
+    TokenFlags,
+    encode_loss_weights,
+    has_loss_weights,
+    parse_loss_weight,
+)
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
 from batchloom.core.wording import BYTES_REMEDY, describe_json_type, format_count
 
@@ -63,6 +71,7 @@ _PROMPT_FIELD = "prompt"
 _PARAGRAPH_SEPARATOR = "\n\n"
 _IGNORED_LABEL = -100
 _NO_TURNS: Turns = ([], [])
+Number = TypeVar("Number", np.int64, np.float64)
 
 
 @final
@@ -72,16 +81,20 @@ class TokenRow:
 
     Attributes:
         ids: token ids, int64, shape [tokens].
-        trained: mask of the trained tokens, bool, shape [tokens]; None if the record has no such column.
+        trained: flags of the trained tokens (bool) or codes of their loss weights (uint8), shape [tokens]; None if
+            the record has no such column.
+        rounded: whether a loss weight was rounded.
     """
 
     ids: NDArray[np.int64]
-    trained: NDArray[np.bool_] | None
+    trained: TokenFlags | None
+    rounded: bool = False
 
 
 ParsedRecord = (
     str
     | InterleavedText
+    | SegmentedText
     | Conversation
     | PreferencePair
     | LabelledConversation
@@ -131,12 +144,12 @@ class SchemaReader:
         self._response, self._completion, self._label = self._find_columns("response", "completion", "label")
         self._chosen, self._rejected = self._find_columns("chosen", "rejected")
         self._context, self._history = self._find_columns("context", "history")
-        self._system, self._tools = self._find_columns("system", "tools")
-        (self._template_args, self._rejected_images) = self._find_columns("template_args", "rejected_images")
+        self._system, self._tools, self._weight = self._find_columns("system", "tools", "weight")
+        self._template_args, self._rejected_images = self._find_columns("template_args", "rejected_images")
         self._completions, self._labels = self._find_columns("completions", "labels")
         # Without any of these columns, a record needs fewer steps.
         self._prompt_columns = top_level_columns((*self._context.names, *self._history.names))
-        outer_columns = (self._system, self._tools, self._template_args, self._rejected_images)
+        outer_columns = (self._system, self._tools, self._weight, self._template_args, self._rejected_images)
         self._outer_columns = _MEDIA_COLUMNS | top_level_columns(n for column in outer_columns for n in column.names)
         self._late = {name: role for role, names in schema.late.items() for name in names}
         self._unsupported = unsupported_columns(schema)
@@ -146,6 +159,7 @@ class SchemaReader:
         readers: dict[SchemaForm, RecordReader] = {
             "text": self._read_text,
             "interleaved": self._read_interleaved,
+            "segments": lambda row: read_segments(row, schema.columns["segments"][0]),
             "tokens": lambda row: read_token_row(row, schema.columns),
             "pair": self._read_media_pair if media else self._read_pair,
             "prompt": self._read_carrying_prompt,
@@ -241,7 +255,7 @@ class SchemaReader:
         """Return system, ``before`` and ``after``; a completion begins at ``after``."""
         messages, trained = concat_turns(before, after) if after[0] else before
         start = len(before[0])
-        tools = arguments = None
+        tools, arguments, weight = None, None, 1.0
         if not self._outer_columns.isdisjoint(row):
             _check_no_media(row, self._schema)
             extended_messages = self._prepend_system(row, messages)
@@ -252,7 +266,11 @@ class SchemaReader:
                 tools = read_tools(value, self._tools.name(row, value))
             if (value := self._template_args.get(row)) is not None:
                 arguments = read_template_arguments(value, self._template_args.name(row, value))
-        return Conversation(messages, tools, trained, start if completion else None, template_args=arguments)
+            if is_non_empty(value := self._weight.get(row)):
+                weight = _parse_record_weight(value, f"column {self._weight.name(row, value)!r}")
+        return Conversation(
+            messages, tools, trained, start if completion else None, template_args=arguments, weight=weight
+        )
 
     def _prepend_system(self, row: Row, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages after the system column's; the same list if it adds nothing."""
@@ -713,6 +731,31 @@ def _read_media_lists(
     return media_lists
 
 
+def _parse_record_weight(value: Any, name: str) -> float:
+    """Parse the weight of a record, which may be text as in CSV."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = float(value)
+    return parse_loss_weight(value, name, "; leave any other column out with --map weight=")
+
+
+def read_segments(row: Row, name: str) -> SegmentedText:
+    """Read axolotl's segments: texts that are each trained or not."""
+    value = get_column_value(row, name)
+    if value is None:
+        raise missing_column_error(row, "segments", name)
+    if not isinstance(value, list) or not value:
+        raise UnusableRecordError(f"column {name!r} holds {describe_json_type(value)}, not a list of segments")
+    for number, segment in enumerate(value):
+        if not isinstance(segment, dict) or not isinstance(segment.get("text"), str):
+            raise UnusableRecordError(f'{name}[{number}] is no segment: write {{"text": "...", "label": true}}')
+        if not isinstance(segment.get("label"), bool):
+            raise UnusableRecordError(
+                f"{name}[{number}].label is {segment.get('label')!r:.40}; it can be true (trained) or false"
+            )
+    return SegmentedText([segment["text"] for segment in value], [segment["label"] for segment in value])
+
+
 def read_token_row(row: Row, columns: dict[str, tuple[str, ...]]) -> TokenRow:
     """Read unpadded ids and the training mask of ``labels`` and ``loss_mask``.
 
@@ -733,7 +776,31 @@ def read_token_row(row: Row, columns: dict[str, tuple[str, ...]]) -> TokenRow:
     if "loss_mask" in columns:
         mask = _read_mask(row, "loss_mask", columns, ids)
         trained = mask if trained is None else trained & mask
+    if "loss_weights" in columns:
+        weights = _read_weights(row, columns, ids)[keep]
+        codes, rounded = encode_loss_weights(weights if trained is None else np.where(trained[keep], weights, 0))
+        return TokenRow(ids[keep], codes if has_loss_weights(codes) else codes.view(np.bool_), bool(rounded.any()))
     return TokenRow(ids[keep], None if trained is None else trained[keep])
+
+
+def _read_weights(row: Row, columns: dict[str, tuple[str, ...]], ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Read one loss weight per token."""
+    name = columns["loss_weights"][0]
+    value: Any = get_column_value(row, name)
+    if value is None:
+        raise missing_column_error(row, "loss_weights", name)
+    weights = np.asarray(value) if isinstance(value, list | tuple | np.ndarray) else np.zeros((0, 0))
+    if weights.ndim != 1 or (weights.size and weights.dtype.kind not in "iubf"):
+        raise UnusableRecordError(f"column {name!r} holds {describe_json_type(value)}, not a list of numbers")
+    weights = _check_same_length(weights.astype(np.float64), name, ids, columns)
+    # A comparison with NaN is False.
+    wrong = np.flatnonzero(~((weights >= 0) & (weights <= MAX_LOSS_WEIGHT)))
+    if len(wrong):
+        raise UnusableRecordError(
+            f"{name}[{wrong[0]}] is {weights[wrong[0]]}; a loss weight is a number from 0 (not trained) to "
+            f"{MAX_LOSS_WEIGHT}"
+        )
+    return weights
 
 
 def _read_label_mask(
@@ -762,8 +829,8 @@ def _read_mask(row: Row, role: str, columns: dict[str, tuple[str, ...]], ids: ND
 
 
 def _check_same_length(
-    values: NDArray[np.int64], name: str, ids: NDArray[np.int64], columns: dict[str, tuple[str, ...]]
-) -> NDArray[np.int64]:
+    values: NDArray[Number], name: str, ids: NDArray[np.int64], columns: dict[str, tuple[str, ...]]
+) -> NDArray[Number]:
     if len(values) != len(ids):
         ids_column = columns["input_ids"][0]
         raise UnusableRecordError(

@@ -24,9 +24,18 @@ _STEP_PATTERN = re.compile(r"([^.\[\]]+)|\[(-?\d+)\]")
 _MAX_LISTED_COLUMNS = 12
 _LABEL_VALUES = {"true": True, "1": True, "false": False, "0": False}
 
-SchemaKind = Literal["text", "interleaved", "conversation", "preference", "prompt", "steps", "tokens"]
+SchemaKind = Literal["text", "interleaved", "segments", "conversation", "preference", "prompt", "steps", "tokens"]
 SchemaForm = Literal[
-    "messages", "pair", "prompt-completion", "instruction", "prompt", "steps", "tokens", "interleaved", "text"
+    "messages",
+    "pair",
+    "prompt-completion",
+    "instruction",
+    "prompt",
+    "steps",
+    "segments",
+    "tokens",
+    "interleaved",
+    "text",
 ]
 
 # ``query`` is ms-swift's.
@@ -38,6 +47,7 @@ _SYSTEM_COLUMNS = ("system", "system_prompt")
 _TOOLS_COLUMNS = ("tools",)
 _TEMPLATE_ARGS_COLUMNS = ("chat_template_kwargs",)
 _LABEL_COLUMNS = ("label", "kto_tag")
+_WEIGHT_COLUMNS = ("weight",)
 _SWIFT_REJECTED_COLUMNS = ("rejected_response", "rejected_messages")
 CHOSEN_COLUMNS = ("chosen", "chosen_response")
 REJECTED_COLUMNS = ("rejected", "rejected_response")
@@ -65,7 +75,7 @@ class FormRule:
 
     @property
     def kinds(self) -> frozenset[SchemaKind]:
-        if self.form in ("text", "interleaved", "prompt", "steps", "tokens"):
+        if self.form in ("text", "interleaved", "segments", "prompt", "steps", "tokens"):
             return frozenset((self.form,))
         if self.form == "pair":
             return frozenset(("preference",))
@@ -88,6 +98,7 @@ _CONVERSATION_COLUMNS = {
     "tools": _TOOLS_COLUMNS,
     "template_args": _TEMPLATE_ARGS_COLUMNS,
     "label": _LABEL_COLUMNS,
+    "weight": _WEIGHT_COLUMNS,
     **_MEDIA_COLUMNS,
 }
 _PAIR_OPTIONAL_COLUMNS = {"prompt": PROMPT_COLUMNS, **_ANSWERS_OPTIONAL_COLUMNS}
@@ -122,6 +133,7 @@ FORM_RULES = (
             "tools": (),
             "template_args": _TEMPLATE_ARGS_COLUMNS,
             "label": _LABEL_COLUMNS,
+            "weight": _WEIGHT_COLUMNS,
             **_MEDIA_COLUMNS,
         },
     ),
@@ -131,10 +143,16 @@ FORM_RULES = (
         {"messages": ("completion",)},
         _CONVERSATION_COLUMNS,
     ),
+    FormRule("segments", {"segments": ("segments",)}, {}),
     FormRule(
         "tokens",
         {"input_ids": ("input_ids",)},
-        {"labels": ("labels",), "loss_mask": ("loss_mask",), "attention_mask": ("attention_mask",)},
+        {
+            "labels": ("labels",),
+            "loss_mask": ("loss_mask",),
+            "loss_weights": ("loss_weights", "loss_scale"),
+            "attention_mask": ("attention_mask",),
+        },
     ),
     FormRule("text", {"text": ("text", "content")}, {}),
 )
@@ -199,7 +217,7 @@ class Schema:
 
     @property
     def kind(self) -> SchemaKind:
-        if self.form in ("text", "interleaved", "prompt", "steps", "tokens"):
+        if self.form in ("text", "interleaved", "segments", "prompt", "steps", "tokens"):
             return self.form
         if self.form == "pair" or "label" in self.columns:
             return "preference"

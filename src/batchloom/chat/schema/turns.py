@@ -9,17 +9,18 @@ from typing import Any
 
 import orjson
 
-from batchloom.chat.schema.record_keys import MESSAGE_KEYS, PART_KEYS, TRAIN_FLAGS, check_keys
+from batchloom.chat.schema.record_keys import MESSAGE_KEYS, PART_KEYS, TEXT_PART_KEYS, check_keys
 from batchloom.chat.schema.record_media import is_extracted_medium
+from batchloom.chat.schema.train_flags import join_flagged_parts, read_train_flag
+from batchloom.core.document import MESSAGE_ROLES, TrainFlag
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.settings import suggest
 from batchloom.core.wording import describe_json_type
 
 Message = dict[str, Any]
 # Messages, and the train flag of each, None where the record has none. No flags at all is an empty list.
-Turns = tuple[list[Message], list[bool | None]]
+Turns = tuple[list[Message], list[TrainFlag]]
 
-ROLES = frozenset({"system", "user", "assistant", "tool", "developer"})
 # Senders of calls, whose content is the call itself: LLaMA-Factory's, and ms-swift's two.
 _CALL_ROLES = frozenset(("function_call", "function-call", "tool_call"))
 # Roles that other libraries read without any setting, as ``role`` or ``from``.
@@ -38,7 +39,7 @@ _ROLE_BY_SENDER = {
     # ms-swift.
     **dict.fromkeys(("observations", "function_response", "function-response", "tool_response"), "tool"),
     **dict.fromkeys(_CALL_ROLES, "assistant"),
-    **{role: role for role in ROLES},
+    **{role: role for role in MESSAGE_ROLES},
 }
 # Role names that no library reads without a setting, and their equivalents.
 _ROLE_SUGGESTIONS = {
@@ -49,8 +50,6 @@ _ROLE_SUGGESTIONS = {
     "ipython": "tool",
     "tools": "tool",
 }
-_BOOLEAN_FLAGS = frozenset(("train", "training", "loss"))
-_ASSISTANT_FLAGS = frozenset(("weight", "loss"))
 _MAX_DEPTH = 100
 # White space and zero-width characters: spaces, joiners, soft hyphens, byte order marks.
 _INVISIBLE_CHARACTERS = (
@@ -87,20 +86,24 @@ def read_turns(value: object, column: str) -> Turns:
     if _is_exchange(value[0]):
         value = _expand_exchanges(value, column)
     turns = value
-    flags: list[bool | None] = []
+    flags: list[TrainFlag] = []
     call_numbers: list[int] = []
     for number, message in enumerate(value):
         if _is_plain_message(message):
             continue
         message_path = f"{column}[{number}]"
         normalized_message = _normalize_message(message, message_path)
+        flag = read_train_flag(normalized_message, message_path)
+        content = normalized_message.get("content")
+        joined_content = join_flagged_parts(content, f"{message_path}.content")
+        if joined_content is not content:
+            normalized_message = {**normalized_message, "content": joined_content}
         if normalized_message is not message:
             # Copy the list: the record's own stays unchanged.
             turns = list(value) if turns is value else turns
             turns[number] = normalized_message
             if get_sender(message) in _CALL_ROLES:
                 call_numbers.append(number)
-        flag = _read_train_flag(normalized_message, message_path)
         if flag is not None:
             flags += [None] * (number - len(flags))
             flags.append(flag)
@@ -159,14 +162,14 @@ def _expand_exchanges(exchanges: list[Any], column: str) -> list[Message]:
 def _merge_calls(turns: Turns, call_numbers: list[int], column: str) -> Turns:
     """Join calls to the assistant turn that they follow, as ms-swift does."""
     messages: list[Message] = []
-    flags: list[bool | None] = []
+    flags: list[TrainFlag] = []
     all_flags = turns[1] or [None] * len(turns[0])
     for number, (message, flag) in enumerate(zip(turns[0], all_flags, strict=True)):
         if number not in call_numbers or not messages or messages[-1]["role"] != "assistant":
             messages.append(message)
             flags.append(flag)
             continue
-        if flag is not None and flags[-1] is not None and flag is not flags[-1]:
+        if flag is not None and flags[-1] is not None and flag != flags[-1]:
             raise UnusableRecordError(
                 f"{column}[{number}] is a call of the turn before it, and their training flags contradict each other; "
                 "leave one out"
@@ -182,7 +185,7 @@ def _is_plain_message(message: object) -> bool:
     if type(message) is not dict or len(message) != 2:
         return False
     role, content = message.get("role"), message.get("content")
-    return type(role) is str and role in ROLES and type(content) is str and not is_empty_text(content)
+    return type(role) is str and role in MESSAGE_ROLES and type(content) is str and not is_empty_text(content)
 
 
 def read_tools(value: object, column: str) -> list[Any] | None:
@@ -226,7 +229,7 @@ def _normalize_message(message: object, field_path: str) -> Message:
     role = message.get(role_key)
     if not isinstance(role, str) or role not in _ROLE_BY_SENDER:
         raise UnusableRecordError(_describe_unknown_role(message, role, f"{field_path}.{role_key}"))
-    if role_key == "from" or role not in ROLES or ("content" not in message and "value" in message):
+    if role_key == "from" or role not in MESSAGE_ROLES or ("content" not in message and "value" in message):
         message = _convert_sender(message, role_key, field_path)
         role = message["role"]
     if isinstance(message.get("content"), list):
@@ -330,7 +333,7 @@ def _check_parts(parts: list[Any], field_path: str) -> bool:
         kind = part.get("type") if isinstance(part, dict) else None
         part_path = f"{field_path}[{number}]"
         if kind == "text" and isinstance(part.get("text"), str):
-            check_keys(part, PART_KEYS, part_path)
+            check_keys(part, TEXT_PART_KEYS, part_path)
             continue
         if isinstance(kind, str) and any(medium in kind for medium in _MEDIA_PART_TYPES):
             raise UnusableRecordError(f"{part_path} is of type {kind!r}: images and audio need --processor")
@@ -358,30 +361,6 @@ def _check_calls(calls: object, field_path: str) -> None:
         if not isinstance(function.get("arguments"), str | dict | None):
             arguments_type = describe_json_type(function["arguments"])
             raise UnusableRecordError(f"{call_path}.arguments holds {arguments_type}, not an object or its JSON text")
-
-
-def _read_train_flag(message: Message, field_path: str) -> bool | None:
-    """Return whether the flags of a message mark it as trained; None without flags."""
-    flags: dict[str, bool] = {}
-    for name in TRAIN_FLAGS:
-        value = message.get(name)
-        if value is None:
-            continue
-        if name in _BOOLEAN_FLAGS and not isinstance(value, bool):
-            raise UnusableRecordError(f"{field_path}.{name} is {value!r}; it can be true or false")
-        if not isinstance(value, int | float) or value not in (0, 1):
-            raise UnusableRecordError(
-                f"{field_path}.{name} is {value!r}; it can be 0 (not trained) or 1 (trained), fractions are not "
-                "supported"
-            )
-        flags[name] = bool(value)
-    if len(set(flags.values())) > 1:
-        flag_list = " and ".join(f"{name} {message[name]}" for name in flags)
-        raise UnusableRecordError(f"{field_path} has {flag_list}, which contradict each other; leave one out")
-    if message["role"] != "assistant":
-        # OpenAI and ms-swift define these for assistant turns only; LLaMA-Factory weights any message.
-        flags = {name: flag for name, flag in flags.items() if not flag or name not in _ASSISTANT_FLAGS}
-    return next(iter(flags.values()), None)
 
 
 def _convert_sender(message: Message, role_key: str, field_path: str) -> Message:
@@ -416,7 +395,7 @@ def _describe_unknown_role(message: Message, role: object, field_path: str) -> s
     if not isinstance(role, str):
         return f"{field_path} holds {describe_json_type(role)}, not one of {_ROLE_LIST}"
     suggested_role = _ROLE_SUGGESTIONS.get(role.lower(), role.lower())
-    if suggested_role in ROLES:
+    if suggested_role in MESSAGE_ROLES:
         name = "system_role" if suggested_role == "system" else suggested_role
         hint = f"; did you mean {suggested_role!r}? --map {name}={role} reads it so"
     else:

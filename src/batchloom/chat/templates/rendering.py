@@ -55,12 +55,14 @@ from batchloom.chat.templates.turn_positions import (
     make_control_pattern,
     mark_messages,
 )
-from batchloom.core.document import Conversation
+from batchloom.core.document import Conversation, TurnWeight
 from batchloom.core.medium import MediumKind
 from batchloom.core.settings import suggest
 
 # White space around the contents of a probe; a template that strips contents removes it.
 PROBE_WHITESPACE = ("\t\n ", " \n\t")
+
+CharacterSpan = tuple[int, int]
 
 # The role of each message, and whether its content is empty.
 ConversationShape = tuple[tuple[str, bool], ...]
@@ -107,6 +109,8 @@ class ConversationText(NamedTuple):
         generation: (start, stop) of each ``{% generation %}`` block; None if the template has none.
         altered: changes that the template made to contents, in words, else empty.
         media_spans: placeholder of each medium, in order.
+        content_spans: (start, stop) of the content of each message, if it is one text that the template wrote once,
+            without the white space at its ends. Empty for plain conversations.
     """
 
     text: str
@@ -116,6 +120,7 @@ class ConversationText(NamedTuple):
     generation: tuple[tuple[int, int], ...] | None
     altered: tuple[str, ...] = ()
     media_spans: tuple[PlaceholderSpan, ...] = ()
+    content_spans: Mapping[int, CharacterSpan] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +255,7 @@ def expand_placeholders(
         turns=[None if turn is None else TurnPosition(*map(shift, turn)) for turn in rendered.turns],
         control=sorted(offsets),
         generation=None if generation is None else tuple((shift(start), shift(stop)) for start, stop in generation),
+        content_spans={number: (shift(start), shift(stop)) for number, (start, stop) in rendered.content_spans.items()},
     )
     return expanded, ranges
 
@@ -410,8 +416,8 @@ class TextJoiner:
         end = len(prompt) + len(completion.removesuffix(self._end))
         text = (prompt + completion)[:end] + self._end
         turns: list[TurnPosition | None] = [
-            TurnPosition(0, 0, len(prompt)),
-            TurnPosition(len(prompt), len(prompt), len(text)),
+            TurnPosition(0, 0, len(prompt), len(prompt)),
+            TurnPosition(len(prompt), len(prompt), end, len(text)),
         ]
         return ConversationText(text, turns, "", [end], ((len(prompt), len(text)),))
 
@@ -514,7 +520,9 @@ class _TemplateRenderer:
         messages = list(map(normalize_message, source_messages))
         tools, prompt = conversation.tools or None, conversation.is_prompt
         # Skeletons are learned without the beginning of an answer.
-        filled = None if tools or prompt else self._fill_skeleton(messages)
+        # Skeletons do not say where contents are.
+        has_ranges = any(isinstance(flag, TurnWeight) and flag.ranges for flag in conversation.trained)
+        filled = None if tools or prompt or has_ranges else self._fill_skeleton(messages)
         if filled is not None and self.inserts_contents and not media.kinds:
             # Jinja would give the same text, but would take nearly half of the time of encoding a conversation.
             return filled
@@ -601,8 +609,11 @@ class _TemplateRenderer:
             media_spans = self._find_media_spans(output.text, control, media)
             if media_spans:
                 marked_text = add_media_blocks(marked_text, media_spans, media.owners)
+            content_spans = _find_content_spans(marked_text, messages)
             turns, altered, problem = self._find_turns(marked_text, messages, problem)
-            return ConversationText(output.text, turns, problem, control, output.generation, altered, media_spans)
+            return ConversationText(
+                output.text, turns, problem, control, output.generation, altered, media_spans, content_spans
+            )
         if hostile and problem == _TOO_MANY_PROBLEM:
             raise RenderError(problem)
         if hostile:
@@ -677,6 +688,20 @@ class _TemplateRenderer:
             for n in range(0, len(edges), 2)
             for match in self.pattern.finditer(marked_text.text, edges[n], edges[n + 1])
         ]
+
+
+def _find_content_spans(marked_text: MarkedText, messages: list[dict[str, Any]]) -> dict[int, CharacterSpan]:
+    """Return the span of each content that is one text, written once and unchanged."""
+    spans: dict[int, CharacterSpan] = {}
+    repeated: set[int] = set()
+    for span, (number, key) in zip(marked_text.string_spans, marked_text.string_owners, strict=True):
+        content = messages[number].get("content") if number >= 0 and key == "content" else None
+        if not isinstance(content, str) or marked_text.text[slice(*span)] != content.strip():
+            continue
+        if number in spans:
+            repeated.add(number)
+        spans[number] = span
+    return {number: span for number, span in spans.items() if number not in repeated}
 
 
 def _choose_built_in(control: Mapping[str, int]) -> str:

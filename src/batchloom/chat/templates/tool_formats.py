@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from batchloom.chat.templates.chat_template import RenderError
 from batchloom.chat.templates.turn_positions import ASSISTANT
-from batchloom.core.document import Conversation
+from batchloom.core.document import Conversation, TrainFlag
 from batchloom.core.errors import TemplateError
 
 Tool = dict[str, Any]
@@ -266,7 +266,7 @@ def write_tools(conversation: Conversation, tool_format: ToolFormat, date: dt.da
         numbers.append(len(messages) - 1)
     if conversation.tools:
         messages[0] = _append_text(messages[0], tool_format.write_tools(conversation.tools, date))
-    trained: list[bool | None] = [None] * len(messages) if conversation.trained else []
+    trained: list[TrainFlag] = [None] * len(messages) if conversation.trained else []
     for number, flag in zip(numbers, conversation.trained, strict=False):
         trained[number] = flag if trained[number] is None else trained[number]
     completion = None if conversation.completion is None else numbers[conversation.completion]

@@ -1,36 +1,69 @@
 """Selection of the trained spans of a rendered conversation."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from batchloom.chat.templates.chat_template import RenderError
-from batchloom.chat.templates.rendering import ConversationText
+from batchloom.chat.templates.rendering import CharacterSpan, ConversationText
 from batchloom.chat.templates.turn_positions import ASSISTANT, TurnPosition
-from batchloom.core.document import Conversation
+from batchloom.core.document import MESSAGE_ROLES, Conversation, TrainFlag, TurnWeight
+from batchloom.core.loss_weights import MAX_LOSS_WEIGHT
+from batchloom.core.settings import suggest
 
-TrainOn = Literal["assistant", "all", "last", "completion"]
+TRAIN_ON_RULES = ("assistant", "all", "last", "completion")
+TrainOnEos = Literal["turn", "all", "last", "none"]
 
-CharacterSpan = tuple[int, int]
+
+class WeightedSpan(NamedTuple):
+    """Characters of a text, and the weight of the loss of their trained tokens.
+
+    Attributes:
+        start, stop: character offsets.
+        weight: weight that replaces those of earlier spans.
+        is_aligned: whether the span begins and ends between tokens. In any other, a token that crosses an end
+            belongs to the span if at least two of its characters do, as in axolotl.
+    """
+
+    start: int
+    stop: int
+    weight: float
+    is_aligned: bool = True
 
 
 class NothingTrainedError(Exception):
     """A conversation has nothing to train; the message says why."""
 
 
+def find_train_on_problem(value: object) -> str:
+    """Return the problem of a ``train_on``, or an empty string."""
+    if not isinstance(value, str):
+        return f"is no text; give {', '.join(TRAIN_ON_RULES)}, or roles such as assistant,tool"
+    if value in TRAIN_ON_RULES:
+        return ""
+    roles = value.split(",")
+    unknown = next((role for role in roles if role not in MESSAGE_ROLES), None)
+    if unknown is not None:
+        hint = suggest(unknown, (*TRAIN_ON_RULES, *sorted(MESSAGE_ROLES)))
+        return f"is none of {', '.join(TRAIN_ON_RULES)}, or roles such as assistant,tool{hint}"
+    return "names a role twice" if len(set(roles)) < len(roles) else ""
+
+
 def compute_trained_spans(
-    conversation: Conversation, rendered: ConversationText, train_on: TrainOn
+    conversation: Conversation, rendered: ConversationText, train_on: str, train_on_eos: TrainOnEos = "turn"
 ) -> list[CharacterSpan]:
     """Compute the trained spans of the text, sorted and disjoint.
 
     The train flag of a message overrides ``train_on`` for its turn. The header before a turn is
-    trained only with ``all``, the stop token after a trained turn always.
+    trained only with ``all``, the stop token after a trained turn as ``train_on_eos`` says.
 
     Args:
         conversation: the conversation; its flags override ``train_on``.
         rendered: its text and positions.
         train_on: ``assistant``: every assistant turn; ``last``: the last of them;
             ``completion``: everything from the body of the completion's first turn on;
-            ``all``: the complete text. Generation marks of the template, if any, delimit
-            the assistant turns.
+            ``all``: the complete text; or roles, separated by commas: every turn of these.
+            Generation marks of the template, if any, delimit the assistant turns.
+        train_on_eos: stop tokens to train: ``turn``: those of trained turns; ``all``: those of all turns; ``last``:
+            that of the last trained turn; ``none``.
 
     Returns:
         (start, stop) of each span, in characters of the text.
@@ -39,30 +72,103 @@ def compute_trained_spans(
         NothingTrainedError: no span is left to train.
         RenderError: a trained turn cannot be located.
     """
-    if train_on == "assistant" and rendered.generation is None and not conversation.trained:
+    if not conversation.weight:
+        raise NothingTrainedError("nothing to train: the record has weight 0")
+    is_plain = train_on_eos == "turn" and rendered.generation is None and not conversation.trained
+    if train_on == "assistant" and is_plain:
         plain = _compute_plain_spans(conversation, rendered)
         if plain:
             return plain
     roles = [str(message.get("role")) for message in conversation.messages]
-    flags = dict(enumerate(conversation.trained[: len(roles)]))
+    flags = {number: _is_trained(flag) for number, flag in enumerate(conversation.trained[: len(roles)])}
     flagged = {number for number, flag in flags.items() if flag}
     left_out = {number for number, flag in flags.items() if flag is False}
-    if train_on == "all" and not left_out:
-        return [(0, len(rendered.text))]
     if train_on in ("all", "completion"):
         start = 0 if train_on == "all" else _find_completion_start(conversation, rendered)
-        spans = _subtract_turns(start, len(rendered.text), [_require_turn(rendered, number) for number in left_out])
-        spans += [_require_turn(rendered, number)[1:] for number in flagged]
+        excluded = [_get_turn_span(rendered, number) for number in left_out]
+        spans = _subtract_spans([(start, len(rendered.text))], excluded)
+        spans += [_get_turn_span(rendered, number) for number in flagged]
+        selected = set(range(len(roles)))
     else:
         assistants = [number for number, role in enumerate(roles) if role == ASSISTANT]
-        selected = set(assistants[-1:] if train_on == "last" else assistants)
+        chosen_roles = train_on.split(",")
+        selected = {number for number, role in enumerate(roles) if role in chosen_roles}
+        selected = set(assistants[-1:]) if train_on == "last" else selected
         spans = _list_turn_spans(rendered, assistants, sorted((selected | flagged) - left_out))
+    if train_on_eos != "turn" and spans:
+        spans = _select_stops(rendered, spans, train_on_eos, (selected | flagged) - left_out)
     spans = _merge_spans(spans)
     if spans:
         return spans
     if ASSISTANT not in roles:
         raise NothingTrainedError(f"nothing to train: there is no assistant turn (roles: {', '.join(roles):.80})")
     raise NothingTrainedError("nothing to train: the turns that train_on selects are empty or flagged as not trained")
+
+
+def compute_weighted_spans(conversation: Conversation, rendered: ConversationText) -> list[WeightedSpan]:
+    """Compute the spans whose loss has another weight than 1, in ascending precedence.
+
+    Raises:
+        RenderError: a weighted turn or its content cannot be located, or weights multiply beyond the limit.
+    """
+    factor = conversation.weight
+    spans = [WeightedSpan(0, len(rendered.text), factor)] if factor != 1 else []
+    for number, flag in enumerate(conversation.trained):
+        if not isinstance(flag, TurnWeight) or flag.trained is False:
+            continue
+        turn, weight = _require_turn(rendered, number), factor * flag.weight
+        spans.append(WeightedSpan(turn.body, turn.end, weight))
+        if flag.ranges:
+            spans += _list_content_spans(conversation, rendered, number, weight)
+    if spans and (largest := max(span.weight for span in spans)) > MAX_LOSS_WEIGHT:
+        raise RenderError(f"its loss weights multiply to {largest:g}; the largest is {MAX_LOSS_WEIGHT}")
+    return spans
+
+
+def _list_content_spans(
+    conversation: Conversation, rendered: ConversationText, number: int, weight: float
+) -> list[WeightedSpan]:
+    """Return the weighted spans of a turn with content ranges.
+
+    The rest of the turn, up to the end of its content, has weight 0.
+    """
+    flag, content = conversation.trained[number], conversation.messages[number]["content"]
+    span = rendered.content_spans.get(number)
+    if span is None or not isinstance(flag, TurnWeight):
+        raise RenderError(
+            f"the template changes the content of turn {number + 1}, so that its trained ranges cannot be located; "
+            "choose another template, or flag the message"
+        )
+    # Templates may strip white space, so the span is that of the content without it.
+    start = span[0] - (len(content) - len(content.lstrip()))
+    low, high = span
+    if rendered.text.startswith(content, max(start, 0)):
+        low, high = start, start + len(content)
+    turn = _require_turn(rendered, number)
+    spans = [WeightedSpan(turn.body, high, 0.0)]
+    for content_range in flag.ranges:
+        begin, end = max(start + content_range.start, low), min(start + content_range.stop, high)
+        if begin < end:
+            spans.append(WeightedSpan(begin, end, weight * content_range.weight, is_aligned=False))
+    return spans
+
+
+def _is_trained(flag: TrainFlag) -> bool | None:
+    return flag.trained if isinstance(flag, TurnWeight) else flag
+
+
+def _select_stops(
+    rendered: ConversationText, spans: list[CharacterSpan], train_on_eos: TrainOnEos, trained: set[int]
+) -> list[CharacterSpan]:
+    """Add the stop tokens of turns to the spans, or remove them."""
+    if not rendered.turns:
+        _require_turn(rendered, 0)
+    stops = {number: (turn.stop, turn.end) for number, turn in enumerate(rendered.turns) if turn is not None}
+    if train_on_eos == "all":
+        return [*spans, *stops.values()]
+    last = max((number for number in stops if number in trained), default=None)
+    kept = last if train_on_eos == "last" else None
+    return _subtract_spans(_merge_spans(spans), [stop for number, stop in stops.items() if number != kept])
 
 
 def _compute_plain_spans(conversation: Conversation, rendered: ConversationText) -> list[CharacterSpan]:
@@ -82,7 +188,7 @@ def _list_turn_spans(rendered: ConversationText, assistants: list[int], numbers:
     """Return the spans of turns; generation marks delimit those of assistants."""
     marks = rendered.generation
     if marks is None or not numbers:
-        return [_require_turn(rendered, number)[1:] for number in numbers]
+        return [_get_turn_span(rendered, number) for number in numbers]
     if numbers == assistants:
         return list(marks)
     if len(marks) != len(assistants):
@@ -91,7 +197,7 @@ def _list_turn_spans(rendered: ConversationText, assistants: list[int], numbers:
             "turns: they cannot be matched"
         )
     by_number = dict(zip(assistants, marks, strict=True))
-    return [by_number.get(n) or _require_turn(rendered, n)[1:] for n in numbers]
+    return [by_number.get(n) or _get_turn_span(rendered, n) for n in numbers]
 
 
 def _find_completion_start(conversation: Conversation, rendered: ConversationText) -> int:
@@ -115,13 +221,22 @@ def _require_turn(rendered: ConversationText, number: int) -> TurnPosition:
     return turn
 
 
-def _subtract_turns(start: int, stop: int, left_out: list[TurnPosition]) -> list[CharacterSpan]:
-    spans = []
-    for turn in sorted(left_out):
-        if turn.body > start:
-            spans.append((start, turn.body))
-        start = max(start, turn.end)
-    return [*spans, (start, stop)]
+def _get_turn_span(rendered: ConversationText, number: int) -> CharacterSpan:
+    turn = _require_turn(rendered, number)
+    return turn.body, turn.end
+
+
+def _subtract_spans(spans: list[CharacterSpan], excluded: list[CharacterSpan]) -> list[CharacterSpan]:
+    """Remove spans from others, which are disjoint."""
+    remaining = []
+    for start, stop in spans:
+        begin = start
+        for first, last in sorted(excluded):
+            if first < stop and last > begin:
+                remaining.append((begin, first))
+                begin = last
+        remaining.append((begin, stop))
+    return [(start, stop) for start, stop in remaining if start < stop]
 
 
 def _merge_spans(spans: list[CharacterSpan]) -> list[CharacterSpan]:

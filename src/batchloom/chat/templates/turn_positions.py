@@ -128,8 +128,9 @@ class MarkedText:
     text: str
     # Blocks of the messages, in order of the text.
     blocks: list[MarkedBlock]
-    # (start, stop) of every complete string, in order.
+    # (start, stop) of every complete string, in order, and the message and key of each.
     string_spans: list[tuple[int, int]]
+    string_owners: list[tuple[int, str]]
     # Whether every mark is paired and encloses its string, unchanged or as JSON.
     intact: bool
     # (owner, key) of strings whose marks are both missing.
@@ -151,19 +152,22 @@ def extract_marks(text: str, marker: Marker) -> MarkedText:
     issued_marks = [(mark, position) for mark, position in mark_positions if mark >> 1 < len(marker.owners)]
     present_strings = {mark >> 1 for mark, _ in issued_marks}
     missing_strings = {(owner, marker.keys[k]) for k, owner in enumerate(marker.owners) if k not in present_strings}
-    string_spans, intact = [], len(issued_marks) == len(mark_positions)
+    string_spans, string_owners = [], []
+    intact = len(issued_marks) == len(mark_positions)
     index = 0
     while index < len(issued_marks):
         mark, start = issued_marks[index]
         next_mark = issued_marks[index + 1] if index + 1 < len(issued_marks) else (-1, 0)
         if mark % 2 == 0 and next_mark[0] == mark + 1:
             string_spans.append((start, next_mark[1]))
+            string_owners.append((marker.owners[mark >> 1], marker.keys[mark >> 1]))
             intact &= _contains_string(plain[start : next_mark[1]], marker.strings[mark >> 1])
             index += 2
         else:
             intact = False
             index += 1
-    return MarkedText(plain, _group_marks(issued_marks, marker.owners), string_spans, intact, missing_strings)
+    blocks = _group_marks(issued_marks, marker.owners)
+    return MarkedText(plain, blocks, string_spans, string_owners, intact, missing_strings)
 
 
 def _contains_string(text: str, string: str) -> bool:
@@ -266,7 +270,8 @@ class TurnPosition(NamedTuple):
     head: int
     # First character that the model writes, or that was given.
     body: int
-    # End of the stop token, or of the content if there is none.
+    # Start and end of the stop token; both are the end of the content if there is none.
+    stop: int
     end: int
 
 
@@ -277,7 +282,7 @@ class TurnPositionError(Exception):
 def locate_turns(marked_text: MarkedText, roles: Sequence[str], grammar: TurnGrammar) -> list[TurnPosition | None]:
     """Return the position of each message; None if the template writes no text of it."""
     text, blocks = marked_text.text, marked_text.blocks
-    turn_spans: dict[int, tuple[int, int]] = {}
+    turn_spans: dict[int, tuple[int, int, int]] = {}
     for n, block in enumerate(blocks):
         number = block.owner
         if number < 0:
@@ -291,10 +296,10 @@ def locate_turns(marked_text: MarkedText, roles: Sequence[str], grammar: TurnGra
                 raise TurnPositionError(f"the template cuts off the end of turn {number + 1}")
             body = _find_body_start(text, low, block, grammar, number)
             last = _find_last_content(marked_text, block, grammar)
-            turn_spans[number] = body, _find_turn_end(text, last, high, grammar, number)
+            turn_spans[number] = body, *_find_turn_end(text, last, high, grammar, number)
         else:
-            end = _find_stop(text, block.stop, high, grammar)
-            turn_spans.setdefault(number, (block.start, block.stop if end is None else end))
+            stop = _find_stop(text, block.stop, high, grammar)
+            turn_spans.setdefault(number, (block.start, *(stop or (block.stop, block.stop))))
     return _add_turn_heads(text, turn_spans, len(roles), grammar)
 
 
@@ -339,43 +344,43 @@ def _skip_prefill(text: str, start: int, limit: int, grammar: TurnGrammar) -> in
     return stop if stop <= limit and text.startswith(grammar.prefill, start) else start
 
 
-def _find_stop(text: str, start: int, high: int, grammar: TurnGrammar) -> int | None:
-    """Return the end of the first stop token from ``start`` on; None without one."""
+def _find_stop(text: str, start: int, high: int, grammar: TurnGrammar) -> tuple[int, int] | None:
+    """Return (start, end) of the first stop token from ``start`` on; None without one."""
     stop = grammar.stop
     if stop == "":
-        return start
+        return start, start
     if stop and text.startswith(stop, start):
-        return start + len(stop)
+        return start, start + len(stop)
     first = None
     for match in grammar.added_pattern.finditer(text, start, high):
         token = match.group()
         if token in grammar.openers:
             break
         if token in grammar.enders:
-            return match.end()
+            return match.span()
         if first is None and grammar.control.fullmatch(token):
-            first = match.end()
+            first = match.span()
     return first
 
 
-def _find_turn_end(text: str, start: int, high: int, grammar: TurnGrammar, number: int) -> int:
-    end = _find_stop(text, start, high, grammar)
-    if end is None:
+def _find_turn_end(text: str, start: int, high: int, grammar: TurnGrammar, number: int) -> tuple[int, int]:
+    stop = _find_stop(text, start, high, grammar)
+    if stop is None:
         if grammar.stop is None:
-            return start
+            return start, start
         raise TurnPositionError(f"the template writes no stop token after turn {number + 1}")
-    return end
+    return stop
 
 
 def _add_turn_heads(
-    text: str, turn_spans: dict[int, tuple[int, int]], count: int, grammar: TurnGrammar
+    text: str, turn_spans: dict[int, tuple[int, int, int]], count: int, grammar: TurnGrammar
 ) -> list[TurnPosition | None]:
     turns: list[TurnPosition | None] = [None] * count
     previous_end = 0
-    for number, (body, end) in sorted(turn_spans.items(), key=lambda item: item[1]):
+    for number, (body, stop, end) in sorted(turn_spans.items(), key=lambda item: item[1]):
         match = grammar.control.search(text, previous_end, body) if previous_end else None
         head = match.start() if match else min(previous_end, body)
-        turns[number] = TurnPosition(head, body, end)
+        turns[number] = TurnPosition(head, body, stop, end)
         previous_end = max(previous_end, end)
     return turns
 

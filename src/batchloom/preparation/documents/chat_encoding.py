@@ -20,6 +20,7 @@ from batchloom.chat.templates import (
     PlaceholderFormat,
     TemplateArguments,
     TextJoiner,
+    WeightedSpan,
     choose_tool_format,
     expand_placeholders,
     make_control_pattern,
@@ -28,6 +29,7 @@ from batchloom.chat.templates import (
 from batchloom.core.addresses import redact_url
 from batchloom.core.document import Conversation
 from batchloom.core.errors import TokenizerError, UnusableRecordError
+from batchloom.core.loss_weights import TokenFlags, encode_loss_weights, has_loss_weights
 from batchloom.core.medium import Medium, MediumKind
 from batchloom.media import PlaceholderExpansion, ProcessorFamily
 from batchloom.tokens import Tokenizer
@@ -211,13 +213,15 @@ class RenderedText(NamedTuple):
     control: Sequence[int]  # Offsets of the control tokens that the template wrote
     trained_spans: Sequence[CharacterSpan]
     lenient: bool  # Allow a token at an edge of a trained span to extend beyond it
+    weighted_spans: Sequence[WeightedSpan] = ()  # Loss weights of trained tokens, in ascending precedence
 
 
 class MaskedTokens(NamedTuple):
     ids: NDArray[np.uint32]
-    mask: NDArray[np.bool_]  # True for trained tokens, bool [tokens]
+    mask: TokenFlags  # True for trained tokens, or the code of their loss weight [tokens]
     starts: NDArray[np.int64]  # Offset of each token in the text, int64 [tokens]
     in_bytes: bool  # Offsets count UTF-8 bytes instead of characters
+    rounded: bool = False  # A loss weight was rounded
 
     def find_tokens(self, text: str, character_offsets: Sequence[int]) -> list[int] | None:
         """Return the tokens that begin at the offsets; None if one is inside a token."""
@@ -228,9 +232,33 @@ class MaskedTokens(NamedTuple):
             return None
         return [int(number) for number in token_indices]
 
+    def find_span_tokens(self, text: str, span: WeightedSpan) -> tuple[int, int]:
+        """Return the first token of a span, and the one after its last."""
+        start, stop, _, is_aligned = span
+        # A token that reaches over an end must share two characters with the span.
+        margins = [start, stop] if is_aligned else [min(start + 1, stop), max(stop - 1, start)]
+        character_offsets = [start, stop, *margins, len(text)]
+        offsets = to_byte_offsets(text, character_offsets) if self.in_bytes else character_offsets
+        begin, end, inner_begin, inner_end, size = offsets
+        token_stops = np.append(self.starts[1:], size)
+        first = int(np.searchsorted(token_stops, inner_begin, side="right"))
+        behind = int(np.searchsorted(self.starts, inner_end, side="left"))
+        if not is_aligned:
+            first = min(first, int(np.searchsorted(self.starts, begin, side="left")))
+            behind = max(behind, int(np.searchsorted(token_stops, end, side="right")))
+        return first, behind
+
 
 def mask_texts(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> list[MaskedTokens | str]:
     """Return the tokens of each text, or the reason why it cannot be used."""
+    results = _mask_texts(encoder, texts)
+    return [
+        _apply_weights(result, text) if text.weighted_spans and not isinstance(result, str) else result
+        for text, result in zip(texts, results, strict=True)
+    ]
+
+
+def _mask_texts(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> list[MaskedTokens | str]:
     sizes = encoder.sizes
     if sizes is None:
         return [_mask_by_offsets(encoder, text) for text in texts]
@@ -248,6 +276,18 @@ def mask_texts(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> list[M
     ]
 
 
+def _apply_weights(masked_tokens: MaskedTokens, text: RenderedText) -> MaskedTokens:
+    """Replace the trained flags of a text by the codes of their loss weights."""
+    weights = masked_tokens.mask.astype(np.float64)
+    for span in text.weighted_spans:
+        first, behind = masked_tokens.find_span_tokens(text.text, span)
+        weights[first:behind] = span.weight
+    weights[~masked_tokens.mask] = 0
+    codes, rounded = encode_loss_weights(weights)
+    mask: TokenFlags = codes if has_loss_weights(codes) else codes.view(np.bool_)
+    return masked_tokens._replace(mask=mask, rounded=bool(rounded.any()))
+
+
 _SPELLED_CONTROL = "it spells a control token that cannot be distinguished from the template's own"
 _BYTES_DIFFER = "the bytes of its tokens differ from the bytes of its text"
 
@@ -263,7 +303,7 @@ def _mask_by_bytes(
     lengths: list[int] = []
     control: list[Sequence[int]] = []
     edges: list[Sequence[int]] = []
-    for text, control_offsets, trained_spans, _ in texts:
+    for text, control_offsets, trained_spans, *_ in texts:
         is_ascii = text.isascii()
         if is_ascii or unicodedata.is_normalized("NFC", text):
             lengths.append(len(text) if is_ascii else len(text.encode()))
@@ -458,7 +498,7 @@ def expand_media_tokens(
         for medium, (first, behind), expansion in zip(media, bounds, text.expansions, strict=True)
     ]
     ids, starts = np.repeat(masked_tokens.ids, repeats), np.repeat(masked_tokens.starts, repeats)
-    return MaskedTokens(ids, np.repeat(mask, repeats), starts, masked_tokens.in_bytes), placed
+    return masked_tokens._replace(ids=ids, mask=np.repeat(mask, repeats), starts=starts), placed
 
 
 def _find_media_bounds(text: str, start: int, stop: int, encoder: ControlEncoder) -> tuple[int, int]:

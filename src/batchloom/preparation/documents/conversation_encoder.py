@@ -14,9 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.chat import RenderError
-from batchloom.chat.templates import ConversationText, NothingTrainedError, compute_trained_spans
+from batchloom.chat.templates import (
+    ConversationText,
+    NothingTrainedError,
+    compute_trained_spans,
+    compute_weighted_spans,
+)
 from batchloom.core.document import CarryingPrompt, Conversation, LabelledConversation, PreferencePair, SteppedAnswer
 from batchloom.core.errors import InputError
+from batchloom.core.loss_weights import TokenFlags, has_loss_weights
 from batchloom.preparation.documents.chat_encoding import (
     ChatEncoder,
     MaskedTokens,
@@ -57,19 +63,19 @@ class ConversationSegment(NamedTuple):
     trains: bool  # Some of its tokens are trained
 
 
-def count_fitting_tokens(mask: NDArray[np.bool_], heads: Sequence[int], limit: int) -> int:
+def count_fitting_tokens(mask: TokenFlags, heads: Sequence[int], limit: int) -> int:
     """Count the tokens that fit after turns are dropped from a conversation's end.
 
     Every remaining turn still follows the turn it answers, and the last one is trained. ``heads`` is the first token
     of each turn. Returns 0 if no complete turns with trained tokens fit.
     """
-    trained = np.concatenate([[0], np.cumsum(mask)])
+    trained = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])
     edges = [*heads[1:], mask.size]
     ends = [stop for start, stop in zip(heads, edges, strict=True) if trained[stop] > trained[start]]
     return max((stop for stop in ends if stop <= limit), default=0)
 
 
-def split_at_limit(mask: NDArray[np.bool_], limit: int) -> list[ConversationSegment]:
+def split_at_limit(mask: TokenFlags, limit: int) -> list[ConversationSegment]:
     """Split into consecutive segments of ``limit`` tokens; the last may be shorter.
 
     The first token of a segment is not trained, because no token predicts it.
@@ -104,13 +110,15 @@ class EncodedBatch:
     Attributes:
         ids: token ids of all documents, concatenated [tokens].
         lengths: tokens of each document [documents].
-        mask: True for trained tokens, bool [tokens]; None if all are trained.
+        mask: True for trained tokens, bool [tokens]; or the codes of their loss weights, uint8 [tokens]; None if all
+            are trained.
         numbers: index of each document in the input [documents], repeated if one was split; None if all are
             included.
         faults: documents that cannot be used.
         dropped: documents dropped by rule: nothing to train, or overlong.
         sides: side of each document, as in ``.pairs``; None if they are no preferences.
         altered: number of conversations that the template changed, by kind of change.
+        rounded: number of documents with loss weights that were rounded.
         added: number of control tokens added before and after the text of each document.
         moved: number of texts changed by fill-in-the-middle.
         plain: tokens and lengths of the texts before fill-in-the-middle, if documents are compared.
@@ -120,12 +128,13 @@ class EncodedBatch:
 
     ids: NDArray[np.generic]
     lengths: NDArray[np.uint32]
-    mask: NDArray[np.bool_] | None = None
+    mask: TokenFlags | None = None
     numbers: NDArray[np.int64] | None = None
     faults: list[EncodeFault] = field(default_factory=list)
     dropped: list[EncodeFault] = field(default_factory=list)
     sides: NDArray[np.uint8] | None = None
     altered: Counter[str] = field(default_factory=Counter)
+    rounded: int = 0
     added: tuple[int, int] = (0, 0)
     moved: int = 0
     plain: PlainTokens | None = None
@@ -138,12 +147,13 @@ class EncodedBatchBuilder:
     """Collector of the documents, faults and drops of a batch."""
 
     ids: list[NDArray[np.generic]] = field(default_factory=list)
-    masks: list[NDArray[np.bool_]] = field(default_factory=list)
+    masks: list[TokenFlags] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     sides: list[int] = field(default_factory=list)
     faults: list[EncodeFault] = field(default_factory=list)
     dropped: list[EncodeFault] = field(default_factory=list)
     altered: Counter[str] = field(default_factory=Counter)
+    rounded: int = 0
     media: list[list[PlacedMedium]] = field(default_factory=list)
     fields: list[bytes] = field(default_factory=list)
 
@@ -151,7 +161,7 @@ class EncodedBatchBuilder:
         self,
         number: int,
         ids: NDArray[np.generic],
-        mask: NDArray[np.bool_],
+        mask: TokenFlags,
         media: Sequence[PlacedMedium] = (),
         side: int | None = None,
         fields: bytes | None = None,
@@ -176,11 +186,14 @@ class EncodedBatchBuilder:
             dropped=sorted(self.dropped),
             sides=np.array(self.sides, np.uint8) if self.sides else None,
             altered=self.altered,
+            rounded=self.rounded,
             media=self.media if any(self.media) else [],
             fields=self.fields,
         )
 
 
+# Note of a job with rounded loss weights.
+ROUNDED_WEIGHTS = "Loss weights are rounded to the nearest of 256 values"
 _UINT32 = np.dtype(np.uint32)
 
 
@@ -206,7 +219,8 @@ def encode_conversations(
             if conversation.media:
                 media = write_expansions(conversation.media, rendered, encoder)
                 rendered = media.rendered
-            trained_spans = compute_trained_spans(conversation, rendered, rules.train_on)
+            trained_spans = compute_trained_spans(conversation, rendered, rules.train_on, rules.train_on_eos)
+            weighted_spans = compute_weighted_spans(conversation, rendered)
             check_surrogates(rendered.text)
         except RenderError as error:
             out.faults.append(EncodeFault(number, str(error)))
@@ -214,7 +228,7 @@ def encode_conversations(
             out.dropped.append(EncodeFault(number, str(error)))
         else:
             lenient = rendered.generation is not None
-            texts.append(RenderedText(rendered.text, rendered.control, trained_spans, lenient))
+            texts.append(RenderedText(rendered.text, rendered.control, trained_spans, lenient, weighted_spans))
             rendered_conversations.append(_RenderedConversation(number, conversation, rendered, media))
     results = mask_texts(encoder, texts) if texts else []
     if encoder.joins_texts:
@@ -228,6 +242,7 @@ def encode_conversations(
             continue
         if rendered_conversation.rendered.altered:
             out.altered.update(rendered_conversation.rendered.altered)
+        out.rounded += proved.rounded
         if rules.max_tokens is not None and proved.ids.size > rules.max_tokens:
             _apply_overlong(out, rendered_conversation, proved, placed, rules)
         elif np.count_nonzero(proved.mask):  # Three times as fast as mask.any() for a short mask.
@@ -362,9 +377,11 @@ def _find_mask_mismatch(encoder: ChatEncoder, text: RenderedText, masked_tokens:
     whitespace at its ends, or normalize it: they are compared without whitespace and in NFKC.
     """
     control = int(encoder.is_control[masked_tokens.ids].sum())
-    if text.lenient or control > len(text.control):  # Unknown tokens decode to no text.
+    has_untrained_ranges = any(span.weight == 0 for span in text.weighted_spans)
+    # Unknown tokens decode to no text.
+    if text.lenient or has_untrained_ranges or control > len(text.control):
         return ""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], masked_tokens.mask.astype(np.int8), [0]])))
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], (masked_tokens.mask != 0).astype(np.int8), [0]])))
     runs = zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
     expected_text = "".join(text.text[start:stop] for start, stop in text.trained_spans)
     decoded_text = "".join(encoder.tokenizer.decode(masked_tokens.ids[start:stop]) for start, stop in runs)
@@ -414,8 +431,8 @@ def write_with_control(
 
 _PAIR_SIDES = ("chosen", "rejected")
 _FLAGS_PROBLEM = (
-    "its flags (train, weight) select tokens outside the answer: only the answer of a preference is trained, "
-    "remove the flags"
+    "its flags (train, weight) select tokens outside the answer, or weight them: only the answer of a preference is "
+    "trained, with weight 1; remove the flags"
 )
 _SAME_ANSWERS = "its chosen and rejected answers are the same tokens: it expresses no preference"
 _PROMPTS_DIFFER = (
@@ -651,7 +668,8 @@ def _split_answers(encoded: EncodedBatch) -> dict[int, list[_AnswerTokens | None
     for number, begin, stop, placed in zip(encoded.numbers.tolist(), [0, *stops[:-1]], stops, media, strict=False):
         mask = encoded.mask[begin:stop]
         start = mask.size - int(np.count_nonzero(mask))
-        answer = _AnswerTokens(encoded.ids[begin:stop], start, placed) if mask[start:].all() else None
+        is_answer = mask[start:].all() and not has_loss_weights(mask)
+        answer = _AnswerTokens(encoded.ids[begin:stop], start, placed) if is_answer else None
         answers.setdefault(number, []).append(answer)
     return answers
 

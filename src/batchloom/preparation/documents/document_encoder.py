@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, InterleavedText, PreferencePair, Records, SteppedAnswer
 from batchloom.core.errors import InputError
+from batchloom.core.loss_weights import TokenFlags, has_loss_weights
 from batchloom.preparation.dedup.line_dedup import RepeatUnit
 from batchloom.preparation.documents.chat_encoding import ChatEncoder, ControlEncoder
 from batchloom.preparation.documents.conversation_encoder import (
@@ -27,11 +28,12 @@ from batchloom.preparation.documents.token_encoder import (
     FimCutter,
     encode_fim_texts,
     encode_interleaved,
+    encode_segments,
     encode_texts,
     encode_token_rows,
     make_snippet,
 )
-from batchloom.preparation.settings.recipe import DedupRecipe
+from batchloom.preparation.settings.recipe import ChatRules, DedupRecipe
 from batchloom.sources import PartReader, ReadRules, RecordBounds, SourcePart
 from batchloom.sources.files import Source
 from batchloom.store import StoreLengths
@@ -117,6 +119,15 @@ def normalize_records(batch: Records, record_kind: RecordKind, *, normalized: bo
         batch.select([n for n, text in enumerate(batch.values) if text and not text.isspace()])
 
 
+# Encoders of documents that a template renders.
+_RENDERED_ENCODERS: dict[str, Callable[[Any, ChatEncoder, ChatRules, np.dtype[np.generic]], EncodedBatch]] = {
+    "pairs": encode_preference_pairs,
+    "prompts": encode_prompts,
+    "labels": encode_labelled_answers,
+    "conversation": encode_conversations,
+}
+
+
 def encode_documents(encoder: DocumentEncoder, record_parser: RecordParser, documents: list[Any]) -> EncodedBatch:
     """Tokenize documents of one record parser."""
     tokenizer, dtype, chat = encoder.tokenizer, encoder.dtype, encoder.chat
@@ -127,6 +138,8 @@ def encode_documents(encoder: DocumentEncoder, record_parser: RecordParser, docu
         if encoder.media is None:
             raise AssertionError("a job with media needs a media encoder")
         encoded_batch = encode_interleaved(documents, encoder.media, dtype)
+    elif kind == "segments":
+        encoded_batch = encode_segments(documents, tokenizer, rules, dtype)
     elif rules is None:
         if encoder.fim is None:
             return encode_texts(documents, tokenizer, dtype)
@@ -137,14 +150,8 @@ def encode_documents(encoder: DocumentEncoder, record_parser: RecordParser, docu
         encoded_batch = encode_stepped_answers(documents, tokenizer, rules, dtype)
     elif chat is None:
         raise AssertionError("a job with conversations needs a template")
-    elif kind == "pairs":
-        encoded_batch = encode_preference_pairs(documents, chat, rules, dtype)
-    elif kind == "prompts":
-        encoded_batch = encode_prompts(documents, chat, rules, dtype)
-    elif kind == "labels":
-        encoded_batch = encode_labelled_answers(documents, chat, rules, dtype)
     else:
-        encoded_batch = encode_conversations(documents, chat, rules, dtype)
+        encoded_batch = _RENDERED_ENCODERS[kind](documents, chat, rules, dtype)
     faults = [fault._replace(snippet=make_snippet(documents[fault.number])) for fault in encoded_batch.faults]
     return replace(encoded_batch, faults=faults)
 
@@ -247,6 +254,7 @@ class EncodedDocuments:
         lengths: lengths of the documents in tokens.
         end_id: id that fills padding.
         masked: some tokens are not trained.
+        weighted: some tokens have other loss weights than 0 and 1.
     """
 
     def __init__(self, encoded: Sequence[EncodedBatch], end_id: int) -> None:
@@ -255,7 +263,8 @@ class EncodedDocuments:
         self.masked = any(batch.mask is not None for batch in encoded)
         self._tokens = np.concatenate([np.zeros(0, DIRECT_DTYPE), *(batch.ids for batch in encoded)])
         masks = [np.ones(batch.ids.size, bool) if batch.mask is None else batch.mask for batch in encoded]
-        self._trained = np.concatenate([np.zeros(0, bool), *masks])
+        self._flags: TokenFlags = np.concatenate([np.zeros(0, bool), *masks])
+        self.weighted = has_loss_weights(self._flags)
         self._starts = np.cumsum(lengths, dtype=np.int64) - lengths
 
     def read(
@@ -268,6 +277,10 @@ class EncodedDocuments:
     def mask(
         self, documents: DocumentNumbers, starts: DocumentNumbers, lengths: DocumentNumbers
     ) -> list[NDArray[np.bool_]]:
-        """Return the trained flags of document spans as views."""
+        """Return the trained flags of document spans."""
+        return [flags != 0 for flags in self.flags(documents, starts, lengths)]
+
+    def flags(self, documents: DocumentNumbers, starts: DocumentNumbers, lengths: DocumentNumbers) -> list[TokenFlags]:
+        """Return the trained flags or codes of loss weights of document spans as views."""
         begins = self._starts[documents] + starts
-        return [self._trained[a : a + n] for a, n in zip(begins, lengths, strict=True)]
+        return [self._flags[a : a + n] for a, n in zip(begins, lengths, strict=True)]

@@ -36,6 +36,7 @@ from batchloom.core.document import (
     LabelledConversation,
     PreferencePair,
     Records,
+    SegmentedText,
     SteppedAnswer,
 )
 from batchloom.core.errors import InputError, SchemaError, UnusableRecordError
@@ -52,7 +53,16 @@ from batchloom.sources.formats import SNIPPET_BYTES
 from batchloom.store.format import PreferenceKind
 
 RecordKind = Literal[
-    "text", "interleaved", "conversation", "tokens", "pairs", "text-pairs", "labels", "prompts", "steps"
+    "text",
+    "interleaved",
+    "segments",
+    "conversation",
+    "tokens",
+    "pairs",
+    "text-pairs",
+    "labels",
+    "prompts",
+    "steps",
 ]
 
 # Record kinds that a chat template renders.
@@ -90,7 +100,7 @@ class RecordParser:
         rules: read rules of the source.
         record_kind: kind of its documents.
         record_reader: converts a row to a document; None if the source yields texts already.
-        chat: rules for training on its conversations or preferences; None if it has none.
+        chat: rules for training on its conversations, preferences or segments; None if it has none.
         detected: one-line description for the user, empty for text files.
         columns: columns of each role in the first records.
         own_folder: media paths are relative to the source, even if a data folder is configured.
@@ -358,6 +368,10 @@ def make_record_parser(
         record_parser = RecordParser(
             rules, "conversation", record_reader, chat_rules, detected=schema.description, columns=columns
         )
+    elif schema.kind == "segments":
+        record_parser = RecordParser(
+            rules, "segments", make_record_reader(schema), chat.rules(completion=False), schema.description, columns
+        )
     else:
         record_kind: RecordKind = schema.kind if schema.kind in ("text", "interleaved") else "tokens"
         record_reader = make_record_reader(schema)
@@ -546,7 +560,7 @@ def iter_texts(value: object) -> Iterator[str]:
     if isinstance(value, PreferencePair):
         yield from iter_texts(value.chosen)
         yield from iter_texts(value.rejected)
-    if isinstance(value, InterleavedText):
+    if isinstance(value, InterleavedText | SegmentedText):
         yield from value.texts
     if isinstance(value, SteppedAnswer):
         yield from (value.prompt, *value.steps)

@@ -21,7 +21,7 @@ from batchloom.preparation.documents.token_encoder import split_digests
 from batchloom.preparation.units.unit_files import concatenate_ranges
 from batchloom.sources import STORE_MARKER_NAME
 from batchloom.store import map_file
-from batchloom.store.format import LossMask, map_mask
+from batchloom.store.format import LossMask, LossWeights, map_mask, map_weights
 from batchloom.store.read import map_prefix, refuse_standalone_shard
 from batchloom.store.write import write_chunks
 
@@ -58,6 +58,12 @@ class TokenFile:
     starts: NDArray[np.int64] | None
     header: int  # bytes before the first token
     mask: LossMask | None  # mask of the trained tokens; None if all are trained
+    weights: LossWeights | None = None  # loss weights; None if all are 0 and 1
+
+    @property
+    def flags(self) -> LossMask | LossWeights | None:
+        """Trained flags or weight codes of the tokens; None if all weights are 1."""
+        return self.weights or self.mask
 
 
 def find_token_inputs(inputs: Sequence[str]) -> list[TokenInput]:
@@ -121,7 +127,8 @@ def open_token_file(token_input: TokenInput, cutting: DocumentBoundaries, scratc
     write_chunks(scratch, (chunk.astype("<u4").tobytes() for chunk in lengths))
     sizes = np.frombuffer(map_file(scratch), "<u4")
     tokens = tokens.reshape(-1)
-    return TokenFile(token_input, tokens, sizes, None, header, _read_mask_sidecar(token_input.path, tokens.size))
+    sidecars = _read_sidecars(token_input.path, tokens.size)
+    return TokenFile(token_input, tokens, sizes, None, header, *sidecars)
 
 
 def _open_prefix(token_input: TokenInput, cutting: DocumentBoundaries) -> TokenFile:
@@ -139,8 +146,8 @@ def _open_prefix(token_input: TokenInput, cutting: DocumentBoundaries) -> TokenF
     starts = None if _is_contiguous(pointers, lengths, shard.tokens.dtype.itemsize) else pointers
     if starts is not None:
         starts = starts // shard.tokens.dtype.itemsize
-    mask = _read_mask_sidecar(token_input.path, shard.tokens.size)
-    return TokenFile(token_input, shard.tokens, lengths, starts, 0, mask)
+    sidecars = _read_sidecars(token_input.path, shard.tokens.size)
+    return TokenFile(token_input, shard.tokens, lengths, starts, 0, *sidecars)
 
 
 def _is_contiguous(pointers: NDArray[np.int64], lengths: NDArray[np.uint32], itemsize: int) -> bool:
@@ -253,6 +260,20 @@ def _iter_even_lengths(total: int, document_tokens: int) -> Iterator[NDArray[np.
         yield np.full(min(_CHUNK_SIZE, full_documents - start), document_tokens, np.uint32)
     if remainder:
         yield np.array([remainder], np.uint32)
+
+
+def _read_sidecars(path: Path, tokens: int) -> tuple[LossMask | None, LossWeights | None]:
+    """Read the ``.mask`` and ``.weights`` that ``batchloom export`` writes."""
+    mask, weights_path = _read_mask_sidecar(path, tokens), path.with_suffix(".weights")
+    if not weights_path.is_file():
+        return mask, None
+    weights, trained = map_weights(weights_path, tokens), mask.trained if mask else tokens
+    if not weights.count() == weights.trained == trained:
+        raise StoreError(
+            f"{weights_path} declares {weights.trained:,} trained tokens and weights {weights.count():,}, but "
+            f"{trained:,} tokens are trained: it is damaged. Export it again."
+        )
+    return mask, weights
 
 
 def _read_mask_sidecar(path: Path, tokens: int) -> LossMask | None:

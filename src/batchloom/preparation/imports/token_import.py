@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import InputError, OutputError, StoreConflictError, TokenizerError
 from batchloom.core.fingerprint import fingerprint
+from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.settings import Setting, find_problems, raise_problems, suggest, to_plain
 from batchloom.preparation.documents.subsets import SmallestHashes, SubsetRule, describe_missed_shares
 from batchloom.preparation.imports.token_files import (
@@ -118,7 +119,8 @@ def link_shard(imported_file: ImportedFile, stem: Path, part: int, link_mode: st
     columns = (hashes(), numbers, _iter_offsets(file), parts)
     docs = write_chunks(stem.with_suffix(".docs"), iter_provenance_chunks(count, columns))
     idx = write_chunks(stem.with_suffix(".idx"), iter_index_chunks(file.lengths, dtype))
-    mask = _copy_mask(file, stem.with_suffix(".mask"))
+    mask = _copy_sidecar(file, stem.with_suffix(".mask")) if file.mask else None
+    weights = _copy_sidecar(file, stem.with_suffix(".weights")) if file.weights else None
     _link_path(file.token_input.path, stem.with_suffix(".bin"), link_mode)
     return ShardEntry(
         name=stem.name,
@@ -131,6 +133,7 @@ def link_shard(imported_file: ImportedFile, stem: Path, part: int, link_mode: st
         mask=mask,
         trained=file.mask.trained if mask and file.mask else None,
         sums=write_checksum_file(stem.with_suffix(".sums"), checksums),
+        weights=weights,
     )
 
 
@@ -144,10 +147,8 @@ def _iter_offsets(file: TokenFile) -> Iterator[NDArray[np.int64]]:
         offset = int(ends[-1])
 
 
-def _copy_mask(file: TokenFile, path: Path) -> str | None:
-    if file.mask is None:
-        return None
-    view = map_file(file.token_input.path.with_suffix(".mask"))
+def _copy_sidecar(file: TokenFile, path: Path) -> str:
+    view = map_file(file.token_input.path.with_suffix(path.suffix))
     return write_chunks(path, (view[start : start + _CHUNK_SIZE] for start in range(0, len(view), _CHUNK_SIZE)))
 
 
@@ -184,7 +185,7 @@ def copy_shards(
                 if imported_file.subset == SUBSETS[0]:
                     codes = membership.codes(rows["hash"]).astype(np.int64)
                 begins = np.cumsum(batch.lengths) - batch.lengths
-                trained = _read_trained(imported_file.file, batch)
+                trained = _read_flags(imported_file.file, batch)
                 for code, name in enumerate(SUBSETS):
                     row_indices = np.flatnonzero(codes == code)
                     if row_indices.size:
@@ -219,13 +220,14 @@ def _make_import_rows(file: TokenFile, batch: TokenBatch, part: int) -> NDArray[
     return rows
 
 
-def _read_trained(file: TokenFile, batch: TokenBatch) -> NDArray[np.bool_] | None:
-    if file.mask is None:
+def _read_flags(file: TokenFile, batch: TokenBatch) -> TokenFlags | None:
+    flags = file.flags
+    if flags is None:
         return None
     begins, stops = batch.starts.tolist(), (batch.starts + batch.lengths).tolist()
     if file.starts is None:
-        return file.mask.slice(begins[0], stops[-1])
-    return np.concatenate([file.mask.slice(a, b) for a, b in zip(begins, stops, strict=True)])
+        return flags.slice(begins[0], stops[-1])
+    return np.concatenate([flags.slice(a, b) for a, b in zip(begins, stops, strict=True)])
 
 
 LinkMode = Literal["link", "symlink", "copy"]

@@ -10,6 +10,7 @@ from typing import Any, final
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputMissingError
 from batchloom.core.wording import format_count
+from batchloom.preparation.documents.conversation_encoder import ROUNDED_WEIGHTS
 from batchloom.preparation.phases.find_duplicates import search_all_ranges
 from batchloom.preparation.report.progress import JobCounters, PrepareLog
 from batchloom.preparation.units.unit_report import UnitReportMerger
@@ -219,10 +220,12 @@ class TokenizePhase:
         for alteration, source in facts.altered.items():
             if alteration not in self._noted_alterations:
                 self._noted_alterations.add(alteration)
-                self._log.note(
-                    f"{alteration}, first in {source}: batchloom doctor counts such conversations and shows them "
-                    "as a model sees them."
+                remedy = (
+                    "docs/format.md lists them"
+                    if alteration == ROUNDED_WEIGHTS
+                    else "batchloom doctor counts such conversations and shows them as a model sees them"
                 )
+                self._log.note(f"{alteration}, first in {source}: {remedy}.")
 
     def _make_error(self, number: int, part: int, bad: BadRecord) -> Exception:
         unit = self._units[number]

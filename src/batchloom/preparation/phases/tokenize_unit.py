@@ -13,10 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
+from batchloom.core.loss_weights import TokenFlags
 from batchloom.preparation.dedup.line_dedup import LineDeduplicator, hash_segments
 from batchloom.preparation.dedup.sorted_keys import open_key_writer
 from batchloom.preparation.documents.chat_encoding import PlacedMedium
-from batchloom.preparation.documents.conversation_encoder import EncodedBatch, EncodeFault, OverlongError
+from batchloom.preparation.documents.conversation_encoder import (
+    ROUNDED_WEIGHTS,
+    EncodedBatch,
+    EncodeFault,
+    OverlongError,
+)
 from batchloom.preparation.documents.document_encoder import (
     EncodeContext,
     encode_documents,
@@ -243,7 +249,7 @@ class DocumentSink(Protocol):
         tokens: NDArray[np.generic],
         rows: NDArray[np.void],
         codes: NDArray[np.uint8],
-        trained: NDArray[np.bool_] | None = None,
+        trained: TokenFlags | None = None,
         *,
         added: tuple[int, int] = (0, 0),
         plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,
@@ -510,6 +516,8 @@ class UnitTokenizer:
                 f"Template {self._context.chat.renderer.name} {alteration}" if self._context.chat else alteration
             )
             self._alterations.setdefault(description, self._unit.parts[int(rows["part"][0])].source.name)
+        if encoded_batch.rounded:
+            self._alterations.setdefault(ROUNDED_WEIGHTS, self._unit.parts[int(rows["part"][0])].source.name)
         if encoded_batch.numbers is not None:
             self._count_further(rows, encoded_batch.numbers, encoded_batch.faults + encoded_batch.dropped)
             rows, sizes = rows[encoded_batch.numbers], sizes[encoded_batch.numbers]

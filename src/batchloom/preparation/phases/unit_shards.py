@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import release_pages
+from batchloom.core.loss_weights import TokenFlags
 from batchloom.preparation.documents.subsets import SubsetRule
 from batchloom.preparation.phases.duplicate_resolution import (
     ShardCutter,
@@ -239,11 +240,11 @@ def _map_unit_signatures(unit_shards: UnitShards) -> MinHashSignatures | None:
     return MinHashSignatures(keys.reshape(-1, banding.bands), banding)
 
 
-def _iter_flags(path: Path) -> Iterator[NDArray[np.bool_]]:
-    """Yield the trained flags of a token file; none if the file is missing."""
+def _iter_flags(path: Path) -> Iterator[NDArray[np.uint8]]:
+    """Yield the flags and weight codes of a token file; none if the file is missing."""
     if path.exists():
         with translate_read_errors(path), path.open("rb") as file:
-            while (flags := np.fromfile(file, np.bool_, _CHUNK_TOKENS)).size:
+            while (flags := np.fromfile(file, np.uint8, _CHUNK_TOKENS)).size:
                 yield flags
 
 
@@ -304,7 +305,7 @@ class _ShardBatch(NamedTuple):
     codes: NDArray[np.uint8]
     starts: NDArray[np.int64]
     tokens: tuple[NDArray[np.generic], ...]
-    trained: tuple[NDArray[np.bool_] | None, ...]
+    trained: tuple[NDArray[np.uint8] | None, ...]
     first: int
 
 
@@ -322,7 +323,7 @@ def _iter_shard_batches(unit_shards: UnitShards) -> Iterator[_ShardBatch]:
     folder, settings = unit_shards.folder, unit_shards.settings
     files = [_map_array(folder / tokens_file_name(name), settings.dtype) for name in SUBSETS]
     flags = [folder / trained_file_name(name) for name in SUBSETS]
-    masks = [_map_array(path, np.dtype(np.bool_)) if path.exists() else None for path in flags]
+    masks = [_map_array(path, np.dtype(np.uint8)) if path.exists() else None for path in flags]
     token_stops, first = [0] * len(SUBSETS), 0
     for rows, reason_codes in iter_rows_with_reasons(folder, unit_shards.resolution_folder):
         remaining_mask = np.ones(len(rows), bool) if reason_codes is None else reason_codes == 0
@@ -412,13 +413,14 @@ class SubsetWriter:
         tokens: NDArray[np.generic],
         starts: NDArray[np.int64],
         row_indices: NDArray[np.int64],
-        trained: NDArray[np.bool_] | None = None,
+        trained: TokenFlags | None = None,
         first: int = 0,
     ) -> None:
         """Append the documents ``row_indices`` of ``rows``.
 
-        ``starts`` is the offset of each row's first token in ``tokens``. ``trained`` flags each of ``tokens``; None
-        means that all are trained. ``first`` is the index of the first row among the documents of the signatures.
+        ``starts`` is the offset of each row's first token in ``tokens``. ``trained`` has the flag or weight code
+        of each of ``tokens``; None means that all are trained. ``first`` is the index of the first row among the
+        documents of the signatures.
         """
         for begin, end, starts_shard in self._cutter.cut(rows[row_indices]):
             if starts_shard:

@@ -15,8 +15,9 @@ from batchloom.chat import NO_TEMPLATE, TEMPLATE_NAMES
 from batchloom.chat.templates import (
     DEFAULT_DATE,
     TOOL_FORMATS,
-    TrainOn,
+    TrainOnEos,
     find_argument_problems,
+    find_train_on_problem,
     parse_template_arguments,
 )
 from batchloom.core.addresses import make_input_labels
@@ -60,10 +61,19 @@ CHAT_PANEL = "Conversations"
 _DATE_CHARACTERS = len("YYYY-MM-DD")
 
 TRAIN_ON = Setting(
-    help="Turns to train on: assistant, all, last or completion.",
+    help="Turns to train on: assistant, all, last, completion, or roles such as assistant,tool.",
+    check=find_train_on_problem,
     shown_default="assistant; completion for prompt-completion records",
     panel=CHAT_PANEL,
 )
+TrainOnEosSetting = Annotated[
+    TrainOnEos,
+    Setting(
+        help="Stop tokens to train on: turn (those of trained turns), all (those of all turns), last (that of the last "
+        "trained turn) or none.",
+        panel=CHAT_PANEL,
+    ),
+]
 # Token counts are stored in 64 bits.
 MaxTokensSetting = Annotated[
     int | None, Setting(help="Maximum tokens of a conversation.", minimum=1, maximum=10**12, panel=CHAT_PANEL)
@@ -80,16 +90,18 @@ class ChatRules:
     """Rules for the conversations of one source.
 
     Attributes:
-        train_on: turns to train on: ``assistant``, ``all``, ``last`` or ``completion``.
+        train_on: turns to train on: ``assistant``, ``all``, ``last``, ``completion``, or roles separated by commas.
         max_tokens: maximum tokens of a conversation; None for no limit.
         overlong: policy for longer ones: ``drop``, ``truncate-turns``, ``split`` or ``error``.
         prove: whether trained tokens are decoded and compared with the text.
+        train_on_eos: stop tokens to train on: ``turn``, ``all``, ``last`` or ``none``.
     """
 
-    train_on: Annotated[TrainOn, TRAIN_ON] = "assistant"
+    train_on: Annotated[str, TRAIN_ON] = "assistant"
     max_tokens: MaxTokensSetting = None
     overlong: OverlongSetting = "drop"
     prove: ProveSetting = False
+    train_on_eos: TrainOnEosSetting = "turn"
 
     def __post_init__(self) -> None:
         raise_problems(find_problems(self))
@@ -250,8 +262,10 @@ class ChatRecipe:
         template_args: variables of the template by name; those of a record override them.
         template_date: date that the template writes, as ``YYYY-MM-DD``; None for 2024-07-26.
         tool_format: format in which tools and tool calls are written into contents; None leaves them to the template.
-        train_on: turns to train on: ``assistant``, ``all``, ``last`` or ``completion``; None for the completion of
-            prompt-completion records and the assistant's turns of others.
+        train_on: turns to train on: ``assistant``, ``all``, ``last``, ``completion``, or roles separated by commas;
+            None for the completion of prompt-completion records and the assistant's turns of others.
+        train_on_eos: stop tokens to train on: ``turn`` (those of trained turns), ``all`` (those of all turns),
+            ``last`` (that of the last trained turn) or ``none``.
         max_tokens: maximum tokens of a conversation; None for no limit.
         overlong: policy for longer ones: ``drop``, ``truncate-turns``, ``split`` (consecutive documents of at most
             ``max_tokens``) or ``error``.
@@ -299,7 +313,8 @@ class ChatRecipe:
             panel=CHAT_PANEL,
         ),
     ] = None
-    train_on: Annotated[TrainOn | None, TRAIN_ON] = None
+    train_on: Annotated[str | None, TRAIN_ON] = None
+    train_on_eos: TrainOnEosSetting = "turn"
     max_tokens: MaxTokensSetting = None
     overlong: OverlongSetting = "drop"
     prove: ProveSetting = False
@@ -328,7 +343,7 @@ class ChatRecipe:
     def rules(self, *, completion: bool) -> ChatRules:
         """Return the rules for one source, whose records have a completion or not."""
         train_on = self.train_on or ("completion" if completion else "assistant")
-        return ChatRules(train_on, self.max_tokens, self.overlong, self.prove)
+        return ChatRules(train_on, self.max_tokens, self.overlong, self.prove, self.train_on_eos)
 
 
 def _find_tokenizer_problem(value: object) -> str:
@@ -500,10 +515,8 @@ def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
     plain["dedup"] = dedup_to_plain(recipe.dedup)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name
-    if not recipe.chat.template_args:
-        plain["chat"].pop("template_args")
-    for name in ("template_date", "tool_format"):
-        if getattr(recipe.chat, name) is None:
+    for name in ("template_args", "template_date", "tool_format", "train_on_eos"):
+        if getattr(recipe.chat, name) == getattr(ChatRecipe(), name):
             plain["chat"].pop(name)
     plain["chat"] |= _template_to_plain(recipe.chat.template)
     return plain
@@ -705,7 +718,8 @@ class DocumentOptions(TypedDict, total=False):
     template_args: Mapping[str, Any] | Sequence[str] | None
     template_date: str | dt.date | None
     tool_format: str | None
-    train_on: TrainOn | None
+    train_on: str | None
+    train_on_eos: TrainOnEos | None
     max_tokens: int | None
     follow_links: bool | None
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord
 from batchloom.core.files import read_regular_file
+from batchloom.core.loss_weights import TokenFlags
 from batchloom.preparation.documents.chat_encoding import PlacedMedium
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.documents.subsets import SubsetRule
@@ -84,7 +85,7 @@ class StreamBatchWriter:
         tokens: NDArray[np.generic],
         rows: NDArray[np.void],
         codes: NDArray[np.uint8],
-        trained: NDArray[np.bool_] | None,
+        trained: TokenFlags | None,
         media: Sequence[Sequence[PlacedMedium]],
     ) -> None:
         if media:
@@ -198,7 +199,7 @@ def _copy_stream_batch(
             rows["record"] += shift[rows["part"]]
             rows["part"] = parts[rows["part"]]
             ids = np.fromfile(tokens_file, stream_batch.dtype, tokens)
-            flags = np.fromfile(flags_file, bool, tokens) if flagged else None
+            flags = np.fromfile(flags_file, np.uint8, tokens) if flagged else None
             placed_media = read_placed_media(media, first, documents)
             files.add(ids, rows, membership.codes(rows["hash"]), flags, media=placed_media)
             first += documents

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputError
 from batchloom.core.files import PARTIAL_SUFFIX
+from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumInfo
 from batchloom.preparation.dedup.near_duplicates import NO_KEY, compute_signatures
 from batchloom.preparation.dedup.sorted_keys import make_key_records, open_key_writer
@@ -99,9 +100,10 @@ def tokens_file_name(subset: str) -> str:
 
 
 def trained_file_name(subset: str) -> str:
-    """Return the file name of the trained flags of a subset, one byte per token.
+    """Return the file name of the flags of a subset.
 
-    The file exists only if some token is not trained.
+    The file has one byte per token, a trained flag or the code of a loss weight. It exists only if some token is not
+    trained or has another weight than 1.
     """
     return f"trained.{subset}.bool"
 
@@ -142,7 +144,7 @@ class UnitFiles:
         tokens: NDArray[np.generic],
         rows: NDArray[np.void],
         codes: NDArray[np.uint8],
-        trained: NDArray[np.bool_] | None = None,
+        trained: TokenFlags | None = None,
         *,
         added: tuple[int, int] = (0, 0),
         plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,
@@ -150,9 +152,10 @@ class UnitFiles:
     ) -> None:
         """Append documents: tokens of unseen ones (concatenated), rows and subset codes.
 
-        ``trained`` flags each token; None means that all are trained. ``added`` is the number of control tokens
-        before and after the text of each document. ``plain`` has the tokens and lengths of unseen documents
-        to compare; None to compare those written. ``media`` has the media of each document; empty if there are none.
+        ``trained`` has the flag or weight code of each token; None means that all are trained. ``added`` is the number
+        of control tokens before and after the text of each document. ``plain`` has the tokens and lengths of unseen
+        documents to compare; None to compare those written. ``media`` has the media of each document; empty if there
+        are none.
         """
         lengths = stored_lengths(rows)
         stops = np.cumsum(lengths)
@@ -228,7 +231,7 @@ class UnitFiles:
         with wrap_write_errors(self._folder):
             self._open[SIGNATURES_NAME].write(np.ascontiguousarray(keys, "<u8").data)
 
-    def _write_trained_flags(self, subset: str, flags: Sequence[NDArray[np.bool_]]) -> None:
+    def _write_trained_flags(self, subset: str, flags: Sequence[TokenFlags]) -> None:
         """Append flags; tokens before the first flags of a subset count as trained."""
         name = trained_file_name(subset)
         if name not in self._open:

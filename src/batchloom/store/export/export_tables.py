@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from batchloom.core.errors import InputError
+from batchloom.core.loss_weights import decode_loss_weights
 from batchloom.store.format.shard_sidecars import SIDE_NAMES
 from batchloom.store.read.document_walk import DocumentRange, iter_document_ranges, to_int32
 from batchloom.store.read.store_reader import Store
@@ -30,9 +31,9 @@ _MAX_MDS_SHARD_BYTES = 2**32 - 1
 def export_parquet(store: Store, folder: Path, tick: ProgressCallback) -> None:
     """Write one Parquet file per shard.
 
-    Columns: ``input_ids`` list<int32>; ``loss_mask`` list<int8> if masked; provenance; for preferences also
-    ``pair`` int64 and ``side`` (``chosen``, ``rejected``, ``good`` or ``bad``); for documents that carry columns
-    ``fields``, their JSON.
+    Columns: ``input_ids`` list<int32>; ``loss_mask`` list<int8> if masked; ``loss_weights`` list<float> if weighted;
+    provenance; for preferences also ``pair`` int64 and ``side`` (``chosen``, ``rejected``, ``good`` or ``bad``); for
+    documents that carry columns ``fields``, their JSON.
     """
     name, schema = store.split or store.path.name, _make_schema(store)
     for number in range(len(store.shards)):
@@ -79,6 +80,8 @@ def _make_schema(store: Store) -> pa.Schema:
     fields = [("input_ids", pa.list_(pa.int32()))]
     if store.masked:
         fields.append(("loss_mask", pa.list_(pa.int8())))
+    if store.reader.weighted:
+        fields.append(("loss_weights", pa.list_(pa.float32())))
     if store.manifest is not None:
         fields += [("source", pa.string()), ("record", pa.int64())]
     if store.contents.preferences:
@@ -95,15 +98,18 @@ def _carries_fields(store: Store) -> bool:
 def _iter_tables(store: Store, shard: int, schema: pa.Schema, tick: ProgressCallback) -> Iterator[pa.Table]:
     names = pa.array([source.name for source in store.manifest.sources] if store.manifest else [])
     for document_range in iter_document_ranges(store, shard):
-        yield pa.Table.from_arrays(_make_columns(document_range, names), schema=schema)
+        columns = _make_columns(document_range, names, schema)
+        yield pa.Table.from_arrays(columns, schema=schema)
         tick(len(document_range.lengths))
 
 
-def _make_columns(document_range: DocumentRange, names: pa.Array) -> list[pa.Array]:
+def _make_columns(document_range: DocumentRange, names: pa.Array, schema: pa.Schema) -> list[pa.Array]:
     bounds = pa.array(np.concatenate([[0], np.cumsum(document_range.lengths)]), pa.int32())
     columns = [pa.ListArray.from_arrays(bounds, pa.array(to_int32(document_range.ids)))]
-    if document_range.trained is not None:
-        columns.append(pa.ListArray.from_arrays(bounds, pa.array(document_range.trained.view(np.int8))))
+    if document_range.trained is not None and "loss_mask" in schema.names:
+        columns.append(pa.ListArray.from_arrays(bounds, pa.array((document_range.trained != 0).view(np.int8))))
+    if document_range.trained is not None and "loss_weights" in schema.names:
+        columns.append(pa.ListArray.from_arrays(bounds, pa.array(decode_loss_weights(document_range.trained))))
     if document_range.sources is not None:
         columns += [names.take(pa.array(document_range.sources)), pa.array(document_range.records)]
     if document_range.sides is not None:
@@ -117,14 +123,16 @@ def _make_columns(document_range: DocumentRange, names: pa.Array) -> list[pa.Arr
 def export_mds(store: Store, folder: Path, tick: ProgressCallback) -> None:
     """Write MDS shards of about 64 MiB and their ``index.json``.
 
-    Columns: ``input_ids`` ndarray:int32; ``loss_mask`` ndarray:uint8 if masked; ``source`` str
-    and ``record`` int; for preferences ``side`` str and ``pair`` int.
+    Columns: ``input_ids`` ndarray:int32; ``loss_mask`` ndarray:uint8 if masked; ``loss_weights`` ndarray:float32 if
+    weighted; ``source`` str and ``record`` int; for preferences ``side`` str and ``pair`` int.
     """
     if _carries_fields(store):
         raise InputError(f"{store.location.name} holds documents that carry columns: give --to parquet or hf.")
     columns: list[tuple[str, str, int | None]] = [("input_ids", "ndarray:int32", None)]
     if store.masked:
         columns.append(("loss_mask", "ndarray:uint8", None))
+    if store.reader.weighted:
+        columns.append(("loss_weights", "ndarray:float32", None))
     if store.manifest is not None:
         columns.append(("source", "str", None))
     if store.contents.preferences:
@@ -176,14 +184,19 @@ def _iter_samples(store: Store, tick: ProgressCallback) -> Iterator[bytes]:
     for documents in iter_document_ranges(store):
         stops = np.cumsum(documents.lengths).tolist()
         ids = to_int32(documents.ids).astype("<i4").tobytes()
-        flags = None if documents.trained is None else documents.trained.tobytes()
+        flags = documents.trained if documents.trained is not None and store.masked else None
+        mask = None if flags is None else (flags != 0).tobytes()
+        codes = documents.trained if documents.trained is not None and store.reader.weighted else None
+        weights = None if codes is None else decode_loss_weights(codes).astype("<f4").tobytes()
         records = b"" if documents.records is None else documents.records.astype("<i8").tobytes()
         pairs = b"" if documents.sides is None else documents.sides.pairs.astype("<i8").tobytes()
         for number, (start, stop) in enumerate(zip([0, *stops[:-1]], stops, strict=True)):
             shape = _encode_shape(stop - start)
             values = [shape + ids[4 * start : 4 * stop]]
-            if flags is not None:
-                values.append(shape + flags[start:stop])
+            if mask is not None:
+                values.append(shape + mask[start:stop])
+            if weights is not None:
+                values.append(shape + weights[4 * start : 4 * stop])
             if documents.sources is not None:
                 values.append(names[documents.sources[number]])
             if documents.sides is not None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import re
@@ -12,14 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreConflictError, StoreError
 from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively
+from batchloom.core.loss_weights import TokenFlags, has_loss_weights
 from batchloom.core.settings import raise_problems, suggest
 from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.megatron_index import iter_index_chunks, map_file
-from batchloom.store.format.shard_sidecars import CHECK_REMEDY, iter_mask_chunks
+from batchloom.store.format.shard_sidecars import CHECK_REMEDY, encode_weights_header, iter_mask_chunks
 from batchloom.store.read.document_walk import DocumentRange, iter_document_ranges, read_remaining_lengths
 from batchloom.store.read.store_opening import open_store, refuse_media
 from batchloom.store.read.store_reader import Store
@@ -31,6 +32,8 @@ _SYNTHETIC_NOTE = (
     "source=synthetic: these documents are synthetic. Their store records that, the exported files do not. Keep them "
     "apart from real data."
 )
+_FLAG_SUFFIXES = (".mask", ".weights")
+_PREFIX_SUFFIXES = (".bin", ".idx", *_FLAG_SUFFIXES)
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9_][\w.-]*")
 ProgressCallback = Callable[[int], None]
 
@@ -159,9 +162,9 @@ def _export_shards(store: Store, folder: Path, tick: ProgressCallback) -> None:
                 _write_prefix(store, folder / stem.name, tick, number)
             continue
         _verify_shard(store, number)
-        for suffix in (".bin", ".idx", ".mask"):
+        for suffix in _PREFIX_SUFFIXES:
             source = stem.with_name(stem.name + suffix)
-            if suffix != ".mask" or source.is_file():
+            if suffix not in _FLAG_SUFFIXES or source.is_file():
                 _link_or_copy(source.resolve(), folder / source.name)
         tick(stop - first)
 
@@ -171,7 +174,7 @@ def _verify_shard(store: Store, number: int) -> None:
     if store.manifest is None:
         return  # A bare prefix has no checksums.
     checksums = store.manifest.subsets[store.split].shards[number].checksums
-    for suffix in (".bin", ".idx", ".mask"):
+    for suffix in _PREFIX_SUFFIXES:
         path = store.shards.stems[number].with_suffix(suffix)
         if suffix in checksums and compute_checksum(map_file(path)) != checksums[suffix]:
             raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK_REMEDY}")
@@ -194,7 +197,7 @@ def _write_prefix(store: Store, stem: Path, tick: ProgressCallback, shard: int |
     lengths = read_remaining_lengths(store, first, stop)
     write_chunks(stem.with_name(f"{stem.name}.idx"), iter_index_chunks(lengths, store.dtype))
     write_chunks(stem.with_name(f"{stem.name}.bin"), _iter_ids(iter_document_ranges(store, shard), tick))
-    _write_mask(store, stem, shard)
+    _write_flags(store, stem, shard)
 
 
 def _export_flat(store: Store, folder: Path, tick: ProgressCallback) -> list[str]:
@@ -208,7 +211,7 @@ def _export_flat(store: Store, folder: Path, tick: ProgressCallback) -> list[str
             yield document_range
 
     write_chunks(folder / f"{name}.bin", _iter_ids(iter_checked(), tick))
-    _write_mask(store, folder / name)
+    _write_flags(store, folder / name)
     clear = store.manifest is not None and all(are_exact)
     facts = {
         "dtype": store.dtype.name,
@@ -238,20 +241,26 @@ def _iter_ids(document_ranges: Iterator[DocumentRange], tick: ProgressCallback) 
         tick(len(document_range.lengths))
 
 
-def _write_mask(store: Store, stem: Path, shard: int | None = None) -> None:
-    """Write the mask of a shard's documents, or of all, unless every token is trained."""
+def _write_flags(store: Store, stem: Path, shard: int | None = None) -> None:
+    """Write the mask and the loss weights of a shard or of all, if there are any."""
     tokens, trained = store.contents.remaining_counts[1], store.contents.trained_tokens
+    is_weighted = store.reader.weighted
     if shard is not None:
-        tokens = trained = 0
-        for flags in _iter_mask_flags(store, shard):
+        tokens, trained, is_weighted = 0, 0, False
+        for flags in _iter_flags(store, shard):
             tokens += flags.size
             trained += int(np.count_nonzero(flags))
+            is_weighted |= has_loss_weights(flags)
     if trained < tokens:
-        chunks = iter_mask_chunks(tokens, trained, _iter_mask_flags(store, shard))
+        chunks = iter_mask_chunks(tokens, trained, _iter_flags(store, shard))
         write_chunks(stem.with_name(f"{stem.name}.mask"), chunks)
+    if is_weighted:
+        codes = (flags.tobytes() for flags in _iter_flags(store, shard))
+        header = encode_weights_header(tokens, trained)
+        write_chunks(stem.with_name(f"{stem.name}.weights"), itertools.chain([header], codes))
 
 
-def _iter_mask_flags(store: Store, shard: int | None) -> Iterator[NDArray[np.bool_]]:
+def _iter_flags(store: Store, shard: int | None) -> Iterator[TokenFlags]:
     for document_range in iter_document_ranges(store, shard):
         if document_range.trained is not None:
             yield document_range.trained
@@ -267,6 +276,11 @@ def _list_losses(store: Store) -> list[str]:
     if masked := tokens - store.contents.trained_tokens:
         notes.append(
             f"{masked:,} of {tokens:,} tokens are not trained. The .mask files say which; batchloom applies them, "
+            "Megatron and other readers do not."
+        )
+    if store.reader.weighted:
+        notes.append(
+            "Some tokens have another loss weight than 0 and 1. The .weights files say which; batchloom applies them, "
             "Megatron and other readers do not."
         )
     return notes

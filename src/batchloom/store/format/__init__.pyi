@@ -60,6 +60,7 @@ from .shard_sidecars import (
     SIDE_NAMES as SIDE_NAMES,
     Banding as Banding,
     LossMask as LossMask,
+    LossWeights as LossWeights,
     MaskBuilder as MaskBuilder,
     MinHashSignatures as MinHashSignatures,
     PairIndex as PairIndex,
@@ -67,5 +68,6 @@ from .shard_sidecars import (
     compute_pair_numbers as compute_pair_numbers,
     map_mask as map_mask,
     map_pair_index as map_pair_index,
+    map_weights as map_weights,
 )
 from .store_lengths import map_removed as map_removed, mask_removed as mask_removed

@@ -105,12 +105,12 @@ class GenerationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One shard: its name without suffix, its counts and the XXH3-128 of each file.
 
-    Optional fields: ``mask`` and ``trained`` (tokens) are present only if some token is not trained, ``pairs`` only
-    in stores of preferences, prompts and labelled steps, ``fields`` only if documents carry columns, ``bands`` only
-    with near deduplication. ``sums`` and ``blobsums`` are the checksums of the headers of these files; ``sums`` is
-    absent in older stores. ``media`` is present only if documents hold media,
-    ``blobs`` and ``blobsums`` only if the store holds the bytes of some. ``media_bytes``, ``blobs_bytes`` and
-    ``fields_bytes`` are file sizes.
+    Optional fields: ``mask`` and ``trained`` (tokens) are present only if some token is not trained, ``weights`` only
+    if some token has another loss weight than 0 and 1, ``pairs`` only in stores of preferences, prompts and labelled
+    steps, ``fields`` only if documents carry columns, ``bands`` only with near deduplication. ``sums`` and ``blobsums``
+    are the checksums of the headers of these files; ``sums`` is absent in older stores. ``media`` is present only if
+    documents hold media, ``blobs`` and ``blobsums`` only if the store holds the bytes of some. ``media_bytes``,
+    ``blobs_bytes`` and ``fields_bytes`` are file sizes.
     """
 
     name: str
@@ -132,6 +132,7 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     blobsums: Digest | None = None
     fields: Digest | None = None
     fields_bytes: Count | None = None
+    weights: Digest | None = None
 
     @property
     def checksums(self) -> dict[str, str]:
@@ -141,6 +142,7 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
             ".idx": self.idx,
             ".docs": self.docs,
             ".mask": self.mask,
+            ".weights": self.weights,
             ".pairs": self.pairs,
             ".bands": self.bands,
             ".sums": self.sums,
@@ -354,6 +356,7 @@ def compute_subset_fingerprint(manifest: Manifest, subset: str) -> str:
             "shards": [
                 [s.documents, s.tokens, s.bin, s.idx]
                 + ([s.mask] if s.mask else [])
+                + ([f"weights:{s.weights}"] if s.weights else [])
                 + ([f"pairs:{s.pairs}"] if s.pairs else [])
                 + ([f"media:{s.media}"] if s.media else [])
                 + ([f"fields:{s.fields}"] if s.fields else [])

@@ -1,10 +1,13 @@
-r"""Sidecar files of a shard: common header, ``.mask``, ``.pairs`` and ``.bands``.
+r"""Sidecar files of a shard: ``.mask``, ``.weights``, ``.pairs`` and ``.bands``.
 
 All are little-endian and begin with 8 bytes of magic, u64 version 1, u64 count, and a u64 that depends on the file.
 
 ``.mask``, one bit per token: ``BLMMASK\0``, 1, tokens T, trained tokens; then ceil(T / 8) bytes. Token i is bit i mod 8
 (lowest bit first) of byte i div 8, 1 if it is trained; unused bits of the last byte are 0. A shard without the file is
 fully trained.
+
+``.weights``, one byte per token: ``BLMWGHT\0``, 1, tokens T, trained tokens; then the code of the loss weight of each
+token (``core/loss_weights.py``), 0 if it is not trained. Only a shard with another weight than 0 and 1 has the file.
 
 ``.pairs``, pair number and side of each document: ``BLMPAIR\0``, 1, documents D, 0; then the columns pair u64 [D] and
 side u8 [D]. Only stores of preferences, prompts and labelled steps have it, for every shard. In a store of pairs, every
@@ -27,11 +30,13 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.files import release_pages
+from batchloom.core.loss_weights import TokenFlags
 from batchloom.store.format.megatron_index import map_file
 
 # Magic, u64 version, u64 count, and a u64 whose meaning depends on the file type (0 if unused).
 HEADER = struct.Struct("<8sQQQ")
-_MASK_MAGIC, _PAIRS_MAGIC, _BANDS_MAGIC = b"BLMMASK\x00", b"BLMPAIR\x00", b"BLMBAND\x00"
+_MASK_MAGIC, _WEIGHTS_MAGIC = b"BLMMASK\x00", b"BLMWGHT\x00"
+_PAIRS_MAGIC, _BANDS_MAGIC = b"BLMPAIR\x00", b"BLMBAND\x00"
 CHECK_REMEDY = "Run batchloom check on the store."
 # Kinds of documents that are not for language modelling alone; empty for all others.
 PreferenceKind = Literal["", "pairs", "labels", "prompts", "steps"]
@@ -105,14 +110,20 @@ class MaskBuilder:
         self._bits = bytearray()
         self._pending_flags = np.zeros(0, bool)
 
-    def append(self, trained: NDArray[np.bool_]) -> None:
-        """Add the flags of the next tokens, bool [n]."""
+    def append(self, trained: TokenFlags) -> None:
+        """Add the flags or weight codes of the next tokens [n]."""
         self.tokens += trained.size
         self.trained += int(np.count_nonzero(trained))
         pending_flags = np.concatenate([self._pending_flags, trained])
         aligned_count = pending_flags.size // 8 * 8
         self._bits += np.packbits(pending_flags[:aligned_count], bitorder="little").tobytes()
         self._pending_flags = pending_flags[aligned_count:]
+
+    def iter_flags(self) -> Iterator[NDArray[np.uint8]]:
+        """Yield the flags so far in bounded chunks."""
+        for start in range(0, len(self._bits), _CHUNK_BYTES):
+            yield np.unpackbits(np.frombuffer(self._bits[start : start + _CHUNK_BYTES], np.uint8), bitorder="little")
+        yield (self._pending_flags != 0).view(np.uint8)
 
     def to_bytes(self) -> bytes | None:
         """Return the complete ``.mask`` file, or None if every token is trained."""
@@ -122,7 +133,7 @@ class MaskBuilder:
         return header + self._bits + np.packbits(self._pending_flags, bitorder="little").tobytes()
 
 
-def iter_mask_chunks(tokens: int, trained: int, flags: Iterable[NDArray[np.bool_]]) -> Iterator[bytes]:
+def iter_mask_chunks(tokens: int, trained: int, flags: Iterable[TokenFlags]) -> Iterator[bytes]:
     """Yield the bytes of a ``.mask`` file in bounded chunks, given its counts."""
     yield HEADER.pack(_MASK_MAGIC, 1, tokens, trained)
     pending_flags = np.zeros(0, bool)
@@ -167,6 +178,44 @@ def parse_mask(view: memoryview, path: Path, tokens: int) -> LossMask:
             f"{path} declares {header_tokens:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK_REMEDY}"
         )
     return LossMask(tokens, trained, np.frombuffer(view, np.uint8, offset=HEADER.size))
+
+
+def encode_weights_header(tokens: int, trained: int) -> bytes:
+    """Return the header of a ``.weights`` file, which the codes follow."""
+    return HEADER.pack(_WEIGHTS_MAGIC, 1, tokens, trained)
+
+
+@final
+class LossWeights:
+    """A mapped ``.weights`` file."""
+
+    __slots__ = ("codes", "tokens", "trained")
+
+    def __init__(self, tokens: int, trained: int, codes: NDArray[np.uint8]) -> None:
+        self.tokens, self.trained, self.codes = tokens, trained, codes
+
+    def slice(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Return the weight codes of tokens ``start`` to ``stop - 1``, uint8, as a view."""
+        return self.codes[start:stop]
+
+    def count(self) -> int:
+        """Return the number of tokens with a weight above 0."""
+        return int(np.count_nonzero(self.codes))
+
+
+def map_weights(path: Path, tokens: int) -> LossWeights:
+    """Map the ``.weights`` file of a shard of ``tokens`` tokens."""
+    return parse_weights(map_file(path), path, tokens)
+
+
+def parse_weights(view: memoryview, path: Path, tokens: int) -> LossWeights:
+    """Parse the content of a ``.weights`` file; see :func:`map_weights`."""
+    header_tokens, trained = read_header(view, path, _WEIGHTS_MAGIC)
+    if header_tokens != tokens or len(view) != HEADER.size + tokens:
+        raise StoreError(
+            f"{path} declares {header_tokens:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK_REMEDY}"
+        )
+    return LossWeights(tokens, trained, np.frombuffer(view, np.uint8, offset=HEADER.size))
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ from batchloom.store.format.shard_sidecars import (
     map_mask,
     map_pair_index,
     map_signature_file,
+    map_weights,
 )
 from batchloom.store.format.store_lengths import map_lengths, map_removed, mask_removed
 from batchloom.store.maintain.generations import list_generation_files, list_sidecars
@@ -235,6 +236,8 @@ def verify_prefix(path: Path, vocab_size: int | None = None) -> VerificationResu
             return verdict
         if store.masked:
             verdict.facts["trained"] = f"{store.contents.trained_tokens:,} tokens, as {path}.mask says"
+        if store.reader.weighted:
+            verdict.facts["loss weights"] = f"those of {path}.weights"
         lowest, highest, _ = _scan_tokens(map_file(path.with_name(path.name + ".bin")), store.dtype)
         ids = _draw_sample_ids(store)
     except FileNotFoundError:
@@ -312,7 +315,9 @@ def _list_shard_faults(
             faults += _list_checksum_faults(stem.with_suffix(suffix), checksum)
     faults += [
         f"{path}: the manifest does not list it."
-        for path in map(stem.with_suffix, (".mask", ".pairs", ".bands", ".media", ".blobs", ".blobsums", ".fields"))
+        for path in map(
+            stem.with_suffix, (".mask", ".weights", ".pairs", ".bands", ".media", ".blobs", ".blobsums", ".fields")
+        )
         if path.suffix not in shard.checksums and path.exists()
     ]
     faults += _list_mask_faults(stem, shard) + _list_media_faults(stem, shard, lengths)
@@ -368,10 +373,24 @@ def _list_range_faults(name: str, lowest: int, highest: int, vocabulary: int | N
 def _list_mask_faults(stem: Path, shard: ShardEntry) -> list[str]:
     path = stem.with_suffix(".mask")
     mask = None if shard.mask is None else map_mask(path, shard.tokens)
-    if mask is None or mask.count() == mask.trained == shard.trained:
-        return []
-    counts = f"{mask.count():,} bits are set, its header says {mask.trained:,} trained tokens, the manifest"
-    return [f"{path}: {counts} {shard.trained:,}."]
+    faults = []
+    if mask is not None and not mask.count() == mask.trained == shard.trained:
+        counts = f"{mask.count():,} bits are set, its header says {mask.trained:,} trained tokens, the manifest"
+        faults.append(f"{path}: {counts} {shard.trained:,}.")
+    if shard.weights is None:
+        return faults
+    path = stem.with_suffix(".weights")
+    weights = map_weights(path, shard.tokens)
+    for start in range(0, shard.tokens, _CHUNK_BYTES):
+        stop = min(start + _CHUNK_BYTES, shard.tokens)
+        trained = np.ones(stop - start, bool) if mask is None else mask.slice(start, stop)
+        if not np.array_equal(weights.slice(start, stop) != 0, trained):
+            faults.append(f"{path}: its weights of 0 are not the untrained tokens of the shard.")
+            break
+    trained_tokens = shard.tokens if shard.trained is None else shard.trained
+    if weights.trained != trained_tokens:
+        faults.append(f"{path}: its header says {weights.trained:,} trained tokens, the manifest {trained_tokens:,}.")
+    return faults
 
 
 def _list_media_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32]) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError
+from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.settings import quote_value, suggest
 from batchloom.store.format.document_fields import DocumentFields
 from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable, make_part_table
@@ -31,7 +32,8 @@ class DocumentRange:
     Attributes:
         lengths: tokens of each document, int64 [n].
         ids: token ids of all documents back to back, in the store's dtype.
-        trained: trained flag of each token; None in a store without masks.
+        trained: trained flag of each token, or the code of its loss weight in a store with weights; None in a
+            store without either.
         sources: index of each document's source in the manifest, int64 [n]; None for a bare prefix.
         records: number of each document's record in its source, int64 [n]; None for a bare prefix.
         sides: pair and side of each document; None without preferences.
@@ -40,7 +42,7 @@ class DocumentRange:
 
     lengths: NDArray[np.int64]
     ids: NDArray[Any]
-    trained: NDArray[np.bool_] | None
+    trained: TokenFlags | None
     sources: NDArray[np.int64] | None
     records: NDArray[np.int64] | None
     sides: PairIndex | None = None
@@ -75,7 +77,9 @@ def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[Doc
             yield DocumentRange(
                 lengths,
                 np.concatenate(store.read(numbers, zeros, lengths)),
-                np.concatenate(store.mask(numbers, zeros, lengths)) if store.masked else None,
+                np.concatenate(store.reader.flags(numbers, zeros, lengths))
+                if store.masked or store.reader.weighted
+                else None,
                 None if sources is None else sources[rows],
                 None if records is None else records[rows],
                 None if sides is None else PairIndex(sides.pairs[rows], sides.sides[rows]),

@@ -17,7 +17,15 @@ from batchloom.store.format.manifest import Manifest, SubsetEntry, read_manifest
 from batchloom.store.format.media_index import MediaRows, map_media, read_blob
 from batchloom.store.format.megatron_index import map_file
 from batchloom.store.format.provenance import ProvenanceTable, map_provenance
-from batchloom.store.format.shard_sidecars import CHECK_REMEDY, LossMask, PairIndex, map_mask, map_pair_index
+from batchloom.store.format.shard_sidecars import (
+    CHECK_REMEDY,
+    LossMask,
+    LossWeights,
+    PairIndex,
+    map_mask,
+    map_pair_index,
+    map_weights,
+)
 from batchloom.store.format.store_lengths import StoreLengths, map_lengths, map_removed
 from batchloom.store.read.mapped_shards import (
     MappedShards,
@@ -55,13 +63,13 @@ class LocalReader(SubsetReader):
         self._shift = dtype.itemsize.bit_length() - 1
         self._shards = MappedShards(self.table, dtype, lengths.slice)
         if self._checks is not None:
-            self._limit = compute_mapped_limit(len(locations), 4 + bool(self._masked_shards))
+            self._limit = compute_mapped_limit(len(locations), 4 + bool(self._mask_suffixes) + self.weighted)
         self.limit_mapped(self._limit)
 
-    def _list_masked_shards(self) -> frozenset[int]:
+    def _list_shards_with(self, suffix: str) -> list[int]:
         if self.manifest is None:
-            return frozenset([0] if self._name_file(0, ".mask").is_file() else [])
-        return super()._list_masked_shards()
+            return [0] if self._name_file(0, suffix).is_file() else []
+        return super()._list_shards_with(suffix)
 
     def _name_file(self, shard: int, suffix: str) -> Path:
         stem = self.table.locations[shard].stem
@@ -73,13 +81,16 @@ class LocalReader(SubsetReader):
 
     @property
     def trained_tokens(self) -> int:
-        return self._get_mask(0).count() if self.manifest is None and self.masked else super().trained_tokens
+        if self.manifest is None and self.masked:
+            return self._get_flag_file(0, ".mask").count()
+        return super().trained_tokens
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the subset's content; of the edges of its files for a prefix."""
         if self.manifest is None:
-            return compute_prefix_fingerprint(self._path, self.dtype, masked=self.masked)
+            sidecars = {*self._mask_suffixes.values(), *self._flag_suffixes.values()}
+            return compute_prefix_fingerprint(self._path, self.dtype, sidecars)
         return super().fingerprint
 
     def limit_mapped(self, shards: int) -> None:
@@ -129,15 +140,16 @@ class LocalReader(SubsetReader):
         begins = np.zeros(len(documents), np.int64)
         rows = documents - self.table.starts[shards]
         for index, (shard, row) in enumerate(zip(shards.tolist(), rows.tolist(), strict=True)):
-            if shard in self._masked_shards:
+            if shard in self._flag_suffixes:
                 begins[index] = self._shards.map(shard).pointers[row] >> self._shift
         return begins
 
-    def _load_mask(self, shard: int) -> LossMask:
+    def _load_flag_file(self, shard: int, suffix: str) -> LossMask | LossWeights:
         if self._checks is not None:
-            self._checks.verify_mask(shard)
+            self._checks.verify_sidecar(shard, suffix)
         tokens = self.table.locations[shard].bytes // self.dtype.itemsize
-        return map_mask(self._name_file(shard, ".mask"), tokens)
+        map_flags = map_weights if suffix == ".weights" else map_mask
+        return map_flags(self._name_file(shard, suffix), tokens)
 
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
         provenance = self._check_provenance(map_provenance(self._name_file(shard, ".docs")), shard)
@@ -185,10 +197,10 @@ class FirstRead:
         if subset.removed is not None and subset.removed_file is not None:
             self._verify_file(folder / subset.removed_file, subset.removed.file)
 
-    def verify_mask(self, shard: int) -> None:
+    def verify_sidecar(self, shard: int, suffix: str) -> None:
         entry = self._subset.shards[shard]
-        if entry.mask is not None:
-            self._verify_file(self._folder / f"{entry.name}.mask", entry.mask)
+        if suffix in entry.checksums:
+            self._verify_file(self._folder / f"{entry.name}{suffix}", entry.checksums[suffix])
 
     def verify_spans(self, shards: Ids, begins: Ids, sizes: Ids) -> None:
         bases = self._bases.take(shards)

@@ -4,7 +4,7 @@ import contextlib
 import resource
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -221,13 +221,13 @@ def _sum_sequence_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uint32
     return np.diff(token_offsets[index.documents]).astype(np.uint32)
 
 
-def compute_prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic], *, masked: bool) -> str:
-    """Return the fingerprint of a bare prefix.
+def compute_prefix_fingerprint(stem: Path, dtype: np.dtype[np.generic], sidecars: Collection[str]) -> str:
+    """Return the fingerprint of a bare prefix, with its files of these suffixes.
 
     It covers dtype, sizes, and the first and last MiB of each file.
     """
     edges = {}
-    for suffix in (".bin", ".idx", *([".mask"] if masked else [])):
+    for suffix in (".bin", ".idx", *sorted(sidecars)):
         view = map_file(stem.with_name(stem.name + suffix))
         edges[suffix] = [len(view), compute_checksum(view[:_EDGE_BYTES]), compute_checksum(view[-_EDGE_BYTES:])]
     return fingerprint({"prefix": edges, "dtype": dtype.name})

@@ -101,8 +101,8 @@ class RemoteFileTable:
 
     Attributes:
         files: all files.
-        lengths, bins, masks, docs, pairs, fields, media, blobs: file numbers for each layer or shard; -1 for a missing
-            file.
+        lengths, bins, masks, weights, docs, pairs, fields, media, blobs: file numbers for each layer or shard; -1 for a
+            missing file.
         removed: number of the file of removed documents; -1 if there is none.
         bases: first block of each file, ascending, int64.
         sizes: size of each file in bytes, int64.
@@ -130,6 +130,7 @@ class RemoteFileTable:
             self.removed = self._add_optional(f"{subset}/{entry.removed_file}", size, entry.removed.file)
         self.bins: list[int] = []
         self.masks: list[int] = []
+        self.weights: list[int] = []
         self.docs: list[int] = []
         self.pairs: list[int] = []
         self.fields: list[int] = []
@@ -141,6 +142,8 @@ class RemoteFileTable:
             self.bins.append(self._add_with_checksums(bin_, f"{stem}.sums", shard.sums, PLAIN_ENTRY_BYTES))
             mask = HEADER.size + (shard.tokens + 7) // 8
             self.masks.append(self._add_optional(f"{stem}.mask", mask, shard.mask))
+            weights = HEADER.size + shard.tokens
+            self.weights.append(self._add_optional(f"{stem}.weights", weights, shard.weights))
             docs = HEADER.size + PROVENANCE_ROW_BYTES * shard.documents
             self.docs.append(self._add_optional(f"{stem}.docs", docs, shard.docs))
             pairs = HEADER.size + PAIR_ROW_BYTES * shard.documents

@@ -30,7 +30,14 @@ from batchloom.store.format.layout import MANIFEST_NAME, SMALL_FILE_LIMIT, TOKEN
 from batchloom.store.format.manifest import Manifest, read_generation_manifest
 from batchloom.store.format.media_index import NOT_STORED, MediaRows, parse_media
 from batchloom.store.format.provenance import ProvenanceTable, locate_provenance_columns, parse_provenance
-from batchloom.store.format.shard_sidecars import LossMask, PairIndex, parse_mask, parse_pair_index
+from batchloom.store.format.shard_sidecars import (
+    LossMask,
+    LossWeights,
+    PairIndex,
+    parse_mask,
+    parse_pair_index,
+    parse_weights,
+)
 from batchloom.store.format.store_lengths import StoreLengths, mask_removed, parse_removed
 from batchloom.store.read.mapped_shards import ShardLocation, ShardTable
 from batchloom.store.read.remote_blocks import MAX_FETCH_ATTEMPTS, RemoteBlocks, RemoteFileTable
@@ -254,7 +261,9 @@ class RemoteSubset(SubsetReader):
         size = self.dtype.itemsize
         return self._shifts[shards] + (begins + starts) * size, lengths * size
 
-    def _load_mask(self, shard: int) -> LossMask:
+    def _load_flag_file(self, shard: int, suffix: str) -> LossMask | LossWeights:
+        if suffix == ".weights":
+            return parse_weights(*self._read_file(self._files.weights[shard]), self._entry.shards[shard].tokens)
         return parse_mask(*self._read_file(self._files.masks[shard]), self._entry.shards[shard].tokens)
 
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:

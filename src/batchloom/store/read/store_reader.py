@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
+from batchloom.core.loss_weights import decode_loss_weights
 from batchloom.core.settings import check_index
 from batchloom.store.format.document_fields import DocumentFields
 from batchloom.store.format.manifest import compute_filtered_fingerprint, find_generation
@@ -375,6 +376,12 @@ class StoredDocument:
             return np.ones(len(self.ids), bool)
         token_range = (np.array([self.number]), np.zeros(1, np.int64), np.array([len(self.ids)]))
         return self._store.mask(*token_range)[0]
+
+    @property
+    def loss_weights(self) -> NDArray[np.float32]:
+        """Loss weight of each token, float32 [tokens]: 0 if it is not trained."""
+        token_range = (np.array([self.number]), np.zeros(1, np.int64), np.array([len(self.ids)]))
+        return decode_loss_weights(self._store.reader.flags(*token_range)[0])
 
     @property
     def trained_text(self) -> str:

@@ -1,7 +1,7 @@
 """Base class of the readers of a subset, and the lengths they read."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, final
 
 import numpy as np
@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError, TokenizerError
 from batchloom.core.files import describe_os_error
+from batchloom.core.loss_weights import TokenFlags
 from batchloom.store.format.document_fields import DocumentFields
 from batchloom.store.format.layout import TOKENIZER_NAME
 from batchloom.store.format.manifest import Manifest, TokenizerEntry, compute_subset_fingerprint
 from batchloom.store.format.media_index import MediaRows
 from batchloom.store.format.provenance import ProvenanceTable
-from batchloom.store.format.shard_sidecars import LossMask, PairIndex
+from batchloom.store.format.shard_sidecars import LossMask, LossWeights, PairIndex
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.mapped_shards import MappedShards, ShardTable, compute_mapped_limit
 from batchloom.tokens import Tokenizer, restore_tokenizer
@@ -79,6 +80,7 @@ class SubsetReader:
         end_id: end-of-document id, which also fills padding and removed documents.
         removed: numbers of the removed documents, ascending, int64.
         masked: True if some tokens are not trained.
+        weighted: True if some tokens have another loss weight than 0 and 1.
         mapped: mapped shards, if documents are read exactly as stored; else None.
         fetched_bytes: number of bytes that this process fetched over the network.
         is_fully_cached: True if all tokens and stored media are local and verified.
@@ -99,14 +101,18 @@ class SubsetReader:
         self.table, self.dtype, self.lengths, self.removed = table, dtype, lengths, removed
         self.tokens = sum(location.bytes for location in table.locations) // dtype.itemsize
         self.end_id = manifest.tokenizer.end_id if manifest else 0
-        self._masked_shards = self._list_masked_shards()
-        self.masked = bool(self._masked_shards or removed.size)
-        self._masks: dict[int, LossMask] = {}
-        self._limit = compute_mapped_limit(len(table.locations), 2 + bool(self._masked_shards))
+        masked, weighted = (self._list_shards_with(suffix) for suffix in (".mask", ".weights"))
+        self.masked, self.weighted = bool(masked or removed.size), bool(weighted)
+        # Suffix of the file that has the flags of a shard; one with weights has them there, too.
+        self._mask_suffixes = dict.fromkeys(masked, ".mask")
+        self._flag_suffixes = self._mask_suffixes | dict.fromkeys(weighted, ".weights")
+        self._flag_files: dict[tuple[int, str], LossMask | LossWeights] = {}
+        self._limit = compute_mapped_limit(len(table.locations), 2 + bool(masked) + bool(weighted))
 
-    def _list_masked_shards(self) -> frozenset[int]:
+    def _list_shards_with(self, suffix: str) -> list[int]:
+        """Return the shards that have a file of this suffix."""
         shards = self.manifest.subsets[self.split].shards if self.manifest else ()
-        return frozenset(number for number, shard in enumerate(shards) if shard.mask is not None)
+        return [number for number, shard in enumerate(shards) if suffix in shard.checksums]
 
     @property
     def mapped(self) -> MappedShards | None:
@@ -146,35 +152,44 @@ class SubsetReader:
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """Read the trained flags of token ranges; see :meth:`Store.mask`."""
-        if self._masked_shards:
+        return [flags.view(np.bool_) for flags in self._read_flags(documents, starts, lengths, self._mask_suffixes)]
+
+    def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[TokenFlags]:
+        """Read the trained flags or weight codes of token ranges; see :meth:`Store.flags`."""
+        return self._read_flags(documents, starts, lengths, self._flag_suffixes)
+
+    def _read_flags(self, documents: Ids, starts: Ids, lengths: Ids, suffixes: Mapping[int, str]) -> list[TokenFlags]:
+        flags: list[TokenFlags]
+        if suffixes:
             shards = self.table.shards_of(documents)
             begins = self._find_begins(documents, shards) + starts
-            masks = [
-                self._get_mask(shard).slice(begin, begin + length)
-                if shard in self._masked_shards
+            flags = [
+                self._get_flag_file(shard, suffixes[shard]).slice(begin, begin + length)
+                if shard in suffixes
                 else np.ones(length, bool)
                 for shard, begin, length in zip(shards.tolist(), begins.tolist(), lengths.tolist(), strict=True)
             ]
         else:
-            masks = [np.ones(length, bool) for length in lengths.tolist()]
+            flags = [np.ones(length, bool) for length in lengths.tolist()]
         for index in self._list_removed_indices(documents):
-            masks[index] = np.zeros(masks[index].size, bool)
-        return masks
+            flags[index] = np.zeros(flags[index].size, bool)
+        return flags
 
     def _find_begins(self, documents: Ids, shards: Ids) -> Ids:
-        """Return the first token of each document in its shard; any number without a mask."""
+        """Return the first token of each document in its shard; any number without flags."""
         raise NotImplementedError
 
-    def _load_mask(self, shard: int) -> LossMask:
+    def _load_flag_file(self, shard: int, suffix: str) -> LossMask | LossWeights:
+        """Map the ``.mask`` or ``.weights`` of a shard."""
         raise NotImplementedError
 
-    def _get_mask(self, shard: int) -> LossMask:
-        mask = self._masks.get(shard)
-        if mask is None:
-            if len(self._masks) >= self._limit:
-                self._masks.clear()
-            mask = self._masks[shard] = self._load_mask(shard)
-        return mask
+    def _get_flag_file(self, shard: int, suffix: str) -> LossMask | LossWeights:
+        flag_file = self._flag_files.get((shard, suffix))
+        if flag_file is None:
+            if len(self._flag_files) >= self._limit:
+                self._flag_files.clear()
+            flag_file = self._flag_files[shard, suffix] = self._load_flag_file(shard, suffix)
+        return flag_file
 
     def _list_removed_indices(self, documents: Ids) -> list[int]:
         if not self.removed.size:

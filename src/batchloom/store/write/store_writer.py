@@ -13,14 +13,20 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively, refuse_url, sync_path, wrap_os_errors
+from batchloom.core.loss_weights import TokenFlags, has_loss_weights
 from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums, compute_file_checksums
 from batchloom.store.format.document_fields import DocumentFields
-from batchloom.store.format.layout import LENGTHS_CHECKSUMS_NAME, LENGTHS_NAME, format_generation_file_name
+from batchloom.store.format.layout import (
+    LENGTHS_CHECKSUMS_NAME,
+    LENGTHS_NAME,
+    compute_checksum,
+    format_generation_file_name,
+)
 from batchloom.store.format.manifest import ShardEntry
 from batchloom.store.format.media_index import ShardMedia, iter_blob_chunks
-from batchloom.store.format.megatron_index import encode_index
+from batchloom.store.format.megatron_index import encode_index, map_file
 from batchloom.store.format.provenance import ProvenanceTable
-from batchloom.store.format.shard_sidecars import MaskBuilder, MinHashSignatures, PairIndex
+from batchloom.store.format.shard_sidecars import MaskBuilder, MinHashSignatures, PairIndex, encode_weights_header
 
 
 def wrap_write_errors(path: Path) -> contextlib.AbstractContextManager[None]:
@@ -176,6 +182,38 @@ def _write_media(stem: Path, media: ShardMedia, entry: ShardEntry) -> ShardEntry
     )
 
 
+@final
+class _WeightsWriter:
+    """Writer of a ``.weights`` file, whose header is written last."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._partial_path = path, path.with_name(path.name + PARTIAL_SUFFIX)
+        self._tokens = 0
+        with wrap_write_errors(path):
+            self._file: BinaryIO = self._partial_path.open("wb")
+            self._file.write(encode_weights_header(0, 0))
+
+    def append(self, flags: TokenFlags) -> None:
+        """Append the flags or weight codes of tokens."""
+        with wrap_write_errors(self._path):
+            self._file.write(np.ascontiguousarray(flags).data)
+        self._tokens += flags.size
+
+    def finish(self, trained: int) -> str:
+        """Complete and rename the file; return its checksum."""
+        with wrap_write_errors(self._path):
+            self._file.seek(0)
+            self._file.write(encode_weights_header(self._tokens, trained))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._partial_path.replace(self._path)
+        return compute_checksum(map_file(self._path))
+
+    def abandon(self) -> None:
+        self._file.close()
+
+
 class ShardWriter:
     """Writer of one shard: streams tokens, and adds index and provenance at the end."""
 
@@ -185,13 +223,14 @@ class ShardWriter:
         self._hash, self._checksums = xxhash.xxh3_128(), BlockChecksums()
         self._checksum, self._tokens = "", 0
         self._mask: MaskBuilder | None = None
+        self._weights: _WeightsWriter | None = None
         with wrap_write_errors(self._partial_path):
             # An interrupted attempt may have linked the file; truncating it would empty the linked tokens.
             self._partial_path.unlink(missing_ok=True)
             self._file: BinaryIO = self._partial_path.open("wb")
 
-    def append(self, tokens: NDArray[np.generic], trained: NDArray[np.bool_] | None = None) -> None:
-        """Append tokens and their trained flags; None marks every token as trained.
+    def append(self, tokens: NDArray[np.generic], trained: TokenFlags | None = None) -> None:
+        """Append tokens and their flags or weight codes; None: all are trained.
 
         Calls need not align with document boundaries.
         """
@@ -204,14 +243,23 @@ class ShardWriter:
             self._mask = MaskBuilder()
             self._mask.append(np.ones(self._tokens, bool))
         if self._mask is not None:
-            self._mask.append(np.ones(data.size, bool) if trained is None else trained)
+            self._append_flags(self._mask, np.ones(data.size, bool) if trained is None else trained)
         self._tokens += data.size
 
-    def link_tokens(self, path: Path, checksum: str, trained: Iterable[NDArray[np.bool_]]) -> bool:
+    def _append_flags(self, mask: MaskBuilder, flags: TokenFlags) -> None:
+        if self._weights is None and has_loss_weights(flags):
+            self._weights = _WeightsWriter(self._stem.with_suffix(".weights"))
+            for earlier_flags in mask.iter_flags():
+                self._weights.append(earlier_flags)
+        if self._weights is not None:
+            self._weights.append(flags)
+        mask.append(flags)
+
+    def link_tokens(self, path: Path, checksum: str, trained: Iterable[TokenFlags]) -> bool:
         """Hard-link a complete file as the shard's tokens, instead of :meth:`append`.
 
-        ``trained`` yields the flags of all tokens; nothing if all are trained. False means that the file system
-        has no hard links; the shard is then abandoned.
+        ``trained`` yields the flags or weight codes of all tokens; nothing if all are trained. False means that the
+        file system has no hard links; the shard is then abandoned.
         """
         self._file.close()
         with wrap_write_errors(self._partial_path):
@@ -227,7 +275,7 @@ class ShardWriter:
         self._checksum, self._checksums = checksum, compute_file_checksums(self._partial_path)
         self._mask = MaskBuilder()
         for flags in trained:
-            self._mask.append(flags)
+            self._append_flags(self._mask, flags)
         return True
 
     def finish(
@@ -273,6 +321,7 @@ class ShardWriter:
             if signatures is None
             else write_chunks(self._stem.with_suffix(".bands"), signatures.iter_chunks()),
             sums=write_checksum_file(self._stem.with_suffix(".sums"), self._checksums),
+            weights=self._weights.finish(self._mask.trained) if self._weights and self._mask else None,
         )
         if media is not None and len(media.rows):
             entry = _write_media(self._stem, media, entry)
@@ -287,6 +336,8 @@ class ShardWriter:
     def abandon(self) -> None:
         """Close the file without renaming it (after an error)."""
         self._file.close()
+        if self._weights is not None:
+            self._weights.abandon()
 
 
 class LengthsWriter:

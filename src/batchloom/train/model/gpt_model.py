@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from batchloom.batches import IGNORE_INDEX
+from batchloom.adapters.weighted_loss import sum_next_token_losses
 from batchloom.core.fingerprint import derive_key
 
 if TYPE_CHECKING:
@@ -218,15 +218,15 @@ class GPT(nn.Module):
             x = layer(x, table, mask)
         return functional.linear(self.norm(x), self.embedding.weight)
 
-    def forward(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor, position_ids: Tensor, loss_weights: Tensor | None = None
+    ) -> Tensor:
         """Return the summed loss of the trained tokens in nats: a float32 scalar.
 
         ``labels`` [rows, seq_len] int64 are aligned with ``input_ids``, as for Hugging Face models, with -100 for
-        tokens without loss.
+        tokens without loss. ``loss_weights`` [rows, seq_len] weight the loss of each label.
         """
-        scores = self.logits(input_ids, position_ids).flatten(0, 1)
-        following = functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX).flatten()
-        return functional.cross_entropy(scores.float(), following, ignore_index=IGNORE_INDEX, reduction="sum")
+        return sum_next_token_losses(self.logits(input_ids, position_ids), labels, loss_weights)
 
 
 def estimate_parameter_count(settings: ModelSettings, vocab_size: int) -> int:

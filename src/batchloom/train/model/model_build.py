@@ -47,7 +47,7 @@ _BYTES_PER_WEIGHT = 4
 _BYTES_PER_TOKEN = 24
 # torch's CPU allocator has no exception class of its own, so its messages are matched.
 _ALLOCATION_MESSAGES = ("can't allocate memory", "Storage size calculation overflowed")
-_TEXT_KEYS = ("input_ids", "labels", "position_ids")
+_TEXT_KEYS = ("input_ids", "labels", "position_ids", "loss_weights")
 # Errors that transformers models raise for features of another model's processor.
 _UNSUITABLE_MODEL_ERRORS = (ValueError, TypeError, IndexError, AttributeError, RuntimeError)
 
@@ -159,7 +159,7 @@ def _choose_vocabulary_size(data: Store | Stream, shape: ModelSettings) -> int:
 
 def make_model_inputs(part: Batch, window: int | None) -> dict[str, Any]:
     """Return the keyword arguments of a model call: tokens, labels, positions, media."""
-    model_inputs = {name: part[name] for name in _TEXT_KEYS}
+    model_inputs = {name: part[name] for name in _TEXT_KEYS if name in part}
     masked_items = add_model_masks(part, window).items()
     media = {name: value for name, value in masked_items if name not in _TEXT_KEYS}
     return {**model_inputs, "media": media} if media else model_inputs

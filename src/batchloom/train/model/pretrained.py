@@ -20,10 +20,10 @@ import torch
 import xxhash
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from batchloom import Store
+from batchloom.adapters.weighted_loss import shift_left, sum_token_losses
 from batchloom.batches import IGNORE_INDEX, is_leaking
 from batchloom.core.errors import InputError, InputMissingError, MissingDependencyError, SettingsError, TrainError
 from batchloom.core.files import read_json_object, refuse_url
@@ -101,16 +101,25 @@ class PretrainedModel(nn.Module):
         (self.model.base_model if self._head_is_plain else self.model).compile()
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, position_ids: Tensor, media: ModelInputs | None = None
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        position_ids: Tensor,
+        media: ModelInputs | None = None,
+        loss_weights: Tensor | None = None,
     ) -> Tensor:
-        """Return the summed loss of the trained tokens in nats: a float32 scalar."""
-        targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
+        """Return the summed loss of the trained tokens in nats: a float32 scalar.
+
+        ``loss_weights`` [rows, seq_len] weight the loss of each label.
+        """
+        targets = shift_left(labels, IGNORE_INDEX)
         is_trained = targets != IGNORE_INDEX
+        weights = None if loss_weights is None else shift_left(loss_weights, 0)[is_trained]
         if not self._head_is_plain:
             scores = self.logits(input_ids, position_ids, media)[is_trained]
-            return functional.cross_entropy(scores.float(), targets[is_trained], reduction="sum")
+            return sum_token_losses(scores, targets[is_trained], weights)
         hidden = self._call(self.model.base_model, input_ids, position_ids, media)[is_trained]
-        return compute_summed_loss(self.model.get_output_embeddings(), hidden, targets[is_trained])
+        return compute_summed_loss(self.model.get_output_embeddings(), hidden, targets[is_trained], weights)
 
     def logits(self, input_ids: Tensor, position_ids: Tensor, media: ModelInputs | None = None) -> Tensor:
         """Return the logits of every next token, [rows, seq_len, vocab_size]."""
@@ -188,21 +197,20 @@ class PretrainedModel(nn.Module):
             file.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
-def compute_summed_loss(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Return the summed cross-entropy of a head with bounded memory for logits."""
+def compute_summed_loss(head: nn.Linear, hidden: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the summed, weighted loss of a head with bounded memory for logits."""
     rows = max(1, _MAX_SCORES // head.weight.shape[0])
 
-    def compute_part_loss(states: Tensor, chunk_targets: Tensor) -> Tensor:
-        return functional.cross_entropy(head(states).float(), chunk_targets, reduction="sum")
+    def compute_part_loss(states: Tensor, part: slice) -> Tensor:
+        return sum_token_losses(head(states), targets[part], None if weights is None else weights[part])
 
     if len(hidden) <= rows:
-        return compute_part_loss(hidden, targets)
+        return compute_part_loss(hidden, slice(None))
     total = torch.zeros((), device=hidden.device)
-    for states, target_chunk in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
+    for start in range(0, len(hidden), rows):
+        part = slice(start, start + rows)
         # Checkpointing recomputes the logits in the backward pass instead of storing them.
-        total = total + checkpoint(
-            compute_part_loss, states, target_chunk, use_reentrant=False, preserve_rng_state=False
-        )
+        total = total + checkpoint(compute_part_loss, hidden[part], part, use_reentrant=False, preserve_rng_state=False)
     return total
 
 

@@ -1,0 +1,266 @@
+"""Loss weights of tokens in a store: written, read, verified, rewritten, exported and imported."""
+
+import re
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import batchloom
+from batchloom.core.errors import StoreError
+from batchloom.core.loss_weights import decode_loss_weights, encode_loss_weights
+from batchloom.preparation import import_tokens
+from batchloom.store import compact_store, export_store, open_store, remove_documents
+from batchloom.store.format import ProvenanceTable
+from batchloom.store.write import ShardWriter
+from batchloom.testing import append_documents, write_store
+from store.remote_stores import copy_to_memory
+
+# Weights that have codes, so that they are stored exactly.
+WEIGHTS = np.array([0, 0.25, 0.5, 1, 1, 2, 10])
+
+
+def make_documents(count=60, seed=0, weights=WEIGHTS):
+    """Return documents and the weight of each token."""
+    rng = np.random.default_rng(seed)
+    documents = [rng.integers(97, 107, int(rng.integers(1, 40))).tolist() for _ in range(count)]
+    return documents, [rng.choice(weights, len(ids)).tolist() for ids in documents]
+
+
+def assert_weights(store, weights):
+    """Compare the weights and flags of all documents, and of ranges of them."""
+    assert len(store) == len(weights)
+    for document, expected in zip(store, weights, strict=True):
+        assert document.loss_weights.tolist() == expected
+        assert document.mask.tolist() == [weight > 0 for weight in expected]
+    numbers = np.arange(len(store))
+    lengths = np.array(list(map(len, weights)))
+    starts = np.minimum(lengths - 1, 3)
+    flags = store.reader.flags(numbers, starts, lengths - starts)
+    for start, part, expected in zip(starts.tolist(), flags, weights, strict=True):
+        assert decode_loss_weights(part).tolist() == expected[start:]
+
+
+@pytest.fixture
+def weighted(tmp_path):
+    """A store of three shards: with weights, only with a mask, and without either."""
+    documents, weights = make_documents()
+    weights = [
+        *weights[:20],
+        *([float(weight > 0) for weight in row] for row in weights[20:40]),
+        *([1.0] * len(row) for row in weights[40:]),
+    ]
+    return write_store(tmp_path / "s", documents, documents_per_shard=20, trained=weights), weights
+
+
+def test_only_shards_with_weights_have_the_file(weighted):
+    store, weights = weighted
+    files = {path.name for path in (store.path / "train").iterdir()}
+    assert {name for name in files if name.endswith((".mask", ".weights"))} == {
+        "shard_00000.mask",
+        "shard_00000.weights",
+        "shard_00001.mask",
+    }
+    assert store.reader.weighted
+    assert store.masked
+    assert_weights(store, weights)
+    tokens = sum(map(len, weights[:20]))
+    data = (store.path / "train" / "shard_00000.weights").read_bytes()
+    assert data[:8] == b"BLMWGHT\x00"
+    header = np.frombuffer(data[8:32], "<u8").tolist()
+    assert header == [1, tokens, sum(weight > 0 for row in weights[:20] for weight in row)]
+    codes = np.frombuffer(data[32:], np.uint8)
+    assert np.array_equal(codes, encode_loss_weights(np.concatenate(weights[:20]))[0])
+    assert not batchloom.check(store.path).faults
+
+
+def test_a_shard_may_have_weights_and_no_mask(tmp_path):
+    documents, weights = make_documents(weights=WEIGHTS[1:])
+    store = write_store(tmp_path / "s", documents, trained=weights)
+    assert not (tmp_path / "s" / "train" / "shard_00000.mask").exists()
+    assert store.reader.weighted
+    assert not store.masked
+    assert_weights(store, weights)
+    assert not batchloom.check(tmp_path / "s").faults
+
+
+def test_weights_change_the_fingerprint(tmp_path, weighted):
+    store, weights = weighted
+    documents = [document.ids.tolist() for document in store]
+    masks = [[float(weight > 0) for weight in row] for row in weights]
+    masked = write_store(tmp_path / "masked", documents, documents_per_shard=20, trained=masks)
+    assert not masked.reader.weighted
+    assert masked.fingerprint != store.fingerprint
+
+
+@pytest.mark.parametrize("verify", ["off", "first-read", "full"])
+def test_weights_are_read_with_verification(weighted, verify):
+    store, weights = weighted
+    assert_weights(open_store(store.path, verify=verify), weights)
+
+
+def test_remote_weights(weighted, tmp_path, monkeypatch):
+    store, weights = weighted
+    monkeypatch.setenv("BATCHLOOM_CACHE", str(tmp_path / "cache"))
+    assert_weights(open_store(copy_to_memory(store.path, "weighted")), weights)
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (lambda data: data[:-1], "declares .* tokens in"),
+        (lambda data: b"BLMMASK\x00" + data[8:], "is not a .weights file of version 1"),
+        (lambda data: data[:8] + b"\x02" + data[9:], "is not a .weights file of version 1"),
+        (lambda data: data[:16] + b"\x00" + data[17:], "declares .* tokens in"),
+        (lambda data: data[:10], "is cut short"),
+        (lambda data: data[:32] + bytes([data[32] ^ 64]) + data[33:], "checksum differs"),
+        (None, "shard_00000.weights"),
+    ],
+)
+def test_damaged_weights(weighted, damage, fault):
+    store, _ = weighted
+    path = store.path / "train" / "shard_00000.weights"
+    data = path.read_bytes()
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage(data))
+    assert any(re.search(fault, text) for text in batchloom.check(store.path).faults)
+    with pytest.raises(StoreError):
+        open_store(store.path, verify="first-read")[0].loss_weights  # noqa: B018 - reading it raises
+
+
+def test_weights_that_contradict_the_mask_are_a_fault(weighted):
+    store, _ = weighted
+    path = store.path / "train" / "shard_00000.weights"
+    data = bytearray(path.read_bytes())
+    data[32] = 0 if data[32] else 1
+    path.write_bytes(data)
+    faults = batchloom.check(store.path).faults
+    assert any(fault.endswith("its weights of 0 are not the untrained tokens of the shard.") for fault in faults)
+
+
+def test_an_unlisted_file_of_weights_is_a_fault(weighted):
+    store, _ = weighted
+    folder = store.path / "train"
+    shutil.copy(folder / "shard_00000.weights", folder / "shard_00002.weights")
+    assert any("the manifest does not list it" in fault for fault in batchloom.check(store.path).faults)
+
+
+def test_removal_compaction_and_append(weighted, tmp_path):
+    store, weights = weighted
+    documents, more = make_documents(10, seed=1)
+    weights += more
+    append_documents(store.path, documents, trained=more)
+    assert_weights(open_store(store.path), weights)
+    removed = [3, 25, 62]
+    (tmp_path / "list.txt").write_text("".join(f"train:{number}\n" for number in removed))
+    remove_documents(store.path, documents_file=tmp_path / "list.txt")
+    served = [[0.0] * len(row) if number in removed else row for number, row in enumerate(weights)]
+    store = open_store(store.path)
+    assert [store[number].loss_weights.tolist() for number in range(len(store))] == served
+    compact_store(store.path)
+    assert_weights(open_store(store.path), [row for number, row in enumerate(weights) if number not in removed])
+    assert not batchloom.check(store.path).faults
+
+
+@pytest.mark.parametrize("mode", ["link", "copy"])
+@pytest.mark.parametrize("merge", [None, "all"])
+def test_megatron_prefixes_keep_weights(weighted, tmp_path, mode, merge):
+    store, weights = weighted
+    report = export_store(store.path, to="megatron", out=tmp_path / "m", merge=merge)
+    assert any(".weights files say which" in note for note in report.notes)
+    first = tmp_path / "m" / (merge or "shard_00000")
+    prefix = open_store(first)
+    assert prefix.reader.weighted
+    expected = weights if merge else weights[:20]
+    assert_weights(prefix, expected)
+    plain = open_store(shutil.copytree(tmp_path / "m", tmp_path / "n") / first.name)
+    assert plain.fingerprint == prefix.fingerprint
+    (tmp_path / "n" / f"{first.name}.weights").unlink()
+    assert open_store(tmp_path / "n" / first.name).fingerprint != prefix.fingerprint
+    import_tokens(tmp_path / "m", out=tmp_path / "again", tokenizer="bytes", how=mode, val_fraction=0)
+    assert_weights(open_store(tmp_path / "again"), weights)
+    assert not batchloom.check(tmp_path / "again").faults
+    codes = bytearray((tmp_path / "m" / f"{first.name}.weights").read_bytes())
+    codes[32:] = bytes([1] * (len(codes) - 32))
+    (tmp_path / "m" / f"{first.name}.weights").write_bytes(codes)
+    with pytest.raises(StoreError, match="tokens are trained: it is damaged. Export it again"):
+        import_tokens(tmp_path / "m", out=tmp_path / "bad", tokenizer="bytes")
+
+
+def test_a_flat_file_keeps_weights(tmp_path):
+    documents, weights = make_documents()
+    documents = [[*ids, 256] for ids in documents]
+    weights = [[*row, 0.5] for row in weights]
+    store = write_store(tmp_path / "s", documents, trained=weights)
+    export_store(store.path, to="flat", out=tmp_path / "f")
+    import_tokens(tmp_path / "f" / "train.bin", out=tmp_path / "again", tokenizer="bytes", val_fraction=0)
+    assert_weights(open_store(tmp_path / "again"), weights)
+
+
+def test_tables_have_a_column_of_weights_and_are_read_back(weighted, tmp_path):
+    store, weights = weighted
+    export_store(store.path, to="parquet", out=tmp_path / "p")
+    tables = [pq.read_table(path) for path in sorted((tmp_path / "p").glob("*.parquet"))]
+    rows = [row for table in tables for row in table.column("loss_weights").to_pylist()]
+    assert rows == weights
+    masks = [row for table in tables for row in table.column("loss_mask").to_pylist()]
+    assert masks == [[int(weight > 0) for weight in row] for row in weights]
+    batchloom.prepare(tmp_path / "p", out=tmp_path / "again", tokenizer="bytes", val_fraction=0, dedup="none")
+    again = open_store(tmp_path / "again")
+    kept = [row for row in weights if any(row)]
+    assert sorted(document.loss_weights.tolist() for document in again) == sorted(kept)
+    datasets = pytest.importorskip("datasets")
+    export_store(store.path, to="hf", out=tmp_path / "h")
+    assert datasets.load_from_disk(str(tmp_path / "h"))["loss_weights"][:] == weights
+    export_store(store.path, to="mds", out=tmp_path / "d")
+    assert '"loss_weights"' in (tmp_path / "d" / "index.json").read_text()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_prepared_weights_do_not_depend_on_workers_and_subsets(tmp_path, workers):
+    documents, weights = make_documents(200)
+    table = {"input_ids": documents, "loss_scale": weights}
+    pq.write_table(pa.table(table), tmp_path / "in.parquet")
+    batchloom.prepare(
+        tmp_path / "in.parquet",
+        out=tmp_path / "s",
+        tokenizer="bytes",
+        val_fraction=0.2,
+        tokens_per_shard=1000,
+        workers=workers,
+    )
+    found = {}
+    for split in ("train", "val"):
+        for document in open_store(tmp_path / "s", split):
+            found[tuple(document.ids.tolist())] = document.loss_weights.tolist()
+    expected = {tuple(ids): row for ids, row in zip(documents, weights, strict=True) if any(row)}
+    # Of equal documents the first stays.
+    for ids, row in reversed(list(zip(documents, weights, strict=True))):
+        if any(row):
+            expected[tuple(ids)] = row
+    assert found == expected
+    assert not batchloom.check(tmp_path / "s").faults
+
+
+def test_the_file_is_written_in_parts(tmp_path):
+    """The first weight comes late, so the flags before it are copied from the mask."""
+    writer = ShardWriter(tmp_path / "shard_00000", np.dtype("<u2"))
+    parts = [None, np.array([True, False, True]), None, np.array([0, 1, 50, 200], np.uint8), np.array([False] * 13)]
+    sizes = [5, 3, 6, 4, 13]
+    for size, flags in zip(sizes, parts, strict=True):
+        writer.append(np.arange(size), flags)
+    zeros = np.zeros(1, np.uint64)
+    provenance = ProvenanceTable(np.zeros((1, 2), np.uint64), zeros, zeros, np.zeros(1, np.uint32))
+    entry = writer.finish(np.array([sum(sizes)], np.uint32), provenance)
+    codes = np.concatenate(
+        [
+            np.ones(size, np.uint8) if flags is None else flags.astype(np.uint8)
+            for size, flags in zip(sizes, parts, strict=True)
+        ]
+    )
+    assert np.array_equal(np.frombuffer((tmp_path / "shard_00000.weights").read_bytes()[32:], np.uint8), codes)
+    assert entry.trained == np.count_nonzero(codes)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == sorted(entry.checksums)
