@@ -457,9 +457,10 @@ def test_every_setting_has_its_key():
     groups = {"reading", "chat", "inputs", "sources"}
     names = [field.name for group in (Recipe, ReadRecipe, ChatRecipe) for field in fields(group)]
     assert sorted(SETTINGS) == sorted(set(names) - groups)
-    recipe, optional_keys = Recipe(inputs=("a",)), {"ignore", "balance_subsets", "follow_links"}
+    recipe, optional_keys = Recipe(inputs=("a",)), {"ignore", "balance_subsets", "follow_links", "train_on_eos"}
     read_recipe = ReadRecipe(ignore=("lang",))
-    changed = replace(recipe, reading=read_recipe, balance_subsets=False, follow_links=True)
+    chat = ChatRecipe(train_on_eos="all")
+    changed = replace(recipe, reading=read_recipe, balance_subsets=False, follow_links=True, chat=chat)
     for printed_recipe, missing in ((recipe, optional_keys), (changed, set())):
         lines = format_recipe(printed_recipe).splitlines()
         keys = [line.split(":")[0] for line in lines if line[0].isalpha()]
