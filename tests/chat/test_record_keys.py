@@ -136,7 +136,7 @@ def test_an_unsupported_key_of_a_message_is_an_error(name):
         read_record({"prompt": "q", "completion": record["messages"][1:]})
 
 
-@pytest.mark.parametrize("name", PART_KEYS.keys() - MESSAGE_KEYS.used)
+@pytest.mark.parametrize("name", sorted(PART_KEYS.keys() - MESSAGE_KEYS.used))
 def test_an_unsupported_key_of_a_part_is_an_error(name):
     part = {"type": "text", "text": "a", name: 0}
     record = {"messages": [user("q"), assistant([part])]}
