@@ -20,7 +20,9 @@ _LABEL_WIDTH = 14
 _TRAINED_STYLE = "green"
 # A control token and its repetitions.
 _REPEATED_TOKEN = re.compile(r"(<[^<>\s]{1,40}>)\1{7,}")
-_LEGEND = r"T: trained; |: a line begins, >: it goes on; \x1b and the like: what cannot be seen"
+_LEGEND = (
+    r"T: trained, with its weight unless 1; |: a line begins, >: it goes on; \x1b and the like: what cannot be seen"
+)
 
 
 @with_settings(
