@@ -219,6 +219,7 @@ def print_result(console: Console, result: PrepareResult) -> None:
         ("new input" if grown else "input", input_size),
         ("records read", f"{counts.records:,}"),
         *((f"dropped: {reason}", f"{count:,}") for reason, count in counts.dropped.items()),
+        *([("truncated to --max-tokens", f"{counts.truncated:,}")] if counts.truncated else []),
         (f"quarantined{quarantine_note}", f"{counts.quarantined:,}"),
         ("documents added" if grown else "documents kept", f"{counts.documents:,}"),
         ("tokens added" if grown else "tokens", f"{counts.tokens:,}"),
