@@ -4,7 +4,7 @@ import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Any, final
 
 from batchloom.core.addresses import STANDARD_INPUT, is_url, redact_url as address, strip_file_scheme
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
@@ -38,7 +38,6 @@ from batchloom.sources import (
 )
 
 _PRESET = "fineweb-edu"
-_PROCESSOR_SETTINGS = ("max_pixels", "min_pixels", "kwargs", "extra_kwargs")
 _MAX_LISTED = 5
 
 
@@ -85,9 +84,7 @@ def expand_inputs(
 
 def _add_media(reading: ReadRecipe, multimodal: Sequence[tuple[str, DatasetConfig]]) -> ReadRecipe:
     """Add the processor and the frame sampling that data sets with media declare."""
-    for location, config in multimodal:
-        _check_processor_settings(location, config)
-    sampling = _merge_sampling(multimodal)
+    sampling, image_settings = _merge_sampling(multimodal), _merge_image_settings(multimodal)
     if multimodal and reading.media is None:
         processor = next((name for _, config in multimodal if (name := config.tokenizer) is not None), None)
         if processor is None:
@@ -98,6 +95,8 @@ def _add_media(reading: ReadRecipe, multimodal: Sequence[tuple[str, DatasetConfi
         reading = replace(reading, media=MediaRecipe(processor=processor))
     if reading.media is not None and reading.media.sampling == FrameSampling():
         reading = replace(reading, media=replace(reading.media, sampling=sampling))
+    if reading.media is not None and not reading.media.image_settings:
+        reading = replace(reading, media=replace(reading.media, image_settings=image_settings))
     return reading
 
 
@@ -116,20 +115,23 @@ def _merge_sampling(multimodal: Sequence[tuple[str, DatasetConfig]]) -> FrameSam
     return first.sampling
 
 
-def _check_processor_settings(location: str, config: DatasetConfig) -> None:
-    """Refuse processor settings, which would differ from the processor's files."""
-    processor_config = config.processor_config
-    setting_names = [
-        name for name in _PROCESSOR_SETTINGS if processor_config is not None and getattr(processor_config, name)
-    ]
-    raise_problems(
-        [
-            f"{location}: the processor reads this setting from its own files, but processor_config.{name} is "
-            f"{quote_value(getattr(processor_config, name))}: write it into "
-            f"{config.tokenizer}/preprocessor_config.json, and leave it out here"
-            for name in setting_names
-        ]
-    )
+def _merge_image_settings(multimodal: Sequence[tuple[str, DatasetConfig]]) -> dict[str, Any]:
+    """Return the common settings of the image processor of all data sets."""
+    named_settings = []
+    for location, config in multimodal:
+        try:
+            settings = config.processor_config.read_image_settings() if config.processor_config else {}
+        except SettingsError as error:
+            raise SettingsError([f"{location}: {problem}" for problem in error.problems]) from None
+        if settings:
+            named_settings.append((location, settings))
+    for location, settings in named_settings[1:]:
+        if settings != named_settings[0][1]:
+            raise InputError(
+                f"{named_settings[0][0]} and {location} set the image processor differently, but a store has one "
+                "processor: use equal settings, or prepare two stores."
+            )
+    return named_settings[0][1] if named_settings else {}
 
 
 def locate_inputs(entries: Sequence[DatasetEntry], config_location: ConfigLocation) -> list[tuple[str, SourceRecipe]]:

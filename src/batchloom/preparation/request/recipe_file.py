@@ -436,7 +436,7 @@ def _extract_media_settings(plain: dict[str, Any], folder: Path, *, verify: bool
     needed = f"{folder} was made with the processor in {media.get('processor')}"
     remedy = "give the path of the original with --processor"
     try:
-        fingerprint = compute_processor_fingerprint(str(media.get("processor")))
+        fingerprint = compute_processor_fingerprint(str(media.get("processor")), media.get("image_settings", {}))
     except InputMissingError:
         raise InputMissingError(f"{needed}, which is missing; {remedy}.") from None
     if fingerprint != expected:

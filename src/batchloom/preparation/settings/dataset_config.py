@@ -35,7 +35,7 @@ from batchloom.core.settings import (
     raise_problems,
     suggest,
 )
-from batchloom.media import FrameSampling
+from batchloom.media import PIXEL_LIMITS, FrameSampling
 from batchloom.plan import PlanSpec
 from batchloom.preparation.settings.dataset_file import ConfigLocation, read_dataset_file
 from batchloom.preparation.settings.read_recipe import check_column_settings
@@ -65,6 +65,15 @@ _VIDEO_FIELDS = {
     "video_max_frames": "max_frames",
     "video_min_pixels": "min_pixels",
     "video_max_pixels": "max_pixels",
+}
+# Settings of lmms-engine's processors, by the settings of the image processor that they set.
+_EXTRA_SETTINGS = {"image_max_pixels": "max_pixels", "image_min_pixels": "min_pixels"}
+_REFUSED_EXTRA_SETTINGS = {
+    **dict.fromkeys(
+        ("video_max_pixels", "video_min_pixels"),
+        "videos are read as images; write it next to dataset_type, where it limits the pixels of a frame",
+    ),
+    "audio_max_length": "sounds are never cut; split the files, and leave it out",
 }
 # Expected types, by pydantic's name of the error.
 _TYPE_DESCRIPTIONS = {
@@ -175,8 +184,9 @@ class ProcessorConfig(_ConfigModel):
         processor_name: the tokenizer, as ``prepare`` takes it: a path or a Hub id; also the processor
             for ``vision`` and ``vision_audio``.
         processor_type: kind of the processor; not used, because its files say it.
-        max_pixels, min_pixels, kwargs, extra_kwargs: not used for texts; refused for images and audio,
-            because a processor's files hold its settings.
+        max_pixels, min_pixels: limits of the pixels of a resized image; not used for texts, like the others below.
+        kwargs: settings of the image processor by name, which override those in its files.
+        extra_kwargs: lmms-engine's settings: ``image_max_pixels`` and ``image_min_pixels``. Others are refused.
     """
 
     processor_name: NonEmptyText
@@ -185,6 +195,28 @@ class ProcessorConfig(_ConfigModel):
     min_pixels: StrictInt | None = None
     kwargs: dict[str, Any] | None = None
     extra_kwargs: dict[str, Any] | None = None
+
+    def read_image_settings(self) -> dict[str, Any]:
+        """Return the settings of the image processor that override those in its files.
+
+        Raises:
+            SettingsError: settings that have no effect here, or are given twice.
+        """
+        settings: dict[str, Any] = {}
+        problems = []
+        given = {name: value for name in PIXEL_LIMITS if (value := getattr(self, name)) is not None}
+        for prefix, group in (("", given), ("kwargs.", self.kwargs or {}), ("extra_kwargs.", self.extra_kwargs or {})):
+            for key, value in group.items():
+                name = _EXTRA_SETTINGS.get(key, "") if prefix == "extra_kwargs." else key
+                if not name:
+                    reason = _REFUSED_EXTRA_SETTINGS.get(key) or f"unknown setting{suggest(key, _EXTRA_SETTINGS)}"
+                    problems.append(f"processor_config.{prefix}{key}: {reason}")
+                elif name in settings:
+                    problems.append(f"processor_config.{prefix}{key}: sets {name}, which is set before; leave one out")
+                else:
+                    settings[name] = value
+        raise_problems(problems)
+        return settings
 
 
 class DatasetEntry(_ConfigModel):
