@@ -40,6 +40,7 @@ from batchloom.batches.loading.loader_data import (
     LoaderData,
     announce_left_out,
     announce_split_conversations,
+    announce_unused_weights,
     check_edit_keeps_media,
     check_generation,
     count_left_out,
@@ -617,6 +618,7 @@ class Loader:
             return False
         if self._cuts_all:
             announce_split_conversations(self.plan)
+        announce_unused_weights(self.plan)
         return announce_left_out(self.plan, self.replaced)
 
 

@@ -77,6 +77,14 @@ def expand_inputs(
             "it with --tokenizer."
         )
     reading = _add_media(reading, multimodal)
+    if reading.media is None:
+        raise_problems(
+            [
+                f"{source.location}.media_folder: no media are read; write type: vision, or give --processor"
+                for source in sources
+                if source.media_folder
+            ]
+        )
     tokenizer = tokenizer if tokenizer is not None else next(iter(tokenizer_files), default_tokenizer(reading))
     hoisted_sources, reading = hoist_common_settings(tuple(sources), reading)
     return ResolvedInputs(tuple(inputs), hoisted_sources, reading, tokenizer, tuple(notes), follow_links)
@@ -169,6 +177,7 @@ def _locate_entries(
             form=None if entry.data_type == "yaml" else entry.data_type,
             name=entry.name,
             weight=entry.weight,
+            media_folder=locator.resolve_media_folder(entry, name),
             location=f"{config_location.file}, {config_location.block}{name}" if config_location.file else name,
         )
         located.append((locator.find(entry, source.location), source, kind))
@@ -294,6 +303,13 @@ class _DatasetLocator:
     def _is_confined(self) -> bool:
         """True if relative paths must stay below the folder of the file."""
         return self.config_location.file is not None and not self.config_location.recipe
+
+    def resolve_media_folder(self, entry: DatasetEntry, name: str) -> str | None:
+        """Return the base folder of a data set's media paths; None for the default."""
+        if not entry.media_folder or is_url(entry.media_folder):
+            return entry.media_folder or None
+        folder = entry.model_copy(update={"path": entry.media_folder, "data_folder": None})
+        return self._resolve_path(folder, f"{self.config_location.describe('')}{name}.media_folder")
 
     def _resolve_path(self, entry: DatasetEntry, location: str) -> str:
         """Return the local path of a data set."""

@@ -46,6 +46,23 @@ Format = Literal[InputFormat, "yaml"]
 
 # Dataset types that are read with a processor, and never split.
 MULTIMODAL_TYPES = ("vision", "vision_audio")
+# lmms-engine's other names of dataset types that hold the same records.
+_TYPE_ALIASES = {
+    "vision_iterable": "vision",
+    "qwen3_vl": "vision",
+    "qwen3_vl_iterable": "vision",
+    "qwen_omni": "vision_audio",
+    "qwen_omni_iterable": "vision_audio",
+}
+# lmms-engine's dataset types that have no equivalent, and what they do.
+_REFUSED_TYPES = {
+    "llava_video": "writes the times of frames into prompts and joins frames in its own processor",
+    "llava_ov2_iterable": "reads the streams of video codecs for its own model",
+    "aero_realtime_iterable": "aligns speech and text by time for its own model",
+    "bagel_iterable": "trains a model that generates images",
+    "rae": "trains an image encoder, without text",
+    "sit": "trains a model that generates images of a class, without text",
+}
 _MAX_PROBLEMS = 100
 # Settings of other trainers that do not apply to texts: accepted, with a note.
 _UNUSED_SETTINGS = (
@@ -124,10 +141,20 @@ def _check_plan_settings(*, seq_len: int = 1, packing: str = "none") -> None:
         raise ValueError(error.problems[0].partition(": ")[2]) from None
 
 
+def _resolve_type_alias(value: object) -> object:
+    """Return the dataset type of a name; raise for types that have no equivalent."""
+    if not isinstance(value, str):
+        return value
+    if value in _REFUSED_TYPES:
+        raise ValueError(f"{value!r} of lmms-engine {_REFUSED_TYPES[value]}; train it with lmms-engine")
+    return _TYPE_ALIASES.get(value, value)
+
+
 def _path_to_text(value: object) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+DatasetTypeName = Annotated[DatasetType, BeforeValidator(_resolve_type_alias)]
 NonEmptyText = Annotated[StrictStr, AfterValidator(_check_text)]
 PathText = Annotated[StrictStr, BeforeValidator(_path_to_text), AfterValidator(_check_text)]
 # An empty value counts as None.
@@ -226,6 +253,8 @@ class DatasetEntry(_ConfigModel):
         path: a file, folder, glob or URL, or a data set of the Hub; relative to the
             manifest's folder, or to ``data_folder``.
         data_folder: base folder of ``path``; empty or None for the manifest's.
+        media_folder: folder or URL that the paths of its media start from; relative to the manifest's folder. None for
+            the job's, else the folder of each file.
         data_type: format of its files; None to detect it.
         name: label of the data set.
         weight: its share among the others, above 0; recorded only: sampling weights belong to stores.
@@ -238,10 +267,11 @@ class DatasetEntry(_ConfigModel):
 
     path: PathText
     data_folder: FolderText | None = None
+    media_folder: FolderText | None = None
     data_type: Annotated[Format, AfterValidator(_check_not_yaml)] | None = None
     name: NonEmptyText | None = None
     weight: Annotated[StrictFloat, AfterValidator(_check_weight)] | None = None
-    type: DatasetType | None = None
+    type: DatasetTypeName | None = None
     mapping: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     ignore: tuple[NonEmptyText, ...] | None = None
     text_field: NonEmptyText | None = None
@@ -300,7 +330,7 @@ class DatasetConfig(_ConfigModel):
 
     Attributes:
         dataset_type: ``text``, ``fineweb_edu`` (a column called text), ``vision`` (conversations with
-            images) or ``vision_audio`` (images and audio).
+            images) or ``vision_audio`` (images and audio); also lmms-engine's names for these.
         dataset_format: format of the files: json, jsonl, csv, parquet, arrow, hf_dataset (a folder
             of ``save_to_disk`` or a Hub id), or yaml, a file with a list of data sets; None to
             detect it.
@@ -323,7 +353,7 @@ class DatasetConfig(_ConfigModel):
         SettingsError: all problems, each with its path.
     """
 
-    dataset_type: DatasetType = "text"
+    dataset_type: DatasetTypeName = "text"
     dataset_format: Format | None = None
     dataset_path: PathText | None = None
     datasets: tuple[DatasetEntry, ...] | None = None

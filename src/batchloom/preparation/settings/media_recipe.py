@@ -193,11 +193,19 @@ def media_to_plain(media: MediaRecipe) -> dict[str, Any]:
     if not is_repository_name(media.processor):
         plain["processor"] = Path(media.processor).absolute().name
     plain["processor_fingerprint"] = compute_processor_fingerprint(media.processor, media.image_settings)
-    if media.data_folder is not None and PurePath(media.data_folder).is_absolute():
-        plain["data_folder_name"] = Path(plain.pop("data_folder")).name
-    elif media.data_folder is not None:
-        plain["data_folder"] = address(media.data_folder)
-    return plain
+    folder = media_folder_to_plain(media.data_folder, "data_folder")
+    if "data_folder" not in folder:
+        plain.pop("data_folder", None)
+    return plain | folder
+
+
+def media_folder_to_plain(folder: str | None, setting: str) -> dict[str, str]:
+    """Return a media folder for a manifest; of an absolute one, its last name."""
+    if folder is None:
+        return {}
+    if PurePath(folder).is_absolute():
+        return {f"{setting}_name": Path(folder).name}
+    return {setting: address(folder)}
 
 
 _FOLDER_HINT = "give the folder that a processor's save_pretrained wrote"
