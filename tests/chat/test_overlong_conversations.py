@@ -62,6 +62,27 @@ def test_a_split_gives_every_part_with_trained_tokens(encoder, limit):
     assert all(fault.reason.startswith("nothing to train: tokens ") for fault in split.dropped)
 
 
+@pytest.mark.parametrize("limit", [1, 2, 7, 16, 30, 45])
+@pytest.mark.parametrize("overlong", ["truncate", "truncate-left"])
+def test_truncation_keeps_one_end(encoder, overlong, limit):
+    uncut = encode_conversations([LONG], encoder, ChatRules())
+    kept = slice(limit) if overlong == "truncate" else slice(-limit, None)
+    encoded = encode_conversations([LONG], encoder, ChatRules(max_tokens=limit, overlong=overlong))
+    trains = uncut.mask[kept][1:].any()
+    assert encoded.ids.tolist() == (uncut.ids[kept].tolist() if trains else [])
+    assert encoded.mask.tolist() == (uncut.mask[kept].tolist() if trains else [])
+    assert list(encoded.truncated) == ([0] if trains else [])
+    assert [fault.rule for fault in encoded.dropped] == ([] if trains else ["nothing to train"])
+
+
+@pytest.mark.parametrize("overlong", ["truncate", "truncate-left", "truncate-turns", "split"])
+def test_conversations_that_fit_stay(encoder, overlong):
+    length = count_tokens(encoder, LONG)
+    encoded = encode_conversations([LONG], encoder, ChatRules(max_tokens=length, overlong=overlong))
+    assert encoded.ids.tolist() == encode_conversations([LONG], encoder, ChatRules()).ids.tolist()
+    assert (list(encoded.truncated), encoded.dropped) == ([], [])
+
+
 def test_a_conversation_without_fitting_turns_is_dropped(encoder):
     documents, _, reasons = encode_and_decode(
         encoder, make_conversation("q", "a" * 500), max_tokens=20, overlong="truncate-turns"

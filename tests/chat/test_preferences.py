@@ -195,6 +195,35 @@ def test_a_side_that_is_too_long_takes_the_other_with_it(encoders, overlong):
     assert caught.value.number == 1
 
 
+CUT_PAIRS = {
+    # (prompt, chosen, rejected, policy, limit) gives both sides, "." for the end token, or the reason to drop the pair.
+    "end of the longer answer": ("p", "good", "b" * 9, "truncate", 8, ["p|good.", "p|bbbbbbb"]),
+    "ends of both": ("ppp", "good", "bad", "truncate", 5, ["ppp|go", "ppp|ba"]),
+    "beginning of the prompt": ("pqrstu", "good", "bad", "truncate-left", 9, ["rstu|good.", "rstu|bad."]),
+    "fits": ("p", "good", "bad", "truncate-left", 6, ["p|good.", "p|bad."]),
+    "no answer": ("pqrst", "good", "bad", "truncate", 5, "its prompt leaves no room"),
+    "no prompt": ("pq", "good", "bad", "truncate-left", 5, "its answer leaves no room"),
+    "equal answers": ("pq", " good", " bad", "truncate", 3, "its answers are equal up to there"),
+}
+
+
+@pytest.mark.parametrize("name", CUT_PAIRS)
+def test_both_sides_of_a_cut_pair_keep_one_prompt(name):
+    prompt, chosen, rejected, policy, limit, expected = CUT_PAIRS[name]
+    tokenizer = resolve_tokenizer("bytes")
+    pair = PreferencePair(prompt + chosen, prompt + rejected)
+    encoded = encode_text_pairs([pair], tokenizer, ChatRules(max_tokens=limit, overlong=policy), IDS)
+    assert not encoded.faults
+    if isinstance(expected, str):
+        assert expected in encoded.dropped[0].reason
+        assert (encoded.lengths.size, encoded.truncated) == (0, [])
+    else:
+        end = tokenizer.decode(np.array([tokenizer.end_id]))
+        sides = ["|".join(tokenizer.decode(np.array(part)) for part in side[2:]) for side in split_documents(encoded)]
+        assert [side.replace(end, ".") for side in sides] == expected
+        assert encoded.truncated == ([] if name == "fits" else [0])
+
+
 def test_labels(encoders):
     conversations = [Conversation([user("p"), assistant(text)], completion=1) for text in ("a", "b")]
     flagged = Conversation([user("p"), assistant("c")], completion=1, trained=[True, None])

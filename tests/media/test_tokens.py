@@ -225,6 +225,28 @@ def test_an_overlong_conversation_is_never_cut_through_a_medium(qwen, overlong, 
         assert "overlong" in result.dropped[0].reason
 
 
+@pytest.mark.parametrize("overlong", ["truncate", "truncate-left"])
+def test_truncation_keeps_whole_media_or_drops_the_conversation(qwen, overlong):
+    _, encoder = qwen
+    conversation = make_conversation("image")
+    uncut = encode_conversations([conversation], encoder, ChatRules(train_on="all"))
+    size = int(uncut.lengths[0])
+    for limit in range(1, size):
+        rules = ChatRules(train_on="all", max_tokens=limit, overlong=overlong)
+        result = encode_conversations([conversation], encoder, rules)
+        start, stop = (0, limit) if overlong == "truncate" else (size - limit, size)
+        spans = [(medium.start, medium.start + medium.tokens) for medium in uncut.media[0]]
+        if any(first < edge < behind for first, behind in spans for edge in (start, stop)):
+            assert "a medium is never cut" in result.dropped[0].reason
+        elif uncut.mask[start + 1 : stop].any():
+            assert result.ids.tolist() == uncut.ids[start:stop].tolist()
+            inside = [(first - start, behind - start) for first, behind in spans if start <= first and behind <= stop]
+            kept = result.media[0] if inside else []
+            assert [(medium.start, medium.start + medium.tokens) for medium in kept] == inside
+        else:
+            assert result.dropped[0].rule == "nothing to train"
+
+
 def test_a_medium_that_the_processor_refuses_is_a_fault_of_its_conversation(qwen):
     _, encoder = qwen
     conversation = make_conversation("image")

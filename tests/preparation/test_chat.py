@@ -8,6 +8,7 @@ import pytest
 import batchloom
 from batchloom import InputError, SettingsError
 from batchloom.batches import IGNORE_INDEX
+from batchloom.cli import run_command_line
 from batchloom.core.errors import SchemaError, TooManyBadRecordsError
 from batchloom.preparation import convert
 from preparation.stores import INLINE, write_jsonl
@@ -158,6 +159,34 @@ def test_bad_records_and_those_left_out_are_counted_with_their_reasons(tmp_path)
             max_tokens=200,
             overlong="error",
         )
+
+
+@pytest.mark.parametrize("overlong", ["truncate", "truncate-left"])
+def test_truncated_conversations_are_counted(tmp_path, overlong, capsys):
+    long_rows = [{"question": "long", "answer": f"{n}" * 500} for n in range(3)]
+    rows = [*QUESTIONS[:20], *long_rows, long_rows[0], {"question": "q" * 300, "answer": "a" * 300}]
+    result = make(tmp_path, rows, max_tokens=200, overlong=overlong)
+    # The question alone is longer than 200 tokens.
+    nothing = {"nothing to train": 1} if overlong == "truncate" else {}
+    assert result.counts.dropped == {"exact duplicate": 1, **nothing}
+    assert result.counts.truncated == 5 - len(nothing)
+    manifest = json.loads((result.path / "dataset_metadata.json").read_text())
+    assert manifest["counts"]["truncated"] == result.counts.truncated
+    store = batchloom.open_store(result.path, "train")
+    texts = [trained_text(store, number) for number in range(len(store))]
+    kept = "0" * 150 if overlong == "truncate" else "0" * 150 + "<|endoftext|>"
+    assert any(kept in text for text in texts)
+    assert max(map(len, (store[n].ids for n in range(len(store))))) == 200
+    assert batchloom.check(result.path).sound
+    write_jsonl(tmp_path / "more.jsonl", [{"question": "more", "answer": "m" * 500}])
+    arguments = [str(tmp_path / "more.jsonl"), "--out", str(result.path), "--append", "--recipe", str(result.path)]
+    assert run_command_line(["prepare", *arguments]) == 0
+    assert "truncated to --max-tokens" in capsys.readouterr().out
+    grown = json.loads((result.path / "dataset_metadata.json").read_text())
+    assert grown["counts"]["truncated"] == result.counts.truncated + 1
+    arguments = [str(tmp_path / "in.jsonl"), "--tokenizer", "bytes", "--max-tokens", "200", "--overlong", overlong]
+    run_command_line(["doctor", *arguments])
+    assert "conversations are cut to 200 tokens" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_split_conversation_stays_together(tmp_path):

@@ -22,6 +22,7 @@ from batchloom.preparation import (
     RunSettings,
     make_request,
     run_request,
+    run_separately,
 )
 from batchloom.preparation.report import PrepareResult, read_last_report
 from batchloom.preparation.request import PrepareRequest, format_recipe, make_append_request
@@ -99,6 +100,14 @@ def prepare(
     ] = False,
     settings: dict[str, Any],
     run: dict[str, Any],
+    separate: Annotated[
+        bool,
+        typer.Option(
+            "--separate",
+            help="Make a store of each data set of a manifest, in folders of --out, and mixture.yaml with their "
+            "weights, for train --mixture.",
+        ),
+    ] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -116,6 +125,8 @@ def prepare(
         return _print_recipe(request)
     if out is None:
         raise typer.BadParameter("missing: name the folder of the store", param_hint="--out")
+    if separate:
+        return _prepare_separately(request, out, run_settings, as_json=as_json)
     with ProgressDisplay() as display:
         result = run_request(request, out, display.show, run_settings)
     if as_json:
@@ -124,6 +135,21 @@ def prepare(
         print_result(plain_console(), result)
     if profile:
         _print_profile(plain_console(stderr=as_json), read_last_report(out))
+    return 0
+
+
+def _prepare_separately(request: PrepareRequest, out: str, settings: RunSettings, *, as_json: bool) -> int:
+    with ProgressDisplay() as display:
+        result = run_separately(request, out, display.show, settings)
+    if as_json:
+        print_json({"mixture": result.path, "stores": result.stores})
+        return 0
+    console = plain_console()
+    for name, store_result in result.stores.items():
+        console.print(f"{name}:")
+        print_result(console, store_result)
+    if result.path is not None:
+        console.print(f"batchloom train --mixture {result.path} mixes them by their weights.")
     return 0
 
 
@@ -220,6 +246,7 @@ def print_result(console: Console, result: PrepareResult) -> None:
         ("new input" if grown else "input", input_size),
         ("records read", f"{counts.records:,}"),
         *((f"dropped: {reason}", f"{count:,}") for reason, count in counts.dropped.items()),
+        *([("truncated to --max-tokens", f"{counts.truncated:,}")] if counts.truncated else []),
         (f"quarantined{quarantine_note}", f"{counts.quarantined:,}"),
         ("documents added" if grown else "documents kept", f"{counts.documents:,}"),
         ("tokens added" if grown else "tokens", f"{counts.tokens:,}"),

@@ -5,6 +5,7 @@ from .gpt import (
 )
 from .hub import create_huggingface_dataset as create_huggingface_dataset
 from .jsonl import iter_jsonl_file as iter_jsonl_file, load_jsonl_file as load_jsonl_file
+from .lmms_engine import load_lmms_engine_config as load_lmms_engine_config
 from .multimodal import MultiModalDataset as MultiModalDataset
 from .multimodal_stream import MultiModalIterableDataset as MultiModalIterableDataset
 from .sft import SFTDataset as SFTDataset

@@ -10,6 +10,7 @@ from .media_content import (
 )
 from .media_inspection import MediaInspector as MediaInspector, MediaResolver as MediaResolver
 from .processor import (
+    PIXEL_LIMITS as PIXEL_LIMITS,
     PROCESSOR_FILES as PROCESSOR_FILES,
     TEMPLATE_FILES as TEMPLATE_FILES,
     FeatureArrays as FeatureArrays,

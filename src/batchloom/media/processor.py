@@ -9,16 +9,24 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, final
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from batchloom.core.errors import InputError, InputMissingError, MissingDependencyError, UnusableRecordError
+from batchloom.core.errors import (
+    InputError,
+    InputMissingError,
+    MissingDependencyError,
+    SettingsError,
+    UnusableRecordError,
+)
 from batchloom.core.files import describe_os_error, read_regular_file, suggest_path
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.medium import MEDIUM_KINDS, AudioFacts, FrameFacts, ImageFacts, MediumFacts, MediumKind
+from batchloom.core.settings import find_unknown_settings, quote_value, raise_problems
 from batchloom.media.audio import decode_audio
 from batchloom.media.images import decode_image
 from batchloom.media.media_content import MediaContent
@@ -39,6 +47,8 @@ PROCESSOR_FILES = (
     "preprocessor_config.json",
     "video_preprocessor_config.json",
 )
+# Limits of the pixels of an image after resizing, for processors that keep the aspect ratio.
+PIXEL_LIMITS = ("min_pixels", "max_pixels")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 _TOKEN_ATTRIBUTES = (
     *("image_token", "audio_token", "video_token", "boi_token", "eoi_token"),
@@ -113,6 +123,24 @@ class ProcessorFiles:
             raise InputError("The processor state does not match its fingerprint: it was changed.")
         return processor_files
 
+    def with_image_settings(self, settings: Mapping[str, Any]) -> Self:
+        """Return the files with other settings of the image processor."""
+        if not settings:
+            return self
+        files = {}
+        for name, text in self.files.items():
+            content = orjson.loads(text)
+            # Newer versions of transformers write the settings of all parts into processor_config.json.
+            section = content.get("image_processor") if name == PROCESSOR_FILES[0] else content
+            if isinstance(section, dict) and name != PROCESSOR_FILES[2]:
+                if "size" in settings:
+                    # Older files limit the size by these, and they would override it.
+                    for limit in PIXEL_LIMITS:
+                        section.pop(limit, None)
+                section.update(settings)
+            files[name] = orjson.dumps(content, option=orjson.OPT_SORT_KEYS).decode()
+        return type(self)(self.name, files)
+
     def write(self, folder: Path) -> None:
         """Write the files to a folder, for transformers to read."""
         for name, text in self.files.items():
@@ -174,7 +202,9 @@ def _read_json_text(path: Path) -> str:
     raise InputError(f"{path} cannot be read: {why}; {_REMEDY}.")
 
 
-def open_processor(folder: Path, tokenizer: Path | None = None) -> MediaProcessor:
+def open_processor(
+    folder: Path, tokenizer: Path | None = None, image_settings: Mapping[str, Any] = MappingProxyType({})
+) -> MediaProcessor:
     """Open the processor in a folder and compare it with the installed transformers.
 
     No code in the folder is run, and nothing is downloaded.
@@ -182,12 +212,49 @@ def open_processor(folder: Path, tokenizer: Path | None = None) -> MediaProcesso
     Args:
         folder: folder that ``save_pretrained`` wrote.
         tokenizer: folder of its tokenizer, if it is another.
+        image_settings: settings of the image processor that override those in its files, as keywords of
+            ``from_pretrained`` do.
 
     Raises:
         InputError: no processor, one that cannot be loaded, or one that accepts no media.
+        SettingsError: ``image_settings`` that the image processor does not have.
         MissingDependencyError: transformers or Pillow is not installed.
     """
-    files = read_processor_files(folder)
+    files = read_processor_files(folder).with_image_settings(image_settings)
+    if not image_settings:
+        return _open_files(files, folder, tokenizer)
+    with tempfile.TemporaryDirectory(prefix="batchloom-processor-") as changed_folder:
+        for path in folder.iterdir():
+            if path.name not in files.files:
+                (Path(changed_folder) / path.name).symlink_to(path.absolute())
+        files.write(Path(changed_folder))
+        _check_image_settings(files, Path(changed_folder), image_settings)
+        return _open_files(files, Path(changed_folder), tokenizer)
+
+
+def _check_image_settings(files: ProcessorFiles, folder: Path, settings: Mapping[str, Any]) -> None:
+    """Raise SettingsError for settings that the image processor does not have."""
+    image, why = _try_load(_import_transformers().AutoImageProcessor, folder)
+    if image is None:
+        raise SettingsError(
+            [f"media.image_settings: {files.name} cannot be loaded with {quote_value(dict(settings))}: {why}"]
+        )
+    names = [
+        name
+        for name in getattr(getattr(image, "valid_kwargs", None), "__annotations__", {})
+        if name in PIXEL_LIMITS or getattr(image, name, None) is not None
+    ]
+    problems = find_unknown_settings(settings, names, "media.image_settings.")
+    size = getattr(image, "size", None) or {}
+    if not problems and set(settings) & set(PIXEL_LIMITS) and size["shortest_edge"] > size["longest_edge"]:
+        problems.append(
+            f"media.image_settings.max_pixels: {size['longest_edge']:,} is less than min_pixels, "
+            f"{size['shortest_edge']:,}; change one of them"
+        )
+    raise_problems(problems)
+
+
+def _open_files(files: ProcessorFiles, folder: Path, tokenizer: Path | None) -> MediaProcessor:
     transformers = _import_transformers()
     processor, why = _try_load(transformers.AutoProcessor, folder)
     image, _ = _try_load(transformers.AutoImageProcessor, folder)

@@ -25,6 +25,11 @@ from .rerun import (
     find_finished_store as find_finished_store,
     make_job_identity as make_job_identity,
 )
+from .separate_stores import (
+    MixtureResult as MixtureResult,
+    prepare_mixture as prepare_mixture,
+    run_separately as run_separately,
+)
 from .settings.clean_recipe import parse_clean_steps as parse_clean_steps
 from .settings.dataset_config import DatasetConfig as DatasetConfig
 from .settings.media_recipe import MediaRecipe as MediaRecipe

@@ -67,7 +67,9 @@ def check_same_recipe(
             "tokenizer. Leave the option out, or prepare another store."
         )
     media = recipe.reading.media
-    processor_fingerprint = None if media is None else compute_processor_fingerprint(media.processor)
+    processor_fingerprint = (
+        None if media is None else compute_processor_fingerprint(media.processor, media.image_settings)
+    )
     if processor_fingerprint != (base.processor and base.processor.fingerprint):
         stored_value = base.processor.name if base.processor else "none"
         requested_value = "none" if processor_fingerprint is None else "another"

@@ -424,7 +424,7 @@ def _announce_store(run: TrainRun, store: Store) -> None:
         weights = format_list([f"{name} {weight:g}" for name, weight in store.contents.weights], MAX_LISTED)
         print_line(
             f"data   the weights recorded in the store ({weights}) are not applied: documents of one store are "
-            "drawn in proportion to their tokens (--mixture weights whole stores)"
+            "drawn in proportion to their tokens (prepare --separate makes a mixture that applies them)"
         )
 
 

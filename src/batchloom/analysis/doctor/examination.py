@@ -172,6 +172,7 @@ class SourceGroup:
     masked: bool = False
     dropped: Counter[str] = field(default_factory=Counter)
     altered: Counter[str] = field(default_factory=Counter)
+    truncated: int = 0
     characters: Counter[int] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
     media: dict[MediumKind, MediaCount] = field(default_factory=dict)
@@ -445,6 +446,7 @@ class Examination:
         trained = encoded_batch.mask
         group.dropped.update(fault.rule for fault in encoded_batch.dropped)
         group.altered.update(encoded_batch.altered)
+        group.truncated += len(encoded_batch.truncated)
         group.documents += len(encoded_batch.lengths)
         group.lengths.update(encoded_batch.lengths.tolist())
         group.count_media(encoded_batch.media)
@@ -592,6 +594,10 @@ class Examination:
             (self.faults if strict and rule == "overlong" else self._warnings).append(sentence)
         for change, count in _sum_counts(groups, [group.altered for group in groups]).items():
             self._warnings.append(f"In {about}{format_count(count, 'conversation')} the template {change}.")
+        if truncated := sum(group.scale_count(group.truncated) for group in groups):
+            verb = "is" if truncated == 1 else "are"
+            limit = f"{self._recipe.chat.max_tokens:,} tokens"
+            self._warnings.append(f"{about}{format_count(truncated, 'conversation')} {verb} cut to {limit}.")
         empty = sum(group.scale_count(group.empty) for group in groups)
         if empty:
             self._warnings.append(f"{about}{format_count(empty, 'record')} without any text give no document.")

@@ -42,6 +42,7 @@ from batchloom.batches.loading.loader_data import (
     announce_left_out,
     announce_loss_weights,
     announce_split_conversations,
+    announce_unused_weights,
     check_edit_keeps_media,
     check_generation,
     count_left_out,
@@ -628,6 +629,7 @@ class Loader:
         if self._cuts_all:
             announce_split_conversations(self.plan)
         announce_loss_weights(self.plan)
+        announce_unused_weights(self.plan)
         return announce_left_out(self.plan, self.replaced)
 
 

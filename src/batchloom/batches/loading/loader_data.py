@@ -15,6 +15,7 @@ from batchloom.batches.loading.stream_steps import RawStream
 from batchloom.batches.media.batch_media import BatchMedia, BatchMedium, MediaSource, ProcessorContext
 from batchloom.batches.media.media_stores import make_media_of_stores
 from batchloom.core.errors import InputError, PlanError, SettingsError, StateError
+from batchloom.core.wording import format_list
 from batchloom.plan import LanePlan, Mixture, Plan, SourceSpec, choose_lane_pool_size
 from batchloom.plan.order import SOURCE, SourceOrder
 from batchloom.plan.packing import CUTTING_STRATEGIES, OverlongMode, Rows
@@ -25,6 +26,7 @@ from batchloom.store.read import has_media
 LoaderData = Store | Mixture | Plan | LanePlan | RawStream
 # Counting reads every length; up to this many documents that takes a few milliseconds.
 _MAX_INLINE_COUNT = 1 << 20
+_MAX_LISTED = 5
 
 
 def get_first_store(stores: Mapping[str, object]) -> Store:
@@ -206,6 +208,21 @@ def announce_loss_weights(plan: Plan) -> None:
             "Batches have loss_weights, which the loss must apply (docs/batches.md): those of %s.",
             ", ".join(store.location.name for store in stores),
         )
+
+
+def announce_unused_weights(plan: Plan) -> None:
+    """Warn that the weights that a single store records do not change its order."""
+    (order, *others) = plan.orders.latest()
+    if others or not (isinstance(order.store, Store) and order.store.contents.weights):
+        return
+    weights = [f"{name} {weight:g}" for name, weight in order.store.contents.weights]
+    make_data_logger(order.store).warning(
+        "The weights recorded in %s (%s) are not applied: documents of one store are drawn in proportion to their "
+        "tokens. To apply them: batchloom prepare MANIFEST --separate --out DIR, then train --mixture DIR/mixture.yaml "
+        "(or read_mixture('DIR/mixture.yaml')).",
+        order.store.location.name,
+        format_list(weights, _MAX_LISTED),
+    )
 
 
 def count_left_out(plan: Plan) -> None:

@@ -34,7 +34,7 @@ from batchloom.preparation.documents.chat_encoding import (
     subtract_media,
     write_expansions,
 )
-from batchloom.preparation.settings.recipe import ChatRules
+from batchloom.preparation.settings.recipe import TRUNCATIONS, ChatRules, OverlongPolicy
 from batchloom.store import BAD, CHOSEN, GOOD, PROMPT, REJECTED, STEPS
 from batchloom.tokens import Tokenizer
 
@@ -86,6 +86,11 @@ def split_at_limit(mask: TokenFlags, limit: int) -> list[ConversationSegment]:
     ]
 
 
+def find_kept_range(tokens: int, limit: int, policy: OverlongPolicy) -> tuple[int, int]:
+    """Return the token range that remains of a document longer than ``limit``."""
+    return (tokens - limit, tokens) if policy == "truncate-left" else (0, limit)
+
+
 class EncodeFault(NamedTuple):
     """Conversation, or a part of one, that gives no document."""
 
@@ -124,6 +129,7 @@ class EncodedBatch:
         plain: tokens and lengths of the texts before fill-in-the-middle, if documents are compared.
         media: media of each document; empty if none has any.
         fields: JSON of the columns that each document carries; empty if none carries any.
+        truncated: index of each input whose documents were cut by ``truncate`` or ``truncate-left``.
     """
 
     ids: NDArray[np.generic]
@@ -140,6 +146,7 @@ class EncodedBatch:
     plain: PlainTokens | None = None
     media: Sequence[Sequence[PlacedMedium]] = ()
     fields: Sequence[bytes] = ()
+    truncated: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -156,6 +163,7 @@ class EncodedBatchBuilder:
     rounded: int = 0
     media: list[list[PlacedMedium]] = field(default_factory=list)
     fields: list[bytes] = field(default_factory=list)
+    truncated: list[int] = field(default_factory=list)
 
     def add(
         self,
@@ -189,6 +197,7 @@ class EncodedBatchBuilder:
             rounded=self.rounded,
             media=self.media if any(self.media) else [],
             fields=self.fields,
+            truncated=self.truncated,
         )
 
 
@@ -330,7 +339,9 @@ def _apply_overlong(
     excess = f"{masked_tokens.ids.size:,} tokens where {limit:,} are allowed"
     if rules.overlong == "error":
         raise OverlongError(
-            number, f"has {excess}: allow more, or choose a policy for long conversations (drop, truncate-turns, split)"
+            number,
+            f"has {excess}: allow more, or choose a policy for long conversations (drop, truncate, truncate-left, "
+            "truncate-turns, split)",
         )
     if rules.overlong == "drop":
         out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
@@ -341,6 +352,11 @@ def _apply_overlong(
     if rules.overlong == "split":
         _split_conversation(out, number, masked_tokens, limit)
         return
+    if rules.overlong in TRUNCATIONS:
+        start, stop = find_kept_range(masked_tokens.ids.size, limit, rules.overlong)
+        if _add_token_range(out, number, masked_tokens, placed, start, stop):
+            out.truncated.append(number)
+        return
     turns = sorted(turn.head for turn in rendered.turns if turn is not None)
     heads = masked_tokens.find_tokens(rendered.text, turns)
     if not heads:
@@ -350,14 +366,35 @@ def _apply_overlong(
     heads[0] = 0
     fitting_tokens = count_fitting_tokens(masked_tokens.mask, heads, limit)
     if fitting_tokens:
-        out.add(
-            number,
-            masked_tokens.ids[:fitting_tokens],
-            masked_tokens.mask[:fitting_tokens],
-            [medium for medium in placed if medium.start + medium.tokens <= fitting_tokens],
-        )
+        _add_token_range(out, number, masked_tokens, placed, 0, fitting_tokens)
     else:
         out.dropped.append(EncodeFault(number, f"overlong: {excess}, and no complete trained turn fits"))
+
+
+def _add_token_range(
+    out: EncodedBatchBuilder,
+    number: int,
+    masked_tokens: MaskedTokens,
+    placed: Sequence[PlacedMedium],
+    start: int,
+    stop: int,
+) -> bool:
+    """Add a token range of a conversation with the media inside, or drop it.
+
+    It is dropped if a medium would be cut, or if no token is trained (no token predicts the first one). Returns whether
+    it was added.
+    """
+    size = masked_tokens.ids.size
+    if any(medium.start < edge < medium.start + medium.tokens for medium in placed for edge in (start, stop)):
+        reason = f"overlong: {size:,} tokens where {stop - start:,} are allowed, and a medium is never cut"
+        out.dropped.append(EncodeFault(number, reason))
+        return False
+    if not masked_tokens.mask[start + 1 : stop].any():
+        out.dropped.append(EncodeFault(number, f"nothing to train: tokens {start:,} to {stop:,} of {size:,}"))
+        return False
+    media = [medium._replace(start=medium.start - start) for medium in placed if start <= medium.start < stop]
+    out.add(number, masked_tokens.ids[start:stop], masked_tokens.mask[start:stop], media)
+    return True
 
 
 def _split_conversation(out: EncodedBatchBuilder, number: int, masked_tokens: MaskedTokens, limit: int) -> None:
@@ -460,6 +497,65 @@ def _build_batch(
     return replace(out.build(dtype), sides=np.array(out.sides, np.uint8))
 
 
+def _truncate_answers(
+    answers: tuple[_AnswerTokens, ...], limit: int, policy: OverlongPolicy
+) -> tuple[_AnswerTokens, ...] | str:
+    """Cut answers to one prompt to ``limit`` tokens; return why if that is impossible.
+
+    The prompt stays the same for all: ``truncate`` cuts the ends of the answers, ``truncate-left`` the beginning of
+    the prompt.
+    """
+    excess = max(answer.ids.size for answer in answers) - limit
+    prompt_tokens = answers[0].start
+    allowed = f"{excess + limit:,} tokens where {limit:,} are allowed"
+    if policy == "truncate-left":
+        if excess >= prompt_tokens:
+            return f"overlong: {allowed}, and its answer leaves no room for the prompt"
+        edges = excess, excess + limit
+    else:
+        if prompt_tokens >= limit:
+            return f"overlong: {allowed}, and its prompt leaves no room for the answer"
+        edges = 0, limit
+    if any(medium.start < edge < medium.start + medium.tokens for a in answers for medium in a.media for edge in edges):
+        return f"overlong: {allowed}, and a medium is never cut"
+    cut_answers = tuple(_cut_answer(answer, *edges) for answer in answers)
+    if len(answers) > 1 and all(np.array_equal(answer.ids, cut_answers[0].ids) for answer in cut_answers):
+        return f"overlong: {allowed}, and its answers are equal up to there"
+    return cut_answers
+
+
+def _cut_answer(answer: _AnswerTokens, start: int, stop: int) -> _AnswerTokens:
+    """Return a token range of an answer with the media inside."""
+    media = [medium._replace(start=medium.start - start) for medium in answer.media if start <= medium.start < stop]
+    return _AnswerTokens(answer.ids[start:stop], answer.start - start, media)
+
+
+def _add_answers(
+    out: EncodedBatchBuilder,
+    number: int,
+    answers: tuple[_AnswerTokens, ...],
+    sides: Sequence[int],
+    rules: ChatRules,
+) -> str:
+    """Add the answers to one prompt, cut if necessary; return why they cannot be."""
+    if rules.max_tokens is not None and max(answer.ids.size for answer in answers) > rules.max_tokens:
+        cut_answers = _truncate_answers(answers, rules.max_tokens, rules.overlong)
+        if isinstance(cut_answers, str):
+            return cut_answers
+        answers = cut_answers
+        out.truncated.append(number)
+    for answer, side in zip(answers, sides, strict=True):
+        _add_answer(out, number, answer, side)
+    return ""
+
+
+def _encode_without_cuts(conversations: Sequence[Conversation], encoder: ChatEncoder, rules: ChatRules) -> EncodedBatch:
+    """Encode the sides of preferences, whose prompt and answer are cut together later."""
+    return encode_conversations(
+        conversations, encoder, replace(rules, max_tokens=None) if rules.overlong in TRUNCATIONS else rules
+    )
+
+
 def _add_answer(out: EncodedBatchBuilder, number: int, answer: _AnswerTokens, side: int) -> None:
     out.add(number, answer.ids, np.arange(answer.ids.size) >= answer.start, answer.media, side=side)
 
@@ -476,7 +572,7 @@ def encode_preference_pairs(
     if not all(isinstance(side, Conversation) for side in sides):
         raise AssertionError("encode texts with encode_text_pairs")
     try:
-        encoded = encode_conversations(cast("list[Conversation]", sides), encoder, rules)
+        encoded = _encode_without_cuts(cast("list[Conversation]", sides), encoder, rules)
     except OverlongError as error:
         number, side = divmod(error.number, 2)
         raise OverlongError(number, f"on its {_PAIR_SIDES[side]} side {error.reason}") from None
@@ -502,9 +598,8 @@ def encode_preference_pairs(
             faults[number] = _FLAGS_PROBLEM
         elif problem := _find_pair_problem(chosen, rejected):
             faults[number] = problem
-        else:
-            _add_answer(out, number, chosen, CHOSEN)
-            _add_answer(out, number, rejected, REJECTED)
+        elif reason := _add_answers(out, number, (chosen, rejected), (CHOSEN, REJECTED), rules):
+            dropped[number] = reason
     return _build_batch(out, faults, dropped, dtype)
 
 
@@ -513,7 +608,7 @@ def encode_labelled_answers(
 ) -> EncodedBatch:
     """Render, tokenize and mask conversations with labelled answers."""
     conversations = [example.conversation for example in labelled]
-    encoded = encode_conversations(conversations, encoder, rules)
+    encoded = _encode_without_cuts(conversations, encoder, rules)
     faults, dropped = ({fault.number: fault.reason for fault in some} for some in (encoded.faults, encoded.dropped))
     out = EncodedBatchBuilder(altered=encoded.altered)
     for number, answers in _split_answers(encoded).items():
@@ -523,8 +618,8 @@ def encode_labelled_answers(
             dropped[number] = _OVERLONG_PAIR
         elif answer is None:
             faults[number] = _FLAGS_PROBLEM
-        else:
-            _add_answer(out, number, answer, GOOD if labelled[number].label else BAD)
+        elif reason := _add_answers(out, number, (answer,), (GOOD if labelled[number].label else BAD,), rules):
+            dropped[number] = reason
     return _build_batch(out, faults, dropped, dtype)
 
 
@@ -623,7 +718,8 @@ def encode_text_pairs(
     documents = np.split(ids, np.cumsum(lengths)[:-1])
     for number in range(len(pairs)):
         prompt, chosen, rejected = documents[3 * number : 3 * number + 3]
-        if excess := _describe_excess(max(chosen.size, rejected.size), number, rules):
+        is_cut = rules.overlong in TRUNCATIONS
+        if not is_cut and (excess := _describe_excess(max(chosen.size, rejected.size), number, rules)):
             dropped[number] = f"overlong: {excess}"
             continue
         # The encoded prompt ends with an end token, which the prompt inside a document lacks.
@@ -631,9 +727,8 @@ def encode_text_pairs(
         pair_answers = _AnswerTokens(chosen, start), _AnswerTokens(rejected, start)
         if problem := _find_pair_problem(*pair_answers):
             faults[number] = problem
-        else:
-            _add_answer(out, number, pair_answers[0], CHOSEN)
-            _add_answer(out, number, pair_answers[1], REJECTED)
+        elif reason := _add_answers(out, number, pair_answers, (CHOSEN, REJECTED), rules):
+            dropped[number] = reason
     return _build_batch(out, faults, dropped, dtype)
 
 

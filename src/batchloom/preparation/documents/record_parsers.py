@@ -255,7 +255,7 @@ class RecordParsers:
         """Return the base folder of a source's media paths; None if media are not read."""
         media = self._recipe.reading.media
         own = media is not None and self.get_parser(source).own_folder
-        return None if media is None else _choose_media_folder(media, source, own_folder=own)
+        return None if media is None else self._choose_media_folder(media, source, own_folder=own)
 
     @property
     def reads_media(self) -> bool:
@@ -275,17 +275,16 @@ class RecordParsers:
             return None
         kinds = open_job_processor(media, self._recipe.tokenizer).families
         resolver = MediaResolver(
-            _choose_media_folder(media, source, own_folder=own_folder),
+            self._choose_media_folder(media, source, own_folder=own_folder),
             media.limits,
             # Media inside a tar are resolved in the tar's folder; the Hub's cache consists of symlinks.
             follow_links=own_folder or bool(source.revision) or self._recipe.follow_links,
         )
         return MediaInspector(resolver, kinds, media.sampling, embed=media.keep == "embed")
 
-
-def _choose_media_folder(media: MediaRecipe, source: Source, *, own_folder: bool) -> str:
-    data_folder = None if own_folder else media.data_folder
-    return data_folder or _parent_folder(source)
+    def _choose_media_folder(self, media: MediaRecipe, source: Source, *, own_folder: bool) -> str:
+        data_folder = None if own_folder else self._recipe.source(source.input).media_folder or media.data_folder
+        return data_folder or _parent_folder(source)
 
 
 def _parent_folder(source: Source) -> str:

@@ -218,6 +218,7 @@ def make_manifest(results: JobResults, subsets: dict[str, SubsetEntry]) -> Manif
             quarantined=sum(part.bad for _, part, _ in _iter_parts(results)),
             dropped={reason: count for reason, count in sorted(dropped.items()) if count},
             further=sum(part.further for _, part, _ in _iter_parts(results)),
+            truncated=sum(part.truncated for _, part, _ in _iter_parts(results)),
         ),
         subsets=subsets,
         subset_overrides=results.decision.overrides,

@@ -510,6 +510,8 @@ class UnitTokenizer:
             self._record_bad(part, bad_records)
         for fault in encoded_batch.dropped:
             self._count_dropped(rows[fault.number], fault)
+        for number in encoded_batch.truncated:
+            self._parts[int(rows[number]["part"])].truncated += 1
         input_count, input_bytes = len(rows), int(sizes.sum())
         for alteration in encoded_batch.altered:
             description = (

@@ -297,6 +297,7 @@ def subtract_base(result: PrepareResult, base: Manifest) -> PrepareResult:
             quarantined=counts.quarantined - base_counts.quarantined,
             dropped=dict(Counter(counts.dropped) - Counter(base_counts.dropped)),
             further=counts.further - base_counts.further,
+            truncated=counts.truncated - base_counts.truncated,
         ),
         subsets={name: subset for name, subset in subsets.items() if subset.documents},
         input_files=result.input_files - len(base.sources),

@@ -436,6 +436,7 @@ def _list_summary(report: PrepareReport) -> list[tuple[str, str]]:
     facts += [
         ("records read", f"{counts.records:,}" if counts.records else ""),
         ("left out", dropped),
+        ("truncated to max_tokens", f"{counts.truncated:,}" if counts.truncated else ""),
         ("quarantined", f"{counts.quarantined:,}" if counts.quarantined else ""),
         *((name, _format_setting(value)) for name, value in report.settings.items() if name in _SUMMARY_SETTINGS),
         ("started", report.started),

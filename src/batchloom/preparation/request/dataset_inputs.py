@@ -39,7 +39,6 @@ from batchloom.sources import (
 )
 
 _PRESET = "fineweb-edu"
-_PROCESSOR_SETTINGS = ("max_pixels", "min_pixels", "kwargs", "extra_kwargs")
 _MAX_LISTED = 5
 
 
@@ -88,6 +87,14 @@ def expand_inputs(
             "it with --tokenizer."
         )
     reading = _add_media(reading, multimodal)
+    if reading.media is None:
+        raise_problems(
+            [
+                f"{source.location}.media_folder: no media are read; write type: vision, or give --processor"
+                for source in sources
+                if source.media_folder
+            ]
+        )
     tokenizer = tokenizer if tokenizer is not None else next(iter(tokenizer_files), default_tokenizer(reading))
     hoisted_sources, reading = hoist_common_settings(tuple(sources), reading)
     return ResolvedInputs(
@@ -103,9 +110,7 @@ def expand_inputs(
 
 def _add_media(reading: ReadRecipe, multimodal: Sequence[tuple[str, DatasetConfig]]) -> ReadRecipe:
     """Add the processor and the frame sampling that data sets with media declare."""
-    for location, config in multimodal:
-        _check_processor_settings(location, config)
-    sampling = _merge_sampling(multimodal)
+    sampling, image_settings = _merge_sampling(multimodal), _merge_image_settings(multimodal)
     if multimodal and reading.media is None:
         processor = next((name for _, config in multimodal if (name := config.tokenizer) is not None), None)
         if processor is None:
@@ -116,6 +121,8 @@ def _add_media(reading: ReadRecipe, multimodal: Sequence[tuple[str, DatasetConfi
         reading = replace(reading, media=MediaRecipe(processor=processor))
     if reading.media is not None and reading.media.sampling == FrameSampling():
         reading = replace(reading, media=replace(reading.media, sampling=sampling))
+    if reading.media is not None and not reading.media.image_settings:
+        reading = replace(reading, media=replace(reading.media, image_settings=image_settings))
     return reading
 
 
@@ -134,20 +141,23 @@ def _merge_sampling(multimodal: Sequence[tuple[str, DatasetConfig]]) -> FrameSam
     return first.sampling
 
 
-def _check_processor_settings(location: str, config: DatasetConfig) -> None:
-    """Refuse processor settings, which would differ from the processor's files."""
-    processor_config = config.processor_config
-    setting_names = [
-        name for name in _PROCESSOR_SETTINGS if processor_config is not None and getattr(processor_config, name)
-    ]
-    raise_problems(
-        [
-            f"{location}: the processor reads this setting from its own files, but processor_config.{name} is "
-            f"{quote_value(getattr(processor_config, name))}: write it into "
-            f"{config.tokenizer}/preprocessor_config.json, and leave it out here"
-            for name in setting_names
-        ]
-    )
+def _merge_image_settings(multimodal: Sequence[tuple[str, DatasetConfig]]) -> dict[str, Any]:
+    """Return the common settings of the image processor of all data sets."""
+    named_settings = []
+    for location, config in multimodal:
+        try:
+            settings = config.processor_config.read_image_settings() if config.processor_config else {}
+        except SettingsError as error:
+            raise SettingsError([f"{location}: {problem}" for problem in error.problems]) from None
+        if settings:
+            named_settings.append((location, settings))
+    for location, settings in named_settings[1:]:
+        if settings != named_settings[0][1]:
+            raise InputError(
+                f"{named_settings[0][0]} and {location} set the image processor differently, but a store has one "
+                "processor: use equal settings, or prepare two stores."
+            )
+    return named_settings[0][1] if named_settings else {}
 
 
 def locate_inputs(entries: Sequence[DatasetEntry], config_location: ConfigLocation) -> list[tuple[str, SourceRecipe]]:
@@ -187,6 +197,7 @@ def _locate_entries(
             weight=entry.weight,
             max_samples=entry.max_samples,
             num_samples=entry.num_samples,
+            media_folder=locator.resolve_media_folder(entry, name),
             location=f"{config_location.file}, {config_location.block}{name}" if config_location.file else name,
         )
         located.append((locator.find(entry, source.location), source, kind))
@@ -313,6 +324,13 @@ class _DatasetLocator:
     def _is_confined(self) -> bool:
         """True if relative paths must stay below the folder of the file."""
         return self.config_location.file is not None and not self.config_location.recipe
+
+    def resolve_media_folder(self, entry: DatasetEntry, name: str) -> str | None:
+        """Return the base folder of a data set's media paths; None for the default."""
+        if not entry.media_folder or is_url(entry.media_folder):
+            return entry.media_folder or None
+        folder = entry.model_copy(update={"path": entry.media_folder, "data_folder": None})
+        return self._resolve_path(folder, f"{self.config_location.describe('')}{name}.media_folder")
 
     def _resolve_path(self, entry: DatasetEntry, location: str) -> str:
         """Return the local path of a data set."""

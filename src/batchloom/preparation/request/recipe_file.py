@@ -261,6 +261,7 @@ def _input_to_plain(input_path: str, source: SourceRecipe) -> Any:
         "data_type": source.form,
         "name": source.name,
         "weight": source.weight,
+        "media_folder": source.media_folder,
         "text_field": source.text_field,
         "mapping": dict(source.mapping) or None,
         "ignore": list(source.ignore) or None,
@@ -451,7 +452,7 @@ def _extract_media_settings(plain: dict[str, Any], folder: Path, *, verify: bool
     needed = f"{folder} was made with the processor in {media.get('processor')}"
     remedy = "give the path of the original with --processor"
     try:
-        fingerprint = compute_processor_fingerprint(str(media.get("processor")))
+        fingerprint = compute_processor_fingerprint(str(media.get("processor")), media.get("image_settings", {}))
     except InputMissingError:
         raise InputMissingError(f"{needed}, which is missing; {remedy}.") from None
     if fingerprint != expected:
@@ -524,12 +525,22 @@ def _make_source_recipes(
     labels = [str(label) for label in recipe.get("inputs", ())]
     plain = recipe.get("sources") or [{}] * len(labels)
     forms = _infer_forms(sources, labels)
-    known_names = ("text_field", "mapping", "ignore", "name", "weight", "max_samples", "num_samples")
+    known_names = (
+        *("text_field", "mapping", "ignore", "name", "weight", "max_samples", "num_samples"),
+        *("media_folder", "media_folder_name"),
+    )
     raise_problems(
         [
             problem
             for number, settings in enumerate(plain)
             for problem in find_unknown_settings(settings, known_names, f"{location}: recipe.sources[{number}].")
+        ]
+        + [
+            f"{location}: recipe.sources[{number}].media_folder: the store was made of media below a folder "
+            f"{quote_value(settings['media_folder_name'])}, whose location it does not hold; give the manifest again, "
+            "which says where that is (media_folder)"
+            for number, settings in enumerate(plain)
+            if "media_folder_name" in settings
         ]
     )
     if len(plain) != len(labels):

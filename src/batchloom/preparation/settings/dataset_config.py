@@ -35,7 +35,7 @@ from batchloom.core.settings import (
     raise_problems,
     suggest,
 )
-from batchloom.media import FrameSampling
+from batchloom.media import PIXEL_LIMITS, FrameSampling
 from batchloom.plan import PlanSpec
 from batchloom.preparation.settings.config_location import ConfigLocation
 from batchloom.preparation.settings.dataset_file import read_dataset_file
@@ -47,6 +47,23 @@ Format = Literal[InputFormat, "yaml"]
 
 # Dataset types that are read with a processor, and never split.
 MULTIMODAL_TYPES = ("vision", "vision_audio")
+# lmms-engine's other names of dataset types that hold the same records.
+_TYPE_ALIASES = {
+    "vision_iterable": "vision",
+    "qwen3_vl": "vision",
+    "qwen3_vl_iterable": "vision",
+    "qwen_omni": "vision_audio",
+    "qwen_omni_iterable": "vision_audio",
+}
+# lmms-engine's dataset types that have no equivalent, and what they do.
+_REFUSED_TYPES = {
+    "llava_video": "writes the times of frames into prompts and joins frames in its own processor",
+    "llava_ov2_iterable": "reads the streams of video codecs for its own model",
+    "aero_realtime_iterable": "aligns speech and text by time for its own model",
+    "bagel_iterable": "trains a model that generates images",
+    "rae": "trains an image encoder, without text",
+    "sit": "trains a model that generates images of a class, without text",
+}
 _MAX_PROBLEMS = 100
 # Settings of other trainers that do not apply to texts: accepted, with a note.
 _UNUSED_SETTINGS = (
@@ -66,6 +83,15 @@ _VIDEO_FIELDS = {
     "video_max_frames": "max_frames",
     "video_min_pixels": "min_pixels",
     "video_max_pixels": "max_pixels",
+}
+# Settings of lmms-engine's processors, by the settings of the image processor that they set.
+_EXTRA_SETTINGS = {"image_max_pixels": "max_pixels", "image_min_pixels": "min_pixels"}
+_REFUSED_EXTRA_SETTINGS = {
+    **dict.fromkeys(
+        ("video_max_pixels", "video_min_pixels"),
+        "videos are read as images; write it next to dataset_type, where it limits the pixels of a frame",
+    ),
+    "audio_max_length": "sounds are never cut; split the files, and leave it out",
 }
 # Expected types, by pydantic's name of the error.
 _TYPE_DESCRIPTIONS = {
@@ -122,10 +148,20 @@ def _check_plan_settings(*, seq_len: int = 1, packing: str = "none") -> None:
         raise ValueError(error.problems[0].partition(": ")[2]) from None
 
 
+def _resolve_type_alias(value: object) -> object:
+    """Return the dataset type of a name; raise for types that have no equivalent."""
+    if not isinstance(value, str):
+        return value
+    if value in _REFUSED_TYPES:
+        raise ValueError(f"{value!r} of lmms-engine {_REFUSED_TYPES[value]}; train it with lmms-engine")
+    return _TYPE_ALIASES.get(value, value)
+
+
 def _path_to_text(value: object) -> object:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+DatasetTypeName = Annotated[DatasetType, BeforeValidator(_resolve_type_alias)]
 NonEmptyText = Annotated[StrictStr, AfterValidator(_check_text)]
 PathText = Annotated[StrictStr, BeforeValidator(_path_to_text), AfterValidator(_check_text)]
 # An empty value counts as None.
@@ -182,8 +218,9 @@ class ProcessorConfig(_ConfigModel):
         processor_name: the tokenizer, as ``prepare`` takes it: a path or a Hub id; also the processor
             for ``vision`` and ``vision_audio``.
         processor_type: kind of the processor; not used, because its files say it.
-        max_pixels, min_pixels, kwargs, extra_kwargs: not used for texts; refused for images and audio,
-            because a processor's files hold its settings.
+        max_pixels, min_pixels: limits of the pixels of a resized image; not used for texts, like the others below.
+        kwargs: settings of the image processor by name, which override those in its files.
+        extra_kwargs: lmms-engine's settings: ``image_max_pixels`` and ``image_min_pixels``. Others are refused.
     """
 
     processor_name: NonEmptyText
@@ -193,6 +230,28 @@ class ProcessorConfig(_ConfigModel):
     kwargs: dict[str, Any] | None = None
     extra_kwargs: dict[str, Any] | None = None
 
+    def read_image_settings(self) -> dict[str, Any]:
+        """Return the settings of the image processor that override those in its files.
+
+        Raises:
+            SettingsError: settings that have no effect here, or are given twice.
+        """
+        settings: dict[str, Any] = {}
+        problems = []
+        given = {name: value for name in PIXEL_LIMITS if (value := getattr(self, name)) is not None}
+        for prefix, group in (("", given), ("kwargs.", self.kwargs or {}), ("extra_kwargs.", self.extra_kwargs or {})):
+            for key, value in group.items():
+                name = _EXTRA_SETTINGS.get(key, "") if prefix == "extra_kwargs." else key
+                if not name:
+                    reason = _REFUSED_EXTRA_SETTINGS.get(key) or f"unknown setting{suggest(key, _EXTRA_SETTINGS)}"
+                    problems.append(f"processor_config.{prefix}{key}: {reason}")
+                elif name in settings:
+                    problems.append(f"processor_config.{prefix}{key}: sets {name}, which is set before; leave one out")
+                else:
+                    settings[name] = value
+        raise_problems(problems)
+        return settings
+
 
 class DatasetEntry(_ConfigModel):
     """One data set of a list.
@@ -201,6 +260,8 @@ class DatasetEntry(_ConfigModel):
         path: a file, folder, glob or URL, or a data set of the Hub; relative to the
             manifest's folder, or to ``data_folder``.
         data_folder: base folder of ``path``; empty or None for the manifest's.
+        media_folder: folder or URL that the paths of its media start from; relative to the manifest's folder. None for
+            the job's, else the folder of each file.
         data_type: format of its files; None to detect it.
         name: label of the data set.
         weight: its share among the others, above 0; recorded only: sampling weights belong to stores.
@@ -215,10 +276,11 @@ class DatasetEntry(_ConfigModel):
 
     path: PathText
     data_folder: FolderText | None = None
+    media_folder: FolderText | None = None
     data_type: Annotated[Format, AfterValidator(_check_not_yaml)] | None = None
     name: NonEmptyText | None = None
     weight: Annotated[StrictFloat, AfterValidator(_check_weight)] | None = None
-    type: DatasetType | None = None
+    type: DatasetTypeName | None = None
     mapping: dict[StrictStr, StrictStr] = Field(default_factory=dict)
     ignore: tuple[NonEmptyText, ...] | None = None
     text_field: NonEmptyText | None = None
@@ -279,7 +341,7 @@ class DatasetConfig(_ConfigModel):
 
     Attributes:
         dataset_type: ``text``, ``fineweb_edu`` (a column called text), ``vision`` (conversations with
-            images) or ``vision_audio`` (images and audio).
+            images) or ``vision_audio`` (images and audio); also lmms-engine's names for these.
         dataset_format: format of the files: json, jsonl, csv, parquet, arrow, hf_dataset (a folder
             of ``save_to_disk`` or a Hub id), or yaml, a file with a list of data sets; None to
             detect it.
@@ -302,7 +364,7 @@ class DatasetConfig(_ConfigModel):
         SettingsError: all problems, each with its path.
     """
 
-    dataset_type: DatasetType = "text"
+    dataset_type: DatasetTypeName = "text"
     dataset_format: Format | None = None
     dataset_path: PathText | None = None
     datasets: tuple[DatasetEntry, ...] | None = None

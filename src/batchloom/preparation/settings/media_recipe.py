@@ -7,10 +7,13 @@ from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
+import orjson
+
 from batchloom.core.addresses import redact_url as address
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.settings import (
     Setting,
+    as_int,
     find_problems,
     find_unknown_settings,
     is_text,
@@ -19,6 +22,7 @@ from batchloom.core.settings import (
     to_plain,
 )
 from batchloom.media import (
+    PIXEL_LIMITS,
     PROCESSOR_FILES,
     TEMPLATE_FILES,
     FrameSampling,
@@ -39,6 +43,20 @@ def _find_path_problem(value: object) -> str:
     return "" if is_text(value) and "\0" not in str(value) else "is no path; name a folder"
 
 
+def _find_image_settings_problem(value: object) -> str:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        return "is no mapping of settings by name; write {max_pixels: 200704}"
+    for name in set(PIXEL_LIMITS) & set(value):
+        pixels = as_int(value[name])
+        if pixels is None or pixels < 1:
+            return f"has {name} {quote_value(value[name])}, which is no number of pixels above 0"
+    try:
+        orjson.dumps(value)
+    except (TypeError, ValueError) as error:
+        return f"holds what JSON cannot hold ({error})"
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaRecipe:
     """Settings of conversations with images, audio and video.
@@ -48,6 +66,8 @@ class MediaRecipe:
     Attributes:
         processor: folder of a transformers processor, or its repository on the Hub.
         data_folder: folder or URL that the paths of media start from; None for the folder of each file.
+        image_settings: settings of the image processor that override those in its files, as keywords of
+            ``from_pretrained`` do (``max_pixels``, ``size``, ...).
         keep: ``reference``: the store names media files; ``embed``: it holds their bytes. Media inside records are
             always embedded.
         limits: size limits of media.
@@ -79,6 +99,14 @@ class MediaRecipe:
             panel=MEDIA_PANEL,
         ),
     ] = "reference"
+    image_settings: Annotated[
+        Mapping[str, Any],
+        Setting(
+            help="Settings of the image processor that override those in its files: {max_pixels: 200704, ...}.",
+            check=_find_image_settings_problem,
+            has_option=False,
+        ),
+    ] = field(default_factory=dict)
     limits: MediaLimits = field(default_factory=MediaLimits)
     sampling: FrameSampling = field(default_factory=FrameSampling)
 
@@ -97,7 +125,7 @@ def parse_media(value: object) -> MediaRecipe | None:
         return value
     if not isinstance(value, Mapping):
         raise SettingsError([f"media: {quote_value(value)} is no mapping; write {{processor: FOLDER}}"])
-    setting_names = ("processor", "data_folder", "keep", *_LIMIT_FIELDS, *_SAMPLING_FIELDS)
+    setting_names = ("processor", "data_folder", "keep", "image_settings", *_LIMIT_FIELDS, *_SAMPLING_FIELDS)
     given_names = [name for name in value if name != "data_folder_name"]
     problems = find_unknown_settings(given_names, setting_names, "media.")
     if value.get("processor") is None:
@@ -142,7 +170,8 @@ def media_to_settings(media: MediaRecipe | None) -> dict[str, Any] | None:
     defaults = to_plain(MediaLimits()) | _sampling_to_plain(FrameSampling())
     amounts = to_plain(media.limits) | _sampling_to_plain(media.sampling)
     changed = {name: value for name, value in amounts.items() if value != defaults[name]}
-    return {name: value for name, value in base_settings.items() if value is not None} | keep | changed
+    image_settings = {"image_settings": dict(media.image_settings)} if media.image_settings else {}
+    return {name: value for name, value in base_settings.items() if value is not None} | keep | image_settings | changed
 
 
 def _sampling_to_plain(sampling: FrameSampling) -> dict[str, Any]:
@@ -150,9 +179,9 @@ def _sampling_to_plain(sampling: FrameSampling) -> dict[str, Any]:
     return {name: plain[sampling_field] for name, sampling_field in _SAMPLING_FIELDS.items()}
 
 
-def compute_processor_fingerprint(processor: str) -> str:
+def compute_processor_fingerprint(processor: str, image_settings: Mapping[str, Any]) -> str:
     """Return the fingerprint of a recipe's processor: 32 hex digits."""
-    return read_processor_files(find_processor_folder(processor)).fingerprint
+    return read_processor_files(find_processor_folder(processor)).with_image_settings(image_settings).fingerprint
 
 
 def media_to_plain(media: MediaRecipe) -> dict[str, Any]:
@@ -163,12 +192,20 @@ def media_to_plain(media: MediaRecipe) -> dict[str, Any]:
     plain = media_to_settings(media) or {}
     if not is_repository_name(media.processor):
         plain["processor"] = Path(media.processor).absolute().name
-    plain["processor_fingerprint"] = compute_processor_fingerprint(media.processor)
-    if media.data_folder is not None and PurePath(media.data_folder).is_absolute():
-        plain["data_folder_name"] = Path(plain.pop("data_folder")).name
-    elif media.data_folder is not None:
-        plain["data_folder"] = address(media.data_folder)
-    return plain
+    plain["processor_fingerprint"] = compute_processor_fingerprint(media.processor, media.image_settings)
+    folder = media_folder_to_plain(media.data_folder, "data_folder")
+    if "data_folder" not in folder:
+        plain.pop("data_folder", None)
+    return plain | folder
+
+
+def media_folder_to_plain(folder: str | None, setting: str) -> dict[str, str]:
+    """Return a media folder for a manifest; of an absolute one, its last name."""
+    if folder is None:
+        return {}
+    if PurePath(folder).is_absolute():
+        return {f"{setting}_name": Path(folder).name}
+    return {setting: address(folder)}
 
 
 _FOLDER_HINT = "give the folder that a processor's save_pretrained wrote"
@@ -218,7 +255,9 @@ def open_job_processor(media: MediaRecipe, tokenizer: str) -> MediaProcessor:
     folder = find_processor_folder(media.processor)
     tokenizer_path = Path(tokenizer).expanduser()
     tokenizer_folder = tokenizer_path if tokenizer_path.is_dir() else None
-    return _open_cached_processor(folder, tokenizer_folder, read_processor_files(folder).fingerprint)
+    image_settings = orjson.dumps(media.image_settings, option=orjson.OPT_SORT_KEYS)
+    fingerprint = read_processor_files(folder).with_image_settings(media.image_settings).fingerprint
+    return _open_cached_processor(folder, tokenizer_folder, image_settings, fingerprint)
 
 
 def get_processor_state(media: MediaRecipe, tokenizer: str) -> dict[str, Any]:
@@ -234,8 +273,10 @@ def get_processor_state(media: MediaRecipe, tokenizer: str) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def _open_cached_processor(folder: Path, tokenizer: Path | None, fingerprint: str) -> MediaProcessor:
-    processor = open_processor(folder, tokenizer)
+def _open_cached_processor(
+    folder: Path, tokenizer: Path | None, image_settings: bytes, fingerprint: str
+) -> MediaProcessor:
+    processor = open_processor(folder, tokenizer, orjson.loads(image_settings))
     if processor.files.fingerprint != fingerprint:
         raise AssertionError(f"{folder} changed while it was read")
     return processor

@@ -16,7 +16,7 @@ from batchloom.core.settings import (
     raise_problems,
     to_plain,
 )
-from batchloom.preparation.settings.media_recipe import MediaRecipe
+from batchloom.preparation.settings.media_recipe import MediaRecipe, media_folder_to_plain
 from batchloom.sources import DeclaredInput, ReadLimits, ReadRules
 from batchloom.sources.formats import SPLIT_WORDS, InputFormat
 from batchloom.text import CleanStep, find_clean_problems
@@ -267,6 +267,7 @@ class SourceRecipe:
         weight: its share among the inputs, above 0; recorded in the store.
         max_samples: number of its first records that are read; None for all.
         num_samples: number of its records that are read, chosen at random; None for all.
+        media_folder: folder or URL that the paths of its media start from; None for the recipe's.
         location: location of the setting, for messages.
     """
 
@@ -290,6 +291,7 @@ class SourceRecipe:
     num_samples: Annotated[
         int | None, Setting(help="Number of random records to read.", minimum=1, maximum=MAX_SAMPLES)
     ] = None
+    media_folder: Annotated[str | None, Setting(help="Folder or URL that the paths of media start from.")] = None
     location: str = field(default="", compare=False)
 
     @property
@@ -315,7 +317,8 @@ def sources_to_plain(sources: Sequence[SourceRecipe], *, include_labels: bool = 
     for source in sources:
         # 2 and 2.0 are one weight.
         settings = {**to_plain(source), "weight": source.weight and float(source.weight)}
-        plain.append({name: settings[name] for name in names if settings[name]})
+        source_plain = {name: settings[name] for name in names if settings[name]}
+        plain.append(source_plain | media_folder_to_plain(source.media_folder, "media_folder"))
     return plain if any(plain) else []
 
 
@@ -327,7 +330,7 @@ def describe_unused_weights(sources: Sequence[SourceRecipe]) -> str:
     inputs = "1 input" if len(weights) == 1 else f"{len(weights):,} inputs"
     return (
         f"Weights of {inputs} are recorded and not applied: documents of one store are drawn in proportion to their "
-        "tokens; stores of their own can be mixed (train --mixture)."
+        "tokens. prepare --separate makes a store of each and the mixture that applies them (train --mixture)."
     )
 
 

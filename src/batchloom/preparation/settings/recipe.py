@@ -54,8 +54,10 @@ from batchloom.preparation.settings.run_settings import RunOptions
 from batchloom.store.format import Banding
 from batchloom.text import CleanStep
 
-OverlongPolicy = Literal["drop", "truncate-turns", "split", "error"]
+OverlongPolicy = Literal["drop", "truncate", "truncate-left", "truncate-turns", "split", "error"]
 OVERLONG_POLICIES: tuple[str, ...] = get_args(OverlongPolicy)
+# Policies that cut tokens off one end of a conversation.
+TRUNCATIONS = ("truncate", "truncate-left")
 
 CHAT_PANEL = "Conversations"
 _DATE_CHARACTERS = len("YYYY-MM-DD")
@@ -80,7 +82,11 @@ MaxTokensSetting = Annotated[
 ]
 OverlongSetting = Annotated[
     OverlongPolicy,
-    Setting(help="Policy for longer conversations: drop, truncate-turns, split or error.", panel=CHAT_PANEL),
+    Setting(
+        help="Policy for longer conversations: drop, truncate (keep the first tokens), truncate-left (keep the last "
+        "ones), truncate-turns (keep complete turns), split or error.",
+        panel=CHAT_PANEL,
+    ),
 ]
 ProveSetting = Annotated[bool, Setting(help="Decode trained tokens and compare them with the text.", panel=CHAT_PANEL)]
 
@@ -92,7 +98,8 @@ class ChatRules:
     Attributes:
         train_on: turns to train on: ``assistant``, ``all``, ``last``, ``completion``, or roles separated by commas.
         max_tokens: maximum tokens of a conversation; None for no limit.
-        overlong: policy for longer ones: ``drop``, ``truncate-turns``, ``split`` or ``error``.
+        overlong: policy for longer ones: ``drop``, ``truncate``, ``truncate-left``, ``truncate-turns``, ``split`` or
+            ``error``.
         prove: whether trained tokens are decoded and compared with the text.
         train_on_eos: stop tokens to train on: ``turn``, ``all``, ``last`` or ``none``.
     """
@@ -267,7 +274,8 @@ class ChatRecipe:
         train_on_eos: stop tokens to train on: ``turn`` (those of trained turns), ``all`` (those of all turns),
             ``last`` (that of the last trained turn) or ``none``.
         max_tokens: maximum tokens of a conversation; None for no limit.
-        overlong: policy for longer ones: ``drop``, ``truncate-turns``, ``split`` (consecutive documents of at most
+        overlong: policy for longer ones: ``drop``, ``truncate`` (keep the first ``max_tokens``), ``truncate-left``
+            (keep the last ones), ``truncate-turns`` (keep complete turns), ``split`` (consecutive documents of at most
             ``max_tokens``) or ``error``.
         prove: whether trained tokens are decoded and compared with the text.
     """

@@ -268,6 +268,7 @@ def _add_part_counts(first: PartCounts, second: PartCounts) -> PartCounts:
         empty=first.empty + second.empty,
         bad=first.bad + second.bad,
         further=first.further + second.further,
+        truncated=first.truncated + second.truncated,
         dropped=dict(first.dropped),
     )
     for reason, count in second.dropped.items():

@@ -53,7 +53,7 @@ WORK_VERSION = 7
 class PartCounts(msgspec.Struct):
     """Counts of one part; ``hash`` is the XXH3-128 of its decompressed bytes.
 
-    ``further`` counts documents beyond the first of each record.
+    ``further`` counts documents beyond the first of each record, ``truncated`` records whose documents were cut.
     """
 
     start: int = 0
@@ -64,6 +64,7 @@ class PartCounts(msgspec.Struct):
     empty: int = 0
     bad: int = 0
     further: int = 0
+    truncated: int = 0
     dropped: dict[str, int] = {}
     hash: str = ""
 

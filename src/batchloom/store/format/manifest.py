@@ -267,7 +267,8 @@ class ProcessorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StoreCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Record and document counts; ``dropped`` counts dropped documents by reason.
 
-    ``further`` counts the documents beyond one per record, stored or dropped, of records that gave several.
+    ``further`` counts the documents beyond one per record, stored or dropped, of records that gave several;
+    ``truncated`` the records whose documents were cut to the maximum tokens, before duplicates were removed.
     """
 
     records: Count
@@ -276,6 +277,7 @@ class StoreCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     quarantined: Count
     dropped: dict[str, Count]
     further: Count = 0
+    truncated: Count = 0
 
 
 # A cleaning step: its name, mapped to its settings.

@@ -126,6 +126,7 @@ def extend_manifest(base: Manifest, added: Manifest) -> Manifest:
             quarantined=base.counts.quarantined + added.counts.quarantined,
             dropped=dict(sorted((Counter(base.counts.dropped) + Counter(added.counts.dropped)).items())),
             further=base.counts.further + added.counts.further,
+            truncated=base.counts.truncated + added.counts.truncated,
         ),
         subsets=subsets,
         subset_overrides={**base.subset_overrides, **added.subset_overrides},
