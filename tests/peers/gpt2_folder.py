@@ -19,6 +19,8 @@ CONTROL_TOKENS = (
 ADDED_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 
+_CHATML = """{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] \
++ '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 _LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
     r"\s+(?!\S)|\s+"
@@ -66,3 +68,8 @@ def write_gpt2_folder(folder: Path, chat_template: str | None, *, eos: str, bos:
 
 def _make_tokens(tokens: Sequence[str], *, special: bool) -> list[AddedToken]:
     return [AddedToken(token, special=special, normalized=False) for token in tokens]
+
+
+def write_peer_tokenizer(folder: Path) -> Path:
+    """Write the tokenizer of the recorded comparisons: any template names its own control tokens."""
+    return write_gpt2_folder(folder, _CHATML, eos="<|endoftext|>", bos="<|begin_of_text|>")

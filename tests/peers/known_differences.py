@@ -25,9 +25,35 @@ def _leave_out_line_ends(row: Row) -> Row:
     return {**row, "labels": labels}
 
 
+def _leave_out_headers(row: Row) -> Row:
+    """Return a row whose headers of turns and line ends are not trained."""
+    row, in_header, headers = _leave_out_line_ends(row), False, set()
+    for number, token in enumerate(row["input_ids"]):
+        in_header = in_header or token == CONTROL_IDS["<|im_start|>"]
+        if in_header:
+            headers.add(number)
+        in_header = in_header and token != LINE_END_ID
+    adapted = {**row, "labels": [UNTRAINED if n in headers else label for n, label in enumerate(row["labels"])]}
+    if "loss_weights" in row:
+        weights = zip(row["loss_weights"], adapted["labels"], strict=True)
+        adapted["loss_weights"] = [0.0 if label == UNTRAINED else weight for weight, label in weights]
+    return adapted
+
+
 DIFFERENCES = {
     "line ends": Difference(
         "the line end after the stop token of an answer is trained there; a model stops before it", _leave_out_line_ends
+    ),
+    "headers and line ends": Difference(
+        "the header of an answer and the line end after it are trained there; a model writes neither",
+        _leave_out_headers,
+    ),
+    "default system": Difference(
+        "the template of Qwen adds a system prompt there; here nothing is added, write it into the records"
+    ),
+    "detailed thinking": Difference(
+        "its reader of the openai format adds the line 'detailed thinking off' to the system prompt, or a line end if "
+        "there are tools; here nothing is added"
     ),
     "sender names": Difference("human and gpt are written as roles there; here they are user and assistant"),
 }

@@ -9,7 +9,7 @@ from typing import Any
 from peers.cases import COLUMNS, Case
 
 # The date that batchloom's templates write.
-TEMPLATE_DATE = dt.datetime(2024, 7, 26)
+TEMPLATE_DATE = dt.datetime(2024, 7, 26, tzinfo=dt.UTC)
 
 
 @contextmanager
