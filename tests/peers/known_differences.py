@@ -40,6 +40,11 @@ def _leave_out_headers(row: Row) -> Row:
     return adapted
 
 
+def _train_first_token(row: Row) -> Row:
+    """Return a row whose first token is trained; as the first of a document, no token predicts it."""
+    return {**row, "labels": [row["input_ids"][0], *row["labels"][1:]]}
+
+
 DIFFERENCES = {
     "line ends": Difference(
         "the line end after the stop token of an answer is trained there; a model stops before it", _leave_out_line_ends
@@ -55,6 +60,10 @@ DIFFERENCES = {
         "its reader of the openai format adds the line 'detailed thinking off' to the system prompt, or a line end if "
         "there are tools; here nothing is added"
     ),
+    "earlier answers": Difference(
+        "all answers of both conversations are trained there, and the equal ones cancel; here only the last ones are"
+    ),
+    "first token": Difference("the first token has no label there, and no token predicts it", _train_first_token),
     "sender names": Difference("human and gpt are written as roles there; here they are user and assistant"),
 }
 

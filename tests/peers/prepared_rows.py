@@ -22,18 +22,24 @@ def prepare_rows(case: Case, tokenizer_folder: Path, folder: Path, **settings: A
         return list(PreferencePairs(store))
     if case.objective == "labels":
         return list(LabelledAnswers(store))
+    if case.objective == "weighted":
+        return [_read_weighted_document(store)]
     rows = [_read_document(store, number) for number in range(len(store))]
     if case.objective == "prompts":
         return [{"prompt_ids": row["input_ids"]} for row in rows]
-    return [{name: row[name] for name in COLUMNS[case.objective]} for row in rows]
+    return rows
 
 
 def _read_document(store: Store, number: int) -> dict[str, Any]:
     ids = store[number].ids
-    whole = np.array([number]), np.zeros(1, np.int64), np.array([ids.size])
-    (trained,) = store.mask(*whole) if store.masked else [np.ones(ids.size, np.bool_)]
-    row = {"input_ids": ids.tolist(), "labels": np.where(trained, ids.astype(np.int64), -100).tolist()}
-    if getattr(store, "weighted", False):
-        (weights,) = store.weights(*whole)
-        row["loss_weights"] = np.where(trained, weights, 0).tolist()
-    return row
+    trained = np.ones(ids.size, np.bool_)
+    if store.masked:
+        (trained,) = store.mask(np.array([number]), np.zeros(1, np.int64), np.array([ids.size]))
+    return {"input_ids": ids.tolist(), "labels": np.where(trained, ids.astype(np.int64), -100).tolist()}
+
+
+def _read_weighted_document(store: Store) -> dict[str, Any]:
+    """Return the only document of a store with the weights that its batch has."""
+    batch = batchloom.Loader(store, seq_len=512, global_batch_size=1, output="numpy")[0]
+    size = store[0].ids.size
+    return {name: batch[name][0][:size].tolist() for name in COLUMNS["weighted"]}

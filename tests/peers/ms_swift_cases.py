@@ -1,0 +1,133 @@
+"""Records in the formats that ms-swift documents for its own data sets."""
+
+import json
+from typing import Any
+
+from peers.cases import Case
+
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer", "description": "x"}}, "required": ["a"]}
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS}}
+CALL = {"name": "add", "arguments": {"a": 1}}
+SYSTEM = {"role": "system", "content": "Be brief."}
+MESSAGES = [
+    SYSTEM,
+    {"role": "user", "content": "What is 1 + 1?"},
+    {"role": "assistant", "content": "2, ça va?"},
+    {"role": "user", "content": "And 2 + 2?"},
+    {"role": "assistant", "content": "4 😀"},
+]
+QUESTION = [SYSTEM, {"role": "user", "content": "What is 1 + 1?"}]
+TWO, THREE = {"role": "assistant", "content": "Two."}, {"role": "assistant", "content": "Three."}
+QUERY = {"query": "What is 1 + 1?", "response": "2."}
+CALLS = [
+    SYSTEM,
+    {"role": "user", "content": "What is 1?"},
+    {"role": "tool_call", "content": json.dumps(CALL)},
+    {"role": "tool_response", "content": "1"},
+    {"role": "assistant", "content": "It is 1."},
+]
+OPENAI_CALLS = [
+    *CALLS[:2],
+    {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]},
+    {"role": "tool", "content": "1"},
+    CALLS[-1],
+]
+QUERY_COLUMNS = "point 3: query and response"
+NAMES = "point 3: names and roles inside messages"
+WEIGHTS = "point 1: loss_scale"
+TOOL_ROLES = "point 6: the roles tool_call and tool_response"
+RAW = "point 4: raw texts in messages"
+ARGUMENTS = "point 2: chat_template_kwargs"
+PROMPTS = "point 5: stores of prompts"
+
+
+def flag(number: int, **flags: Any) -> list[dict[str, Any]]:
+    """Return the messages with flags at one of them."""
+    return [{**message, **flags} if n == number else message for n, message in enumerate(MESSAGES)]
+
+
+def sft(name: str, record: dict[str, Any], template: str = "chatml", pending: str = "", **fields: Any) -> Case:
+    """Return a case of supervised training."""
+    objective = fields.pop("objective", "sft")
+    settings = {"template": template, **fields.pop("settings", {})}
+    differs = fields.pop("differs", "" if template == "llama3" else "line ends")
+    return Case(name, [record], objective, {"template": template, **fields}, settings, pending, differs)
+
+
+def preference(name: str, record: dict[str, Any], mode: str, pending: str = "", differs: str = "") -> Case:
+    """Return a case of pairs or labelled answers."""
+    objective: Any = {"rlhf": "pairs", "kto": "labels"}[mode]
+    return Case(
+        name, [record], objective, {"template": "chatml", "mode": mode}, {"template": "chatml"}, pending, differs
+    )
+
+
+CASES = [
+    sft("messages", {"messages": MESSAGES}),
+    sft("messages, llama3", {"messages": MESSAGES}, "llama3"),
+    sft("messages, no system", {"messages": MESSAGES[1:]}),
+    sft("messages, loss false", {"messages": flag(2, loss=False)}),
+    sft(
+        "messages, loss true", {"messages": flag(2, loss=True)}, loss_scale="last_round", settings={"train_on": "last"}
+    ),
+    sft(
+        "messages, loss_scale of a message",
+        {"messages": flag(4, loss_scale=0.5)},
+        "llama3",
+        WEIGHTS,
+        objective="weighted",
+        is_binary_loss_scale=False,
+    ),
+    sft("loss_scale last_round", {"messages": MESSAGES}, loss_scale="last_round", settings={"train_on": "last"}),
+    sft(
+        "loss_scale all", {"messages": MESSAGES}, loss_scale="all", settings={"train_on": "all"}, differs="first token"
+    ),
+    sft("query, response", QUERY, pending=QUERY_COLUMNS),
+    sft(
+        "query, response, history, system",
+        {**QUERY, "history": [["Hi", "Ho!"]], "system": "Be brief."},
+        pending=QUERY_COLUMNS,
+    ),
+    sft("instruction, input, output", {"instruction": "Add.", "input": "1 + 1", "output": "2."}),
+    sft(
+        "conversations (from, value)",
+        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho!"}]},
+    ),
+    sft(
+        "conversation (human, assistant)",
+        {
+            "system": "Be brief.",
+            "conversation": [{"human": "Hi", "assistant": "Ho!"}, {"human": "1", "assistant": "2"}],
+        },
+        pending=NAMES,
+    ),
+    sft("tool_call, tool_response", {"messages": CALLS, "tools": [TOOL]}, pending=TOOL_ROLES, agent_template="hermes"),
+    sft("tool_calls of OpenAI", {"messages": OPENAI_CALLS, "tools": [TOOL]}, agent_template="hermes"),
+    sft("tools as text", {"messages": OPENAI_CALLS, "tools": json.dumps([TOOL])}, agent_template="hermes"),
+    sft(
+        "pretraining",
+        {"messages": [{"role": "assistant", "content": "Rivers run to the sea."}]},
+        pending=RAW,
+        use_chat_template=False,
+        settings={"template": "none"},
+        differs="first token",
+    ),
+    preference("rejected_response", {"messages": [*QUESTION, TWO], "rejected_response": "Three."}, "rlhf"),
+    preference("rejected_messages", {"messages": [*QUESTION, TWO], "rejected_messages": [*QUESTION, THREE]}, "rlhf"),
+    preference(
+        "rejected_response, several turns",
+        {"messages": MESSAGES, "rejected_response": "Five."},
+        "rlhf",
+        differs="earlier answers",
+    ),
+    preference("query, response, rejected_response", {**QUERY, "rejected_response": "3."}, "rlhf", QUERY_COLUMNS),
+    preference("label", {"messages": [*QUESTION, TWO], "label": True}, "kto"),
+    Case(
+        "prompts",
+        [{"messages": QUESTION, "solution": "2"}],
+        "prompts",
+        {"template": "chatml"},
+        {"template": "chatml"},
+        PROMPTS,
+    ),
+]
