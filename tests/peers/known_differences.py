@@ -64,17 +64,28 @@ DIFFERENCES = {
         "all answers of both conversations are trained there, and the equal ones cancel; here only the last ones are"
     ),
     "first token": Difference("the first token has no label there, and no token predicts it", _train_first_token),
+    "alpaca text": Difference(
+        "its alpaca has another first sentence and a section of its own for the input, and nothing follows the end token"
+    ),
     "sender names": Difference("human and gpt are written as roles there; here they are user and assistant"),
 }
 
 
-def check_rows(case: Case, expected: Sequence[Row], actual: Sequence[Row]) -> None:
-    """Assert that the rows are equal, or differ as the case says."""
+def find_problem(case: Case, expected: Sequence[Row], actual: Sequence[Row]) -> str:
+    """Return how rows differ otherwise than the case says; "" if they do not."""
     if not case.differs:
-        assert actual == expected
-        return
-    # Otherwise the case has no difference to list.
-    assert actual != expected
+        return _compare(expected, actual)
+    if actual == expected:
+        return f"the rows are equal, without the difference {case.differs!r}"
     adapt = DIFFERENCES[case.differs].adapt
-    if adapt is not None:
-        assert actual == [adapt(row) for row in expected]
+    return "" if adapt is None else _compare([adapt(row) for row in expected], actual)
+
+
+def _compare(expected: Sequence[Row], actual: Sequence[Row]) -> str:
+    if len(expected) != len(actual):
+        return f"{len(expected)} rows there, {len(actual)} here"
+    for number, (there, here) in enumerate(zip(expected, actual, strict=True)):
+        for name in there:
+            if here.get(name) != there[name]:
+                return f"row {number}: {name} is {there[name]} there, {here.get(name)} here"
+    return ""
