@@ -13,7 +13,7 @@ from peers.cases import Case
 from peers.gpt2_folder import write_peer_tokenizer
 from peers.known_differences import Row, find_problem
 from peers.prepared_rows import prepare_rows
-from peers.record_expected import EXPECTED
+from peers.record_expected import EXPECTED, PEERS
 
 
 class Comparison(NamedTuple):
@@ -41,15 +41,16 @@ class Comparison(NamedTuple):
 
 def list_recorded() -> list[Comparison]:
     """List the comparisons with recorded values."""
-    return [comparison for path in sorted(EXPECTED.glob("*.json")) for comparison in _list_file(path)]
+    return [comparison for peer in PEERS for comparison in _list_recorded(peer)]
 
 
-def _list_file(path: Path) -> list[Comparison]:
-    peer, _, peer_version = path.stem.rpartition("-")
+def _list_recorded(peer: str) -> list[Comparison]:
+    (path,) = EXPECTED.glob(f"{peer}-*.json")
     rows = json.loads(path.read_text())
     cases: list[Case] = import_module(f"peers.{peer}_cases").CASES
-    label = f"{peer} {peer_version}"
-    return [Comparison(label, "", case, _compare_recorded(case, rows[case.name])) for case in cases]
+    return [
+        Comparison(path.stem.replace("-", " "), "", case, _compare_recorded(case, rows[case.name])) for case in cases
+    ]
 
 
 def _compare_recorded(case: Case, expected: list[Row]) -> Callable[[Path], str]:

@@ -64,7 +64,7 @@ WITH_CALLS = [
     {"from": "gpt", "value": "It is 1."},
 ]
 RANKING = {"chosen": {"from": "gpt", "value": "Two."}, "rejected": {"from": "gpt", "value": "Three."}}
-FLAT_TOOLS = "point 6: tools without the type function"
+FLAT_TOOLS = "point 6: --tool-format"
 NAMES = "point 3: names and roles inside messages"
 HISTORY_MASK = "point 1: mask_history is --train-on last"
 
@@ -130,6 +130,7 @@ CASES = [
         {"conversations": WITH_CALLS, "system": "Be brief.", "tools": json.dumps([TOOL])},
         sharegpt({"system": "system", "tools": "tools"}),
         "qwen",
+        settings={"tool_format": "qwen"},
         pending=FLAT_TOOLS,
     ),
     sft(

@@ -35,9 +35,7 @@ OPENAI_CALLS = [
 QUERY_COLUMNS = "point 3: query and response"
 NAMES = "point 3: names and roles inside messages"
 WEIGHTS = "point 1: loss_scale"
-TOOL_ROLES = "point 6: the roles tool_call and tool_response"
-RAW = "point 4: raw texts in messages"
-ARGUMENTS = "point 2: chat_template_kwargs"
+TOOL_ROLES = "point 3: the roles tool_call and tool_response"
 PROMPTS = "point 5: stores of prompts"
 
 
@@ -76,6 +74,7 @@ CASES = [
         "llama3",
         WEIGHTS,
         objective="weighted",
+        differs="weight of stops",
         is_binary_loss_scale=False,
     ),
     sft("loss_scale last_round", {"messages": MESSAGES}, loss_scale="last_round", settings={"train_on": "last"}),
@@ -107,9 +106,8 @@ CASES = [
     sft(
         "pretraining",
         {"messages": [{"role": "assistant", "content": "Rivers run to the sea."}]},
-        pending=RAW,
         use_chat_template=False,
-        settings={"template": "none"},
+        settings={"template": None, "mapping": {"text": "messages[0].content"}},
         differs="first token",
     ),
     preference("rejected_response", {"messages": [*QUESTION, TWO], "rejected_response": "Three."}, "rlhf"),
@@ -127,7 +125,7 @@ CASES = [
         [{"messages": QUESTION, "solution": "2"}],
         "prompts",
         {"template": "chatml"},
-        {"template": "chatml"},
+        {"template": "chatml", "prompts": True},
         PROMPTS,
     ),
 ]

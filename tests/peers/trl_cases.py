@@ -101,6 +101,7 @@ THINKING = [
 ASSISTANT_ONLY = {"assistant_only_loss": True}
 ALL = {"train_on": "all"}
 RAW = {"template": "none"}
+AS_PROMPTS = {"prompts": True}
 
 CASES = [
     Case("standard_language_modeling", [{"text": start + end} for start, end, _ in SENTENCES]),
@@ -132,7 +133,14 @@ CASES = [
         settings=RAW,
         pending=NO_TEMPLATE,
     ),
-    Case("standard_prompt_only", [{"prompt": start} for start, _, _ in SENTENCES], "prompts", {}, RAW, PROMPTS),
+    Case(
+        "standard_prompt_only",
+        [{"prompt": start} for start, _, _ in SENTENCES],
+        "prompts",
+        settings=AS_PROMPTS,
+        pending=PROMPTS,
+        differs="text prompts",
+    ),
     Case(
         "conversational_language_modeling",
         [{"messages": [user(question), assistant(good)]} for question, good, _ in QUESTIONS],
@@ -192,6 +200,7 @@ CASES = [
         "conversational_prompt_only",
         [{"prompt": [user(question)]} for question, _, _ in QUESTIONS],
         "prompts",
+        settings=AS_PROMPTS,
         pending=PROMPTS,
     ),
     Case(
