@@ -64,7 +64,6 @@ WITH_CALLS = [
     {"from": "gpt", "value": "It is 1."},
 ]
 RANKING = {"chosen": {"from": "gpt", "value": "Two."}, "rejected": {"from": "gpt", "value": "Three."}}
-FLAT_TOOLS = "point 6: --tool-format"
 NAMES = "point 3: names and roles inside messages"
 HISTORY_MASK = "point 1: mask_history is --train-on last"
 
@@ -131,7 +130,6 @@ CASES = [
         sharegpt({"system": "system", "tools": "tools"}),
         "qwen",
         settings={"tool_format": "qwen"},
-        pending=FLAT_TOOLS,
     ),
     sft(
         "sharegpt, tools with their type (qwen)",

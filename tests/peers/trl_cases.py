@@ -7,9 +7,6 @@ from typing import Any
 
 from peers.cases import Case
 
-NO_TEMPLATE = "point 4: raw prompts and completions"
-TEMPLATE_ARGUMENTS = "point 2: chat_template_kwargs"
-END_TOKEN = "point 7: the end token of the configuration"
 PROMPTS = "point 5: stores of prompts"
 
 # Beginning, end, and an end that is worse. Some ends begin with a space, some inside a word.
@@ -109,14 +106,12 @@ CASES = [
         "standard_prompt_completion",
         [{"prompt": start, "completion": end} for start, end, _ in SENTENCES],
         settings=RAW,
-        pending=NO_TEMPLATE,
     ),
     Case(
         "standard_preference",
         [{"prompt": start, "chosen": end, "rejected": bad} for start, end, bad in SENTENCES],
         "pairs",
         settings=RAW,
-        pending=NO_TEMPLATE,
     ),
     Case(
         "standard_implicit_prompt_preference",
@@ -131,7 +126,6 @@ CASES = [
         ],
         "labels",
         settings=RAW,
-        pending=NO_TEMPLATE,
     ),
     Case(
         "standard_prompt_only",
@@ -225,7 +219,6 @@ CASES = [
         "harmony language_modeling",
         [{"messages": prompt + good, "chat_template_kwargs": arguments} for prompt, good, _, arguments in THINKING],
         settings=ALL,
-        pending=TEMPLATE_ARGUMENTS,
     ),
     Case(
         "harmony prompt_completion",
@@ -233,7 +226,6 @@ CASES = [
             {"prompt": prompt, "completion": good, "chat_template_kwargs": arguments}
             for prompt, good, _, arguments in THINKING
         ],
-        pending=TEMPLATE_ARGUMENTS,
     ),
     Case(
         "harmony preference",
@@ -242,6 +234,5 @@ CASES = [
             for prompt, good, bad, arguments in THINKING
         ],
         "pairs",
-        pending=TEMPLATE_ARGUMENTS,
     ),
 ]

@@ -11,7 +11,6 @@ from typing import Any
 from chat.conversations import CHATML
 from peers.cases import Case
 from peers.gpt2_folder import write_gpt2_folder
-from peers.trl_cases import END_TOKEN
 
 _REAL = Path(os.environ.get("BATCHLOOM_REAL_TOKENIZERS", "/nonexistent"))
 
@@ -52,10 +51,6 @@ class TemplateChoice:
     def get_settings(self, case: Case) -> dict[str, Any]:
         """Return the settings of batchloom that this tokenizer needs for a case."""
         return {"end_token": "config"} if self._ends_otherwise(case) else {}
-
-    def find_pending(self, case: Case) -> str:
-        """Return what batchloom lacks for a case with this template; "" if nothing."""
-        return case.pending or (END_TOKEN if self._ends_otherwise(case) else "")
 
     def _ends_otherwise(self, case: Case) -> bool:
         """Return whether TRL ends texts with another token than batchloom's default."""
