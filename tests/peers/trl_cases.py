@@ -7,6 +7,7 @@ from typing import Any
 
 from peers.cases import Case
 
+TRUNCATION = "point 8: --overlong truncate"
 PROMPTS = "point 5: stores of prompts"
 
 # Beginning, end, and an end that is worse. Some ends begin with a space, some inside a word.
@@ -165,6 +166,20 @@ CASES = [
     Case(
         "conversational_prompt_completion",
         [{"prompt": [user(question)], "completion": [assistant(good)]} for question, good, _ in QUESTIONS],
+    ),
+    Case(
+        "conversational_language_modeling, max_length",
+        [{"messages": [user(question), assistant(good)]} for question, good, _ in QUESTIONS],
+        peer={"max_length": 17},
+        settings={**ALL, "max_tokens": 17, "overlong": "truncate"},
+        pending=TRUNCATION,
+    ),
+    Case(
+        "conversational_language_modeling, max_length, keep_end",
+        [{"messages": [user(question), assistant(good)]} for question, good, _ in QUESTIONS],
+        peer={"max_length": 17, "truncation_mode": "keep_end"},
+        settings={**ALL, "max_tokens": 17, "overlong": "truncate-left"},
+        pending=TRUNCATION,
     ),
     Case(
         "conversational_preference",
