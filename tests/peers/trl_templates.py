@@ -64,10 +64,10 @@ def _read_template(name: str) -> str:
     return Path(spec.submodule_search_locations[0], "chat_templates", name).read_text(encoding="utf-8")
 
 
-HARMONY, TOOLS, ASSISTANT_ONLY = "harmony", "toolcall", "assistant_only_loss"
+TOOLS, ASSISTANT_ONLY = "toolcall", "assistant_only_loss"
 _OF_TOKEN = {
-    "<|im_start|>": TemplateChoice("qwen3_training.jinja", "<|im_end|>", left_out=(HARMONY,)),
-    "<|start_header_id|>": TemplateChoice("llama3_training.jinja", "<|eot_id|>", left_out=(HARMONY, TOOLS)),
+    "<|im_start|>": TemplateChoice("qwen3_training.jinja", "<|im_end|>"),
+    "<|start_header_id|>": TemplateChoice("llama3_training.jinja", "<|eot_id|>", left_out=(TOOLS,)),
 }
 
 
@@ -84,14 +84,12 @@ def _find_published() -> dict[str, TemplateChoice]:
 
 
 TEMPLATES = {
-    "chatml": TemplateChoice(CHATML, "<|endoftext|>", left_out=(HARMONY, TOOLS)),
-    "qwen3_training": TemplateChoice("qwen3_training.jinja", "<|im_end|>", left_out=(HARMONY,)),
+    "chatml": TemplateChoice(CHATML, "<|endoftext|>", left_out=(TOOLS,)),
+    "qwen3_training": TemplateChoice("qwen3_training.jinja", "<|im_end|>"),
     "gptoss_training": TemplateChoice("gptoss_training.jinja", "<|return|>"),
-    "qwen2_5_training": TemplateChoice("qwen2_5_training.jinja", "<|im_end|>", left_out=(HARMONY,)),
-    "llama3_training": TemplateChoice(
-        "llama3_training.jinja", "<|eot_id|>", "<|begin_of_text|>", left_out=(HARMONY, TOOLS)
-    ),
-    "llama3_1": TemplateChoice("llama3_1.jinja", "<|eot_id|>", "<|begin_of_text|>", left_out=(HARMONY, ASSISTANT_ONLY)),
+    "qwen2_5_training": TemplateChoice("qwen2_5_training.jinja", "<|im_end|>"),
+    "llama3_training": TemplateChoice("llama3_training.jinja", "<|eot_id|>", "<|begin_of_text|>", left_out=(TOOLS,)),
+    "llama3_1": TemplateChoice("llama3_1.jinja", "<|eot_id|>", "<|begin_of_text|>", left_out=(ASSISTANT_ONLY,)),
     **_find_published(),
 }
 # The fast tests run the first ones.
