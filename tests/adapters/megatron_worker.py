@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import batchloom
-from batchloom import BatchloomError, Store
+from batchloom import BatchloomError
 
 warnings.simplefilter("ignore")
 from megatron.core import num_microbatches_calculator as calc, parallel_state
@@ -37,15 +37,16 @@ def run_layout(store, layout, folder, rank):
     parallel_state.initialize_model_parallel(**LAYOUTS[layout])
     calc.init_num_microbatches_calculator(rank, None, 8, 2, parallel_state.get_data_parallel_world_size())
     loader = batchloom.Loader(store, **SIZES, **megatron.get_megatron_rank(PASSES))
-    original_read, reads = Store.read, []
-    Store.read = lambda *args: reads.append(1) or original_read(*args)
+    reader, reads = type(store.reader), []
+    original_read = reader.read
+    reader.read = lambda *args: reads.append(1) or original_read(*args)
     stages = (0, 1) if layout == "interleaved" else (None,)
 
     def make_iterator(stage):
         return megatron.make_megatron_iterator(loader, attention_mask=layout == "tensor", vp_stage=stage)
 
     chunks = [list(make_iterator(stage)) for stage in stages]
-    Store.read = original_read
+    reader.read = original_read
     # Resumed at step 1: the second iterator is read only after the first has returned both remaining steps.
     megatron.resume_from_samples(loader, 8)
     first_iterator, last_iterator = make_iterator(stages[0]), make_iterator(stages[-1])
