@@ -225,7 +225,7 @@ def test_preferences_do_not_lose_their_images(form, processors, tmp_path):
     assert store.contents.preferences == ("labels" if form == "label" else "pairs")
     (bad,) = read_quarantine(store)
     assert bad["line"] == 2
-    assert "images and audio in preferences are not supported yet" in bad["reason"]
+    assert "holds 1 image and 0 placeholders for them" in bad["reason"]
 
 
 def test_a_text_with_a_broken_image_is_quarantined(processors, tmp_path):

@@ -550,9 +550,9 @@ def test_an_unknown_key_in_every_record_is_one_line(folder, place):
 
 
 def test_an_unsupported_key_in_every_later_record_is_one_line(folder):
-    records = [{"messages": OPENAI[0]["messages"], **({"segments": ["x"]} if n > 200 else {})} for n in range(5000)]
+    records = [{"messages": OPENAI[0]["messages"], **({"functions": ["x"]} if n > 200 else {})} for n in range(5000)]
     write_jsonl(folder / "many.jsonl", records)
     with pytest.raises(InputError) as caught:
         batchloom.prepare("many.jsonl", out="store", tokenizer="bytes", val_fraction=0)
-    assert str(caught.value).count("segments") <= 2
+    assert str(caught.value).count("functions") <= 2
     assert len(str(caught.value)) < 1000

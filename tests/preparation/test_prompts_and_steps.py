@@ -12,6 +12,7 @@ import batchloom
 from batchloom import InputError, SettingsError
 from batchloom.core.errors import SchemaError, StoreError
 from batchloom.store import (
+    LabelledAnswers,
     LabelledSteps,
     PreferencePairs,
     StoredPrompts,
@@ -298,3 +299,25 @@ def test_the_recipe_of_a_store_makes_it_again(tmp_path):
     assert hash_store_files(tmp_path / "again") == hash_store_files(tmp_path / "out")
     recipe = batchloom.open_store(tmp_path / "out").manifest.recipe
     assert (recipe["reading"]["prompts"], recipe["reading"]["carry"]) == (True, ["answer", "number=level", "tags"])
+
+
+def test_prompts_take_a_tool_format(tmp_path):
+    tool = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
+    results = [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
+    question = {"role": "user", "content": "1 + 1?"}
+    rows = [{"prompt": [question], "a": 1}, {"prompt": [question, call, *results], "tools": [tool], "a": 2}]
+    result = prepare(tmp_path, rows, prompts=True, carry=("a",), tool_format="qwen")
+    prompts = StoredPrompts(batchloom.open_store(result.path))
+    texts = [prompts.store[n].text for n in range(2)]
+    assert texts[0] == "User:\n1 + 1?\n\nAssistant:\n"
+    assert "<tools>" in texts[1]
+    assert texts[1].endswith("</tool_response>\n\nAssistant:\n")
+
+
+def test_prompts_and_steps_are_no_labelled_answers(tmp_path):
+    for number, (rows, settings) in enumerate(((ROWS, CARRY), (STEP_ROWS, {}))):
+        (tmp_path / str(number)).mkdir()
+        store = batchloom.open_store(prepare(tmp_path / str(number), rows, **settings).path)
+        with pytest.raises(InputError, match="holds no labelled answers"):
+            LabelledAnswers(store)

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from batchloom.store import compact_store, export_store, open_store, remove_docu
 from batchloom.store.format import ProvenanceTable
 from batchloom.store.write import ShardWriter
 from batchloom.testing import append_documents, write_store
+from preparation.stores import write_jsonl
 from store.remote_stores import copy_to_memory
 
 # Weights that have codes, so that they are stored exactly.
@@ -264,3 +266,16 @@ def test_the_file_is_written_in_parts(tmp_path):
     assert np.array_equal(np.frombuffer((tmp_path / "shard_00000.weights").read_bytes()[32:], np.uint8), codes)
     assert entry.trained == np.count_nonzero(codes)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == sorted(entry.checksums)
+
+
+def test_joined_texts_and_segments_keep_weights_and_limits(tmp_path):
+    rows = [{"prompt": f"{n}?", "completion": " Yes.", "weight": 0.5} for n in range(20)]
+    write_jsonl(tmp_path / "in.jsonl", rows)
+    prepare = partial(batchloom.prepare, tokenizer="bytes", val_fraction=0)
+    document = open_store(prepare(tmp_path / "in.jsonl", out=tmp_path / "a", template="none").path)[3]
+    assert document.trained_text == " Yes.<|endoftext|>"
+    assert document.loss_weights.tolist() == [0, 0] + [0.5] * 6
+    segments = [{"text": "x" * 10, "label": False}, {"text": "y", "label": True}]
+    write_jsonl(tmp_path / "in.jsonl", [{"segments": segments}, {"segments": segments[1:]}])
+    result = prepare(tmp_path / "in.jsonl", out=tmp_path / "b", max_tokens=10)
+    assert [document.text for document in open_store(result.path)] == ["y"]

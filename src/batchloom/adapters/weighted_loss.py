@@ -67,7 +67,7 @@ def apply_loss_weights(model: Any) -> None:
     if plain_loss is None or not getattr(model, "accepts_loss_kwargs", True):
         raise InputError(
             f"{type(model).__name__} does not pass loss_weights on to its loss. Compute the loss from its logits: "
-            "batchloom.adapters.weighted_loss.sum_next_token_losses."
+            "batchloom.adapters.sum_next_token_losses."
         )
 
     # The arguments are those that transformers passes to a loss, and other inputs of the model.

@@ -58,8 +58,8 @@ class Inspection:
         left_out: documents that ``overlong`` ``drop`` and ``truncate`` would leave out at ``seq_len``.
         overlong: default policy of a loader for longer documents.
         first: beginning of the first documents, decoded (empty for a bare prefix).
-        preferences: ``pairs`` or ``labels`` if the documents are preferences, otherwise empty.
-        sides: number of preference documents by side (``chosen``, ``rejected``, ``good``, ``bad``).
+        preferences: ``pairs``, ``labels``, ``prompts`` or ``steps``; empty for other documents.
+        sides: number of these documents by side: ``chosen``, ``rejected``, ``good``, ``bad``, ``prompt``, ``steps``.
         processor: class of the processor for the media of the documents, otherwise empty.
         media: by kind (``image``, ``audio``) the number of items, of documents with some and of placeholder tokens;
             empty for a remote store, whose media are not read.

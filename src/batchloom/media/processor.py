@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import math
 import re
 import tempfile
 import threading
@@ -246,10 +247,10 @@ def _check_image_settings(files: ProcessorFiles, folder: Path, settings: Mapping
     ]
     problems = find_unknown_settings(settings, names, "media.image_settings.")
     size = getattr(image, "size", None) or {}
-    if not problems and set(settings) & set(PIXEL_LIMITS) and size["shortest_edge"] > size["longest_edge"]:
+    least, most = size.get("shortest_edge", 0), size.get("longest_edge", math.inf)
+    if not problems and set(settings) & set(PIXEL_LIMITS) and least > most:
         problems.append(
-            f"media.image_settings.max_pixels: {size['longest_edge']:,} is less than min_pixels, "
-            f"{size['shortest_edge']:,}; change one of them"
+            f"media.image_settings.max_pixels: {most:,} is less than min_pixels, {least:,}; change one of them"
         )
     raise_problems(problems)
 

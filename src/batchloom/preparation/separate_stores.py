@@ -102,8 +102,10 @@ def _find_setting_problems(recipe: Recipe, out: str, settings: RunSettings) -> l
     problems = []
     if is_url(out):
         problems.append(f"out: {quote_value(out)} is remote; prepare into a folder, and upload the stores")
-    if settings.append or settings.work is not None:
+    if settings.append:
         problems.append("append: belongs to one store; append to the store of the data set")
+    if settings.work is not None:
+        problems.append("work: belongs to one store; leave it out")
     if recipe.tokenizer.startswith("train:"):
         problems.append(
             f"tokenizer: {recipe.tokenizer!r} would learn one for each store, and a mixture has one; learn it from all "

@@ -75,6 +75,8 @@ _UNSUPPORTED_COLUMNS = (
     "label",
     "label_ids",
     "loss_mask",
+    "loss_scale",
+    "loss_weights",
     "position_ids",
     "seq_lengths",
 )

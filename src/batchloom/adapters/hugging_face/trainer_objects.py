@@ -349,7 +349,7 @@ def make_trainer_parts(
     return TrainerParts(
         dataset,
         collator,
-        PlanState(loader, dataset, collator, loss),
+        PlanState(loader, dataset, collator, loss, evaluation),
         loss,
         None
         if evaluation is None
@@ -445,13 +445,23 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         dataset: dataset that the trainer must use.
         collator: collator that the trainer must use.
         loss: loss that the trainer must use for data with loss weights.
+        evaluation: loader of the evaluation data; None if there is none.
 
     Attributes:
         first: step that this call of ``train`` began with.
     """
 
-    def __init__(self, loader: Loader, dataset: PlannedRows, collator: MicroBatchCollator, loss: "TokenLoss") -> None:
+    def __init__(
+        self,
+        loader: Loader,
+        dataset: PlannedRows,
+        collator: MicroBatchCollator,
+        loss: "TokenLoss",
+        evaluation: Loader | None = None,
+    ) -> None:
         self._loader, self._dataset, self._collator, self._loss = loader, dataset, collator, loss
+        loaders = [loader] if evaluation is None else [loader, evaluation]
+        self._weighted = any(get_token_reader(some.store).weighted for some in loaders)
         self._trainer_state: TrainerState | None = None
         self._model: Any = None
         self._edits = loader.plan.edits
@@ -525,7 +535,7 @@ class PlanState(TrainerCallback, ExportableState):  # type: ignore[misc]  # type
         self._edits = self._loader.plan.edits
         require_agreement(self._loader, also={"max_steps": state.max_steps})
         check_no_leak(model, self._loader, self._collator, args.train_batch_size, half=args.bf16 or args.fp16)
-        if get_token_reader(self._loader.store).weighted and not self._is_attached:
+        if self._weighted and not self._is_attached:
             self._loss.attach(model)
             self._is_attached = True
 

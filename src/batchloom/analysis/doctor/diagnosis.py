@@ -273,9 +273,9 @@ def _make_read_recipe(options: DocumentOptions) -> ReadRecipe:
 def _make_recipe(
     resolved_inputs: ResolvedInputs, reading: ReadRecipe, overlong: OverlongPolicy, options: DocumentOptions
 ) -> Recipe:
-    given = _drop_unset(options)
+    given = {**resolved_inputs.settings, **_drop_unset(options)}
     given |= {name: expand(given[name]) for name, expand in CHAT_SHORT_FORMS.items() if name in given}
-    chat_names = ("template", "template_args", "template_date", "tool_format", "train_on", "max_tokens")
+    chat_names = [field.name for field in fields(ChatRecipe) if field.name != "overlong"]
     return Recipe(
         inputs=resolved_inputs.inputs,
         sources=resolved_inputs.sources,

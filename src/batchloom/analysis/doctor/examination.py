@@ -418,7 +418,8 @@ class Examination:
         normalize_records(
             record_batch, parsed_records.record_parser.record_kind, normalized=self._recipe.reading.normalize
         )
-        group.empty += record_batch.records_read - len(record_batch.bad) - len(record_batch.values)
+        used_records = len(record_batch.bad) + len(record_batch.values) + record_batch.unsampled
+        group.empty += record_batch.records_read - used_records
 
     def _count_documents(self, group: SourceGroup, parsed_records: ParsedRecords) -> NDArray[np.uint64]:
         """Encode and count the documents of a batch; return their keys, uint64 [N, 2]."""

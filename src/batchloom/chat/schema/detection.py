@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from batchloom.chat.schema.message_names import (
-    MESSAGE_ROLES,
+    MESSAGE_MAPPING_NAMES,
     NAMED_KEYS,
     NAMED_ROLES,
     guess_message_names,
@@ -188,7 +188,7 @@ def _check_message_names(records: Sequence[Row], schema: Schema, mapping: Mappin
         return
     guess, unknown_values = guess_message_names(messages)
     # A mapping given by the user is extended, not overridden.
-    suggestion = {**{role: column for role, column in mapping.items() if role not in MESSAGE_ROLES}, **guess}
+    suggestion = {**{role: column for role, column in mapping.items() if role not in MESSAGE_MAPPING_NAMES}, **guess}
     if schema.form == "messages":
         suggestion = {"messages": schema.columns["messages"][0], **suggestion}
     text = ",".join(f"{role}={name}" for role, name in suggestion.items())
@@ -209,7 +209,7 @@ def _check_message_names(records: Sequence[Row], schema: Schema, mapping: Mappin
 
 def _find_best_schema(records: Sequence[Row], mapping: Mapping[str, str], rules: Sequence[FormRule]) -> Schema:
     """Return the first schema that fits half of the records, else the best fit."""
-    mapped_roles = {role for role, column in mapping.items() if column and role not in MESSAGE_ROLES}
+    mapped_roles = {role for role, column in mapping.items() if column and role not in MESSAGE_MAPPING_NAMES}
     best: tuple[int, Schema] | None = None
     for rule in rules:
         if not mapped_roles <= rule.roles or any(mapping.get(role) == "" for role in rule.required):
@@ -271,7 +271,11 @@ def _check_named_columns(records: Sequence[Row], mapping: Mapping[str, str], car
     problems = []
     columns = dict.fromkeys(name for row in records for name in row)
     for role, column in mapping.items():
-        if column and role not in MESSAGE_ROLES and all(get_column_value(row, column) is None for row in records):
+        if (
+            column
+            and role not in MESSAGE_MAPPING_NAMES
+            and all(get_column_value(row, column) is None for row in records)
+        ):
             hint = "; a value of the role inside messages is system_role=" if role == "system" else ""
             problems.append(f"--map {role}={column}: no column {column!r}{suggest(column, columns) or hint}")
     problems += [
@@ -526,17 +530,27 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
         parts.append(f"no --map is suggested because it would leave out {format_columns(left_out)}")
     # --map strips white space from the ends of names.
     resolved_mapping = match_mapping_columns(
-        {role: name.strip() for role, name in guess.items() if role not in MESSAGE_ROLES}, columns
+        {role: name.strip() for role, name in guess.items() if role not in MESSAGE_MAPPING_NAMES}, columns
     )
     has_all_columns = any(
         all(get_column_value(row, name) is not None for name in resolved_mapping.values()) for row in rows
     )
-    if guess and has_all_columns and not any("," in column for column in guess.values()):
+    is_writable = not any("," in column for column in guess.values())
+    if guess and has_all_columns and is_writable and _fits_mapping(rows, guess):
         suggestion = ",".join(f"{role}={column}" for role, column in guess.items())
         parts.append(f"if that is correct, name the columns: --map {shlex.quote(suggestion)}")
         return SchemaError("; ".join(parts), list(columns), suggestion)
     parts.append("name the columns with --map prompt=...,response=..., --map chosen=...,rejected=... or --map text=...")
     return SchemaError("; ".join(parts), list(columns))
+
+
+def _fits_mapping(rows: Sequence[Row], mapping: Mapping[str, str]) -> bool:
+    """Return whether a mapping makes records readable."""
+    try:
+        detect_schema(rows, mapping)
+    except SchemaError:
+        return False
+    return True
 
 
 def _describe_column_types(columns: Mapping[str, Any]) -> str:
@@ -677,7 +691,7 @@ def _find_unused_columns(guess: Mapping[str, str], columns: Mapping[str, Any], r
     """Return the columns that matter for training and that a guess would not use."""
     if not guess:
         return []
-    rule = next(rule for rule in FORM_RULES if guess.keys() - set(MESSAGE_ROLES) <= rule.roles)
+    rule = next(rule for rule in FORM_RULES if guess.keys() - set(MESSAGE_MAPPING_NAMES) <= rule.roles)
     optional_columns = {
         name
         for role, names in rule.optional.items()

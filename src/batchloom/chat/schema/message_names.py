@@ -21,7 +21,7 @@ NAMED_ROLES = {
     "system_role": "system",
     "function_call": "function_call",
 }
-MESSAGE_ROLES = (*NAMED_KEYS, *NAMED_ROLES)
+MESSAGE_MAPPING_NAMES = (*NAMED_KEYS, *NAMED_ROLES)
 _VALUE_SEPARATOR = "|"
 # Keys that other conventions use for the two parts of a message, and values that they use for roles. They are only
 # suggested, because a key such as ``text`` may also be something else.
@@ -91,7 +91,7 @@ def make_message_names(mapping: Mapping[str, str]) -> MessageNames | None:
 
 def find_name_problems(mapping: Mapping[str, str]) -> list[str]:
     """List the problems of the names inside messages, one sentence each."""
-    names = {role: value for role, value in mapping.items() if role in MESSAGE_ROLES}
+    names = {role: value for role, value in mapping.items() if role in MESSAGE_MAPPING_NAMES}
     problems = [
         f"map.{role}: names no {'key' if role in NAMED_KEYS else 'value'} of messages; write one, or leave it out"
         for role, value in names.items()

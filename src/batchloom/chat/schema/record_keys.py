@@ -349,13 +349,13 @@ def unused_message_keys(records: Iterable[Row], schema: Schema) -> tuple[str, ..
 
 def list_template_arguments(records: Iterable[Row], schema: Schema) -> dict[str, str]:
     """Return the names of the template arguments of records, each with its column."""
-    found: dict[str, str] = {}
+    column_by_argument: dict[str, str] = {}
     for row in records:
         for column in schema.columns.get("template_args", ()):
             with contextlib.suppress(UnusableRecordError):
                 arguments = read_template_arguments(get_column_value(row, column), column)
-                found = dict.fromkeys(arguments or (), column) | found
-    return found
+                column_by_argument = dict.fromkeys(arguments or (), column) | column_by_argument
+    return column_by_argument
 
 
 # Prefix of message keys in notes.

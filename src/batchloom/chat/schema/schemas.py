@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from batchloom.chat.schema.message_names import MESSAGE_ROLES, MessageNames, find_name_problems
+from batchloom.chat.schema.message_names import MESSAGE_MAPPING_NAMES, MessageNames, find_name_problems
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.settings import raise_problems, suggest
 from batchloom.core.wording import describe_json_type, format_list
@@ -254,7 +254,7 @@ def match_mapping_columns(mapping: Mapping[str, str], names: Iterable[str]) -> d
     column_names = dict.fromkeys(names)
     name_by_stripped = {name.strip(): name for name in reversed(column_names) if isinstance(name, str)}
     return {
-        role: column if role in MESSAGE_ROLES else _match_column(column, column_names, name_by_stripped)
+        role: column if role in MESSAGE_MAPPING_NAMES else _match_column(column, column_names, name_by_stripped)
         for role, column in mapping.items()
     }
 
@@ -272,9 +272,9 @@ def _match_column(column: str, column_names: Container[str], name_by_stripped: M
 def find_mapping_problems(mapping: Mapping[str, str]) -> list[str]:
     """Return the problems of a mapping from roles to columns, one sentence each."""
     problems = [
-        f"map.{role}: unknown role{_suggest_role(role)}; roles are {', '.join((*COLUMN_ROLES, *MESSAGE_ROLES))}"
+        f"map.{role}: unknown role{_suggest_role(role)}; roles are {', '.join((*COLUMN_ROLES, *MESSAGE_MAPPING_NAMES))}"
         for role in mapping
-        if role not in COLUMN_ROLES and role not in MESSAGE_ROLES
+        if role not in COLUMN_ROLES and role not in MESSAGE_MAPPING_NAMES
     ]
     problems += [
         f"map.{role}: {column!r} is not the name of a column"
@@ -283,9 +283,9 @@ def find_mapping_problems(mapping: Mapping[str, str]) -> list[str]:
     ]
     if not problems:
         problems = find_name_problems(mapping)
-    mapped_roles = {role for role, column in mapping.items() if column and role not in MESSAGE_ROLES}
+    mapped_roles = {role for role, column in mapping.items() if column and role not in MESSAGE_MAPPING_NAMES}
     rules = [rule for rule in (*FORM_RULES, INTERLEAVED_RULE) if mapped_roles <= rule.roles]
-    names = [role for role in mapping if role in MESSAGE_ROLES]
+    names = [role for role in mapping if role in MESSAGE_MAPPING_NAMES]
     if not problems and names and rules and all(rule.form in _FLAT_FORMS for rule in rules):
         problems.append(
             f"map.{names[0]}: is a name inside messages, but {', '.join(sorted(mapped_roles))} holds none; leave it out"
@@ -299,7 +299,7 @@ def find_mapping_problems(mapping: Mapping[str, str]) -> list[str]:
 
 
 def _suggest_role(role: str) -> str:
-    hint = suggest(role, [*COLUMN_ROLES, *MESSAGE_ROLES, *_ROLE_BY_COLUMN])
+    hint = suggest(role, [*COLUMN_ROLES, *MESSAGE_MAPPING_NAMES, *_ROLE_BY_COLUMN])
     for name, column_role in _ROLE_BY_COLUMN.items():
         hint = hint.replace(f"{name!r}", f"{column_role!r}")
     return hint

@@ -519,8 +519,7 @@ class _TemplateRenderer:
             media = _ConversationMedia(kinds, owners, mark)
         messages = list(map(normalize_message, source_messages))
         tools, prompt = conversation.tools or None, conversation.is_prompt
-        # Skeletons are learned without the beginning of an answer.
-        # Skeletons do not say where contents are.
+        # A skeleton has neither the beginning of an answer nor the positions of contents.
         has_ranges = any(isinstance(flag, TurnWeight) and flag.ranges for flag in conversation.trained)
         filled = None if tools or prompt or has_ranges else self._fill_skeleton(messages)
         if filled is not None and self.inserts_contents and not media.kinds:

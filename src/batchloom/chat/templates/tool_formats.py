@@ -269,7 +269,8 @@ def write_tools(conversation: Conversation, tool_format: ToolFormat, date: dt.da
     trained: list[TrainFlag] = [None] * len(messages) if conversation.trained else []
     for number, flag in zip(numbers, conversation.trained, strict=False):
         trained[number] = flag if trained[number] is None else trained[number]
-    completion = None if conversation.completion is None else numbers[conversation.completion]
+    # The completion of a prompt begins after its last message.
+    completion = None if conversation.completion is None else [*numbers, len(messages)][conversation.completion]
     return replace(conversation, messages=messages, tools=None, trained=trained, completion=completion)
 
 

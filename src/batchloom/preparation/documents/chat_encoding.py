@@ -251,7 +251,11 @@ class MaskedTokens(NamedTuple):
 
 def mask_texts(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> list[MaskedTokens | str]:
     """Return the tokens of each text, or the reason why it cannot be used."""
-    results = _mask_texts(encoder, texts)
+    return weight_texts(texts, _mask_texts(encoder, texts))
+
+
+def weight_texts(texts: Sequence[RenderedText], results: Sequence[MaskedTokens | str]) -> list[MaskedTokens | str]:
+    """Replace the trained flags of texts with weighted spans by codes of loss weights."""
     return [
         _apply_weights(result, text) if text.weighted_spans and not isinstance(result, str) else result
         for text, result in zip(texts, results, strict=True)
@@ -278,11 +282,12 @@ def _mask_texts(encoder: ControlEncoder, texts: Sequence[RenderedText]) -> list[
 
 def _apply_weights(masked_tokens: MaskedTokens, text: RenderedText) -> MaskedTokens:
     """Replace the trained flags of a text by the codes of their loss weights."""
-    weights = masked_tokens.mask.astype(np.float64)
+    is_trained = masked_tokens.mask != 0
+    weights = is_trained.astype(np.float64)
     for span in text.weighted_spans:
         first, behind = masked_tokens.find_span_tokens(text.text, span)
         weights[first:behind] = span.weight
-    weights[~masked_tokens.mask] = 0
+    weights[~is_trained] = 0
     codes, rounded = encode_loss_weights(weights)
     mask: TokenFlags = codes if has_loss_weights(codes) else codes.view(np.bool_)
     return masked_tokens._replace(mask=mask, rounded=bool(rounded.any()))

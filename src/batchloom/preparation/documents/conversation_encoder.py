@@ -32,6 +32,7 @@ from batchloom.preparation.documents.chat_encoding import (
     expand_media_tokens,
     mask_texts,
     subtract_media,
+    weight_texts,
     write_expansions,
 )
 from batchloom.preparation.settings.recipe import TRUNCATIONS, ChatRules, OverlongPolicy
@@ -204,6 +205,8 @@ class EncodedBatchBuilder:
 # Note of a job with rounded loss weights.
 ROUNDED_WEIGHTS = "Loss weights are rounded to the nearest of 256 values"
 _UINT32 = np.dtype(np.uint32)
+# Text after each step of an answer, as by default in TRL and axolotl.
+_STEP_SEPARATOR = "\n"
 
 
 def encode_conversations(
@@ -242,7 +245,8 @@ def encode_conversations(
     results = mask_texts(encoder, texts) if texts else []
     if encoder.joins_texts:
         prompts = [rendered.conversation.messages[0]["content"] for rendered in rendered_conversations]
-        results = _start_where_prompts_end(encoder, prompts, results, all_trained=rules.train_on == "all")
+        joined_texts = _start_where_prompts_end(encoder, prompts, results, all_trained=rules.train_on == "all")
+        results = weight_texts(texts, joined_texts)
     for rendered_conversation, text, masked_tokens in zip(rendered_conversations, texts, results, strict=True):
         try:
             proved, placed = _mask_and_verify(encoder, rendered_conversation, text, masked_tokens, prove=rules.prove)
@@ -652,7 +656,7 @@ def encode_prompts(
             out.faults.append(EncodeFault(number, tokens))
             continue
         ids = np.concatenate([bos, tokens.ids])
-        if excess := _describe_excess(ids.size, number, rules):
+        if excess := describe_excess(ids.size, number, rules):
             out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
         else:
             out.add(number, ids, np.zeros(ids.size, np.bool_), side=PROMPT, fields=prompts[number].fields)
@@ -668,8 +672,8 @@ def encode_stepped_answers(
     TRL's ``PRMTrainer`` (until version 1) and axolotl. The trained tokens are the last ones of the steps.
     """
     out = EncodedBatchBuilder()
-    pieces = [text for answer in answers for text in (answer.prompt, *answer.steps)]
-    ids, bounds = tokenizer.encode_batch([STEP_SEPARATOR, *pieces])
+    texts = [text for answer in answers for text in (answer.prompt, *answer.steps)]
+    ids, bounds = tokenizer.encode_batch([_STEP_SEPARATOR, *texts])
     separator, *piece_ids = np.split(ids, bounds[1:-1])
     begin = [] if tokenizer.bos_id is None else [np.array([tokenizer.bos_id], np.uint32)]
     first = 0
@@ -677,7 +681,7 @@ def encode_stepped_answers(
         prompt, *steps = piece_ids[first : first + 1 + len(answer.steps)]
         first += 1 + len(answer.steps)
         document = np.concatenate([*begin, prompt, *(part for step in steps for part in (step, separator))])
-        if excess := _describe_excess(document.size, number, rules):
+        if excess := describe_excess(document.size, number, rules):
             out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
             continue
         lengths = [sum(part.size for part in begin) + prompt.size, *(step.size + separator.size for step in steps)]
@@ -688,11 +692,7 @@ def encode_stepped_answers(
     return replace(out.build(dtype), sides=np.array(out.sides, np.uint8))
 
 
-# Text after each step of an answer, as by default in TRL and axolotl.
-STEP_SEPARATOR = "\n"
-
-
-def _describe_excess(tokens: int, number: int, rules: ChatRules) -> str:
+def describe_excess(tokens: int, number: int, rules: ChatRules) -> str:
     """Describe by how much a document is too long, else ""; raise if that is an error."""
     if rules.max_tokens is None or tokens <= rules.max_tokens:
         return ""
@@ -719,7 +719,7 @@ def encode_text_pairs(
     for number in range(len(pairs)):
         prompt, chosen, rejected = documents[3 * number : 3 * number + 3]
         is_cut = rules.overlong in TRUNCATIONS
-        if not is_cut and (excess := _describe_excess(max(chosen.size, rejected.size), number, rules)):
+        if not is_cut and (excess := describe_excess(max(chosen.size, rejected.size), number, rules)):
             dropped[number] = f"overlong: {excess}"
             continue
         # The encoded prompt ends with an end token, which the prompt inside a document lacks.

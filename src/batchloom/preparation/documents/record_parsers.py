@@ -464,20 +464,20 @@ _MEDIA_COLUMNS = ("images", "image", "audios", "audio", "videos", "video")
 def _wrap_check_media(record_reader: RecordReader, inspector: MediaInspector) -> RecordReader:
     """Wrap a reader of conversations or texts with media to inspect their media."""
 
-    def look(document: Any) -> Any:
+    def inspect_document(document: Any) -> Any:
         if isinstance(document, Conversation | InterleavedText) and document.media:
             return replace_media_with_frames(document, inspector(document.media))
         return document
 
-    def looked(row: Mapping[str, Any]) -> ParsedRecord:
+    def read(row: Mapping[str, Any]) -> ParsedRecord:
         record = record_reader(row)
         if isinstance(record, PreferencePair):
-            return PreferencePair(look(record.chosen), look(record.rejected))
+            return PreferencePair(inspect_document(record.chosen), inspect_document(record.rejected))
         if isinstance(record, LabelledConversation):
-            return replace(record, conversation=look(record.conversation))
-        return cast("ParsedRecord", look(record))
+            return replace(record, conversation=inspect_document(record.conversation))
+        return cast("ParsedRecord", inspect_document(record))
 
-    return looked
+    return read
 
 
 def _make_preference_parser(

@@ -118,7 +118,7 @@ def choose_job_template(
     """
     record_kinds = {record_parsers.get_parser(source).record_kind for source in sources}
     media = recipe.reading.media
-    if media is not None and record_kinds & {"conversation", "interleaved"}:
+    if media is not None and record_kinds & {"conversation", "interleaved", "pairs", "labels"}:
         for note in open_job_processor(media, recipe.tokenizer).notes:
             on_note(f"{note}.")
     if not record_kinds & TEMPLATED_KINDS:

@@ -359,7 +359,7 @@ def read_store_recipe(path: Path, overridden_names: Collection[str]) -> RawRecip
         settings["media"] = _extract_media_settings(media, folder, verify="media" not in overridden_names)
     step = [entry for entry in manifest.all_history if entry.has_inputs][-1]
     sources = manifest.list_sources_of(step)
-    source_recipes = _make_source_recipes(plain, sources, location)
+    source_recipes = _make_source_recipes(plain, sources, location, has_inputs="inputs" in overridden_names)
     inputs = [str(label) for label in plain.get("inputs", ())]
     notes: tuple[str, ...] = ()
     if "inputs" not in overridden_names:
@@ -519,11 +519,17 @@ def _read_reported_locations(report: Path) -> _ReportedLocations | None:
 
 
 def _make_source_recipes(
-    recipe: Mapping[str, Any], sources: Sequence[SourceEntry], location: str
+    recipe: Mapping[str, Any], sources: Sequence[SourceEntry], location: str, *, has_inputs: bool
 ) -> tuple[SourceRecipe, ...]:
-    """Return the settings of each input; empty if no input has any."""
+    """Return the settings of each input; empty if no input has any.
+
+    With ``has_inputs`` the inputs are given anew.
+    """
     labels = [str(label) for label in recipe.get("inputs", ())]
     plain = recipe.get("sources") or [{}] * len(labels)
+    if has_inputs:
+        # The store has only the last name of an absolute folder; the new inputs say where theirs is.
+        plain = [{k: value for k, value in settings.items() if k != "media_folder_name"} for settings in plain]
     forms = _infer_forms(sources, labels)
     known_names = (
         *("text_field", "mapping", "ignore", "name", "weight", "max_samples", "num_samples"),

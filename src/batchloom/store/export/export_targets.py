@@ -268,7 +268,9 @@ def _iter_flags(store: Store, shard: int | None) -> Iterator[TokenFlags]:
 
 def _list_losses(store: Store) -> list[str]:
     notes = []
-    if store.contents.preferences:
+    if store.contents.preferences in ("prompts", "steps"):
+        notes.append("These files do not hold the carried columns: --to parquet or hf keeps them.")
+    elif store.contents.preferences:
         notes.append(
             "These files do not show which answers are preferred: --to parquet, hf or mds keeps pair and side."
         )

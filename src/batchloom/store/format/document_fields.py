@@ -27,10 +27,12 @@ class DocumentFields:
     Attributes:
         ends: end of the JSON of each document in ``data``, uint64 [D].
         data: JSON objects, back to back, as a buffer of bytes.
+        name: name of their file, for messages.
     """
 
     ends: NDArray[np.uint64]
     data: Any
+    name: str = ""
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -44,9 +46,11 @@ class DocumentFields:
         try:
             fields = json.loads(bytes(self.data[begin:end]))
         except ValueError as error:
-            raise StoreError(f"The carried columns of a document are no JSON: {error}. {CHECK_REMEDY}") from error
+            raise StoreError(
+                f"{self.name}: the columns of document {document} are no JSON: {error}. {CHECK_REMEDY}"
+            ) from error
         if not isinstance(fields, dict):
-            raise StoreError(f"The carried columns of a document are no JSON object. {CHECK_REMEDY}")
+            raise StoreError(f"{self.name}: the columns of document {document} are no JSON object. {CHECK_REMEDY}")
         return fields
 
     def list_texts(self) -> list[str]:
@@ -84,4 +88,4 @@ def parse_fields(view: memoryview, path: Path, documents: int) -> DocumentFields
     ends = np.frombuffer(view, "<u8", count, HEADER.size)
     if count and (int(ends[-1]) != size or (ends[1:] < ends[:-1]).any()):
         raise StoreError(f"{path} has ends that are out of order or beyond its bytes. {CHECK_REMEDY}")
-    return DocumentFields(ends, view[start:])
+    return DocumentFields(ends, view[start:], str(path))

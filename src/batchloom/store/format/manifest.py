@@ -658,7 +658,14 @@ def _list_preference_faults(manifest: Manifest) -> list[str]:
             f"its sources have several kinds of preferences ({', '.join(sorted(kind or 'none' for kind in kinds))})"
         ]
     has_preferences = bool(manifest.preferences)
+    has_fields = manifest.preferences in ("prompts", "steps")
     return [
+        f"{name}/{shard.name} has {'no' if has_fields else 'a'} .fields file in a store "
+        f"{'of' if has_fields else 'without'} prompts or steps"
+        for name, subset in manifest.subsets.items()
+        for shard in subset.shards
+        if (shard.fields is not None) != has_fields
+    ] + [
         f"{name}/{shard.name} has {'no' if has_preferences else 'a'} .pairs file in a store "
         f"{'of' if has_preferences else 'without'} preferences"
         for name, subset in manifest.subsets.items()

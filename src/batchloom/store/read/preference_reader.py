@@ -96,7 +96,7 @@ class LabelledAnswers:
 
     def __init__(self, store: Store) -> None:
         require_store(store)
-        if not store.contents.preferences:
+        if store.contents.preferences not in ("pairs", "labels"):
             raise InputError(_describe_wrong_kind(store, "labelled answers", "a column label"))
         self.store = store
         sides = [store.shards.sides(shard).sides for shard in range(len(store.shards))]
