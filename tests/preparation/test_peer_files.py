@@ -554,5 +554,5 @@ def test_an_unsupported_key_in_every_later_record_is_one_line(folder):
     write_jsonl(folder / "many.jsonl", records)
     with pytest.raises(InputError) as caught:
         batchloom.prepare("many.jsonl", out="store", tokenizer="bytes", val_fraction=0)
-    assert str(caught.value).count("functions") <= 2
+    assert str(caught.value).count("column 'functions'") == 1
     assert len(str(caught.value)) < 1000

@@ -151,7 +151,7 @@ class CombinedStore:
         return [flags != 0 for flags in self.flags(documents, starts, lengths)]
 
     def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[TokenFlags]:
-        """Return the trained flags or weight codes of spans, as ``SubsetReader.flags`` does."""
+        """Return the trained flags or weight codes of spans."""
         span_flags: list[TokenFlags] = [np.empty(0, bool)] * len(documents)
         numbers = self._firsts.searchsorted(documents, side="right") - 1
         for number in np.unique(numbers).tolist():

@@ -155,7 +155,7 @@ class SubsetReader:
         return [flags.view(np.bool_) for flags in self._read_flags(documents, starts, lengths, self._mask_suffixes)]
 
     def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[TokenFlags]:
-        """Read the trained flags or weight codes of token ranges; arguments as of :meth:`read`."""
+        """Read the trained flags or weight codes of token ranges; see :meth:`read`."""
         return self._read_flags(documents, starts, lengths, self._flag_suffixes)
 
     def _read_flags(self, documents: Ids, starts: Ids, lengths: Ids, suffixes: Mapping[int, str]) -> list[TokenFlags]:
