@@ -69,6 +69,13 @@ CASES = [
         roles_to_train=["user", "assistant"],
         settings={"train_on": "user,assistant"},
     ),
+    chat(
+        "roles_to_train empty",
+        {"messages": flag(2, train=True)},
+        roles_to_train=[],
+        message_field_training="train",
+        settings={"train_on": "flagged"},
+    ),
     chat("train_on_eos turn", {"messages": MESSAGES}, train_on_eos="turn"),
     chat("train_on_eos all", {"messages": MESSAGES}, train_on_eos="all", settings={"train_on_eos": "all"}),
     chat("train_on_eos last", {"messages": MESSAGES}, train_on_eos="last", settings={"train_on_eos": "last"}),

@@ -91,6 +91,28 @@ CASES = [
         },
     ),
     sft("tool_call, tool_response", {"messages": CALLS, "tools": [TOOL]}, agent_template="hermes"),
+    sft(
+        "tool_call, loss_scale last_round",
+        {"messages": CALLS, "tools": [TOOL]},
+        agent_template="hermes",
+        loss_scale="last_round",
+        settings={"train_on": "last"},
+    ),
+    sft(
+        "truncation_strategy right",
+        {"messages": MESSAGES},
+        max_length=36,
+        truncation_strategy="right",
+        settings={"max_tokens": 36, "overlong": "truncate"},
+        differs="",
+    ),
+    sft(
+        "truncation_strategy left",
+        {"messages": MESSAGES},
+        max_length=20,
+        truncation_strategy="left",
+        settings={"max_tokens": 20, "overlong": "truncate-left"},
+    ),
     sft("tool_calls of OpenAI", {"messages": OPENAI_CALLS, "tools": [TOOL]}, agent_template="hermes"),
     sft("tools as text", {"messages": OPENAI_CALLS, "tools": json.dumps([TOOL])}, agent_template="hermes"),
     sft(

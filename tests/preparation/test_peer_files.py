@@ -1,6 +1,7 @@
 """Files of LLaMA-Factory, axolotl and ms-swift as inputs of prepare."""
 
 import json
+from dataclasses import fields
 
 import pytest
 
@@ -9,6 +10,7 @@ from batchloom import DatasetConfig, InputError, SettingsError
 from batchloom.core.errors import InputMissingError
 from batchloom.preparation import make_request
 from batchloom.preparation.settings.read_recipe import SourceRecipe
+from batchloom.preparation.settings.recipe import ChatRecipe
 from batchloom.store import read_manifest
 from preparation.stores import write_jsonl
 
@@ -201,21 +203,42 @@ def test_a_job_of_llamafactory_is_read_as_it_is(folder):
     assert read_request(job).recipe.tokenizer == "bytes"
 
 
+def list_chat_settings(recipe):
+    """Return the settings of conversations that are not default."""
+    default = ChatRecipe()
+    return {
+        field.name: getattr(recipe.chat, field.name)
+        for field in fields(ChatRecipe)
+        if getattr(recipe.chat, field.name) != getattr(default, field.name)
+    }
+
+
 @pytest.mark.parametrize(
-    ("text", "settings"),
+    ("text", "settings", "note"),
     [
-        ("train_on_prompt: true", {"train_on": "all"}),
-        ("mask_history: true", {"train_on": "last"}),
-        ("val_size: 0.1", {"val_fraction": 0.1}),
+        ("train_on_prompt: true", {"train_on": "all"}, ""),
+        ("mask_history: true", {"train_on": "last"}, ""),
+        ("tool_format: glm4", {"tool_format": "glm4"}, ""),
+        ("tool_format: glm4_moe", {}, "tool_format (the template of its models writes the tools)"),
+        ("enable_thinking: false", {"template_args": {"enable_thinking": False}}, "the removal of thoughts by"),
+        ("enable_thinking: null", {"template_args": {"enable_thinking": False}}, "the removal of thoughts by"),
+        ("enable_thinking: true", {}, ""),
+        ("train_on_prompt: false\nmask_history: false\ntool_format: null", {}, "cutoff_len (it cuts the question and"),
     ],
 )
-def test_settings_of_a_job_become_settings_of_the_recipe(folder, text, settings):
+def test_settings_of_a_job_become_settings_of_the_recipe(folder, text, settings, note):
     job = write(folder / "sft.yaml", f"{JOB}{text}\n")
-    recipe = read_request(job).recipe
-    for name, value in settings.items():
-        assert getattr(recipe.chat if name == "train_on" else recipe, name) == value
+    request = read_request(job)
+    assert list_chat_settings(request.recipe) == settings
+    assert note in "".join(request.notes)
     # An option overrides the file.
-    assert read_request(job, val_fraction=0.5, train_on="assistant").recipe.val_fraction == 0.5
+    assert read_request(job, train_on="assistant").recipe.chat.train_on == "assistant"
+
+
+def test_the_validation_share_of_a_job_is_that_of_the_recipe(folder):
+    job = write(folder / "sft.yaml", f"{JOB}val_size: 0.1\n")
+    assert read_request(job).recipe.val_fraction == 0.1
+    assert read_request(job, val_fraction=0.5).recipe.val_fraction == 0.5
 
 
 def test_pretraining_reads_the_prompt_as_text(folder):
@@ -316,6 +339,12 @@ def test_all_problems_of_a_file_are_reported_at_once(folder):
         ("dataset: identity\ndefault_system: Hi", SettingsError, "default_system: 'Hi' is not supported"),
         ("dataset: identity\ndataset_dir: ONLINE", InputError, "dataset_dir ONLINE names no folder"),
         ("dataset: identity\ndataset_dir: 5", SettingsError, "dataset_dir: 5 is not a text"),
+        ("dataset: identity\ntool_format: qwn", SettingsError, "'qwn' is none of .*; did you mean 'qwen'?"),
+        ("dataset: identity\ntool_format: hermes", SettingsError, "tool_format: 'hermes' is none of"),
+        ("dataset: identity\ntool_format: [qwen]", SettingsError, "tool_format: .* is not a text"),
+        ("dataset: identity\nenable_thinking: 0", SettingsError, "enable_thinking: 0 is not true or false"),
+        ("dataset: identity\nmask_history: 1", SettingsError, "mask_history: 1 is not true or false"),
+        ("dataset: identity\nmask_history: true\ntrain_on_prompt: true", SettingsError, "mask_history: contradicts"),
     ],
 )
 def test_wrong_jobs_are_refused(folder, text, error, message):
@@ -361,9 +390,7 @@ def test_a_configuration_of_axolotl_is_read_as_it_is(folder):
     texts = read_texts("store")
     assert [text for text in texts if text.startswith("text")] == [f"text {n}" for n in range(40)]
     assert len(texts) == 60
-    assert any(
-        "axolotl's settings without effect on a store: sequence_len, sample_packing (" in note for note in result.notes
-    )
+    assert any("axolotl's settings without effect on a store: sample_packing (" in note for note in result.notes)
 
 
 AXOLOTL_TYPES = [
@@ -372,6 +399,11 @@ AXOLOTL_TYPES = [
      {"messages": "messages", "role": "from", "content": "value"}),
     ({"type": "chat_template", "field_tools": "t", "field_thinking": "thoughts", "message_field_training": "learn"},
      {"messages": "messages", "tools": "t", "reasoning_content": "thoughts", "train": "learn"}),
+    ({"type": "chat_template", "message_field_training": "train", "message_field_training_detail": "train_detail"},
+     {"messages": "messages"}),
+    ({"type": "chat_template", "message_field_training_detail": "ranges"},
+     {"messages": "messages", "train_detail": "ranges"}),
+    ({"type": "input_output"}, {"segments": "segments"}),
     ({"type": "chat_template", "roles": {"system": ["narrator"], "tool": ["ipython"]}},
      {"messages": "messages", "tool": "ipython", "system_role": "narrator"}),
     ({"type": "chat_template.default", "field_messages": "m", "field_chosen": "c"},
@@ -430,15 +462,135 @@ def test_the_template_of_axolotl_is_that_of_the_recipe(folder):
         read_request(write(folder / "a.yml", two))
 
 
+CHAT = {"type": "chat_template"}
+SEGMENTS = {"type": "input_output"}
+PAIRS = {"type": "chatml.intel"}
+ALL_ROLES = "system,developer,user,assistant,tool"
+
+
+@pytest.mark.parametrize(
+    ("entries", "job", "settings"),
+    [
+        ([{**CHAT, "roles_to_train": ["assistant"], "train_on_eos": "turn"}], {}, {}),
+        ([{**CHAT, "roles_to_train": None, "train_on_eos": None}], {}, {}),
+        ([{**CHAT, "roles_to_train": ["gpt", "human", "user"]}], {}, {"train_on": "assistant,user"}),
+        ([{**CHAT, "roles_to_train": ["bot"], "roles": {"tool": ["bot"]}}], {}, {"train_on": "tool"}),
+        ([{**CHAT, "roles_to_train": []}], {}, {"train_on": "flagged"}),
+        ([{**CHAT, "train_on_eos": "all"}], {}, {"train_on_eos": "all"}),
+        ([{**CHAT, "train_on_eos": "last", "train_on_eot": "last"}], {}, {"train_on_eos": "last"}),
+        ([{**CHAT, "roles_to_train": ["user"]}], {"train_on_inputs": True}, {"train_on": ALL_ROLES}),
+        ([SEGMENTS], {"train_on_inputs": True}, {"train_on": "all"}),
+        ([{"type": "alpaca"}], {"train_on_inputs": True}, {"train_on": "all"}),
+        ([PAIRS, {"type": "completion"}], {"train_on_inputs": True}, {}),
+        ([{**CHAT, "train_on_eos": "none"}, SEGMENTS, PAIRS], {}, {"train_on_eos": "none"}),
+        ([CHAT], {"chat_template_kwargs": {"enable_thinking": False}}, {"template_args": {"enable_thinking": False}}),
+        ([CHAT], {"sequence_len": 512}, {"max_tokens": 512}),
+        (
+            [CHAT],
+            {"sequence_len": 512, "excess_length_strategy": "truncate"},
+            {"max_tokens": 512, "overlong": "truncate"},
+        ),
+        (
+            [CHAT],
+            {"sequence_len": 512, "excess_length_strategy": "raise"},
+            {"max_tokens": 512, "overlong": "error"},
+        ),
+    ],
+)
+def test_settings_of_axolotl_become_settings_of_the_recipe(folder, entries, job, settings):
+    datasets = [{"path": "data/texts.jsonl", **entry} for entry in entries]
+    config = write(folder / "a.yml", json.dumps({"base_model": "bytes", "datasets": datasets, **job}))
+    assert list_chat_settings(read_request(config).recipe) == settings
+
+
+@pytest.mark.parametrize(
+    ("entries", "job", "problem"),
+    [
+        (
+            [CHAT, {**CHAT, "roles_to_train": ["user"]}],
+            {},
+            "datasets[1].roles_to_train: user differs from assistant of datasets[0], and a store has one train_on;",
+        ),
+        (
+            [{"type": "alpaca"}, {**CHAT, "roles_to_train": ["user"]}],
+            {},
+            "datasets[1].roles_to_train: user differs from assistant of datasets[0]",
+        ),
+        (
+            [SEGMENTS, CHAT],
+            {"train_on_inputs": True},
+            f"datasets[1].roles_to_train: {ALL_ROLES} differs from all of datasets[0]",
+        ),
+        (
+            [CHAT, {**CHAT, "train_on_eos": "all"}],
+            {},
+            "datasets[1].train_on_eos: all differs from turn of datasets[0], and a store has one train_on_eos;",
+        ),
+        ([CHAT], {"train_on_inputs": "yes"}, "train_on_inputs: 'yes' is not true or false"),
+        ([CHAT], {"chat_template_kwargs": "x"}, "chat_template_kwargs: 'x' is not a mapping"),
+        ([CHAT], {"chat_template_kwargs": {"tools": 1}}, "template_args: tools is a name that templates get from"),
+        ([CHAT], {"sequence_len": -1}, "sequence_len: -1 is not a whole number above 0"),
+        ([CHAT], {"excess_length_strategy": "cut"}, "excess_length_strategy: 'cut' is none of drop, truncate, raise"),
+    ],
+)
+def test_wrong_settings_of_axolotl_are_refused(folder, entries, job, problem):
+    datasets = [{"path": "data/texts.jsonl", **entry} for entry in entries]
+    config = write(folder / "a.yml", json.dumps({"base_model": "bytes", "datasets": datasets, **job}))
+    with pytest.raises(SettingsError) as caught:
+        read_request(config)
+    assert [text for text in caught.value.problems if problem in text]
+
+
+def test_a_policy_without_a_length_is_reported(folder):
+    text = "base_model: bytes\nexcess_length_strategy: truncate\ndatasets: [{path: data/openai.jsonl}]\n"
+    notes = read_request(write(folder / "a.yml", text)).notes
+    assert any("excess_length_strategy is not used without sequence_len" in note for note in notes)
+
+
+FLAGGED = [
+    {"from": "human", "value": "Trained?", "learn": True, "ranges": None},
+    {"from": "gpt", "value": "Without a flag.", "learn": None, "ranges": None},
+    {"from": "human", "value": "And this?", "learn": None, "ranges": None},
+    {
+        "from": "gpt",
+        "value": "Partly.",
+        "learn": None,
+        "ranges": [{"begin_offset": 0, "end_offset": 3, "train": True}],
+    },
+]
+
+
+def test_flags_of_axolotl_under_other_names_select_what_is_trained(folder):
+    write_jsonl(folder / "data" / "flagged.jsonl", [{"conversations": FLAGGED, "id": n} for n in range(4)])
+    entry = {
+        **CHAT,
+        "path": "data/flagged.jsonl",
+        "field_messages": "conversations",
+        "message_property_mappings": {"role": "from", "content": "value"},
+        "roles_to_train": [],
+        "train_on_eos": "turn",
+        "message_field_training": "learn",
+        "message_field_training_detail": "ranges",
+    }
+    config = write(folder / "a.yml", json.dumps({"base_model": "bytes", "datasets": [entry]}))
+    batchloom.prepare(config, out="store", val_fraction=0, dedup="none")
+    document = batchloom.open_store("store")[0]
+    assert document.trained_text == "Trained?Part<|endoftext|>"
+
+
 @pytest.mark.parametrize(
     ("entry", "problem"),
     [
         ({"type": "alpacca"}, "datasets[0].type: 'alpacca' is not read; did you mean 'alpaca'?"),
-        ({"type": "input_output"}, "datasets[0].type: 'input_output' is not read"),
+        ({"type": "stepwise_supervised"}, "datasets[0].type: 'stepwise_supervised' is not read"),
         ({"type": 5}, "datasets[0].type: 5 is not read"),
         ({"fild": "x"}, "datasets[0].fild: unknown setting; did you mean 'field'?"),
-        ({"roles_to_train": ["user"]}, "datasets[0].roles_to_train: ['user'] is not supported"),
-        ({"train_on_eos": "all"}, "datasets[0].train_on_eos: 'all' is not supported"),
+        ({"roles_to_train": ["usr"]}, "datasets[0].roles_to_train: 'usr' is none of system, developer, user, assist"),
+        ({"roles_to_train": "user,"}, "datasets[0].roles_to_train: 'user,' is none of"),
+        ({"roles_to_train": [5]}, "datasets[0].roles_to_train: [5] is not a list of texts"),
+        ({"train_on_eos": "every"}, "datasets[0].train_on_eos: 'every' is none of turn, all, last, none"),
+        ({"train_on_eot": "all"}, "datasets[0].train_on_eot: 'all' differs from train_on_eos, which is 'turn'"),
+        ({"message_field_training_detail": 5}, "datasets[0].message_field_training_detail: 5 is not a text"),
         ({"shards": 4}, "datasets[0].shards: 4 is not supported"),
         ({"trust_remote_code": True}, "datasets[0].trust_remote_code: True is not supported; code of data sets never"),
         ({"split": "train[10%:]"}, "datasets[0].split: 'train[10%:]' is not supported"),
@@ -482,6 +634,29 @@ def test_a_job_of_ms_swift_is_read_as_it_is(folder):
     assert list_entries(write(folder / "first.yaml", first))[0][1] == {"max_samples": 10}
 
 
+@pytest.mark.parametrize(
+    ("text", "settings", "note"),
+    [
+        ("loss_scale: default", {}, ""),
+        ("loss_scale: last_round", {"train_on": "last"}, ""),
+        ("loss_scale: all", {"train_on": "all"}, ""),
+        ("agent_template: hermes", {"tool_format": "hermes"}, ""),
+        ("agent_template: react_en", {}, "agent_template (the chat template writes the tools;"),
+        ("enable_thinking: true", {}, "enable_thinking (set the variable of the chat template"),
+        ("max_length: 512", {"max_tokens": 512}, ""),
+        ("max_length: 512\ntruncation_strategy: delete", {"max_tokens": 512}, ""),
+        ("max_length: 512\ntruncation_strategy: left", {"max_tokens": 512, "overlong": "truncate-left"}, ""),
+        ("max_length: 512\ntruncation_strategy: right", {"max_tokens": 512, "overlong": "truncate"}, ""),
+        ("max_length: 512\ntruncation_strategy: split", {"max_tokens": 512, "overlong": "split"}, ""),
+        ("truncation_strategy: left", {}, "truncation_strategy is not used without max_length"),
+    ],
+)
+def test_settings_of_ms_swift_become_settings_of_the_recipe(folder, text, settings, note):
+    request = read_request(write(folder / "swift.yaml", f"model: bytes\ndataset: data/openai.jsonl\n{text}\n"))
+    assert list_chat_settings(request.recipe) == settings
+    assert note in "".join(request.notes)
+
+
 def test_columns_of_ms_swift_name_roles(folder):
     text = "dataset: data/texts.jsonl\ncolumns: {content: query, text: response}\n"
     assert read_request(write(folder / "swift.yaml", text)).recipe.reading.mapping == {
@@ -519,6 +694,14 @@ def test_a_dataset_info_of_ms_swift_is_read(folder):
         ("dataset: a\ncolumns: {a: qury}", "columns.a: 'qury' is none of query,"),
         ("dataset: a\ndata_seed: 7", "data_seed: 7 is not supported"),
         ("dataset: a\ndataset_shufle: true", "dataset_shufle: unknown setting; did you mean 'dataset_shuffle'?"),
+        ("dataset: a\nloss_scale: hermes", "loss_scale: 'hermes' is none of default, last_round, all; weights by patt"),
+        ("dataset: a\nloss_scale: default+ignore_empty_think", "loss_scale: 'default+ignore_empty_think' is none of"),
+        ("dataset: a\nloss_scale: 2", "loss_scale: 2 is not a text"),
+        ("dataset: a\nmax_length: '5'", "max_length: '5' is not a whole number above 0"),
+        (
+            "dataset: a\ntruncation_strategy: rigth",
+            "'rigth' is none of delete, right, left, split; did you mean 'right'",
+        ),
         ("dataset: a\nsplit_dataset_ratio: 2", "split_dataset_ratio: 2 is not a share below 1"),
     ],
 )

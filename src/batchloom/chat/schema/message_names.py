@@ -11,7 +11,7 @@ from typing import Any
 from batchloom.core.errors import UnusableRecordError
 
 # Keys of a message that a mapping can name.
-NAMED_KEYS = ("role", "content", "tool_calls", "reasoning_content", "train")
+NAMED_KEYS = ("role", "content", "tool_calls", "reasoning_content", "train", "train_detail")
 # Roles whose values a mapping can name. ``system`` is the role of a column, so its value has another name.
 NAMED_ROLES = {
     "user": "user",

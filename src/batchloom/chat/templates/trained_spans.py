@@ -9,7 +9,7 @@ from batchloom.core.document import MESSAGE_ROLES, Conversation, TrainFlag, Turn
 from batchloom.core.loss_weights import MAX_LOSS_WEIGHT
 from batchloom.core.settings import suggest
 
-TRAIN_ON_RULES = ("assistant", "all", "last", "completion")
+TRAIN_ON_RULES = ("assistant", "all", "last", "completion", "flagged")
 TrainOnEos = Literal["turn", "all", "last", "none"]
 
 
@@ -60,7 +60,8 @@ def compute_trained_spans(
         rendered: its text and positions.
         train_on: ``assistant``: every assistant turn; ``last``: the last of them;
             ``completion``: everything from the body of the completion's first turn on;
-            ``all``: the complete text; or roles, separated by commas: every turn of these.
+            ``all``: the complete text; ``flagged``: only turns that their flags mark;
+            or roles, separated by commas: every turn of these.
             Generation marks of the template, if any, delimit the assistant turns.
         train_on_eos: stop tokens to train: ``turn``: those of trained turns; ``all``: those of all turns; ``last``:
             that of the last trained turn; ``none``.

@@ -13,28 +13,20 @@ from batchloom.preparation.settings.peer_keys import (
     PeerKeyReader,
     is_neutral,
     merge_values,
+    read_length_limit,
 )
 
 _SHARDS = PeerKey("refused", "give the number of records to read with split: train[:N]")
 _STEPWISE = PeerKey("refused", "step-wise supervision is not read")
 _UNKNOWN_EFFECT = PeerKey("refused", "convert the records first")
-# Weights of turns and of end tokens. ``assistant`` turns with their end tokens are what is trained without these keys.
-ROLES_TO_TRAIN = PeerKey(
-    "refused", 'only assistant turns are trained; mark others with "train": true', (["assistant"],)
-)
-TRAIN_ON_EOS = PeerKey("refused", "the end of each trained turn is trained", ("turn",))
-TRAINING_DETAIL = PeerKey("refused", 'split the messages, or mark whole turns with "train"')
 # Keys of one data set (axolotl/utils/schemas/datasets.py).
 ENTRY_KEYS = {
     **dict.fromkeys(("path", "type", "name", "split", "data_files", "ds_type", "revision"), READ),
     **dict.fromkeys(("field", "text_column", "field_messages", "field_tools", "field_thinking"), READ),
     **dict.fromkeys(("field_chosen", "field_rejected", "message_property_mappings", "roles"), READ),
     **dict.fromkeys(("message_field_role", "message_field_content", "message_field_training"), READ),
-    **dict.fromkeys(("chat_template", "chat_template_jinja"), READ),
-    "roles_to_train": ROLES_TO_TRAIN,
-    "train_on_eos": TRAIN_ON_EOS,
-    "train_on_eot": TRAIN_ON_EOS,
-    "message_field_training_detail": TRAINING_DETAIL,
+    **dict.fromkeys(("message_field_training_detail", "chat_template", "chat_template_jinja"), READ),
+    **dict.fromkeys(("roles_to_train", "train_on_eos", "train_on_eot"), READ),
     "template_thinking_key": PeerKey("refused", "templates get reasoning_content", ("reasoning_content",)),
     "split_thinking": PeerKey("refused", "write the reasoning into reasoning_content"),
     "drop_system_message": PeerKey("refused", "remove the system turns from the records"),
@@ -47,21 +39,30 @@ ENTRY_KEYS = {
 }
 # Keys that no data set of a manifest has.
 MARKER_KEYS = ENTRY_KEYS.keys() - {"path", "type", "name", "split", "revision"}
-_TEMPLATE = PeerKey("refused", "set it as the default in a template file (--template)")
 # Data settings of a configuration; its other settings are the trainer's.
 JOB_KEYS = {
     **dict.fromkeys(("datasets", "pretraining_dataset", "base_model", "tokenizer_config", "rl"), READ),
     **dict.fromkeys(("chat_template", "chat_template_jinja", "train_on_inputs", "val_set_size"), READ),
-    **dict.fromkeys(("sequence_len", "sample_packing", "eval_sample_packing"), PeerKey("unused", "of the loader")),
+    **dict.fromkeys(("chat_template_kwargs", "sequence_len", "excess_length_strategy"), READ),
+    **dict.fromkeys(("sample_packing", "eval_sample_packing"), PeerKey("unused", "of the loader")),
     **dict.fromkeys(
         ("dataset_prepared_path", "dataset_num_proc", "dataset_processes"), PeerKey("unused", "only speed")
     ),
     **dict.fromkeys(("test_datasets", "streaming"), PeerKey("unused", "another store, or of the loader")),
     "shuffle_merged_datasets": PeerKey("unused", "documents are shuffled by the loader", (True,)),
     "dataset_exact_deduplication": PeerKey("unused", "--dedup decides", (True,)),
-    "default_system_message": _TEMPLATE,
-    "chat_template_kwargs": _TEMPLATE,
+    "default_system_message": PeerKey("refused", "set it as the default in a template file (--template)"),
 }
+_OVERLONG_POLICIES = {"drop": "drop", "truncate": "truncate", "raise": "error"}
+_ALL_ROLES = "system,developer,user,assistant,tool"
+# Settings of a data set that a store has once: the key that states each, and its default.
+_COMMON_SETTINGS = {
+    "template": ("chat_template", None),
+    "train_on": ("roles_to_train", "assistant"),
+    "train_on_eos": ("train_on_eos", "turn"),
+}
+# The values of these settings by the path of each data set.
+_StatedSettings = dict[str, dict[str, str | None]]
 
 
 class _PromptType(NamedTuple):
@@ -96,9 +97,9 @@ _PROMPT_TYPES = {
 }
 _CHAT_TYPES = ("chat_template", "chat_template.default")
 _TEXT_TYPES = ("completion", "pretrain")
-_TYPES = (*_CHAT_TYPES, *_TEXT_TYPES, *_PROMPT_TYPES)
+_SEGMENTS_TYPE = "input_output"
+_TYPES = (*_CHAT_TYPES, *_TEXT_TYPES, _SEGMENTS_TYPE, *_PROMPT_TYPES)
 _REFUSED_TYPES = {
-    "input_output": "its segments are trained or not one by one; write messages with train flags",
     "stepwise_supervised": _STEPWISE.reason,
     "_synthetic": "synthetic data is the input dummy",
 }
@@ -127,9 +128,12 @@ _CUSTOM_ROLES = {
 }
 _DATA_TYPES = {"json": None, "jsonl": None, "text": None, "csv": "csv", "parquet": "parquet", "arrow": "arrow"}
 _TEMPLATES = {"chatml": "chatml", "llama3": "llama3", "alpaca": "alpaca"}
+_EOS_RULES = ("turn", "all", "last", "none")
+_TRAIN_FLAGS = ("train", "training")
 # Names of messages, and of the keys that they have here.
 _MESSAGE_PROPERTIES = ("role", "content", "tool_calls", "reasoning_content")
 _ROLE_NAMES = {"user": "user", "assistant": "assistant", "tool": "tool", "system": "system_role"}
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 _FIRST_RECORDS = re.compile(r"(\w+)\[:(\d{1,15})\]")
 
 
@@ -158,7 +162,7 @@ def translate_config(content: Mapping[str, Any]) -> PeerDatasets:
     unused = PeerKeyReader(known, "", result.problems).check(JOB_KEYS)
     if unused:
         result.notes.append(f"axolotl's settings without effect on a store: {'; '.join(unused)}")
-    templates: dict[str, str | None] = {}
+    stated: _StatedSettings = {setting: {} for setting in _COMMON_SETTINGS}
     for block, default_type in (("datasets", None), ("pretraining_dataset", "pretrain")):
         entries = content.get(block) or []
         for number, value in enumerate(entries if isinstance(entries, list) else [entries]):
@@ -168,13 +172,16 @@ def translate_config(content: Mapping[str, Any]) -> PeerDatasets:
                 result.problems.append(f"{path}: {quote_value(entry)} is not a mapping")
                 continue
             typed_entry = {**entry, "type": default_type} if entry.get("type") is None and default_type else entry
-            _translate_entry(PeerKeyReader(typed_entry, f"{path}.", result.problems), content, templates, result)
+            _translate_entry(PeerKeyReader(typed_entry, f"{path}.", result.problems), content, stated, result)
     if not result.datasets and not result.problems:
         result.problems.append("datasets: there are none; write at least one")
-    _add_template(templates, result)
+    for setting, values in stated.items():
+        _add_common_setting(setting, values, result)
     result.tokenizer = reader.text("tokenizer_config") or reader.text("base_model")
-    if reader.flag("train_on_inputs"):
-        result.settings["train_on"] = "all"
+    reader.flag("train_on_inputs")
+    if (arguments := reader.mapping("chat_template_kwargs")) is not None:
+        result.settings["template_args"] = dict(arguments.values)
+    read_length_limit(reader, "sequence_len", "excess_length_strategy", _OVERLONG_POLICIES, result)
     val_set_size = content.get("val_set_size")
     if isinstance(val_set_size, float) and 0 < val_set_size < 1:
         result.settings["val_fraction"] = val_set_size
@@ -184,7 +191,7 @@ def translate_config(content: Mapping[str, Any]) -> PeerDatasets:
 
 
 def _translate_entry(
-    reader: PeerKeyReader, content: Mapping[str, Any], templates: dict[str, str | None], result: PeerDatasets
+    reader: PeerKeyReader, content: Mapping[str, Any], stated: _StatedSettings, result: PeerDatasets
 ) -> None:
     result.notes += [f"{reader.path.rstrip('.')}: not used: {text}" for text in reader.check(ENTRY_KEYS)]
     mapping, layout = _translate_type(reader)
@@ -194,10 +201,7 @@ def _translate_entry(
         result.notes.append(
             f"{reader.path}type: axolotl writes {layout}, and batchloom the chat template; choose one with --template"
         )
-    else:
-        chat_template = PeerKeyReader({**content, **reader.values}, reader.path, reader.problems)
-        if reader.values.get("type") in _CHAT_TYPES:
-            templates[reader.path] = _choose_template(chat_template, result)
+    _state_common_settings(reader, content, mapping, stated, result)
     dataset: dict[str, Any] = {"mapping": mapping, "revision": reader.text("revision")}
     split = reader.text("split")
     if split is not None and (match := _FIRST_RECORDS.fullmatch(split)):
@@ -249,6 +253,8 @@ def _translate_type(reader: PeerKeyReader) -> tuple[dict[str, str] | None, str]:
         return None, ""
     if kind in _TEXT_TYPES:
         return {"text": reader.text("field") or reader.text("text_column") or "text"}, ""
+    if kind == _SEGMENTS_TYPE:
+        return {"segments": "segments"}, ""
     if kind in _CHAT_TYPES:
         return _translate_chat(reader, is_pair=kind == "chat_template.default"), ""
     prompt_type = _PROMPT_TYPES[kind]
@@ -286,8 +292,10 @@ def _translate_chat(reader: PeerKeyReader, *, is_pair: bool) -> dict[str, str]:
                 f"{reader.path}message_property_mappings.{key}: only {', '.join(_MESSAGE_PROPERTIES)} can have other "
                 "names"
             )
-    if (training := reader.text("message_field_training")) and training not in ("train", "training"):
+    if (training := reader.text("message_field_training")) and training not in _TRAIN_FLAGS:
         mapping["train"] = training
+    if (detail := reader.text("message_field_training_detail")) and detail != "train_detail":
+        mapping["train_detail"] = detail
     return mapping | _translate_roles(reader)
 
 
@@ -315,16 +323,67 @@ def _choose_template(reader: PeerKeyReader, result: PeerDatasets) -> str | None:
     return _TEMPLATES.get(name)
 
 
-def _add_template(templates: Mapping[str, str | None], result: PeerDatasets) -> None:
-    """Add the common template of all data sets to the settings."""
-    names = list(dict.fromkeys(templates.values()))
-    if len(names) > 1:
-        (first, first_name), (second, second_name) = (
-            next((path, name) for path, name in templates.items() if name == wanted) for wanted in names[:2]
+def _state_common_settings(
+    reader: PeerKeyReader,
+    content: Mapping[str, Any],
+    mapping: Mapping[str, str],
+    stated: _StatedSettings,
+    result: PeerDatasets,
+) -> None:
+    """Note the settings of a data set that a store has once."""
+    train_on = _choose_train_on(reader, mapping, trains_inputs=content.get("train_on_inputs") is True)
+    if train_on is not None:
+        stated["train_on"][reader.path] = train_on
+    if reader.values.get("type") in _CHAT_TYPES:
+        chat_template = PeerKeyReader({**content, **reader.values}, reader.path, reader.problems)
+        stated["template"][reader.path] = _choose_template(chat_template, result)
+        stated["train_on_eos"][reader.path] = _choose_train_on_eos(reader)
+
+
+def _choose_train_on(reader: PeerKeyReader, mapping: Mapping[str, str], *, trains_inputs: bool) -> str | None:
+    """Return what is trained of a data set; None if no setting decides about it."""
+    if not mapping or not {"text", "chosen", "label"}.isdisjoint(mapping):
+        return None
+    if reader.values.get("type") not in _CHAT_TYPES:
+        return "all" if trains_inputs else None if "segments" in mapping else "assistant"
+    names = reader.texts("roles_to_train")
+    own_roles = {name: role for role, key in _ROLE_NAMES.items() for name in mapping.get(key, "").split("|")}
+    known_roles = {role: role for role in _ALL_ROLES.split(",")} | _SHAREGPT_ROLES | own_roles
+    reader.problems += [
+        f"{reader.path}roles_to_train: {name!r} is none of {', '.join(filter(None, known_roles))}"
+        for name in names
+        if name not in known_roles
+    ]
+    if trains_inputs:
+        return _ALL_ROLES
+    if reader.values.get("roles_to_train") == []:
+        return "flagged"
+    return ",".join(dict.fromkeys(known_roles.get(name, "") for name in names)) or "assistant"
+
+
+def _choose_train_on_eos(reader: PeerKeyReader) -> str:
+    """Return the rule for the tokens that end turns, which has two names."""
+    rule = reader.choice("train_on_eos", _EOS_RULES, "turn")
+    turn_rule = reader.choice("train_on_eot", _EOS_RULES, rule)
+    if turn_rule != rule:
+        reader.problems.append(
+            f"{reader.path}train_on_eot: {turn_rule!r} differs from train_on_eos, which is {rule!r}, and one rule "
+            "decides about all tokens that end a turn; give both the same value"
+        )
+    return rule
+
+
+def _add_common_setting(setting: str, stated: Mapping[str, str | None], result: PeerDatasets) -> None:
+    """Add the common value of all data sets to the settings."""
+    key, default = _COMMON_SETTINGS[setting]
+    values = list(dict.fromkeys(stated.values()))
+    if len(values) > 1:
+        (first, first_value), (second, second_value) = (
+            next((path, value) for path, value in stated.items() if value == wanted) for wanted in values[:2]
         )
         result.problems.append(
-            f"{second}chat_template: {second_name or 'the tokenizer default'} differs from {first_name or 'that'} of "
-            f"{first.rstrip('.')}, and a store has one template; prepare two stores"
+            f"{second}{key}: {second_value or 'the tokenizer default'} differs from {first_value or 'that'} of "
+            f"{first.rstrip('.')}, and a store has one {setting}; prepare two stores"
         )
-    elif names and names[0] is not None:
-        result.settings["template"] = names[0]
+    elif values and values[0] != default:
+        result.settings[setting] = values[0]

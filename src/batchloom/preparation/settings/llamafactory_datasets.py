@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from batchloom.chat.templates import TOOL_FORMATS
 from batchloom.core.settings import quote_value, suggest
 from batchloom.core.wording import format_list
 from batchloom.preparation.settings.peer_keys import READ, PeerDatasets, PeerKey, PeerKeyReader, is_neutral
@@ -57,9 +58,12 @@ _TEMPLATE = PeerKey("unused", "the chat template decides; choose it with --templ
 # Data settings of a job (llamafactory/hparams/data_args.py); its other settings are the trainer's.
 JOB_KEYS = {
     **dict.fromkeys(("dataset", "dataset_dir", "max_samples", "train_on_prompt", "mask_history", "val_size"), READ),
-    **dict.fromkeys(("stage", "model_name_or_path"), READ),
-    **dict.fromkeys(("cutoff_len", "packing", "neat_packing", "streaming", "buffer_size"), _PLAN),
-    **dict.fromkeys(("template", "enable_thinking", "preserve_thinking", "tool_format"), _TEMPLATE),
+    **dict.fromkeys(("stage", "model_name_or_path", "enable_thinking", "tool_format"), READ),
+    **dict.fromkeys(("packing", "neat_packing", "streaming", "buffer_size"), _PLAN),
+    "cutoff_len": PeerKey(
+        "unused", "it cuts the question and the answer of each turn; --max-tokens with --overlong truncate cuts the end"
+    ),
+    **dict.fromkeys(("template", "preserve_thinking"), _TEMPLATE),
     **dict.fromkeys(("overwrite_cache", "preprocessing_batch_size", "preprocessing_num_workers"), _SPEED),
     **dict.fromkeys(("data_shared_file_system", "tokenized_path"), _SPEED),
     **dict.fromkeys(("eval_dataset", "eval_on_each_dataset", "eval_num_beams"), PeerKey("unused", "another store")),
@@ -71,6 +75,9 @@ JOB_KEYS = {
 }
 # Keys by which a job is one of LLaMA-Factory.
 JOB_MARKERS = ("dataset_dir", "stage", "finetuning_type", "cutoff_len")
+# ms-swift's name for a format is not one of LLaMA-Factory.
+_TOOL_FORMATS = tuple(name for name in TOOL_FORMATS if name != "hermes")
+_MODEL_TOOL_FORMATS = ("gemma4", "glm4_moe", "minimax1", "minimax2", "seed_oss")
 _STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto")
 
 
@@ -189,12 +196,11 @@ def translate_job(job: Mapping[str, Any], info: Mapping[str, Any]) -> PeerDatase
     names, tokenizer = list_names(reader), reader.text("model_name_or_path")
     if not names and not problems:
         problems.append("dataset: there are none; name at least one data set of dataset_info.json")
-    train_on = "all" if reader.flag("train_on_prompt") else "last" if reader.flag("mask_history") else None
+    settings = _translate_chat_settings(reader, unused)
     result = translate_dataset_info(info, names, stage=stage, max_samples=max_samples) if names else PeerDatasets()
     result.problems = [*problems, *(f"dataset_info.json: {problem}" for problem in result.problems)]
     result.tokenizer = tokenizer
-    if train_on is not None:
-        result.settings["train_on"] = train_on
+    result.settings |= settings
     val_size = job.get("val_size")
     if isinstance(val_size, float) and 0 < val_size < 1:
         result.settings["val_fraction"] = val_size
@@ -203,6 +209,27 @@ def translate_job(job: Mapping[str, Any], info: Mapping[str, Any]) -> PeerDatase
     if unused:
         result.notes.append(f"LLaMA-Factory's settings without effect on a store: {'; '.join(unused)}")
     return result
+
+
+def _translate_chat_settings(reader: PeerKeyReader, unused: list[str]) -> dict[str, Any]:
+    """Return the settings of conversations."""
+    settings: dict[str, Any] = {}
+    trains_prompts, masks_history = reader.flag("train_on_prompt"), reader.flag("mask_history")
+    if trains_prompts and masks_history:
+        reader.problems.append("mask_history: contradicts train_on_prompt; leave one of them out")
+    elif trains_prompts or masks_history:
+        settings["train_on"] = "all" if trains_prompts else "last"
+    reader.flag("enable_thinking")
+    # Missing means true. Null adds an empty thought that is not trained, as false does.
+    if reader.values.get("enable_thinking", True) in (None, False):
+        settings["template_args"] = {"enable_thinking": False}
+        unused.append("the removal of thoughts by enable_thinking (remove them from the records)")
+    tool_format = reader.text("tool_format")
+    if tool_format in _MODEL_TOOL_FORMATS:
+        unused.append("tool_format (the template of its models writes the tools)")
+    elif tool_format is not None:
+        settings["tool_format"] = reader.choice("tool_format", _TOOL_FORMATS, "")
+    return settings
 
 
 # Keys of one data set of version 1 (llamafactory/v1/utils/types.py).

@@ -137,6 +137,21 @@ class PeerKeyReader:
         return default
 
 
+def read_length_limit(
+    reader: PeerKeyReader, length_key: str, policy_key: str, policies: Mapping[str, str], result: PeerDatasets
+) -> None:
+    """Add the maximum length of a document and its policy to the settings.
+
+    The first of ``policies`` is the library's default.
+    """
+    policy = reader.choice(policy_key, tuple(policies), next(iter(policies)))
+    length = reader.number(length_key)
+    if length is not None:
+        result.settings |= {"max_tokens": length, "overlong": policies[policy]}
+    elif reader.values.get(policy_key) is not None:
+        result.notes.append(f"{policy_key} is not used without {length_key}; give --max-tokens and --overlong")
+
+
 def is_neutral(value: object) -> bool:
     """Return whether a value does the same as a missing key."""
     return any(value == neutral and isinstance(value, type(neutral)) for neutral in _NEUTRAL_VALUES)

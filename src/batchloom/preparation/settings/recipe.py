@@ -63,7 +63,7 @@ CHAT_PANEL = "Conversations"
 _DATE_CHARACTERS = len("YYYY-MM-DD")
 
 TRAIN_ON = Setting(
-    help="Turns to train on: assistant, all, last, completion, or roles such as assistant,tool.",
+    help="Turns to train on: assistant, all, last, completion, flagged, or roles such as assistant,tool.",
     check=find_train_on_problem,
     shown_default="assistant; completion for prompt-completion records",
     panel=CHAT_PANEL,
@@ -96,7 +96,8 @@ class ChatRules:
     """Rules for the conversations of one source.
 
     Attributes:
-        train_on: turns to train on: ``assistant``, ``all``, ``last``, ``completion``, or roles separated by commas.
+        train_on: turns to train on: ``assistant``, ``all``, ``last``, ``completion``, ``flagged``, or roles
+            separated by commas.
         max_tokens: maximum tokens of a conversation; None for no limit.
         overlong: policy for longer ones: ``drop``, ``truncate``, ``truncate-left``, ``truncate-turns``, ``split`` or
             ``error``.
@@ -269,8 +270,8 @@ class ChatRecipe:
         template_args: variables of the template by name; those of a record override them.
         template_date: date that the template writes, as ``YYYY-MM-DD``; None for 2024-07-26.
         tool_format: format in which tools and tool calls are written into contents; None leaves them to the template.
-        train_on: turns to train on: ``assistant``, ``all``, ``last``, ``completion``, or roles separated by commas;
-            None for the completion of prompt-completion records and the assistant's turns of others.
+        train_on: turns to train on: ``assistant``, ``all``, ``last``, ``completion``, ``flagged``, or roles separated
+            by commas; None for the completion of prompt-completion records and the assistant's turns of others.
         train_on_eos: stop tokens to train on: ``turn`` (those of trained turns), ``all`` (those of all turns),
             ``last`` (that of the last trained turn) or ``none``.
         max_tokens: maximum tokens of a conversation; None for no limit.

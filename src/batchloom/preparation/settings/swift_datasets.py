@@ -5,7 +5,14 @@ from typing import Any
 
 from batchloom.core.settings import quote_value, suggest
 from batchloom.preparation.settings.llamafactory_datasets import suggest_close
-from batchloom.preparation.settings.peer_keys import READ, PeerDatasets, PeerKey, PeerKeyReader, is_neutral
+from batchloom.preparation.settings.peer_keys import (
+    READ,
+    PeerDatasets,
+    PeerKey,
+    PeerKeyReader,
+    is_neutral,
+    read_length_limit,
+)
 
 _SPEED = PeerKey("unused", "only speed")
 _LOADER = PeerKey("unused", "of the loader")
@@ -27,18 +34,23 @@ JOB_KEYS = {
     **dict.fromkeys(("dataset", "columns", "model", "dataset_shuffle", "split_dataset_ratio", "use_hf"), READ),
     **dict.fromkeys(("val_dataset", "val_dataset_shuffle", "cached_val_dataset"), PeerKey("unused", "another store")),
     **dict.fromkeys(("dataset_num_proc", "load_from_cache_file", "download_mode", "cached_dataset"), _SPEED),
-    **dict.fromkeys(("streaming", "shuffle_buffer_size", "max_length", "packing", "packing_length"), _LOADER),
+    **dict.fromkeys(("streaming", "shuffle_buffer_size", "packing", "packing_length"), _LOADER),
     **dict.fromkeys(("interleave_prob", "stopping_strategy"), _MIXTURE),
     "data_seed": PeerKey("refused", "random records are chosen with the seed 42", (42,)),
     "strict": PeerKey("unused", "--max-bad decides"),
     "remove_unused_columns": PeerKey("unused", "columns without a role are reported", (True,)),
     "template": PeerKey("unused", "the chat template decides; choose it with --template"),
     "system": PeerKey("refused", "write a system column, or a template with this system turn"),
-    "loss_scale": PeerKey("refused", "assistant turns are trained", ("default",)),
+    **dict.fromkeys(("loss_scale", "max_length", "truncation_strategy"), READ),
+    "agent_template": PeerKey("unused", "the chat template writes the tools; --tool-format names others", ("hermes",)),
+    "enable_thinking": PeerKey("unused", "set the variable of the chat template with --template-arg"),
     "disable_auto_column_mapping": PeerKey("refused", "name the columns of each role in a manifest"),
     "custom_dataset_info": PeerKey("refused", "give the file as an input of its own"),
     **dict.fromkeys(("model_name", "model_author"), PeerKey("refused", "write the names into the records")),
 }
+# What is trained by ``loss_scale``; its other values weight parts of an answer by patterns.
+_LOSS_SCALES = {"default": None, "last_round": "last", "all": "all"}
+_OVERLONG_POLICIES = {"delete": "drop", "right": "truncate", "left": "truncate-left", "split": "split"}
 # Keys of one data set of its dataset_info.json (swift/dataset/register.py).
 ENTRY_KEYS = {
     **dict.fromkeys(("dataset_path", "hf_dataset_id", "dataset_name", "columns", "messages", "hf_revision"), READ),
@@ -78,12 +90,28 @@ def translate_job(job: Mapping[str, Any]) -> PeerDatasets:
     if not result.datasets and not result.problems:
         result.problems.append("dataset: there are none; write at least one")
     result.tokenizer = reader.text("model")
+    _translate_loss_scale(reader, result)
+    if job.get("agent_template") == "hermes":
+        result.settings["tool_format"] = "hermes"
+    read_length_limit(reader, "max_length", "truncation_strategy", _OVERLONG_POLICIES, result)
     ratio = job.get("split_dataset_ratio")
     if isinstance(ratio, float) and 0 < ratio < 1:
         result.settings["val_fraction"] = ratio
     elif not is_neutral(ratio) and ratio != 0.0:
         result.problems.append(f"split_dataset_ratio: {quote_value(ratio)} is not a share below 1")
     return result
+
+
+def _translate_loss_scale(reader: PeerKeyReader, result: PeerDatasets) -> None:
+    """Add what is trained to the settings."""
+    name = reader.text("loss_scale", "default")
+    if name not in _LOSS_SCALES:
+        result.problems.append(
+            f"loss_scale: {quote_value(name)} is none of {', '.join(_LOSS_SCALES)}; weights by patterns are not "
+            "supported, so write train flags or weights into the messages"
+        )
+    elif (train_on := _LOSS_SCALES[name]) is not None:
+        result.settings["train_on"] = train_on
 
 
 def _translate_name(name: str, count_key: str, reader: PeerKeyReader) -> list[dict[str, Any]]:
