@@ -413,7 +413,7 @@ CHANGING_MODULES = {
 SYNTHETIC_DATA_READERS = {"store/read/synthetic_store.py", "preparation/synthetic_run.py"}
 DRAWING_MODULES = {
     # Draws the numbers of a sample of records, as ms-swift draws them.
-    "sources/files/record_sample.py",
+    "sources/files/part_stream.py",
     "train/model/gpt_model.py",
     "train/demo_run.py",
     "examples/job.py",

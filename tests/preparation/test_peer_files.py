@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -455,6 +456,10 @@ def test_the_template_of_axolotl_is_that_of_the_recipe(folder):
     write(folder / "t.jinja", "{{ messages }}")
     jinja = text.format("jinja\nchat_template_jinja: t.jinja", "")
     assert read_request(write(folder / "a.yml", jinja)).recipe.chat.template == "t.jinja"
+    (folder / "job").mkdir()
+    (folder / "t.jinja").rename(folder / "job" / "t.jinja")
+    adjacent = read_request(write(folder / "job" / "a.yml", jinja.replace("data/", "../data/"))).recipe.chat.template
+    assert Path(adjacent) == folder / "job" / "t.jinja"
     two = text.format("chatml", "}, {path: data/dialogs.jsonl, type: chat_template, chat_template: llama3")
     with pytest.raises(
         SettingsError, match=r"datasets\[1\].chat_template: llama3 differs from chatml of datasets\[0\]"

@@ -222,7 +222,7 @@ def hoist_common_settings(
 # ms-swift's number of random records after the name of a data set; int() takes at most 4,300 digits.
 _SAMPLE_PATTERN = re.compile(r"(.+)#([0-9]{1,18})", re.DOTALL)
 # The file with the data sets of LLaMA-Factory or ms-swift, and names of some of them.
-_DATASET_INFO_PATTERN = re.compile(r"(.*/)?[^/:]*dataset_info\.json(:.*)?", re.DOTALL)
+_DATASET_INFO_PATTERN = re.compile(r"(.*/)?dataset_info\.json(:.*)?", re.DOTALL)
 _MANIFEST_SUFFIXES = (".yaml", ".yml")
 
 

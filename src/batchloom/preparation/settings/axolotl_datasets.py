@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from batchloom.core.settings import quote_value, suggest
-from batchloom.preparation.settings.llamafactory_datasets import suggest_close
 from batchloom.preparation.settings.peer_keys import (
     READ,
     PeerDatasets,
@@ -14,6 +13,7 @@ from batchloom.preparation.settings.peer_keys import (
     is_neutral,
     merge_values,
     read_length_limit,
+    suggest_close,
 )
 
 _SHARDS = PeerKey("refused", "give the number of records to read with split: train[:N]")
@@ -185,7 +185,7 @@ def translate_config(content: Mapping[str, Any]) -> PeerDatasets:
     val_set_size = content.get("val_set_size")
     if isinstance(val_set_size, float) and 0 < val_set_size < 1:
         result.settings["val_fraction"] = val_set_size
-    elif not is_neutral(val_set_size) and val_set_size != 0.0:
+    elif not is_neutral(val_set_size):
         result.notes.append("val_set_size is a number of records, and not used; give a share with --val-fraction")
     return result
 

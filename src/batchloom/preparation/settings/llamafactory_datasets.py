@@ -6,7 +6,14 @@ from typing import Any
 from batchloom.chat.templates import TOOL_FORMATS
 from batchloom.core.settings import quote_value, suggest
 from batchloom.core.wording import format_list
-from batchloom.preparation.settings.peer_keys import READ, PeerDatasets, PeerKey, PeerKeyReader, is_neutral
+from batchloom.preparation.settings.peer_keys import (
+    READ,
+    PeerDatasets,
+    PeerKey,
+    PeerKeyReader,
+    is_neutral,
+    suggest_close,
+)
 
 _OTHER_HUB = PeerKey("refused", "only the Hugging Face Hub is read; download the data and write file_name")
 # Keys of one data set (llamafactory/data/parser.py).
@@ -69,7 +76,7 @@ JOB_KEYS = {
     **dict.fromkeys(("eval_dataset", "eval_on_each_dataset", "eval_num_beams"), PeerKey("unused", "another store")),
     "mix_strategy": PeerKey("unused", "mix stores with train --mixture", ("concat",)),
     "interleave_probs": PeerKey("unused", "mix stores with train --mixture"),
-    "media_dir": PeerKey("unused", "media lie next to the data, or in --media-folder"),
+    "media_dir": PeerKey("unused", "media lie next to the data, or in --data-folder"),
     "ignore_pad_token_for_loss": PeerKey("unused", "there are no padding tokens", (True,)),
     "default_system": PeerKey("refused", "write a system column or a template with this system turn"),
 }
@@ -280,19 +287,3 @@ def translate_v1_dataset_info(content: Mapping[str, Any]) -> PeerDatasets:
 def list_names(reader: PeerKeyReader) -> list[str]:
     """Return the names of the data sets of a job, also separated by commas."""
     return [name.strip() for text in reader.texts("dataset") for name in text.split(",") if name.strip()]
-
-
-def suggest_close(key: str, known_keys: Mapping[str, PeerKey]) -> str:
-    """Return the hint for a key with one wrong letter; else an empty text."""
-    hint = suggest(key, known_keys)
-    return hint if any(_differ_by_a_letter(key, known) for known in known_keys) else ""
-
-
-def _differ_by_a_letter(first: str, second: str) -> bool:
-    if abs(len(first) - len(second)) > 1 or min(len(first), len(second)) < 5:
-        return False
-    start = next(
-        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
-    tails = first[start:], second[start:]
-    return tails[0][1:] == tails[1] or tails[0] == tails[1][1:] or tails[0][1:] == tails[1][1:]

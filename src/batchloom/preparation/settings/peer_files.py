@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from batchloom.chat import TEMPLATE_NAMES
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.settings import quote_value
@@ -15,7 +16,7 @@ from batchloom.preparation.settings.config_location import ConfigLocation
 from batchloom.preparation.settings.peer_keys import PeerDatasets
 
 DATASET_INFO = "dataset_info.json"
-_INFO_PATTERN = re.compile(r"((?:.*/)?[^/:]*dataset_info\.json)(?::(.*))?", re.DOTALL)
+_INFO_PATTERN = re.compile(r"((?:.*/)?dataset_info\.json)(?::(.*))?", re.DOTALL)
 # Keys of the file of this name in a folder of save_to_disk.
 _SAVED_KEYS = {"features", "builder_name", "citation"}
 _REMOTE_FOLDERS = ("ONLINE", "REMOTE:")
@@ -89,7 +90,10 @@ def _make_values(path: Path, peer: PeerDatasets, base: Path) -> PeerFile:
     datasets = [_locate_dataset(dataset, base.parent, peer.problems) for dataset in peer.datasets]
     settings = dict(peer.settings)
     if isinstance(template := settings.get("template"), str):
-        settings["template"] = _resolve_from_current_folder(template, base.parent)
+        # A template is a name or a file: in the current folder, else next to the configuration.
+        adjacent = base.parent / template
+        if template not in TEMPLATE_NAMES and not Path(template).exists() and adjacent.is_file():
+            settings["template"] = str(adjacent)
     if peer.problems:
         raise SettingsError([f"{path}: {problem}" for problem in peer.problems])
     values: dict[str, Any] = {"datasets": datasets}
@@ -107,7 +111,7 @@ def _locate_dataset(dataset: Mapping[str, Any], folder: Path, problems: list[str
     located = dict(dataset)
     path, repository = str(located["path"]) if "path" in located else "", located.pop("repository", None)
     if repository is not None:
-        is_folder = Path(_resolve_from_current_folder(repository, folder)).is_dir()
+        is_folder = (folder / _resolve_from_current_folder(repository, folder)).is_dir()
         revision = f"@{located.pop('revision')}" if located.get("revision") else ""
         located["path"] = path if is_folder else f"hf://datasets/{repository}{revision}/{path}"
         located.pop("split", None)

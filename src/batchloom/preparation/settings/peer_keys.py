@@ -1,6 +1,6 @@
 """Keys of other libraries' files.
 
-One table per library and kind of file says what becomes of each key.
+One table per library and kind of file gives the treatment of each key.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from batchloom.core.settings import quote_value, suggest
 
 # Values that do the same as a missing key.
-_NEUTRAL_VALUES: tuple[Any, ...] = (None, False, "", [], {}, 0)
+_NEUTRAL_VALUES: tuple[Any, ...] = (None, False, "", [], {}, 0, 0.0)
 
 
 class PeerKey(NamedTuple):
@@ -56,7 +56,7 @@ class PeerKeyReader:
 
     Attributes:
         values: the mapping.
-        path: its place in the file, with a final dot; empty at the top.
+        path: its path in the file, with a final dot; empty at the top.
         problems: list that receives the problems.
     """
 
@@ -160,3 +160,19 @@ def is_neutral(value: object) -> bool:
 def merge_values(values: list[str]) -> str:
     """Return several values of a role in the form of a column mapping."""
     return "|".join(dict.fromkeys(values))
+
+
+def suggest_close(key: str, known_keys: Mapping[str, PeerKey]) -> str:
+    """Return the hint for a key with one wrong letter; else an empty text."""
+    hint = suggest(key, known_keys)
+    return hint if any(_differ_by_a_letter(key, known) for known in known_keys) else ""
+
+
+def _differ_by_a_letter(first: str, second: str) -> bool:
+    if abs(len(first) - len(second)) > 1 or min(len(first), len(second)) < 5:
+        return False
+    start = next(
+        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+    tails = first[start:], second[start:]
+    return tails[0][1:] == tails[1] or tails[0] == tails[1][1:] or tails[0][1:] == tails[1][1:]

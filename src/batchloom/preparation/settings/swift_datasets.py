@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchloom.core.settings import quote_value, suggest
-from batchloom.preparation.settings.llamafactory_datasets import suggest_close
 from batchloom.preparation.settings.peer_keys import (
     READ,
     PeerDatasets,
@@ -12,6 +11,7 @@ from batchloom.preparation.settings.peer_keys import (
     PeerKeyReader,
     is_neutral,
     read_length_limit,
+    suggest_close,
 )
 
 _SPEED = PeerKey("unused", "only speed")
@@ -97,7 +97,7 @@ def translate_job(job: Mapping[str, Any]) -> PeerDatasets:
     ratio = job.get("split_dataset_ratio")
     if isinstance(ratio, float) and 0 < ratio < 1:
         result.settings["val_fraction"] = ratio
-    elif not is_neutral(ratio) and ratio != 0.0:
+    elif not is_neutral(ratio):
         result.problems.append(f"split_dataset_ratio: {quote_value(ratio)} is not a share below 1")
     return result
 

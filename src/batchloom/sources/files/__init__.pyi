@@ -3,6 +3,11 @@ from .file_opening import (
     get_pinned_revision as get_pinned_revision,
     get_suffix as get_suffix,
 )
-from .part_stream import PartStart as PartStart, Source as Source, open_source as open_source
-from .record_sample import RecordSample as RecordSample, choose_random_records as choose_random_records
+from .part_stream import (
+    PartStart as PartStart,
+    RecordSample as RecordSample,
+    Source as Source,
+    choose_random_records as choose_random_records,
+    open_source as open_source,
+)
 from .spool import Spool as Spool
