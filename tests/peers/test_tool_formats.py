@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from batchloom.chat import RenderError
 from batchloom.chat.templates import TOOL_FORMATS, write_tools
 from batchloom.core.document import Conversation
 from peers.tool_cases import CALLS, TOOLS
@@ -48,3 +49,16 @@ def test_calls_are_those_of_llama_factory(name, case, arguments):
 
 def test_every_format_is_offered_or_left_out():
     assert RECORDED.keys() - TOOL_FORMATS.keys() == LEFT_OUT
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [[1], {"properties": [1]}, {"properties": {"b": 5}}, {"properties": {"b": {"enum": 4}}}, {"required": "b"}],
+)
+def test_parameters_that_are_no_schema_are_a_fault_of_the_record(parameters):
+    if isinstance(parameters, dict):
+        parameters = {"properties": {"b": {"type": "string"}}, **parameters}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    conversation = Conversation([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], [tool])
+    with pytest.raises(RenderError, match="of a tool holds"):
+        write_tools(conversation, TOOL_FORMATS["default"], dt.date(2024, 7, 26))

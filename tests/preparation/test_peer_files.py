@@ -458,7 +458,8 @@ def test_the_template_of_axolotl_is_that_of_the_recipe(folder):
     assert read_request(write(folder / "a.yml", jinja)).recipe.chat.template == "t.jinja"
     (folder / "job").mkdir()
     (folder / "t.jinja").rename(folder / "job" / "t.jinja")
-    adjacent = read_request(write(folder / "job" / "a.yml", jinja.replace("data/", "../data/"))).recipe.chat.template
+    config = write(folder / "job" / "a.yml", jinja.replace("data/", f"{folder}/data/"))
+    adjacent = read_request(config).recipe.chat.template
     assert Path(adjacent) == folder / "job" / "t.jinja"
     two = text.format("chatml", "}, {path: data/dialogs.jsonl, type: chat_template, chat_template: llama3")
     with pytest.raises(

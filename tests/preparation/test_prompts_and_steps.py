@@ -184,6 +184,8 @@ def test_inputs_that_cannot_be_prepared_together(tmp_path):
     write_jsonl(tmp_path / "steps.jsonl", STEP_ROWS)
     with pytest.raises(InputError, match="holds answers with labelled steps"):
         batchloom.prepare(tmp_path / "steps.jsonl", out=tmp_path / "out", append=True, prompts=False, carry=())
+    with pytest.raises(InputError, match="carries answer, number, tags, but level are requested"):
+        batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", append=True, carry="level")
     (tmp_path / "mixed").mkdir()
     write_jsonl(tmp_path / "mixed/a.jsonl", STEP_ROWS)
     write_jsonl(tmp_path / "mixed/b.jsonl", [{"text": "t"}])

@@ -66,7 +66,7 @@ def test_a_number_of_records_is_read_of_every_format(tmp_path, name):
     entry = {"path": str(tmp_path / name)}
     result, texts = prepare(DatasetConfig(datasets=[{**entry, "max_samples": 100}]), tmp_path / "first")
     assert texts == TEXTS[:100]
-    assert f"{name}: its first 100 records are read." in result.notes
+    assert f"{name}: at most its first 100 records are read." in result.notes
     result, texts = prepare(DatasetConfig(datasets=[{**entry, "num_samples": 100}]), tmp_path / "random")
     assert texts == choose(300, 100)
     assert f"{name}: 100 of its 300 records are read, chosen at random." in result.notes

@@ -18,6 +18,7 @@ from batchloom.preparation.documents.token_encoder import make_duplicate_keys
 from batchloom.preparation.report.report import read_report
 from batchloom.preparation.rerun import hash_recorded_parts, make_report_sources
 from batchloom.preparation.settings.media_recipe import compute_processor_fingerprint
+from batchloom.preparation.settings.read_recipe import parse_carried
 from batchloom.preparation.settings.recipe import DedupRecipe, Recipe, recipe_to_plain
 from batchloom.preparation.units.work_folder import WorkFolder
 from batchloom.sources import SourceListing
@@ -76,6 +77,15 @@ def check_same_recipe(
         raise StoreConflictError(
             f"{out} has processor {stored_value}, but {requested_value} is requested: a store has one processor. "
             "Give the processor it was made with (--processor), or prepare another store."
+        )
+    stored_names, requested_names = (
+        sorted(parse_carried(item)[0] for item in carry)
+        for carry in ((base.recipe.get("reading") or {}).get("carry") or (), recipe.reading.carry)
+    )
+    if recipe.reading.prompts and base.preferences == "prompts" and stored_names != requested_names:
+        raise StoreConflictError(
+            f"{out} carries {', '.join(stored_names) or 'no columns'}, but {', '.join(requested_names) or 'none'} "
+            "are requested: all prompts of a store carry the same columns. Name them with --carry NAME=COLUMN."
         )
     if choose_token_dtype(recipe.dtype, base.tokenizer.vocab_size) != base.dtype:
         raise StoreConflictError(

@@ -121,6 +121,8 @@ def _find_name_problems(sources: Sequence[SourceRecipe], names: Sequence[str]) -
         for source, name in zip(sources, names, strict=True)
         if not _NAME_PATTERN.fullmatch(name)
     ]
+    if MIXTURE_NAME in names:
+        problems.append(f"inputs: {MIXTURE_NAME!r} is the name of the mixture file; give the data set another name")
     problems += [
         f"inputs: {count} are called {name!r}; give each a name: in a manifest"
         for name, count in Counter(names).items()

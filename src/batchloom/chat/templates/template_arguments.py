@@ -86,6 +86,8 @@ def parse_template_arguments(value: object) -> object:
             problems.append(f"template_args: {quote_value(text)} is not NAME=VALUE")
         elif name.strip() in arguments:
             problems.append(f"template_args: {name.strip()} is given twice; give it once")
+        elif content.lstrip().startswith(("{", "[")) and _parse_value(content) == content:
+            problems.append(f"template_args: {name.strip()} is {quote_value(content)}, which is not valid JSON")
         else:
             arguments[name.strip()] = _parse_value(content)
     raise_problems(problems)

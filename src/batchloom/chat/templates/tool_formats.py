@@ -15,6 +15,7 @@ from batchloom.chat.templates.chat_template import RenderError
 from batchloom.chat.templates.turn_positions import ASSISTANT
 from batchloom.core.document import Conversation, TrainFlag
 from batchloom.core.errors import TemplateError
+from batchloom.core.wording import describe_json_type
 
 Tool = dict[str, Any]
 
@@ -83,13 +84,26 @@ def _write_default_tools(tools: Sequence[Tool], _date: dt.date) -> str:
     )
 
 
+def _get_value(values: dict[str, Any], key: str, kind: type[Any]) -> Any:
+    """Return a value of a tool's parameters, empty if there is none; raise if it is of another type."""
+    value = values.get(key) or kind()
+    if not isinstance(value, kind):
+        raise RenderError(
+            f"{key} of a tool holds {describe_json_type(value)}, which --tool-format default cannot describe; write "
+            "the parameters as JSON Schema"
+        )
+    return value
+
+
 def _describe_parameters(function: Tool) -> list[str]:
-    parameters = function.get("parameters") or {}
+    parameters = _get_value(function, "parameters", dict)
+    properties = _get_value(parameters, "properties", dict)
     lines = []
-    for name, parameter in (parameters.get("properties") or {}).items():
-        required = ", required" if name in (parameters.get("required") or ()) else ""
-        choices = parameter.get("enum")
-        items = parameter.get("items")
+    for name in properties:
+        parameter = _get_value(properties, name, dict)
+        required = ", required" if name in _get_value(parameters, "required", list) else ""
+        choices = _get_value(parameter, "enum", list)
+        items = _get_value(parameter, "items", dict)
         lines.append(
             f"  - {name} ({parameter.get('type', '')}{required}): {parameter.get('description', '')}"
             + (f", should be one of [{', '.join(map(str, choices))}]" if choices else "")

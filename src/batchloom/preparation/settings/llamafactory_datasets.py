@@ -86,6 +86,7 @@ JOB_MARKERS = ("dataset_dir", "stage", "finetuning_type", "cutoff_len")
 _TOOL_FORMATS = tuple(name for name in TOOL_FORMATS if name != "hermes")
 _MODEL_TOOL_FORMATS = ("gemma4", "glm4_moe", "minimax1", "minimax2", "seed_oss")
 _STAGES = ("pt", "sft", "rm", "ppo", "dpo", "kto")
+_RANKING_STAGES = ("rm", "dpo")
 
 
 def translate_dataset_info(
@@ -203,6 +204,12 @@ def translate_job(job: Mapping[str, Any], info: Mapping[str, Any]) -> PeerDatase
     names, tokenizer = list_names(reader), reader.text("model_name_or_path")
     if not names and not problems:
         problems.append("dataset: there are none; name at least one data set of dataset_info.json")
+    problems += [
+        f"{name}: a data set {'with' if ranks else 'without'} ranking does not fit stage {stage}; LLaMA-Factory trains "
+        "rankings in the stages rm and dpo alone"
+        for name in names
+        if (ranks := bool(_get_entry(info, name).get("ranking"))) != (stage in _RANKING_STAGES) and name in info
+    ]
     settings = _translate_chat_settings(reader, unused)
     result = translate_dataset_info(info, names, stage=stage, max_samples=max_samples) if names else PeerDatasets()
     result.problems = [*problems, *(f"dataset_info.json: {problem}" for problem in result.problems)]
@@ -216,6 +223,11 @@ def translate_job(job: Mapping[str, Any], info: Mapping[str, Any]) -> PeerDatase
     if unused:
         result.notes.append(f"LLaMA-Factory's settings without effect on a store: {'; '.join(unused)}")
     return result
+
+
+def _get_entry(info: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    entry = info.get(name)
+    return entry if isinstance(entry, dict) else {}
 
 
 def _translate_chat_settings(reader: PeerKeyReader, unused: list[str]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def _find_ignore_problem(ignore: object) -> str:
     return "" if is_list else "is no list of names; give columns or message keys"
 
 
-def _parse_carried(item: str) -> tuple[str, str]:
+def parse_carried(item: str) -> tuple[str, str]:
     """Return the name and the column of an item of ``carry``."""
     name, equals, column = (part.strip() for part in item.partition("="))
     return (name, column) if equals else (name, name)
@@ -109,7 +109,7 @@ def _parse_carried(item: str) -> tuple[str, str]:
 def _find_carry_problem(carry: object) -> str:
     if not isinstance(carry, tuple) or not all(map(is_text, carry)):
         return "is no list of columns; write NAME or NAME=COLUMN"
-    items = [_parse_carried(item) for item in carry]
+    items = [parse_carried(item) for item in carry]
     names = [name for name, _ in items]
     if not all(name and column for name, column in items):
         return "has an item without a name; write NAME or NAME=COLUMN"
@@ -219,7 +219,7 @@ class ReadRecipe:
     @property
     def carried_columns(self) -> dict[str, str] | None:
         """Columns that prompts carry, by name; None if records are read completely."""
-        return dict(map(_parse_carried, self.carry)) if self.prompts else None
+        return dict(map(parse_carried, self.carry)) if self.prompts else None
 
     def rules(self, limits: ReadLimits) -> ReadRules:
         """Return the rules that sources need."""
