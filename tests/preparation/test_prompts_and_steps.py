@@ -10,7 +10,7 @@ import pytest
 
 import batchloom
 from batchloom import InputError, SettingsError
-from batchloom.core.errors import SchemaError, StoreError
+from batchloom.core.errors import SchemaError, StoreConflictError, StoreError
 from batchloom.store import (
     LabelledAnswers,
     LabelledSteps,
@@ -184,7 +184,7 @@ def test_inputs_that_cannot_be_prepared_together(tmp_path):
     write_jsonl(tmp_path / "steps.jsonl", STEP_ROWS)
     with pytest.raises(InputError, match="holds answers with labelled steps"):
         batchloom.prepare(tmp_path / "steps.jsonl", out=tmp_path / "out", append=True, prompts=False, carry=())
-    with pytest.raises(InputError, match="carries answer, number, tags, but level are requested"):
+    with pytest.raises(StoreConflictError, match="carries the columns answer, number, tags, and --carry names level"):
         batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", append=True, carry="level")
     (tmp_path / "mixed").mkdir()
     write_jsonl(tmp_path / "mixed/a.jsonl", STEP_ROWS)

@@ -84,8 +84,9 @@ def check_same_recipe(
     )
     if recipe.reading.prompts and base.preferences == "prompts" and stored_names != requested_names:
         raise StoreConflictError(
-            f"{out} carries {', '.join(stored_names) or 'no columns'}, but {', '.join(requested_names) or 'none'} "
-            "are requested: all prompts of a store carry the same columns. Name them with --carry NAME=COLUMN."
+            f"{out} carries the columns {', '.join(stored_names) or 'none'}, and --carry names "
+            f"{', '.join(requested_names) or 'none'}: all prompts of a store carry the same columns. Rename them with "
+            "--carry NAME=COLUMN."
         )
     if choose_token_dtype(recipe.dtype, base.tokenizer.vocab_size) != base.dtype:
         raise StoreConflictError(

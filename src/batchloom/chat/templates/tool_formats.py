@@ -85,7 +85,7 @@ def _write_default_tools(tools: Sequence[Tool], _date: dt.date) -> str:
 
 
 def _get_value(values: dict[str, Any], key: str, kind: type[Any]) -> Any:
-    """Return a value of a tool's parameters, empty if there is none; raise if it is of another type."""
+    """Return a value of a tool's schema, empty if there is none; check its type."""
     value = values.get(key) or kind()
     if not isinstance(value, kind):
         raise RenderError(

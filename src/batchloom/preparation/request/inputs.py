@@ -175,10 +175,8 @@ def _choose_records(sources: Sequence[Source], settings: SourceRecipe, rules: Re
             break
     if not is_random:
         sampled_sources = [replace(source, sample=sample) for source, sample in zip(sources, chosen, strict=False)]
-        return (
-            sampled_sources,
-            f"at most its first {format_count(count, 'record')} {'is' if count == 1 else 'are'} read",
-        )
+        verb = "is" if count == 1 else "are"
+        return sampled_sources, f"at most its first {format_count(count, 'record')} {verb} read"
     if count >= before:
         few = f", fewer than {count:,}" if count > before else ""
         return list(sources), f"all of its {format_count(before, 'record')} are read once{few}"
