@@ -55,6 +55,7 @@ RECORDS = {
 }
 # For each unsupported key, a value that changes training in the library that defines it.
 EFFECTIVE = {
+    "label": "good",
     "mask": "Assistant",
     "weight": 0.5,
     "loss_scale": 2,
@@ -253,6 +254,14 @@ def test_a_kto_tag_is_a_label(value):
     assert read_record({"messages": TALK, "label": "math", "kto_tag": value}) == expected
     with pytest.raises(SchemaError, match="'kto_tag' is not supported .LLaMA-Factory"):
         read_record({"messages": TALK, "label": True, "kto_tag": value})
+
+
+def test_labels_in_words_are_not_trained_as_answers():
+    rows = [{"prompt": f"q{n}", "completion": "a", "label": ("good", "Bad")[n % 2]} for n in range(9)]
+    with pytest.raises(SchemaError, match="'label' is not supported .TRL: labels the answer .*write true or false"):
+        detect_schema(rows)
+    assert detect_schema([{**row, "label": "math"} for row in rows]).kind == "conversation"
+    assert detect_schema(rows, ignore=["label"]).kind == "conversation"
 
 
 @pytest.mark.parametrize("value", ["maybe", True])

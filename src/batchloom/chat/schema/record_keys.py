@@ -92,6 +92,14 @@ _PAIR_KEY = UnsupportedKey(
 )
 _SWIFT_PAIR_KEY = _PAIR_KEY._replace(library="ms-swift")
 _KTO_TAG = UnsupportedKey("LLaMA-Factory", "labels the answer good or bad", "name it with --map label=kto_tag")
+# Texts of a label that judge an answer. Other texts are classes of some other task.
+_JUDGEMENTS = frozenset(("good", "bad", "chosen", "rejected", "accepted", "desirable", "undesirable"))
+_TEXT_LABEL = UnsupportedKey(
+    "TRL",
+    "labels the answer good or bad",
+    "write true or false",
+    is_neutral=lambda value: not (isinstance(value, str) and value.strip().lower() in _JUDGEMENTS),
+)
 _GROUNDING = UnsupportedKey(
     "ms-swift", "replaces <ref-object> and <bbox> in the contents", "write the values into the contents"
 )
@@ -169,6 +177,7 @@ COLUMN_TABLES: dict[SchemaKind, KeyTable] = {
         _METADATA,
         {
             **_ANY_CONVERSATION,
+            "label": _TEXT_LABEL,
             "chosen": _PAIR_KEY,
             "rejected": _PAIR_KEY,
             "rejected_response": _SWIFT_PAIR_KEY,
