@@ -107,10 +107,15 @@ def _check_documents_whole(
 
 
 def _read_limits(store: Store) -> MediaLimits:
-    recipe = store.manifest.recipe if store.manifest else {}
-    media_settings = (recipe.get("reading") or {}).get("media") or {}
+    reading = store.manifest.recipe.get("reading") if store.manifest else None
+    media_settings = reading.get("media") if isinstance(reading, dict) else None
+    if not isinstance(media_settings, dict | None):
+        raise StoreError(
+            f"The manifest of {store.location.name} has media settings that are no mapping. The store is damaged: "
+            "restore its manifest from the original store."
+        )
     limit_names = {field.name for field in fields(MediaLimits)}
-    return MediaLimits(**{name: value for name, value in media_settings.items() if name in limit_names})
+    return MediaLimits(**{name: value for name, value in (media_settings or {}).items() if name in limit_names})
 
 
 class MediaCheckBatch(NamedTuple):
