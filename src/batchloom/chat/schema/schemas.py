@@ -161,7 +161,7 @@ _PROMPT_OPTIONAL_COLUMNS = {
     "tools": _TOOLS_COLUMNS,
     "template_args": _TEMPLATE_ARGS_COLUMNS,
 }
-# The forms of records of which only the prompts are read.
+# Forms for --prompts, which reads no answers.
 PROMPT_RULES = (
     FormRule(
         "prompt",

@@ -34,7 +34,7 @@ class RecordSample:
 
     Attributes:
         count: number of records of the input that are read.
-        total: number of records of the input, of which random ones are read; None to read the first ones.
+        total: number of records of the input, from which random ones are drawn; None to read the first ones.
         before: number of records of the input in earlier sources.
     """
 

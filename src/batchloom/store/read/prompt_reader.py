@@ -70,7 +70,7 @@ class LabelledSteps:
     """Map-style dataset of answers with labelled steps, for process reward models.
 
     ``steps[n]`` is a dict of ``input_ids`` and ``labels``, the input of a token classifier as TRL's ``PRMTrainer`` and
-    axolotl prepare it: a label is 1 or 0 at the last token of each step, and -100 elsewhere.
+    axolotl prepare it: a label is 1 or 0 at the last token of each step, and -100 at all other tokens.
 
     Args:
         store: an open store of answers with labelled steps.
