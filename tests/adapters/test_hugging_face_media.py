@@ -90,11 +90,13 @@ def train_with_torch(family, name, form, steps):
 FORMS = {"gemma3": partial(add_image_masks, sliding_window=TEXT_WINDOW)}
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "gemma3", "qwen2_audio"])
-def test_a_trainer_trains_on_the_batches_with_their_media(families, tmp_path, name):
+@pytest.mark.parametrize(("name", "workers"), [("llava", 0), ("qwen2_vl", 1), ("gemma3", 1), ("qwen2_audio", 0)])
+def test_a_trainer_trains_on_the_batches_with_their_media(families, tmp_path, name, workers):
     family, form = families[name], FORMS.get(name)
-    trainer = make_trainer(family, name, tmp_path, form)
+    trainer = make_trainer(family, name, tmp_path, form, dataloader_num_workers=workers)
     trainer.train()
+    in_segments = "memfd:batchloom-batch" in Path("/proc/self/maps").read_text()
+    assert in_segments == bool(workers)
     loader = batchloom.Loader(family.store, **SIZES, steps=STEPS, rank=0, world_size=1)
     micro_batches = [part for step in range(STEPS) for part in loader[step].split(1)]
     assert len(trainer.recorded) == len(micro_batches)

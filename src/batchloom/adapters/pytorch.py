@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from batchloom.adapters.worker_memory import SharedDict
 from batchloom.batches import Batch, Loader, add_augment_state
 from batchloom.batches.assembly import remove_augment_state
 from batchloom.batches.loading import LoaderTemplate, lose_track
@@ -94,7 +95,7 @@ class _WorkerBatch(Batch):
         return _WorkerBatch(self, self._token)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _receive, (self._token, dict(self), self.step, self.origin, self.layout)
+        return _receive, (self._token, SharedDict(self), self.step, self.origin, self.layout)
 
 
 def _receive(token: str, *parts: Any) -> Batch:

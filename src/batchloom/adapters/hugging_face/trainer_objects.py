@@ -27,6 +27,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.data import get_worker_info
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
@@ -35,6 +36,7 @@ from batchloom.adapters.isolation_check import check_no_leak, get_logits
 from batchloom.adapters.logging import SendMetrics
 from batchloom.adapters.pytorch import LoaderDataset
 from batchloom.adapters.weighted_loss import sum_token_losses
+from batchloom.adapters.worker_memory import SharedDict
 from batchloom.batches import IGNORE_INDEX, Batch, Loader, Meter, get_token_reader
 from batchloom.core.errors import InputError, SettingsError, StateError, TrainError
 from batchloom.core.settings import as_int, quote_value
@@ -73,7 +75,8 @@ class MicroBatchCollator:
                 f"The collator was given {len(items)} rows of {type(items[0]).__name__} and needs a micro-batch of "
                 "this adapter's dataset: give parts.dataset (parts.eval_dataset) and parts.collator together."
             )
-        return dict(items[0] if self._form is None else self._form(items[0]))
+        model_inputs = items[0] if self._form is None else self._form(items[0])
+        return dict(model_inputs) if get_worker_info() is None else SharedDict(model_inputs)
 
 
 @dataclass(frozen=True, slots=True)
