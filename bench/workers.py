@@ -2,11 +2,12 @@
 
     python bench/workers.py [--workers 0 1 2 4] [--rounds 3] [--seconds 3] [--against OTHER/src]
 
-Prints medians in ms a batch of [32, 2048] tokens, cache warm, by the number of workers; ``--against`` also measures
-another source tree in the same run, each in a process of its own, in turn.
+Prints medians in ms a batch of [32, 2048] tokens, cache warm, by the number of workers, and the same for a DataLoader
+of plain numbers. ``--against`` also measures another source tree. Each runs in a process of its own, in turn.
 """
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -29,18 +30,31 @@ def read_processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(store: Path, workers: int, seconds: float) -> dict[str, float]:
-    """Measure ms a batch: by the clock, of the consumer and of all workers."""
-    from torch.utils.data import DataLoader
+def make_dataset(store: str):
+    """Return the batches of a store; plain numbers without one."""
+    from torch.utils.data import IterableDataset
 
     import batchloom
     from batchloom.adapters.pytorch import LoaderIterable
 
-    warnings.simplefilter("ignore")  # torch warns of more workers than cores
+    class Numbers(IterableDataset):
+        def __iter__(self):
+            return itertools.count()
+
+    if not store:
+        return Numbers()
     loader = batchloom.Loader(
         batchloom.open_store(store), seq_len=SEQ_LEN, global_batch_size=BATCH, epochs=1000, rank=0, world_size=1
     )
-    batches = iter(DataLoader(LoaderIterable(loader), batch_size=None, num_workers=workers))
+    return LoaderIterable(loader)
+
+
+def measure(store: str, workers: int, seconds: float) -> dict[str, float]:
+    """Measure ms a batch: by the clock, of the consumer and of all workers."""
+    from torch.utils.data import DataLoader
+
+    warnings.simplefilter("ignore")  # torch warns of more workers than cores
+    batches = iter(DataLoader(make_dataset(store), batch_size=None, num_workers=workers))
     for _ in range(50 * max(workers, 1)):
         next(batches)
     pids = [process.pid for process in multiprocessing.active_children()]
@@ -56,8 +70,8 @@ def measure(store: Path, workers: int, seconds: float) -> dict[str, float]:
     return {"clock": clock, "consumer": consumer, "workers": all_workers}
 
 
-def run_child(tree: str, store: Path, workers: int, seconds: float) -> dict[str, float]:
-    command = [sys.executable, __file__, "--child", str(store), str(workers), str(seconds)]
+def run_child(tree: str, store: str, workers: int, seconds: float) -> dict[str, float]:
+    command = [sys.executable, __file__, "--child", store, str(workers), str(seconds)]
     environment = {**os.environ, "PYTHONPATH": tree}
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout)
 
@@ -73,29 +87,29 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         store, workers, seconds = options.child
-        print(json.dumps(measure(Path(store), int(workers), float(seconds))))
+        print(json.dumps(measure(store, int(workers), float(seconds))))
         return
     from corpus import make_store
 
-    trees = {"this": str(Path(__file__).parents[1] / "src")}
-    if options.against:
-        trees["other"] = options.against
+    own_tree = str(Path(__file__).parents[1] / "src")
     work = Path(tempfile.mkdtemp(prefix="batchloom-bench-"))
     try:
         store = make_store(work / "store", options.documents)
         for path in (store / "train").glob("*.bin"):
             path.read_bytes()
+        sources = {"numbers": (own_tree, ""), "batches": (own_tree, str(store))}
+        if options.against:
+            sources["batches of the other"] = options.against, str(store)
         print(f"{os.cpu_count()} cores; ms a batch of {BATCH} x {SEQ_LEN}, medians of {options.rounds}")
         for workers in options.workers:
-            results = {name: [] for name in trees}
+            results = {name: [] for name in sources}
             for _ in range(options.rounds):
-                for name, tree in trees.items():
-                    results[name].append(run_child(tree, store, workers, options.seconds))
+                for name, (tree, folder) in sources.items():
+                    results[name].append(run_child(tree, folder, workers, options.seconds))
             for name, rounds in results.items():
                 clock, consumer, all_workers = (float(np.median([one[key] for one in rounds])) for key in rounds[0])
                 print(
-                    f"{workers} workers, {name:5}  clock {clock:5.2f}   consumer {consumer:5.2f}   "
-                    f"workers {all_workers:5.2f}   {BATCH * SEQ_LEN / clock / 1000:5.0f} Mtok/s"
+                    f"{workers} workers, {name:20}  clock {clock:5.2f}   consumer {consumer:5.2f}   workers {all_workers:5.2f}"
                 )
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -238,5 +238,8 @@ def test_items_of_any_size_and_kind(keep):
         assert item["same"] is item["pixel_values"]
         if keep:
             kept_items.append(item)
+        else:
+            # A larger segment replaces a smaller one.
+            assert 0 < count_segments() <= 5
     for size, item in zip(SIZES, kept_items, strict=keep):
         assert_same_value(item, make_item(size))
