@@ -164,12 +164,12 @@ import tempfile
 from torch.utils.data import DataLoader
 import batchloom
 from batchloom.adapters.pytorch import LoaderIterable
-from batchloom.batches import Batch
 from batchloom.testing import write_store
-store = write_store(tempfile.mkdtemp() + "/store", [[1, 2, 3]] * 9)
-loader = batchloom.Loader(store, seq_len=4096, global_batch_size=32, steps=10, rank=0, world_size=1)
-data = DataLoader(LoaderIterable(loader), batch_size=None, num_workers=2)
-print(sum(batch["input_ids"].nbytes for batch in data))
+with tempfile.TemporaryDirectory() as folder:
+    store = write_store(folder + "/store", [[1, 2, 3]] * 9)
+    loader = batchloom.Loader(store, seq_len=4096, global_batch_size=32, steps=10, rank=0, world_size=1)
+    data = DataLoader(LoaderIterable(loader), batch_size=None, num_workers=2)
+    print(sum(batch["input_ids"].nbytes for batch in data))
 '
 """
 
