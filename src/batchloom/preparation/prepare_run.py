@@ -86,7 +86,13 @@ from batchloom.preparation.settings.recipe import compute_recipe_fingerprint, co
 from batchloom.preparation.settings.run_settings import ExecutionSettings, RunSettings
 from batchloom.preparation.units.stream_units import STREAM_BATCHES_FOLDER, adopt_units
 from batchloom.preparation.units.unit_report import STAGES, StageTime, StepFlow, UnitReport, add_stage_times
-from batchloom.preparation.units.units import CrashTracker, RecordExcludedError, compute_unit_identity, plan_units
+from batchloom.preparation.units.units import (
+    CrashTracker,
+    RecordExcludedError,
+    choose_unit_bytes,
+    compute_unit_identity,
+    plan_units,
+)
 from batchloom.preparation.units.work_folder import (
     Decision,
     TokenizedUnit,
@@ -222,16 +228,18 @@ class PrepareRun:
         base: Manifest | None = None,
     ) -> None:
         self._work, self._recipe, self._tokenizer_state = work, request.recipe, request.tokenizer_state
-        self._listing, self._settings, self._log, self._base = listing, settings, log, base
+        self._settings = replace(settings, unit_bytes=settings.unit_bytes or _find_unit_bytes(work, listing))
+        self._listing, self._log, self._base = listing, log, base
         self._started = datetime.now(UTC)
         self._record_parsers = RecordParsers(self._recipe, settings.limits)
         unread = settings.hash_inputs and not listing.content
         self._content = hash_sources(listing.sources) if unread else listing.content
         _check_input_count(len(listing.sources) + (len(base.sources) if base else 0))
         first_part = next_part_number(base) if base else 0
-        self._units = plan_units(listing.sources, self._record_parsers.rules, settings.unit_bytes, first_part)
+        rules, unit_bytes = self._record_parsers.rules, self._settings.unit_bytes
+        self._units = plan_units(listing.sources, rules, unit_bytes, first_part)
         # Computed once: it depends on free memory, and workers that have started already use some.
-        self._workers = choose_worker_count(settings.execution, len(self._units))
+        self._workers = choose_worker_count(settings.execution, len(self._units), listing.bytes)
         self._clean_files: str | None = None
         self._resumed = 0
 
@@ -620,14 +628,29 @@ def _compute_flows(units: list[TokenizedUnit], dedup_counts: list[UnitDedupCount
     return [dedup, write]
 
 
-def choose_worker_count(execution: ExecutionSettings, units: int) -> int:
+def _find_unit_bytes(work: WorkFolder, listing: SourceListing) -> int:
+    """Return the unit size of unfinished work on these inputs, or for the listing.
+
+    A stream, whose units have a fixed size, may have cached their batches.
+    """
+    job = work.job()
+    same_inputs = job and [source[:2] for source in job.sources] == [(item.name, item.size) for item in listing.sources]
+    return job.constants[-1] if job and same_inputs else choose_unit_bytes(listing.bytes)
+
+
+# A worker takes about as long to start as to tokenize this many bytes.
+_MIN_WORKER_BYTES = 64 << 20
+
+
+def choose_worker_count(execution: ExecutionSettings, units: int, total_bytes: int) -> int:
     """Return the number of units processed at the same time on this machine."""
     if execution.workers != "auto":
         return min(execution.workers, max(1, units))
     if execution.engine == "ray":
         return max(1, units)
-    free = measure_free_memory() if units > 1 else None
-    return compute_worker_count(units, cores=count_cores(), free=free, memory=execution.memory_per_worker)
+    useful = min(units, -(-total_bytes // _MIN_WORKER_BYTES))
+    free = measure_free_memory() if useful > 1 else None
+    return compute_worker_count(useful, cores=count_cores(), free=free, memory=execution.memory_per_worker)
 
 
 def runs_inline(execution: ExecutionSettings, workers: int) -> bool:

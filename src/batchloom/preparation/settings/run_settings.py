@@ -12,7 +12,7 @@ from batchloom.sources import ReadLimits
 
 ExecutorName = Literal["pool", "ray"]
 
-# Listed input bytes of a unit; a constant, because the cuts of large files depend on it.
+# Listed input bytes of a unit of a stream and of a large job; a constant, because the cuts of large files depend on it.
 UNIT_BYTES = 256 << 20
 _MAX_WORKERS = 100_000
 # A worker takes more without any input.
@@ -92,7 +92,7 @@ class RunSettings:
         streaming: read remote Hub datasets without downloading them; None: only large ones.
         work: folder in which a store for a remote target is made; None for one below the user's cache.
         limits: read limits, which affect documents.
-        unit_bytes: listed input bytes of a unit.
+        unit_bytes: listed input bytes of a unit; 0 chooses them from the listing.
     """
 
     execution: ExecutionSettings = field(default_factory=ExecutionSettings)
@@ -146,7 +146,7 @@ class RunSettings:
         ),
     ] = None
     limits: ReadLimits = field(default_factory=ReadLimits)
-    unit_bytes: int = UNIT_BYTES
+    unit_bytes: int = 0
 
     def __post_init__(self) -> None:
         raise_problems(find_problems(self))
