@@ -247,6 +247,44 @@ def test_prepared_weights_do_not_depend_on_workers_and_subsets(tmp_path, workers
     assert not batchloom.check(tmp_path / "s").faults
 
 
+RECORD_WEIGHTS = [1, 0.5, 0, 2, None]
+# A record of each kind, and whether its first token is trained.
+RECORDS = {
+    "text": (lambda n: {"text": f"{n}  line\nline"}, True),
+    "tokens": (lambda n: {"input_ids": [*f"{n} ids".encode()], "labels": [-100, *f"{n} ids".encode()[1:]]}, False),
+    "segments": (lambda n: {"segments": [{"text": f"{n}", "label": False}, {"text": "yes", "label": True}]}, False),
+    "conversation": (lambda n: {"prompt": f"{n}?", "completion": "yes"}, False),
+}
+
+
+@pytest.mark.parametrize("settings", [{}, {"clean": ["whitespace"], "dedup": "lines"}], ids=str)
+@pytest.mark.parametrize("kind", RECORDS)
+def test_every_kind_of_record_may_have_a_weight(tmp_path, kind, settings):
+    """Weights stay with their texts when others are cleaned, dropped or reordered."""
+    make_record, is_first_trained = RECORDS[kind]
+    rows = [{**make_record(10 + n), "weight": RECORD_WEIGHTS[n % 5]} for n in range(50)]
+    write_jsonl(tmp_path / "in.jsonl", [*rows, *rows[:7]])
+    result = batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes", val_fraction=0, **settings)
+    assert result.counts.dropped["nothing to train"] >= 10
+    documents = list(open_store(tmp_path / "s"))
+    assert len(documents) == 40
+    for document in documents:
+        number = int(re.search(r"\d\d", document.text)[0]) - 10
+        expected = np.float32(RECORD_WEIGHTS[number % 5] or 1)
+        assert set(document.loss_weights[document.mask].tolist()) == {expected}
+        assert document.mask[0] == is_first_trained
+    assert not batchloom.check(tmp_path / "s").faults
+
+
+def test_the_weights_of_a_csv_table(tmp_path):
+    cells = ["1", "0.5", "", "2", "0"]
+    (tmp_path / "in.csv").write_text("text,weight\n" + "".join(f"{n},{cells[n % 5]}\n" for n in range(10, 60)))
+    batchloom.prepare(tmp_path / "in.csv", out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
+    for document in open_store(tmp_path / "s"):
+        expected = float(cells[int(document.text[:2]) % 5] or 1)
+        assert document.loss_weights.tolist() == [expected] * 3
+
+
 def test_the_file_is_written_in_parts(tmp_path):
     """The first weight comes late, so the flags before it are copied from the mask."""
     writer = ShardWriter(tmp_path / "shard_00000", np.dtype("<u2"))

@@ -1,4 +1,4 @@
-"""Train flags of messages and of the parts of their contents.
+"""Train flags of messages, of the parts of their contents, and of text segments.
 
 ``TRAIN_FLAGS`` lists the flags of other libraries. A *switch* says whether a turn is trained. A *weight* does, too, and
 weights its loss. A *factor* weights a turn that is trained anyway. *Ranges* are characters of the content.
@@ -39,6 +39,10 @@ TRAIN_FLAGS: dict[str, FlagRule] = {
     "train_detail": FlagRule("axolotl", "ranges", is_for_parts=False),
 }
 PART_FLAGS = frozenset(name for name, rule in TRAIN_FLAGS.items() if rule.is_for_parts)
+SEGMENT_FLAGS = {
+    "label": FlagRule("axolotl", "switch"),
+    **{name: rule for name, rule in TRAIN_FLAGS.items() if rule.kind != "ranges"},
+}
 
 
 class _Flags(NamedTuple):
@@ -82,6 +86,12 @@ def read_train_flag(message: Mapping[str, Any], field_path: str) -> TrainFlag:
     return TurnWeight(trained, flags.weight, selection.ranges or ())
 
 
+def read_segment_weight(segment: Mapping[str, Any], field_path: str) -> float:
+    """Return the weight of the loss of a text segment, 0 if it is not trained."""
+    flags = _read_flags(segment, field_path, SEGMENT_FLAGS, is_assistant=True)
+    return 0.0 if flags.trained is False else flags.weight
+
+
 def has_part_flags(content: list[Any]) -> bool:
     """Return whether a part of a content has a flag."""
     return any(
@@ -103,12 +113,14 @@ def join_flagged_parts(content: Any, field_path: str) -> Any:
     return "".join(part["text"] for part in content)
 
 
-def _read_flags(values: Mapping[str, Any], field_path: str, *, is_assistant: bool) -> _Flags:
+def _read_flags(
+    values: Mapping[str, Any], field_path: str, rules: Mapping[str, FlagRule] = TRAIN_FLAGS, *, is_assistant: bool
+) -> _Flags:
     """Read switches, weights and factors, and refuse those that contradict each other."""
     trained: dict[str, bool] = {}
     weights: dict[str, float] = {}
     factor = 1.0
-    for name, rule in TRAIN_FLAGS.items():
+    for name, rule in rules.items():
         value = values.get(name)
         if value is None or rule.kind == "ranges":
             continue
@@ -129,7 +141,7 @@ def _read_flags(values: Mapping[str, Any], field_path: str, *, is_assistant: boo
     if len(set(weights.values())) > 1:
         raise _make_contradiction_error(values, weights, field_path)
     if not is_assistant:
-        trained = {name: flag for name, flag in trained.items() if not flag or not TRAIN_FLAGS[name].is_assistant_only}
+        trained = {name: flag for name, flag in trained.items() if not flag or not rules[name].is_assistant_only}
     weight = next(iter(weights.values()), 1.0) * factor
     return _Flags(next(iter(trained.values()), None), weight)
 
