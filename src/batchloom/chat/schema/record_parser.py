@@ -40,7 +40,7 @@ from batchloom.chat.schema.schemas import (
     top_level_columns,
 )
 from batchloom.chat.schema.train_flags import read_segment_weight
-from batchloom.chat.schema.turns import Turns, is_empty_text, read_tools, read_turns
+from batchloom.chat.schema.turns import ASKING_ROLES, Turns, is_empty_text, read_tools, read_turns
 from batchloom.chat.templates.template_arguments import read_template_arguments
 from batchloom.core.document import (
     CarryingPrompt,
@@ -66,8 +66,6 @@ from batchloom.core.wording import BYTES_REMEDY, describe_json_type, format_coun
 _MESSAGES_PATTERN = re.compile(r"\s*\[\s*\{")
 _MEDIA_COLUMNS = frozenset({"images", "image", "videos", "video", "audios", "audio"})
 _LEADING_ROLES = ("system", "developer")
-# Roles of the turn before an answer.
-_ASKING_ROLES = ("user", "tool")
 # The name under which a prompt carries its messages.
 _PROMPT_FIELD = "prompt"
 # Separates consecutive texts of a list, which are paragraphs of a page.
@@ -395,7 +393,7 @@ class SchemaReader:
                 raise missing_column_error(row, "messages", column.names[0])
             turns = _cut_answer(read_turns(value, column.names[0]))
         role = turns[0][-1]["role"] if turns[0] else "none"
-        if role not in _ASKING_ROLES:
+        if role not in ASKING_ROLES:
             raise UnusableRecordError(
                 f"the prompt in column {column.names[0]!r} ends with a turn of the role {role}: a prompt ends with a "
                 "turn of the user, or with the result of a tool"
