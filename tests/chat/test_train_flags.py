@@ -69,8 +69,9 @@ SWITCHES = [
     ({"loss_weight": 1}, {"loss_weight": 0}, [True, False]),
     ({"loss_weight": 2}, {"loss_weight": 0.25}, [TurnWeight(True, 2.0), TurnWeight(True, 0.25)]),
     ({}, {"weight": 0.5}, [None, TurnWeight(True, 0.5)]),
-    ({"loss_scale": 2}, {"loss_scale": 2}, [None, TurnWeight(None, 2.0)]),
-    ({}, {"loss": True, "loss_scale": 2}, [None, TurnWeight(True, 2.0)]),
+    ({"loss_scale": 2}, {"loss_scale": 2}, [None, TurnWeight(None, 2.0, stop_weight=1.0)]),
+    ({}, {"loss": True, "loss_scale": 2}, [None, TurnWeight(True, 2.0, stop_weight=1.0)]),
+    ({}, {"weight": 0.5, "loss_scale": 2}, [None, TurnWeight(True, 1.0, stop_weight=0.5)]),
     ({}, {"loss": False, "loss_scale": 2}, [None, False]),
     ({}, {"loss": True, "loss_scale": 0}, [None, False]),
     ({}, {"loss_scale": 1}, [None, None]),
@@ -129,9 +130,9 @@ def test_flags_of_parts_become_ranges_of_one_text(parts, flag):
 def test_flags_of_a_message_and_its_parts_combine():
     parts = [text("ab", train=True), text("cd", train=False)]
     assert read_flags(QUESTION, assistant(parts, weight=0.5))[1] == TurnWeight(True, 0.5, (ContentRange(0, 2, 1.0),))
-    assert read_flags(QUESTION, assistant("abcd", loss_scale=3, train_detail=[detail(0, 1, train=True)]))[
-        1
-    ] == TurnWeight(True, 3.0, (ContentRange(0, 2, 1.0),))
+    ranges = [detail(0, 1, train=True)]
+    scaled = read_flags(QUESTION, assistant("abcd", loss_scale=3, train_detail=ranges))[1]
+    assert scaled == TurnWeight(True, 3.0, (ContentRange(0, 2, 1.0),), stop_weight=1.0)
 
 
 @pytest.mark.parametrize(
@@ -373,7 +374,10 @@ def flag(number, **flags):
     ("messages", "rules", "runs"),
     [
         (TALK, {}, [(1, FIRST), (1, SECOND)]),
-        (flag(1, loss_scale=2), {}, [(2, FIRST), (1, SECOND)]),
+        (flag(1, loss_weight=2), {}, [(2, FIRST), (1, SECOND)]),
+        # A factor does not weight the stop token, as in ms-swift.
+        (flag(1, loss_scale=2), {}, [(2, "lazy dog"), (1, STOP), (1, SECOND)]),
+        (flag(1, loss_scale=2, weight=0.5), {}, [(1, "lazy dog"), (0.5, STOP), (1, SECOND)]),
         # A factor selects no turn, a weight does.
         (flag(1, loss_scale=2), {"train_on": "last"}, [(1, SECOND)]),
         (flag(1, weight=0.5), {"train_on": "last"}, [(0.5, FIRST), (1, SECOND)]),
@@ -381,7 +385,8 @@ def flag(number, **flags):
         (flag(3, loss_weight=0), {}, [(1, FIRST)]),
         # The weight of a record multiplies all others.
         (TALK, {"weight": 0.5}, [(0.5, FIRST), (0.5, SECOND)]),
-        (flag(1, loss_scale=2), {"weight": 0.5}, [(1, FIRST), (0.5, SECOND)]),
+        (flag(1, loss_weight=2), {"weight": 0.5}, [(1, FIRST), (0.5, SECOND)]),
+        (flag(1, loss_scale=2), {"weight": 0.5}, [(1, "lazy dog"), (0.5, STOP), (0.5, SECOND)]),
         (TALK, {"weight": 0}, "nothing to train: the record has weight 0"),
         (flag(1, weight=0), {"train_on": "assistant,user"}, [(1, "The fox" + STOP), (1, "brown" + STOP), (1, SECOND)]),
         (TALK, {"train_on": "user"}, [(1, "The fox" + STOP), (1, "brown" + STOP)]),
@@ -390,7 +395,7 @@ def flag(number, **flags):
         (TALK, {"train_on_eos": "last"}, [(1, "lazy dog"), (1, SECOND)]),
         (flag(3, train=False), {"train_on_eos": "last"}, [(1, FIRST)]),
         (TALK, {"train_on_eos": "all"}, [(1, STOP), (1, FIRST), (1, STOP), (1, SECOND)]),
-        (flag(1, loss_scale=2), {"train_on_eos": "all"}, [(1, STOP), (2, FIRST), (1, STOP), (1, SECOND)]),
+        (flag(1, loss_weight=2), {"train_on_eos": "all"}, [(1, STOP), (2, FIRST), (1, STOP), (1, SECOND)]),
     ],
 )
 def test_trained_turns_weights_and_stops(encode, messages, rules, runs):
@@ -415,8 +420,8 @@ def test_the_complete_text_has_the_weight_of_its_record(encode):
         (assistant("lazy dog", train_detail=[detail(4, 7, train=True)]), [(1, "dog" + STOP)]),
         (assistant([text("lazy", weight=0.5), text(" dog", weight=2)]), [(0.5, "lazy"), (2, "dog"), (1, STOP)]),
         (
-            assistant([text("lazy", weight=0), text(" dog", weight=2)], loss_scale=0.5),
-            [(1, "dog"), (0.5, STOP)],
+            assistant([text("lazy", weight=0), text(" dog", weight=2)], loss_scale=2),
+            [(4, "dog"), (1, STOP)],
         ),
         # Reasoning comes before the content, so it is not trained with ranges, as in axolotl.
         (

@@ -122,11 +122,13 @@ class TurnWeight(NamedTuple):
         weight: weight of the loss of the turn, if it is trained.
         ranges: weights of ranges of the content, relative to ``weight``. The content between them and the text of
             the turn before it are not trained; () if the complete turn has one weight.
+        stop_weight: weight of its stop token; None for that of the turn.
     """
 
     trained: bool | None
     weight: float = 1.0
     ranges: tuple[ContentRange, ...] = ()
+    stop_weight: float | None = None
 
 
 TrainFlag = bool | TurnWeight | None

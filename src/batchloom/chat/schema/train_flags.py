@@ -1,7 +1,8 @@
 """Train flags of messages, of the parts of their contents, and of text segments.
 
 ``TRAIN_FLAGS`` lists the flags of other libraries. A *switch* says whether a turn is trained. A *weight* does, too, and
-weights its loss. A *factor* weights a turn that is trained anyway. *Ranges* are characters of the content.
+weights its loss. A *factor* weights a turn that is trained anyway, without its stop token. *Ranges* are characters of
+the content.
 """
 
 from collections.abc import Mapping
@@ -46,10 +47,13 @@ SEGMENT_FLAGS = {
 
 
 class _Flags(NamedTuple):
-    """Flags of a message or part: whether it is trained, and the weight of its loss."""
+    """Flags of a message or part: whether it is trained, and weights of its loss."""
 
     trained: bool | None
+    # Weight of the content.
     weight: float
+    # Weight of the stop token, which has no factor.
+    stop_weight: float
 
 
 class _Selection(NamedTuple):
@@ -81,9 +85,10 @@ def read_train_flag(message: Mapping[str, Any], field_path: str) -> TrainFlag:
     trained = selection.trained if flags.trained is None else flags.trained
     if trained is False or not flags.weight or selection.ranges == ():
         return False
-    if flags.weight == 1 and selection.ranges is None:
+    stop_weight = None if flags.stop_weight == flags.weight else flags.stop_weight
+    if flags.weight == 1 and stop_weight is None and selection.ranges is None:
         return trained
-    return TurnWeight(trained, flags.weight, selection.ranges or ())
+    return TurnWeight(trained, flags.weight, selection.ranges or (), stop_weight)
 
 
 def read_segment_weight(segment: Mapping[str, Any], field_path: str) -> float:
@@ -142,8 +147,8 @@ def _read_flags(
         raise _make_contradiction_error(values, weights, field_path)
     if not is_assistant:
         trained = {name: flag for name, flag in trained.items() if not flag or not rules[name].is_assistant_only}
-    weight = next(iter(weights.values()), 1.0) * factor
-    return _Flags(next(iter(trained.values()), None), weight)
+    weight = next(iter(weights.values()), 1.0)
+    return _Flags(next(iter(trained.values()), None), weight * factor, weight)
 
 
 def _make_contradiction_error(
