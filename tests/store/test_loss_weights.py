@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import batchloom
+from batchloom.cli import run_command_line
 from batchloom.core.errors import StoreError
 from batchloom.core.loss_weights import decode_loss_weights, encode_loss_weights
 from batchloom.preparation import import_tokens
@@ -317,3 +318,26 @@ def test_joined_texts_and_segments_keep_weights_and_limits(tmp_path):
     write_jsonl(tmp_path / "in.jsonl", [{"segments": segments}, {"segments": segments[1:]}])
     result = prepare(tmp_path / "in.jsonl", out=tmp_path / "b", max_tokens=10)
     assert [document.text for document in open_store(result.path)] == ["y"]
+
+
+def test_inspect_and_explain_show_weights(tmp_path, capsys):
+    weights = [[1, 0.5, 1, 0.5], [1, 1, 0, 1], [1, 2, 0.3, 1]]
+    write_store(tmp_path / "s", [[1, 2, 3, 4]] * 3, trained=weights)
+    inspection = batchloom.inspect(tmp_path / "s")
+    assert inspection.loss_weights == {0.3: 1, 0.5: 2, 1.0: 7, 2.0: 1}
+    plan = batchloom.Plan(open_store(tmp_path / "s"), batchloom.PlanSpec(seq_len=12, global_batch_size=1))
+    (sequence,) = batchloom.explain(plan, 0)
+    # No token predicts the first one of a document.
+    spans = {span.document: (span.trained, span.loss_weights) for span in sequence.spans}
+    assert spans == {0: (3, (0.5, 1.0)), 1: (2, ()), 2: (3, (0.3, 1.0, 2.0))}
+    assert run_command_line(["inspect", str(tmp_path / "s")]) == 0
+    assert (
+        "first 11 trained tokens: mean 0.936; 0.3 (9.1%), 0.5 (18.2%), 1 (63.6%), 2 (9.1%)" in capsys.readouterr().out
+    )
+    settings = ["--seq-len", "12", "--global-batch-size", "1", "--step", "0"]
+    assert run_command_line(["explain", str(tmp_path / "s"), *settings]) == 0
+    output = capsys.readouterr().out
+    assert "data document 2, all 4 tokens, loss weights 0.3, 1, 2" in output
+    assert "data document 1, all 4 tokens, 2 trained" in output
+    write_store(tmp_path / "plain", [[1, 2]] * 3)
+    assert batchloom.inspect(tmp_path / "plain").loss_weights == {}

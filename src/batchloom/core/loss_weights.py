@@ -71,6 +71,13 @@ def make_token_flags(weights: NDArray[np.floating[Any]]) -> tuple[TokenFlags, bo
     return codes if has_loss_weights(codes) else codes.view(np.bool_), bool(rounded.any())
 
 
+def count_loss_weights(flags: TokenFlags) -> dict[float, int]:
+    """Return the number of trained tokens of each weight, ascending."""
+    counts = np.bincount(flags.view(np.uint8), minlength=256)[_ASCENDING_CODES].tolist()
+    weights = zip(_ASCENDING_WEIGHTS.tolist(), counts, strict=True)
+    return {weight: count for weight, count in weights if weight and count}
+
+
 def parse_loss_weight(value: object, field_path: str, remedy: str = "") -> float:
     """Return the weight that a record holds; ``remedy`` ends the error.
 
