@@ -9,7 +9,7 @@ import pytest
 
 import batchloom
 from batchloom import SettingsError
-from batchloom.chat.templates.tool_formats import TOOL_FORMATS
+from batchloom.chat.templates import TOOL_FORMATS
 from batchloom.core.document import Conversation
 from batchloom.core.errors import TemplateError
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations

@@ -25,7 +25,7 @@ def check_output(output: str) -> None:
 
 
 def as_asked(arrays: dict[str, Any], output: str) -> dict[str, Any]:
-    """Return the arrays as int64, or float32 for loss weights; as tensors if ``output`` is ``torch``."""
+    """Return int64 arrays and float32 weights, as tensors if ``output`` is ``torch``."""
     plain = {
         name: np.asarray(values, np.float32 if name == "loss_weights" else np.int64) for name, values in arrays.items()
     }

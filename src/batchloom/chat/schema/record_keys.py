@@ -322,7 +322,7 @@ def check_first_records(records: Sequence[Row], schema: Schema) -> None:
 
 
 def unused_columns(records: Sequence[Row], schema: Schema) -> tuple[str, ...]:
-    """Return the non-empty columns and keys of segments that are neither read nor known as metadata."""
+    """Return the filled columns and segment keys that are neither read nor metadata."""
     table = COLUMN_TABLES[schema.kind]
     recognized_columns = _list_read_columns(schema) | table.metadata
     unused = dict.fromkeys(
@@ -354,7 +354,7 @@ def unused_message_keys(records: Sequence[Row], schema: Schema) -> tuple[str, ..
 
 
 def _find_unused_keys(records: Sequence[Row], column: str, table: KeyTable, schema: Schema) -> dict[str, None]:
-    """Return the keys of messages or segments that are neither in the table nor ignored."""
+    """Return the filled keys of messages or segments that the table does not list."""
     recognized_keys = table.used | table.metadata | table.unsupported.keys() | _message_keys(schema.ignored)
     return dict.fromkeys(
         key

@@ -122,7 +122,7 @@ def get_sender(message: object) -> Any:
 
 
 def get_role(message: object) -> str | None:
-    """Return the role that templates read for the sender of a message, None if it is unknown."""
+    """Return the role of a message as templates read it; None if it is unknown."""
     sender = get_sender(message)
     return _ROLE_BY_SENDER.get(sender) if isinstance(sender, str) else None
 

@@ -131,7 +131,10 @@ _RENDERED_ENCODERS: dict[str, Callable[[Any, ChatEncoder, ChatRules, np.dtype[np
 def encode_documents(
     encoder: DocumentEncoder, record_parser: RecordParser, documents: list[Any], weights: Sequence[float] = ()
 ) -> EncodedBatch:
-    """Tokenize documents of one record parser; ``weights`` are those of texts, if any is not 1."""
+    """Tokenize documents of one record parser.
+
+    ``weights`` are the loss weights of texts; empty if all are 1.
+    """
     tokenizer, dtype, chat = encoder.tokenizer, encoder.dtype, encoder.chat
     kind, rules = record_parser.record_kind, record_parser.chat
     if kind == "tokens":
