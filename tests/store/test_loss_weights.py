@@ -264,7 +264,8 @@ def test_every_kind_of_record_may_have_a_weight(tmp_path, kind, settings):
     """Weights stay with their texts when others are cleaned, dropped or reordered."""
     make_record, is_first_trained = RECORDS[kind]
     rows = [{**make_record(10 + n), "weight": RECORD_WEIGHTS[n % 5]} for n in range(50)]
-    write_jsonl(tmp_path / "in.jsonl", [*rows, *rows[:7]])
+    blank = [{"text": " ", "weight": 4}] if kind == "text" else []
+    write_jsonl(tmp_path / "in.jsonl", [*blank, *rows, *rows[:7]])
     result = batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes", val_fraction=0, **settings)
     assert result.counts.dropped["nothing to train"] >= 10
     documents = list(open_store(tmp_path / "s"))
