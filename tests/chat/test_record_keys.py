@@ -160,7 +160,7 @@ def test_each_entry_judges_any_value(value):
 
 
 def test_neutral_values_may_be_text():
-    record = {"messages": TALK, "weight": "1.0", "loss_scale": "1", "mask": "user"}
+    record = {"messages": TALK, "loss_scale": "1", "mask": "user"}
     assert read_record(record) == Conversation(TALK)
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from batchloom.analysis.plan_forecast import measure_pools
 from batchloom.batches.loading import choose_default_overlong
 from batchloom.core.errors import InputError, SettingsError
+from batchloom.core.loss_weights import count_loss_weights
 from batchloom.core.medium import MediumKind
 from batchloom.core.settings import as_int, quote_value
 from batchloom.plan import Plan, PlanSpec
@@ -22,6 +23,7 @@ _SAMPLED_POOLS = 4
 _DROPPING_POLICIES: tuple[OverlongMode, ...] = ("drop", "truncate")
 # Tokens of a document in its snippet.
 _SNIPPET_TOKENS = 48
+_COUNTED_WEIGHTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class Inspection:
             empty for a remote store, whose media are not read.
         generation: generation of the store; None for a prefix.
         removed: number of removed documents; they are included in ``documents`` until the store is compacted.
+        loss_weights: trained tokens by loss weight, ascending, of the first documents with together at least a
+            million tokens; empty if the store has no weights.
     """
 
     path: str
@@ -89,6 +93,7 @@ class Inspection:
     media: dict[MediumKind, MediaCount] = field(default_factory=dict)
     generation: int | None = None
     removed: int = 0
+    loss_weights: dict[float, int] = field(default_factory=dict)
 
 
 def inspect(
@@ -157,7 +162,16 @@ def inspect(
         media=StoreMedia(store).counts(),
         generation=store.location.generation,
         removed=int(store.contents.removed.size),
+        loss_weights=_count_weights(store, lengths) if store.reader.weighted else {},
     )
+
+
+def _count_weights(store: Store, lengths: NDArray[np.uint32]) -> dict[float, int]:
+    """Return the trained tokens of the first documents by their loss weight."""
+    count = min(int(np.searchsorted(np.cumsum(lengths, dtype=np.int64), _COUNTED_WEIGHTS)) + 1, len(store))
+    sizes = lengths[:count].astype(np.int64)
+    flags = store.reader.flags(np.arange(count), np.zeros(count, np.int64), sizes)
+    return count_loss_weights(np.concatenate(flags))
 
 
 def _decode_beginning(store: Store, number: int) -> str:

@@ -16,7 +16,9 @@ from batchloom.analysis import (
     resolve_plan,
 )
 from batchloom.cli.terminal import AsJson, StorePath, WorldSize, print_escaped, print_json, print_log, with_settings
-from batchloom.core.wording import format_count
+from batchloom.core.wording import format_count, format_list
+
+_MAX_WEIGHTS = 4
 
 
 @with_settings(PlanRequest)
@@ -69,6 +71,8 @@ def _format_span(span: ExplainedSpan) -> str:
         facts.append("removed: served as end tokens without loss")
     elif span.trained < span.stop - span.start - 1:
         facts.append(f"{span.trained:,} trained")
+    if span.loss_weights:
+        facts.append(f"loss weights {format_list([f'{weight:g}' for weight in span.loss_weights], _MAX_WEIGHTS)}")
     if span.origin is not None:
         record_number = span.origin.line or span.origin.record
         unit = "line" if span.origin.line else "record"

@@ -8,12 +8,13 @@ import typer
 import batchloom
 from batchloom.analysis import Inspection
 from batchloom.cli.terminal import AsJson, Generation, Split, make_table, plain_console, print_escaped, print_json
-from batchloom.core.wording import format_count
+from batchloom.core.wording import format_count, format_list
 from batchloom.preparation import describe_missed_shares
 from batchloom.store import MANIFEST_NAME, PAGE_NAME, read_manifest
 from batchloom.store.format import PREFERENCE_READERS, format_generation_file_name
 
 _BAR_WIDTH = 40
+_MAX_WEIGHTS = 8
 
 
 def inspect(
@@ -74,6 +75,11 @@ def _print_counts(inspection: Inspection) -> None:
         f"lengths in tokens: shortest {inspection.shortest:,}, median {inspection.median:,.0f}, mean "
         f"{inspection.mean:,.1f}, longest {inspection.longest:,}"
     )
+    if weights := inspection.loss_weights:
+        trained = sum(weights.values())
+        mean = sum(weight * count for weight, count in weights.items()) / trained
+        shares = format_list([f"{weight:g} ({n / trained:.1%})" for weight, n in weights.items()], _MAX_WEIGHTS)
+        print_escaped(f"loss weights of the first {trained:,} trained tokens: mean {mean:.3g}; {shares}")
     most = max(count for _, _, count in inspection.histogram)
     for low, below, count in inspection.histogram:
         print_escaped(

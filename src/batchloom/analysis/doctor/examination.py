@@ -40,6 +40,7 @@ from batchloom.core.wording import format_count
 from batchloom.preparation import Progress, Recipe
 from batchloom.preparation.dedup import DuplicateCounter
 from batchloom.preparation.documents import (
+    UNTRAINED_RULE,
     EncodeContext,
     EncodedBatch,
     ParsedRecords,
@@ -419,7 +420,8 @@ class Examination:
             record_batch, parsed_records.record_parser.record_kind, normalized=self._recipe.reading.normalize
         )
         used_records = len(record_batch.bad) + len(record_batch.values) + record_batch.unsampled
-        group.empty += record_batch.records_read - used_records
+        group.empty += record_batch.records_read - used_records - len(record_batch.untrained)
+        group.dropped.update([UNTRAINED_RULE] * len(record_batch.untrained))
 
     def _count_documents(self, group: SourceGroup, parsed_records: ParsedRecords) -> NDArray[np.uint64]:
         """Encode and count the documents of a batch; return their keys, uint64 [N, 2]."""
@@ -431,7 +433,7 @@ class Examination:
         elif record_kind != "tokens":
             group.characters.update([sum(map(len, iter_texts(document))) for document in documents])
         keys = compute_document_keys(documents)
-        encoded_batch = self._encode(parsed_records.record_parser, documents)
+        encoded_batch = self._encode(parsed_records.record_parser, documents, parsed_records.batch.weights)
         if encoded_batch is None:
             group.documents += len(keys)
             return keys
@@ -456,12 +458,12 @@ class Examination:
         group.trained += encoded_batch.ids.size if trained is None else int(np.count_nonzero(trained))
         return _make_duplicate_keys(keys, encoded_batch.numbers)
 
-    def _encode(self, record_parser: RecordParser, documents: list[Any]) -> EncodedBatch | None:
+    def _encode(self, record_parser: RecordParser, documents: list[Any], weights: list[float]) -> EncodedBatch | None:
         """Encode documents; None without a tokenizer or a usable template."""
         if self._context is None:
             return None
         try:
-            return encode_documents(self._context, record_parser, documents)
+            return encode_documents(self._context, record_parser, documents, weights)
         except TemplateError as error:
             self.faults.append(str(error))
             self._context = None
@@ -646,12 +648,9 @@ def _truncate_records(record_batch: Records, first: int, max_characters: int) ->
         size += estimate_characters(document)
         if size > max_characters and number + 1 < len(record_batch.values):
             end = record_batch.records[number + 1]
-            record_batch.values, record_batch.records = (
-                record_batch.values[: number + 1],
-                record_batch.records[: number + 1],
-            )
-            record_batch.offsets = record_batch.offsets[: number + 1]
+            record_batch.select(range(number + 1))
             record_batch.bad = [bad for bad in record_batch.bad if bad.record < end]
+            record_batch.untrained = [record for record in record_batch.untrained if record < end]
             record_batch.records_read = end - first
             return
 

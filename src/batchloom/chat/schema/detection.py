@@ -44,7 +44,7 @@ from batchloom.chat.schema.schemas import (
     match_mapping_columns,
     parse_label,
 )
-from batchloom.chat.schema.turns import has_readable_names, is_turns
+from batchloom.chat.schema.turns import ASKING_ROLES, get_role, get_sender, has_readable_names, is_turns
 from batchloom.core.errors import SchemaError
 from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.core.settings import raise_problems, suggest
@@ -93,8 +93,6 @@ _METADATA_WORDS = {
     *("id", "uid", "uuid", "idx", "index", "hash", "url", "uri", "lang", "language", "split"),
     *("date", "time", "timestamp", "score", "license", "num", "count", "length"),
 }
-# Roles and senders of a turn that the model answers.
-_ASKING_ROLES = frozenset(("user", "human", "tool", "observation"))
 # Roles without which a record would mean something else.
 _ALL_OR_NONE_ROLES = ("prompt", "label", "labels", "loss_mask", "loss_weights", "attention_mask")
 _RULES_BY_FORM: dict[SchemaForm, FormRule] = {rule.form: rule for rule in FORM_RULES}
@@ -341,7 +339,7 @@ def _is_ranking(row: Row, chosen: str, rejected: str) -> bool:
     if all(isinstance(answer, dict) for answer in answers):
         return True
     turns = next((messages for name in TURN_COLUMNS if (messages := list_messages(row.get(name)))), [])
-    return bool(turns) and all(map(is_non_empty, answers)) and _get_turn_role(turns[-1]) in _ASKING_ROLES
+    return bool(turns) and all(map(is_non_empty, answers)) and get_role(turns[-1]) in ASKING_ROLES
 
 
 def _has_any_media(schema: Schema, records: Sequence[Row]) -> bool:
@@ -659,7 +657,7 @@ def _guess_pair_mapping(columns: Mapping[str, Any], good: str, bad: str) -> dict
         pair = {"chosen": name, "rejected": rejected_column}
         answer = columns[name]
         turns = [answer] if isinstance(answer, dict) else answer
-        is_conversation = isinstance(turns, list) and any(_get_turn_role(turn) in ("user", "human") for turn in turns)
+        is_conversation = isinstance(turns, list) and any(get_role(turn) == "user" for turn in turns)
         speech = [
             column
             for column, value in columns.items()
@@ -701,7 +699,7 @@ def _find_unused_columns(guess: Mapping[str, str], columns: Mapping[str, Any], r
     left_out = []
     for name, value in columns.items():
         # An object that is not a message holds columns.
-        is_plain = isinstance(value, dict) and not _get_turn_role(value)
+        is_plain = isinstance(value, dict) and not get_sender(value)
         inner = {f"{name}.{key}": item for key, item in value.items()} if is_plain else {}
         for path, item in (inner or {name: value}).items():
             if path in guess.values() or path in optional_columns or not is_non_empty(item):
@@ -716,10 +714,6 @@ def _find_unused_columns(guess: Mapping[str, str], columns: Mapping[str, Any], r
     return left_out
 
 
-def _get_turn_role(turn: Any) -> Any:
-    return (turn.get("role") or turn.get("from")) if isinstance(turn, dict) else None
-
-
 def _is_messages(value: Any) -> bool:
     """Return whether a value is a list of messages, or JSON text of one."""
     if isinstance(value, str) and value.lstrip().startswith("["):
@@ -729,14 +723,14 @@ def _is_messages(value: Any) -> bool:
             return False
     if not isinstance(value, list) or not value or not is_turns(value):
         return False
-    return bool(_get_turn_role(value[0])) or bool(guess_message_names(value)[0])
+    return bool(get_sender(value[0])) or bool(guess_message_names(value)[0])
 
 
 def _is_speech(*values: Any) -> bool:
     """Return whether all values are texts, messages or lists of messages."""
     # Only a column of messages may hold them as JSON text.
     return all(
-        not _is_messages(value) if isinstance(value, str) else _get_turn_role(value) or _is_messages(value)
+        not _is_messages(value) if isinstance(value, str) else get_sender(value) or _is_messages(value)
         for value in values
     )
 

@@ -1,6 +1,7 @@
 """Parsers of records: texts, conversations, preferences, prompts and token ids."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -38,7 +39,8 @@ from batchloom.chat.schema.schemas import (
     parse_label,
     top_level_columns,
 )
-from batchloom.chat.schema.turns import Turns, is_empty_text, read_tools, read_turns
+from batchloom.chat.schema.train_flags import read_segment_weight
+from batchloom.chat.schema.turns import ASKING_ROLES, Turns, is_empty_text, read_tools, read_turns
 from batchloom.chat.templates.template_arguments import read_template_arguments
 from batchloom.core.document import (
     CarryingPrompt,
@@ -48,13 +50,14 @@ from batchloom.core.document import (
     PreferencePair,
     SegmentedText,
     SteppedAnswer,
+    WeightedText,
 )
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.loss_weights import (
     MAX_LOSS_WEIGHT,
     TokenFlags,
-    encode_loss_weights,
-    has_loss_weights,
+    decode_loss_weights,
+    make_token_flags,
     parse_loss_weight,
 )
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
@@ -63,8 +66,6 @@ from batchloom.core.wording import BYTES_REMEDY, describe_json_type, format_coun
 _MESSAGES_PATTERN = re.compile(r"\s*\[\s*\{")
 _MEDIA_COLUMNS = frozenset({"images", "image", "videos", "video", "audios", "audio"})
 _LEADING_ROLES = ("system", "developer")
-# Roles of the turn before an answer.
-_ASKING_ROLES = ("user", "tool")
 # The name under which a prompt carries its messages.
 _PROMPT_FIELD = "prompt"
 # Separates consecutive texts of a list, which are paragraphs of a page.
@@ -93,6 +94,7 @@ class TokenRow:
 
 ParsedRecord = (
     str
+    | WeightedText
     | InterleavedText
     | SegmentedText
     | Conversation
@@ -106,7 +108,7 @@ RecordReader = Callable[[Row], ParsedRecord]
 ConversationReader = Callable[[Row], Conversation]
 
 
-def make_record_reader(schema: Schema, *, media: bool = False) -> RecordReader:
+def make_record_reader(schema: Schema, *, media: bool = False, has_text_numbers: bool = False) -> RecordReader:
     """Return the record parser of a schema.
 
     The parser keeps all turns, and every value unchanged: numbers are never converted to text. It
@@ -117,8 +119,9 @@ def make_record_reader(schema: Schema, *, media: bool = False) -> RecordReader:
     Args:
         schema: schema of the records.
         media: whether conversations may hold images, audio and video.
+        has_text_numbers: whether the source writes numbers as text, as CSV does.
     """
-    return SchemaReader(schema, media=media).read
+    return SchemaReader(schema, media=media, has_text_numbers=has_text_numbers).read
 
 
 @final
@@ -138,18 +141,18 @@ class RoleColumn:
 class SchemaReader:
     """Reader of the records of one schema."""
 
-    def __init__(self, schema: Schema, *, media: bool) -> None:
-        self._schema, self._media = schema, media
+    def __init__(self, schema: Schema, *, media: bool, has_text_numbers: bool) -> None:
+        self._schema, self._media, self._has_text_numbers = schema, media, has_text_numbers
         self._text, self._messages, self._prompt = self._find_columns("text", "messages", "prompt")
         self._response, self._completion, self._label = self._find_columns("response", "completion", "label")
         self._chosen, self._rejected = self._find_columns("chosen", "rejected")
         self._context, self._history = self._find_columns("context", "history")
         self._system, self._tools, self._weight = self._find_columns("system", "tools", "weight")
         self._template_args, self._rejected_images = self._find_columns("template_args", "rejected_images")
-        self._completions, self._labels = self._find_columns("completions", "labels")
+        self._completions, self._labels, self._segments = self._find_columns("completions", "labels", "segments")
         # Without any of these columns, a record needs fewer steps.
         self._prompt_columns = top_level_columns((*self._context.names, *self._history.names))
-        outer_columns = (self._system, self._tools, self._weight, self._template_args, self._rejected_images)
+        outer_columns = (self._system, self._tools, self._template_args, self._rejected_images)
         self._outer_columns = _MEDIA_COLUMNS | top_level_columns(n for column in outer_columns for n in column.names)
         self._late = {name: role for role, names in schema.late.items() for name in names}
         self._unsupported = unsupported_columns(schema)
@@ -178,13 +181,22 @@ class SchemaReader:
     def read(self, row: Row) -> ParsedRecord:
         """Parse a record; see :func:`make_record_reader`."""
         if self._schema.ignored:
-            row = drop_keys(row, self._schema.ignored, self._turn_columns)
+            row = drop_keys(row, self._schema.ignored, (*self._turn_columns, *self._segments.names))
         if self._schema.names is not None:
             row = rename_messages(row, self._schema.names, self._turn_columns)
         if not self._refused_columns.isdisjoint(row):
             check_keys(row, self._unsupported)
             _check_no_late_columns(row, self._late)
-        return self._read_form(row)
+        record = self._read_form(row)
+        weight = self._weight.get(row)
+        return _weigh_record(record, self._parse_weight(row, weight)) if is_non_empty(weight) else record
+
+    def _parse_weight(self, row: Row, value: Any) -> float:
+        if self._has_text_numbers and isinstance(value, str):
+            with suppress(ValueError):
+                value = float(value)
+        name = self._weight.name(row, value)
+        return parse_loss_weight(value, f"column {name!r}", "; leave any other column out with --map weight=")
 
     def _read_text(self, row: Row) -> str:
         value = self._text.get(row)
@@ -255,7 +267,7 @@ class SchemaReader:
         """Return system, ``before`` and ``after``; a completion begins at ``after``."""
         messages, trained = concat_turns(before, after) if after[0] else before
         start = len(before[0])
-        tools, arguments, weight = None, None, 1.0
+        tools, arguments = None, None
         if not self._outer_columns.isdisjoint(row):
             _check_no_media(row, self._schema)
             extended_messages = self._prepend_system(row, messages)
@@ -266,11 +278,7 @@ class SchemaReader:
                 tools = read_tools(value, self._tools.name(row, value))
             if (value := self._template_args.get(row)) is not None:
                 arguments = read_template_arguments(value, self._template_args.name(row, value))
-            if is_non_empty(value := self._weight.get(row)):
-                weight = _parse_record_weight(value, f"column {self._weight.name(row, value)!r}")
-        return Conversation(
-            messages, tools, trained, start if completion else None, template_args=arguments, weight=weight
-        )
+        return Conversation(messages, tools, trained, start if completion else None, template_args=arguments)
 
     def _prepend_system(self, row: Row, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages after the system column's; the same list if it adds nothing."""
@@ -385,7 +393,7 @@ class SchemaReader:
                 raise missing_column_error(row, "messages", column.names[0])
             turns = _cut_answer(read_turns(value, column.names[0]))
         role = turns[0][-1]["role"] if turns[0] else "none"
-        if role not in _ASKING_ROLES:
+        if role not in ASKING_ROLES:
             raise UnusableRecordError(
                 f"the prompt in column {column.names[0]!r} ends with a turn of the role {role}: a prompt ends with a "
                 "turn of the user, or with the result of a tool"
@@ -731,29 +739,37 @@ def _read_media_lists(
     return media_lists
 
 
-def _parse_record_weight(value: Any, name: str) -> float:
-    """Parse the weight of a record, which may be text as in CSV."""
-    if isinstance(value, str):
-        with suppress(ValueError):
-            value = float(value)
-    return parse_loss_weight(value, name, "; leave any other column out with --map weight=")
+def _weigh_record(record: ParsedRecord, weight: float) -> ParsedRecord:
+    """Return a record with a weight of its loss."""
+    if weight == 1:
+        return record
+    if isinstance(record, str):
+        return WeightedText(record, weight)
+    if isinstance(record, TokenRow):
+        flags = np.ones(record.ids.size, np.bool_) if record.trained is None else record.trained
+        trained, rounded = make_token_flags(decode_loss_weights(flags) * np.float64(weight))
+        return TokenRow(record.ids, trained, record.rounded or rounded)
+    if isinstance(record, Conversation | InterleavedText | SegmentedText):
+        return replace(record, weight=weight)
+    raise AssertionError(f"{type(record).__name__} has no weight")
 
 
 def read_segments(row: Row, name: str) -> SegmentedText:
-    """Read axolotl's segments: texts that are each trained or not."""
+    """Read axolotl's segments: texts that are each trained or not, or weighted."""
     value = get_column_value(row, name)
     if value is None:
         raise missing_column_error(row, "segments", name)
     if not isinstance(value, list) or not value:
         raise UnusableRecordError(f"column {name!r} holds {describe_json_type(value)}, not a list of segments")
+    weights: list[float] = []
     for number, segment in enumerate(value):
         if not isinstance(segment, dict) or not isinstance(segment.get("text"), str):
             raise UnusableRecordError(f'{name}[{number}] is no segment: write {{"text": "...", "label": true}}')
-        if not isinstance(segment.get("label"), bool):
-            raise UnusableRecordError(
-                f"{name}[{number}].label is {segment.get('label')!r:.40}; it can be true (trained) or false"
-            )
-    return SegmentedText([segment["text"] for segment in value], [segment["label"] for segment in value])
+        if segment.get("label") is None:
+            raise UnusableRecordError(f"{name}[{number}] has no label; it can be true (trained) or false")
+        weights.append(read_segment_weight(segment, f"{name}[{number}]"))
+    texts = [segment["text"] for segment in value]
+    return SegmentedText(texts, list(map(bool, weights)) if {0, 1}.issuperset(weights) else weights)
 
 
 def read_token_row(row: Row, columns: dict[str, tuple[str, ...]]) -> TokenRow:
@@ -778,8 +794,9 @@ def read_token_row(row: Row, columns: dict[str, tuple[str, ...]]) -> TokenRow:
         trained = mask if trained is None else trained & mask
     if "loss_weights" in columns:
         weights = _read_weights(row, columns, ids)[keep]
-        codes, rounded = encode_loss_weights(weights if trained is None else np.where(trained[keep], weights, 0))
-        return TokenRow(ids[keep], codes if has_loss_weights(codes) else codes.view(np.bool_), bool(rounded.any()))
+        return TokenRow(
+            ids[keep], *make_token_flags(weights if trained is None else np.where(trained[keep], weights, 0))
+        )
     return TokenRow(ids[keep], None if trained is None else trained[keep])
 
 
@@ -789,18 +806,14 @@ def _read_weights(row: Row, columns: dict[str, tuple[str, ...]], ids: NDArray[np
     value: Any = get_column_value(row, name)
     if value is None:
         raise missing_column_error(row, "loss_weights", name)
-    weights = np.asarray(value) if isinstance(value, list | tuple | np.ndarray) else np.zeros((0, 0))
-    if weights.ndim != 1 or (weights.size and weights.dtype.kind not in "iubf"):
+    if not isinstance(value, list | tuple | np.ndarray):
         raise UnusableRecordError(f"column {name!r} holds {describe_json_type(value)}, not a list of numbers")
-    weights = _check_same_length(weights.astype(np.float64), name, ids, columns)
-    # A comparison with NaN is False.
-    wrong = np.flatnonzero(~((weights >= 0) & (weights <= MAX_LOSS_WEIGHT)))
-    if len(wrong):
-        raise UnusableRecordError(
-            f"{name}[{wrong[0]}] is {weights[wrong[0]]}; a loss weight is a number from 0 (not trained) to "
-            f"{MAX_LOSS_WEIGHT}"
-        )
-    return weights
+    values = value.tolist() if isinstance(value, np.ndarray) else value
+    # numpy reads true as 1, and a comparison with NaN is False.
+    weights = np.array(values if {int, float}.issuperset(map(type, values)) else [math.nan], np.float64)
+    if not ((weights >= 0) & (weights <= MAX_LOSS_WEIGHT)).all():
+        weights = np.array([parse_loss_weight(item, f"{name}[{number}]") for number, item in enumerate(values)])
+    return _check_same_length(weights, name, ids, columns)
 
 
 def _read_label_mask(

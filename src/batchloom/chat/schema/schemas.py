@@ -143,7 +143,7 @@ FORM_RULES = (
         {"messages": ("completion",)},
         _CONVERSATION_COLUMNS,
     ),
-    FormRule("segments", {"segments": ("segments",)}, {}),
+    FormRule("segments", {"segments": ("segments",)}, {"weight": _WEIGHT_COLUMNS}),
     FormRule(
         "tokens",
         {"input_ids": ("input_ids",)},
@@ -152,9 +152,10 @@ FORM_RULES = (
             "loss_mask": ("loss_mask",),
             "loss_weights": ("loss_weights", "loss_scale"),
             "attention_mask": ("attention_mask",),
+            "weight": _WEIGHT_COLUMNS,
         },
     ),
-    FormRule("text", {"text": ("text", "content")}, {}),
+    FormRule("text", {"text": ("text", "content")}, {"weight": _WEIGHT_COLUMNS}),
 )
 _PROMPT_OPTIONAL_COLUMNS = {
     "system": _SYSTEM_COLUMNS,
@@ -172,7 +173,9 @@ PROMPT_RULES = (
 )
 # Tried before texts if media are read. The last of these names are a text only next to a medium.
 INTERLEAVED_RULE = FormRule(
-    "interleaved", {"text": ("text", "content", "caption", "transcription", "texts")}, _MEDIA_COLUMNS
+    "interleaved",
+    {"text": ("text", "content", "caption", "transcription", "texts")},
+    {"weight": _WEIGHT_COLUMNS, **_MEDIA_COLUMNS},
 )
 COLUMN_ROLES = tuple(dict.fromkeys(role for rule in FORM_RULES for role in (*rule.required, *rule.optional)))
 # Forms without messages.

@@ -41,6 +41,8 @@ _ROLE_BY_SENDER = {
     **dict.fromkeys(_CALL_ROLES, "assistant"),
     **{role: role for role in MESSAGE_ROLES},
 }
+# Roles of a turn that the model answers.
+ASKING_ROLES = ("user", "tool")
 # Role names that no library reads without a setting, and their equivalents.
 _ROLE_SUGGESTIONS = {
     **{sender: role for sender, role in _ROLE_BY_SENDER.items() if sender != role},
@@ -119,10 +121,15 @@ def get_sender(message: object) -> Any:
     return message.get("from") if message.get("role") is None else message["role"]
 
 
+def get_role(message: object) -> str | None:
+    """Return the role of a message as templates read it; None if it is unknown."""
+    sender = get_sender(message)
+    return _ROLE_BY_SENDER.get(sender) if isinstance(sender, str) else None
+
+
 def has_readable_names(message: dict[str, Any]) -> bool:
     """Return whether a message has a known role and content, or is an exchange."""
-    known_role = isinstance(sender := get_sender(message), str) and sender in _ROLE_BY_SENDER
-    return (known_role and not _CONTENT_KEYS.isdisjoint(message)) or _is_exchange(message)
+    return (get_role(message) is not None and not _CONTENT_KEYS.isdisjoint(message)) or _is_exchange(message)
 
 
 def _is_exchange(message: object) -> bool:

@@ -1,5 +1,5 @@
 from .chat_encoding import PlacedMedium as PlacedMedium
-from .conversation_encoder import EncodedBatch as EncodedBatch
+from .conversation_encoder import UNTRAINED_RULE as UNTRAINED_RULE, EncodedBatch as EncodedBatch
 from .document_encoder import (
     DirectEncoder as DirectEncoder,
     EncodeContext as EncodeContext,

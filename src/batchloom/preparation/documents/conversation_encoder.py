@@ -202,6 +202,8 @@ class EncodedBatchBuilder:
         )
 
 
+# Drop reason of a document without a trained token.
+UNTRAINED_RULE = "nothing to train"
 # Note of a job with rounded loss weights.
 ROUNDED_WEIGHTS = "Loss weights are rounded to the nearest of 256 values"
 _UINT32 = np.dtype(np.uint32)

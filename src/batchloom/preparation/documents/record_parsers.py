@@ -353,27 +353,27 @@ def make_record_parser(
     """
     columns = _find_filled_columns(schema, rows)
     text_column = _find_text_column(schema, rows)
-    if text_column is not None and inspector is None:
+    if text_column is not None and "weight" not in columns and inspector is None:
         # The fast text reader reads this column.
         rules = replace(rules, text_field=text_column)
         return RecordParser(rules, detected=schema.description, columns=columns)
     rules = replace(rules, text_field=None)
-    joins_texts = chat.template == NO_TEMPLATE
+    joins_texts, is_csv = chat.template == NO_TEMPLATE, source.kind in ("csv", "tsv")
     if schema.kind in ("preference", "prompt", "steps"):
         record_parser = _make_preference_parser(source, rows, rules, schema, chat, media=inspector is not None)
     elif schema.kind == "conversation":
-        record_reader = make_record_reader(schema, media=inspector is not None)
+        record_reader = make_record_reader(schema, media=inspector is not None, has_text_numbers=is_csv)
         chat_rules = chat.rules(completion=schema.form == "prompt-completion")
         record_parser = RecordParser(
             rules, "conversation", record_reader, chat_rules, detected=schema.description, columns=columns
         )
     elif schema.kind == "segments":
-        record_parser = RecordParser(
-            rules, "segments", make_record_reader(schema), chat.rules(completion=False), schema.description, columns
-        )
+        record_reader = make_record_reader(schema)
+        chat_rules = chat.rules(completion=False)
+        record_parser = RecordParser(rules, "segments", record_reader, chat_rules, schema.description, columns)
     else:
         record_kind: RecordKind = schema.kind if schema.kind in ("text", "interleaved") else "tokens"
-        record_reader = make_record_reader(schema)
+        record_reader = make_record_reader(schema, has_text_numbers=is_csv)
         record_parser = RecordParser(rules, record_kind, record_reader, detected=schema.description, columns=columns)
     if joins_texts and record_parser.templated and record_parser.record_reader is not None:
         _check_holds_texts(source, rows, schema)

@@ -29,6 +29,11 @@ _COLUMN_ROLES = {
     "audios": "audios",
     "label": "label",
 }
+# Agent templates that no model's chat template writes.
+_PROMPTED_AGENT_TEMPLATES = (
+    *("react_en", "react_zh", "react_grpo", "toolbench"),
+    *("qwen_en", "qwen_zh", "qwen_en_parallel", "qwen_zh_parallel"),
+)
 # Data settings of a job (swift/arguments/base_args/data_args.py); its other settings are the trainer's.
 JOB_KEYS = {
     **dict.fromkeys(("dataset", "columns", "model", "dataset_shuffle", "split_dataset_ratio", "use_hf"), READ),
@@ -42,7 +47,9 @@ JOB_KEYS = {
     "template": PeerKey("unused", "the chat template decides; choose it with --template"),
     "system": PeerKey("refused", "write a system column, or a template with this system turn"),
     **dict.fromkeys(("loss_scale", "max_length", "truncation_strategy"), READ),
-    "agent_template": PeerKey("unused", "the chat template writes the tools; --tool-format names others", ("hermes",)),
+    "agent_template": PeerKey(
+        "unused", "the model's own chat template writes the tools", ("hermes", *_PROMPTED_AGENT_TEMPLATES)
+    ),
     "enable_thinking": PeerKey("unused", "set the variable of the chat template with --template-arg"),
     "disable_auto_column_mapping": PeerKey("refused", "name the columns of each role in a manifest"),
     "custom_dataset_info": PeerKey("refused", "give the file as an input of its own"),
@@ -93,6 +100,11 @@ def translate_job(job: Mapping[str, Any]) -> PeerDatasets:
     _translate_loss_scale(reader, result)
     if job.get("agent_template") == "hermes":
         result.settings["tool_format"] = "hermes"
+    elif job.get("agent_template") in _PROMPTED_AGENT_TEMPLATES:
+        result.problems.append(
+            f"agent_template: {quote_value(job['agent_template'])} has no equal --tool-format; hermes has one, and the "
+            "formats of models are written by their own chat templates: name one of these, or leave it out"
+        )
     read_length_limit(reader, "max_length", "truncation_strategy", _OVERLONG_POLICIES, result)
     ratio = job.get("split_dataset_ratio")
     if isinstance(ratio, float) and 0 < ratio < 1:

@@ -237,9 +237,7 @@ class CrashIsolation:
             value = batch.values[index]
             snippet = make_snippet(value) if isinstance(value, str) else ""
             batch.bad.append(BadRecord(record, batch.offsets[index], None, reason, snippet))
-        batch.values = [batch.values[index] for index in kept_indices]
-        batch.records = [batch.records[index] for index in kept_indices]
-        batch.offsets = [batch.offsets[index] for index in kept_indices]
+        batch.select(kept_indices)
 
 
 @dataclass(frozen=True, slots=True)
