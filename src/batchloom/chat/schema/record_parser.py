@@ -27,6 +27,7 @@ from batchloom.chat.schema.record_media import (
     reorder_media,
 )
 from batchloom.chat.schema.schemas import (
+    PROMPTS_REMEDY,
     TURN_COLUMNS,
     Row,
     Schema,
@@ -568,8 +569,9 @@ def require_text(row: Row, column: RoleColumn, value: str) -> str:
     """Return the text; raise if it is empty."""
     if is_empty_text(value):
         consequence = "the prompt would be empty" if column.role == "prompt" else "there would be nothing to train"
+        remedy = f"; {PROMPTS_REMEDY}" if column.role in ("response", "completion") else ""
         raise UnusableRecordError(
-            f"column {column.name(row, value)!r} is empty: {consequence}; fill it in or remove the record"
+            f"column {column.name(row, value)!r} is empty: {consequence}; fill it in or remove the record{remedy}"
         )
     return value
 
@@ -590,7 +592,7 @@ def require_answer(turns: Turns, name: str) -> None:
     for message in reversed(turns[0]):
         if message["role"] == "assistant":
             return
-    raise UnusableRecordError(f"column {name!r} has no assistant turn: there would be nothing to train")
+    raise UnusableRecordError(f"column {name!r} has no answer to train on; {PROMPTS_REMEDY}")
 
 
 def concat_turns(before: Turns, after: Turns) -> Turns:
