@@ -66,8 +66,7 @@ def read_fault(form, record):
         (
             "instruction",
             {"question": "q", "answer": ""},
-            "column 'answer' is empty: there would be nothing to train; fill it in or remove the record; for prompt-only "
-            "data pass --prompts",
+            "'answer' is empty: there would be nothing to train; fill it in or remove the record; for prompt-only data",
         ),
         (
             "instruction",

@@ -11,7 +11,7 @@ from batchloom.cli.terminal import AsJson, Generation, Split, make_table, plain_
 from batchloom.core.wording import format_count
 from batchloom.preparation import describe_missed_shares
 from batchloom.store import MANIFEST_NAME, PAGE_NAME, read_manifest
-from batchloom.store.format import PREFERENCE_READERS, format_generation_file_name
+from batchloom.store.format import OBJECTIVES, format_generation_file_name
 
 _BAR_WIDTH = 40
 
@@ -60,9 +60,9 @@ def _print_counts(inspection: Inspection) -> None:
             f"{format_count(inspection.removed, 'document')} of these removed: read as end tokens that are not "
             "trained, until batchloom compact"
         )
-    if inspection.preferences:
+    if inspection.objective:
         sides = ", ".join(f"{count:,} {side}" for side, count in inspection.sides.items())
-        print_escaped(f"{PREFERENCE_READERS[inspection.preferences].contents}: {sides}")
+        print_escaped(f"{OBJECTIVES[inspection.objective].contents}: {sides}")
     for kind, media_count in inspection.media.items():
         each = "video frame" if kind == "video" else kind
         share = media_count.tokens / inspection.tokens

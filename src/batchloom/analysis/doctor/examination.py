@@ -47,7 +47,7 @@ from batchloom.preparation.documents import (
     RecordParser,
     RecordParsers,
     SubsetRule,
-    check_no_mixed_preferences,
+    check_one_objective,
     choose_dtype_name,
     choose_job_template,
     choose_job_tokenizer,
@@ -311,7 +311,7 @@ class Examination:
     def load_context(self, *, tokenizer_optional: bool) -> None:
         """Load what encodes documents, and record why that is impossible."""
         try:
-            check_no_mixed_preferences(self._usable_sources, self._record_parsers)
+            check_one_objective(self._usable_sources, self._record_parsers)
         except InputError as error:
             self.faults.append(str(error))
         began = time.perf_counter()

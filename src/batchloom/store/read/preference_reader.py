@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.settings import check_index, quote_value
-from batchloom.store.format.shard_sidecars import CHOSEN, GOOD
+from batchloom.store.format.objectives import CHOSEN, GOOD
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
 
@@ -35,7 +35,7 @@ class PreferencePairs:
 
     def __init__(self, store: Store) -> None:
         require_store(store)
-        if store.contents.preferences != "pairs":
+        if store.contents.objective != "pairs":
             raise InputError(_describe_wrong_kind(store, "preference pairs", "chosen and rejected columns"))
         self.store = store
         for shard in range(len(store.shards)):
@@ -96,7 +96,7 @@ class LabelledAnswers:
 
     def __init__(self, store: Store) -> None:
         require_store(store)
-        if store.contents.preferences not in ("pairs", "labels"):
+        if store.contents.objective not in ("pairs", "labels"):
             raise InputError(_describe_wrong_kind(store, "labelled answers", "a column label"))
         self.store = store
         sides = [store.shards.sides(shard).sides for shard in range(len(store.shards))]
