@@ -37,7 +37,11 @@ def inspect(
         return
     _print_counts(inspection)
     _print_shares(path, generation)
-    _print_packing(inspection)
+    if inspection.objective:
+        objective = OBJECTIVES[inspection.objective]
+        print_escaped(f"{objective.trainers} read it with {objective.reader}")
+    else:
+        _print_packing(inspection)
     # A generation without its own page uses that of the last one that has it.
     numbers = range(inspection.generation or 1, 0, -1)
     pages = (Path(path) / format_generation_file_name(PAGE_NAME, number) for number in numbers)

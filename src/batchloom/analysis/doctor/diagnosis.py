@@ -231,7 +231,9 @@ def doctor(
     media = any(source.media for source in found.sources)
     # A loader's default policy for overlong documents.
     drops = media or kinds <= TEMPLATED_KINDS
-    packing = estimate_packing(examination.lengths, examination.weights, seq_len, global_batch_size, drops=drops)
+    packing = None
+    if not any(map(get_objective, kinds)):
+        packing = estimate_packing(examination.lengths, examination.weights, seq_len, global_batch_size, drops=drops)
     warnings = list(found.warnings)
     if packing and packing.longer:
         longer = ("" if found.exact else "about ") + format_count(packing.longer, "document")
@@ -413,7 +415,7 @@ def estimate_feeds(examination: ExaminationResult, packing: PackingFacts | None)
     documents, tokens = found.documents, found.tokens or 0
     if found.tokenizer is None or found.seconds is None or packing is None or not documents or not found.bytes:
         return ()
-    if found.faults or any(get_objective(source.way) for source in found.sources):
+    if found.faults:
         return ()
     batch = packing.global_batch_size or _DEFAULT_BATCH_SIZE
     batch_bytes = _PREFETCHED_BATCHES * batch * packing.seq_len * _TOKEN_BYTES
