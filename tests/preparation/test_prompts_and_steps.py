@@ -228,6 +228,24 @@ def test_a_record_without_a_carried_column_is_bad(tmp_path):
     assert "no column 'answer'" in line
 
 
+@pytest.mark.parametrize(
+    ("row", "settings", "sentence"),
+    [
+        ({"prompt": "q", "image": "a.png"}, {"prompts": True}, "with --carry image, or leave them out with --ignore"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, {"prompts": True}, "and prompts take none"),
+        ({**STEP_ROWS[0], "images": ["a.png"]}, {}, "labelled steps take no images and audio"),
+    ],
+)
+def test_no_medium_is_dropped_silently(tmp_path, row, settings, sentence):
+    with pytest.raises(InputError, match=sentence):
+        prepare(tmp_path, [row], **settings)
+
+
+def test_prompts_carry_images_for_the_trainer(tmp_path):
+    prepare(tmp_path, [{"prompt": "q", "images": ["a.png"]}] * 9, prompts=True, carry="images")
+    assert StoredPrompts(batchloom.open_store(tmp_path / "out"))[0]["images"] == ["a.png"]
+
+
 def read_steps(out):
     return list(LabelledSteps(batchloom.open_store(out)))
 

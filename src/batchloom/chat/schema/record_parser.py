@@ -396,6 +396,7 @@ class SchemaReader:
         return CarryingPrompt(conversation, _encode_fields({_PROMPT_FIELD: conversation.messages, **fields}))
 
     def _read_steps(self, row: Row) -> SteppedAnswer:
+        _check_no_media(row, self._schema)
         prompt = self._prompt.get(row)
         if not isinstance(prompt, str):
             raise not_text_error(row, self._prompt, prompt)
@@ -602,15 +603,19 @@ def concat_turns(before: Turns, after: Turns) -> Turns:
     return first + second, [*(first_flags or [None] * len(first)), *(second_flags or [None] * len(second))]
 
 
+_NO_PROCESSOR = "images and audio need --processor; without that column only the text is trained"
+_MEDIA_REFUSALS: dict[str, str] = {
+    "prompt": "prompts are rendered without images and audio; carry them for the trainer with --carry {0}, or leave "
+    "them out with --ignore {0}",
+    "steps": "labelled steps take no images and audio; leave them out with --ignore {0}",
+}
+
+
 def _check_no_media(row: Row, schema: Schema) -> None:
-    names = {*_MEDIA_COLUMNS, *schema.columns.get("rejected_images", ())}
+    names = {*_MEDIA_COLUMNS, *schema.columns.get("rejected_images", ())}.difference(dict(schema.carried).values())
     for name in sorted(names & row.keys()):
         if is_non_empty(row[name]):
-            reason = (
-                "images and audio in prompts are not supported: leave the column out"
-                if schema.kind == "prompt"
-                else "images and audio need --processor; without that column only the text is trained"
-            )
+            reason = _MEDIA_REFUSALS.get(schema.kind, _NO_PROCESSOR).format(name)
             raise UnusableRecordError(f"column {name!r} is not empty: {reason}")
 
 

@@ -370,9 +370,10 @@ def make_record_parser(
         return record_parser
     if schema.kind in ("conversation", "interleaved", "preference"):
         record_reader = _wrap_check_media(record_parser.record_reader, inspector)
+    elif schema.kind not in ("prompt", "steps"):
+        record_reader = _wrap_refuse_media(record_parser.record_reader)
     else:
-        reason = _MEDIA_REFUSALS.get(schema.kind, _LATE_MEDIA)
-        record_reader = _wrap_refuse_media(record_parser.record_reader, reason)
+        return record_parser
     return replace(record_parser, record_reader=record_reader)
 
 
@@ -426,26 +427,21 @@ def _list_conversations(record: ParsedRecord) -> list[Conversation]:
     return [record] if isinstance(record, Conversation) else []
 
 
-def _wrap_refuse_media(record_reader: RecordReader, reason: str) -> RecordReader:
-    """Wrap a reader to reject records with media, for the given reason."""
+def _wrap_refuse_media(record_reader: RecordReader) -> RecordReader:
+    """Wrap a reader of a file without media to reject later records with media."""
 
     def refused(row: Mapping[str, Any]) -> ParsedRecord:
         for name in _MEDIA_COLUMNS:
             if is_non_empty(row.get(name)):
-                raise UnusableRecordError(f"column {name!r} is not empty, and {reason}")
+                raise UnusableRecordError(
+                    f"column {name!r} is not empty, and the first records of the file have no media: keep records with "
+                    "images or audio in a separate file, or leave the column out"
+                )
         return record_reader(row)
 
     return refused
 
 
-_LATE_MEDIA = (
-    "the first records of the file have no media: keep records with images or audio in a separate file, or leave "
-    "the column out"
-)
-_MEDIA_REFUSALS = {
-    "prompt": "images and audio in prompts are not supported: leave the column out",
-    "steps": "images and audio in labelled steps are not supported: leave the column out",
-}
 _MEDIA_COLUMNS = ("images", "image", "audios", "audio", "videos", "video")
 
 

@@ -11,6 +11,7 @@ from batchloom.core.settings import check_index, quote_value
 from batchloom.store.format.objectives import CHOSEN, GOOD
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
+from batchloom.store.read.stored_media import has_media
 
 Example = dict[str, Any]
 
@@ -20,7 +21,8 @@ class PreferencePairs:
     """Map-style dataset of the preference pairs of a store.
 
     ``pairs[n]`` is a dict of lists of ids: ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``, the input of
-    TRL's ``DataCollatorForPreference``. Prompt and answer together are the complete document.
+    TRL's ``DataCollatorForPreference``. Prompt and answer together are the complete document. If the store holds media,
+    ``documents`` has the numbers of both documents, which ``batchloom.batches.PairMediaCollator`` takes.
 
     Args:
         store: an open store of pairs.
@@ -71,7 +73,8 @@ class PreferencePairs:
                 f"Documents {first} and {first + 1} of {self.store.path} are a pair and have different prompts. The "
                 "store is damaged: run batchloom check on it."
             )
-        return {"prompt_ids": chosen[:start], "chosen_ids": chosen[start:], "rejected_ids": rejected[start:]}
+        pair = {"prompt_ids": chosen[:start], "chosen_ids": chosen[start:], "rejected_ids": rejected[start:]}
+        return {**pair, "documents": [first, first + 1]} if has_media(self.store) else pair
 
 
 @final
