@@ -202,6 +202,8 @@ def test_a_collator_adds_the_features_of_both_sides(tmp_path, name):
     pairs, model = PreferencePairs(store), make_model(name, processor).eval()
     collate = PairMediaCollator(pairs, trainer.DataCollatorForPreference(pad_token_id=0))
     batch = collate([pairs[n] for n in (2, 0, 1)])
+    with pytest.raises(batchloom.InputError, match="remove_unused_columns=False"):
+        collate([{name: value for name, value in pairs[0].items() if name != "documents"}])
     mask = batch.pop("completion_mask")
     assert mask.sum(1).tolist() == [len(pairs[n][side]) for side in ("chosen_ids", "rejected_ids") for n in (2, 0, 1)]
     with torch.no_grad():

@@ -41,6 +41,11 @@ class PairMediaCollator:
         self._media = make_media_of_stores([pairs.store], DEFAULT_MEDIA_SPEC)
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        if "documents" not in examples[0]:
+            raise InputError(
+                "The items have no documents, which name their media: set remove_unused_columns=False in the settings "
+                "of the trainer, which removes them otherwise."
+            )
         batch = dict(self._collate(examples))
         documents = np.array([example["documents"] for example in examples], np.int64).T.ravel()
         lengths, zeros = self._store.lengths.take(documents).astype(np.int64), np.zeros_like(documents)
