@@ -17,7 +17,7 @@ from batchloom.store.read import has_media
 
 @final
 class PairMediaCollator:
-    """Collator of preference pairs that adds what a multimodal model takes besides ids.
+    """Collator of preference pairs that adds the inputs of a multimodal model.
 
     It adds the features of the processor, such as ``pixel_values``, in the order of the rows: those of the chosen
     answers, then those of the rejected ones. Models with M-RoPE also get ``position_ids``, and models that mark the
