@@ -157,7 +157,7 @@ def _print_source(source: SourceFacts, *, exact: bool) -> None:
             )
     if source.total_tokens:
         share = (source.trained_tokens or 0) / source.total_tokens
-        _print_row("tokens in all", f"{about}{source.total_tokens:,}, {share:.1%} of them trained")
+        _print_row("total tokens", f"{about}{source.total_tokens:,}, {share:.1%} of them trained")
     for side, side_count in source.sides.items() if objective and not objective.carries else ():
         answers = format_count(side_count.documents, "answer")
         _print_row(side, f"{about}{answers}, {side_count.trained_tokens:,} trained tokens")
@@ -224,9 +224,9 @@ def _print_totals(diagnosis: Diagnosis) -> None:
             f"about {format_duration(diagnosis.seconds)} on this machine, {format_size(diagnosis.store_bytes)} on disk",
         )
     for estimate in diagnosis.ways:
-        memory = f"about {format_size(estimate.memory_bytes)} of memory a run"
+        memory = f"about {format_size(estimate.memory_bytes)} of memory per run"
         if estimate.way == "prepare":
-            steps = f"{estimate.steps:,} steps an epoch" if estimate.steps else "exact steps of every epoch"
+            steps = f"{estimate.steps:,} steps per epoch" if estimate.steps else "the exact steps of each epoch"
             _print_row("prepared", f"first batch in about a second, once prepared; {memory}; {steps}")
         else:
             start = f"first batch after about {format_duration(estimate.start_seconds)}"
