@@ -410,6 +410,8 @@ known_columns = st.sampled_from(
 
 @settings(max_examples=examples(300))
 @example([{" answer": {"content": ""}}])
+@example([{"prompt": [{"role": 1}, {"role": [None]}]}])
+@example([{"messages": [], "chosen": [None], "rejected": [None]}])
 @given(st.lists(st.dictionaries(known_columns, json_values, max_size=5), min_size=1, max_size=4))
 def test_any_records_have_a_schema_or_a_named_refusal(records):
     try:

@@ -157,7 +157,12 @@ def detect_schema(
         carried=tuple((carry or {}).items()),
         names=make_message_names(mapping),
     )
-    check_first_records(records, schema)
+    try:
+        check_first_records(records, schema)
+    except SchemaError as error:
+        if error.suggestion and not _fits_mapping(records, {"chosen": "chosen", "rejected": "rejected"}):
+            error.suggestion = None
+        raise
     _check_message_names(records, schema, mapping)
     return schema
 
@@ -347,7 +352,8 @@ def _is_ranking(row: Row, chosen: str, rejected: str) -> bool:
 
 def _asks(turns: Sequence[Any]) -> bool:
     """Return whether the model answers the last of these turns."""
-    return bool(turns) and _get_turn_role(turns[-1]) in _ASKING_ROLES
+    role = _get_turn_role(turns[-1]) if turns else None
+    return isinstance(role, str) and role in _ASKING_ROLES
 
 
 def _has_any_media(schema: Schema, records: Sequence[Row]) -> bool:
