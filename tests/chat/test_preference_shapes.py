@@ -219,7 +219,7 @@ REFUSED = {
     ),
     "the conversation has no answer to replace": (
         {"messages": [GOOD, Q], "rejected_response": "bad"},
-        UnusableRecordError, "no assistant turn",
+        UnusableRecordError, "no answer to train on",
     ),
     "a number as an answer": (
         {"input": "q", "chosen": "good", "rejected": 5},

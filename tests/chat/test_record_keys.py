@@ -273,7 +273,7 @@ def test_a_mapping_leaves_out_labels_of_either_name(tmp_path, name, value):
     path = str(tmp_path / "in.jsonl")
     arguments = ["prepare", path, "--tokenizer", "bytes", "--out", str(tmp_path / "out")]
     assert run_command_line([*arguments, "--map", "label="]) == 0
-    assert not batchloom.open_store(tmp_path / "out").contents.preferences
+    assert not batchloom.open_store(tmp_path / "out").contents.objective
 
 
 def test_a_rejected_response_makes_a_pair():

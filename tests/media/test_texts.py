@@ -237,7 +237,7 @@ def test_preferences_do_not_lose_their_images(form, processors, tmp_path):
     rows[1]["images"] = ["0.jpg"]
     file = write_rows(tmp_path / "in.jsonl", rows)
     store = prepare_store(file, tmp_path / "out", processors["qwen2_vl"], max_bad=1)
-    assert store.contents.preferences == ("labels" if form == "label" else "pairs")
+    assert store.contents.objective == ("labels" if form == "label" else "pairs")
     (bad,) = read_quarantine(store)
     assert bad["line"] == 2
     assert "holds 1 image and 0 placeholders for them" in bad["reason"]

@@ -60,7 +60,7 @@ class Inspection:
         left_out: documents that ``overlong`` ``drop`` and ``truncate`` would leave out at ``seq_len``.
         overlong: default policy of a loader for longer documents.
         first: beginning of the first documents, decoded (empty for a bare prefix).
-        preferences: ``pairs``, ``labels``, ``prompts`` or ``steps``; empty for other documents.
+        objective: ``pairs``, ``labels``, ``prompts`` or ``steps``; empty for other documents.
         sides: number of these documents by side: ``chosen``, ``rejected``, ``good``, ``bad``, ``prompt``, ``steps``.
         processor: class of the processor for the media of the documents, otherwise empty.
         media: by kind (``image``, ``audio``) the number of items, of documents with some and of placeholder tokens;
@@ -87,7 +87,7 @@ class Inspection:
     left_out: dict[OverlongMode, ExcludedDocuments]
     overlong: OverlongMode
     first: tuple[str, ...]
-    preferences: str = ""
+    objective: str = ""
     sides: dict[str, int] = field(default_factory=dict)
     processor: str = ""
     media: dict[MediumKind, MediaCount] = field(default_factory=dict)
@@ -135,7 +135,7 @@ def inspect(
     ]
     texts = [_decode_beginning(store, number) for number in range(min(first, len(store)))] if store.manifest else []
     sides = np.zeros(len(SIDE_NAMES), np.int64)
-    for shard in range(len(store.shards) if store.contents.preferences else 0):
+    for shard in range(len(store.shards) if store.contents.objective else 0):
         sides += np.bincount(store.shards.sides(shard).sides, minlength=len(SIDE_NAMES))
     return Inspection(
         path=str(path),
@@ -156,7 +156,7 @@ def inspect(
         },
         overlong=spec.overlong,
         first=tuple(texts),
-        preferences=store.contents.preferences,
+        objective=store.contents.objective,
         sides={name: count for name, count in zip(SIDE_NAMES, sides.tolist(), strict=True) if count},
         processor=store.manifest.processor.name if store.manifest and store.manifest.processor else "",
         media=StoreMedia(store).counts(),

@@ -21,7 +21,7 @@ from batchloom.core.process_state import measure_peak_memory, pause_gc
 from batchloom.core.wording import format_count, format_list
 from batchloom.preparation.append import (
     BaseGenerations,
-    check_same_preferences,
+    check_same_objective,
     check_same_recipe,
     read_base_generations,
     read_base_manifest,
@@ -29,7 +29,7 @@ from batchloom.preparation.append import (
     select_new_inputs,
 )
 from batchloom.preparation.documents.document_encoder import EncodeContext
-from batchloom.preparation.documents.record_parsers import PLAIN_TEXT_NOTE, RecordParsers, check_no_mixed_preferences
+from batchloom.preparation.documents.record_parsers import PLAIN_TEXT_NOTE, RecordParsers, check_one_objective
 from batchloom.preparation.documents.subsets import SubsetRule, describe_missed_shares
 from batchloom.preparation.documents.token_encoder import make_fim_cutter
 from batchloom.preparation.documents.tokenizer_choice import (
@@ -270,8 +270,8 @@ class PrepareRun:
         if weights := describe_unused_weights(self._recipe.sources):
             self._log.note(weights)
         self._announce_schemas()
-        check_no_mixed_preferences(sources, parsers)
-        check_same_preferences(sources, parsers, self._base, self._work.out)
+        check_one_objective(sources, parsers)
+        check_same_objective(sources, parsers, self._base, self._work.out)
 
     def _announce_schemas(self) -> None:
         """Note the detected record format of every source."""

@@ -321,7 +321,8 @@ class Stream:
 
     def __repr__(self) -> str:
         files = format_count(len(self._listing.sources), "file")
-        return f"stream of {files}, {self._listing.bytes:,} bytes, {self.lanes} lanes, {self.spec.steps} steps"
+        lanes = format_count(self.lanes, "lane")
+        return f"stream of {files}, {self._listing.bytes:,} bytes, {lanes}, {self.spec.steps} steps"
 
     @property
     def vocab_size(self) -> int:

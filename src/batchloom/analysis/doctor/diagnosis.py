@@ -24,7 +24,7 @@ from batchloom.plan import PlanSpec, choose_lane_pool_size, compute_min_sequence
 from batchloom.plan.order import FIRST_POOL, choose_default_lanes
 from batchloom.plan.packing import POOL_SIZE
 from batchloom.preparation import ChatRecipe, Note, Progress, ReadRecipe, Recipe
-from batchloom.preparation.documents import TEMPLATED_KINDS
+from batchloom.preparation.documents import TEMPLATED_KINDS, get_objective
 from batchloom.preparation.request import (
     InputArgument,
     ResolvedInputs,
@@ -43,7 +43,7 @@ from batchloom.preparation.settings import (
     parse_names,
 )
 from batchloom.store import open_store
-from batchloom.store.format import PREFERENCE_READERS, UINT16_IDS
+from batchloom.store.format import OBJECTIVES, UINT16_IDS
 
 _DEFAULT_OUT = "store"
 
@@ -61,8 +61,6 @@ _PREFETCHED_BATCHES, _TOKEN_BYTES = 6, 24
 _READY_SECONDS = 2.0
 # Format whose files are read sequentially, so that they cannot be split.
 _SEQUENTIAL_KIND = "webdataset"
-# Record kinds that no loader reads.
-_PREFERENCE_KINDS = ("pairs", "text-pairs", "labels")
 
 
 def _examine_prepared(location: str, seq_len: int, preview: int, *, full: bool) -> PreparedFacts:
@@ -233,7 +231,9 @@ def doctor(
     media = any(source.media for source in found.sources)
     # A loader's default policy for overlong documents.
     drops = media or kinds <= TEMPLATED_KINDS
-    packing = estimate_packing(examination.lengths, examination.weights, seq_len, global_batch_size, drops=drops)
+    packing = None
+    if not any(map(get_objective, kinds)):
+        packing = estimate_packing(examination.lengths, examination.weights, seq_len, global_batch_size, drops=drops)
     warnings = list(found.warnings)
     if packing and packing.longer:
         longer = ("" if found.exact else "about ") + format_count(packing.longer, "document")
@@ -330,11 +330,11 @@ def _describe_prepared(prepared: PreparedFacts) -> str:
             f"{prepared.path} holds bare ids: import needs --dtype, the end of documents (--eod or "
             "--document-tokens), which the file may not record, and --tokenizer or --vocab-size."
         )
-    if prepared.inspection and prepared.inspection.preferences:
-        reader = PREFERENCE_READERS[prepared.inspection.preferences]
+    if prepared.inspection and prepared.inspection.objective:
+        objective = OBJECTIVES[prepared.inspection.objective]
         return (
-            f"{prepared.path} holds {reader.contents}: {reader.trainers} read it with {reader.name}, and batchloom "
-            "train rejects it."
+            f"{prepared.path} holds {objective.contents}: {objective.trainers} read it with {objective.reader}, and "
+            "batchloom train rejects it."
         )
     if prepared.inspection and prepared.inspection.processor:
         return (
@@ -348,7 +348,7 @@ def _list_usage_commands(prepared: Sequence[PreparedFacts]) -> tuple[str, ...]:
     """List the next command per prepared input: import for ids, otherwise train."""
     commands = []
     for facts in prepared:
-        if facts.faults or (facts.inspection and facts.inspection.preferences):
+        if facts.faults or (facts.inspection and facts.inspection.objective):
             continue
         path, quoted_path = facts.path, quote_for_shell(facts.path)
         if facts.kind == "ids":
@@ -415,7 +415,7 @@ def estimate_feeds(examination: ExaminationResult, packing: PackingFacts | None)
     documents, tokens = found.documents, found.tokens or 0
     if found.tokenizer is None or found.seconds is None or packing is None or not documents or not found.bytes:
         return ()
-    if found.faults or any(source.way in _PREFERENCE_KINDS for source in found.sources):
+    if found.faults:
         return ()
     batch = packing.global_batch_size or _DEFAULT_BATCH_SIZE
     batch_bytes = _PREFETCHED_BATCHES * batch * packing.seq_len * _TOKEN_BYTES

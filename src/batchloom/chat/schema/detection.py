@@ -31,6 +31,7 @@ from batchloom.chat.schema.schemas import (
     LAST_PROMPT_COLUMN,
     PROMPT_COLUMNS,
     PROMPT_RULES,
+    PROMPTS_REMEDY,
     RESPONSE_COLUMNS,
     TURN_COLUMNS,
     FormRule,
@@ -154,7 +155,12 @@ def detect_schema(
         carried=tuple((carry or {}).items()),
         names=make_message_names(mapping),
     )
-    check_first_records(records, schema)
+    try:
+        check_first_records(records, schema)
+    except SchemaError as error:
+        if error.suggestion and not _fits_mapping(records, {"chosen": "chosen", "rejected": "rejected"}):
+            error.suggestion = None
+        raise
     _check_message_names(records, schema, mapping)
     return schema
 
@@ -339,7 +345,12 @@ def _is_ranking(row: Row, chosen: str, rejected: str) -> bool:
     if all(isinstance(answer, dict) for answer in answers):
         return True
     turns = next((messages for name in TURN_COLUMNS if (messages := list_messages(row.get(name)))), [])
-    return bool(turns) and all(map(is_non_empty, answers)) and get_role(turns[-1]) in ASKING_ROLES
+    return all(map(is_non_empty, answers)) and _asks(turns)
+
+
+def _asks(turns: Sequence[Any]) -> bool:
+    """Return whether the model answers the last of these turns."""
+    return bool(turns) and get_role(turns[-1]) in ASKING_ROLES
 
 
 def _has_any_media(schema: Schema, records: Sequence[Row]) -> bool:
@@ -522,6 +533,10 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
     parts.append(_describe_known_columns(columns))
     # A mapping given by the user is not overridden.
     guess = {} if mapping else _guess_mapping(columns)
+    prompt = _choose_column("prompt", "prompt", PROMPT_RULES[0].required["prompt"], rows, mapping)
+    if prompt and guess.get("messages") == prompt and _asks(list_messages(columns[prompt])):
+        guess = {}
+    prompts_remedy = [PROMPTS_REMEDY] if prompt and "chosen" not in guess else []
     left_out = _find_unused_columns(guess, columns, rows)
     if left_out:
         guess = {}
@@ -537,9 +552,9 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
     if guess and has_all_columns and is_writable and _fits_mapping(rows, guess):
         suggestion = ",".join(f"{role}={column}" for role, column in guess.items())
         parts.append(f"if that is correct, name the columns: --map {shlex.quote(suggestion)}")
-        return SchemaError("; ".join(parts), list(columns), suggestion)
+        return SchemaError("; ".join([*parts, *prompts_remedy]), list(columns), suggestion)
     parts.append("name the columns with --map prompt=...,response=..., --map chosen=...,rejected=... or --map text=...")
-    return SchemaError("; ".join(parts), list(columns))
+    return SchemaError("; ".join([*parts, *prompts_remedy]), list(columns))
 
 
 def _fits_mapping(rows: Sequence[Row], mapping: Mapping[str, str]) -> bool:

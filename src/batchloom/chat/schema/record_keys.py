@@ -311,13 +311,10 @@ def check_first_records(records: Sequence[Row], schema: Schema) -> None:
         )
         for entry, names in names_of.items()
     ]
-    sides = _PAIR_KEY in names_of and any(
-        all(has_effect(row.get(name), _PAIR_KEY) for name in ("chosen", "rejected")) for row in records
-    )
     raise SchemaError(
         "; ".join(problems),
         list(dict.fromkeys(name for row in records for name in row)),
-        "chosen=chosen,rejected=rejected" if sides else None,
+        "chosen=chosen,rejected=rejected" if names_of.get(_PAIR_KEY) == ["chosen", "rejected"] else None,
     )
 
 

@@ -28,6 +28,7 @@ from batchloom.chat.schema.record_media import (
     reorder_media,
 )
 from batchloom.chat.schema.schemas import (
+    PROMPTS_REMEDY,
     TURN_COLUMNS,
     Row,
     Schema,
@@ -403,6 +404,7 @@ class SchemaReader:
         return CarryingPrompt(conversation, _encode_fields({_PROMPT_FIELD: conversation.messages, **fields}))
 
     def _read_steps(self, row: Row) -> SteppedAnswer:
+        _check_no_media(row, self._schema)
         prompt = self._prompt.get(row)
         if not isinstance(prompt, str):
             raise not_text_error(row, self._prompt, prompt)
@@ -576,8 +578,9 @@ def require_text(row: Row, column: RoleColumn, value: str) -> str:
     """Return the text; raise if it is empty."""
     if is_empty_text(value):
         consequence = "the prompt would be empty" if column.role == "prompt" else "there would be nothing to train"
+        remedy = f"; {PROMPTS_REMEDY}" if column.role in ("response", "completion") else ""
         raise UnusableRecordError(
-            f"column {column.name(row, value)!r} is empty: {consequence}; fill it in or remove the record"
+            f"column {column.name(row, value)!r} is empty: {consequence}; fill it in or remove the record{remedy}"
         )
     return value
 
@@ -598,7 +601,7 @@ def require_answer(turns: Turns, name: str) -> None:
     for message in reversed(turns[0]):
         if message["role"] == "assistant":
             return
-    raise UnusableRecordError(f"column {name!r} has no assistant turn: there would be nothing to train")
+    raise UnusableRecordError(f"column {name!r} has no answer to train on; {PROMPTS_REMEDY}")
 
 
 def concat_turns(before: Turns, after: Turns) -> Turns:
@@ -608,15 +611,19 @@ def concat_turns(before: Turns, after: Turns) -> Turns:
     return first + second, [*(first_flags or [None] * len(first)), *(second_flags or [None] * len(second))]
 
 
+_NO_PROCESSOR = "images and audio need --processor; without that column only the text is trained"
+_MEDIA_REFUSALS: dict[str, str] = {
+    "prompt": "prompts are rendered without images and audio; carry them for the trainer with --carry {0}, or leave "
+    "them out with --ignore {0}",
+    "steps": "labelled steps take no images and audio; leave them out with --ignore {0}",
+}
+
+
 def _check_no_media(row: Row, schema: Schema) -> None:
-    names = {*_MEDIA_COLUMNS, *schema.columns.get("rejected_images", ())}
+    names = {*_MEDIA_COLUMNS, *schema.columns.get("rejected_images", ())}.difference(dict(schema.carried).values())
     for name in sorted(names & row.keys()):
         if is_non_empty(row[name]):
-            reason = (
-                "images and audio in prompts are not supported: leave the column out"
-                if schema.kind == "prompt"
-                else "images and audio need --processor; without that column only the text is trained"
-            )
+            reason = _MEDIA_REFUSALS.get(schema.kind, _NO_PROCESSOR).format(name)
             raise UnusableRecordError(f"column {name!r} is not empty: {reason}")
 
 

@@ -162,7 +162,8 @@ _PROMPT_OPTIONAL_COLUMNS = {
     "tools": _TOOLS_COLUMNS,
     "template_args": _TEMPLATE_ARGS_COLUMNS,
 }
-# Forms for --prompts, which reads no answers.
+# Forms for --prompts, which reads no answers, and the remedy for records without one.
+PROMPTS_REMEDY = "for prompt-only data pass --prompts"
 PROMPT_RULES = (
     FormRule(
         "prompt",

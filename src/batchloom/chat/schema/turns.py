@@ -343,7 +343,9 @@ def _check_parts(parts: list[Any], field_path: str) -> bool:
             check_keys(part, TEXT_PART_KEYS, part_path)
             continue
         if isinstance(kind, str) and any(medium in kind for medium in _MEDIA_PART_TYPES):
-            raise UnusableRecordError(f"{part_path} is of type {kind!r}: images and audio need --processor")
+            raise UnusableRecordError(
+                f"{part_path} is of type {kind!r}: images and audio need --processor, and prompts take none"
+            )
         problem = f"is of type {kind!r}" if isinstance(kind, str) else f"holds {describe_json_type(part)}"
         if kind == "text":
             problem = f"has {', '.join(map(repr, part))}"

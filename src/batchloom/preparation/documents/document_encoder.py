@@ -38,7 +38,7 @@ from batchloom.preparation.settings.recipe import ChatRules, DedupRecipe
 from batchloom.sources import PartReader, ReadRules, RecordBounds, SourcePart
 from batchloom.sources.files import Source
 from batchloom.store import StoreLengths
-from batchloom.store.format import PREFERENCE_READERS
+from batchloom.store.format import OBJECTIVES
 from batchloom.text import TextCleaner, normalize
 from batchloom.tokens import Tokenizer, verify_control_tokens, verify_engine
 
@@ -206,18 +206,18 @@ class DirectEncoder:
             world_size: number of ranks; documents of other ranks are read but not encoded.
 
         Raises:
-            InputError: a source cannot be read or holds preferences, or ``on_bad_record`` raises.
+            InputError: a source cannot be read or has another objective, or ``on_bad_record`` raises.
             TemplateError: the template cannot be used.
         """
         number = 0
         for source in sources:
             record_parser, consumed = self._get_parser(source), 0
-            if record_parser.preferences:
-                contents = PREFERENCE_READERS[record_parser.preferences].contents
+            if record_parser.objective:
                 raise InputError(
-                    f"{source.name} holds {contents} ({record_parser.detected}), and training its rows would train "
-                    "them as texts. Choose what is trained: a formatter of SFTDataset that returns the "
-                    "prompt and the chosen answer, or batchloom prepare with --map prompt=prompt,completion=chosen."
+                    f"{source.name} holds {OBJECTIVES[record_parser.objective].contents} ({record_parser.detected}), "
+                    "and training its rows would train them as texts. Choose what is trained: a formatter of "
+                    "SFTDataset that returns the prompt and the chosen answer, or batchloom prepare with --map "
+                    "prompt=prompt,completion=chosen."
                 )
             with PartReader(SourcePart(source, 0, source.size), record_parser.rules) as reader:
                 for batch in reader:
