@@ -106,7 +106,7 @@ RecordReader = Callable[[Row], ParsedRecord]
 ConversationReader = Callable[[Row], Conversation]
 
 
-def make_record_reader(schema: Schema, *, media: bool = False) -> RecordReader:
+def make_record_reader(schema: Schema, *, media: bool = False, default_system: str | None = None) -> RecordReader:
     """Return the record parser of a schema.
 
     The parser keeps all turns, and every value unchanged: numbers are never converted to text. It
@@ -117,8 +117,9 @@ def make_record_reader(schema: Schema, *, media: bool = False) -> RecordReader:
     Args:
         schema: schema of the records.
         media: whether conversations may hold images, audio and video.
+        default_system: system prompt of conversations that have none; None adds none.
     """
-    return SchemaReader(schema, media=media).read
+    return SchemaReader(schema, media=media, default_system=default_system).read
 
 
 @final
@@ -138,8 +139,8 @@ class RoleColumn:
 class SchemaReader:
     """Reader of the records of one schema."""
 
-    def __init__(self, schema: Schema, *, media: bool) -> None:
-        self._schema, self._media = schema, media
+    def __init__(self, schema: Schema, *, media: bool, default_system: str | None) -> None:
+        self._schema, self._media, self._default_system = schema, media, default_system
         self._text, self._messages, self._prompt = self._find_columns("text", "messages", "prompt")
         self._response, self._completion, self._label = self._find_columns("response", "completion", "label")
         self._chosen, self._rejected = self._find_columns("chosen", "rejected")
@@ -256,12 +257,14 @@ class SchemaReader:
         messages, trained = concat_turns(before, after) if after[0] else before
         start = len(before[0])
         tools, arguments, weight = None, None, 1.0
-        if not self._outer_columns.isdisjoint(row):
-            _check_no_media(row, self._schema)
+        has_outer_columns = not self._outer_columns.isdisjoint(row)
+        if has_outer_columns or self._default_system:
             extended_messages = self._prepend_system(row, messages)
             if extended_messages is not messages:
                 messages, start = extended_messages, start + 1
                 trained = [None, *trained] if trained else trained
+        if has_outer_columns:
+            _check_no_media(row, self._schema)
             if (value := self._tools.get(row)) is not None:
                 tools = read_tools(value, self._tools.name(row, value))
             if (value := self._template_args.get(row)) is not None:
@@ -273,10 +276,12 @@ class SchemaReader:
         )
 
     def _prepend_system(self, row: Row, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the messages after the system column's; the same list if it adds nothing."""
+        """Return the messages after the system column's or the default; the same list if nothing is added."""
         system = self._system.get(row)
         if not is_non_empty(system):
-            return messages
+            if self._default_system is None or messages[0]["role"] in _LEADING_ROLES:
+                return messages
+            return [{"role": "system", "content": self._default_system}, *messages]
         if not isinstance(system, str):
             raise not_text_error(row, self._system, system)
         if messages[0]["role"] not in _LEADING_ROLES:

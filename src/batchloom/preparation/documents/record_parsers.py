@@ -212,11 +212,11 @@ class RecordParsers:
             schema = _detect_schema(source, rows, mapping, ignore, inspector, self._recipe.reading.carried_columns)
             record_parser = make_record_parser(source, rows, self.rules, schema, self._recipe.chat, inspector)
         except SchemaError as error:
-            location = self._recipe.source(source.input).location
-            if not location:
+            settings = self._recipe.source(source.input)
+            if not settings.location:
                 raise
-            # In a manifest file, mapping: and text_field: replace the command-line options.
-            message = f"{location}: {error} (use mapping: in that file)"
+            # In a file of data sets, its own keys replace the command-line options.
+            message = f"{settings.location}: {error} (use {settings.column_keys} in that file)"
             raise SchemaError(message, error.columns, error.suggestion) from None
         record_parser = replace(
             record_parser,
@@ -362,7 +362,7 @@ def make_record_parser(
     if schema.kind in ("preference", "prompt", "steps"):
         record_parser = _make_preference_parser(source, rows, rules, schema, chat, media=inspector is not None)
     elif schema.kind == "conversation":
-        record_reader = make_record_reader(schema, media=inspector is not None)
+        record_reader = make_record_reader(schema, media=inspector is not None, default_system=chat.default_system)
         chat_rules = chat.rules(completion=schema.form == "prompt-completion")
         record_parser = RecordParser(
             rules, "conversation", record_reader, chat_rules, detected=schema.description, columns=columns
@@ -495,7 +495,9 @@ def _make_preference_parser(
             f"{source.name} holds {contents} ({schema.description}), and {trained}: leave --train-on {chat.train_on} "
             "out"
         )
-    record_reader = make_record_reader(schema, media=media and schema.kind == "preference")
+    record_reader = make_record_reader(
+        schema, media=media and schema.kind == "preference", default_system=chat.default_system
+    )
     if schema.form == "pair":
         column = schema.columns["chosen"][0]
         first = next((v for row in rows if (v := get_column_value(row, column)) is not None), None)

@@ -1,18 +1,22 @@
 """Inputs of a job: paths, and YAML manifests and DatasetConfigs to expand."""
 
+import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from batchloom.core.addresses import make_input_labels, redact_url
 from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.wording import format_count
+from batchloom.core.settings import list_settings
+from batchloom.core.wording import format_count, shorten
+from batchloom.preparation.settings.config_location import FileSetting
 from batchloom.preparation.settings.read_recipe import MAX_SAMPLES, ReadRecipe, SourceRecipe
-from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs
+from batchloom.preparation.settings.recipe import ChatRecipe, Recipe, as_recipe_inputs
 from batchloom.sources import (
     DetectedFile,
     PartReader,
@@ -34,6 +38,7 @@ from batchloom.core.addresses import is_url_or_stdin
 InputArgument: TypeAlias = Union[str, os.PathLike[str], "DatasetConfig"]
 
 _DEFAULT_TOKENIZER = "gpt2"
+_MAX_OPTION_LENGTH = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class ResolvedInputs:
         tokenizer: the tokenizer, as ``prepare`` takes it.
         notes: notes for the user before work begins.
         follow_links: whether a manifest follows symbolic links that lead out of an input folder.
-        settings: other settings that a file of another library states; the given ones override them.
+        settings: settings that files of other libraries state; the given ones override them.
     """
 
     inputs: tuple[str, ...]
@@ -56,7 +61,7 @@ class ResolvedInputs:
     tokenizer: str
     notes: tuple[str, ...] = ()
     follow_links: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: tuple[tuple[str, FileSetting], ...] = ()
 
 
 def resolve_inputs(
@@ -104,6 +109,46 @@ def input_name(argument: "str | DatasetConfig") -> str:
     Empty for a config without a file.
     """
     return redact_url(argument) if isinstance(argument, str) else str(argument.location.file or "")
+
+
+def choose_file_settings(
+    settings: Sequence[tuple[str, FileSetting]], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings of files of other libraries that no option overrides, and a note for each file.
+
+    Raises:
+        InputError: two files state a setting differently.
+    """
+    chosen: dict[str, FileSetting] = {}
+    taken: dict[str, dict[str, list[str]]] = {}
+    overridden: dict[str, list[str]] = {}
+    for name, setting in settings:
+        if name in given and given[name] != setting.value:
+            overridden.setdefault(setting.file, []).append(setting.key)
+            continue
+        option, first = _format_option(name, setting.value), chosen.setdefault(name, setting)
+        if first.value != setting.value:
+            raise InputError(
+                f"{first.file} says {_format_option(name, first.value)} ({first.key}) and {setting.file} {option} "
+                f"({setting.key}), but a store has one {name}; choose it with an option."
+            )
+        taken.setdefault(setting.file, {}).setdefault(setting.key, []).append(option)
+    notes = []
+    for file in dict.fromkeys(setting.file for _, setting in settings):
+        keys = [f"{key} ({', '.join(options)})" for key, options in taken.get(file, {}).items()]
+        parts = [("taken", keys), ("overridden by options", overridden.get(file, []))]
+        notes.append(f"{file}: {'; '.join(f'{verb}: ' + ', '.join(words) for verb, words in parts if words)}.")
+    return {name: setting.value for name, setting in chosen.items()}, notes
+
+
+def _format_option(name: str, value: object) -> str:
+    """Return a setting as an option of the command line."""
+    fields = {field.name: field for cls in (Recipe, ChatRecipe) for field in list_settings(cls)}
+    option = fields[name].option_names[0]
+    if isinstance(value, Mapping):
+        return " ".join(f"{option} {key}={json.dumps(item)}" for key, item in value.items())
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{option} {shorten(shlex.quote(text), _MAX_OPTION_LENGTH)}"
 
 
 def list_inputs(

@@ -12,7 +12,7 @@ from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.settings import quote_value
 from batchloom.core.yaml_reader import read_yaml
 from batchloom.preparation.settings import axolotl_datasets, llamafactory_datasets, swift_datasets
-from batchloom.preparation.settings.config_location import ConfigLocation
+from batchloom.preparation.settings.config_location import ConfigLocation, FileSetting
 from batchloom.preparation.settings.peer_keys import PeerDatasets
 
 DATASET_INFO = "dataset_info.json"
@@ -89,20 +89,29 @@ def _make_values(path: Path, peer: PeerDatasets, base: Path) -> PeerFile:
     """Return settings and their location; relative paths begin next to ``base``."""
     datasets = [_locate_dataset(dataset, base.parent, peer.problems) for dataset in peer.datasets]
     settings = dict(peer.settings)
-    if isinstance(template := settings.get("template"), str):
-        # A template is a name or a file: in the current folder, else next to the configuration.
-        adjacent = base.parent / template
-        if template not in TEMPLATE_NAMES and not Path(template).exists() and adjacent.is_file():
-            settings["template"] = str(adjacent)
+    template, template_key = settings.get("template", ("", ""))
+    # A template is a name or a file: in the current folder, else next to the configuration.
+    if template and template not in TEMPLATE_NAMES and not Path(template).exists():
+        adjacent = path.parent / template
+        settings["template"] = str(adjacent) if adjacent.is_file() else template, template_key
     if peer.problems:
         raise SettingsError([f"{path}: {problem}" for problem in peer.problems])
     values: dict[str, Any] = {"datasets": datasets}
-    if peer.tokenizer is not None:
-        values["processor_config"] = {"processor_name": peer.tokenizer}
+    if "tokenizer" in settings:
+        name, key = settings["tokenizer"]
+        tokenizer = ConfigLocation(path).resolve_path(name)
+        values["processor_config"] = {"processor_name": tokenizer}
+        settings["tokenizer"] = tokenizer, key
     names = tuple(str(dataset.get("name") or f"datasets[{n}]") for n, dataset in enumerate(datasets))
-    location = ConfigLocation(base, has_block=False, entry_names=names, settings=settings)
-    for note in peer.notes:
-        location = location.with_note(note)
+    notes = [*peer.notes, *([f"not taken: {'; '.join(peer.not_taken)}"] if peer.not_taken else [])]
+    location = ConfigLocation(
+        base,
+        has_block=False,
+        notes=tuple(f"{path}: {note}." for note in notes),
+        entry_names=names,
+        settings={name: FileSetting(value, key, str(path)) for name, (value, key) in settings.items()},
+        column_keys=peer.column_keys,
+    )
     return values, location
 
 
