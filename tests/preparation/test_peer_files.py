@@ -164,6 +164,46 @@ def test_all_data_sets_of_a_dataset_info_are_read_without_names(folder):
     assert "Detected dialog -> all turns, with tool_list in data/dialogs.jsonl." in result.notes
 
 
+def test_an_entry_that_is_no_file_is_read_by_name_alone(folder):
+    info = {**INFO, "lost": {"file_name": "lost.jsonl"}, "code": {"script_url": "x.py"}}
+    path = write(folder / "data" / "dataset_info.json", json.dumps(info))
+    with pytest.raises(SettingsError) as caught:
+        read_request("data/dataset_info.json")
+    readable = [name for name in INFO if name != "alpaca_en"]
+    no_file = "is no file or folder; a data set of the Hub is read only by name"
+    assert [problem.removeprefix("data/dataset_info.json: ") for problem in caught.value.problems[1:]] == [
+        f"alpaca_en: llamafactory/alpaca_en {no_file}",
+        f"lost: lost.jsonl {no_file}",
+        f"name the data sets to read; these can be: data/dataset_info.json:{','.join(readable)}",
+    ]
+    assert "code.script_url: 'x.py' is not supported" in caught.value.problems[0]
+    assert len(list_entries(f"{path}:identity,alpaca_en")) == 2
+
+
+def test_a_number_after_the_name_of_a_data_set_reads_random_records(folder):
+    assert [settings.get("num_samples") for _, settings in list_entries("data/dataset_info.json:openai#7,texts")] == [
+        7,
+        None,
+    ]
+    for count in ("0", "x", ""):
+        with pytest.raises(SettingsError, match=f"openai#{count}: '{count}' is not a number of records of at least 1"):
+            read_request(f"data/dataset_info.json:openai#{count}")
+
+
+def test_a_folder_with_a_dataset_info_is_read_as_files_with_a_note(folder):
+    data = folder / "data"
+    for name in ("dialogs", "ranking", "texts"):
+        (data / f"{name}.jsonl").unlink()
+    result = batchloom.prepare("data", out="store", tokenizer="bytes", val_fraction=0)
+    assert result.notes[1] == (
+        "data is read as a folder of files, without the columns and roles of data/dataset_info.json; give "
+        "data/dataset_info.json to read its data sets, or data/dataset_info.json:NAME,NAME for some of them."
+    )
+    (data / "dataset_info.json").write_text(json.dumps({"builder_name": "json", "features": {"text": {}}}))
+    result = batchloom.prepare("data", out="other", tokenizer="bytes", val_fraction=0)
+    assert not any("dataset_info.json to read" in note for note in result.notes)
+
+
 def test_columns_that_a_dataset_info_does_not_name_are_not_read(folder):
     records = [{"instruction": f"i{n}", "input": "left out", "output": "o", "system": "left out"} for n in range(10)]
     write_jsonl(folder / "data" / "more.jsonl", records)

@@ -15,6 +15,7 @@ from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.settings import list_settings
 from batchloom.core.wording import format_count, shorten
 from batchloom.preparation.settings.config_location import FileSetting
+from batchloom.preparation.settings.peer_files import describe_dataset_info
 from batchloom.preparation.settings.read_recipe import MAX_SAMPLES, ReadRecipe, SourceRecipe
 from batchloom.preparation.settings.recipe import ChatRecipe, Recipe, as_recipe_inputs
 from batchloom.sources import (
@@ -153,7 +154,7 @@ def _format_option(name: str, value: object) -> str:
 
 def list_inputs(
     recipe: Recipe,
-    spool: Spool,
+    spool: Spool | None = None,
     *,
     exclude: Path | None = None,
     streaming: bool | None = None,
@@ -177,12 +178,22 @@ def list_inputs(
     )
     for name, first, second in listing.duplicates:
         if recipe.source(first) != recipe.source(second):
-            first_location, second_location = (recipe.source(n).location or recipe.inputs[n] for n in (first, second))
+            first_location, second_location = (_describe_input(recipe, number) for number in (first, second))
             raise InputError(
                 f"{name} is listed by {first_location} and by {second_location} with different settings, but a file "
                 "is read only once; leave one of them out."
             )
-    return _sample_inputs(listing, recipe)
+    folder_notes = [
+        note for path in recipe.inputs if not is_url_or_stdin(path) and (note := describe_dataset_info(Path(path)))
+    ]
+    return _sample_inputs(replace(listing, notes=(*folder_notes, *listing.notes)), recipe)
+
+
+def _describe_input(recipe: Recipe, number: int) -> str:
+    """Return an input as it was given."""
+    source = recipe.source(number)
+    count = "" if source.num_samples is None else f"#{source.num_samples}"
+    return source.location or f"{recipe.inputs[number]}{count}"
 
 
 def _sample_inputs(listing: SourceListing, recipe: Recipe) -> SourceListing:
@@ -265,8 +276,8 @@ def hoist_common_settings(
     return tuple(replace(source, text_field=None, mapping={}) for source in sources), lifted
 
 
-# ms-swift's number of random records after the name of a data set; int() takes at most 4,300 digits.
-_SAMPLE_PATTERN = re.compile(r"(.+)#([0-9]{1,18})", re.DOTALL)
+# ms-swift's number of random records after the name of a data set.
+_SAMPLE_PATTERN = re.compile(r"(.+)#([^#/]*)", re.DOTALL)
 # The file with the data sets of LLaMA-Factory or ms-swift, and names of some of them.
 _DATASET_INFO_PATTERN = re.compile(r"(.*/)?dataset_info\.json(:.*)?", re.DOTALL)
 _MANIFEST_SUFFIXES = (".yaml", ".yml")
@@ -294,12 +305,23 @@ def split_sample_count(value: object) -> tuple[Any, int | None]:
     match = _SAMPLE_PATTERN.fullmatch(value) if isinstance(value, str) and not is_url_or_stdin(value) else None
     if match is None or os.path.lexists(match[0]):
         return value, None
-    count = int(match[2])
+    is_number = match[2].isdecimal()
+    if not is_number and not os.path.lexists(match[1]):
+        return value, None
+    # int() takes at most 4,300 digits.
+    count = int(match[2][:18]) if is_number else 0
     if not 1 <= count <= MAX_SAMPLES:
-        raise SettingsError([f"inputs: {match[0]!r}: the number of records is from 1 to {MAX_SAMPLES:,}"])
+        raise SettingsError(
+            [f"inputs: {match[0]!r}: {match[2]!r} is not a number of records from 1 to {MAX_SAMPLES:,}; write INPUT#N"]
+        )
     if is_manifest_path(match[1]):
         raise SettingsError(
-            [f"inputs: {match[0]!r}: a manifest is read completely; write num_samples: {count} next to its data sets"]
+            [
+                (
+                    f"inputs: {match[0]!r}: a file of data sets is read completely; write num_samples: {count}, or its "
+                    "library's key, next to its data sets"
+                )
+            ]
         )
     return match[1], count
 

@@ -92,18 +92,18 @@ _RANKING_STAGES = ("rm", "dpo")
 
 
 def translate_dataset_info(
-    info: Mapping[str, Any], names: Sequence[str] = (), *, stage: str = "sft", max_samples: int | None = None
+    info: Mapping[str, Any], names: Sequence[str], *, stage: str = "sft", max_samples: int | None = None
 ) -> PeerDatasets:
     """Translate data sets of a ``dataset_info.json``.
 
     Args:
         info: content of the file.
-        names: names of the data sets; empty for all.
+        names: names of the data sets.
         stage: stage of the job; ``pt`` trains on the prompt column as text.
         max_samples: number of first records of each data set; None for all.
     """
     result = PeerDatasets(column_keys=_COLUMN_SETTINGS)
-    for name in names or info:
+    for name in names:
         entry = info.get(name)
         if name not in info:
             known_names = format_list([repr(known) for known in info], 8)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchloom.core.settings import suggest
+from batchloom.core.wording import format_list
 from batchloom.preparation.settings.peer_keys import (
     READ,
     PeerDatasets,
@@ -57,6 +58,7 @@ ENTRY_KEYS = {
     **dict.fromkeys(("tags", "help", "huge_dataset"), PeerKey("unused", "a description")),
     **dict.fromkeys(("ms_dataset_id", "ms_revision"), PeerKey("unused", "the Hugging Face Hub is read")),
 }
+_IDENTIFIER_KEYS = ("dataset_name", "hf_dataset_id", "dataset_path")
 _MESSAGE_KEYS = {
     "role_key": "role",
     "content_key": "content",
@@ -148,19 +150,30 @@ def _translate_columns(reader: PeerKeyReader) -> dict[str, str]:
     return mapping
 
 
-def translate_dataset_info(entries: Sequence[Any], names: Sequence[str] = ()) -> PeerDatasets:
-    """Translate the named data sets of a ``dataset_info.json``, by default all."""
+def list_dataset_names(entries: Sequence[Any]) -> list[str]:
+    """Return a name of each data set of a ``dataset_info.json``, for :func:`translate_dataset_info`."""
+    return list(dict.fromkeys(_list_identifiers(number, entry)[0] for number, entry in enumerate(entries)))
+
+
+def _list_identifiers(number: int, entry: object) -> list[str]:
+    """Return the names of an entry, at last its position."""
+    values = [entry.get(key) for key in _IDENTIFIER_KEYS] if isinstance(entry, dict) else []
+    return [*(value for value in values if isinstance(value, str) and value), f"[{number}]"]
+
+
+def translate_dataset_info(entries: Sequence[Any], names: Sequence[str]) -> PeerDatasets:
+    """Translate the named data sets of a ``dataset_info.json``."""
     result = PeerDatasets()
     found: set[str] = set()
     for number, entry in enumerate(entries):
+        identifiers = _list_identifiers(number, entry)
+        if not set(names) & set(identifiers):
+            continue
+        found |= set(identifiers)
         if not isinstance(entry, dict):
             result.problems.append(f"[{number}]: {quote_yaml(entry)} is not a mapping")
             continue
         reader = PeerKeyReader(entry, f"[{number}].", result.problems)
-        identifiers = [name for key in ("dataset_name", "hf_dataset_id", "dataset_path") if (name := reader.text(key))]
-        if names and not set(names) & set(identifiers):
-            continue
-        found |= set(identifiers)
         reader.check(ENTRY_KEYS)
         path = reader.text("dataset_path") or reader.text("hf_dataset_id")
         if path is None:
@@ -185,5 +198,11 @@ def translate_dataset_info(entries: Sequence[Any], names: Sequence[str] = ()) ->
             for subset in subsets
             for split in splits
         ]
-    result.problems += [f"{name}: there is no such data set" for name in names if name not in found]
+    known_names = list_dataset_names(entries)
+    result.problems += [
+        f"{name}: there is no such data set{suggest(name, known_names)}; the file has "
+        f"{format_list([repr(known) for known in known_names], 8)}"
+        for name in names
+        if name not in found
+    ]
     return result
