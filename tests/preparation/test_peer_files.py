@@ -478,6 +478,8 @@ AXOLOTL_TYPES = [
     ({"type": "chat_template.argilla_chat"}, {"chosen": "chosen", "rejected": "rejected"}),
     ({"type": "completion", "field": "body"}, {"text": "body"}),
     ({"type": "completion"}, {"text": "text"}),
+    ({"type": "stepwise_supervised", "step_separator": "\n", "train_on_last_step_only": False},
+     {"prompt": "prompt", "completions": "completions", "labels": "labels"}),
     ({"type": "alpaca"}, {"prompt": "instruction", "response": "output"}),
     ({"type": "alpaca_chat.load_qa"}, {"prompt": "question", "response": "answer"}),
     ({"type": "chatml.intel"}, {"prompt": "question", "chosen": "chosen", "rejected": "rejected"}),
@@ -654,7 +656,7 @@ def test_flags_of_axolotl_under_other_names_select_what_is_trained(folder):
     ("entry", "problem"),
     [
         ({"type": "alpacca"}, "datasets[0].type: 'alpacca' is not read; did you mean 'alpaca'?"),
-        ({"type": "stepwise_supervised"}, "datasets[0].type: 'stepwise_supervised' is not read"),
+        ({"step_separator": " "}, "datasets[0].step_separator: ' ' is not supported; a line end follows each step"),
         ({"type": 5}, "datasets[0].type: 5 is not read"),
         ({"fild": "x"}, "datasets[0].fild: unknown setting; did you mean 'field'?"),
         ({"roles_to_train": ["usr"]}, "datasets[0].roles_to_train: 'usr' is none of system, developer, user, assist"),

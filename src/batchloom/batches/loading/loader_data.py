@@ -74,22 +74,8 @@ def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) ->
 
 def check_no_preferences(store: Store) -> None:
     """Reject a store for another objective than the next token."""
-    kind = store.contents.preferences
-    if not kind:
-        return
-    reader = PREFERENCE_READERS[kind]
-    remedies = {
-        "pairs": "To train only the chosen answers, prepare the data again with --map prompt=prompt,completion=chosen "
-        "(where chosen holds whole conversations --map messages=chosen, whole texts --map text=chosen)",
-        "labels": "To train only the good answers, keep only their records and prepare those with --map label=",
-        "prompts": "To train on answers, prepare the data again without --prompts",
-        "steps": "To train on the texts of the steps, write each record as a prompt and its completion",
-    }
-    consequence = "also train the rejected answers" if kind in ("pairs", "labels") else "train them as texts"
-    raise InputError(
-        f"{store.location.name} holds {reader.contents}: a loader would {consequence}. "
-        f"{reader.trainers.capitalize()} read them with {reader.name}. {remedies[kind]}."
-    )
+    if kind := store.contents.preferences:
+        raise InputError(PREFERENCE_READERS[kind].describe_refusal(store.location.name))
 
 
 def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:

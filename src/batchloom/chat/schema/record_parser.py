@@ -276,7 +276,7 @@ class SchemaReader:
         )
 
     def _prepend_system(self, row: Row, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the messages after the system column's or the default; the same list if nothing is added."""
+        """Return the messages after a system turn; the same list if none is added."""
         system = self._system.get(row)
         if not is_non_empty(system):
             if self._default_system is None or messages[0]["role"] in _LEADING_ROLES:

@@ -50,7 +50,7 @@ from batchloom.preparation.settings.recipe import ChatRecipe, ChatRules, Recipe
 from batchloom.sources import PartReader, ReadLimits, ReadRules, RecordBounds, SourcePart
 from batchloom.sources.files import Source, get_suffix
 from batchloom.sources.formats import SNIPPET_BYTES
-from batchloom.store.format import PreferenceKind
+from batchloom.store.format import PREFERENCE_READERS, PreferenceKind
 
 RecordKind = Literal[
     "text",
@@ -323,6 +323,17 @@ def check_no_mixed_preferences(sources: Sequence[Source], record_parsers: Record
             f"The inputs hold {contents}: a store of preferences holds one kind of preferences and no other "
             "documents. Prepare them into separate stores."
         )
+
+
+def check_loader_reads(sources: Sequence[Source], record_parsers: RecordParsers) -> None:
+    """Check that a loader, which trains the next token, can read the documents.
+
+    Raises:
+        InputError: a source holds other documents.
+    """
+    for source in sources:
+        if kind := record_parsers.get_preference_kind(source):
+            raise InputError(PREFERENCE_READERS[kind].describe_refusal(source.name))
 
 
 def _detect_schema(

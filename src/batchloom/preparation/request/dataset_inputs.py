@@ -64,9 +64,7 @@ def expand_inputs(
         follow_links |= config.follow_links
         settings += config.location.settings.items()
         if config.tokenizer is not None:
-            stated = config.location.settings.get("tokenizer")
-            name = str(config.location.file or "a DatasetConfig") if stated is None else stated.file
-            tokenizer_files.setdefault(config.tokenizer, name)
+            tokenizer_files.setdefault(config.tokenizer, config.location.name or "a DatasetConfig")
         located = _locate_entries(_iter_entries(config), _DatasetLocator(config.location), config.dataset_type)
         for input_path, source, kind in located:
             inputs.append(input_path)
@@ -74,7 +72,7 @@ def expand_inputs(
             if kind in MULTIMODAL_TYPES:
                 multimodal.append((f"{source.location}: {kind!r}", config))
         if config.videos and not any(kind in MULTIMODAL_TYPES for *_, kind in located):
-            config_name = config.location.file or "A DatasetConfig"
+            config_name = config.location.name or "A DatasetConfig"
             notes.append(f"{config_name}: not used for texts: {', '.join(config.videos)}.")
     if tokenizer is None and len(tokenizer_files) > 1:
         (first, first_file), (second, second_file) = list(tokenizer_files.items())[:2]

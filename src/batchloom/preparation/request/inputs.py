@@ -109,13 +109,15 @@ def input_name(argument: "str | DatasetConfig") -> str:
 
     Empty for a config without a file.
     """
-    return redact_url(argument) if isinstance(argument, str) else str(argument.location.file or "")
+    return redact_url(argument) if isinstance(argument, str) else argument.location.name
 
 
 def choose_file_settings(
     settings: Sequence[tuple[str, FileSetting]], given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings of files of other libraries that no option overrides, and a note for each file.
+    """Choose the settings of other libraries' files, with a note for each file.
+
+    Options override them.
 
     Raises:
         InputError: two files state a setting differently.

@@ -18,7 +18,7 @@ from batchloom.preparation.settings.peer_keys import (
 )
 
 _SHARDS = PeerKey("refused", "give the number of records to read with split: train[:N]")
-_STEPWISE = PeerKey("refused", "step-wise supervision is not read")
+_STEPWISE = PeerKey("refused", "each step is trained, in full")
 _UNKNOWN_EFFECT = PeerKey("refused", "convert the records first")
 # Keys of one data set (axolotl/utils/schemas/datasets.py).
 ENTRY_KEYS = {
@@ -36,7 +36,8 @@ ENTRY_KEYS = {
     "trust_remote_code": PeerKey("refused", "code of data sets never runs; write its output to a file"),
     **dict.fromkeys(("conversation", "input_format", "input_transform"), _UNKNOWN_EFFECT),
     **dict.fromkeys(("field_human", "field_model", "temperature", "logprobs_field", "skip"), _UNKNOWN_EFFECT),
-    **dict.fromkeys(("step_separator", "max_completion_length", "train_on_last_step_only"), _STEPWISE),
+    "step_separator": PeerKey("refused", "a line end follows each step", ("\n",)),
+    **dict.fromkeys(("max_completion_length", "train_on_last_step_only"), _STEPWISE),
 }
 # Keys that no data set of a manifest has.
 MARKER_KEYS = ENTRY_KEYS.keys() - {"path", "type", "name", "split", "revision"}
@@ -102,11 +103,9 @@ _PROMPT_TYPES = {
 _CHAT_TYPES = ("chat_template", "chat_template.default")
 _TEXT_TYPES = ("completion", "pretrain")
 _SEGMENTS_TYPE = "input_output"
-_TYPES = (*_CHAT_TYPES, *_TEXT_TYPES, _SEGMENTS_TYPE, *_PROMPT_TYPES)
-_REFUSED_TYPES = {
-    "stepwise_supervised": _STEPWISE.reason,
-    "_synthetic": "synthetic data is the input dummy",
-}
+_STEPS_TYPE = "stepwise_supervised"
+_TYPES = (*_CHAT_TYPES, *_TEXT_TYPES, _SEGMENTS_TYPE, _STEPS_TYPE, *_PROMPT_TYPES)
+_REFUSED_TYPES = {"_synthetic": "synthetic data is the input dummy"}
 _CUSTOM_TYPE_KEYS = {
     **dict.fromkeys(("field_system", "field_instruction", "field_input", "field_output"), READ),
     **dict.fromkeys(("field_prompt", "field_chosen", "field_rejected", "field_completion", "field_label"), READ),
@@ -247,6 +246,8 @@ def _translate_type(reader: PeerKeyReader) -> tuple[dict[str, str] | None, str]:
         return {"text": reader.text("field") or reader.text("text_column") or "text"}, ""
     if kind == _SEGMENTS_TYPE:
         return {"segments": "segments"}, ""
+    if kind == _STEPS_TYPE:
+        return {role: role for role in ("prompt", "completions", "labels")}, ""
     if kind in _CHAT_TYPES:
         return _translate_chat(reader, is_pair=kind == "chat_template.default"), ""
     prompt_type = _PROMPT_TYPES[kind]
@@ -334,7 +335,7 @@ def _state_common_settings(
 
 def _choose_train_on(reader: PeerKeyReader, mapping: Mapping[str, str], *, trains_inputs: bool) -> str | None:
     """Return what is trained of a data set; None if no setting decides about it."""
-    if not mapping or not {"text", "chosen", "label"}.isdisjoint(mapping):
+    if not mapping or not {"text", "chosen", "label", "completions"}.isdisjoint(mapping):
         return None
     if reader.values.get("type") not in _CHAT_TYPES:
         return "all" if trains_inputs else None if "segments" in mapping else "assistant"

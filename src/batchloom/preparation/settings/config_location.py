@@ -11,7 +11,7 @@ from batchloom.core.settings import quote_value
 
 
 class FileSetting(NamedTuple):
-    """Setting of the recipe that a file of another library states, with its key there."""
+    """Setting that a file of another library states, with its key there."""
 
     value: Any
     key: str
@@ -31,6 +31,7 @@ class ConfigLocation:
         entry_names: names of the data sets in messages; empty for their numbers.
         settings: settings of the recipe that the file of another library states.
         column_keys: keys of the file that name columns, for messages.
+        job: file that was given, if it names the data sets of ``file``.
     """
 
     file: Path | None = None
@@ -41,6 +42,12 @@ class ConfigLocation:
     entry_names: tuple[str, ...] = ()
     settings: Mapping[str, FileSetting] = field(default_factory=dict)
     column_keys: str = "mapping:"
+    job: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the given file in messages; empty without one."""
+        return str(self.job or self.file or "")
 
     def describe(self, key_path: str) -> str:
         """Return the name of a key in messages; empty without a file."""

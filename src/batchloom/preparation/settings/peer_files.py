@@ -97,7 +97,7 @@ def _is_file(dataset: Mapping[str, Any], folder: Path) -> bool:
 
 
 def describe_dataset_info(folder: Path) -> str:
-    """Return the note about a folder whose ``dataset_info.json`` names data sets; else an empty text."""
+    """Return the note about data sets that a folder's file names; else empty."""
     path = folder / DATASET_INFO
     content = read_yaml(path) if path.is_file() else None
     entries = content if isinstance(content, list) else content.values() if isinstance(content, dict) else ()
@@ -180,6 +180,7 @@ def _make_values(path: Path, peer: PeerDatasets, base: Path) -> PeerFile:
         entry_names=names,
         settings={name: FileSetting(value, key, str(path)) for name, (value, key) in settings.items()},
         column_keys=peer.column_keys,
+        job=path,
     )
     return values, location
 

@@ -58,7 +58,7 @@ class PeerDatasets:
     problems: list[str] = field(default_factory=list)
 
     def check_job(self, job: Mapping[str, Any], table: Mapping[str, PeerKey]) -> "PeerKeyReader":
-        """Check the data settings of a job, and return their reader; its other settings are the trainer's."""
+        """Check the data settings of a job, and return their reader."""
         self.problems += [
             f"{key}: unknown setting{hint}"
             for key in job
@@ -184,7 +184,7 @@ def read_length_limit(
 
 
 def read_validation_share(reader: PeerKeyReader, key: str, result: PeerDatasets, *, counts: bool = True) -> None:
-    """Take the share of validation; these libraries split nothing off if there is none.
+    """Take the share of validation; a missing one is 0, as in these libraries.
 
     With ``counts`` the library also allows a number of records, which is not taken.
     """

@@ -151,7 +151,7 @@ def _translate_columns(reader: PeerKeyReader) -> dict[str, str]:
 
 
 def list_dataset_names(entries: Sequence[Any]) -> list[str]:
-    """Return a name of each data set of a ``dataset_info.json``, for :func:`translate_dataset_info`."""
+    """Return a name of each data set, for :func:`translate_dataset_info`."""
     return list(dict.fromkeys(_list_identifiers(number, entry)[0] for number, entry in enumerate(entries)))
 
 

@@ -45,20 +45,51 @@ CHOSEN, REJECTED, GOOD, BAD, PROMPT, STEPS = 1, 2, 3, 4, 5, 6
 SIDE_NAMES = ("", "chosen", "rejected", "good", "bad", "prompt", "steps")
 
 
+_PAIR_TRAINERS = "preference trainers"
+
+
 class PreferenceReader(NamedTuple):
-    """Contents, trainers and reader of a kind of documents."""
+    """Contents, trainers and reader of a kind of documents, and a remedy for loaders."""
 
     contents: str
     trainers: str
     name: str
+    remedy: str
+
+    def describe_refusal(self, name: str) -> str:
+        """Return the error of a loader for data of this kind."""
+        consequence = "also train the rejected answers" if self.trainers == _PAIR_TRAINERS else "train them as texts"
+        return (
+            f"{name} holds {self.contents}: a loader would {consequence}. {self.trainers.capitalize()} read them with "
+            f"{self.name}. {self.remedy}."
+        )
 
 
 PREFERENCE_READERS: dict[str, PreferenceReader] = {
-    "pairs": PreferenceReader("preferences (pairs)", "preference trainers", "batchloom.store.PreferencePairs"),
-    "labels": PreferenceReader("preferences (labels)", "preference trainers", "batchloom.store.LabelledAnswers"),
-    "prompts": PreferenceReader("prompts without answers", "trainers with rewards", "batchloom.store.StoredPrompts"),
+    "pairs": PreferenceReader(
+        "preferences (pairs)",
+        _PAIR_TRAINERS,
+        "batchloom.store.PreferencePairs",
+        "To train only the chosen answers, prepare the data again with --map prompt=prompt,completion=chosen (where "
+        "chosen holds whole conversations --map messages=chosen, whole texts --map text=chosen)",
+    ),
+    "labels": PreferenceReader(
+        "preferences (labels)",
+        _PAIR_TRAINERS,
+        "batchloom.store.LabelledAnswers",
+        "To train only the good answers, keep only their records and prepare those with --map label=",
+    ),
+    "prompts": PreferenceReader(
+        "prompts without answers",
+        "trainers with rewards",
+        "batchloom.store.StoredPrompts",
+        "To train on answers, prepare the data again without --prompts",
+    ),
     "steps": PreferenceReader(
-        "answers with labelled steps", "trainers of process reward models", "batchloom.store.LabelledSteps"
+        "answers with labelled steps",
+        "trainers of process reward models",
+        "batchloom.store.LabelledSteps",
+        "To train on the texts of the steps, write each record as a prompt and its completion",
     ),
 }
 _SIDES: dict[PreferenceKind, tuple[int, ...]] = {
