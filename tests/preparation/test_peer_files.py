@@ -174,7 +174,7 @@ def test_an_entry_that_is_no_file_is_read_by_name_alone(folder):
     assert [problem.removeprefix("data/dataset_info.json: ") for problem in caught.value.problems[1:]] == [
         f"alpaca_en: llamafactory/alpaca_en {no_file}",
         f"lost: lost.jsonl {no_file}",
-        f"name the data sets to read; these can be: data/dataset_info.json:{','.join(readable)}",
+        f"name the data sets to read, such as data/dataset_info.json:{','.join(readable)}",
     ]
     assert "code.script_url: 'x.py' is not supported" in caught.value.problems[0]
     assert len(list_entries(f"{path}:identity,alpaca_en")) == 2

@@ -317,14 +317,8 @@ def split_sample_count(value: object) -> tuple[Any, int | None]:
             [f"inputs: {match[0]!r}: {match[2]!r} is not a number of records from 1 to {MAX_SAMPLES:,}; write INPUT#N"]
         )
     if is_manifest_path(match[1]):
-        raise SettingsError(
-            [
-                (
-                    f"inputs: {match[0]!r}: a file of data sets is read completely; write num_samples: {count}, or its "
-                    "library's key, next to its data sets"
-                )
-            ]
-        )
+        problem = f"a file of data sets is read completely; write num_samples: {count}, or its library's key, into it"
+        raise SettingsError([f"inputs: {match[0]!r}: {problem}"])
     return match[1], count
 
 

@@ -86,9 +86,9 @@ def _find_unreadable_datasets(path: Path, parts: Mapping[str, PeerDatasets]) -> 
             problems.append(f"{name}: {missing[0]} is no file or folder; a data set of the Hub is read only by name")
         else:
             readable.append(name)
-    if len(readable) == len(parts) or not readable:
-        return problems
-    return [*problems, f"name the data sets to read; these can be: {path}:{','.join(readable)}"]
+    if len(readable) == len(parts) or not (problems or readable):
+        return []
+    return [*problems, f"name the data sets to read, such as {path}:{','.join(readable) or 'NAME,NAME'}"]
 
 
 def _is_file(dataset: Mapping[str, Any], folder: Path) -> bool:
