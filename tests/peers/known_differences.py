@@ -53,9 +53,6 @@ DIFFERENCES = {
         "the header of an answer and the line end after it are trained there; a model writes neither",
         _leave_out_headers,
     ),
-    "default system": Difference(
-        "the template of Qwen adds a system prompt there; here nothing is added, write it into the records"
-    ),
     "detailed thinking": Difference(
         "its reader of the openai format adds the line 'detailed thinking off' to the system prompt, or a line end if "
         "there are tools; here nothing is added"

@@ -31,8 +31,8 @@ _LEGEND = (
     Recipe,
     only=(
         *("tokenizer", "end_token", "text_field", "mapping", "ignore", "prompts", "carry", "split_on", "normalize"),
-        *("max_bad", "template", "template_args", "template_date", "tool_format", "train_on", "train_on_eos"),
-        *("max_tokens", "overlong", "processor", "data_folder", "follow_links"),
+        *("max_bad", "template", "template_args", "template_date", "tool_format", "default_system"),
+        *("train_on", "train_on_eos", "max_tokens", "overlong", "processor", "data_folder", "follow_links"),
     ),
 )
 def doctor(

@@ -29,7 +29,12 @@ from batchloom.preparation.append import (
     select_new_inputs,
 )
 from batchloom.preparation.documents.document_encoder import EncodeContext
-from batchloom.preparation.documents.record_parsers import PLAIN_TEXT_NOTE, RecordParsers, check_one_objective
+from batchloom.preparation.documents.record_parsers import (
+    PLAIN_TEXT_NOTE,
+    RecordParsers,
+    check_loader_reads,
+    check_one_objective,
+)
 from batchloom.preparation.documents.subsets import SubsetRule, describe_missed_shares
 from batchloom.preparation.documents.token_encoder import make_fim_cutter
 from batchloom.preparation.documents.tokenizer_choice import (
@@ -271,6 +276,8 @@ class PrepareRun:
             self._log.note(weights)
         self._announce_schemas()
         check_one_objective(sources, parsers)
+        if self._settings.for_loader:
+            check_loader_reads(sources, parsers)
         check_same_objective(sources, parsers, self._base, self._work.out)
 
     def _announce_schemas(self) -> None:

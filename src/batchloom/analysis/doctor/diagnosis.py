@@ -29,6 +29,7 @@ from batchloom.preparation.request import (
     InputArgument,
     ResolvedInputs,
     as_input_tuple,
+    choose_file_settings,
     default_dedup,
     input_name,
     resolve_inputs,
@@ -148,7 +149,16 @@ def _make_prepare_command(recipe: Recipe, inputs: Iterable[str], suggestion: str
         (recipe.reading, ("text_field", "split_on")),
         (
             recipe.chat,
-            ("template", "template_date", "tool_format", "train_on", "train_on_eos", "max_tokens", "overlong"),
+            (
+                "template",
+                "template_date",
+                "tool_format",
+                "default_system",
+                "train_on",
+                "train_on_eos",
+                "max_tokens",
+                "overlong",
+            ),
         ),
     ):
         defaults = {field.name: None if field.default is MISSING else field.default for field in fields(spec)}
@@ -215,7 +225,8 @@ def doctor(
     reading = _make_read_recipe(options)
     tokenizer = options.get("tokenizer")
     resolved_inputs = resolve_inputs(raw_inputs or arguments, reading, tokenizer)
-    recipe = _make_recipe(resolved_inputs, reading, overlong, options)
+    file_settings, file_notes = choose_file_settings(resolved_inputs.settings, _drop_unset(options))
+    recipe = _make_recipe(resolved_inputs, reading, overlong, {**file_settings, **_drop_unset(options)})
     PlanSpec(seq_len=seq_len, global_batch_size=1 if global_batch_size is None else global_batch_size)
     preview_count = as_int(preview)
     if preview_count is None or preview_count < 0:
@@ -253,7 +264,12 @@ def doctor(
         ways=estimate_feeds(examination, packing),
         faults=found.faults + prepared_diagnosis.faults,
         warnings=tuple(warnings),
-        notes=(*resolved_inputs.notes, *found.notes, *filter(None, [describe_unused_weights(recipe.sources)])),
+        notes=(
+            *file_notes,
+            *resolved_inputs.notes,
+            *found.notes,
+            *filter(None, [describe_unused_weights(recipe.sources)]),
+        ),
         commands=(*commands, *prepared_diagnosis.commands),
     )
 
@@ -271,10 +287,9 @@ def _make_read_recipe(options: DocumentOptions) -> ReadRecipe:
 
 
 def _make_recipe(
-    resolved_inputs: ResolvedInputs, reading: ReadRecipe, overlong: OverlongPolicy, options: DocumentOptions
+    resolved_inputs: ResolvedInputs, reading: ReadRecipe, overlong: OverlongPolicy, options: Mapping[str, Any]
 ) -> Recipe:
-    given = {**resolved_inputs.settings, **_drop_unset(options)}
-    given |= {name: expand(given[name]) for name, expand in CHAT_SHORT_FORMS.items() if name in given}
+    given = {**options, **{name: expand(options[name]) for name, expand in CHAT_SHORT_FORMS.items() if name in options}}
     chat_names = [field.name for field in fields(ChatRecipe) if field.name != "overlong"]
     return Recipe(
         inputs=resolved_inputs.inputs,

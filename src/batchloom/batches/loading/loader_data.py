@@ -74,14 +74,8 @@ def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) ->
 
 def check_next_token_objective(store: Store) -> None:
     """Reject a store for another objective than the next token."""
-    if not store.contents.objective:
-        return
-    objective = OBJECTIVES[store.contents.objective]
-    consequence = "train them as texts" if objective.carries else "also train the rejected answers"
-    raise InputError(
-        f"{store.location.name} holds {objective.contents}: a loader would {consequence}. "
-        f"{objective.trainers.capitalize()} read them with {objective.reader}. {objective.remedy}."
-    )
+    if store.contents.objective:
+        raise InputError(OBJECTIVES[store.contents.objective].describe_refusal(store.location.name))
 
 
 def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:

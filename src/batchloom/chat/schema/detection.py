@@ -55,7 +55,12 @@ RoleColumns = dict[str, tuple[str, ...]]
 # Columns in order, each with the trait of its value that detection uses.
 RecordShape = tuple[tuple[str, str | None], ...]
 # Names that only one library uses, which the list of known columns in errors leaves out.
-_RARE_COLUMNS = frozenset((*CHOSEN_COLUMNS[1:], "completions", "labels", "conversation", "query", "segments"))
+_RARE_COLUMNS = frozenset(
+    (
+        *(*CHOSEN_COLUMNS[1:], "completions", "labels", "conversation", "query", "segments"),
+        *("input.messages", "preferred_output", "non_preferred_output"),
+    )
+)
 _KNOWN_COLUMNS = tuple(
     dict.fromkeys(
         name for rule in FORM_RULES for names in rule.required.values() for name in names if name not in _RARE_COLUMNS

@@ -109,7 +109,9 @@ RecordReader = Callable[[Row], ParsedRecord]
 ConversationReader = Callable[[Row], Conversation]
 
 
-def make_record_reader(schema: Schema, *, media: bool = False, has_text_numbers: bool = False) -> RecordReader:
+def make_record_reader(
+    schema: Schema, *, media: bool = False, has_text_numbers: bool = False, default_system: str | None = None
+) -> RecordReader:
     """Return the record parser of a schema.
 
     The parser keeps all turns, and every value unchanged: numbers are never converted to text. It
@@ -121,8 +123,9 @@ def make_record_reader(schema: Schema, *, media: bool = False, has_text_numbers:
         schema: schema of the records.
         media: whether conversations may hold images, audio and video.
         has_text_numbers: whether the source writes numbers as text, as CSV does.
+        default_system: system prompt of conversations that have none; None adds none.
     """
-    return SchemaReader(schema, media=media, has_text_numbers=has_text_numbers).read
+    return SchemaReader(schema, media=media, has_text_numbers=has_text_numbers, default_system=default_system).read
 
 
 @final
@@ -142,8 +145,11 @@ class RoleColumn:
 class SchemaReader:
     """Reader of the records of one schema."""
 
-    def __init__(self, schema: Schema, *, media: bool, has_text_numbers: bool) -> None:
+    def __init__(
+        self, schema: Schema, *, media: bool, has_text_numbers: bool = False, default_system: str | None = None
+    ) -> None:
         self._schema, self._media, self._has_text_numbers = schema, media, has_text_numbers
+        self._default_system = default_system
         self._text, self._messages, self._prompt = self._find_columns("text", "messages", "prompt")
         self._response, self._completion, self._label = self._find_columns("response", "completion", "label")
         self._chosen, self._rejected = self._find_columns("chosen", "rejected")
@@ -269,12 +275,14 @@ class SchemaReader:
         messages, trained = concat_turns(before, after) if after[0] else before
         start = len(before[0])
         tools, arguments = None, None
-        if not self._outer_columns.isdisjoint(row):
-            _check_no_media(row, self._schema)
+        has_outer_columns = not self._outer_columns.isdisjoint(row)
+        if has_outer_columns or self._default_system:
             extended_messages = self._prepend_system(row, messages)
             if extended_messages is not messages:
                 messages, start = extended_messages, start + 1
                 trained = [None, *trained] if trained else trained
+        if has_outer_columns:
+            _check_no_media(row, self._schema)
             if (value := self._tools.get(row)) is not None:
                 tools = read_tools(value, self._tools.name(row, value))
             if (value := self._template_args.get(row)) is not None:
@@ -282,10 +290,12 @@ class SchemaReader:
         return Conversation(messages, tools, trained, start if completion else None, template_args=arguments)
 
     def _prepend_system(self, row: Row, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the messages after the system column's; the same list if it adds nothing."""
+        """Return the messages after a system turn; the same list if none is added."""
         system = self._system.get(row)
         if not is_non_empty(system):
-            return messages
+            if self._default_system is None or messages[0]["role"] in _LEADING_ROLES:
+                return messages
+            return [{"role": "system", "content": self._default_system}, *messages]
         if not isinstance(system, str):
             raise not_text_error(row, self._system, system)
         if messages[0]["role"] not in _LEADING_ROLES:

@@ -103,6 +103,12 @@ _CONVERSATION_COLUMNS = {
 }
 _PAIR_OPTIONAL_COLUMNS = {"prompt": PROMPT_COLUMNS, **_ANSWERS_OPTIONAL_COLUMNS}
 FORM_RULES = (
+    # OpenAI's pairs.
+    FormRule(
+        "pair",
+        {"prompt": ("input.messages",), "chosen": ("preferred_output",), "rejected": ("non_preferred_output",)},
+        {"tools": ("input.tools",)},
+    ),
     # ms-swift's pairs: a conversation, or a prompt and its response, with the rejected answer.
     FormRule("pair", {"chosen": TURN_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS}, _PAIR_OPTIONAL_COLUMNS),
     FormRule(

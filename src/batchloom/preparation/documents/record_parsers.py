@@ -194,11 +194,11 @@ class RecordParsers:
             schema = _detect_schema(source, rows, mapping, ignore, inspector, self._recipe.reading.carried_columns)
             record_parser = make_record_parser(source, rows, self.rules, schema, self._recipe.chat, inspector)
         except SchemaError as error:
-            location = self._recipe.source(source.input).location
-            if not location:
+            settings = self._recipe.source(source.input)
+            if not settings.location:
                 raise
-            # In a manifest file, mapping: and text_field: replace the command-line options.
-            message = f"{location}: {error} (use mapping: in that file)"
+            # In a file of data sets, its own keys replace the command-line options.
+            message = f"{settings.location}: {error} (use {settings.column_keys} in that file)"
             raise SchemaError(message, error.columns, error.suggestion) from None
         record_parser = replace(
             record_parser,
@@ -313,6 +313,17 @@ def check_one_objective(sources: Sequence[Source], record_parsers: RecordParsers
         )
 
 
+def check_loader_reads(sources: Sequence[Source], record_parsers: RecordParsers) -> None:
+    """Check that a loader, which trains the next token, can read the documents.
+
+    Raises:
+        InputError: a source holds other documents.
+    """
+    for source in sources:
+        if objective := record_parsers.get_objective(source):
+            raise InputError(OBJECTIVES[objective].describe_refusal(source.name))
+
+
 def _detect_schema(
     source: Source,
     rows: Sequence[Mapping[str, Any]],
@@ -350,7 +361,9 @@ def make_record_parser(
     if schema.kind in ("preference", "prompt", "steps"):
         record_parser = _make_objective_parser(source, rows, rules, schema, chat, media=inspector is not None)
     elif schema.kind == "conversation":
-        record_reader = make_record_reader(schema, media=inspector is not None, has_text_numbers=is_csv)
+        record_reader = make_record_reader(
+            schema, media=inspector is not None, has_text_numbers=is_csv, default_system=chat.default_system
+        )
         chat_rules = chat.rules(completion=schema.form == "prompt-completion")
         record_parser = RecordParser(
             rules, "conversation", record_reader, chat_rules, detected=schema.description, columns=columns
@@ -473,7 +486,9 @@ def _make_objective_parser(
     *,
     media: bool,
 ) -> RecordParser:
-    record_reader = make_record_reader(schema, media=media and schema.kind == "preference")
+    record_reader = make_record_reader(
+        schema, media=media and schema.kind == "preference", default_system=chat.default_system
+    )
     if schema.kind != "preference":
         record_kind: RecordKind = "prompts" if schema.kind == "prompt" else "steps"
     elif schema.form != "pair":

@@ -91,6 +91,7 @@ class RunSettings:
         dry_run: stop before shards are written, after counting what would be dropped.
         streaming: read remote Hub datasets without downloading them; None: only large ones.
         work: folder in which a store for a remote target is made; None for one below the user's cache.
+        for_loader: whether to refuse preferences, prompts and labelled steps, which a loader does not train.
         limits: read limits, which affect documents.
         unit_bytes: listed input bytes of a unit; 0 chooses them from the listing.
     """
@@ -145,6 +146,14 @@ class RunSettings:
             panel=_PANEL,
         ),
     ] = None
+    for_loader: Annotated[
+        bool,
+        Setting(
+            help="Refuse preferences, prompts and labelled steps, which a loader does not train.",
+            has_option=False,
+            panel=_PANEL,
+        ),
+    ] = False
     limits: ReadLimits = field(default_factory=ReadLimits)
     unit_bytes: int = 0
 
@@ -175,6 +184,7 @@ class RunOptions(ExecutionOptions, total=False):
     dry_run: bool | None
     streaming: bool | None
     work: str | os.PathLike[str] | None
+    for_loader: bool | None
 
 
 def make_run_settings(options: Mapping[str, Any]) -> RunSettings:

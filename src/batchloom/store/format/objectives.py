@@ -31,6 +31,14 @@ class Objective(NamedTuple):
     sides: tuple[int, ...]
     carries: bool = False
 
+    def describe_refusal(self, name: str) -> str:
+        """Return the error of a loader for data of this objective."""
+        consequence = "train them as texts" if self.carries else "also train the rejected answers"
+        return (
+            f"{name} holds {self.contents}: a loader would {consequence}. {self.trainers.capitalize()} read them with "
+            f"{self.reader}. {self.remedy}."
+        )
+
 
 OBJECTIVES: dict[str, Objective] = {
     "pairs": Objective(
