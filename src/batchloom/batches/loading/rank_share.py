@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches.assembly.augment import Augmentation, augment_batch
-from batchloom.batches.assembly.batch_assembly import BatchLayout, Ids, TokenReader, assemble_rows, assemble_varlen
+from batchloom.batches.assembly.batch_assembly import (
+    TOKEN_KEYS,
+    BatchLayout,
+    Ids,
+    TokenReader,
+    assemble_rows,
+    assemble_varlen,
+)
 from batchloom.batches.assembly.batch_spec import BatchSpec
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, quote_value
@@ -288,8 +295,7 @@ def assemble_arrays(
     if spec.form == "varlen":
         arrays = assemble_varlen(store, rows, spec.labels, plan.align)
         lengths = np.diff(arrays["cu_seq_lens_q"]).astype(np.int64)
-        token_names = ("input_ids", "labels", "loss_weights", "position_ids", "seq_idx")
-        names = [name for name in arrays if name in token_names]
+        names = [name for name in arrays if name in TOKEN_KEYS]
     else:
         arrays = assemble_rows(store, rows, plan.seq_len, spec.labels, plan.align)
         lengths, names = np.array([plan.seq_len]), list(arrays)
