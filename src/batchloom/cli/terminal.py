@@ -10,18 +10,19 @@ from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, final, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, final, get_args, get_origin, get_type_hints
 
 import msgspec
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from typer.models import OptionInfo
 
 from batchloom.core.files import decode_file_name
 from batchloom.core.settings import SettingField, list_settings, quote_value
 from batchloom.core.wording import escape_unprintable, parse_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 _URL_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:([^/?#\s]*)@)?[^?#\s]*(?:\?([^#\s]*))?(?:#(\S*))?")
 # URL parts of one character are wildcards, not secrets.
@@ -43,8 +44,10 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change,
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 
 
-def plain_console(*, stderr: bool = False) -> Console:
+def plain_console(*, stderr: bool = False) -> "Console":
     """Return a console without markup and emoji codes, which names may contain."""
+    from rich.console import Console  # noqa: PLC0415 - start-up time
+
     return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
@@ -64,8 +67,11 @@ def make_table(
     title: str | None = None,
     framed: bool = False,
     header: bool = True,
-) -> Table:
+) -> "Table":
     """Return a table of visible text; columns in ``numbers`` are aligned to the right."""
+    from rich import box  # noqa: PLC0415 - start-up time
+    from rich.table import Table  # noqa: PLC0415
+
     table = Table(
         title=None if title is None else escape_unprintable(title),
         title_justify="left",
