@@ -56,7 +56,10 @@ _get_console = cache(plain_console)
 
 def print_escaped(text: str, style: str = "", *, stderr: bool = False) -> None:
     """Print one line, in which every character is visible."""
-    _get_console(stderr=stderr).print(escape_unprintable(text), style=style)
+    if style:
+        _get_console(stderr=stderr).print(escape_unprintable(text), style=style)
+    else:
+        print(escape_unprintable(text), file=sys.stderr if stderr else sys.stdout)
 
 
 def make_table(
