@@ -146,6 +146,7 @@ class JsonTokenizer:
         self,
         name: str,
         cleaned: Mapping[str, Any],
+        words: Mapping[str, int],
         *,
         end: str,
         bos: str | None,
@@ -154,11 +155,10 @@ class JsonTokenizer:
     ) -> None:
         """Create the tokenizer in which ``end`` and ``bos`` are control tokens.
 
-        ``cleaned`` comes from :func:`clean_tokenizer_json`; ``label`` is the name in errors. Raises TokenizerError for
-        an invalid vocabulary, or a token outside it.
+        ``cleaned`` comes from :func:`clean_tokenizer_json`, ``words`` from :func:`read_vocabulary`; ``label`` is the
+        name in errors. Raises TokenizerError for a token outside the vocabulary.
         """
         label = label or name
-        words = read_vocabulary(cleaned, label)
         for token in (end, bos):
             if token is not None and token not in words:
                 raise TokenizerError(f"{label}: token {token!r} is not in its vocabulary")
@@ -384,7 +384,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     trained.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
     name = f"train:{size}"
     cleaned = clean_tokenizer_json(orjson.loads(trained.to_str()), name)
-    return JsonTokenizer(name, cleaned, end=END_OF_TEXT, bos=None)
+    return JsonTokenizer(name, cleaned, read_vocabulary(cleaned, name), end=END_OF_TEXT, bos=None)
 
 
 def _iter_valid_unicode(texts: Iterable[str]) -> Iterator[str]:
