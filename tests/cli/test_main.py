@@ -3,11 +3,13 @@
 import itertools
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -245,9 +247,42 @@ def test_help_and_version_load_few_modules(option):
         "batchloom.cli",
         *(f"batchloom.cli.{name}" for name in ("commands", "main", "terminal")),
         "batchloom.core",
-        *(f"batchloom.core.{name}" for name in ("errors", "files", "settings", "wording")),
+        *(f"batchloom.core.{name}" for name in ("errors", "files", "settings", "slow_loads", "wording")),
     }
     assert {"torch", "numpy", "pyarrow", "fsspec", "jinja2", "rich"} & set(loaded) == set()
+
+
+def test_a_spinner_names_what_loads_slowly_on_a_terminal(tmp_path):
+    """A tokenizer whose load is slowed down; nothing is shown in a pipe."""
+    (tmp_path / "in.jsonl").write_text('{"text": "some text"}\n')
+    script = (
+        "import sys, time, fastokens\n"
+        "from batchloom.cli.main import main\n"
+        "class SlowTokenizer:\n"
+        "    @staticmethod\n"
+        "    def from_json_str(text, load=fastokens.Tokenizer.from_json_str):\n"
+        "        time.sleep(1.5)\n"
+        "        return load(text)\n"
+        "fastokens.Tokenizer = SlowTokenizer\n"
+        "sys.argv = ['batchloom', 'doctor', 'in.jsonl', '--tokenizer', 'gpt2']\n"
+        "main()\n"
+    )
+    environment = {**os.environ, "TERM": "xterm"}
+    command = [sys.executable, "-c", script]
+    reader, terminal = pty.openpty()
+    subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=terminal, check=True)
+    os.close(terminal)
+    output = b""
+    with suppress(OSError):  # the end of a terminal's output
+        while chunk := os.read(reader, 1 << 16):
+            output += chunk
+    os.close(reader)
+    assert b"Loading tokenizer gpt2 ..." in output
+    # The spinner's line is erased, and the cursor is visible again.
+    assert output.index(b"\x1b[2K", output.index(b"Loading")) > 0
+    assert output.rindex(b"\x1b[?25h") > output.rindex(b"Loading")
+    piped = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True)
+    assert b"Loading" not in piped.stderr
 
 
 def test_version(capsys):

@@ -10,8 +10,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from batchloom import __version__
-from batchloom.cli.terminal import declare_values, redact_urls
+from batchloom.cli.terminal import declare_values, redact_urls, show_load
 from batchloom.core.errors import SettingsError
+from batchloom.core.slow_loads import set_load_display
 
 # Newer versions of typer vendor click; the exceptions it raises are those it exports.
 _UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
@@ -214,8 +215,8 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command and its arguments."""
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, command and load_command(command.name), rest
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, name and load_command(name), rest
 
 
 app = typer.Typer(
@@ -229,8 +230,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-for _name, (_, _summary, *_) in COMMANDS.items():
-    app.command(_name, help=_summary)(lambda: None)
+for _name, _entry in COMMANDS.items():
+    app.command(_name, help=_entry[1])(lambda: None)
 
 
 @app.callback(invoke_without_command=True)
@@ -278,6 +279,7 @@ def name_options(problem: str, arguments: Sequence[str]) -> str:
 
 def execute(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
+    set_load_display(show_load)
     # Not `app(...)`: typer would convert KeyboardInterrupt to an exit; `main` handles it.
     command = typer.main.get_command(app)
     try:

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _URL_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:([^/?#\s]*)@)?[^?#\s]*(?:\?([^#\s]*))?(?:#(\S*))?")
 # URL parts of one character are wildcards, not secrets.
 _MIN_SECRET_LENGTH = 2
+_SPINNER_DELAY = 0.5
 _VALUE_NAMES = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
 
 StorePath = Annotated[
@@ -139,6 +141,36 @@ def print_log(
     finally:
         log.setLevel(previous_level)
         log.removeHandler(handler)
+
+
+@contextmanager
+def show_load(name: str) -> Iterator[None]:
+    """Show a spinner on a terminal if loading ``name`` takes over half a second."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    # Imported here: the thread would import rich while this one imports other modules.
+    from rich.live import Live  # noqa: PLC0415 - start-up time
+    from rich.spinner import Spinner  # noqa: PLC0415
+
+    console, done = plain_console(stderr=True), threading.Event()
+    # The loading code may replace sys.stderr.
+    console.file = sys.stderr
+    spinner = Spinner("dots", f"Loading {name} ...")
+    live = Live(spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+
+    def spin() -> None:
+        if not done.wait(_SPINNER_DELAY):
+            with live:
+                done.wait()
+
+    thread = threading.Thread(target=spin, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def parse_bytes(text: str, option: str) -> int:

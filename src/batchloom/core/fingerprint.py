@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from itertools import chain
+from typing import Any
 
 import orjson
 
@@ -29,12 +30,13 @@ def _is_orjson_safe(value: object) -> bool:
     orjson is faster, which matters for a vocabulary. The values are read level by level: a vocabulary has 50,000
     lists of merges.
     """
-    level = [value]
+    level: list[Any] = [value]
     while (kinds := set(map(type, level))) & _CONTAINERS:
         if not kinds <= _ORJSON_SAFE_TYPES:
             return False
-        containers = [value for value in level if type(value) in _CONTAINERS]
-        level = list(chain.from_iterable(value.values() if isinstance(value, dict) else value for value in containers))
+        lists = chain.from_iterable(value for value in level if type(value) in (list, tuple))
+        mappings = chain.from_iterable(value.values() for value in level if type(value) is dict)
+        level = [*lists, *mappings]
     return kinds <= _ORJSON_SAFE_TYPES
 
 

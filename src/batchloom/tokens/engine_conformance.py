@@ -139,7 +139,10 @@ def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
     Raises:
         TokenizerError: HF tokenizers cannot load the tokenizer.
     """
-    if not isinstance(tokenizer, JsonTokenizer) or tokenizer.engine.name != "fastokens":
+    if not isinstance(tokenizer, JsonTokenizer):
+        return tokenizer
+    tokenizer.load_engines()
+    if tokenizer.engine.name != "fastokens":
         return tokenizer
     differences = _compare_on_fixed_texts(tokenizer), _compare_engines(tokenizer, _limit_sample(sample))
     example = next((difference.example for difference in differences if difference.example), "")
