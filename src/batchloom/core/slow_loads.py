@@ -1,4 +1,4 @@
-"""Announcement of what takes seconds to load, such as transformers."""
+"""Announcement of slow loads, such as that of transformers."""
 
 import contextlib
 from collections.abc import Callable
@@ -9,7 +9,7 @@ _display: Display = contextlib.nullcontext
 
 
 def set_load_display(display: Display) -> None:
-    """Set the function that shows what is being loaded: the command line has a spinner."""
+    """Set the function that shows loads, such as the command line's spinner."""
     global _display  # noqa: PLW0603 - a property of the process
     _display = display
 

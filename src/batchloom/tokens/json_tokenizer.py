@@ -191,7 +191,7 @@ class JsonTokenizer:
         return EncodingEngine("fastokens", get_package_version("fastokens"))
 
     def load_engines(self) -> None:
-        """Load HF tokenizers next to the fast engine; GPT-2 takes a tenth and half a second.
+        """Load both engines side by side: the fast one takes half a second for GPT-2.
 
         Raises TokenizerError if HF tokenizers cannot load it.
         """
