@@ -235,21 +235,44 @@ def test_closed_streams_do_no_harm(tmp_path, redirections):
     assert run_command_line(["check", str(tmp_path / "s")]) == 0
 
 
-@pytest.mark.parametrize("option", ["--help", "--version"])
-def test_help_and_version_load_few_modules(option):
+def list_loaded_modules(*arguments):
+    """Run a command in a new process; return the modules that it loaded."""
     script = (
         "import json, sys; from batchloom.cli.main import run_command_line;"
-        f"code = run_command_line([{option!r}]); print(json.dumps(sorted(sys.modules))); sys.exit(code)"
+        f"code = run_command_line({arguments!r}); print(json.dumps(sorted(sys.modules))); sys.exit(code)"
     )
     completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    loaded = json.loads(completed.stdout.splitlines()[-1])
+    return set(json.loads(completed.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_load_few_modules(option):
+    loaded = list_loaded_modules(option)
     assert {name for name in loaded if name.startswith("batchloom.")} == {
         "batchloom.cli",
         *(f"batchloom.cli.{name}" for name in ("commands", "main", "terminal")),
         "batchloom.core",
         *(f"batchloom.core.{name}" for name in ("errors", "files", "settings", "slow_loads", "wording")),
     }
-    assert {"torch", "numpy", "pyarrow", "fsspec", "jinja2", "rich"} & set(loaded) == set()
+    assert loaded & {"torch", "numpy", "pyarrow", "fsspec", "jinja2", "rich", "yaml"} == set()
+
+
+@pytest.mark.parametrize(
+    ("command", "unneeded"),
+    [
+        (
+            "check",
+            {"batchloom.preparation", "batchloom.sources.listing", "batchloom.plan", "batchloom.batches", "rich"},
+        ),
+        ("inspect", {"batchloom.preparation.settings", "batchloom.sources", "batchloom.batches"}),
+        ("log", {"batchloom.preparation", "batchloom.sources", "batchloom.plan", "batchloom.batches", "tokenizers"}),
+    ],
+)
+def test_a_command_for_a_store_loads_few_modules(tmp_path, command, unneeded):
+    write_store(tmp_path / "s", TEXT)
+    loaded = list_loaded_modules(command, str(tmp_path / "s"))
+    common = {"torch", "transformers", "fastokens", "pyarrow", "fsspec", "jinja2", "yaml", "multiprocessing", "asyncio"}
+    assert loaded & (common | unneeded | {"batchloom.chat", "batchloom.text"}) == set()
 
 
 def test_a_spinner_names_what_loads_slowly_on_a_terminal(tmp_path):

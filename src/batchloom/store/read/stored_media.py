@@ -49,7 +49,7 @@ def read_processor_state(
 
 
 def choose_default_overlong(store: Store) -> Literal["drop", "split"]:
-    """Return a loader's default overlong policy: conversations and media are never cut."""
+    """Return the default overlong policy: conversations and media are never cut."""
     return "drop" if store.contents.conversations or has_media(store) else "split"
 
 
