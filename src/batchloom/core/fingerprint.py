@@ -34,9 +34,8 @@ def _is_orjson_safe(value: object) -> bool:
     while (kinds := set(map(type, level))) & _CONTAINERS:
         if not kinds <= _ORJSON_SAFE_TYPES:
             return False
-        lists = chain.from_iterable(value for value in level if type(value) in (list, tuple))
-        mappings = chain.from_iterable(value.values() for value in level if type(value) is dict)
-        level = [*lists, *mappings]
+        containers = [value for value in level if type(value) in _CONTAINERS]
+        level = list(chain.from_iterable(part.values() if isinstance(part, dict) else part for part in containers))
     return kinds <= _ORJSON_SAFE_TYPES
 
 
