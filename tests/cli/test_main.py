@@ -3,11 +3,13 @@
 import itertools
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -84,9 +86,7 @@ def test_an_option_with_one_value_is_given_once(arguments, option, capsys):
     assert f"batchloom: {option}: it is given 2 times" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "command", [command.name or command.callback.__name__ for command in commands.app.registered_commands]
-)
+@pytest.mark.parametrize("command", commands.COMMANDS)
 def test_help_is_printed_as_it_is_written(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     assert run_command_line([command, "--help"]) == 0
@@ -99,9 +99,11 @@ def test_help_is_printed_as_it_is_written(command, capsys, monkeypatch):
         assert "(org/name[:config][/split][@revision])" in output
 
 
-def test_no_summary_of_a_command_is_cut(capsys):
+def test_help_lists_the_summary_of_each_command(capsys):
     assert run_command_line(["--help"]) == 0
-    assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
+    lines = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+    summaries = {name: commands.load_command(name).help.partition("\n")[0] for name in commands.COMMANDS}
+    assert [line.split(maxsplit=1) for line in lines] == [list(item) for item in summaries.items()]
 
 
 def test_options_that_may_be_repeated_and_help_are_not_counted(tmp_path, capsys):
@@ -233,12 +235,77 @@ def test_closed_streams_do_no_harm(tmp_path, redirections):
     assert run_command_line(["check", str(tmp_path / "s")]) == 0
 
 
-def test_help_is_quick_and_loads_no_torch():
-    script = "import sys; from batchloom.cli.main import run_command_line; code = run_command_line(['--help']); assert 'torch' not in sys.modules; sys.exit(code)"
-    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert completed.returncode == 0
-    for command in ("prepare", "check", "inspect", "train", "demo"):
-        assert command in completed.stdout
+def list_loaded_modules(*arguments):
+    """Run a command in a new process; return the modules that it loaded."""
+    script = (
+        "import json, sys; from batchloom.cli.main import run_command_line;"
+        f"code = run_command_line({arguments!r}); print(json.dumps(sorted(sys.modules))); sys.exit(code)"
+    )
+    completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(json.loads(completed.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_load_few_modules(option):
+    loaded = list_loaded_modules(option)
+    assert {name for name in loaded if name.startswith("batchloom.")} == {
+        "batchloom.cli",
+        *(f"batchloom.cli.{name}" for name in ("commands", "main", "terminal")),
+        "batchloom.core",
+        *(f"batchloom.core.{name}" for name in ("errors", "files", "settings", "slow_loads", "wording")),
+    }
+    assert loaded & {"torch", "numpy", "pyarrow", "fsspec", "jinja2", "rich", "yaml"} == set()
+
+
+@pytest.mark.parametrize(
+    ("command", "unneeded"),
+    [
+        (
+            "check",
+            {"batchloom.preparation", "batchloom.sources.listing", "batchloom.plan", "batchloom.batches", "rich"},
+        ),
+        ("inspect", {"batchloom.preparation.settings", "batchloom.sources", "batchloom.batches"}),
+        ("log", {"batchloom.preparation", "batchloom.sources", "batchloom.plan", "batchloom.batches", "tokenizers"}),
+    ],
+)
+def test_a_command_for_a_store_loads_few_modules(tmp_path, command, unneeded):
+    write_store(tmp_path / "s", TEXT)
+    loaded = list_loaded_modules(command, str(tmp_path / "s"))
+    common = {"torch", "transformers", "fastokens", "pyarrow", "fsspec", "jinja2", "yaml", "multiprocessing", "asyncio"}
+    assert loaded & (common | unneeded | {"batchloom.chat", "batchloom.text"}) == set()
+
+
+def test_a_spinner_names_what_loads_slowly_on_a_terminal(tmp_path):
+    """A tokenizer whose load is slowed down; nothing is shown in a pipe."""
+    (tmp_path / "in.jsonl").write_text('{"text": "some text"}\n')
+    script = (
+        "import sys, time, fastokens\n"
+        "from batchloom.cli.main import main\n"
+        "class SlowTokenizer:\n"
+        "    @staticmethod\n"
+        "    def from_json_str(text, load=fastokens.Tokenizer.from_json_str):\n"
+        "        time.sleep(1.5)\n"
+        "        return load(text)\n"
+        "fastokens.Tokenizer = SlowTokenizer\n"
+        "sys.argv = ['batchloom', 'doctor', 'in.jsonl', '--tokenizer', 'gpt2']\n"
+        "main()\n"
+    )
+    environment = {**os.environ, "TERM": "xterm"}
+    command = [sys.executable, "-c", script]
+    reader, terminal = pty.openpty()
+    subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=terminal, check=True)
+    os.close(terminal)
+    output = b""
+    with suppress(OSError):  # the end of a terminal's output
+        while chunk := os.read(reader, 1 << 16):
+            output += chunk
+    os.close(reader)
+    assert b"Loading tokenizer gpt2 ..." in output
+    # The spinner's line is erased, and the cursor is visible again.
+    assert output.index(b"\x1b[2K", output.index(b"Loading")) > 0
+    assert output.rindex(b"\x1b[?25h") > output.rindex(b"Loading")
+    piped = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True)
+    assert b"Loading" not in piped.stderr
 
 
 def test_version(capsys):

@@ -1,14 +1,21 @@
 """Engines: fastokens if it agrees with HF tokenizers, otherwise a fallback."""
 
 import importlib.metadata
+import json
 import time
 from itertools import accumulate
 
 import pytest
 
 from batchloom import TokenizerError
-from batchloom.tokens import resolve_tokenizer, restore_tokenizer, verify_engine
-from batchloom.tokens.engine_conformance import RARE_CHARACTERS, make_conformance_texts
+from batchloom.core.fingerprint import fingerprint
+from batchloom.tokens import resolve_tokenizer, restore_tokenizer, verify_control_tokens, verify_engine
+from batchloom.tokens.engine_conformance import (
+    FIXED_TEXTS_VERSION,
+    RARE_CHARACTERS,
+    make_conformance_texts,
+    make_fixed_texts,
+)
 from batchloom.tokens.local_tokenizers import TokenizerHints, make_json_tokenizer
 from batchloom.tokens.tokenizer_lookup import TIKTOKEN_ENCODINGS, convert_ranks_to_json
 
@@ -16,6 +23,13 @@ from .conftest import TEXTS, encode_text, encode_with_reference, make_added_toke
 
 FASTOKENS_VERSION = importlib.metadata.version("fastokens")
 TOKENIZERS_VERSION = importlib.metadata.version("tokenizers")
+
+
+@pytest.fixture(autouse=True)
+def engine_cache(tmp_path, monkeypatch):
+    """Return the folder of comparison results, empty at first."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "batchloom" / "engines"
 
 
 def make_split_tokenizer(tokenizer_json, pattern):
@@ -165,6 +179,44 @@ def test_the_conformance_set_is_fixed_and_hard(gpt2):
     start = time.process_time()
     verify_engine(gpt2, texts)
     assert time.process_time() - start < 60
+
+
+def test_the_result_on_fixed_texts_is_saved(engine_cache, gpt2, tokenizer_json):
+    """A saved result is read instead of comparing; a damaged one is replaced."""
+    assert verify_engine(gpt2, []) is gpt2
+    (path,) = engine_cache.iterdir()
+    expected = path.read_bytes()
+    path.write_text(json.dumps({"example": "'saved'", "common": True}))
+    assert "different ids for 'saved'" in verify_engine(gpt2, []).engine.note
+    path.write_bytes(expected[:-1])
+    assert verify_engine(gpt2, []) is gpt2
+    assert path.read_bytes() == expected
+    assert verify_control_tokens(gpt2) is gpt2
+    # Another tokenizer, whose engines differ, has results of its own.
+    differing = make_split_tokenizer(tokenizer_json, r"\p{N}{1,3}+|\p{L}+|\s+|[^\s\p{L}\p{N}]+")
+    engine = verify_engine(differing, []).engine
+    assert verify_engine(differing, []).engine == engine
+    assert engine.name == "tokenizers"
+    assert len(list(engine_cache.iterdir())) == 3
+
+
+def test_a_saved_result_holds_for_its_versions_only(engine_cache, gpt2, monkeypatch):
+    verify_engine(gpt2, [])
+    (path,) = engine_cache.iterdir()
+    path.write_text(json.dumps({"example": "'saved'", "common": True}))
+    monkeypatch.setattr("batchloom.tokens.engine_conformance.get_package_version", lambda package: "0.1")
+    assert verify_engine(gpt2, []) is gpt2
+    assert len(list(engine_cache.iterdir())) == 2
+
+
+def test_the_engines_are_compared_without_a_writable_cache(tmp_path, gpt2):
+    (tmp_path / "cache").write_text("a file is in the way")
+    assert verify_engine(gpt2, TEXTS) is gpt2
+
+
+def test_fixed_texts_change_only_with_their_version(gpt2):
+    digest = fingerprint([make_fixed_texts(gpt2, control=control) for control in (False, True)])
+    assert (FIXED_TEXTS_VERSION, digest) == (1, "b93384f0bb7169ba11897c37feb90c54")
 
 
 def test_the_time_of_a_large_sample_is_bounded(gpt2):

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.analysis.plan_forecast import measure_pools
-from batchloom.batches.loading import choose_default_overlong
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.loss_weights import count_loss_weights
 from batchloom.core.medium import MediumKind
@@ -16,7 +15,7 @@ from batchloom.plan import Plan, PlanSpec
 from batchloom.plan.packing import CUTTING_STRATEGIES, ExcludedDocuments, OverlongMode
 from batchloom.store import Store, StoreMedia, decode_beginning, open_store
 from batchloom.store.format import SIDE_NAMES, mask_removed
-from batchloom.store.read import MediaCount, has_media
+from batchloom.store.read import MediaCount, choose_default_overlong, has_media
 
 INSPECTED_PACKINGS = ("best_fit", "wrap", "first_fit", "window_1000", "none")
 _SAMPLED_POOLS = 4

@@ -1,49 +1,34 @@
 """The commands and their options, with option aliases of other tools."""
 
+import importlib
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from batchloom import __version__
-from batchloom.cli.check import check
-from batchloom.cli.compare import compare
-from batchloom.cli.convert import convert
-from batchloom.cli.doctor import doctor
-from batchloom.cli.edit import edit
-from batchloom.cli.explain import explain, when
-from batchloom.cli.export import export
-from batchloom.cli.generations import compact, log, remove
-from batchloom.cli.import_ import import_
-from batchloom.cli.inspect import inspect
-from batchloom.cli.plan import plan
-from batchloom.cli.prepare import datasets, prepare
-from batchloom.cli.terminal import declare_values, redact_urls
-from batchloom.cli.train import demo, train
-from batchloom.cli.worker import worker
+from batchloom.cli.terminal import declare_values, redact_urls, show_load
 from batchloom.core.errors import SettingsError
+from batchloom.core.slow_loads import set_load_display
 
 # Newer versions of typer vendor click; the exceptions it raises are those it exports.
 _UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
-app = typer.Typer(
-    name="batchloom",
-    help="The training-data engine for language models: from files to the batches an accelerator eats.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    # Plain text: one column of options and one of descriptions, in sections.
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-)
-# Commands with examples for the end of their help, the most used first.
-_COMMANDS: tuple[tuple[Callable[..., object], *tuple[str, ...]], ...] = (
-    (doctor, "batchloom doctor data.jsonl", "batchloom doctor data/ --tokenizer gpt2 --full"),
-    (
-        prepare,
+# Functions of the commands with the summaries and examples of their help, the most used first. Importing all of them
+# takes a second, so a function is imported when its command is called.
+COMMANDS: dict[str, tuple[str, str, *tuple[str, ...]]] = {
+    "doctor": (
+        "doctor.doctor",
+        "Inspect raw inputs: schema, lengths, faults, packing.",
+        "batchloom doctor data.jsonl",
+        "batchloom doctor data/ --tokenizer gpt2 --full",
+    ),
+    "prepare": (
+        "prepare.prepare",
+        "Prepare files into a store: tokenize, clean, deduplicate.",
         "batchloom prepare data/*.jsonl --out store",
         "batchloom prepare org/name --out store --workers 8",
         "batchloom prepare chats.jsonl --out store --template chatml --train-on assistant",
@@ -51,29 +36,101 @@ _COMMANDS: tuple[tuple[Callable[..., object], *tuple[str, ...]], ...] = (
         "batchloom prepare --recipe recipe.yaml --out store",
         "batchloom prepare data/*.jsonl --out store --dry-run",
     ),
-    (check, "batchloom check store", "batchloom check data.jsonl"),
-    (inspect, "batchloom inspect store --split val", "batchloom inspect store --seq-len 4096 --json"),
-    (
-        plan,
+    "check": (
+        "check.check",
+        "Verify a store or raw file: real, synthetic or absent.",
+        "batchloom check store",
+        "batchloom check data.jsonl",
+    ),
+    "inspect": (
+        "inspect.inspect",
+        "Show the shards, lengths, packing and texts of a store.",
+        "batchloom inspect store --split val",
+        "batchloom inspect store --seq-len 4096 --json",
+    ),
+    "plan": (
+        "plan.plan",
+        "Forecast a run: steps, epochs, padding, mixture, hours.",
         "batchloom plan store --seq-len 4096 --global-batch-size 512",
         "batchloom plan --assume '15T tokens, 12B documents' --seq-len 4096 --global-batch-size 512",
         "batchloom plan --checkpoint run",
     ),
-    (train, "batchloom train --data store --out run", "torchrun --nproc-per-node 8 -m batchloom train --data store"),
-    (worker, "batchloom worker --dataset-type dummy --num-steps 20"),
-    (edit, "batchloom edit run --mixture mix.yaml --at-step 1000 --weights web=0.5,code=0.5"),
-    (explain, "batchloom explain store --step 7 --seq-len 4096 --global-batch-size 512"),
-    (when, "batchloom when store --document 17 --seq-len 4096 --global-batch-size 512"),
-    (compare, "batchloom compare store --frameworks pytorch,hf-trainer", "batchloom compare --runs run-a run-b"),
-    (convert, "batchloom convert data.csv --out data.jsonl", "batchloom convert org/name --out - --columns text"),
-    (import_, "batchloom import megatron/train --out store --tokenizer gpt2"),
-    (export, "batchloom export store --to parquet --out exported", "batchloom export store --to flat --out flat"),
-    (log, "batchloom log store"),
-    (remove, "batchloom remove store --source 'web/*' --dry-run", "batchloom remove store --documents-file list.txt"),
-    (compact, "batchloom compact store"),
-    (datasets, "batchloom datasets"),
-    (demo, "batchloom demo --out demo --steps 100"),
-)
+    "train": (
+        "train.train",
+        "Train a small GPT, or finetune a pretrained model.",
+        "batchloom train --data store --out run",
+        "torchrun --nproc-per-node 8 -m batchloom train --data store",
+    ),
+    "worker": (
+        "worker.worker",
+        "Be one worker of a run that others may join and leave.",
+        "batchloom worker --dataset-type dummy --num-steps 20",
+    ),
+    "edit": (
+        "edit.edit",
+        "Change a run from a step on: weights, bans, sizes.",
+        "batchloom edit run --mixture mix.yaml --at-step 1000 --weights web=0.5,code=0.5",
+    ),
+    "explain": (
+        "explain.explain",
+        "Show the documents of a step, and where they come from.",
+        "batchloom explain store --step 7 --seq-len 4096 --global-batch-size 512",
+    ),
+    "when": (
+        "explain.when",
+        "Show every step and row in which a document is served.",
+        "batchloom when store --document 17 --seq-len 4096 --global-batch-size 512",
+    ),
+    "compare": (
+        "compare.compare",
+        "Compare one model in every framework: losses and speed.",
+        "batchloom compare store --frameworks pytorch,hf-trainer",
+        "batchloom compare --runs run-a run-b",
+    ),
+    "convert": (
+        "convert.convert",
+        "Write the rows of any input as JSON Lines, JSON or Parquet.",
+        "batchloom convert data.csv --out data.jsonl",
+        "batchloom convert org/name --out - --columns text",
+    ),
+    "import": (
+        "import_.import_",
+        "Make a store around existing files of token ids.",
+        "batchloom import megatron/train --out store --tokenizer gpt2",
+    ),
+    "export": (
+        "export.export",
+        "Write a store in a form that other tools read.",
+        "batchloom export store --to parquet --out exported",
+        "batchloom export store --to flat --out flat",
+    ),
+    "log": (
+        "generations.log",
+        "List the generations of a store.",
+        "batchloom log store",
+    ),
+    "remove": (
+        "generations.remove",
+        "Remove documents from a store, in its next generation.",
+        "batchloom remove store --source 'web/*' --dry-run",
+        "batchloom remove store --documents-file list.txt",
+    ),
+    "compact": (
+        "generations.compact",
+        "Delete removed documents and older generations for good.",
+        "batchloom compact store",
+    ),
+    "datasets": (
+        "prepare.datasets",
+        "List the data sets with a short name, which prepare takes.",
+        "batchloom datasets",
+    ),
+    "demo": (
+        "train.demo",
+        "Prepare, train and sample real text, in three minutes.",
+        "batchloom demo --out demo --steps 100",
+    ),
+}
 # Option names of other tools.
 _ALIASES: dict[str, list[str]] = {
     "--input-files": [],
@@ -141,9 +198,40 @@ class SectionedCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-for _command, *_examples in _COMMANDS:
-    declare_values(_command)
-    app.command(_command.__name__.strip("_"), cls=SectionedCommand, epilog="\n".join(_examples))(_command)
+def load_command(name: str) -> Any:
+    """Import a command and read its options."""
+    function_path, _, *examples = COMMANDS[name]
+    module_name, _, function_name = function_path.partition(".")
+    function = getattr(importlib.import_module(f"batchloom.cli.{module_name}"), function_name)
+    declare_values(function)
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    single.command(name, cls=SectionedCommand, epilog="\n".join(examples))(function)
+    return typer.main.get_command(single)
+
+
+@final
+class LazyGroup(TyperGroup):
+    """The group of all commands, which knows their names and summaries."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name, the command and its arguments."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, name and load_command(name), rest
+
+
+app = typer.Typer(
+    name="batchloom",
+    cls=LazyGroup,
+    help="The training-data engine for language models: from files to the batches an accelerator eats.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # Plain text: one column of options and one of descriptions, in sections.
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+for _name, _entry in COMMANDS.items():
+    app.command(_name, help=_entry[1])(lambda: None)
 
 
 @app.callback(invoke_without_command=True)
@@ -191,6 +279,7 @@ def name_options(problem: str, arguments: Sequence[str]) -> str:
 
 def execute(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
+    set_load_display(show_load)
     # Not `app(...)`: typer would convert KeyboardInterrupt to an exit; `main` handles it.
     command = typer.main.get_command(app)
     try:

@@ -9,7 +9,7 @@ import typer
 from batchloom import Edit
 from batchloom.analysis import parse_weights
 from batchloom.batches import read_mixture
-from batchloom.cli.terminal import DryRun, print_escaped
+from batchloom.cli.terminal import DryRun, print_escaped, show_load
 from batchloom.core.errors import SettingsError
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import format_count
@@ -67,8 +67,8 @@ def edit(
     applies it. A run that is training receives it, and applies or refuses it between two steps.
     """
     require_train_packages()
-    # Importing torch takes seconds.
-    from batchloom.train import edit_run, find_run  # noqa: PLC0415
+    with show_load("torch"):
+        from batchloom.train import edit_run, find_run  # noqa: PLC0415 - importing torch takes seconds
 
     find_run(run)
     requested_edit = Edit(

@@ -3,11 +3,9 @@
 import sys
 import time
 from functools import partial
-from typing import Annotated, Any, Self, final
+from typing import TYPE_CHECKING, Annotated, Any, Self, final
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress as Bars, TaskID, TextColumn
 
 import batchloom
 from batchloom.chat import parse_mapping
@@ -28,6 +26,10 @@ from batchloom.preparation.report import PrepareResult, read_last_report
 from batchloom.preparation.request import PrepareRequest, format_recipe, make_append_request
 from batchloom.preparation.settings import SIZE_HINT, make_run_settings, parse_token_count
 from batchloom.store.format import QUARANTINE_NAME, format_generation_file_name
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bars, TaskID
 
 _PROGRESS_SECONDS = 5.0
 _PHASE_LABELS = {
@@ -196,6 +198,8 @@ class ProgressDisplay:
             self._console.print(f"{_PHASE_LABELS[event.phase]}: {share:.0%}, {self._facts(event)}")
 
     def _show_live(self, event: Progress) -> None:
+        from rich.progress import BarColumn, Progress as Bars, TextColumn  # noqa: PLC0415 - start-up time
+
         if self._bars is None or self._task is None:
             bar = BarColumn(bar_width=24)
             columns = (TextColumn("{task.description}"), bar, TextColumn("{task.fields[facts]}"))
@@ -228,7 +232,7 @@ class ProgressDisplay:
         return ", ".join(facts)
 
 
-def print_result(console: Console, result: PrepareResult) -> None:
+def print_result(console: "Console", result: PrepareResult) -> None:
     """Print the result of a job: documents read, dropped and kept, and the subsets."""
     path = escape_unprintable(str(result.path))
     counts, grown = result.counts, result.generation > 1 and not result.already_done
@@ -282,7 +286,7 @@ def _format_totals(result: PrepareResult) -> str:
     )
 
 
-def _print_profile(console: Console, report: PrepareReport | None) -> None:
+def _print_profile(console: "Console", report: PrepareReport | None) -> None:
     """Print seconds, shares and speeds by stage; None is an unreadable report."""
     if report is None:
         console.print("Timings are in report.json next to the store.")

@@ -5,27 +5,30 @@ import json
 import logging
 import re
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, final, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, final, get_args, get_origin, get_type_hints
 
 import msgspec
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from typer.models import OptionInfo
 
 from batchloom.core.files import decode_file_name
 from batchloom.core.settings import SettingField, list_settings, quote_value
 from batchloom.core.wording import escape_unprintable, parse_size
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
 _URL_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:([^/?#\s]*)@)?[^?#\s]*(?:\?([^#\s]*))?(?:#(\S*))?")
 # URL parts of one character are wildcards, not secrets.
 _MIN_SECRET_LENGTH = 2
+_SPINNER_DELAY = 0.5
 _VALUE_NAMES = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
 
 StorePath = Annotated[
@@ -43,8 +46,10 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change,
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 
 
-def plain_console(*, stderr: bool = False) -> Console:
+def plain_console(*, stderr: bool = False) -> "Console":
     """Return a console without markup and emoji codes, which names may contain."""
+    from rich.console import Console  # noqa: PLC0415 - start-up time
+
     return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
@@ -53,7 +58,10 @@ _get_console = cache(plain_console)
 
 def print_escaped(text: str, style: str = "", *, stderr: bool = False) -> None:
     """Print one line, in which every character is visible."""
-    _get_console(stderr=stderr).print(escape_unprintable(text), style=style)
+    if style:
+        _get_console(stderr=stderr).print(escape_unprintable(text), style=style)
+    else:
+        print(escape_unprintable(text), file=sys.stderr if stderr else sys.stdout)
 
 
 def make_table(
@@ -64,8 +72,11 @@ def make_table(
     title: str | None = None,
     framed: bool = False,
     header: bool = True,
-) -> Table:
+) -> "Table":
     """Return a table of visible text; columns in ``numbers`` are aligned to the right."""
+    from rich import box  # noqa: PLC0415 - start-up time
+    from rich.table import Table  # noqa: PLC0415
+
     table = Table(
         title=None if title is None else escape_unprintable(title),
         title_justify="left",
@@ -130,6 +141,36 @@ def print_log(
     finally:
         log.setLevel(previous_level)
         log.removeHandler(handler)
+
+
+@contextmanager
+def show_load(name: str) -> Iterator[None]:
+    """Show a spinner on a terminal if loading ``name`` takes over half a second."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    # Imported here: the thread would import rich while this one imports other modules.
+    from rich.live import Live  # noqa: PLC0415 - start-up time
+    from rich.spinner import Spinner  # noqa: PLC0415
+
+    console, done = plain_console(stderr=True), threading.Event()
+    # The loading code may replace sys.stderr.
+    console.file = sys.stderr
+    spinner = Spinner("dots", f"Loading {name} ...")
+    live = Live(spinner, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+
+    def spin() -> None:
+        if not done.wait(_SPINNER_DELAY):
+            with live:
+                done.wait()
+
+    thread = threading.Thread(target=spin, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def parse_bytes(text: str, option: str) -> int:

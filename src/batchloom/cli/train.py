@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from batchloom.batches import read_mixture
-from batchloom.cli.terminal import parse_bytes, print_log, with_settings
+from batchloom.cli.terminal import parse_bytes, print_log, show_load, with_settings
 from batchloom.core.addresses import is_url
 from batchloom.core.settings import from_plain
 from batchloom.train import TrainRequest, require_train_packages
@@ -30,8 +30,8 @@ def train(*, settings: dict[str, Any]) -> None:
     """
     require_train_packages()
     with _run_in_terminal():
-        # Importing torch takes seconds.
-        from batchloom.train import start_training  # noqa: PLC0415
+        with show_load("torch"):
+            from batchloom.train import start_training  # noqa: PLC0415 - importing torch takes seconds
 
         start_training(from_plain(TrainRequest, _parse_options(settings)), print_line)
 
@@ -46,7 +46,8 @@ def demo(
     The text comes with Python: the demo needs no network and no account.
     """
     require_train_packages()
-    from batchloom.train import run_demo  # noqa: PLC0415 - importing torch takes seconds
+    with show_load("torch"):
+        from batchloom.train import run_demo  # noqa: PLC0415 - importing torch takes seconds
 
     try:
         run_demo(out, steps, print_line)

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from batchloom.cli.terminal import with_settings
+from batchloom.cli.terminal import show_load, with_settings
 from batchloom.cli.train import print_line
 from batchloom.core.errors import SettingsError
 from batchloom.train import LeaveEvent, WorkerConfig, require_train_packages
@@ -32,8 +32,8 @@ def worker(*, settings: dict[str, Any]) -> None:
     defaults = {"worker_id": f"{socket.gethostname()}-{os.getpid()}", "dataset_type": ""}
     with _rename_settings_to_options():
         config = WorkerConfig(**{**defaults, **settings})
-    # Importing torch takes seconds.
-    from batchloom.train import run_worker  # noqa: PLC0415
+    with show_load("torch"):
+        from batchloom.train import run_worker  # noqa: PLC0415 - importing torch takes seconds
 
     leave = LeaveEvent()
     with _leave_on_signals(leave) as received_signals:

@@ -16,7 +16,7 @@ from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
 from batchloom.batches.media import CollateRow, collate_rows, stacks_features_by_row, take_single_row
 from batchloom.compat.script_arguments import check_output
 from batchloom.core.errors import InputError, OutputError, SettingsError
-from batchloom.core.files import describe_os_error
+from batchloom.core.files import describe_os_error, find_cache_folder
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.settings import check_index
 from batchloom.preparation import DatasetConfig, prepare
@@ -139,8 +139,7 @@ def _get_default_folder(config: DatasetConfig) -> Path:
     plain_config = config.model_dump(mode="json")
     # Relative paths depend on the config's folder, so it is part of the name.
     base_path = str(Path(config.location.file or "").absolute())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "batchloom" / "datasets" / fingerprint({"config": plain_config, "begin": base_path})
+    return find_cache_folder() / "datasets" / fingerprint({"config": plain_config, "begin": base_path})
 
 
 @contextmanager

@@ -278,6 +278,11 @@ def replace_file(path: Path) -> Iterator[Path]:
         partial_path.rename(path)
 
 
+def find_cache_folder() -> Path:
+    """Return batchloom's folder in the user's cache, which may not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchloom"
+
+
 def lock_exclusively(
     descriptor: int,
     path: Path,

@@ -119,8 +119,9 @@ def _strip_none(hint: Any) -> Any:
 def _find_type_problem(value: object, field: SettingField) -> str:
     if typing.get_origin(field.hint) is typing.Literal:
         choices = typing.get_args(field.hint)
-        hint = suggest(value, choices) if isinstance(value, str) else ""
-        return "" if value in choices else f"is none of {', '.join(choices)}{hint}"
+        if value in choices:
+            return ""
+        return f"is none of {', '.join(choices)}{suggest(value, choices) if isinstance(value, str) else ''}"
     if field.hint is bool:
         return "" if is_bool(value) else "is neither True nor False"
     if field.hint is str:

@@ -28,6 +28,7 @@ from batchloom.core.files import describe_os_error, read_regular_file, suggest_p
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.medium import MEDIUM_KINDS, AudioFacts, FrameFacts, ImageFacts, MediumFacts, MediumKind
 from batchloom.core.settings import find_unknown_settings, quote_value, raise_problems
+from batchloom.core.slow_loads import announce_load
 from batchloom.media.audio import decode_audio
 from batchloom.media.images import decode_image
 from batchloom.media.media_content import MediaContent
@@ -305,7 +306,8 @@ def _check_positions(files: ProcessorFiles, families: Mapping[MediumKind, Proces
 
 def _import_transformers() -> Any:
     try:
-        import transformers  # noqa: PLC0415 - imported late, only for media
+        with announce_load("transformers"):
+            import transformers  # noqa: PLC0415 - imported late, only for media
     except ImportError as error:
         raise MissingDependencyError("Processors need transformers: pip install 'batchloom[media]'.") from error
     return transformers
@@ -315,7 +317,7 @@ def _try_load(auto: Any, folder: Path) -> tuple[Any, str]:
     """Load a folder with transformers; (None, reason) on failure."""
     try:
         # Suppress messages about missing parts, which are expected here.
-        with contextlib.redirect_stderr(io.StringIO()):
+        with announce_load("transformers"), contextlib.redirect_stderr(io.StringIO()):
             return auto.from_pretrained(folder, local_files_only=True, trust_remote_code=False), ""
     except _LOAD_ERRORS as error:
         return None, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

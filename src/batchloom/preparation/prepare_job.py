@@ -12,7 +12,6 @@ from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.process_state import pause_gc
 from batchloom.core.settings import quote_value
 from batchloom.preparation.prepare_run import make_store
-from batchloom.preparation.remote_prepare import run_remote
 from batchloom.preparation.report.progress import (
     Listener,
     Note,
@@ -105,6 +104,8 @@ def run_request(request: PrepareRequest, out: str, listener: Listener, settings:
             )
         if request.partial:
             raise InputError(request.partial)
+        from batchloom.preparation.remote_prepare import run_remote  # noqa: PLC0415 - few outputs are remote
+
         return run_remote(request, out, listener, settings)
     if settings.work is not None:
         raise SettingsError(

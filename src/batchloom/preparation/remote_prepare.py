@@ -5,7 +5,6 @@ its job. Other jobs refuse the folder, and the same job can resume from any mach
 """
 
 import contextlib
-import os
 import re
 import shutil
 import threading
@@ -20,7 +19,7 @@ import xxhash
 
 from batchloom.core.addresses import get_scheme, is_url, redact_url
 from batchloom.core.errors import OutputError, SettingsError, StoreConflictError, StoreError
-from batchloom.core.files import JSON_DECODE_ERRORS, PARTIAL_SUFFIX, lock_exclusively
+from batchloom.core.files import JSON_DECODE_ERRORS, PARTIAL_SUFFIX, find_cache_folder, lock_exclusively
 from batchloom.preparation.prepare_run import make_store
 from batchloom.preparation.report.progress import Listener, Note, PrepareLog, PrepareResult, Progress, make_result
 from batchloom.preparation.report.report import parse_report, read_report, write_report_page
@@ -334,9 +333,8 @@ _WORK_FILES = (_UPLOADS_NAME, _STORE_NAME, _LOCK_NAME)
 
 def default_work_folder(url: str) -> Path:
     """Return the default local work folder for a URL, below the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     name = xxhash.xxh3_64_hexdigest(redact_url(url).rstrip("/").encode())
-    return Path(cache) / "batchloom" / "prepare" / name
+    return find_cache_folder() / "prepare" / name
 
 
 def run_remote(request: PrepareRequest, url: str, listener: Listener, settings: RunSettings) -> PrepareResult:

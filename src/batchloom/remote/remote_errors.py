@@ -6,7 +6,6 @@ are not repeated here, and their errors are not chained to ours.
 
 import json
 import socket
-import ssl
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -123,7 +122,7 @@ def _classify_type(error: BaseException, chain: list[BaseException]) -> RemoteFa
     names = {type(cause).__name__ for cause in chain}
     if "OfflineModeIsEnabled" in names:
         return RemoteFault("unreachable", "HF_HUB_OFFLINE is set")
-    if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in chain):
+    if "SSLCertVerificationError" in names:
         return RemoteFault("refused", "the certificate of its server cannot be verified")
     if any(isinstance(cause, socket.gaierror) for cause in chain) or "ClientConnectorDNSError" in names:
         return RemoteFault("unreachable", "the host name of its server cannot be resolved")

@@ -1,13 +1,18 @@
 """Comparison of the fast engine with HF tokenizers, on hard texts and the user's."""
 
+import contextlib
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, islice
-from typing import TypeVar
+from typing import TypeVar, final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.core.files import find_cache_folder, read_regular_file, replace_file
+from batchloom.core.fingerprint import fingerprint
 from batchloom.tokens.json_tokenizer import JsonTokenizer, get_package_version
 from batchloom.tokens.tokenizer import EncodingEngine, Tokenizer
 
@@ -15,6 +20,8 @@ from batchloom.tokens.tokenizer import EncodingEngine, Tokenizer
 # is white space to the former, and the latter miss that U+017F is an s in (?i:'s). They are too rare
 # to disable the fast engine for, so only texts with one of them go to the exact engine.
 RARE_CHARACTERS = "\u017f\u180e"
+# Increase it with every change of the texts of ``make_fixed_texts``, whose results are cached.
+FIXED_TEXTS_VERSION = 1
 
 T = TypeVar("T")
 
@@ -101,6 +108,21 @@ def _sample_evenly(items: Sequence[T], limit: int) -> list[T]:
     return [items[index] for index in indices]
 
 
+@final
+class EngineDifference(msgspec.Struct, frozen=True):
+    """Difference of two engines on some texts, empty if they give the same ids.
+
+    Attributes:
+        example: description of the first difference.
+        rare: characters of ``RARE_CHARACTERS`` in the differing texts.
+        common: whether texts without these characters differ too.
+    """
+
+    example: str = ""
+    rare: str = ""
+    common: bool = False
+
+
 def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
     """Return the tokenizer on an engine whose ids equal those of HF tokenizers.
 
@@ -117,45 +139,73 @@ def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
     Raises:
         TokenizerError: HF tokenizers cannot load the tokenizer.
     """
-    if not isinstance(tokenizer, JsonTokenizer) or tokenizer.engine.name != "fastokens":
+    if not isinstance(tokenizer, JsonTokenizer):
         return tokenizer
-    texts = make_conformance_texts([*tokenizer.control, *tokenizer.added])
-    texts += _make_vocabulary_texts(tokenizer) + _limit_sample(sample)
-    differing, example = _compare_engines(tokenizer, texts)
-    if not differing:
+    tokenizer.load_engines()
+    if tokenizer.engine.name != "fastokens":
+        return tokenizer
+    differences = _compare_on_fixed_texts(tokenizer), _compare_engines(tokenizer, _limit_sample(sample))
+    example = next((difference.example for difference in differences if difference.example), "")
+    if not example:
         return tokenizer
     version = get_package_version("tokenizers")
     note = f"fastokens {tokenizer.engine.version} and tokenizers {version} give different ids for {example}"
-    rare_characters = "".join(rare for rare in RARE_CHARACTERS if any(rare in text for text in differing))
-    if all(any(rare in text for rare in rare_characters) for text in differing):
+    if not any(difference.common for difference in differences):
+        rare_characters = "".join(rare for rare in RARE_CHARACTERS if any(rare in d.rare for d in differences))
         names = " or ".join(f"U+{ord(rare):04X}" for rare in rare_characters)
         note = f"texts that hold {names} are encoded with tokenizers: {note}"
         return tokenizer.with_engine(replace(tokenizer.engine, note=note, exact_characters=rare_characters))
     return _fall_back(tokenizer, note)
 
 
-def verify_control_tokens(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
+def verify_control_tokens(tokenizer: Tokenizer) -> Tokenizer:
     """Return the tokenizer on an engine that parses control tokens as HF tokenizers.
 
-    This is :func:`verify_engine` for texts from a chat template.
+    This is :func:`verify_engine` for texts from a chat template, on fixed texts only.
 
     Args:
         tokenizer: any tokenizer; one that is not on the fast engine is returned unchanged.
-        sample: rendered conversations of the user's.
 
     Raises:
         TokenizerError: HF tokenizers cannot load the tokenizer.
     """
     if not isinstance(tokenizer, JsonTokenizer) or tokenizer.engine.name != "fastokens":
         return tokenizer
-    base_texts = _sample_evenly(make_conformance_texts(), 200)
-    tokens = _sample_evenly([*tokenizer.control, *tokenizer.added], 64)
-    texts = [token.join([text[:200], *tokens, "\n"]) for token in tokens for text in base_texts[:3]]
-    texts += [f"{tokens[0]}user\n{text[:2000]}{tokens[-1]}\n" for text in base_texts]
-    differing, example = _compare_engines(tokenizer, texts + _limit_sample(sample), control=True)
-    if not differing:
+    example = _compare_on_fixed_texts(tokenizer, control=True).example
+    if not example:
         return tokenizer
     return _fall_back(tokenizer, f"fastokens {tokenizer.engine.version} reads control tokens differently: {example}")
+
+
+def make_fixed_texts(tokenizer: JsonTokenizer, *, control: bool) -> list[str]:
+    """Return the texts on which the engines of a tokenizer are always compared."""
+    contents = [*tokenizer.control, *tokenizer.added]
+    if not control:
+        return make_conformance_texts(contents) + _make_vocabulary_texts(tokenizer)
+    base_texts = _sample_evenly(make_conformance_texts(), 200)
+    tokens = _sample_evenly(contents, 64)
+    texts = [token.join([text[:200], *tokens, "\n"]) for token in tokens for text in base_texts[:3]]
+    return texts + [f"{tokens[0]}user\n{text[:2000]}{tokens[-1]}\n" for text in base_texts]
+
+
+def _compare_on_fixed_texts(tokenizer: JsonTokenizer, *, control: bool = False) -> EngineDifference:
+    """Compare the engines on fixed texts, or read the result of an earlier comparison.
+
+    It is half a second's work with the same result for the same tokenizer, versions and texts.
+    """
+    versions = [tokenizer.engine.version, get_package_version("tokenizers"), FIXED_TEXTS_VERSION]
+    name = fingerprint([hashlib.sha256(tokenizer.json).hexdigest(), *versions, control])
+    path = find_cache_folder() / "engines" / f"{name}.json"
+    # A missing, damaged or unreadable result is made again.
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(read_regular_file(path), type=EngineDifference)
+    difference = _compare_engines(tokenizer, make_fixed_texts(tokenizer, control=control), control=control)
+    # Without a writable cache the next job compares again.
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replace_file(path) as partial_path:
+            partial_path.write_bytes(msgspec.json.encode(difference))
+    return difference
 
 
 def _fall_back(tokenizer: JsonTokenizer, note: str) -> Tokenizer:
@@ -169,8 +219,7 @@ def apply_engine(tokenizer: Tokenizer, engine: EncodingEngine) -> Tokenizer:
     return tokenizer.with_engine(engine) if isinstance(tokenizer, JsonTokenizer) and engine.note else tokenizer
 
 
-def _compare_engines(tokenizer: JsonTokenizer, texts: Sequence[str], *, control: bool = False) -> tuple[list[str], str]:
-    """Return the texts that are encoded differently, and the first difference."""
+def _compare_engines(tokenizer: JsonTokenizer, texts: Sequence[str], *, control: bool = False) -> EngineDifference:
     ids, offsets = tokenizer.encode_batch(texts, control=control)
     right, bounds = tokenizer.encode_exactly(texts, control=control)
     differing, example = [], ""
@@ -180,7 +229,9 @@ def _compare_engines(tokenizer: JsonTokenizer, texts: Sequence[str], *, control:
         if not np.array_equal(fast, exact):
             example = example or _describe_difference(fast, exact, tokenizer)
             differing.append(text)
-    return differing, example
+    rare = "".join(rare for rare in RARE_CHARACTERS if any(rare in text for text in differing))
+    common = not all(any(character in text for character in rare) for text in differing)
+    return EngineDifference(example, rare, common)
 
 
 def _limit_sample(sample: Sequence[str]) -> list[str]:

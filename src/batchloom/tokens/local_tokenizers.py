@@ -212,7 +212,7 @@ def make_json_tokenizer(
     words = read_vocabulary(cleaned, name)
     control = [token["content"] for token in cleaned["added_tokens"] if token["special"]]
     end = choose_end_token(words, control, hints, end_token, name)
-    return JsonTokenizer(name, cleaned, end=end, bos=choose_bos_token(cleaned, words, hints), chat=hints.chat)
+    return JsonTokenizer(name, cleaned, words, end=end, bos=choose_bos_token(cleaned, words, hints), chat=hints.chat)
 
 
 def read_tokenizer_json(path: Path) -> dict[str, Any]:
@@ -318,10 +318,11 @@ def _convert_state(state: Mapping[str, Any], kind: type[S]) -> S:
 def _restore_json_tokenizer(state: _JsonState) -> JsonTokenizer:
     label = f"the state of tokenizer {state.name!r:.80}"
     cleaned = clean_tokenizer_json(state.tokenizer, label)
-    by_id = {number: word for word, number in read_vocabulary(cleaned, label).items()}
+    words = read_vocabulary(cleaned, label)
+    by_id = {number: word for word, number in words.items()}
     end, bos = by_id.get(state.end_id), None if state.bos_id is None else by_id.get(state.bos_id)
     if end is None or (bos is None and state.bos_id is not None):
         raise TokenizerError(
             f"{label} is damaged: its end_id {state.end_id} or bos_id {state.bos_id} is not in its vocabulary"
         )
-    return JsonTokenizer(state.name, cleaned, end=end, bos=bos, chat=state.chat, label=label)
+    return JsonTokenizer(state.name, cleaned, words, end=end, bos=bos, chat=state.chat, label=label)

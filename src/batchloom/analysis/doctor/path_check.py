@@ -1,16 +1,10 @@
 """``check``: verify a store with its media, a Megatron prefix, or raw input."""
 
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
-from batchloom.analysis.doctor.examination import MAX_LISTED, Examination
-from batchloom.batches.media import SubsetMissingMedia, check_store_media, write_missing_media
+from batchloom import sources
 from batchloom.core.addresses import (
-    format_input_label,
     has_wildcard,
     is_url,
     is_url_or_stdin,
@@ -29,13 +23,8 @@ from batchloom.core.errors import (
 )
 from batchloom.core.files import describe_os_error
 from batchloom.core.synthetic_data import parse_synthetic_spec
-from batchloom.core.wording import format_count, format_list
-from batchloom.preparation import ReadRecipe, Recipe
-from batchloom.preparation.request import list_inputs, resolve_inputs
 from batchloom.remote import is_web_url
-from batchloom.sources import describe_missing_input, find_hub_name
-from batchloom.sources.files import Spool
-from batchloom.store import MANIFEST_NAME, Store, open_store, read_manifest, verify_prefix, verify_store
+from batchloom.store import MANIFEST_NAME, verify_prefix, verify_store
 from batchloom.store.format import describe_partial_store
 from batchloom.store.maintain import (
     VerificationResult,
@@ -46,8 +35,6 @@ from batchloom.store.read import open_remote_manifest
 
 _FLAT_SUFFIXES, _NPY_MAGIC = (".bin", ".npy"), b"\x93NUMPY"
 _MAX_CHECKED_IDS = 8192
-# Cache limit for a remote store while its media are checked.
-_MEDIA_CACHE_BYTES = 1 << 30
 
 
 def check(
@@ -87,66 +74,12 @@ def check(
     verdict = _check_raw_or_prepared(path, text_field, vocab_size, generation)
     if "processor" in verdict.facts:
         if media:
-            _check_media(verdict, strip_file_scheme(os.fspath(path)), generation, missing_media)
+            from batchloom.analysis.doctor.media_check import check_media  # noqa: PLC0415 - few stores have media
+
+            check_media(verdict, strip_file_scheme(os.fspath(path)), generation, missing_media)
     elif missing_media is not None:
         raise SettingsError([f"missing_media: {verdict.path} is not a store that was made with a processor"])
     return verdict
-
-
-def _check_media(
-    verdict: VerificationResult,
-    location: str,
-    generation: int | None,
-    missing_media_file: str | os.PathLike[str] | None,
-) -> None:
-    missing_by_subset: dict[str, SubsetMissingMedia] = {}
-    faults: list[str] = []
-    documents = media = 0
-    try:
-        with _iter_subsets(location, generation) as stores:
-            for store in stores:
-                document_faults: dict[int, str] = {}
-                for media_check in check_store_media(store):
-                    documents, media = documents + media_check.documents, media + media_check.media
-                    document_faults |= media_check.faults
-                missing_by_subset[store.split] = SubsetMissingMedia(store.fingerprint, tuple(sorted(document_faults)))
-                faults += [document_faults[number] for number in sorted(document_faults)[: MAX_LISTED - len(faults)]]
-    except StoreError as error:
-        # The same error may have been reported before.
-        if str(error) not in verdict.faults:
-            verdict.faults.append(f"{error} Its media were not checked.")
-        return
-    count = sum(len(missing_media.documents) for missing_media in missing_by_subset.values())
-    verdict.facts["media"] = (
-        f"{media:,} in {format_count(documents, 'document')}, {count:,} of which hold unreadable media"
-    )
-    if count:
-        if not verdict.faults:
-            verdict.used = (
-                "batchloom.Loader, with media=MediaOptions(replace=FILE), replaces "
-                f"{format_count(count, 'document')} of it with padding; --missing-media FILE lists them"
-            )
-        verdict.faults += faults
-        if count > len(faults):
-            more = format_count(count - len(faults), "more document")
-            verdict.faults.append(f"{verdict.path}: and {more} with unreadable media.")
-    if missing_media_file is not None:
-        write_missing_media(Path(missing_media_file), verdict.path, missing_by_subset)
-
-
-@contextmanager
-def _iter_subsets(location: str, generation: int | None) -> Iterator[Iterator[Store]]:
-    """Open the subsets that hold documents; a remote store is cached while in use."""
-    if not is_url(location):
-        manifest = read_manifest(Path(location), generation)
-        names = [name for name, subset in manifest.subsets.items() if subset.documents]
-        yield (open_store(location, name, generation=generation) for name in names)
-        return
-    manifest = open_remote_manifest(location, generation)
-    names = [name for name, subset in manifest.subsets.items() if subset.documents]
-    with tempfile.TemporaryDirectory(prefix="batchloom-check-") as cache:
-        open_subset = partial(open_store, location, generation=generation, cache=cache, cache_limit=_MEDIA_CACHE_BYTES)
-        yield (open_subset(split=name) for name in names)
 
 
 def _check_raw_or_prepared(
@@ -165,6 +98,12 @@ def _check_raw_or_prepared(
     except OSError as error:
         raise InputError(f"{local_path} cannot be read: {describe_os_error(error)}.") from error
     return verdict or _check_raw(location, text_field)
+
+
+def _check_raw(location: str, text_field: str | None) -> VerificationResult:
+    from batchloom.analysis.doctor.raw_check import check_raw  # noqa: PLC0415 - a store needs no preparation
+
+    return check_raw(location, text_field)
 
 
 def _check_remote(url: str, text_field: str | None, generation: int | None) -> VerificationResult:
@@ -232,54 +171,12 @@ def _check_prepared(location: str, vocab_size: int | None, generation: int | Non
         raise SettingsError([f"generation: only stores have generations, and {local_path} is not a store"])
     if prefix := _find_prefix(local_path):
         return verify_prefix(prefix, vocab_size)
-    if local_path.suffix not in (".bin", ".idx") and find_hub_name(location):
+    if local_path.suffix not in (".bin", ".idx") and sources.find_hub_name(location):
         return None
     if not local_path.exists():
         if not os.path.lexists(local_path) and parse_synthetic_spec(str(local_path)):
             return verify_synthetic(str(local_path))
-        raise InputMissingError(describe_missing_input(location))
+        raise InputMissingError(sources.describe_missing_input(location))
     if half := describe_partial_store(local_path):
         raise InputError(half)
     return None
-
-
-def _check_raw(location: str, text_field: str | None) -> VerificationResult:
-    """Read every record of raw input, as ``doctor --full`` does, without a tokenizer."""
-    resolved_inputs = resolve_inputs(location, ReadRecipe(text_field=text_field), None)
-    recipe = Recipe(
-        inputs=resolved_inputs.inputs,
-        sources=resolved_inputs.sources,
-        reading=resolved_inputs.reading,
-        follow_links=resolved_inputs.follow_links,
-    )
-    verdict = VerificationResult(format_input_label(location) if is_url_or_stdin(location) else location, "file")
-    with Spool() as spool:
-        listing = list_inputs(recipe, spool)
-        examination = Examination(recipe, listing, full=True)
-        duplicates = examination.read()
-    for number, note in enumerate((*resolved_inputs.notes, *listing.notes), 1):
-        verdict.facts["note" if number == 1 else f"note {number}"] = note
-    groups = examination.groups
-    for group in groups:
-        if group.record_parser and group.record_parser.detected:
-            names = format_list([source.name for source in group.sources], 1)
-            verdict.facts[f"detected in {names}"] = group.record_parser.detected
-    records, documents = sum(group.records for group in groups), sum(group.documents for group in groups)
-    empty, bad = sum(group.empty for group in groups), sum(group.bad for group in groups)
-    verdict.facts["files"] = len(listing.sources)
-    verdict.facts["records"] = f"{records:,} ({documents:,} documents, {empty:,} empty, {bad:,} bad)"
-    if duplicates.repeated:
-        repeated = format_count(duplicates.repeated, "document")
-        verdict.facts["duplicates"] = f"{repeated} seen before: prepare leaves them out (--no-dedup keeps them)"
-    verdict.faults = [*examination.faults, *(facts.sentence for facts in examination.bad)]
-    if bad > len(examination.bad):
-        verdict.faults.append(f"{verdict.path}: and {bad - len(examination.bad):,} more bad records.")
-    if not documents:
-        verdict.faults.append(f"{verdict.path}: holds no document.")
-    verdict.sample = examination.beginning
-    verdict.used = (
-        f"batchloom prepare {verdict.path} --out STORE reads {format_count(documents, 'document')} of it"
-        if documents
-        else "nothing"
-    )
-    return verdict

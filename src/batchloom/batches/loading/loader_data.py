@@ -18,10 +18,10 @@ from batchloom.core.errors import InputError, PlanError, SettingsError, StateErr
 from batchloom.core.wording import format_list
 from batchloom.plan import LanePlan, Mixture, Plan, SourceSpec, choose_lane_pool_size
 from batchloom.plan.order import SOURCE, SourceOrder
-from batchloom.plan.packing import CUTTING_STRATEGIES, OverlongMode, Rows
+from batchloom.plan.packing import CUTTING_STRATEGIES, Rows
 from batchloom.store import Store, StoreMedia, read_range_bounds
 from batchloom.store.format import OBJECTIVES, StoredMedium, find_generation
-from batchloom.store.read import has_media
+from batchloom.store.read import choose_default_overlong, has_media
 
 LoaderData = Store | Mixture | Plan | LanePlan | RawStream
 # Counting reads every length; up to this many documents that takes a few milliseconds.
@@ -110,11 +110,6 @@ def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:
     spec = replace(spec, pool_size=spec.pool_size or choose_lane_pool_size(media=media))
     repeated = LanePlan(data, spec, lanes=spec.lanes, bounds=read_range_bounds(data))
     return cast("Plan", repeated)
-
-
-def choose_default_overlong(store: Store) -> OverlongMode:
-    """Return the default overlong policy: conversations and media are never cut."""
-    return "drop" if store.contents.conversations or has_media(store) else "split"
 
 
 def _with_default_overlong(mixture: Mixture) -> Mixture:

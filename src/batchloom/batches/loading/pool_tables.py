@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from batchloom.batches.loading.combined_store import make_data_logger
 from batchloom.core.errors import InputError, StoreError
+from batchloom.core.files import find_cache_folder
 from batchloom.core.fingerprint import encode_canonical, fingerprint
 from batchloom.core.settings import from_plain, to_plain
 from batchloom.plan import Plan, PlanSpec
@@ -47,7 +48,7 @@ def make_table_name(order: SourceOrder) -> str:
 
 def list_table_folders(store: Store) -> list[Path]:
     """Return the folders of tables: next to a local store, then the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchloom" / _TABLE_FOLDER
+    cache = find_cache_folder() / _TABLE_FOLDER
     if not store.location.on_disk or store.location.is_remote:
         return [cache]
     store_folder = store.path if store.path.is_dir() else store.path.parent

@@ -247,7 +247,7 @@ class DirectEncoder:
             texts = [text for document in islice(documents, _COMPARED_DOCUMENTS) for text in iter_texts(document)]
             encoder = DocumentEncoder(tokenizer=verify_engine(self._tokenizer, texts), dtype=DIRECT_DTYPE)
         if encoder.chat is None and record_parser.templated:
-            exact = verify_control_tokens(encoder.tokenizer, ())
+            exact = verify_control_tokens(encoder.tokenizer)
             encoder = replace(encoder, chat=ChatEncoder(exact, self._template))
         self._encoder = encoder
         return encoder

@@ -308,7 +308,7 @@ _exact_tokenizers: dict[int, tuple[Tokenizer, Tokenizer]] = {}
 def _get_exact_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
     tokenizers = _exact_tokenizers.get(id(tokenizer))
     if tokenizers is None:
-        tokenizers = tokenizer, verify_control_tokens(tokenizer, ())
+        tokenizers = tokenizer, verify_control_tokens(tokenizer)
         _exact_tokenizers.clear()
         _exact_tokenizers[id(tokenizer)] = tokenizers
     return tokenizers[1]

@@ -159,7 +159,7 @@ def make_chat_encoder(tokenizer: Tokenizer, recipe: Recipe) -> ChatEncoder:
     Raises:
         TemplateError: the template does not exist or cannot be used.
     """
-    encoder, media, chat = verify_control_tokens(tokenizer, ()), recipe.reading.media, recipe.chat
+    encoder, media, chat = verify_control_tokens(tokenizer), recipe.reading.media, recipe.chat
     if media is None:
         return ChatEncoder(
             encoder, chat.template, date=chat.date, arguments=chat.template_args, tool_format=chat.tool_format
@@ -192,7 +192,7 @@ def make_media_encoder(tokenizer: Tokenizer, recipe: Recipe, chat: ChatEncoder |
     if media is None or chat is not None:
         return chat
     families = open_job_processor(media, recipe.tokenizer).families
-    return ControlEncoder(verify_control_tokens(tokenizer, ()), families)
+    return ControlEncoder(verify_control_tokens(tokenizer), families)
 
 
 def choose_dtype_name(recipe: Recipe, tokenizer: Tokenizer) -> str:

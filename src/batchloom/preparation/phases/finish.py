@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from batchloom.core.files import PARTIAL_SUFFIX
+from batchloom.core.files import PARTIAL_SUFFIX, read_regular_file
 from batchloom.preparation.documents.record_parsers import RecordParsers
 from batchloom.preparation.report.report import PrepareReport, ReportContent, encode_report, write_report_page
 from batchloom.preparation.settings.media_recipe import get_processor_state
@@ -99,7 +99,7 @@ def collect_store(work: WorkFolder, results: JobResults) -> dict[str, SubsetEntr
         entries = [entry for unit in results.shards for entry in unit[name]]
         if entries:
             subsets[name] = make_subset_entry(work.store / name, entries, results.generation)
-    write_file(work.store / TOKENIZER_NAME, msgspec.json.encode(results.tokenizer.state()))
+    write_file(work.store / TOKENIZER_NAME, read_regular_file(work.tokenizer_path))
     if (processor := _read_processor_state(results.recipe)) is not None:
         write_file(work.store / PROCESSOR_NAME, processor)
     _write_quarantine(work, results)

@@ -6,7 +6,11 @@ from .mapped_shards import (
 )
 from .remote_store import RemoteSubset as RemoteSubset, open_remote_manifest as open_remote_manifest
 from .store_opening import refuse_media as refuse_media, refuse_standalone_shard as refuse_standalone_shard
-from .stored_media import MediaCount as MediaCount, has_media as has_media
+from .stored_media import (
+    MediaCount as MediaCount,
+    choose_default_overlong as choose_default_overlong,
+    has_media as has_media,
+)
 from .synthetic_store import (
     make_synthetic_manifest as make_synthetic_manifest,
     make_synthetic_tokenizer as make_synthetic_tokenizer,

@@ -8,7 +8,7 @@ from typing import Any
 
 from batchloom.core.addresses import is_url, redact_url, strip_file_scheme
 from batchloom.core.errors import InputError, SettingsError, StoreError
-from batchloom.core.files import describe_os_error, refuse_url
+from batchloom.core.files import describe_os_error, find_cache_folder, refuse_url
 from batchloom.core.settings import as_int, quote_value, raise_problems
 from batchloom.core.synthetic_data import DUMMY, SYNTHETIC, parse_synthetic_spec
 from batchloom.store.format.layout import MANIFEST_NAME, SUBSETS, make_missing_store_error
@@ -142,8 +142,7 @@ def _open_remote(
 ) -> Store:
     manifest = open_remote_manifest(url, generation)
     _refuse_missing_subset(manifest, split, redact_url(url))
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache or home / "batchloom" / "blocks"
+    folder = cache or find_cache_folder() / "blocks"
     reader = RemoteSubset(url, split, manifest, cache=folder, cache_limit=cache_limit, verify=verify)
     options = {
         "generation": manifest.generation,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import msgspec
 import numpy as np
@@ -46,6 +46,11 @@ def read_processor_state(
         return msgspec.json.decode(data, type=dict[str, Any])
     except JSON_DECODE_ERRORS as error:
         raise StoreError(f"{path} cannot be read: {error}; {_RESTORE_REMEDY}.") from error
+
+
+def choose_default_overlong(store: Store) -> Literal["drop", "split"]:
+    """Return the default overlong policy: conversations and media are never cut."""
+    return "drop" if store.contents.conversations or has_media(store) else "split"
 
 
 def has_media(store: Store) -> bool:

@@ -1,10 +1,10 @@
 """Base class of the readers of a subset, and the lengths they read."""
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Protocol, final
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError, TokenizerError
@@ -296,7 +296,7 @@ def _load_tokenizer(read_file: Callable[[str], bytes], store_name: str, entry: T
     """Load the tokenizer of a store and check it against the manifest."""
     path = f"{store_name}/{TOKENIZER_NAME}"
     try:
-        state = json.loads(read_file(TOKENIZER_NAME))
+        state = orjson.loads(read_file(TOKENIZER_NAME))
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {describe_os_error(error)}; {_RESTORE_REMEDY}.") from error
     except (ValueError, RecursionError) as error:

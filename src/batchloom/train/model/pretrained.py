@@ -27,6 +27,7 @@ from batchloom.adapters.weighted_loss import shift_left, sum_token_losses
 from batchloom.batches import IGNORE_INDEX, is_leaking
 from batchloom.core.errors import InputError, InputMissingError, MissingDependencyError, SettingsError, TrainError
 from batchloom.core.files import read_json_object, refuse_url
+from batchloom.core.slow_loads import announce_load
 from batchloom.streaming import Stream
 from batchloom.train.run_data import get_data_name, has_tokenizer
 from batchloom.train.train_settings import ModelSettings, PretrainedSettings
@@ -221,7 +222,8 @@ def _import_transformers() -> Any:
             "--init needs transformers, not installed: pip install 'batchloom[train,hf]' (or: pip install datasets "
             "transformers)."
         )
-    return importlib.import_module("transformers")
+    with announce_load("transformers"):
+        return importlib.import_module("transformers")
 
 
 def read_model_config(settings: PretrainedSettings) -> "PretrainedConfig":
