@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, final
 
 import numpy as np
@@ -187,6 +187,7 @@ class Loader:
             uneven=batch.uneven,
             micro_batch_size=batch.micro_batch_size,
             balance=batch.balance,
+            dtype=batch.dtype,
             device=None if device is None else str(device),
             media=media,
         )
@@ -408,9 +409,8 @@ class Loader:
         context = self.share_at(step).placement.context_rank
         augment = (self.augmentation, positions) if self.augmentation else None
         spec = self._spec_at(step)
-        arrays, layout = assemble_arrays(reader, rows, spec, self.spec, context, augment)
-        if self._stream is None:
-            check_id_range(self.store, arrays["input_ids"], rows)
+        check_ids = None if self._stream is not None else partial(check_id_range, self.store, rows)
+        arrays, layout = assemble_arrays(reader, rows, spec, self.spec, context, augment, check_ids)
         pending = PendingItem(lambda: layout)
         if self.media is not None:
             varlen = self.spec.form == "varlen"

@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches.assembly.augment import Augmentation, augment_batch
-from batchloom.batches.assembly.batch_assembly import BatchLayout, Ids, TokenReader, assemble_rows, assemble_varlen
+from batchloom.batches.assembly.batch_assembly import (
+    BatchLayout,
+    IdCheck,
+    Ids,
+    TokenReader,
+    assemble_rows,
+    assemble_varlen,
+)
 from batchloom.batches.assembly.batch_spec import BatchSpec
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, quote_value
@@ -279,19 +286,21 @@ def assemble_arrays(
     spec: BatchSpec,
     context_rank: int,
     augment: tuple[Augmentation, NDArray[np.int64]] | None = None,
+    check_ids: IdCheck | None = None,
 ) -> tuple[dict[str, Any], BatchLayout]:
     """Assemble a context rank's arrays of rows, with their layout.
 
     ``augment`` includes the position of each row; it is applied before the context rank's slice is taken.
     """
     arrays: dict[str, Any]
+    dtype = np.dtype(spec.dtype)
     if spec.form == "varlen":
-        arrays = assemble_varlen(store, rows, spec.labels, plan.align)
+        arrays = assemble_varlen(store, rows, spec.labels, plan.align, dtype=dtype, check_ids=check_ids)
         lengths = np.diff(arrays["cu_seq_lens_q"]).astype(np.int64)
         token_names = ("input_ids", "labels", "loss_weights", "position_ids", "seq_idx")
         names = [name for name in arrays if name in token_names]
     else:
-        arrays = assemble_rows(store, rows, plan.seq_len, spec.labels, plan.align)
+        arrays = assemble_rows(store, rows, plan.seq_len, spec.labels, plan.align, dtype=dtype, check_ids=check_ids)
         lengths, names = np.array([plan.seq_len]), list(arrays)
     if augment:
         augmentation, positions = augment

@@ -56,6 +56,7 @@ from .provenance import (
 )
 from .shard_sidecars import (
     HEADER as HEADER,
+    NO_FLAGS as NO_FLAGS,
     PREFERENCE_READERS as PREFERENCE_READERS,
     SIDE_NAMES as SIDE_NAMES,
     Banding as Banding,
@@ -66,6 +67,7 @@ from .shard_sidecars import (
     PairIndex as PairIndex,
     PreferenceKind as PreferenceKind,
     compute_pair_numbers as compute_pair_numbers,
+    get_address as get_address,
     map_mask as map_mask,
     map_pair_index as map_pair_index,
     map_weights as map_weights,

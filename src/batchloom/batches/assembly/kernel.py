@@ -1,0 +1,58 @@
+"""The native kernel: loading of its library, and the call that fills a batch.
+
+``kernel.c`` defines what each address points to. ctypes releases the interpreter lock during a call.
+"""
+
+import ctypes
+import functools
+import logging
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from batchloom.batches.assembly.kernel_build import LIBRARY_NAME, SOURCE, compute_kernel_version
+
+_LOG = logging.getLogger("batchloom")
+# ``Batch`` of kernel.c.
+BATCH = struct.Struct("=16q")
+_SLOWER = "Batches are assembled by numpy, which is slower and gives the same bytes"
+
+# ``batchloom_fill``: takes a packed batch, and the shard and the flags of each span.
+Kernel = Callable[[bytes, bytes, bytes | None], int]
+
+
+def load_library(path: Path) -> Kernel:
+    """Load a library that was built from this version's source.
+
+    Raises:
+        OSError: the file is missing, damaged, or belongs to another platform or version.
+    """
+    library = ctypes.CDLL(str(path))
+    try:
+        version, fill = library.batchloom_kernel_version, library.batchloom_fill
+    except AttributeError as error:
+        raise OSError(str(error)) from error
+    version.restype = ctypes.c_int64
+    if version() != compute_kernel_version():
+        raise OSError(f"{path} was built from another version of {SOURCE.name}")
+    fill.argtypes, fill.restype = [ctypes.c_char_p] * 3, ctypes.c_int64
+    kernel: Kernel = fill
+    return kernel
+
+
+@functools.cache
+def find_kernel() -> Kernel | None:
+    """Return the kernel of this installation; None without a usable one, which is logged once."""
+    path = SOURCE.with_name(LIBRARY_NAME)
+    if not path.exists():
+        _LOG.info("%s: %s was not built, because there was no C compiler at installation.", _SLOWER, path.name)
+        return None
+    if sys.byteorder != "little":
+        _LOG.info("%s: the kernel is for little-endian machines.", _SLOWER)
+        return None
+    try:
+        return load_library(path)
+    except OSError as error:
+        _LOG.warning("%s: the native kernel cannot be used: %s. Install batchloom again.", _SLOWER, error)
+        return None
