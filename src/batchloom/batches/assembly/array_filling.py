@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly.kernel import BATCH, Kernel, find_kernel
+from batchloom.batches.assembly.kernel import BATCH, Kernel, find_kernel, get_output_address
 from batchloom.core.errors import StoreError
 from batchloom.core.loss_weights import LOSS_WEIGHTS, TokenFlags, decode_loss_weights
 from batchloom.plan.packing import Rows, align_lengths
@@ -18,7 +18,9 @@ from batchloom.store.read import MappedSpans, make_mapped_shard
 
 IGNORE_INDEX = -100
 _HIGHEST_ID = (1 << 63) - 1
+_INT64_BYTES = 8
 _NO_IDS = np.zeros(0, np.int64)
+_DECODED_ADDRESS = get_address(LOSS_WEIGHTS)
 
 Ids = NDArray[np.int64]
 
@@ -38,8 +40,8 @@ class TokenReader(Protocol):
     def weighted(self) -> bool:
         """True if some tokens have another loss weight than 0 and 1."""
 
-    def locate(self, documents: Ids, starts: Ids, lengths: Ids) -> MappedSpans | None:
-        """Return where document spans are mapped; None if they have to be read."""
+    def locate(self, documents: Ids) -> MappedSpans | None:
+        """Return where documents are mapped; None if they have to be read."""
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
         """Return the ids of document spans."""
@@ -84,34 +86,38 @@ def fill_arrays(store: TokenReader, rows: Rows, form: RowForm, arrays: FlatArray
 
 def fill_with_kernel(kernel: Kernel, store: TokenReader, rows: Rows, form: RowForm, arrays: FlatArrays) -> int:
     """Fill all arrays as :func:`fill_arrays`, by the native kernel."""
-    # The spans refer to all memory that the kernel reads, and live until it returns.
-    spans = store.locate(rows.documents, rows.starts, rows.lengths)
-    starts = np.ascontiguousarray(rows.starts)
+    # The spans hold the memory that the kernel reads until it returns.
+    spans = store.locate(rows.documents)
+    starts = rows.starts
     if spans is None:
         spans, starts = _read_spans(store, rows), np.zeros_like(starts)
-    shards = b"".join([shard.address for shard in spans.shards])
-    flags = b"".join([NO_FLAGS if flags is None else flags.address for flags in spans.flags])
-    inputs = [spans.documents, starts, np.ascontiguousarray(rows.lengths), np.ascontiguousarray(form.pointers)]
-    weights, span_numbers = arrays.loss_weights, arrays.span_numbers
     batch = BATCH.pack(
-        *map(get_address, inputs),
         len(form.pointers) - 1,
         form.row_length,
         form.align,
         form.labels == "shifted",
         store.end_id,
-        arrays.ids.dtype == np.int64,
-        *map(get_address, arrays[:3]),
-        0 if weights is None else get_address(weights),
-        get_address(LOSS_WEIGHTS),
-        0 if span_numbers is None else get_address(span_numbers),
+        arrays.ids.itemsize == _INT64_BYTES,
+        get_output_address(arrays.ids),
+        get_output_address(arrays.labels),
+        get_output_address(arrays.positions),
+        get_output_address(arrays.loss_weights),
+        _DECODED_ADDRESS,
+        get_output_address(arrays.span_numbers),
     )
-    highest = kernel(batch, shards, flags or None)
+    highest = kernel(
+        batch,
+        form.pointers.tobytes(),
+        b"".join([shard.address for shard in spans.shards]),
+        b"".join([NO_FLAGS if flags is None else flags.address for flags in spans.flags]) or None,
+        spans.documents.tobytes(),
+        starts.tobytes(),
+        rows.lengths.tobytes(),
+    )
     if highest < 0:
-        raise StoreError(
-            "A span of the plan is not inside its shard or its row: the plan belongs to another store, or the store "
-            "was changed. Open it again."
-        )
+        # Reading names the document of a span that ends beyond it.
+        store.read(rows.documents, rows.starts, rows.lengths)
+        raise StoreError("The spans of a batch do not fit its documents and rows: the plan belongs to another store.")
     return highest
 
 
@@ -120,7 +126,7 @@ def _read_spans(store: TokenReader, rows: Rows) -> MappedSpans:
     tokens, flags = store.read(rows.documents, rows.starts, rows.lengths), _read_flags(store, rows)
     joined = np.concatenate(tokens) if tokens else _NO_IDS
     bounds = (np.cumsum(rows.lengths) - rows.lengths) * joined.itemsize
-    shard, count = make_mapped_shard(bounds, joined), len(tokens)
+    shard, count = make_mapped_shard(bounds, rows.lengths.astype(np.uint32), joined), len(tokens)
     codes = np.concatenate(flags).view(np.uint8) if flags else None
     span_flags = [] if codes is None else [LossWeights(codes.size, 0, codes)] * count
     return MappedSpans([shard] * count, np.arange(count), span_flags)

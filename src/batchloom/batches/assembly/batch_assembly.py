@@ -27,7 +27,7 @@ _INT64 = np.dtype(np.int64)
 TOKEN_AXES = 2
 # Prefixes that processors use for feature names.
 _MEDIA_PREFIXES = ("pixel_", "image_", "input_features", "feature_", "audio_")
-_TOKEN_KEYS = ("input_ids", "labels", "loss_weights", "position_ids", "seq_idx", "token_type_ids")
+TOKEN_KEYS = ("input_ids", "labels", "loss_weights", "position_ids", "seq_idx", "token_type_ids")
 
 # Takes the highest id of a batch, or 2**63 - 1 if one is negative, and raises if it is not valid.
 IdCheck = Callable[[int], None]
@@ -235,7 +235,7 @@ def _slice_varlen(batch: Batch, layout: BatchLayout, first: int, stop: int) -> d
         own = starts[from_span : to_span + 1] - starts[from_span]
         begin, end = (int(bounds[span]) // context for span in (from_span, to_span))
         longest = int(np.diff(bounds[from_span : to_span + 1]).max())
-    part = {name: batch[name][..., begin:end] for name in _TOKEN_KEYS if name in batch}
+    part = {name: batch[name][..., begin:end] for name in TOKEN_KEYS if name in batch}
     part |= _slice_media(batch, layout.media, first, stop)
     if empty:
         part["labels"] = part["labels"] * 0 + IGNORE_INDEX

@@ -9,6 +9,7 @@
 // A mapped shard, or tokens in memory.
 typedef struct {
     const uint8_t *pointers; // byte offset of each document, int64, not aligned
+    const uint8_t *lengths;  // tokens of each document, uint32, not aligned
     const uint8_t *tokens;
     int64_t size; // number of tokens
     int64_t type; // index of the type of a token in FILLERS
@@ -21,10 +22,14 @@ typedef struct {
 } Flags;
 
 typedef struct {
-    const int64_t *documents; // index of each span's document in its shard
-    const int64_t *starts;    // first token of each span in its document
-    const int64_t *lengths;   // tokens of each span
-    const int64_t *pointers;  // row r has the spans pointers[r] to pointers[r + 1] - 1
+    const Shard *shard;
+    const Flags *flags; // NULL: every token is trained
+    int64_t document;   // index of the document in its shard
+    int64_t start;      // first token in the document
+    int64_t count;      // number of tokens
+} Span;
+
+typedef struct {
     int64_t rows, row_length, align, shifted, end_id;
     int64_t wide; // 1: ids and labels are int64; 0: int32
     uint8_t *ids, *labels;
@@ -56,32 +61,32 @@ VECTORIZED static void fill_positions(int64_t *positions, int64_t first, int64_t
 }
 
 // Copies a span, and returns its highest id, or INT64_MAX if it has a negative one.
-#define DEFINE_FILL(NAME, TOKEN, CELL)                                                                              \
-    VECTORIZED static int64_t fill_##NAME(const uint8_t *source, int64_t count, uint8_t *id_cells, uint8_t *label_cells,     \
-                                int64_t shifted)                                                                    \
-    {                                                                                                               \
-        const TOKEN *restrict tokens = (const TOKEN *)source;                                                       \
-        CELL *restrict ids = (CELL *)id_cells, *restrict labels = (CELL *)label_cells;                              \
-        TOKEN lowest = tokens[0], highest = tokens[0];                                                              \
-        for (int64_t k = 0; k < count; k++) {                                                                       \
-            lowest = tokens[k] < lowest ? tokens[k] : lowest;                                                       \
-            highest = tokens[k] > highest ? tokens[k] : highest;                                                    \
-        }                                                                                                           \
-        if (shifted) {                                                                                              \
-            ids[0] = (CELL)tokens[0];                                                                               \
-            for (int64_t k = 1; k < count; k++) {                                                                   \
-                ids[k] = (CELL)tokens[k];                                                                           \
-                labels[k - 1] = (CELL)tokens[k];                                                                    \
-            }                                                                                                       \
-            labels[count - 1] = IGNORE_INDEX;                                                                       \
-        } else {                                                                                                    \
-            for (int64_t k = 0; k < count; k++) {                                                                   \
-                ids[k] = (CELL)tokens[k];                                                                           \
-                labels[k] = (CELL)tokens[k];                                                                        \
-            }                                                                                                       \
-            labels[0] = IGNORE_INDEX;                                                                               \
-        }         \
-        return lowest < 0 ? INT64_MAX : (int64_t)highest;                                                           \
+#define DEFINE_FILL(NAME, TOKEN, CELL)                                                             \
+    VECTORIZED static int64_t fill_##NAME(const uint8_t *source, int64_t count, uint8_t *id_cells, \
+                                          uint8_t *label_cells, int64_t shifted)                   \
+    {                                                                                              \
+        const TOKEN *restrict tokens = (const TOKEN *)source;                                      \
+        CELL *restrict ids = (CELL *)id_cells, *restrict labels = (CELL *)label_cells;             \
+        TOKEN lowest = tokens[0], highest = tokens[0];                                             \
+        for (int64_t k = 0; k < count; k++) {                                                      \
+            lowest = tokens[k] < lowest ? tokens[k] : lowest;                                      \
+            highest = tokens[k] > highest ? tokens[k] : highest;                                   \
+        }                                                                                          \
+        if (shifted) {                                                                             \
+            ids[0] = (CELL)tokens[0];                                                              \
+            for (int64_t k = 1; k < count; k++) {                                                  \
+                ids[k] = (CELL)tokens[k];                                                          \
+                labels[k - 1] = (CELL)tokens[k];                                                   \
+            }                                                                                      \
+            labels[count - 1] = IGNORE_INDEX;                                                      \
+        } else {                                                                                   \
+            for (int64_t k = 0; k < count; k++) {                                                  \
+                ids[k] = (CELL)tokens[k];                                                          \
+                labels[k] = (CELL)tokens[k];                                                       \
+            }                                                                                      \
+            labels[0] = IGNORE_INDEX;                                                              \
+        }                                                                                          \
+        return lowest < 0 ? INT64_MAX : (int64_t)highest;                                          \
     }
 
 #define DEFINE_FILLS(TYPE)                    \
@@ -149,43 +154,64 @@ static void apply_flags(const Batch *batch, const Flags *flags, int64_t token, i
     }
 }
 
-// Fills in a span from a cell on; returns as batchloom_fill.
-static int64_t fill_span(const Batch *batch, const Shard *shard, const Flags *flags, int64_t span, int64_t cell)
+// Returns the index of the first token of a span in its shard.
+static int64_t find_token(const Span *span)
 {
-    int64_t pointer, count = batch->lengths[span], cell_size = batch->wide ? 8 : 4;
-    memcpy(&pointer, shard->pointers + 8 * batch->documents[span], 8);
-    int64_t token = pointer / SIZES[shard->type] + batch->starts[span];
-    if (token < 0 || token > shard->size - count)
+    int64_t pointer;
+    memcpy(&pointer, span->shard->pointers + 8 * span->document, 8);
+    return pointer / SIZES[span->shard->type] + span->start;
+}
+
+// Fills in a span from a cell on; returns as batchloom_fill.
+static int64_t fill_span(const Batch *batch, const Span *span, int64_t cell)
+{
+    const Shard *shard = span->shard;
+    int64_t token = find_token(span), count = span->count, cell_size = batch->wide ? 8 : 4;
+    uint32_t length;
+    memcpy(&length, shard->lengths + 4 * span->document, 4);
+    if (span->start + count > length || token < 0 || token > shard->size - count)
         return -1;
     int64_t highest = FILLERS[shard->type][batch->wide](
         shard->tokens + token * SIZES[shard->type], count, batch->ids + cell_size * cell,
         batch->labels + cell_size * cell, batch->shifted);
     fill_positions(batch->positions + cell, 0, count);
-    if (batch->weights || (flags && flags->codes))
-        apply_flags(batch, flags, token, cell, count);
+    if (batch->weights || (span->flags && span->flags->codes))
+        apply_flags(batch, span->flags, token, cell, count);
     return highest;
 }
 
-// Fills the arrays of a batch from the shard of each span, and their flags unless that is NULL. Returns its highest
-// id, or INT64_MAX if one is negative; -1 if a span is not inside its shard and its row.
-int64_t batchloom_fill(const Batch *batch, const Shard *shards, const Flags *flags)
+// Fills the arrays of a batch. Row r has the spans pointers[r] to pointers[r + 1] - 1; the other arrays have an entry
+// for each span, and flags may be NULL. Returns the highest id, or INT64_MAX if one is negative; -1 if a span is not
+// inside its document and its row.
+int64_t batchloom_fill(const Batch *batch, const int64_t *pointers, const Shard *shards, const Flags *flags,
+                       const int64_t *documents, const int64_t *starts, const int64_t *lengths)
 {
-    int64_t highest = 0;
+    int64_t highest = 0, spans = pointers[batch->rows];
+    // Documents are far from each other in memory.
+    for (int64_t span = 0; span < spans; span++) {
+        __builtin_prefetch(shards[span].pointers + 8 * documents[span]);
+        __builtin_prefetch(shards[span].lengths + 4 * documents[span]);
+    }
     for (int64_t row = 0; row < batch->rows; row++) {
         int64_t cell = row * batch->row_length, end = cell + batch->row_length;
-        for (int64_t span = batch->pointers[row]; span < batch->pointers[row + 1]; span++) {
-            int64_t count = batch->lengths[span];
-            int64_t aligned = (count + batch->align - 1) / batch->align * batch->align;
-            if (count < 1 || aligned > end - cell)
+        for (int64_t number = pointers[row]; number < pointers[row + 1]; number++) {
+            if (number + 1 < spans) {
+                Span next = {shards + number + 1, NULL, documents[number + 1], starts[number + 1], 0};
+                __builtin_prefetch(next.shard->tokens + SIZES[next.shard->type] * find_token(&next));
+            }
+            Span span = {shards + number, flags ? flags + number : NULL, documents[number], starts[number],
+                         lengths[number]};
+            int64_t aligned = (span.count + batch->align - 1) / batch->align * batch->align;
+            if (span.count < 1 || aligned > end - cell)
                 return -1;
-            int64_t highest_of_span = fill_span(batch, shards + span, flags ? flags + span : NULL, span, cell);
+            int64_t highest_of_span = fill_span(batch, &span, cell);
             if (highest_of_span < 0)
                 return -1;
             highest = highest_of_span > highest ? highest_of_span : highest;
-            fill_padding(batch, cell + count, count, aligned - count);
+            fill_padding(batch, cell + span.count, span.count, aligned - span.count);
             if (batch->span_numbers)
                 for (int64_t k = cell; k < cell + aligned; k++)
-                    batch->span_numbers[k] = (int32_t)span;
+                    batch->span_numbers[k] = (int32_t)number;
             cell += aligned;
         }
         fill_padding(batch, cell, 0, end - cell);

@@ -10,16 +10,19 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from batchloom.batches.assembly.kernel_build import LIBRARY_NAME, SOURCE, compute_kernel_version
 
 _LOG = logging.getLogger("batchloom")
 # ``Batch`` of kernel.c.
-BATCH = struct.Struct("=16q")
+BATCH = struct.Struct("=12q")
 _SLOWER = "Batches are assembled by numpy, which is slower and gives the same bytes"
 
-# ``batchloom_fill``: takes a packed batch, and the shard and the flags of each span.
-Kernel = Callable[[bytes, bytes, bytes | None], int]
+# ``batchloom_fill``, with its arrays as bytes: taking the address of a numpy array costs more than their copies.
+Kernel = Callable[[bytes, bytes, bytes, bytes | None, bytes, bytes, bytes], int]
 
 
 def load_library(path: Path) -> Kernel:
@@ -36,9 +39,14 @@ def load_library(path: Path) -> Kernel:
     version.restype = ctypes.c_int64
     if version() != compute_kernel_version():
         raise OSError(f"{path} was built from another version of {SOURCE.name}")
-    fill.argtypes, fill.restype = [ctypes.c_char_p] * 3, ctypes.c_int64
+    fill.argtypes, fill.restype = [ctypes.c_char_p] * 7, ctypes.c_int64
     kernel: Kernel = fill
     return kernel
+
+
+def get_output_address(array: NDArray[Any] | None) -> int:
+    """Return the address of a writable array; 0 for None."""
+    return 0 if array is None else ctypes.addressof(ctypes.c_char.from_buffer(array.data))
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly.batch_assembly import Ids, TokenReader
+from batchloom.batches.assembly.array_filling import Ids, TokenReader
 from batchloom.core.errors import InputError, PlanError, StoreError
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.plan.packing import Rows
@@ -134,8 +134,8 @@ class CombinedStore:
             self._mapped_shards[shard] = mapped_shard
         return mapped_shard
 
-    def locate(self, documents: Ids, starts: Ids, lengths: Ids) -> MappedSpans | None:  # noqa: ARG002 - as of a reader
-        """Return where spans are mapped; None if some have to be read."""
+    def locate(self, documents: Ids) -> MappedSpans | None:
+        """Return where documents are mapped; None if some have to be read."""
         shards = self._begins.searchsorted(documents, side="right") - 1
         numbers = shards.tolist()
         mapped_shards, opened = [], 0

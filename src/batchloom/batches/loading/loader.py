@@ -12,8 +12,9 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.batches.assembly.array_filling import IGNORE_INDEX, TokenReader
 from batchloom.batches.assembly.augment import Augment, add_augment_state, make_augmentation, remove_augment_state
-from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, Batch, TokenReader
+from batchloom.batches.assembly.batch_assembly import Batch
 from batchloom.batches.assembly.batch_spec import (
     DEFAULT_BATCH_OPTIONS,
     DEFAULT_MEDIA_SPEC,
@@ -194,6 +195,7 @@ class Loader:
         self.plan, self.replaced = replace_missing_documents(self.plan, media.replace)
         self._stage, self.costs = make_stager(self.spec), RowCosts()
         self._balance = self.costs if batch.balance else None
+        self._latest_share: tuple[PlanSpec | None, RankShare | None] = None, None
         self._turn = threading.RLock()
         # The fetch thread has its own reference: packing a pool locks the plan, possibly until its lengths are
         # downloaded.
@@ -471,7 +473,12 @@ class Loader:
         return self._share(self._spec_at(step))
 
     def _share(self, plan: PlanSpec) -> RankShare:
-        return make_rank_share(plan, self.spec, replicated=self._stream is None and is_replicated(self.store))
+        latest_plan, share = self._latest_share
+        # Comparing settings takes longer than the rest of a step's arithmetic.
+        if plan is not latest_plan or share is None:
+            share = make_rank_share(plan, self.spec, replicated=self._stream is None and is_replicated(self.store))
+            self._latest_share = plan, share
+        return share
 
     def _to_global_documents(self, rows: Rows) -> Rows:
         """Return the rows with the document numbers of the store."""

@@ -10,15 +10,9 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.batches.assembly.array_filling import Ids, TokenReader
 from batchloom.batches.assembly.augment import Augmentation, augment_batch
-from batchloom.batches.assembly.batch_assembly import (
-    BatchLayout,
-    IdCheck,
-    Ids,
-    TokenReader,
-    assemble_rows,
-    assemble_varlen,
-)
+from batchloom.batches.assembly.batch_assembly import TOKEN_KEYS, BatchLayout, IdCheck, assemble_rows, assemble_varlen
 from batchloom.batches.assembly.batch_spec import BatchSpec
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, quote_value
@@ -293,22 +287,19 @@ def assemble_arrays(
     ``augment`` includes the position of each row; it is applied before the context rank's slice is taken.
     """
     arrays: dict[str, Any]
-    dtype = np.dtype(spec.dtype)
-    if spec.form == "varlen":
+    dtype, varlen = np.dtype(spec.dtype), spec.form == "varlen"
+    if varlen:
         arrays = assemble_varlen(store, rows, spec.labels, plan.align, dtype=dtype, check_ids=check_ids)
-        lengths = np.diff(arrays["cu_seq_lens_q"]).astype(np.int64)
-        token_names = ("input_ids", "labels", "loss_weights", "position_ids", "seq_idx")
-        names = [name for name in arrays if name in token_names]
     else:
         arrays = assemble_rows(store, rows, plan.seq_len, spec.labels, plan.align, dtype=dtype, check_ids=check_ids)
-        lengths, names = np.array([plan.seq_len]), list(arrays)
     if augment:
         augmentation, positions = augment
         augment_batch(arrays, augmentation, rows, positions, plan, labels=spec.labels)
-    if spec.mesh.context > 1:
-        indices = slice_indices(lengths, spec.mesh, context_rank)
-        arrays |= {name: arrays[name].take(indices, axis=1) for name in names}
     sliced = spec.mesh.context > 1
+    if sliced:
+        lengths = np.diff(arrays["cu_seq_lens_q"]).astype(np.int64) if varlen else np.array([plan.seq_len])
+        indices = slice_indices(lengths, spec.mesh, context_rank)
+        arrays |= {name: arrays[name].take(indices, axis=1) for name in TOKEN_KEYS if name in arrays}
     # Copy, so that a cached batch does not keep the rows of a full pool alive.
     span_arrays = (rows.pointers.copy(), rows.lengths.copy(), rows.row_offsets.copy())
     return arrays, BatchLayout(*span_arrays, plan.align, spec.labels, sliced)

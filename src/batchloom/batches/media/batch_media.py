@@ -18,14 +18,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly.batch_assembly import (
-    Batch,
-    BatchLayout,
-    Ids,
-    MediaOffsets,
-    MediaOffsetsByName,
-    TokenReader,
-)
+from batchloom.batches.assembly.array_filling import Ids, TokenReader
+from batchloom.batches.assembly.batch_assembly import Batch, BatchLayout, MediaOffsets, MediaOffsetsByName
 from batchloom.batches.assembly.batch_spec import MediaOptions
 from batchloom.batches.assembly.device import to_torch
 from batchloom.batches.producer_thread import PendingItem

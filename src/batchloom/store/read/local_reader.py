@@ -119,7 +119,7 @@ class LocalReader(SubsetReader):
                     # A view keeps its shard's file open after the shard was unmapped, so old views are copied.
                     views, previous_openings = [view.copy() for view in views], mapped.openings
                 files = mapped.map(shard)
-            pointers, tokens, _ = files
+            pointers, tokens, _, _ = files
             begin = pointers[row] >> shift
             if checks is not None:
                 begins.append(begin)
@@ -129,10 +129,9 @@ class LocalReader(SubsetReader):
             checks.verify_spans(shards, byte_offsets, lengths << shift)
         return self._fill_removed(views, documents)
 
-    def locate(self, documents: Ids, starts: Ids, lengths: Ids) -> MappedSpans | None:
+    def locate(self, documents: Ids) -> MappedSpans | None:
         if self.mapped is None:
             return None
-        refuse_ranges_beyond(self.lengths, documents, starts + lengths, self.name)
         shards = self.table.shards_of(documents)
         numbers = shards.tolist()
         mapped = self._shards.map_all(numbers)
@@ -145,7 +144,7 @@ class LocalReader(SubsetReader):
         if self.mapped is None:
             return super().document(number, length)
         shard, row = self.table.find(number)
-        pointers, tokens, _ = self._shards.map(shard)
+        pointers, tokens, _, _ = self._shards.map(shard)
         begin = pointers[row] >> self._shift
         return tokens[begin : begin + length]
 

@@ -23,7 +23,7 @@ _MAX_MAPPED = 2048
 _SPARE_FILES = 256
 _EDGE_BYTES = 1 << 20
 # ``Shard`` of kernel.c, and its token types.
-_ADDRESS = struct.Struct("=4q")
+_ADDRESS = struct.Struct("=5q")
 _TOKEN_TYPES = ("|u1", "|i1", "<i2", "<i4", "<i8", "<u2", "<u4")
 
 
@@ -35,11 +35,13 @@ class MappedShard(NamedTuple):
         pointers: byte offset of each document, as a view that gives Python ints: scalar reads
             through a cast memoryview cost a third of numpy's.
         tokens: all token ids of the ``.bin``, in its own dtype [T].
-        address: addresses and sizes of both, for the native kernel (batches/assembly/kernel.c).
+        lengths: tokens of each document, uint32 [D].
+        address: addresses of the arrays, for the native kernel (batches/assembly/kernel.c).
     """
 
     pointers: memoryview
     tokens: NDArray[Any]
+    lengths: NDArray[np.uint32]
     address: bytes
 
 
@@ -153,7 +155,7 @@ def map_shard(location: ShardLocation, dtype: np.dtype[np.generic], lengths: NDA
             f"{path} has {len(view)} bytes, the manifest says {location.bytes} and its documents take "
             f"{ends[-1] if ends.size else 0}. The store is damaged: run batchloom check on it."
         )
-    return make_mapped_shard(index.pointers, np.frombuffer(view, dtype))
+    return make_mapped_shard(index.pointers, index.lengths.view("<u4"), np.frombuffer(view, dtype))
 
 
 def map_prefix(stem: Path) -> tuple[MappedShard, NDArray[np.uint32]]:
@@ -186,14 +188,14 @@ def map_prefix(stem: Path) -> tuple[MappedShard, NDArray[np.uint32]]:
         # An empty document at the end may point past the last sequence; its pointer is never read.
         first = np.minimum(index.documents[:-1], len(pointers) - 1)
         pointers = pointers[first] if len(pointers) else np.zeros(len(first), np.int64)
-    return make_mapped_shard(pointers, np.frombuffer(view, index.dtype)), lengths
+    return make_mapped_shard(pointers, lengths, np.frombuffer(view, index.dtype)), lengths
 
 
-def make_mapped_shard(pointers: NDArray[np.int64], tokens: NDArray[Any]) -> MappedShard:
-    """Return tokens with the byte offset of each document, in mapped files or in memory."""
+def make_mapped_shard(pointers: NDArray[np.int64], lengths: NDArray[np.uint32], tokens: NDArray[Any]) -> MappedShard:
+    """Return the documents of one array of tokens, in mapped files or in memory."""
     kind = _TOKEN_TYPES.index(tokens.dtype.newbyteorder("<").str)
-    address = _ADDRESS.pack(get_address(pointers), get_address(tokens), tokens.size, kind)
-    return MappedShard(pointers.view(np.uint8).data.cast("q"), tokens, address)
+    address = _ADDRESS.pack(get_address(pointers), get_address(lengths), get_address(tokens), tokens.size, kind)
+    return MappedShard(pointers.view(np.uint8).data.cast("q"), tokens, lengths, address)
 
 
 def _refuse_overlap(index: MegatronIndex, stem: Path) -> None:

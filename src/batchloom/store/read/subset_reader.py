@@ -146,8 +146,8 @@ class SubsetReader:
         """Read token ranges; see :meth:`Store.read`."""
         raise NotImplementedError
 
-    def locate(self, documents: Ids, starts: Ids, lengths: Ids) -> MappedSpans | None:  # noqa: ARG002 - of local data
-        """Return where token ranges are mapped; None if they have to be read."""
+    def locate(self, documents: Ids) -> MappedSpans | None:  # noqa: ARG002 - only local documents are mapped
+        """Return where documents are mapped; None if they have to be read."""
         return None
 
     def document(self, number: int, length: int) -> NDArray[np.generic]:
