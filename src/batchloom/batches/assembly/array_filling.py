@@ -17,7 +17,7 @@ from batchloom.store.format import NO_FLAGS, LossWeights, get_address
 from batchloom.store.read import MappedSpans, make_mapped_shard
 
 IGNORE_INDEX = -100
-_HIGHEST_ID = (1 << 63) - 1
+_HIGHEST_ID, _HIGHEST_INT32 = (1 << 63) - 1, (1 << 31) - 1
 _INT64_BYTES = 8
 _NO_IDS = np.zeros(0, np.int64)
 _DECODED_ADDRESS = get_address(LOSS_WEIGHTS)
@@ -73,15 +73,22 @@ class FlatArrays(NamedTuple):
 
 
 def fill_arrays(store: TokenReader, rows: Rows, form: RowForm, arrays: FlatArrays) -> int:
-    """Fill all arrays, and return the highest id, or 2**63 - 1 if an id is negative.
+    """Fill all arrays; return the highest id or the end id, 2**63 - 1 if one is negative.
 
     Raises:
-        StoreError: a span is not inside its document.
+        StoreError: a span is not inside its document, or int32 arrays cannot hold an id.
     """
     kernel = find_kernel()
     if kernel is None:
-        return fill_with_numpy(store, rows, form, arrays)
-    return fill_with_kernel(kernel, store, rows, form, arrays)
+        highest = fill_with_numpy(store, rows, form, arrays)
+    else:
+        highest = fill_with_kernel(kernel, store, rows, form, arrays)
+    if arrays.ids.itemsize < _INT64_BYTES and highest > _HIGHEST_INT32:
+        raise StoreError(
+            "A batch holds a token id that is negative or 2**31 or more, and dtype='int32' is for ids from 0 to "
+            "2**31 - 1: leave dtype out."
+        )
+    return highest
 
 
 def fill_with_kernel(kernel: Kernel, store: TokenReader, rows: Rows, form: RowForm, arrays: FlatArrays) -> int:
@@ -164,7 +171,7 @@ def fill_with_numpy(store: TokenReader, rows: Rows, form: RowForm, arrays: FlatA
     if arrays.span_numbers is not None:
         arrays.span_numbers[:] = 0
         arrays.span_numbers[: int(sizes.sum())] = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    return _HIGHEST_ID if int(arrays.ids.min()) < 0 else int(arrays.ids.max())
+    return _HIGHEST_ID if int(arrays.ids.min()) < 0 else max(int(arrays.ids.max()), store.end_id)
 
 
 def _find_padding(lengths: Ids, sizes: Ids, form: RowForm) -> tuple[Ids, list[tuple[int, int, int, int]]]:

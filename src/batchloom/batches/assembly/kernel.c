@@ -181,12 +181,12 @@ static int64_t fill_span(const Batch *batch, const Span *span, int64_t cell)
 }
 
 // Fills the arrays of a batch. Row r has the spans pointers[r] to pointers[r + 1] - 1; the other arrays have an entry
-// for each span, and flags may be NULL. Returns the highest id, or INT64_MAX if one is negative; -1 if a span is not
-// inside its document and its row.
+// for each span, and flags may be NULL. Returns the highest id or the end id, INT64_MAX if one is negative; -1 if a
+// span is not inside its document and its row.
 int64_t batchloom_fill(const Batch *batch, const int64_t *pointers, const Shard *shards, const Flags *flags,
                        const int64_t *documents, const int64_t *starts, const int64_t *lengths)
 {
-    int64_t highest = 0, spans = pointers[batch->rows];
+    int64_t highest = batch->end_id, spans = pointers[batch->rows];
     // Documents are far from each other in memory.
     for (int64_t span = 0; span < spans; span++) {
         __builtin_prefetch(shards[span].pointers + 8 * documents[span]);

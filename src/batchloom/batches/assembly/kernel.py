@@ -54,7 +54,12 @@ def find_kernel() -> Kernel | None:
     """Return the kernel of this installation; None without a usable one, which is logged once."""
     path = SOURCE.with_name(LIBRARY_NAME)
     if not path.exists():
-        _LOG.info("%s: %s was not built, because there was no C compiler at installation.", _SLOWER, path.name)
+        _LOG.info(
+            "%s: %s was not built, for which installation needs a C compiler. With one, python -m "
+            "batchloom.batches.assembly.kernel_build builds it.",
+            _SLOWER,
+            path.name,
+        )
         return None
     if sys.byteorder != "little":
         _LOG.info("%s: the kernel is for little-endian machines.", _SLOWER)
