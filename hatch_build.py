@@ -14,10 +14,11 @@ class KernelBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - the hook's signature
         folder = Path(self.root, _FOLDER)
         module = runpy.run_path(str(folder / "kernel_build.py"))
-        reason = module["compile_kernel"](folder)
-        if reason:
-            self.app.display_warning(f"The native kernel is not built, and batches are made by numpy: {reason}")
+        try:
+            library = module["compile_kernel"](folder)
+        except OSError as error:
+            self.app.display_warning(f"The native kernel is not built, and batches are made by numpy: {error}")
             return
-        build_data["artifacts"].append(f"{_FOLDER}/{module['LIBRARY_NAME']}")
+        build_data["artifacts"].append(f"{_FOLDER}/{library.name}")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

@@ -2,6 +2,7 @@
 
 import logging
 import subprocess
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -9,13 +10,9 @@ from hypothesis import given, settings, strategies as st
 
 import batchloom
 from batchloom import Mixture, Plan, PlanSpec
-from batchloom.batches import BatchOptions, PlanOptions
-from batchloom.batches.assembly import array_filling, kernel as kernel_module
-from batchloom.batches.assembly.array_filling import FlatArrays, RowForm, fill_with_kernel, fill_with_numpy
-from batchloom.batches.assembly.kernel import find_kernel, load_library
-from batchloom.batches.assembly.kernel_build import LIBRARY_NAME, compile_kernel, find_compiler
+from batchloom.batches import BatchOptions, PlanOptions, assemble_rows, assemble_varlen
+from batchloom.batches.assembly import compile_kernel, find_compiler, find_kernel, load_kernel
 from batchloom.core.errors import SettingsError, StoreError
-from batchloom.plan.packing import align_lengths
 from batchloom.store.format import encode_index
 from batchloom.testing import write_store
 from tiers import examples
@@ -27,9 +24,7 @@ SETTINGS = {"seq_len": 32, "global_batch_size": 4, "output": "numpy", "rank": 0,
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("kernel")
-    assert compile_kernel(folder) == ""
-    return load_library(folder / LIBRARY_NAME)
+    return load_kernel(compile_kernel(tmp_path_factory.mktemp("kernel")))
 
 
 @pytest.fixture(scope="module")
@@ -37,38 +32,34 @@ def make_folder(tmp_path_factory):
     return lambda: tmp_path_factory.mktemp("store")
 
 
-@pytest.fixture
-def use(monkeypatch):
-    """Function that selects the kernel, or numpy if it is None."""
-    return lambda kernel: monkeypatch.setattr(array_filling, "find_kernel", lambda: kernel)
-
-
-def allocate(size, dtype, store, *, varlen):
-    """Return arrays full of other values."""
-    return FlatArrays(
-        np.full(size, 77, dtype),
-        np.full(size, 77, dtype),
-        np.full(size, 77),
-        np.full(size, 77, np.float32) if store.weighted else None,
-        np.full(size, 77, np.int32) if varlen else None,
-    )
+@contextmanager
+def using(way):
+    """Use a kernel, or numpy if it is None."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("batchloom.batches.assembly.array_filling.find_kernel", lambda: way)
+        yield
 
 
 def assert_same(kernel, reader, rows, seq_len, labels, align, dtype):
-    """Fill the rows and the varlen form by the kernel and by numpy, and compare."""
-    varlen_size = int(align_lengths(rows.lengths, align).sum()) or align
-    forms = [
-        RowForm(rows.pointers, seq_len, align, labels),
-        RowForm(np.array([0, rows.lengths.size]), varlen_size, align, labels),
-    ]
-    for form, varlen in zip(forms, (False, True), strict=True):
-        size = (len(form.pointers) - 1) * form.row_length
-        ours, expected = (allocate(size, dtype, reader, varlen=varlen) for _ in range(2))
-        highest = fill_with_kernel(kernel, reader, rows, form, ours)
-        assert highest == fill_with_numpy(reader, rows, form, expected)
-        for name, array, expected_array in zip(FlatArrays._fields, ours, expected, strict=True):
-            assert (array is None) == (expected_array is None)
-            assert array is None or array.tobytes() == expected_array.tobytes(), (name, varlen)
+    """Assemble the rows and the varlen form by the kernel and by numpy, and compare."""
+    options, highest_ids = {"dtype": np.dtype(dtype)}, []
+    options["check_ids"] = highest_ids.append
+    forms = []
+    for way in (kernel, None):
+        with using(way):
+            forms.append(
+                {
+                    "rows": assemble_rows(reader, rows, seq_len, labels, align, **options),
+                    "varlen": assemble_varlen(reader, rows, labels, align, **options),
+                }
+            )
+    assert highest_ids[:2] == highest_ids[2:]
+    for form, arrays in forms[0].items():
+        assert list(arrays) == list(forms[1][form])
+        for name, array in arrays.items():
+            ours, expected = np.asarray(array), np.asarray(forms[1][form][name])
+            assert (ours.dtype, ours.shape) == (expected.dtype, expected.shape)
+            assert ours.tobytes() == expected.tobytes(), (form, name)
 
 
 @needs_compiler
@@ -113,12 +104,13 @@ def test_prefixes_of_every_dtype(kernel, make_folder, dtype, data):
     lengths = np.array(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=9)), np.uint32)
     total = int(lengths.sum())
     bound = min(info.max, 2**31 - 1)
-    ids = data.draw(st.lists(st.integers(max(info.min, -(2**31)), bound), min_size=total, max_size=total))
+    lowest = data.draw(st.sampled_from([0, max(info.min, -(2**31))]))
+    ids = data.draw(st.lists(st.integers(lowest, bound), min_size=total, max_size=total))
     (folder / "p.bin").write_bytes(np.array(ids, dtype).tobytes())
     (folder / "p.idx").write_bytes(encode_index(lengths, dtype))
     store = batchloom.open_store(folder / "p")
     rows = Plan(store, PlanSpec(seq_len=64, global_batch_size=1)).rows(0, 4)
-    for cell in (np.int64, np.int32):
+    for cell in (np.int64, np.int32) if min(ids) >= 0 else (np.int64,):
         assert_same(kernel, store.reader, rows, 64, "aligned", 1, cell)
 
 
@@ -135,22 +127,22 @@ def mixture(make_folder):
 
 @needs_compiler
 @pytest.mark.parametrize("form", ["rows", "varlen"])
-def test_loaders_of_mixtures_give_the_same_batches(kernel, use, mixture, form):
+def test_loaders_of_mixtures_give_the_same_batches(kernel, mixture, form):
     batches = []
     for way in (kernel, None):
-        use(way)
-        loader = batchloom.Loader(mixture, **SETTINGS, form=form, steps=8, plan=PlanOptions(align=4))
-        # After the ban, some batches have documents that are not read from their shards.
-        batches.append([loader.batch(step) for step in range(4)])
-        loader.edit(batchloom.Edit(step=loader.first_editable_step, ban={"a": tuple(range(0, 40, 3))}))
-        batches[-1] += [loader.batch(step) for step in range(4, 8)]
+        with using(way):
+            loader = batchloom.Loader(mixture, **SETTINGS, form=form, steps=8, plan=PlanOptions(align=4))
+            # After the ban, some batches have documents that are not read from their shards.
+            batches.append([loader.batch(step) for step in range(4)])
+            loader.edit(batchloom.Edit(step=loader.first_editable_step, ban={"a": tuple(range(0, 40, 3))}))
+            batches[-1] += [loader.batch(step) for step in range(4, 8)]
     for batch, expected in zip(*batches, strict=True):
         assert list(batch) == list(expected)
         assert all(np.array_equal(batch[name], expected[name]) for name in batch)
 
 
 @needs_compiler
-def test_ids_outside_the_vocabulary_and_wrong_spans_are_the_same_errors(kernel, use, make_folder):
+def test_ids_outside_the_vocabulary_and_wrong_spans_are_the_same_errors(kernel, make_folder):
     folder = make_folder() / "s"
     store = write_store(folder, [[1, 2, 3, 4]] * 9)
     path = next((folder / "train").glob("*.bin"))
@@ -161,59 +153,57 @@ def test_ids_outside_the_vocabulary_and_wrong_spans_are_the_same_errors(kernel, 
     rows.lengths[1] = 5
     messages = []
     for way in (kernel, None):
-        use(way)
-        with pytest.raises(StoreError) as wrong_id:
+        with using(way), pytest.raises(StoreError) as wrong_id:
             list(batchloom.Loader(store, **SETTINGS))
-        with pytest.raises(StoreError, match="has 4 tokens, and a span of it ends at 5") as wrong_span:
-            batchloom.batches.assemble_rows(store.reader, rows, 32, "aligned")
+        with using(way), pytest.raises(StoreError, match="has 4 tokens, and a span of it ends at 5") as wrong_span:
+            assemble_rows(store.reader, rows, 32, "aligned")
         messages.append((str(wrong_id.value), str(wrong_span.value)))
     assert messages[0] == messages[1]
     assert "holds token id 300 in document 4" in messages[0][0]
 
 
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """Folder where the library is searched."""
+    monkeypatch.setattr("batchloom.batches.assembly.kernel.SOURCE", tmp_path / "kernel.c")
+    find_kernel.cache_clear()
+    yield tmp_path
+    find_kernel.cache_clear()
+
+
 @needs_compiler
 @pytest.mark.parametrize("library", ["damaged", "other version", "other library"])
-def test_an_unusable_library_is_named_once_and_numpy_is_used(tmp_path, monkeypatch, caplog, make_folder, library):
-    path = tmp_path / LIBRARY_NAME
+def test_an_unusable_library_is_named_once_and_numpy_is_used(own_folder, caplog, make_folder, library):
+    path = compile_kernel(own_folder)
     if library == "damaged":
-        path.write_bytes(b"\x7fELF" + bytes(100))
+        path.write_bytes(path.read_bytes()[:100])
     else:
         version = "long batchloom_kernel_version(void) { return 1; }" if library == "other version" else ""
-        source = tmp_path / "other.c"
+        source = own_folder / "other.c"
         source.write_text(f"{version} long batchloom_fill(void) {{ return 0; }}")
         subprocess.run([*find_compiler(), "-shared", "-fPIC", "-o", path, source], check=True)
-    monkeypatch.setattr(kernel_module, "SOURCE", tmp_path / "kernel.c")
-    find_kernel.cache_clear()
-    try:
-        with caplog.at_level(logging.INFO, "batchloom"):
-            store = write_store(make_folder() / "s", [[1, 2, 3]] * 20)
-            batches = list(batchloom.Loader(store, **SETTINGS))
-    finally:
-        find_kernel.cache_clear()
+    with caplog.at_level(logging.INFO, "batchloom"):
+        batches = list(batchloom.Loader(write_store(make_folder() / "s", [[1, 2, 3]] * 20), **SETTINGS))
     assert batches[0]["input_ids"][0, :3].tolist() == [1, 2, 3]
     (line,) = [record for record in caplog.records if "numpy" in record.getMessage()]
     assert line.levelno == logging.WARNING
-    reason = "was built from another version" if library == "other version" else LIBRARY_NAME
-    assert reason in line.getMessage()
+    assert ("was built from another version" if library == "other version" else path.name) in line.getMessage()
 
 
-def test_a_missing_library_is_named_once(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(kernel_module, "SOURCE", tmp_path / "kernel.c")
-    find_kernel.cache_clear()
-    try:
-        with caplog.at_level(logging.INFO, "batchloom"):
-            assert [find_kernel(), find_kernel()] == [None, None]
-    finally:
-        find_kernel.cache_clear()
+def test_a_missing_library_is_named_once(own_folder, caplog):
+    with caplog.at_level(logging.INFO, "batchloom"):
+        assert [find_kernel(), find_kernel()] == [None, None]
     assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
-def test_without_a_compiler_nothing_is_built(tmp_path, monkeypatch):
+def test_without_a_working_compiler_nothing_is_built(tmp_path, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "no C compiler" in compile_kernel(tmp_path)
-    monkeypatch.setenv("CC", "no-such-compiler -O2")
-    assert "no-such-compiler" in compile_kernel(tmp_path)
+    with pytest.raises(OSError, match="no C compiler"):
+        compile_kernel(tmp_path)
+    monkeypatch.setenv("CC", "/bin/sh -c false")
+    with pytest.raises(OSError, match="/bin/sh failed"):
+        compile_kernel(tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -1,6 +1,6 @@
-"""Filling of batch arrays with the token ranges of spans: by the native kernel, or by numpy.
+"""Filling of batch arrays with the token ranges of spans.
 
-Both give the same bytes; numpy's way is the specification.
+The native kernel and numpy give the same bytes; numpy's way is the specification.
 """
 
 import functools
@@ -54,7 +54,7 @@ class TokenReader(Protocol):
 
 
 class RowForm(NamedTuple):
-    """Form of R rows in flat arrays of R * row_length cells; the varlen form is one row."""
+    """Form of R rows in flat arrays [R * row_length]; the varlen form is one row."""
 
     pointers: Ids  # row r holds the spans pointers[r] to pointers[r + 1] - 1, int64 [R + 1]
     row_length: int
@@ -73,7 +73,9 @@ class FlatArrays(NamedTuple):
 
 
 def fill_arrays(store: TokenReader, rows: Rows, form: RowForm, arrays: FlatArrays) -> int:
-    """Fill all arrays; return the highest id or the end id, 2**63 - 1 if one is negative.
+    """Fill all arrays and return the highest id, at least the end id.
+
+    If an id is negative, it returns 2**63 - 1.
 
     Raises:
         StoreError: a span is not inside its document, or int32 arrays cannot hold an id.

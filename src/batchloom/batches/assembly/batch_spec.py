@@ -64,7 +64,7 @@ DEFAULT_MEDIA_SPEC = MediaOptions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
-    """Row distribution and id type of a ``Loader``, which checks them with its other settings.
+    """Row distribution and id type of a ``Loader``, which checks them.
 
     Attributes:
         mesh: layout of tensor-, context- and pipeline-parallel processes.

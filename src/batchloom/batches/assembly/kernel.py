@@ -1,4 +1,4 @@
-"""The native kernel: loading of its library, and the call that fills a batch.
+"""The library of the native kernel.
 
 ``kernel.c`` defines what each address points to. ctypes releases the interpreter lock during a call.
 """
@@ -25,8 +25,14 @@ _SLOWER = "Batches are assembled by numpy, which is slower and gives the same by
 Kernel = Callable[[bytes, bytes, bytes, bytes | None, bytes, bytes, bytes], int]
 
 
-def load_library(path: Path) -> Kernel:
+def load_kernel(path: Path) -> Kernel:
     """Load a library that was built from this version's source.
+
+    Args:
+        path: the library, as ``compile_kernel`` returns it.
+
+    Returns:
+        The function ``batchloom_fill`` of ``kernel.c``.
 
     Raises:
         OSError: the file is missing, damaged, or belongs to another platform or version.
@@ -51,7 +57,13 @@ def get_output_address(array: NDArray[Any] | None) -> int:
 
 @functools.cache
 def find_kernel() -> Kernel | None:
-    """Return the kernel of this installation; None without a usable one, which is logged once."""
+    """Return the kernel of this installation; None without a usable one.
+
+    The reason is logged, once.
+
+    Returns:
+        The kernel, as :func:`load_kernel` returns it, or None.
+    """
     path = SOURCE.with_name(LIBRARY_NAME)
     if not path.exists():
         _LOG.info(
@@ -65,7 +77,7 @@ def find_kernel() -> Kernel | None:
         _LOG.info("%s: the kernel is for little-endian machines.", _SLOWER)
         return None
     try:
-        return load_library(path)
+        return load_kernel(path)
     except OSError as error:
         _LOG.warning("%s: the native kernel cannot be used: %s. Install batchloom again.", _SLOWER, error)
         return None

@@ -240,7 +240,7 @@ class _SyntheticLogAdapter(logging.LoggerAdapter[logging.Logger]):
 
 
 def check_id_range(store: Store | CombinedStore, rows: Rows, highest_id: int) -> None:
-    """Reject ids outside the vocabulary; ``highest_id`` is 2**63 - 1 if one is negative."""
+    """Reject ids outside the vocabulary; a negative one is 2**63 - 1."""
     if store.vocab_size is None or highest_id < store.vocab_size:
         return
     name_of = store.shard_of if isinstance(store, CombinedStore) else store.shards.name_of

@@ -157,7 +157,7 @@ def iter_mask_chunks(tokens: int, trained: int, flags: Iterable[TokenFlags]) -> 
 
 @final
 class LossMask:
-    """A mapped ``.mask`` file; ``address`` is ``Flags`` of batches/assembly/kernel.c."""
+    """A mapped ``.mask`` file; ``address`` is ``Flags`` of kernel.c."""
 
     __slots__ = ("address", "bits", "tokens", "trained")
 
@@ -198,7 +198,7 @@ def encode_weights_header(tokens: int, trained: int) -> bytes:
 
 @final
 class LossWeights:
-    """A mapped ``.weights`` file; ``address`` is ``Flags`` of batches/assembly/kernel.c."""
+    """A mapped ``.weights`` file; ``address`` is ``Flags`` of kernel.c."""
 
     __slots__ = ("address", "codes", "tokens", "trained")
 
