@@ -60,6 +60,12 @@ VECTORIZED static void fill_positions(int64_t *positions, int64_t first, int64_t
         positions[k] = first + k;
 }
 
+VECTORIZED static void fill_int32(int32_t *cells, int64_t count, int32_t value)
+{
+    for (int64_t k = 0; k < count; k++)
+        cells[k] = value;
+}
+
 // Copies a span, and returns its highest id, or INT64_MAX if it has a negative one.
 #define DEFINE_FILL(NAME, TOKEN, CELL)                                                             \
     VECTORIZED static int64_t fill_##NAME(const uint8_t *source, int64_t count, uint8_t *id_cells, \
@@ -118,8 +124,7 @@ static void fill_cells(uint8_t *cells, int64_t wide, int64_t begin, int64_t coun
         for (int64_t k = begin; k < begin + count; k++)
             ((int64_t *)cells)[k] = value;
     else
-        for (int64_t k = begin; k < begin + count; k++)
-            ((int32_t *)cells)[k] = (int32_t)value;
+        fill_int32((int32_t *)cells + begin, count, (int32_t)value);
 }
 
 static void fill_padding(const Batch *batch, int64_t cell, int64_t first_position, int64_t count)
@@ -149,8 +154,12 @@ static void apply_flags(const Batch *batch, const Flags *flags, int64_t token, i
         uint8_t flag = read_flag(flags, token + k);
         if (batch->weights)
             batch->weights[cell + k - shift] = batch->decoded[flag];
-        if (!flag)
-            fill_cells(batch->labels, batch->wide, cell + k - shift, 1, IGNORE_INDEX);
+        if (flag)
+            continue;
+        if (batch->wide)
+            ((int64_t *)batch->labels)[cell + k - shift] = IGNORE_INDEX;
+        else
+            ((int32_t *)batch->labels)[cell + k - shift] = IGNORE_INDEX;
     }
 }
 
@@ -210,13 +219,12 @@ int64_t batchloom_fill(const Batch *batch, const int64_t *pointers, const Shard 
             highest = highest_of_span > highest ? highest_of_span : highest;
             fill_padding(batch, cell + span.count, span.count, aligned - span.count);
             if (batch->span_numbers)
-                for (int64_t k = cell; k < cell + aligned; k++)
-                    batch->span_numbers[k] = (int32_t)number;
+                fill_int32(batch->span_numbers + cell, aligned, (int32_t)number);
             cell += aligned;
         }
         fill_padding(batch, cell, 0, end - cell);
         if (batch->span_numbers)
-            memset(batch->span_numbers + cell, 0, sizeof(int32_t) * (end - cell));
+            fill_int32(batch->span_numbers + cell, end - cell, 0);
     }
     return highest;
 }
