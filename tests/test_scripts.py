@@ -98,7 +98,7 @@ def test_a_data_set_of_the_hub_to_json_lines(tmp_path):
         ("nowhere", 1, "nowhere"),
         ("in.txt", 1, "batchloom prepare in.txt"),
         ("unseen", 1, "no batches: "),
-        ("pairs", 1, "holds preferences"),
+        ("pairs", 1, "holds preference pairs"),
     ],
 )
 def test_checking_data_without_batches(tmp_path, run_script_in_folder, data, code, message):

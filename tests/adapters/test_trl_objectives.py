@@ -9,9 +9,14 @@ import sys
 import pytest
 
 import batchloom
-from batchloom.store import StoredPrompts
+from batchloom.batches import PairMediaCollator
+from batchloom.store import PreferencePairs, StoredPrompts
 from chat.conftest import make_byte_level_tokenizer
 from chat.conversations import CHATML
+from media.models import make_model
+from media.processors import PROCESSORS, save_processor
+from media.sample_media import make_image
+from media.test_tokens import PLACEHOLDERS, TEMPLATE
 from preparation.stores import write_jsonl
 
 pytest.importorskip("trl")
@@ -100,3 +105,50 @@ def test_the_examples_run_from_the_command_line(tokenizer_folder, tmp_path, name
     command = [sys.executable, str(tmp_path / "example.py"), data, str(tokenizer_folder), str(tmp_path / "run")]
     output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path).stdout
     assert ("step    19  loss" in output) if name != "grpo_trainer" else output.strip().endswith("]")
+
+
+def test_dpo_trains_a_multimodal_model_with_the_features_of_the_store(tmp_path):
+    from datasets import IterableDataset
+    from trl import DPOConfig
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
+
+    from batchloom.examples.dpo_trainer import StoredPairsTrainer
+
+    processor = PROCESSORS["qwen2_vl"]()
+    folder = save_processor(processor, tmp_path / "processor")
+    template = TEMPLATE.replace("KIND", "image").replace("PLACE", PLACEHOLDERS["qwen2_vl"])
+    (folder / "chat_template.jinja").write_text(template)
+    make_image(56, 84, seed=1).save(tmp_path / "a.png")
+    question = {"role": "user", "content": "<image>?"}
+    rows = [
+        {"prompt": [question], "chosen": [{"role": "assistant", "content": f"a {n}"}], "images": ["a.png"],
+         "rejected": [{"role": "assistant", "content": "no"}]}
+        for n in range(8)
+    ]  # fmt: skip
+    store = batchloom.open_store(prepare(tmp_path, rows, folder, media={"processor": str(folder)}))
+    args = DPOConfig(
+        str(tmp_path / "run"),
+        per_device_train_batch_size=2,
+        max_steps=6,
+        learning_rate=1e-2,
+        max_length=None,
+        remove_unused_columns=False,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+    )
+    trainer = StoredPairsTrainer(
+        make_model("qwen2_vl", processor),
+        ref_model=make_model("qwen2_vl", processor),
+        args=args,
+        train_dataset=IterableDataset.from_generator(PreferencePairs, gen_kwargs={"store": store}),
+        processing_class=processor.tokenizer,
+        data_collator=PairMediaCollator(PreferencePairs(store), DataCollatorForPreference(pad_token_id=0)),
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-5)
+    assert losses[-1] < 0.9 * losses[0]

@@ -10,6 +10,7 @@ from batchloom.batches import IGNORE_INDEX, Augment, BatchOptions, PlanOptions, 
 from batchloom.batches.media import collate_rows, take_single_row
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
+from preparation.stores import write_jsonl
 
 SETTINGS = {"seq_len": 32, "global_batch_size": 4, "output": "numpy", "rank": 0, "world_size": 1, "prefetch": 0}
 # The weight of a token is a function of its id, so that each label says its weight.
@@ -136,8 +137,6 @@ def test_a_loader_says_that_its_batches_have_weights(store, caplog):
 
 
 def test_a_stream_has_the_weights_of_its_records(tmp_path):
-    import json
-
     rows = [
         {
             "messages": [
@@ -149,7 +148,7 @@ def test_a_stream_has_the_weights_of_its_records(tmp_path):
         }
         for n in range(200)
     ]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(tmp_path / "in.jsonl", rows)
     stream = batchloom.stream(
         str(tmp_path / "in.jsonl"), tokenizer="bytes", seq_len=256, global_batch_size=2, steps=4, keep=tmp_path / "kept"
     )
@@ -161,3 +160,15 @@ def test_a_stream_has_the_weights_of_its_records(tmp_path):
             halves = bytes(row_ids[(row_weights == 0.5) & (row_ids < 256)].astype(np.uint8))
             assert halves == b"one" * (len(halves) // 3)
             assert set(row_weights.tolist()) == {0, 0.5, 2}
+
+
+def test_a_stream_has_the_weights_of_its_texts(tmp_path):
+    rows = [{"text": "ab"[n % 2] * 9, "weight": [0.5, 2][n % 2]} for n in range(400)]
+    write_jsonl(tmp_path / "in.jsonl", rows)
+    stream = batchloom.stream(
+        str(tmp_path / "in.jsonl"), tokenizer="bytes", seq_len=64, global_batch_size=2, steps=4, keep=tmp_path / "kept"
+    )
+    for batch in batchloom.Loader(stream, output="numpy", rank=0, world_size=1):
+        for letter, weight in ((b"a", 0.5), (b"b", 2)):
+            # The first label of a document is not trained.
+            assert set(batch["loss_weights"][batch["labels"] == letter[0]].tolist()) == {weight}

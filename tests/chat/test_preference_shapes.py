@@ -90,6 +90,13 @@ PAIRS = {
         {"conversations": [human("q"), gpt("good")], "rejected_response": "bad"}, "",
         [Q], [GOOD], [BAD],
     ),
+    "OpenAI": (
+        {
+            "input": {"messages": [SYSTEM, *EARLIER, Q], "tools": TOOLS, "parallel_tool_calls": True},
+            "preferred_output": [CALL, RESULT, GOOD], "non_preferred_output": [BAD],
+        }, "",
+        [SYSTEM, *EARLIER, Q], [CALL, RESULT, GOOD], [BAD],
+    ),
     "axolotl chatml.intel": (
         {"system": "s", "question": "q", "chosen": "good", "rejected": "bad"}, "",
         [SYSTEM, Q], [GOOD], [BAD],
@@ -146,7 +153,7 @@ def read_shape(record, mapping):
 
 
 def expect_pair(record, prompt, *answers):
-    tools = TOOLS if "tools" in record else None
+    tools = TOOLS if "tools" in record or "tools" in record.get("input", "") else None
     return PreferencePair(*(Conversation(prompt + answer, tools, completion=len(prompt)) for answer in answers))
 
 
@@ -219,7 +226,7 @@ REFUSED = {
     ),
     "the conversation has no answer to replace": (
         {"messages": [GOOD, Q], "rejected_response": "bad"},
-        UnusableRecordError, "no assistant turn",
+        UnusableRecordError, "no answer to train on",
     ),
     "a number as an answer": (
         {"input": "q", "chosen": "good", "rejected": 5},

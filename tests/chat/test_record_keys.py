@@ -160,7 +160,7 @@ def test_each_entry_judges_any_value(value):
 
 
 def test_neutral_values_may_be_text():
-    record = {"messages": TALK, "weight": "1.0", "loss_scale": "1", "mask": "user"}
+    record = {"messages": TALK, "loss_scale": "1", "mask": "user"}
     assert read_record(record) == Conversation(TALK)
 
 
@@ -273,7 +273,7 @@ def test_a_mapping_leaves_out_labels_of_either_name(tmp_path, name, value):
     path = str(tmp_path / "in.jsonl")
     arguments = ["prepare", path, "--tokenizer", "bytes", "--out", str(tmp_path / "out")]
     assert run_command_line([*arguments, "--map", "label="]) == 0
-    assert not batchloom.open_store(tmp_path / "out").contents.preferences
+    assert not batchloom.open_store(tmp_path / "out").contents.objective
 
 
 def test_a_rejected_response_makes_a_pair():

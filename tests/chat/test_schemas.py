@@ -383,6 +383,8 @@ HUMAN_EVAL = {
         ({"question": "q", "answer": 3, "choices": [1]}, "'answer' (a number)", None),
         ({"conversatons": TALK}, "'conversatons' is near 'conversations'", "messages=conversatons"),
         ({"body": "b", "id": 1}, "known columns are messages,", "text=body"),
+        ({"question": "q"}, "or --map text=...; for prompt-only data pass --prompts", None),
+        ({"prompt": [user("q")], "truth": 4}, "for prompt-only data pass --prompts", None),
         ({"title": "a", "author": "b", "year": "c"}, "known columns are messages,", None),
         (
             {"User query": "a", "reply": "b"},
@@ -470,7 +472,9 @@ def test_real_files(real_data):
         assert len([reader(row) for row in rows]) == len(rows)
     with pytest.raises(SchemaError) as caught:
         detect_schema(read_lines("HumanEval.jsonl.gz"))
-    assert str(caught.value).endswith("--map prompt=prompt,response=canonical_solution")
+    assert str(caught.value).endswith(
+        "--map prompt=prompt,response=canonical_solution; for prompt-only data pass --prompts"
+    )
     mapping = parse_mapping("prompt=prompt,response=canonical_solution")
     rows = read_lines("HumanEval.jsonl.gz")
     conversation = make_record_reader(detect_schema(rows, mapping))(rows[0])

@@ -1,4 +1,4 @@
-"""Template arguments of jobs and records, and the date that templates write."""
+"""Template arguments of jobs and records, the date that templates write, and the default system prompt."""
 
 import datetime as dt
 import itertools
@@ -261,3 +261,32 @@ def test_ignored_columns_give_no_arguments(tmp_path):
     row = {**TALK, "switches": json.dumps({"a": 1})}
     record = make_record_reader(detect_schema([row], {"template_args": "switches"}))(row)
     assert record.template_args == {"a": 1}
+
+
+HI = {"role": "user", "content": "hi"}
+YES, NO = ({"role": "assistant", "content": text} for text in ("yes", "no"))
+
+
+@pytest.mark.parametrize(
+    ("record", "settings", "system"),
+    [
+        ({"messages": [HI, YES]}, {}, "Be brief."),
+        ({"messages": [HI, {**YES, "train": False}, HI, YES]}, {}, "Be brief."),
+        ({"instruction": "hi", "output": "yes", "system": ""}, {}, "Be brief."),
+        ({"prompt": [HI], "chosen": [YES], "rejected": [NO]}, {}, "Be brief."),
+        ({"prompt": [HI], "completion": [YES], "label": True}, {}, "Be brief."),
+        ({"prompt": [HI]}, {"prompts": True}, "Be brief."),
+        ({"instruction": "hi", "output": "yes", "system": "Own."}, {}, "Own."),
+        ({"messages": [{"role": "system", "content": "Own."}, HI, YES]}, {}, "Own."),
+        ({"messages": [{"role": "developer", "content": "Own."}, HI, YES]}, {}, None),
+    ],
+)
+def test_the_default_system_prompt_is_that_of_conversations_without_one(tmp_path, record, settings, system):
+    write_jsonl(tmp_path / "in.jsonl", [{**record, "id": n} for n in range(4)])
+    settings = {"tokenizer": "bytes", "dedup": "none", "val_fraction": 0, **settings}
+    batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", default_system="Be brief.", **settings)
+    document = batchloom.open_store(tmp_path / "out")[0]
+    assert ("Be brief." in document.text) == (system == "Be brief.")
+    if system is not None:
+        assert document.text.startswith(f"System:\n{system}\n\nUser:\nhi\n")
+    assert settings.get("prompts") or document.trained_text.rstrip() == "yes<|endoftext|>"

@@ -352,3 +352,10 @@ def test_left_out_tools_and_reasoning_are_reported_by_name(tokenizers, tmp_path)
     ):
         encoded = encode_conversations([Conversation(turns, [TOOL])], encoder, PROVED)
         assert encoded.altered == altered
+
+
+@pytest.mark.parametrize("template", BUILT_IN_TEMPLATES)
+def test_a_call_that_json_cannot_hold_is_a_fault(encoders, template):
+    turns = [*TURNS[:2], {"role": "assistant", "content": None, "tool_calls": [make_call({"x": float("nan")})]}]
+    encoded = encode_conversations([Conversation(turns)], encoders["bytes", template], PROVED)
+    assert "Out of range float values are not JSON compliant" in encoded.faults[0].reason

@@ -1,6 +1,7 @@
 """Tools, calls and results in contents (``--tool-format``): equality with templates, positions, bad input."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 import batchloom
 from batchloom import SettingsError
+from batchloom.chat.templates import TOOL_FORMATS
 from batchloom.core.document import Conversation
 from batchloom.core.errors import TemplateError
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
@@ -111,8 +113,14 @@ def test_flags_and_the_completion_keep_their_turns(tokenizers):
         ("qwen", {"tool_calls": [{"name": "f", "arguments": "{x"}]}, None, "the arguments of f are no JSON"),
         ("lfm2", {"tool_calls": [{"name": "f", "arguments": "[1]"}]}, None, "the arguments of f are not an object"),
         ("qwen3_5", {"tool_calls": [{"name": "f", "arguments": "3"}]}, None, "the arguments of f are not an object"),
-        ("default", {}, [{"type": "function"}], "a tool has no name"),
-        ("glm4", {}, [{"description": "x"}], "a tool has no name"),
+        *((name, {}, [{"type": "function"}], "a tool has no name") for name in TOOL_FORMATS),
+        *((name, {}, [{"description": "x"}], "a tool has no name") for name in TOOL_FORMATS),
+        *(
+            (name, {"tool_calls": [{"name": "f", "arguments": arguments}]}, None, "a tool or call holds a number that")
+            for name in TOOL_FORMATS
+            for arguments in ('{"x": NaN}', {"x": [-math.inf]})
+        ),
+        ("qwen", {}, [{"name": "f", "parameters": {"minimum": -math.inf}}], "a tool or call holds a number that"),
     ],
 )
 def test_what_a_format_cannot_write(tokenizers, name, message, tools, reason):

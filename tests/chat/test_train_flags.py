@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import batchloom
 from batchloom.chat import detect_schema, make_record_reader, parse_mapping
-from batchloom.core.document import ContentRange, Conversation, SegmentedText, TurnWeight
+from batchloom.core.document import ContentRange, Conversation, SegmentedText, TurnWeight, WeightedText
 from batchloom.core.errors import BatchloomError, SchemaError, SettingsError, UnusableRecordError
 from batchloom.core.loss_weights import LOSS_WEIGHTS, decode_loss_weights, encode_loss_weights
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
@@ -39,8 +40,8 @@ def detail(begin, end, *, train):
     return {"begin_offset": begin, "end_offset": end, "train": train}
 
 
-def read(record, mapping=None):
-    return make_record_reader(detect_schema([record], mapping))(record)
+def read(record, mapping=None, *, media=False):
+    return make_record_reader(detect_schema([record], mapping, media=media), media=media)(record)
 
 
 def read_flags(*messages):
@@ -49,6 +50,12 @@ def read_flags(*messages):
 
 
 QUESTION, ANSWER = user("q"), assistant("answer")
+CONVERSATIONS = [
+    {"messages": [QUESTION, ANSWER]},
+    {"prompt": "q", "completion": "a"},
+    {"question": "q", "answer": "a"},
+]
+SEGMENTS = [{"label": False, "text": "<s>Q\n"}, {"label": True, "text": "A</s>"}]
 # Flags of the question and of the answer, and what they say.
 SWITCHES = [
     ({"train": True}, {"train": False}, [True, False]),
@@ -62,8 +69,9 @@ SWITCHES = [
     ({"loss_weight": 1}, {"loss_weight": 0}, [True, False]),
     ({"loss_weight": 2}, {"loss_weight": 0.25}, [TurnWeight(True, 2.0), TurnWeight(True, 0.25)]),
     ({}, {"weight": 0.5}, [None, TurnWeight(True, 0.5)]),
-    ({"loss_scale": 2}, {"loss_scale": 2}, [None, TurnWeight(None, 2.0)]),
-    ({}, {"loss": True, "loss_scale": 2}, [None, TurnWeight(True, 2.0)]),
+    ({"loss_scale": 2}, {"loss_scale": 2}, [None, TurnWeight(None, 2.0, stop_weight=1.0)]),
+    ({}, {"loss": True, "loss_scale": 2}, [None, TurnWeight(True, 2.0, stop_weight=1.0)]),
+    ({}, {"weight": 0.5, "loss_scale": 2}, [None, TurnWeight(True, 1.0, stop_weight=0.5)]),
     ({}, {"loss": False, "loss_scale": 2}, [None, False]),
     ({}, {"loss": True, "loss_scale": 0}, [None, False]),
     ({}, {"loss_scale": 1}, [None, None]),
@@ -122,9 +130,9 @@ def test_flags_of_parts_become_ranges_of_one_text(parts, flag):
 def test_flags_of_a_message_and_its_parts_combine():
     parts = [text("ab", train=True), text("cd", train=False)]
     assert read_flags(QUESTION, assistant(parts, weight=0.5))[1] == TurnWeight(True, 0.5, (ContentRange(0, 2, 1.0),))
-    assert read_flags(QUESTION, assistant("abcd", loss_scale=3, train_detail=[detail(0, 1, train=True)]))[
-        1
-    ] == TurnWeight(True, 3.0, (ContentRange(0, 2, 1.0),))
+    ranges = [detail(0, 1, train=True)]
+    scaled = read_flags(QUESTION, assistant("abcd", loss_scale=3, train_detail=ranges))[1]
+    assert scaled == TurnWeight(True, 3.0, (ContentRange(0, 2, 1.0),), stop_weight=1.0)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +144,7 @@ def test_flags_of_a_message_and_its_parts_combine():
         *(
             (assistant("a", **{name: value}), rf"{name} is .*; a loss weight is a number from 0 .not trained. to 55")
             for name in ("weight", "loss_weight", "loss_scale")
-            for value in (NAN, -0.5, -1, 56, math.inf, "1", [1], {})
+            for value in (NAN, -0.5, -1, 56, math.inf, "1", [1], {}, True, False)
         ),
         (assistant("a", loss=True, weight=0), "has loss True and weight 0, which contradict each other"),
         (assistant("a", masked=True, train=True), "has train True and masked True, which contradict each other"),
@@ -171,30 +179,40 @@ def test_flags_of_parts_next_to_media_are_errors():
             make_record_reader(schema, media=True)(row)
 
 
-@pytest.mark.parametrize(
-    ("value", "weight"), [(0.5, 0.5), ("0.5", 0.5), (0, 0.0), (2, 2.0), (1, 1.0), ("1.0", 1.0), (None, 1.0), ("", 1.0)]
-)
+@pytest.mark.parametrize(("value", "weight"), [(0.5, 0.5), (0, 0.0), (2, 2.0), (1, 1.0), (None, 1.0), ("", 1.0)])
 def test_the_weight_of_a_record(value, weight):
-    for record in (
-        {"messages": [QUESTION, ANSWER]},
-        {"prompt": "q", "completion": "a"},
-        {"question": "q", "answer": "a"},
-    ):
+    for record in CONVERSATIONS:
         assert read({**record, "weight": value}) == Conversation(
             read(record).messages, completion=read(record).completion, weight=weight
         )
         assert read({**record, "weight": value}, {"weight": ""}) == read(record)
-    assert detect_schema([{"messages": [QUESTION, ANSWER], "weight": 0.5}]).description.endswith(", with weight")
+    text = {"text": "a"}
+    assert read({**text, "weight": value}) == ("a" if weight == 1 else WeightedText("a", weight))
+    segments = {"segments": SEGMENTS}
+    assert read({**segments, "weight": value}) == replace(read(segments), weight=weight)
+    tokens = {"input_ids": [1, 2, 3], "loss_weights": [0, 1, 2]}
+    assert decode_loss_weights(read({**tokens, "weight": value}).trained).tolist() == [0, weight, 2 * weight]
+    interleaved = {"text": ["a", {"type": "image", "image": "a.png"}], "weight": value}
+    assert read(interleaved, media=True).weight == weight
+    for record in (*CONVERSATIONS, text, segments, tokens):
+        assert detect_schema([{**record, "weight": 0.5}]).description.endswith("weight")
 
 
-@pytest.mark.parametrize("value", [NAN, -1, 56, "heavy", [1], True])
+def test_weights_of_csv_may_be_text():
+    schema = detect_schema([{"text": "a", "weight": "0.5"}])
+    read_csv_row = make_record_reader(schema, has_text_numbers=True)
+    assert read_csv_row({"text": "a", "weight": "0.5"}) == WeightedText("a", 0.5)
+    assert read_csv_row({"text": "a", "weight": ""}) == "a"
+    for value in ("heavy", "nan", "-1", "56"):
+        with pytest.raises(UnusableRecordError, match="column 'weight' is .*leave any other column out"):
+            read_csv_row({"text": "a", "weight": value})
+
+
+@pytest.mark.parametrize("value", [NAN, -1, 56, 10**400, "heavy", "0.5", "1.0", [1], True, False])
 def test_a_weight_of_a_record_that_is_none(value):
-    record = {"messages": [QUESTION, ANSWER], "weight": value}
-    if value is True:
-        assert read(record).weight == 1
-        return
-    with pytest.raises(UnusableRecordError, match="column 'weight' is .*leave any other column out with --map weight="):
-        read(record)
+    for record in (*CONVERSATIONS, {"text": "a"}, {"segments": SEGMENTS}, {"input_ids": [1]}):
+        with pytest.raises(UnusableRecordError, match="column 'weight' is .*leave any other column out with --map wei"):
+            read({**record, "weight": value})
 
 
 def test_preferences_have_no_weights():
@@ -203,9 +221,6 @@ def test_preferences_have_no_weights():
         with pytest.raises(SchemaError, match="'weight' is not supported .Fireworks"):
             read({**record, "weight": 0.5})
     assert read({**labelled, "weight": 0.5}, parse_mapping("weight=")) == read(labelled)
-
-
-SEGMENTS = [{"label": False, "text": "<s>Q\n"}, {"label": True, "text": "A</s>"}]
 
 
 def test_segments_of_axolotl():
@@ -218,6 +233,35 @@ def test_segments_of_axolotl():
 
 
 @pytest.mark.parametrize(
+    ("keys", "trained"),
+    [
+        ({"weight": 0.5}, 0.5),
+        ({"loss_weight": 2, "loss_scale": 2}, 4.0),
+        ({"weight": 1, "train": True, "loss": True}, True),
+        ({"loss_scale": 0}, False),
+        ({"weight": None, "mood": "glad"}, True),
+    ],
+)
+def test_flags_of_segments(keys, trained):
+    assert read({"segments": [SEGMENTS[0], {**SEGMENTS[1], **keys}]}).trained == [False, trained]
+
+
+def test_other_keys_of_segments_are_reported_once(tmp_path):
+    rows = [{"segments": [{**SEGMENTS[0], "id": n, "mood": "glad"}, {**SEGMENTS[1], "weight": 0.5}]} for n in range(40)]
+    path = write_rows(tmp_path / "in.jsonl", rows)
+    prepare = partial(batchloom.prepare, tokenizer="bytes", val_fraction=0, dedup="none")
+    result = prepare(path, out=tmp_path / "a")
+    assert [note for note in result.notes if "mood" in note] == ["Unused columns: segments[].mood"]
+    for name in ("segments[].mood", "mood"):
+        assert not any("mood" in note for note in prepare(path, out=tmp_path / name, ignore=[name]).notes)
+    weights = batchloom.open_store(result.path)[0].loss_weights.tolist()
+    assert weights == [0.0] * 5 + [0.5] * 5
+    assert batchloom.open_store(prepare(path, out=tmp_path / "b", ignore=["weight"]).path)[0].loss_weights.max() == 1
+    everything = batchloom.open_store(prepare(path, out=tmp_path / "c", train_on="all").path)[0]
+    assert everything.loss_weights.tolist() == [1.0] * 5 + [0.5] * 5
+
+
+@pytest.mark.parametrize(
     ("segments", "reason"),
     [
         (None, "column 'segments' is null"),
@@ -225,8 +269,12 @@ def test_segments_of_axolotl():
         ([], "column 'segments' holds an array, not a list of segments"),
         ([1], r"segments\[0\] is no segment"),
         ([{"text": 1, "label": True}], r"segments\[0\] is no segment"),
-        ([{"text": "a"}], r"segments\[0\].label is None; it can be true"),
+        ([{"text": "a"}], r"segments\[0\] has no label; it can be true"),
         ([{"text": "a", "label": 1}], r"segments\[0\].label is 1; it can be true"),
+        ([{"text": "a", "label": False, "weight": 0.5}], r"segments\[0\] has label False and weight 0.5, which contra"),
+        ([{"text": "a", "label": True, "train": False}], r"segments\[0\] has label True and train False, which contra"),
+        ([{"text": "a", "label": True, "weight": "0.5"}], r"segments\[0\].weight is '0.5'; a loss weight is a number"),
+        ([{"text": "a", "label": True, "loss_weight": True}], r"segments\[0\].loss_weight is True; a loss weight is a"),
     ],
 )
 def test_segments_that_are_none(segments, reason):
@@ -259,9 +307,11 @@ def test_weights_of_token_rows(columns, weights):
     [
         ([1, 1, 1], "holds 3 numbers and 'input_ids' 4"),
         ([1, 1, NAN, 1], r"loss_scale\[2\] is nan; a loss weight is a number"),
-        ([1, -1, 1, 1], r"loss_scale\[1\] is -1.0; a loss weight"),
-        ([1, 1, 1, 56], r"loss_scale\[3\] is 56.0; a loss weight"),
-        (["a", "b", "c", "d"], "column 'loss_scale' holds an array, not a list of numbers"),
+        ([1, -1, 1, 1], r"loss_scale\[1\] is -1; a loss weight"),
+        ([1, 1, 1, 56], r"loss_scale\[3\] is 56; a loss weight"),
+        ([1, "0.5", 1, 1], r"loss_scale\[1\] is '0.5'; a loss weight"),
+        ([1, 0.5, True, 1], r"loss_scale\[2\] is True; a loss weight"),
+        ([[1], [1], [1], [1]], r"loss_scale\[0\] is \[1\]; a loss weight"),
         (2, "column 'loss_scale' holds a number, not a list of numbers"),
         (None, "column 'loss_scale' is null"),
     ],
@@ -324,7 +374,10 @@ def flag(number, **flags):
     ("messages", "rules", "runs"),
     [
         (TALK, {}, [(1, FIRST), (1, SECOND)]),
-        (flag(1, loss_scale=2), {}, [(2, FIRST), (1, SECOND)]),
+        (flag(1, loss_weight=2), {}, [(2, FIRST), (1, SECOND)]),
+        # A factor does not weight the stop token, as in ms-swift.
+        (flag(1, loss_scale=2), {}, [(2, "lazy dog"), (1, STOP), (1, SECOND)]),
+        (flag(1, loss_scale=2, weight=0.5), {}, [(1, "lazy dog"), (0.5, STOP), (1, SECOND)]),
         # A factor selects no turn, a weight does.
         (flag(1, loss_scale=2), {"train_on": "last"}, [(1, SECOND)]),
         (flag(1, weight=0.5), {"train_on": "last"}, [(0.5, FIRST), (1, SECOND)]),
@@ -332,7 +385,8 @@ def flag(number, **flags):
         (flag(3, loss_weight=0), {}, [(1, FIRST)]),
         # The weight of a record multiplies all others.
         (TALK, {"weight": 0.5}, [(0.5, FIRST), (0.5, SECOND)]),
-        (flag(1, loss_scale=2), {"weight": 0.5}, [(1, FIRST), (0.5, SECOND)]),
+        (flag(1, loss_weight=2), {"weight": 0.5}, [(1, FIRST), (0.5, SECOND)]),
+        (flag(1, loss_scale=2), {"weight": 0.5}, [(1, "lazy dog"), (0.5, STOP), (0.5, SECOND)]),
         (TALK, {"weight": 0}, "nothing to train: the record has weight 0"),
         (flag(1, weight=0), {"train_on": "assistant,user"}, [(1, "The fox" + STOP), (1, "brown" + STOP), (1, SECOND)]),
         (TALK, {"train_on": "user"}, [(1, "The fox" + STOP), (1, "brown" + STOP)]),
@@ -341,7 +395,7 @@ def flag(number, **flags):
         (TALK, {"train_on_eos": "last"}, [(1, "lazy dog"), (1, SECOND)]),
         (flag(3, train=False), {"train_on_eos": "last"}, [(1, FIRST)]),
         (TALK, {"train_on_eos": "all"}, [(1, STOP), (1, FIRST), (1, STOP), (1, SECOND)]),
-        (flag(1, loss_scale=2), {"train_on_eos": "all"}, [(1, STOP), (2, FIRST), (1, STOP), (1, SECOND)]),
+        (flag(1, loss_weight=2), {"train_on_eos": "all"}, [(1, STOP), (2, FIRST), (1, STOP), (1, SECOND)]),
     ],
 )
 def test_trained_turns_weights_and_stops(encode, messages, rules, runs):
@@ -366,8 +420,8 @@ def test_the_complete_text_has_the_weight_of_its_record(encode):
         (assistant("lazy dog", train_detail=[detail(4, 7, train=True)]), [(1, "dog" + STOP)]),
         (assistant([text("lazy", weight=0.5), text(" dog", weight=2)]), [(0.5, "lazy"), (2, "dog"), (1, STOP)]),
         (
-            assistant([text("lazy", weight=0), text(" dog", weight=2)], loss_scale=0.5),
-            [(1, "dog"), (0.5, STOP)],
+            assistant([text("lazy", weight=0), text(" dog", weight=2)], loss_scale=2),
+            [(4, "dog"), (1, STOP)],
         ),
         # Reasoning comes before the content, so it is not trained with ranges, as in axolotl.
         (

@@ -66,7 +66,7 @@ def read_fault(form, record):
         (
             "instruction",
             {"question": "q", "answer": ""},
-            "column 'answer' is empty: there would be nothing to train",
+            "'answer' is empty: there would be nothing to train; fill it in or remove the record; for prompt-only data",
         ),
         (
             "instruction",
@@ -96,7 +96,7 @@ def read_fault(form, record):
         (
             "prompt-completion",
             {"prompt": "q", "completion": [USER], "label": True},
-            "column 'completion' has no assistant turn",
+            "column 'completion' has no answer to train on",
         ),
         ("prompt-completion", {"prompt": "q", "completion": "a"}, "no column 'label'"),
         (
@@ -180,7 +180,7 @@ def test_columns(form, record, message):
         ("hello", "column 'messages' holds text that is not a JSON list of messages: "),
         ('{"role": "user"}', "column 'messages' holds an object, not a list of messages"),
         (5, "column 'messages' holds a number, not a list of messages"),
-        ([USER], "column 'messages' has no assistant turn: there would be nothing to train"),
+        ([USER], "column 'messages' has no answer to train on; for prompt-only data pass --prompts"),
         ([USER, "hi"], "messages[1] holds a string, not a message with role and content"),
         (
             [{"role": "Human", "content": "q"}],
@@ -410,6 +410,8 @@ known_columns = st.sampled_from(
 
 @settings(max_examples=examples(300))
 @example([{" answer": {"content": ""}}])
+@example([{"prompt": [{"role": 1}, {"role": [None]}]}])
+@example([{"messages": [], "chosen": [None], "rejected": [None]}])
 @given(st.lists(st.dictionaries(known_columns, json_values, max_size=5), min_size=1, max_size=4))
 def test_any_records_have_a_schema_or_a_named_refusal(records):
     try:

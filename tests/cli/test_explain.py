@@ -64,6 +64,16 @@ def test_explain_names_line_file_and_text(prepared_store, capsys):
     assert ".jsonl line " in text
 
 
+def test_records_of_a_list_are_counted_from_one_as_in_errors_and_previews(folder, capsys):
+    (folder / "in.json").write_text(json.dumps([{"text": f"number {n}"} for n in range(9)]))
+    options = ["--tokenizer", "bytes", "--val-fraction", "0"]
+    assert run_command_line(["prepare", "in.json", "--out", "store", *options]) == 0, capsys.readouterr().err
+    assert run_command_line(["doctor", "store", "--preview", "1"]) == 0
+    assert "in.json, row 1: " in capsys.readouterr().out
+    assert run_command_line(["explain", "store", *SIZES, "--no-shuffle", "--step", "0"]) == 0
+    assert "in.json row 1 (byte 1): 'number 0" in capsys.readouterr().out
+
+
 def test_when_covers_all_documents_of_a_record(prepared_store, capsys):
     answer = run_json(capsys, "when", prepared_store, *SIZES, "--source", "in/b.jsonl", "--record", "1")
     store = open_store(prepared_store)
@@ -209,6 +219,8 @@ def test_a_checkpoint_suffices_to_explain_a_run(folder, capsys):
     assert run_command_line(["when", "s", "--checkpoint", checkpoint, "--document", "3"]) == 0
     text = capsys.readouterr().out
     assert "(past)" in text or "(to come)" in text
+    assert run_command_line(["explain", "--checkpoint", "run", "--step", "3"]) == 2
+    assert "does not hold the path of its data: give the store of the run" in capsys.readouterr().err
     assert run_command_line(["explain", "s", "--checkpoint", "run", "--step", "6"]) == 1
     assert "the run has 6" in capsys.readouterr().err
     write_store(folder / "other", [[3] * 9] * 40)

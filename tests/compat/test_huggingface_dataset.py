@@ -84,9 +84,9 @@ def test_empty_and_bad_records_belong_to_no_rank(tmp_path):
 )
 def test_preferences_are_refused(tmp_path, row):
     write_jsonl(tmp_path / "in.jsonl", [row] * 3)
-    with pytest.raises(InputError, match="holds preferences"):
+    with pytest.raises(InputError, match="holds (preference pairs|labelled answers)"):
         make_dataset(str(tmp_path / "in.jsonl"))[0]
-    with pytest.raises(InputError, match="holds preferences"):
+    with pytest.raises(InputError, match="holds (preference pairs|labelled answers)"):
         SFTDataset(tmp_path / "in.jsonl", "bytes")
     dataset = SFTDataset(tmp_path / "in.jsonl", "bytes", formatter=lambda _: "q: yes")
     assert len(dataset) == 3

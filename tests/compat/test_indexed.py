@@ -101,9 +101,9 @@ def test_masks_of_a_store_and_foreign_ids(tmp_path):
 def test_rejected_answers_are_no_rows(tmp_path):
     write_jsonl(tmp_path / "in.jsonl", [{"chosen": "a good one", "rejected": "a bad one"}] * 3)
     batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
-    with pytest.raises(InputError, match="holds preferences"):
+    with pytest.raises(InputError, match="holds preference pairs"):
         PretrainingDataset(tmp_path / "s", "bytes", 8)
-    with pytest.raises(InputError, match="holds preferences"):
+    with pytest.raises(InputError, match="holds preference pairs"):
         GPTDataLoader({"block_size": 4, "batch_size": 1}, "bytes", tmp_path / "s")
 
 

@@ -257,3 +257,12 @@ def test_real_conversations(real_data):
         row = dataset[number]
         trained = row["input_ids"][row["loss_mask"] == 1]
         assert bytes(trained[:-1].astype(np.uint8)).decode() == answers[number]
+
+
+def test_loss_weights_are_no_whole_numbers(tmp_path):
+    path = write_jsonl(tmp_path / "in.jsonl", [{"text": "abc", "weight": 0.5}, {"text": "d", "weight": 2}])
+    for formatter in (None, dict):
+        dataset = SFTDataset(path, tokenizer="bytes", max_seq_length=10, formatter=formatter)
+        assert dataset[0]["loss_weights"].tolist() == [0, 0.5, 0.5, 0.5]
+        batch = dataset.collate([dataset[0], dataset[1]])
+        assert batch["loss_weights"].tolist() == [[0, 0.5, 0.5, 0.5], [0, 2, 0, 0]]

@@ -96,6 +96,7 @@ def write_inputs(root: Path) -> None:
     _write_pictures(root / "pictures")
     _write_processor(root / "processor")
     _write_losses(root / "losses")
+    _write_weighted(root / "weighted")
     fix_times(root)
 
 
@@ -516,6 +517,30 @@ def _write_processor(folder: Path) -> None:
         "temporal_patch_size": 2,
     }
     _write(folder / "preprocessor_config.json", json.dumps(image_processor, indent=1))
+
+
+def _write_weighted(folder: Path) -> None:
+    """Write records of each kind, whose weights, messages, parts, segments and tokens have loss weights."""
+    dice, records = Dice(40), dict[str, list[object]]()
+    weights = [None, 1, 0.5, 2, 0, 0.123]
+    for number in range(60):
+        weight, sentence = weights[number % 6], make_sentence(dice, 3 + dice.below(9))
+        parts = [{"type": "text", "text": "First. ", "weight": 0}, {"type": "text", "text": sentence, "weight": 3}]
+        messages = [
+            {"role": "user", "content": f"Question {number}"},
+            {"role": "assistant", "content": sentence, "loss_scale": 0.25},
+            {"role": "user", "content": "And then?", "loss_weight": 0.1},
+            {"role": "assistant", "content": parts if number % 3 == 0 else sentence, "weight": 10},
+        ]
+        segments = [{"text": f"{number}. ", "label": False}, {"text": sentence, "label": True, "loss_weight": 0.75}]
+        ids = list(sentence.encode())
+        token_weights = [position % 7 / 2 for position in range(len(ids))]
+        records.setdefault("talks", []).append({"messages": messages, "weight": weight})
+        records.setdefault("texts", []).append({"text": f"{number} {sentence}", "weight": weight})
+        records.setdefault("segments", []).append({"segments": segments, "weight": weight})
+        records.setdefault("ids", []).append({"input_ids": ids, "loss_weights": token_weights, "weight": weight})
+    for name, listed in records.items():
+        _write(folder / f"{name}.jsonl", _to_json_lines(listed))
 
 
 def _write_losses(folder: Path) -> None:

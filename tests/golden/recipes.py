@@ -101,6 +101,7 @@ RECIPES: Mapping[str, Recipe] = {
     "near": Recipe("similar.jsonl --tokenizer bytes --dedup near"),
     "near-by-similarity": Recipe("similar.jsonl --tokenizer bytes --similarity 0.6"),
     "token-rows": Recipe("ids/rows.jsonl --tokenizer bytes"),
+    "weights": Recipe("weighted --tokenizer bytes --val-fraction 0.1 --tokens-per-shard 3K"),
     "manifest": Recipe("sets/all.yaml --tokenizer bytes --val-fraction 0.1"),
     "every-setting": Recipe("--recipe every_setting.yaml"),
     "fill-in-the-middle": Recipe("corpus/code --tokenizer tokenizer.json --fim 0.5"),

@@ -7,9 +7,11 @@ import pytest
 from PIL import Image
 
 import batchloom
+from batchloom.batches import PairMediaCollator
 from batchloom.chat import detect_schema, make_record_reader
 from batchloom.core.errors import UnusableRecordError
 from batchloom.store import LabelledAnswers, PreferencePairs, StoreMedia
+from media.models import make_model
 from media.processors import PROCESSORS, save_processor
 from media.sample_media import make_image
 from media.test_tokens import PLACEHOLDERS, TEMPLATE
@@ -182,3 +184,46 @@ def test_without_a_processor_images_are_refused():
             UnusableRecordError, match=f"column '{name}' is not empty: images and audio need --processor"
         ):
             read({**record, name: ["a.png"]})
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "llava", "gemma3"])
+def test_a_collator_adds_the_features_of_both_sides(tmp_path, name):
+    torch, trainer = pytest.importorskip("torch"), pytest.importorskip("trl.trainer.dpo_trainer")
+    processor, template = PROCESSORS[name](), TEMPLATE.replace("KIND", "image")
+    template = template.replace("PLACE", PLACEHOLDERS.get(name, "<image>"))
+    folder = save_processor(processor, tmp_path / "processor")
+    (folder / "chat_template.jinja").write_text(template)
+    rows = [
+        {"messages": [user("<image>?"), GOOD], "rejected_response": "bad", "images": ["a.png"]},
+        {"messages": [user("?"), GOOD], "rejected_response": "bad"},
+        {"messages": [user("So: <image>?"), GOOD], "rejected_response": "worse", "images": ["c.png"]},
+    ]
+    _, store = prepare(tmp_path, rows, folder)
+    pairs, model = PreferencePairs(store), make_model(name, processor).eval()
+    collate = PairMediaCollator(pairs, trainer.DataCollatorForPreference(pad_token_id=0))
+    batch = collate([pairs[n] for n in (2, 0, 1)])
+    with pytest.raises(batchloom.InputError, match="remove_unused_columns=False"):
+        collate([{name: value for name, value in pairs[0].items() if name != "documents"}])
+    mask = batch.pop("completion_mask")
+    assert mask.sum(1).tolist() == [len(pairs[n][side]) for side in ("chosen_ids", "rejected_ids") for n in (2, 0, 1)]
+    with torch.no_grad():
+        scores = model(**batch, use_cache=False).logits
+        for number, (row, answer) in enumerate(
+            [(2, "good"), (0, "good"), (1, "good"), (2, "worse"), (0, "bad"), (1, "bad")]
+        ):
+            names = rows[row].get("images")
+            question = {2: [text("So: "), IMAGE, text("?")], 0: [IMAGE, text("?")], 1: "?"}[row]
+            rendered = processor.tokenizer.apply_chat_template(
+                [user(question), assistant(answer)], chat_template=template, tokenize=False
+            )
+            images = [Image.open(tmp_path / file) for file in names] if names else None
+            alone = processor(text=[rendered], images=images, return_tensors="pt")
+            expected = model(**alone, use_cache=False).logits[0]
+            torch.testing.assert_close(scores[number, : len(expected)], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_collator_refuses_a_store_without_media(tmp_path):
+    write_jsonl(tmp_path / "in.jsonl", [{"prompt": "q", "chosen": "yes", "rejected": "no"}] * 2)
+    store = batchloom.open_store(batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "out", tokenizer="bytes").path)
+    with pytest.raises(batchloom.InputError, match="holds no media"):
+        PairMediaCollator(PreferencePairs(store), dict)

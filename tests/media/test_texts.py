@@ -98,6 +98,21 @@ def test_ids_are_those_of_the_processor_and_an_end(name, hf_processors, processo
         assert all(not mask[medium.start : medium.start + medium.tokens].any() for medium in media)
 
 
+def test_texts_with_media_may_have_weights(processors, tmp_path):
+    write_pictures(tmp_path)
+    rows = [
+        {"images": ["0.jpg"], "text": "Two cats.", "weight": 0.5},
+        {"images": ["1.jpg"], "text": "Three cats.", "weight": 0},
+        {"images": [], "text": "No cat.", "weight": 2},
+        {"images": ["2.jpg"], "text": "Four cats."},
+    ]
+    store = prepare_store(write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out", processors["qwen2_vl"])
+    weights = [0.5, 2, 1]
+    for document, weight in zip(store, weights, strict=True):
+        assert (document.loss_weights == np.where(document.mask, weight, 0)).all()
+        assert document.mask[-5:].all()
+
+
 def test_sounds_with_transcriptions(hf_processors, processors, tmp_path):
     (tmp_path / "a.wav").write_bytes(make_sound(20_000))
     rows = [{"audio": "a.wav", "transcription": "Hello world."}]
@@ -222,7 +237,7 @@ def test_preferences_do_not_lose_their_images(form, processors, tmp_path):
     rows[1]["images"] = ["0.jpg"]
     file = write_rows(tmp_path / "in.jsonl", rows)
     store = prepare_store(file, tmp_path / "out", processors["qwen2_vl"], max_bad=1)
-    assert store.contents.preferences == ("labels" if form == "label" else "pairs")
+    assert store.contents.objective == ("labels" if form == "label" else "pairs")
     (bad,) = read_quarantine(store)
     assert bad["line"] == 2
     assert "holds 1 image and 0 placeholders for them" in bad["reason"]

@@ -45,15 +45,6 @@ def _train_first_token(row: Row) -> Row:
     return {**row, "labels": [row["input_ids"][0], *row["labels"][1:]]}
 
 
-def _weight_stops(row: Row) -> Row:
-    """Return a row whose stop tokens have the weight of their answers."""
-    weights = list(row["loss_weights"])
-    for number, token in enumerate(row["input_ids"]):
-        if token == CONTROL_IDS["<|eot_id|>"] and weights[number]:
-            weights[number] = weights[number - 1]
-    return {**row, "loss_weights": weights}
-
-
 DIFFERENCES = {
     "line ends": Difference(
         "the line end after the stop token of an answer is trained there; a model stops before it", _leave_out_line_ends
@@ -61,9 +52,6 @@ DIFFERENCES = {
     "headers and line ends": Difference(
         "the header of an answer and the line end after it are trained there; a model writes neither",
         _leave_out_headers,
-    ),
-    "default system": Difference(
-        "the template of Qwen adds a system prompt there; here nothing is added, write it into the records"
     ),
     "detailed thinking": Difference(
         "its reader of the openai format adds the line 'detailed thinking off' to the system prompt, or a line end if "
@@ -75,10 +63,6 @@ DIFFERENCES = {
     "first token": Difference("the first token has no label there, and no token predicts it", _train_first_token),
     "alpaca text": Difference(
         "its alpaca has another first sentence and a section of its own for the input, and nothing follows the end token"
-    ),
-    "weight of stops": Difference(
-        "loss_scale weights the content of an answer there, and its stop token has weight 1; here it weights the turn",
-        _weight_stops,
     ),
     "text prompts": Difference("a text prompt is continued there; here it is a turn of the user in the chat template"),
     "sender names": Difference("human and gpt are written as roles there; here they are user and assistant"),

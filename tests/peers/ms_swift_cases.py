@@ -66,7 +66,6 @@ CASES = [
         {"messages": flag(4, loss_scale=0.5)},
         "llama3",
         objective="weighted",
-        differs="weight of stops",
         is_binary_loss_scale=False,
     ),
     sft("loss_scale last_round", {"messages": MESSAGES}, loss_scale="last_round", settings={"train_on": "last"}),

@@ -295,6 +295,15 @@ datasets:
     roles_to_train: ["gpt", "human"]
     train_on_eos: "last"
 """,
+    "steps": """
+process_reward_model: true
+datasets:
+  - path: steps.jsonl
+    type: stepwise_supervised
+    step_separator: "\\n"
+    max_completion_length:
+    train_on_last_step_only: false
+""",
     "segments": """
 train_on_inputs: false
 datasets:
@@ -328,6 +337,7 @@ FLAGGED = [
     }
     for n in range(COUNT)
 ]
+STEPS = [{"prompt": f"{n} + {n}?", "completions": ["Add.", f"{2 * n}."], "labels": [True, True]} for n in range(COUNT)]
 SEGMENTS = [
     {"segments": [{"label": True, "text": f"<s>Hello {n}\n"}, {"label": False, "text": "goodbye"}]}
     for n in range(COUNT)
@@ -343,6 +353,7 @@ SEGMENTS = [
         ("flags", COUNT, ["Only this<|im_end|>"]),
         ("eos", COUNT, ["q3Not this.Only this<|im_end|>"]),
         ("segments", COUNT, ["<s>Hello 3\n"]),
+        ("steps", COUNT, ["\n\n"]),
     ],
 )
 def test_axolotl(folder, prepare, example, count, trained):
@@ -356,6 +367,7 @@ def test_axolotl(folder, prepare, example, count, trained):
         write_jsonl(folder / name / "train.jsonl", rows)
     write_jsonl(folder / "flags.jsonl", FLAGGED)
     write_jsonl(folder / "output.jsonl", SEGMENTS)
+    write_jsonl(folder / "steps.jsonl", STEPS)
     name = f"examples/llama-3/{example}.yml"
     write(folder / name, AXOLOTL.format(datasets=AXOLOTL_DATASETS[example]))
     store = prepare(name)

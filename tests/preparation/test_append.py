@@ -267,7 +267,7 @@ def test_conversations_and_preferences(records):
     assert check("s").sound, check("s").faults
     write_jsonl("c.jsonl", [{"text": "plain"}])
     if records is not CHATS:
-        with pytest.raises(InputError, match="c.jsonl holds documents that are not preferences, and s (pref|lab)"):
+        with pytest.raises(InputError, match="c.jsonl holds documents for language modelling, and s (pref|lab)"):
             append("c.jsonl", val_fraction=0.1)
         assert not Path("s/.work").exists()
 

@@ -335,3 +335,17 @@ def test_the_short_form_round_trips(fim):
     value = parse_fim(fim)
     assert parse_fim(fim_to_plain(value)) == value == parse_fim(value)
     assert fim_to_plain(parse_fim(1)) == fim_to_plain(FimRecipe(rate=1.0)) == 1.0
+
+
+def test_texts_in_the_middle_keep_their_weights(tmp_path, folder):
+    weights = dict(zip("kwyz", (0.5, 1, 2, 0), strict=True))
+    texts = [letter * size for size in range(5, 30) for letter in weights]
+    lines = [json.dumps({"text": text, "weight": weights[text[0]]}) for text in texts]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    options = {"tokenizer": str(folder / "tokenizer.json"), "fim": 0.5, "val_fraction": 0}
+    batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", **options)
+    store = batchloom.open_store(tmp_path / "s")
+    assert len(store) == 75
+    for document in store:
+        (letter,) = set(document.text) & set(weights)
+        assert set(document.loss_weights.tolist()) == {weights[letter]}

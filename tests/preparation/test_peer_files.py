@@ -164,6 +164,46 @@ def test_all_data_sets_of_a_dataset_info_are_read_without_names(folder):
     assert "Detected dialog -> all turns, with tool_list in data/dialogs.jsonl." in result.notes
 
 
+def test_an_entry_that_is_no_file_is_read_by_name_alone(folder):
+    info = {**INFO, "lost": {"file_name": "lost.jsonl"}, "code": {"script_url": "x.py"}}
+    path = write(folder / "data" / "dataset_info.json", json.dumps(info))
+    with pytest.raises(SettingsError) as caught:
+        read_request("data/dataset_info.json")
+    readable = [name for name in INFO if name != "alpaca_en"]
+    no_file = "is no file or folder; a data set of the Hub is read only by name"
+    assert [problem.removeprefix("data/dataset_info.json: ") for problem in caught.value.problems[1:]] == [
+        f"alpaca_en: llamafactory/alpaca_en {no_file}",
+        f"lost: lost.jsonl {no_file}",
+        f"name the data sets to read, such as data/dataset_info.json:{','.join(readable)}",
+    ]
+    assert "code.script_url: 'x.py' is not supported" in caught.value.problems[0]
+    assert len(list_entries(f"{path}:identity,alpaca_en")) == 2
+
+
+def test_a_number_after_the_name_of_a_data_set_reads_random_records(folder):
+    assert [settings.get("num_samples") for _, settings in list_entries("data/dataset_info.json:openai#7,texts")] == [
+        7,
+        None,
+    ]
+    for count in ("0", "x", ""):
+        with pytest.raises(SettingsError, match=f"openai#{count}: '{count}' is not a number of records of at least 1"):
+            read_request(f"data/dataset_info.json:openai#{count}")
+
+
+def test_a_folder_with_a_dataset_info_is_read_as_files_with_a_note(folder):
+    data = folder / "data"
+    for name in ("dialogs", "ranking", "texts"):
+        (data / f"{name}.jsonl").unlink()
+    result = batchloom.prepare("data", out="store", tokenizer="bytes", val_fraction=0)
+    assert result.notes[1] == (
+        "data is read as a folder of files, without the columns and roles of data/dataset_info.json; give "
+        "data/dataset_info.json to read its data sets, or data/dataset_info.json:NAME,NAME for some of them."
+    )
+    (data / "dataset_info.json").write_text(json.dumps({"builder_name": "json", "features": {"text": {}}}))
+    result = batchloom.prepare("data", out="other", tokenizer="bytes", val_fraction=0)
+    assert not any("dataset_info.json to read" in note for note in result.notes)
+
+
 def test_columns_that_a_dataset_info_does_not_name_are_not_read(folder):
     records = [{"instruction": f"i{n}", "input": "left out", "output": "o", "system": "left out"} for n in range(10)]
     write_jsonl(folder / "data" / "more.jsonl", records)
@@ -184,7 +224,7 @@ stage: sft
 do_train: true
 finetuning_type: lora
 dataset: identity,openai
-template: llama3
+template: qwen
 cutoff_len: 2048
 max_samples: 10
 overwrite_cache: true
@@ -200,7 +240,10 @@ def test_a_job_of_llamafactory_is_read_as_it_is(folder):
         *(f"Add {n}." for n in range(10)),
         *(f"q{n}" for n in range(10)),
     ]
-    assert any("without effect on a store: template (" in note and "cutoff_len (" in note for note in result.notes)
+    assert f"{job}: taken: model_name_or_path (--tokenizer bytes), no val_size (--val-fraction 0)." in result.notes
+    assert any(
+        note.startswith(f"{job}: not taken: cutoff_len (") and "template qwen (" in note for note in result.notes
+    )
     assert read_request(job).recipe.tokenizer == "bytes"
 
 
@@ -217,28 +260,50 @@ def list_chat_settings(recipe):
 @pytest.mark.parametrize(
     ("text", "settings", "note"),
     [
-        ("train_on_prompt: true", {"train_on": "all"}, ""),
+        ("train_on_prompt: true", {"train_on": "all"}, "train_on_prompt (--train-on all)"),
         ("mask_history: true", {"train_on": "last"}, ""),
         ("tool_format: glm4", {"tool_format": "glm4"}, ""),
         ("tool_format: glm4_moe", {}, "tool_format (the template of its models writes the tools)"),
         ("enable_thinking: false", {"template_args": {"enable_thinking": False}}, "the removal of thoughts by"),
         ("enable_thinking: null", {"template_args": {"enable_thinking": False}}, "the removal of thoughts by"),
         ("enable_thinking: true", {}, ""),
+        ("template: llama3", {"template": "llama3"}, "template (--template llama3)"),
+        ("default_system: Be brief.", {"default_system": "Be brief."}, "default_system (--default-system 'Be brief.')"),
         ("train_on_prompt: false\nmask_history: false\ntool_format: null", {}, "cutoff_len (it cuts the question and"),
     ],
 )
 def test_settings_of_a_job_become_settings_of_the_recipe(folder, text, settings, note):
-    job = write(folder / "sft.yaml", f"{JOB}{text}\n")
+    job = write(folder / "sft.yaml", f"{JOB.replace('template: qwen', '')}{text}\n")
     request = read_request(job)
     assert list_chat_settings(request.recipe) == settings
     assert note in "".join(request.notes)
-    # An option overrides the file.
-    assert read_request(job, train_on="assistant").recipe.chat.train_on == "assistant"
+    overridden = read_request(job, train_on="assistant")
+    assert overridden.recipe.chat.train_on == "assistant"
+    assert any(f"overridden by options: {text.partition(':')[0]}." in note for note in overridden.notes) == (
+        "train_on" in settings
+    )
 
 
-def test_the_validation_share_of_a_job_is_that_of_the_recipe(folder):
-    job = write(folder / "sft.yaml", f"{JOB}val_size: 0.1\n")
-    assert read_request(job).recipe.val_fraction == 0.1
+@pytest.mark.parametrize(
+    ("text", "share", "note"),
+    [
+        ("stage: sft\nval_size: 0.1", 0.1, "val_size (--val-fraction 0.1)"),
+        ("stage: sft\nval_size: 0", 0.0, "val_size (--val-fraction 0)"),
+        # Without a share these libraries split nothing off.
+        ("stage: sft", 0.0, "no val_size (--val-fraction 0)"),
+        ("stage: sft\nval_size: 100", 0.01, "val_size (a number of records; give a share with --val-fraction)"),
+        ("base_model: bytes\nval_set_size: 0.1", 0.1, "val_set_size (--val-fraction 0.1)"),
+        ("base_model: bytes", 0.0, "no val_set_size (--val-fraction 0)"),
+        ("model: bytes\nsplit_dataset_ratio: 0.1", 0.1, "split_dataset_ratio (--val-fraction 0.1)"),
+        ("model: bytes\nsplit_dataset_ratio: 0.1\nval_dataset: [a]", 0.0, "val_dataset (--val-fraction 0)"),
+    ],
+)
+def test_the_validation_share_of_a_job_is_that_of_the_recipe(folder, text, share, note):
+    datasets = "datasets: [{path: data/openai.jsonl}]" if "base_model" in text else "dataset: data/openai.jsonl"
+    job = write(folder / "job.yaml", f"{text}\n{'dataset: openai' if 'stage' in text else datasets}\n")
+    request = read_request(job)
+    assert request.recipe.val_fraction == share
+    assert note in "".join(request.notes)
     assert read_request(job, val_fraction=0.5).recipe.val_fraction == 0.5
 
 
@@ -302,7 +367,7 @@ BAD_ENTRIES = [
     ({"file_name": "a", "formatting": "sharegtp"}, "bad.formatting: 'sharegtp' is none of alpaca, sharegpt, openai"),
     ({"file_name": "a", "ranking": "yes"}, "bad.ranking: 'yes' is not true or false"),
     ({"file_name": "a", "ranking": True}, "bad.columns.chosen: missing; formatting alpaca and ranking needs it"),
-    ({"file_name": "a", "columns": ["q"]}, "bad.columns: ['q'] is not a mapping"),
+    ({"file_name": "a", "columns": ["q"]}, 'bad.columns: ["q"] is not a mapping'),
     ({"file_name": "a", "columns": {"promt": "q"}}, "bad.columns.promt: unknown setting; did you mean 'prompt'?"),
     ({"file_name": "a", "columns": {"prompt": 5}}, "bad.columns.prompt: 5 is not a text"),
     ({"file_name": "a", "formatting": "sharegpt", "columns": {"tools": "t"}}, "bad.columns.messages: missing"),
@@ -337,7 +402,7 @@ def test_all_problems_of_a_file_are_reported_at_once(folder):
         ("dataset: []", SettingsError, "dataset: there are none"),
         ("dataset: identity\nmax_sample: 5", SettingsError, "max_sample: unknown setting; did you mean 'max_samples'?"),
         ("dataset: identity\nmax_samples: none", SettingsError, "max_samples: 'none' is not a whole number above 0"),
-        ("dataset: identity\ndefault_system: Hi", SettingsError, "default_system: 'Hi' is not supported"),
+        ("dataset: identity\ndefault_system: 5", SettingsError, "default_system: 5 is not a text"),
         ("dataset: identity\ndataset_dir: ONLINE", InputError, "dataset_dir ONLINE names no folder"),
         ("dataset: identity\ndataset_dir: 5", SettingsError, "dataset_dir: 5 is not a text"),
         ("dataset: identity\ntool_format: qwn", SettingsError, "'qwn' is none of .*; did you mean 'qwen'?"),
@@ -391,7 +456,8 @@ def test_a_configuration_of_axolotl_is_read_as_it_is(folder):
     texts = read_texts("store")
     assert [text for text in texts if text.startswith("text")] == [f"text {n}" for n in range(40)]
     assert len(texts) == 60
-    assert any("axolotl's settings without effect on a store: sample_packing (" in note for note in result.notes)
+    assert f"{config}: not taken: sample_packing (of the loader)." in result.notes
+    assert any("sequence_len (--max-tokens 4096), val_set_size (--val-fraction 0)." in note for note in result.notes)
 
 
 AXOLOTL_TYPES = [
@@ -412,6 +478,8 @@ AXOLOTL_TYPES = [
     ({"type": "chat_template.argilla_chat"}, {"chosen": "chosen", "rejected": "rejected"}),
     ({"type": "completion", "field": "body"}, {"text": "body"}),
     ({"type": "completion"}, {"text": "text"}),
+    ({"type": "stepwise_supervised", "step_separator": "\n", "train_on_last_step_only": False},
+     {"prompt": "prompt", "completions": "completions", "labels": "labels"}),
     ({"type": "alpaca"}, {"prompt": "instruction", "response": "output"}),
     ({"type": "alpaca_chat.load_qa"}, {"prompt": "question", "response": "answer"}),
     ({"type": "chatml.intel"}, {"prompt": "question", "chosen": "chosen", "rejected": "rejected"}),
@@ -452,7 +520,7 @@ def test_the_template_of_axolotl_is_that_of_the_recipe(folder):
     for name, template in (("chatml", "chatml"), ("tokenizer_default", None), ("gemma", None)):
         request = read_request(write(folder / "a.yml", text.format(name, "")))
         assert request.recipe.chat.template == template
-        assert any("'gemma' is axolotl's own" in note for note in request.notes) == (name == "gemma")
+        assert any("chat_template gemma (it is axolotl's own" in note for note in request.notes) == (name == "gemma")
     write(folder / "t.jinja", "{{ messages }}")
     jinja = text.format("jinja\nchat_template_jinja: t.jinja", "")
     assert read_request(write(folder / "a.yml", jinja)).recipe.chat.template == "t.jinja"
@@ -550,7 +618,7 @@ def test_wrong_settings_of_axolotl_are_refused(folder, entries, job, problem):
 def test_a_policy_without_a_length_is_reported(folder):
     text = "base_model: bytes\nexcess_length_strategy: truncate\ndatasets: [{path: data/openai.jsonl}]\n"
     notes = read_request(write(folder / "a.yml", text)).notes
-    assert any("excess_length_strategy is not used without sequence_len" in note for note in notes)
+    assert any("excess_length_strategy (not used without sequence_len" in note for note in notes)
 
 
 FLAGGED = [
@@ -588,7 +656,7 @@ def test_flags_of_axolotl_under_other_names_select_what_is_trained(folder):
     ("entry", "problem"),
     [
         ({"type": "alpacca"}, "datasets[0].type: 'alpacca' is not read; did you mean 'alpaca'?"),
-        ({"type": "stepwise_supervised"}, "datasets[0].type: 'stepwise_supervised' is not read"),
+        ({"step_separator": " "}, "datasets[0].step_separator: ' ' is not supported; a line end follows each step"),
         ({"type": 5}, "datasets[0].type: 5 is not read"),
         ({"fild": "x"}, "datasets[0].fild: unknown setting; did you mean 'field'?"),
         ({"roles_to_train": ["usr"]}, "datasets[0].roles_to_train: 'usr' is none of system, developer, user, assist"),
@@ -598,7 +666,7 @@ def test_flags_of_axolotl_under_other_names_select_what_is_trained(folder):
         ({"train_on_eot": "all"}, "datasets[0].train_on_eot: 'all' differs from train_on_eos, which is 'turn'"),
         ({"message_field_training_detail": 5}, "datasets[0].message_field_training_detail: 5 is not a text"),
         ({"shards": 4}, "datasets[0].shards: 4 is not supported"),
-        ({"trust_remote_code": True}, "datasets[0].trust_remote_code: True is not supported; code of data sets never"),
+        ({"trust_remote_code": True}, "datasets[0].trust_remote_code: true is not supported; code of data sets never"),
         ({"split": "train[10%:]"}, "datasets[0].split: 'train[10%:]' is not supported"),
         ({"ds_type": "jsn"}, "datasets[0].ds_type: 'jsn' is none of json, jsonl, text, csv, parquet, arrow; did you"),
         ({"roles": {"user": 5}}, "datasets[0].roles.user: 5 is not a list of texts"),
@@ -646,15 +714,18 @@ def test_a_job_of_ms_swift_is_read_as_it_is(folder):
         ("loss_scale: default", {}, ""),
         ("loss_scale: last_round", {"train_on": "last"}, ""),
         ("loss_scale: all", {"train_on": "all"}, ""),
+        ("system: Be\\nbrief.", {"default_system": "Be\nbrief."}, "system (--default-system 'Be"),
+        ("template: llama3", {"template": "llama3"}, "template (--template llama3)"),
+        ("template: qwen2_5", {}, "template qwen2_5 (it is ms-swift's own; the tokenizer's chat template is used"),
         ("agent_template: hermes", {"tool_format": "hermes"}, ""),
-        ("agent_template: react_en", {}, "agent_template (the chat template writes the tools;"),
+        ("agent_template: qwen3_coder", {}, "agent_template (the model's own chat template writes the tools)"),
         ("enable_thinking: true", {}, "enable_thinking (set the variable of the chat template"),
         ("max_length: 512", {"max_tokens": 512}, ""),
         ("max_length: 512\ntruncation_strategy: delete", {"max_tokens": 512}, ""),
         ("max_length: 512\ntruncation_strategy: left", {"max_tokens": 512, "overlong": "truncate-left"}, ""),
         ("max_length: 512\ntruncation_strategy: right", {"max_tokens": 512, "overlong": "truncate"}, ""),
         ("max_length: 512\ntruncation_strategy: split", {"max_tokens": 512, "overlong": "split"}, ""),
-        ("truncation_strategy: left", {}, "truncation_strategy is not used without max_length"),
+        ("truncation_strategy: left", {}, "truncation_strategy (not used without max_length"),
     ],
 )
 def test_settings_of_ms_swift_become_settings_of_the_recipe(folder, text, settings, note):
@@ -700,9 +771,11 @@ def test_a_dataset_info_of_ms_swift_is_read(folder):
         ("dataset: a\ncolumns: {a: qury}", "columns.a: 'qury' is none of query,"),
         ("dataset: a\ndata_seed: 7", "data_seed: 7 is not supported"),
         ("dataset: a\ndataset_shufle: true", "dataset_shufle: unknown setting; did you mean 'dataset_shuffle'?"),
+        ("dataset: a\nagent_template: react_en", "agent_template: 'react_en' has no equal --tool-format; hermes has"),
         ("dataset: a\nloss_scale: hermes", "loss_scale: 'hermes' is none of default, last_round, all; weights by patt"),
         ("dataset: a\nloss_scale: default+ignore_empty_think", "loss_scale: 'default+ignore_empty_think' is none of"),
         ("dataset: a\nloss_scale: 2", "loss_scale: 2 is not a text"),
+        ("dataset: a\nsystem: s.txt", "system: 's.txt' names a file; write its text here"),
         ("dataset: a\nmax_length: '5'", "max_length: '5' is not a whole number above 0"),
         (
             "dataset: a\ntruncation_strategy: rigth",
@@ -720,8 +793,10 @@ def test_wrong_jobs_of_ms_swift_are_refused(folder, text, problem):
 def test_files_with_contradicting_settings_do_not_make_one_store(folder):
     first = write(folder / "a.yml", AXOLOTL.replace("chat_template: plain", "chat_template: chatml"))
     second = write(folder / "b.yml", AXOLOTL.replace("chat_template: plain", "chat_template: llama3"))
-    with pytest.raises(InputError, match="sets template to 'chatml' and .*b.yml to 'llama3'"):
+    message = r"a.yml says --template chatml \(chat_template\) and .*b.yml --template llama3 \(chat_template\), but a"
+    with pytest.raises(InputError, match=message):
         read_request(first, second)
+    assert read_request(first, second, template="plain").recipe.chat.template == "plain"
 
 
 @pytest.mark.parametrize("place", ["column", "message"])

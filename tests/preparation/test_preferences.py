@@ -56,7 +56,7 @@ def test_every_pair_is_two_documents_of_one_subset(tmp_path, val_fraction):
     assert len({pair[0] for pair in stored_pairs}) == 200
     report = batchloom.check(result.path)
     assert report.sound
-    assert "the chosen answer and the rejected one" in report.facts["preferences"]
+    assert "the chosen answer and the rejected one" in report.facts["objective"]
     (source,) = batchloom.open_store(result.path).manifest.sources
     assert (source.preferences, source.documents) == ("pairs", 400)
 
@@ -269,8 +269,8 @@ def test_preferences_are_not_mixed_with_other_documents(tmp_path):
     prepare_store(tmp_path / "in", tmp_path / "fine")
     for name, rows, sentence in (
         ("b.jsonl", LABELLED_ROWS, "labelled answers"),
-        ("b.jsonl", [{"text": "x"}], "documents that are not preferences"),
-        ("b.txt", [{"text": "x"}], "documents that are not preferences"),
+        ("b.jsonl", [{"text": "x"}], "documents for language modelling"),
+        ("b.txt", [{"text": "x"}], "documents for language modelling"),
     ):
         write_jsonl(tmp_path / "in" / name, rows)
         with pytest.raises(InputError, match=rf"hold preference pairs \(in/a.jsonl\) and {sentence} \(in/{name}\)"):
@@ -332,7 +332,7 @@ def test_inspect_and_the_command_line_show_what_they_are(tmp_path, capsys):
     assert run_command_line(["check", out]) == 0
     assert run_command_line(["inspect", out, "--seq-len", "64"]) == 0
     output = capsys.readouterr().out
-    assert "preferences (pairs): 200 chosen, 200 rejected" in " ".join(output.split())
+    assert "preference pairs: 200 chosen, 200 rejected" in " ".join(output.split())
     assert batchloom.inspect(out, seq_len=64).sides == {"chosen": 200, "rejected": 200}
 
 

@@ -67,7 +67,7 @@ def test_rows_are_those_of_the_records(tmp_path):
     assert list(prompts) == list(map(expect, range(200)))
     assert (len(prompts), prompts[-1], prompts[np.int64(3)]) == (200, expect(199), expect(3))
     assert list(pickle.loads(pickle.dumps(prompts))) == list(prompts)
-    assert (store.contents.preferences, store.contents.trained_tokens) == ("prompts", 0)
+    assert (store.contents.objective, store.contents.trained_tokens) == ("prompts", 0)
     report = batchloom.check(result.path)
     assert report.sound
     assert "(batchloom.store.StoredPrompts)" in report.used
@@ -189,7 +189,7 @@ def test_inputs_that_cannot_be_prepared_together(tmp_path):
     (tmp_path / "mixed").mkdir()
     write_jsonl(tmp_path / "mixed/a.jsonl", STEP_ROWS)
     write_jsonl(tmp_path / "mixed/b.jsonl", [{"text": "t"}])
-    with pytest.raises(InputError, match="hold answers with labelled steps .* and documents that are not"):
+    with pytest.raises(InputError, match="hold answers with labelled steps .* and documents for language"):
         prepare_store(tmp_path / "mixed", tmp_path / "out2")
 
 
@@ -226,6 +226,24 @@ def test_a_record_without_a_carried_column_is_bad(tmp_path):
     assert (result.counts.documents, result.counts.quarantined) == (20, 1)
     (line,) = (tmp_path / "out/quarantine.jsonl").read_text().splitlines()
     assert "no column 'answer'" in line
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "sentence"),
+    [
+        ({"prompt": "q", "image": "a.png"}, {"prompts": True}, "with --carry image, or leave them out with --ignore"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, {"prompts": True}, "and prompts take none"),
+        ({**STEP_ROWS[0], "images": ["a.png"]}, {}, "labelled steps take no images and audio"),
+    ],
+)
+def test_no_medium_is_dropped_silently(tmp_path, row, settings, sentence):
+    with pytest.raises(InputError, match=sentence):
+        prepare(tmp_path, [row], **settings)
+
+
+def test_prompts_carry_images_for_the_trainer(tmp_path):
+    prepare(tmp_path, [{"prompt": "q", "images": ["a.png"]}] * 9, prompts=True, carry="images")
+    assert StoredPrompts(batchloom.open_store(tmp_path / "out"))[0]["images"] == ["a.png"]
 
 
 def read_steps(out):
@@ -285,6 +303,20 @@ def test_a_damaged_file_is_found(tmp_path, name):
     with pytest.raises(StoreError, match=sentence):
         read_steps(tmp_path / "out")
     assert not batchloom.check(tmp_path / "out").sound
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "change", "sentence"),
+    [
+        (STEP_ROWS, {}, (b"[false]", b"[0,0,1]"), "document 0 does not carry a label for each of its 1 steps"),
+        (STEP_ROWS, {}, (b'"labels"', b'"labelz"'), "document 0 does not carry a label for each of its 1 steps"),
+        (ROWS, CARRY, (b'"prompt"', b'"prompd"'), "document 0 carries no prompt"),
+    ],
+)
+def test_check_compares_the_columns_with_the_documents(tmp_path, rows, settings, change, sentence):
+    prepare(tmp_path, rows, **settings)
+    edit_fields(tmp_path / "out", lambda data: data.replace(*change, 1))
+    assert any(sentence in fault for fault in batchloom.check(tmp_path / "out").faults)
 
 
 def test_a_changed_value_is_found_by_its_checksum(tmp_path):

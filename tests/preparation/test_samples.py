@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,8 @@ import pyarrow.parquet
 import pytest
 
 import batchloom
-from batchloom import DatasetConfig, SettingsError
+from batchloom import DatasetConfig, InputError, SettingsError
+from batchloom.preparation import convert
 from batchloom.store import read_manifest
 from preparation.stores import hash_store_files, read_documents, read_texts, write_jsonl
 
@@ -152,8 +154,12 @@ def test_a_file_may_have_such_a_name(tmp_path, name):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("a.jsonl#0", "inputs: 'a.jsonl#0': the number of records is from 1 to"),
-        ("a.yaml#5", "a manifest is read completely; write num_samples: 5 next to its data sets"),
+        ("a.jsonl#0", "inputs: 'a.jsonl#0': '0' is not a number of records from 1 to 1,000"),
+        ("a.jsonl#-1", "inputs: 'a.jsonl#-1': '-1' is not a number of records"),
+        ("a.jsonl#x", "inputs: 'a.jsonl#x': 'x' is not a number of records"),
+        ("a.jsonl#", "inputs: 'a.jsonl#': '' is not a number of records"),
+        (f"a.jsonl#{10**30}", "is not a number of records"),
+        ("a.yaml#5", "a file of data sets is read completely; write num_samples: 5"),
     ],
 )
 def test_wrong_numbers_are_refused(tmp_path, monkeypatch, text, problem):
@@ -161,6 +167,22 @@ def test_wrong_numbers_are_refused(tmp_path, monkeypatch, text, problem):
     write_jsonl(tmp_path / "a.jsonl", [{"text": "t"}])
     with pytest.raises(SettingsError, match=problem):
         batchloom.prepare(text, out="store", tokenizer="bytes")
+
+
+def test_two_numbers_of_one_file_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
+    with pytest.raises(InputError, match=r"a.jsonl is listed by a.jsonl#5 and by a.jsonl#3 with different settings"):
+        batchloom.prepare(["a.jsonl#5", "a.jsonl#3"], out="store", tokenizer="bytes")
+
+
+def test_a_conversion_reads_the_same_records(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
+    assert convert(["a.jsonl#5"], out="b.jsonl").rows == 5
+    prepare("a.jsonl#5", tmp_path / "store")
+    rows = [json.loads(line)["text"] for line in Path("b.jsonl").read_text().splitlines()]
+    assert sorted(rows) == sorted(read_texts("store"))
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "5", True, 10**16])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import batchloom
-from batchloom import SettingsError
+from batchloom import InputError, SettingsError
 from batchloom.batches import read_mixture
 from batchloom.cli import run_command_line
 from batchloom.preparation import prepare_mixture
@@ -91,6 +91,15 @@ def test_a_loader_says_that_recorded_weights_are_not_applied(home, caplog):
         next(iter(batchloom.Loader(store, **options, rank=0, world_size=2)))
         assert (f"{weights} are not applied" in caplog.text) is bool(weights)
         assert ("--separate --out DIR, then train --mixture DIR/mixture.yaml" in caplog.text) is bool(weights)
+
+
+def test_preferences_are_no_source_of_a_mixture(home):
+    write_jsonl(home / "more/notes.jsonl", [{"prompt": f"q{n}", "chosen": "a", "rejected": "b"} for n in range(40)])
+    with pytest.raises(
+        InputError, match=r"more/notes.jsonl holds preferences \(pairs\): a loader would also train the"
+    ):
+        prepare_mixture("weighted.yaml", out="mixed", **OPTIONS)
+    assert not (home / "mixed/notes/dataset_metadata.json").exists()
 
 
 PROBLEMS = {

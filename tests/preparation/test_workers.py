@@ -5,12 +5,18 @@ from dataclasses import replace
 
 import pytest
 
+import batchloom
 from batchloom.core.errors import WorkerError
 from batchloom.preparation import ExecutionSettings, RunSettings, prepare_run, run_recipe
 from batchloom.preparation.phases import worker_setup
+from batchloom.preparation.prepare_run import choose_worker_count
 from batchloom.preparation.units import UnitTask
+from batchloom.preparation.units.units import choose_unit_bytes
 from batchloom.sources import SequentialCuts
+from batchloom.store import read_manifest
 from preparation.stores import SMALL_LIMITS, hash_store_files, make_recipe, prepare_store, write_jsonl
+
+MIB = 1 << 20
 
 
 def prepare_in_pool(inputs, out, workers=2, **settings):
@@ -107,3 +113,33 @@ def test_a_task_run_by_two_workers_has_the_same_result(tmp_path, sequential_inpu
         "link_components",
     } <= task_kinds
     assert hash_store_files(tmp_path / "twice") == hash_store_files(tmp_path / "once")
+
+
+@pytest.mark.parametrize(
+    ("total_mib", "unit_mib"),
+    [(0, 32), (222, 32), (2047, 32), (2048, 64), (4095, 64), (4096, 128), (8191, 128), (8192, 256), (3 << 20, 256)],
+)
+def test_larger_inputs_have_larger_units(total_mib, unit_mib):
+    assert choose_unit_bytes(total_mib * MIB) == unit_mib * MIB
+
+
+@pytest.mark.parametrize(
+    ("total_mib", "units", "workers"), [(10, 1, 1), (40, 2, 1), (65, 3, 2), (222, 7, 2), (9000, 36, 2)]
+)
+def test_small_inputs_start_only_the_workers_that_pay(total_mib, units, workers, monkeypatch):
+    monkeypatch.setattr("batchloom.preparation.prepare_run.count_cores", lambda: 2)
+    assert choose_worker_count(ExecutionSettings(), units, total_mib * MIB) == workers
+
+
+def test_an_input_of_some_units_gives_the_same_bytes_with_two_workers(tmp_path):
+    rows = [{"text": f"document {number} " + "word " * 4000} for number in range(2000)]
+    write_jsonl(tmp_path / "a.jsonl", rows)
+    settings = {"tokenizer": "bytes", "dedup": "none", "progress": lambda event: None}
+    for workers in (1, 2):
+        batchloom.prepare(tmp_path / "a.jsonl", out=tmp_path / f"store-{workers}", workers=workers, **settings)
+    one, two = (read_manifest(tmp_path / f"store-{workers}") for workers in (1, 2))
+    assert [shard.documents for shard in one.subsets["train"].shards] == [
+        shard.documents for shard in two.subsets["train"].shards
+    ]
+    assert len(one.subsets["train"].shards) == 2
+    assert one == two

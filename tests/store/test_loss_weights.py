@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import batchloom
+from batchloom.cli import run_command_line
 from batchloom.core.errors import StoreError
 from batchloom.core.loss_weights import decode_loss_weights, encode_loss_weights
 from batchloom.preparation import import_tokens
@@ -247,6 +248,45 @@ def test_prepared_weights_do_not_depend_on_workers_and_subsets(tmp_path, workers
     assert not batchloom.check(tmp_path / "s").faults
 
 
+RECORD_WEIGHTS = [1, 0.5, 0, 2, None]
+# A record of each kind, and whether its first token is trained.
+RECORDS = {
+    "text": (lambda n: {"text": f"{n}  line\nline"}, True),
+    "tokens": (lambda n: {"input_ids": [*f"{n} ids".encode()], "labels": [-100, *f"{n} ids".encode()[1:]]}, False),
+    "segments": (lambda n: {"segments": [{"text": f"{n}", "label": False}, {"text": "yes", "label": True}]}, False),
+    "conversation": (lambda n: {"prompt": f"{n}?", "completion": "yes"}, False),
+}
+
+
+@pytest.mark.parametrize("settings", [{}, {"clean": ["whitespace"], "dedup": "lines"}], ids=str)
+@pytest.mark.parametrize("kind", RECORDS)
+def test_every_kind_of_record_may_have_a_weight(tmp_path, kind, settings):
+    """Weights stay with their texts when others are cleaned, dropped or reordered."""
+    make_record, is_first_trained = RECORDS[kind]
+    rows = [{**make_record(10 + n), "weight": RECORD_WEIGHTS[n % 5]} for n in range(50)]
+    blank = [{"text": " ", "weight": 4}] if kind == "text" else []
+    write_jsonl(tmp_path / "in.jsonl", [*blank, *rows, *rows[:7]])
+    result = batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes", val_fraction=0, **settings)
+    assert result.counts.dropped["nothing to train"] >= 10
+    documents = list(open_store(tmp_path / "s"))
+    assert len(documents) == 40
+    for document in documents:
+        number = int(re.search(r"\d\d", document.text)[0]) - 10
+        expected = np.float32(RECORD_WEIGHTS[number % 5] or 1)
+        assert set(document.loss_weights[document.mask].tolist()) == {expected}
+        assert document.mask[0] == is_first_trained
+    assert not batchloom.check(tmp_path / "s").faults
+
+
+def test_the_weights_of_a_csv_table(tmp_path):
+    cells = ["1", "0.5", "", "2", "0"]
+    (tmp_path / "in.csv").write_text("text,weight\n" + "".join(f"{n},{cells[n % 5]}\n" for n in range(10, 60)))
+    batchloom.prepare(tmp_path / "in.csv", out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
+    for document in open_store(tmp_path / "s"):
+        expected = float(cells[int(document.text[:2]) % 5] or 1)
+        assert document.loss_weights.tolist() == [expected] * 3
+
+
 def test_the_file_is_written_in_parts(tmp_path):
     """The first weight comes late, so the flags before it are copied from the mask."""
     writer = ShardWriter(tmp_path / "shard_00000", np.dtype("<u2"))
@@ -279,3 +319,26 @@ def test_joined_texts_and_segments_keep_weights_and_limits(tmp_path):
     write_jsonl(tmp_path / "in.jsonl", [{"segments": segments}, {"segments": segments[1:]}])
     result = prepare(tmp_path / "in.jsonl", out=tmp_path / "b", max_tokens=10)
     assert [document.text for document in open_store(result.path)] == ["y"]
+
+
+def test_inspect_and_explain_show_weights(tmp_path, capsys):
+    weights = [[1, 0.5, 1, 0.5], [1, 1, 0, 1], [1, 2, 0.3, 1]]
+    write_store(tmp_path / "s", [[1, 2, 3, 4]] * 3, trained=weights)
+    inspection = batchloom.inspect(tmp_path / "s")
+    assert inspection.loss_weights == {0.3: 1, 0.5: 2, 1.0: 7, 2.0: 1}
+    plan = batchloom.Plan(open_store(tmp_path / "s"), batchloom.PlanSpec(seq_len=12, global_batch_size=1))
+    (sequence,) = batchloom.explain(plan, 0)
+    # No token predicts the first one of a document.
+    spans = {span.document: (span.trained, span.loss_weights) for span in sequence.spans}
+    assert spans == {0: (3, (0.5, 1.0)), 1: (2, ()), 2: (3, (0.3, 1.0, 2.0))}
+    assert run_command_line(["inspect", str(tmp_path / "s")]) == 0
+    assert (
+        "first 11 trained tokens: mean 0.936; 0.3 (9.1%), 0.5 (18.2%), 1 (63.6%), 2 (9.1%)" in capsys.readouterr().out
+    )
+    settings = ["--seq-len", "12", "--global-batch-size", "1", "--step", "0"]
+    assert run_command_line(["explain", str(tmp_path / "s"), *settings]) == 0
+    output = capsys.readouterr().out
+    assert "data document 2, all 4 tokens, loss weights 0.3, 1, 2" in output
+    assert "data document 1, all 4 tokens, 2 trained" in output
+    write_store(tmp_path / "plain", [[1, 2]] * 3)
+    assert batchloom.inspect(tmp_path / "plain").loss_weights == {}

@@ -94,13 +94,13 @@ def test_check_compares_pairs_with_the_records_they_come_from(folder):
 
 
 MANIFEST_ATTACKS = {
-    "no preferences": (lambda m: get_first_source(m).pop("preferences"), "has a .pairs file in a store without preferences"),
+    "no preferences": (lambda m: get_first_source(m).pop("preferences"), "has a .pairs file in a store without an objective"),
     "unknown": (lambda m: get_first_source(m).update(preferences="likes"), "preferences 'likes' are none of pairs, labels"),
-    "no file": (lambda m: get_first_shard(m).pop("pairs"), "shard_00000 has no .pairs file in a store of preferences"),
+    "no file": (lambda m: get_first_shard(m).pop("pairs"), "shard_00000 has no .pairs file in a store with an objective"),
     "labels": (lambda m: get_first_source(m).update(preferences="labels"), "which is not a side of labels"),
     "mixed": (
         lambda m: m["sources"].append({**get_first_source(m), "name": "b", "preferences": "labels"}),
-        "several kinds of preferences (labels, pairs)",
+        "several objectives (labels, pairs)",
     ),
 }  # fmt: skip
 

@@ -27,7 +27,7 @@ from batchloom.core.settings import as_int, quote_value
 from batchloom.plan import Edit, Mesh
 from batchloom.plan.order import RankPlacement
 from batchloom.store import Store
-from batchloom.store.format import PREFERENCE_READERS
+from batchloom.store.format import OBJECTIVES
 
 MicroBatch = dict[str, Any]
 
@@ -331,17 +331,17 @@ def list_megatron_prefixes(store: Store) -> list[str]:
 
     Raises:
         InputError: the store has data that Megatron's readers would train on by mistake (masked or removed tokens,
-            preferences), or is not on disk.
+            another objective), or is not on disk.
     """
     if not store.location.on_disk:
         raise InputError(
             f"{store.location.name} is generated as it is read and has no shards: write it with batchloom prepare."
         )
-    if store.contents.preferences:
-        reader = PREFERENCE_READERS[store.contents.preferences]
+    if store.contents.objective:
+        objective = OBJECTIVES[store.contents.objective]
         raise InputError(
-            f"{store.location.name} holds {reader.contents}, which Megatron would train on as texts: read it with "
-            f"{reader.name}."
+            f"{store.location.name} holds {objective.contents}, which Megatron would train on as texts: read it with "
+            f"{objective.reader}."
         )
     if store.reader.weighted:
         raise InputError(

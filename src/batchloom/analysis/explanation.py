@@ -17,6 +17,7 @@ from batchloom.analysis.plan_questions import (
 from batchloom.batches import Loader
 from batchloom.core.addresses import redact_url as shown_address
 from batchloom.core.errors import InputError, PlanError, SettingsError
+from batchloom.core.loss_weights import count_loss_weights
 from batchloom.core.medium import MediumKind
 from batchloom.core.settings import as_int, quote_value, raise_problems, suggest
 from batchloom.core.wording import format_count, format_list
@@ -73,6 +74,7 @@ class ExplainedSpan:
         text: beginning of the span, decoded; None if it was not requested, is not served, or cannot be decoded.
         media: images, sounds and video frames served with the span, in the order of their tokens; empty for a remote
             store, whose media are not read.
+        loss_weights: loss weights of the trained tokens, ascending; empty if all are 1.
     """
 
     source: str
@@ -87,6 +89,7 @@ class ExplainedSpan:
     origin: DocumentProvenance | None
     text: str | None
     media: tuple[ExplainedMedium, ...]
+    loss_weights: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,13 +235,17 @@ def _explain_spans(plan: Plan, name: str, rows: Rows, indices: Ints, text: int) 
     provenance: list[DocumentProvenance | None] = [None] * count
     texts: list[str | None] = [None] * count
     media: list[tuple[ExplainedMedium, ...]] = [()] * count
+    weights: list[tuple[float, ...]] = [()] * count
     if isinstance(store, Store):
         removed = mask_removed(store.contents.removed, documents) if store.contents.removed.size else removed
         provenance = list(find_provenance(store, documents.tolist()))
-        if store.masked:
+        if store.masked or store.reader.weighted:
             long = np.flatnonzero((lengths > 1) & ~banned)
-            masks = store.mask(documents[long], starts[long] + 1, lengths[long] - 1)
-            trained[long] = [int(mask.sum()) for mask in masks]
+            flags = store.reader.flags(documents[long], starts[long] + 1, lengths[long] - 1)
+            for index, span_flags in zip(long.tolist(), flags, strict=True):
+                counts = count_loss_weights(span_flags)
+                trained[index] = sum(counts.values())
+                weights[index] = tuple(counts) if counts.keys() - {1.0} else ()
         served = np.flatnonzero(~removed & ~banned)
         for index, document_media in zip(served.tolist(), StoreMedia(store).of(documents[served]), strict=True):
             media[index] = tuple(
@@ -263,7 +270,7 @@ def _explain_spans(plan: Plan, name: str, rows: Rows, indices: Ints, text: int) 
         banned,
         removed,
     )
-    spans = zip(*(column.tolist() for column in columns), provenance, texts, media, strict=True)
+    spans = zip(*(column.tolist() for column in columns), provenance, texts, media, weights, strict=True)
     # The columns are in the order of the fields.
     return [ExplainedSpan(name, *span) for span in spans]
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from batchloom.analysis.plan_forecast import measure_pools
 from batchloom.batches.loading import choose_default_overlong
 from batchloom.core.errors import InputError, SettingsError
+from batchloom.core.loss_weights import count_loss_weights
 from batchloom.core.medium import MediumKind
 from batchloom.core.settings import as_int, quote_value
 from batchloom.plan import Plan, PlanSpec
@@ -22,6 +23,7 @@ _SAMPLED_POOLS = 4
 _DROPPING_POLICIES: tuple[OverlongMode, ...] = ("drop", "truncate")
 # Tokens of a document in its snippet.
 _SNIPPET_TOKENS = 48
+_COUNTED_WEIGHTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,15 @@ class Inspection:
         left_out: documents that ``overlong`` ``drop`` and ``truncate`` would leave out at ``seq_len``.
         overlong: default policy of a loader for longer documents.
         first: beginning of the first documents, decoded (empty for a bare prefix).
-        preferences: ``pairs``, ``labels``, ``prompts`` or ``steps``; empty for other documents.
+        objective: ``pairs``, ``labels``, ``prompts`` or ``steps``; empty for other documents.
         sides: number of these documents by side: ``chosen``, ``rejected``, ``good``, ``bad``, ``prompt``, ``steps``.
         processor: class of the processor for the media of the documents, otherwise empty.
         media: by kind (``image``, ``audio``) the number of items, of documents with some and of placeholder tokens;
             empty for a remote store, whose media are not read.
         generation: generation of the store; None for a prefix.
         removed: number of removed documents; they are included in ``documents`` until the store is compacted.
+        loss_weights: trained tokens by loss weight, ascending, of the first documents with together at least a
+            million tokens; empty if the store has no weights.
     """
 
     path: str
@@ -83,12 +87,13 @@ class Inspection:
     left_out: dict[OverlongMode, ExcludedDocuments]
     overlong: OverlongMode
     first: tuple[str, ...]
-    preferences: str = ""
+    objective: str = ""
     sides: dict[str, int] = field(default_factory=dict)
     processor: str = ""
     media: dict[MediumKind, MediaCount] = field(default_factory=dict)
     generation: int | None = None
     removed: int = 0
+    loss_weights: dict[float, int] = field(default_factory=dict)
 
 
 def inspect(
@@ -130,7 +135,7 @@ def inspect(
     ]
     texts = [_decode_beginning(store, number) for number in range(min(first, len(store)))] if store.manifest else []
     sides = np.zeros(len(SIDE_NAMES), np.int64)
-    for shard in range(len(store.shards) if store.contents.preferences else 0):
+    for shard in range(len(store.shards) if store.contents.objective else 0):
         sides += np.bincount(store.shards.sides(shard).sides, minlength=len(SIDE_NAMES))
     return Inspection(
         path=str(path),
@@ -151,13 +156,22 @@ def inspect(
         },
         overlong=spec.overlong,
         first=tuple(texts),
-        preferences=store.contents.preferences,
+        objective=store.contents.objective,
         sides={name: count for name, count in zip(SIDE_NAMES, sides.tolist(), strict=True) if count},
         processor=store.manifest.processor.name if store.manifest and store.manifest.processor else "",
         media=StoreMedia(store).counts(),
         generation=store.location.generation,
         removed=int(store.contents.removed.size),
+        loss_weights=_count_weights(store, lengths) if store.reader.weighted else {},
     )
+
+
+def _count_weights(store: Store, lengths: NDArray[np.uint32]) -> dict[float, int]:
+    """Return the trained tokens of the first documents by their loss weight."""
+    count = min(int(np.searchsorted(np.cumsum(lengths, dtype=np.int64), _COUNTED_WEIGHTS)) + 1, len(store))
+    sizes = lengths[:count].astype(np.int64)
+    flags = store.reader.flags(np.arange(count), np.zeros(count, np.int64), sizes)
+    return count_loss_weights(np.concatenate(flags))
 
 
 def _decode_beginning(store: Store, number: int) -> str:

@@ -268,7 +268,10 @@ def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:
         if request.store is None and request.mixture is None:
             # A run that prepares its own data stores it next to its checkpoints.
             if not data_folder.is_dir():
-                raise SettingsError([_NO_STORE])
+                sources = saved_position.state["identity"].get("sources", {})
+                remedy = "the store" if SOURCE in sources else f"--mixture with the stores {', '.join(sources)}"
+                problem = f"{saved_position.path} does not hold the path of its data: give {remedy} of the run"
+                raise SettingsError([f"store: missing; {problem}"])
             request = replace(request, store=str(data_folder))
         stores = _open_checkpoint_stores(request, saved_position)
         return rebuild_plan(saved_position, stores, request.settings.get("steps")), saved_position

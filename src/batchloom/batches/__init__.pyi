@@ -1,6 +1,7 @@
 from .assembly.array_filling import IGNORE_INDEX as IGNORE_INDEX
 from .assembly.augment import Augment as Augment, add_augment_state as add_augment_state
 from .assembly.batch_assembly import (
+    TOKEN_KEYS as TOKEN_KEYS,
     Batch as Batch,
     assemble_rows as assemble_rows,
     assemble_varlen as assemble_varlen,
@@ -38,5 +39,6 @@ from .masks import (
     add_model_masks as add_model_masks,
     get_sliding_window as get_sliding_window,
 )
+from .media.media_collator import PairMediaCollator as PairMediaCollator
 from .metrics import Meter as Meter, ModelCost as ModelCost, transformer_cost as transformer_cost
 from .mixture_file import read_mixture as read_mixture

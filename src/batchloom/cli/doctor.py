@@ -14,6 +14,8 @@ from batchloom.core.addresses import redact_url
 from batchloom.core.errors import BatchloomError, SettingsError
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
 from batchloom.preparation import Recipe
+from batchloom.preparation.documents import get_objective
+from batchloom.store.format import OBJECTIVES
 
 _LABEL_WIDTH = 14
 # Marks of a preview: every line starts with one, so that no document text can be mistaken for a mark.
@@ -29,8 +31,8 @@ _LEGEND = (
     Recipe,
     only=(
         *("tokenizer", "end_token", "text_field", "mapping", "ignore", "prompts", "carry", "split_on", "normalize"),
-        *("max_bad", "template", "template_args", "template_date", "tool_format", "train_on", "train_on_eos"),
-        *("max_tokens", "overlong", "processor", "data_folder", "follow_links"),
+        *("max_bad", "template", "template_args", "template_date", "tool_format", "default_system"),
+        *("train_on", "train_on_eos", "max_tokens", "overlong", "processor", "data_folder", "follow_links"),
     ),
 )
 def doctor(
@@ -127,6 +129,9 @@ def _print_source(source: SourceFacts, *, exact: bool) -> None:
         _print_row("detected", source.detected + (f" ({columns})" if columns else ""))
     if source.unused:
         _print_row("unused", ", ".join(source.unused))
+    objective = OBJECTIVES.get(get_objective(source.way))
+    if objective:
+        _print_row("read by", f"{objective.trainers}, with {objective.reader}")
     if not source.records:
         return
     dropped = "".join(f", {count:,} left out: {rule}" for rule, count in source.dropped.items())
@@ -152,7 +157,10 @@ def _print_source(source: SourceFacts, *, exact: bool) -> None:
             )
     if source.total_tokens:
         share = (source.trained_tokens or 0) / source.total_tokens
-        _print_row("tokens in all", f"{about}{source.total_tokens:,}, {share:.1%} of them trained")
+        _print_row("total tokens", f"{about}{source.total_tokens:,}, {share:.1%} of them trained")
+    for side, side_count in source.sides.items() if objective and not objective.carries else ():
+        answers = format_count(side_count.documents, "answer")
+        _print_row(side, f"{about}{answers}, {side_count.trained_tokens:,} trained tokens")
 
 
 def _print_prepared(prepared: PreparedFacts) -> None:
@@ -168,7 +176,10 @@ def _print_prepared(prepared: PreparedFacts) -> None:
         f"{inspection.documents:,} documents, {inspection.tokens:,} tokens ({inspection.dtype}), longest "
         f"{inspection.longest:,}",
     )
-    _print_row("packing", f"{fill:.2%} full at seq_len {inspection.seq_len:,}")
+    if inspection.objective:
+        _print_row("sides", ", ".join(f"{count:,} {side}" for side, count in inspection.sides.items()))
+    else:
+        _print_row("packing", f"{fill:.2%} full at seq_len {inspection.seq_len:,}")
     _print_row("verified", "every byte" if prepared.checked else "its index only (--full: every byte)")
 
 
@@ -188,10 +199,8 @@ def _print_totals(diagnosis: Diagnosis) -> None:
     if diagnosis.duplicates and diagnosis.duplicates.documents:
         copies = diagnosis.duplicates
         sample_note = "" if copies.exact else " in the sample, which sees few of them"
-        duplicate_handling = (
-            "left out (--no-dedup keeps them); all figures here are with them" if copies.left_out else "kept"
-        )
-        then = f"; prepare: {duplicate_handling}" if copies.repeated else ""
+        handling = "removes them (--no-dedup keeps them); they are included in all counts here"
+        then = f"; prepare {handling if copies.left_out else 'keeps them'}" if copies.repeated else ""
         _print_row(
             "duplicates",
             f"{copies.repeated:,} of {copies.documents:,} documents ({copies.share:.2%}){sample_note}{then}",
@@ -207,7 +216,7 @@ def _print_totals(diagnosis: Diagnosis) -> None:
         _print_row(
             "packing",
             f"{about}{format_count(pack.sequences, 'sequence')} of {pack.seq_len:,}{steps}: {pack.fill:.2%} full with "
-            f"{pack.packing}; no packing of these lengths exceeds {pack.bound:.2%}",
+            f"{pack.packing}; {pack.bound:.2%} is the upper bound for these lengths",
         )
     if diagnosis.seconds is not None and diagnosis.store_bytes is not None:
         _print_row(
@@ -215,14 +224,14 @@ def _print_totals(diagnosis: Diagnosis) -> None:
             f"about {format_duration(diagnosis.seconds)} on this machine, {format_size(diagnosis.store_bytes)} on disk",
         )
     for estimate in diagnosis.ways:
-        memory = f"about {format_size(estimate.memory_bytes)} of memory a run"
+        memory = f"about {format_size(estimate.memory_bytes)} of memory per run"
         if estimate.way == "prepare":
-            steps = f"{estimate.steps:,} steps an epoch" if estimate.steps else "exact steps of every epoch"
+            steps = f"{estimate.steps:,} steps per epoch" if estimate.steps else "the exact steps of each epoch"
             _print_row("prepared", f"first batch in about a second, once prepared; {memory}; {steps}")
         else:
             start = f"first batch after about {format_duration(estimate.start_seconds)}"
             lanes = format_count(estimate.lanes or 0, "lane")
-            _print_row("streamed", f"{start}, {lanes}; {memory}; as many steps as are given")
+            _print_row("streamed", f"{start}, {lanes}; {memory}; you set the number of steps")
 
 
 def _print_preview(documents: Sequence[DocumentPreview]) -> None:

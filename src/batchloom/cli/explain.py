@@ -16,7 +16,9 @@ from batchloom.analysis import (
     resolve_plan,
 )
 from batchloom.cli.terminal import AsJson, StorePath, WorldSize, print_escaped, print_json, print_log, with_settings
-from batchloom.core.wording import format_count
+from batchloom.core.wording import format_count, format_list
+
+_MAX_WEIGHTS = 4
 
 
 @with_settings(PlanRequest)
@@ -69,10 +71,10 @@ def _format_span(span: ExplainedSpan) -> str:
         facts.append("removed: served as end tokens without loss")
     elif span.trained < span.stop - span.start - 1:
         facts.append(f"{span.trained:,} trained")
+    if span.loss_weights:
+        facts.append(f"loss weights {format_list([f'{weight:g}' for weight in span.loss_weights], _MAX_WEIGHTS)}")
     if span.origin is not None:
-        record_number = span.origin.line or span.origin.record
-        unit = "line" if span.origin.line else "record"
-        facts.append(f"{span.origin.source} {unit} {record_number:,} (byte {span.origin.offset:,})")
+        facts.append(f"{span.origin.source} {span.origin.position} (byte {span.origin.offset:,})")
     facts += [
         f"{medium.kind} {medium.path or 'of the record'} ({medium.stop - medium.start:,} tokens)"
         for medium in span.media
@@ -90,7 +92,9 @@ def when(
         str | None,
         typer.Option(help="Source of a mixture; of a single store, an input file or data set."),
     ] = None,
-    record: Annotated[int | None, typer.Option(help="Number of a record in its file, from 0.")] = None,
+    record: Annotated[
+        int | None, typer.Option(help="Number of a record in its file, from 0: its line or row, less 1.")
+    ] = None,
     file: Annotated[str | None, typer.Option(help="Input file, if the source has several.")] = None,
     last_step: Annotated[
         int | None, typer.Option(help="Last step to search.", show_default="the last step of the run")

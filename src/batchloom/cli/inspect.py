@@ -8,12 +8,13 @@ import typer
 import batchloom
 from batchloom.analysis import Inspection
 from batchloom.cli.terminal import AsJson, Generation, Split, make_table, plain_console, print_escaped, print_json
-from batchloom.core.wording import format_count
+from batchloom.core.wording import format_count, format_list
 from batchloom.preparation import describe_missed_shares
 from batchloom.store import MANIFEST_NAME, PAGE_NAME, read_manifest
-from batchloom.store.format import PREFERENCE_READERS, format_generation_file_name
+from batchloom.store.format import OBJECTIVES, format_generation_file_name
 
 _BAR_WIDTH = 40
+_MAX_WEIGHTS = 8
 
 
 def inspect(
@@ -37,7 +38,11 @@ def inspect(
         return
     _print_counts(inspection)
     _print_shares(path, generation)
-    _print_packing(inspection)
+    if inspection.objective:
+        objective = OBJECTIVES[inspection.objective]
+        print_escaped(f"{objective.trainers} read it with {objective.reader}")
+    else:
+        _print_packing(inspection)
     # A generation without its own page uses that of the last one that has it.
     numbers = range(inspection.generation or 1, 0, -1)
     pages = (Path(path) / format_generation_file_name(PAGE_NAME, number) for number in numbers)
@@ -60,9 +65,9 @@ def _print_counts(inspection: Inspection) -> None:
             f"{format_count(inspection.removed, 'document')} of these removed: read as end tokens that are not "
             "trained, until batchloom compact"
         )
-    if inspection.preferences:
+    if inspection.objective:
         sides = ", ".join(f"{count:,} {side}" for side, count in inspection.sides.items())
-        print_escaped(f"{PREFERENCE_READERS[inspection.preferences].contents}: {sides}")
+        print_escaped(f"{OBJECTIVES[inspection.objective].contents}: {sides}")
     for kind, media_count in inspection.media.items():
         each = "video frame" if kind == "video" else kind
         share = media_count.tokens / inspection.tokens
@@ -74,6 +79,11 @@ def _print_counts(inspection: Inspection) -> None:
         f"lengths in tokens: shortest {inspection.shortest:,}, median {inspection.median:,.0f}, mean "
         f"{inspection.mean:,.1f}, longest {inspection.longest:,}"
     )
+    if weights := inspection.loss_weights:
+        trained = sum(weights.values())
+        mean = sum(weight * count for weight, count in weights.items()) / trained
+        shares = format_list([f"{weight:g} ({n / trained:.1%})" for weight, n in weights.items()], _MAX_WEIGHTS)
+        print_escaped(f"loss weights of the first {trained:,} trained tokens: mean {mean:.3g}; {shares}")
     most = max(count for _, _, count in inspection.histogram)
     for low, below, count in inspection.histogram:
         print_escaped(

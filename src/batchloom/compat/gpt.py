@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches import IGNORE_INDEX, find_world
-from batchloom.batches.loading import check_no_preferences
+from batchloom.batches.loading import check_next_token_objective
 from batchloom.compat.script_arguments import as_asked, check_output, tokenizer_of
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.fingerprint import derive_key
@@ -54,7 +54,7 @@ class GPTDataLoader:
         SettingsError: settings are missing or invalid.
         StoreMissingError: ``No training shards found`` in the folder.
         StoreError: the shards are damaged.
-        InputError: a store or its shards have untrained tokens or preferences.
+        InputError: a store or its shards have untrained tokens or another objective.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ def _open_folder(folder: Path, dtype: str) -> dict[str, list[Tokens]]:
     if (folder / MANIFEST_NAME).is_file() and any(folder.glob("*/shard_*.idx")):
         train = open_store(folder)
         stores = [train, *([open_store(folder, "val")] if "val" in train.subsets else [])]
-        check_no_preferences(train)
+        check_next_token_objective(train)
         refuse_media(train.manifest, train.location.name, "GPTDataLoader")
         if any(store.masked or store.reader.weighted for store in stores):
             raise _masked_tokens_error(folder)
@@ -378,7 +378,7 @@ class PretrainingDataset:
 
     Raises:
         StoreMissingError, StoreError: as for :class:`IndexedDataset`.
-        InputError: the store has preferences, whose rejected answers must not be trained.
+        InputError: the store has another objective, such as pairs with rejected answers.
         TokenizerError: the tokenizer cannot be read or trusted.
     """
 
@@ -395,7 +395,7 @@ class PretrainingDataset:
             raise SettingsError([f"seq_length: {quote_value(seq_length)} is not a number above 1"])
         check_output(output)
         self.store = open_store(prefix, split)
-        check_no_preferences(self.store)
+        check_next_token_objective(self.store)
         refuse_media(self.store.manifest, self.store.location.name, "PretrainingDataset")
         if self.store.reader.weighted:
             raise InputError(

@@ -25,8 +25,10 @@ def check_output(output: str) -> None:
 
 
 def as_asked(arrays: dict[str, Any], output: str) -> dict[str, Any]:
-    """Return the arrays as int64, as tensors if ``output`` is ``torch``."""
-    plain = {name: np.asarray(values, np.int64) for name, values in arrays.items()}
+    """Return int64 arrays and float32 weights, as tensors if ``output`` is ``torch``."""
+    plain = {
+        name: np.asarray(values, np.float32 if name == "loss_weights" else np.int64) for name, values in arrays.items()
+    }
     return to_torch(plain) if output == "torch" else plain
 
 

@@ -45,6 +45,8 @@ class Records:
         bad: records of the same range that cannot be used.
         records_read: number of records read in this range: good, bad and empty ones, and unsampled ones.
         unsampled: number of good and bad records that a sample of the input leaves out.
+        weights: weight of the loss of each text; empty if all are 1.
+        untrained: indices of the texts of weight 0, which are not among the values.
     """
 
     values: list[Any] = field(default_factory=list)
@@ -53,6 +55,8 @@ class Records:
     bad: list[BadRecord] = field(default_factory=list)
     records_read: int = 0
     unsampled: int = 0
+    weights: list[float] = field(default_factory=list)
+    untrained: list[int] = field(default_factory=list)
 
     def select(self, positions: Sequence[int]) -> None:
         """Keep only the records at these positions."""
@@ -60,20 +64,30 @@ class Records:
             self.values = [self.values[position] for position in positions]
             self.records = [self.records[position] for position in positions]
             self.offsets = [self.offsets[position] for position in positions]
+            self.weights = [self.weights[position] for position in positions] if self.weights else []
 
     def convert(self, convert_value: Callable[[Any], Any], excerpt: Callable[[Any], str]) -> None:
         """Convert the values; an UnusableRecordError makes a bad record with an excerpt."""
         values, records, offsets = self.values, self.records, self.offsets
         self.values, self.records, self.offsets = [], [], []
+        weights: list[float] = []
         for value, record, offset in zip(values, records, offsets, strict=True):
             try:
                 converted_value = convert_value(value)
             except UnusableRecordError as error:
                 self.bad.append(BadRecord(record, offset, None, error.reason, excerpt(value)))
                 continue
+            weight = 1.0
+            if isinstance(converted_value, WeightedText):
+                converted_value, weight = converted_value
+                if not weight:
+                    self.untrained.append(record)
+                    continue
+            weights.append(weight)
             self.values.append(converted_value)
             self.records.append(record)
             self.offsets.append(offset)
+        self.weights = weights if any(weight != 1 for weight in weights) else []
 
     def add(self, record: int, offset: int, value: Any) -> None:
         """Add the value of a record, or its BadRecord; ``records_read`` stays unchanged."""
@@ -83,6 +97,13 @@ class Records:
         self.values.append(value)
         self.records.append(record)
         self.offsets.append(offset)
+
+
+class WeightedText(NamedTuple):
+    """A text, and the weight of its loss."""
+
+    text: str
+    weight: float
 
 
 class ContentRange(NamedTuple):
@@ -101,11 +122,13 @@ class TurnWeight(NamedTuple):
         weight: weight of the loss of the turn, if it is trained.
         ranges: weights of ranges of the content, relative to ``weight``. The content between them and the text of
             the turn before it are not trained; () if the complete turn has one weight.
+        stop_weight: weight of its stop token; None for that of the turn.
     """
 
     trained: bool | None
     weight: float = 1.0
     ranges: tuple[ContentRange, ...] = ()
+    stop_weight: float | None = None
 
 
 TrainFlag = bool | TurnWeight | None
@@ -151,11 +174,13 @@ class SegmentedText:
 
     Attributes:
         texts: text of each segment; control tokens that it spells are control tokens.
-        trained: whether each segment is trained.
+        trained: whether each segment is trained; or the weight of its loss, 0 if it is not trained.
+        weight: weight of the loss of the record.
     """
 
     texts: list[str]
-    trained: list[bool]
+    trained: list[bool] | list[float]
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +190,12 @@ class InterleavedText:
     Attributes:
         texts: texts before, between and after the media, one more than there are media; ``""`` if empty.
         media: media in their order.
+        weight: weight of the loss of the record.
     """
 
     texts: list[str]
     media: list[Medium] = field(default_factory=list)
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

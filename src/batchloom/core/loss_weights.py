@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import UnusableRecordError
+from batchloom.core.settings import is_positive_number
 
 # Trained flags (bool), or codes of weights (uint8).
 TokenFlags = NDArray[np.bool_ | np.uint8]
@@ -56,13 +57,34 @@ def has_loss_weights(flags: TokenFlags | None) -> bool:
     return flags is not None and flags.dtype == np.uint8 and bool((flags > 1).any())
 
 
+def make_token_flags(weights: NDArray[np.floating[Any]]) -> tuple[TokenFlags, bool]:
+    """Return the codes of weights [N], and whether any was rounded.
+
+    The codes are trained flags (bool) if no weight is other than 0 and 1.
+
+    Raises:
+        UnusableRecordError: a weight is above ``MAX_LOSS_WEIGHT``, as the product of several may be.
+    """
+    if (largest := weights.max(initial=0)) > MAX_LOSS_WEIGHT:
+        raise UnusableRecordError(f"its loss weights multiply to {largest:g}; the largest is {MAX_LOSS_WEIGHT}")
+    codes, rounded = encode_loss_weights(weights)
+    return codes if has_loss_weights(codes) else codes.view(np.bool_), bool(rounded.any())
+
+
+def count_loss_weights(flags: TokenFlags) -> dict[float, int]:
+    """Return the number of trained tokens of each weight, ascending."""
+    counts = np.bincount(flags.view(np.uint8), minlength=256)[_ASCENDING_CODES].tolist()
+    weights = zip(_ASCENDING_WEIGHTS.tolist(), counts, strict=True)
+    return {weight: count for weight, count in weights if weight and count}
+
+
 def parse_loss_weight(value: object, field_path: str, remedy: str = "") -> float:
     """Return the weight that a record holds; ``remedy`` ends the error.
 
     Raises:
-        UnusableRecordError: not a number from 0 to ``MAX_LOSS_WEIGHT``.
+        UnusableRecordError: not a number from 0 to ``MAX_LOSS_WEIGHT``. Texts and ``true`` are no numbers.
     """
-    if isinstance(value, int | float) and 0 <= value <= MAX_LOSS_WEIGHT:
+    if isinstance(value, int | float) and is_positive_number(value, zero=True) and value <= MAX_LOSS_WEIGHT:
         return float(value)
     raise UnusableRecordError(
         f"{field_path} is {value!r:.40}; a loss weight is a number from 0 (not trained) to {MAX_LOSS_WEIGHT}{remedy}"

@@ -43,7 +43,11 @@ from .settings.recipe import (
     parse_dedup as parse_dedup,
     recipe_to_plain as recipe_to_plain,
 )
-from .settings.run_settings import ExecutionSettings as ExecutionSettings, RunSettings as RunSettings
+from .settings.run_settings import (
+    UNIT_BYTES as UNIT_BYTES,
+    ExecutionSettings as ExecutionSettings,
+    RunSettings as RunSettings,
+)
 from .synthetic_run import parse_synthetic_input as parse_synthetic_input
 from .units.stream_units import STREAM_BATCHES_FOLDER as STREAM_BATCHES_FOLDER
 from .units.unit_report import StageTime as StageTime

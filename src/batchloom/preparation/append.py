@@ -13,7 +13,7 @@ from batchloom.core.files import JSON_DECODE_ERRORS, describe_os_error, read_reg
 from batchloom.core.synthetic_data import SYNTHETIC
 from batchloom.core.wording import format_count, format_list
 from batchloom.preparation.dedup.sorted_keys import write_keys
-from batchloom.preparation.documents.record_parsers import RecordParsers, describe_preferences
+from batchloom.preparation.documents.record_parsers import RecordParsers, describe_contents
 from batchloom.preparation.documents.token_encoder import make_duplicate_keys
 from batchloom.preparation.report.report import read_report
 from batchloom.preparation.rerun import hash_recorded_parts, make_report_sources
@@ -82,7 +82,7 @@ def check_same_recipe(
         sorted(parse_carried(item)[0] for item in carry)
         for carry in ((base.recipe.get("reading") or {}).get("carry") or (), recipe.reading.carry)
     )
-    if recipe.reading.prompts and base.preferences == "prompts" and stored_names != requested_names:
+    if recipe.reading.prompts and base.objective == "prompts" and stored_names != requested_names:
         raise StoreConflictError(
             f"{out} carries the columns {', '.join(stored_names) or 'none'}, and --carry names "
             f"{', '.join(requested_names) or 'none'}: all prompts of a store carry the same columns. Rename them with "
@@ -108,17 +108,17 @@ def _is_other_tokenizer(recipe: Recipe, base: Manifest) -> bool:
     return tokenizer.fingerprint != base.tokenizer.fingerprint
 
 
-def check_same_preferences(
+def check_same_objective(
     sources: Sequence[Source], record_parsers: RecordParsers, base: Manifest | None, out: Path
 ) -> None:
-    """Refuse to mix preferences with other documents, in all generations of a store."""
+    """Refuse sources of another objective than the earlier generations of a store."""
     for source in sources if base is not None else ():
-        kind = record_parsers.get_preference_kind(source)
-        if base is not None and kind is not None and kind != base.preferences:
+        objective = record_parsers.get_objective(source)
+        if base is not None and objective is not None and objective != base.objective:
             raise InputError(
-                f"{source.name} holds {describe_preferences(kind)}, and {out} "
-                f"{describe_preferences(base.preferences)}: a store of preferences holds one "
-                "kind and no other documents. Prepare them into a separate store."
+                f"{source.name} holds {describe_contents(objective)}, and {out} "
+                f"{describe_contents(base.objective)}: all documents of a store serve one objective. Prepare them "
+                "into a separate store."
             )
 
 

@@ -21,7 +21,7 @@ from batchloom.core.process_state import measure_peak_memory, pause_gc
 from batchloom.core.wording import format_count, format_list
 from batchloom.preparation.append import (
     BaseGenerations,
-    check_same_preferences,
+    check_same_objective,
     check_same_recipe,
     read_base_generations,
     read_base_manifest,
@@ -29,7 +29,12 @@ from batchloom.preparation.append import (
     select_new_inputs,
 )
 from batchloom.preparation.documents.document_encoder import EncodeContext
-from batchloom.preparation.documents.record_parsers import PLAIN_TEXT_NOTE, RecordParsers, check_no_mixed_preferences
+from batchloom.preparation.documents.record_parsers import (
+    PLAIN_TEXT_NOTE,
+    RecordParsers,
+    check_loader_reads,
+    check_one_objective,
+)
 from batchloom.preparation.documents.subsets import SubsetRule, describe_missed_shares
 from batchloom.preparation.documents.token_encoder import make_fim_cutter
 from batchloom.preparation.documents.tokenizer_choice import (
@@ -86,7 +91,13 @@ from batchloom.preparation.settings.recipe import compute_recipe_fingerprint, co
 from batchloom.preparation.settings.run_settings import ExecutionSettings, RunSettings
 from batchloom.preparation.units.stream_units import STREAM_BATCHES_FOLDER, adopt_units
 from batchloom.preparation.units.unit_report import STAGES, StageTime, StepFlow, UnitReport, add_stage_times
-from batchloom.preparation.units.units import CrashTracker, RecordExcludedError, compute_unit_identity, plan_units
+from batchloom.preparation.units.units import (
+    CrashTracker,
+    RecordExcludedError,
+    choose_unit_bytes,
+    compute_unit_identity,
+    plan_units,
+)
 from batchloom.preparation.units.work_folder import (
     Decision,
     TokenizedUnit,
@@ -222,16 +233,18 @@ class PrepareRun:
         base: Manifest | None = None,
     ) -> None:
         self._work, self._recipe, self._tokenizer_state = work, request.recipe, request.tokenizer_state
-        self._listing, self._settings, self._log, self._base = listing, settings, log, base
+        self._settings = replace(settings, unit_bytes=settings.unit_bytes or _find_unit_bytes(work, listing))
+        self._listing, self._log, self._base = listing, log, base
         self._started = datetime.now(UTC)
         self._record_parsers = RecordParsers(self._recipe, settings.limits)
         unread = settings.hash_inputs and not listing.content
         self._content = hash_sources(listing.sources) if unread else listing.content
         _check_input_count(len(listing.sources) + (len(base.sources) if base else 0))
         first_part = next_part_number(base) if base else 0
-        self._units = plan_units(listing.sources, self._record_parsers.rules, settings.unit_bytes, first_part)
+        rules, unit_bytes = self._record_parsers.rules, self._settings.unit_bytes
+        self._units = plan_units(listing.sources, rules, unit_bytes, first_part)
         # Computed once: it depends on free memory, and workers that have started already use some.
-        self._workers = choose_worker_count(settings.execution, len(self._units))
+        self._workers = choose_worker_count(settings.execution, len(self._units), listing.bytes)
         self._clean_files: str | None = None
         self._resumed = 0
 
@@ -262,8 +275,10 @@ class PrepareRun:
         if weights := describe_unused_weights(self._recipe.sources):
             self._log.note(weights)
         self._announce_schemas()
-        check_no_mixed_preferences(sources, parsers)
-        check_same_preferences(sources, parsers, self._base, self._work.out)
+        check_one_objective(sources, parsers)
+        if self._settings.for_loader:
+            check_loader_reads(sources, parsers)
+        check_same_objective(sources, parsers, self._base, self._work.out)
 
     def _announce_schemas(self) -> None:
         """Note the detected record format of every source."""
@@ -620,14 +635,29 @@ def _compute_flows(units: list[TokenizedUnit], dedup_counts: list[UnitDedupCount
     return [dedup, write]
 
 
-def choose_worker_count(execution: ExecutionSettings, units: int) -> int:
+def _find_unit_bytes(work: WorkFolder, listing: SourceListing) -> int:
+    """Return the unit size of unfinished work on these inputs, or for the listing.
+
+    A stream, whose units have a fixed size, may have cached their batches.
+    """
+    job = work.job()
+    same_inputs = job and [source[:2] for source in job.sources] == [(item.name, item.size) for item in listing.sources]
+    return job.constants[-1] if job and same_inputs else choose_unit_bytes(listing.bytes)
+
+
+# A worker takes about as long to start as to tokenize this many bytes.
+_MIN_WORKER_BYTES = 64 << 20
+
+
+def choose_worker_count(execution: ExecutionSettings, units: int, total_bytes: int) -> int:
     """Return the number of units processed at the same time on this machine."""
     if execution.workers != "auto":
         return min(execution.workers, max(1, units))
     if execution.engine == "ray":
         return max(1, units)
-    free = measure_free_memory() if units > 1 else None
-    return compute_worker_count(units, cores=count_cores(), free=free, memory=execution.memory_per_worker)
+    useful = min(units, -(-total_bytes // _MIN_WORKER_BYTES))
+    free = measure_free_memory() if useful > 1 else None
+    return compute_worker_count(useful, cores=count_cores(), free=free, memory=execution.memory_per_worker)
 
 
 def runs_inline(execution: ExecutionSettings, workers: int) -> bool:

@@ -65,6 +65,7 @@ def prepare_mixture(
 
     Raises:
         SettingsError: as of ``prepare``; also equal or missing names, or weights of a part of the data sets.
+        InputError: as of ``prepare``; also preferences, prompts or labelled steps, which mixtures do not train.
     """
     check_option_names("prepare_mixture", options, PrepareOptions)
     settings = make_run_settings(options)
@@ -79,7 +80,7 @@ def run_separately(request: PrepareRequest, out: str, listener: Listener, settin
     sources = recipe.sources or (SourceRecipe(),) * len(recipe.inputs)
     names = [source.name or _make_name(path) for path, source in zip(recipe.inputs, sources, strict=True)]
     raise_problems([*_find_setting_problems(recipe, out, settings), *_find_name_problems(sources, names)])
-    results = {}
+    results, settings = {}, replace(settings, for_loader=True)
     for name, path, source in zip(names, recipe.inputs, sources, strict=True):
         listener(Note(f"Preparing {name}."))
         # The mixture holds the weights.

@@ -21,16 +21,16 @@ from .format.media_index import (
     map_media as map_media,
 )
 from .format.megatron_index import map_file as map_file
-from .format.provenance import map_provenance as map_provenance
-from .format.shard_sidecars import (
+from .format.objectives import (
     BAD as BAD,
     CHOSEN as CHOSEN,
     GOOD as GOOD,
     PROMPT as PROMPT,
     REJECTED as REJECTED,
     STEPS as STEPS,
-    map_signature_file as map_signature_file,
 )
+from .format.provenance import map_provenance as map_provenance
+from .format.shard_sidecars import map_signature_file as map_signature_file
 from .format.store_lengths import StoreLengths as StoreLengths
 from .maintain.generations import (
     add_generation as add_generation,

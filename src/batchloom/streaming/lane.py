@@ -26,7 +26,7 @@ from batchloom.preparation.workers import MessageCallback, TaskFunction
 from batchloom.sources import RecordBounds, format_record_name, make_bad_record_error
 from batchloom.sources.files import Source
 from batchloom.store import wrap_write_errors
-from batchloom.store.format import PREFERENCE_READERS, SUBSETS, StoredMedium, get_facts_kind, read_blob
+from batchloom.store.format import OBJECTIVES, SUBSETS, StoredMedium, get_facts_kind, read_blob
 from batchloom.store.write import make_folder
 from batchloom.streaming.record_ranges import RangeGroup, RangeRecordReader
 
@@ -512,9 +512,9 @@ class LaneReader:
         """Return the encode context, with a template once the lane has conversations."""
         for source in dict.fromkeys(record_range.unit_part.source for record_range in range_group.ranges):
             record_parser = self._record_parsers.get_parser(source)
-            if record_parser.preferences:
+            if record_parser.objective:
                 raise InputError(
-                    f"{source.name} holds {PREFERENCE_READERS[record_parser.preferences].contents} "
+                    f"{source.name} holds {OBJECTIVES[record_parser.objective].contents} "
                     f"({record_parser.detected}), and a stream would train on them as texts. Prepare them (batchloom "
                     "prepare) for a trainer of that objective, or select the trained part with mapping= "
                     "(docs/preferences.md)."

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, Unpack, final
@@ -31,6 +32,7 @@ from batchloom.plan.order import (
 )
 from batchloom.plan.packing import CUTTING_STRATEGIES, OverlongMode
 from batchloom.preparation import (
+    UNIT_BYTES,
     ExecutionSettings,
     Note,
     Progress,
@@ -180,7 +182,7 @@ class StreamSettings:
     lanes: int | None = None
     workers: int | Literal["auto"] = "auto"
     keep: Path | None = None
-    run: RunSettings = field(default_factory=RunSettings)
+    run: RunSettings = field(default_factory=partial(RunSettings, unit_bytes=UNIT_BYTES))
 
     def __post_init__(self) -> None:
         if self.spec.steps is None:
@@ -319,7 +321,8 @@ class Stream:
 
     def __repr__(self) -> str:
         files = format_count(len(self._listing.sources), "file")
-        return f"stream of {files}, {self._listing.bytes:,} bytes, {self.lanes} lanes, {self.spec.steps} steps"
+        lanes = format_count(self.lanes, "lane")
+        return f"stream of {files}, {self._listing.bytes:,} bytes, {lanes}, {self.spec.steps} steps"
 
     @property
     def vocab_size(self) -> int:

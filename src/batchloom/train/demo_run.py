@@ -80,7 +80,7 @@ def run_demo(out: Path, steps: int | None, print_line: PrintLine) -> None:
     )
     loader = Loader(store, seq_len=seq_len, global_batch_size=rows)
     print_line(
-        f"{len(loader):,} steps an epoch, {store.tokens / (len(loader) * rows * seq_len):.1%} full. Step 0 begins: "
+        f"{len(loader):,} steps per epoch, {store.tokens / (len(loader) * rows * seq_len):.1%} full. Step 0 begins: "
         f"{store.tokenizer.decode(loader[0]['input_ids'][0, :24].tolist())!r}"
     )
 

@@ -180,7 +180,7 @@ def _prepare_run_data(
 
         def prepare() -> None:
             log.print_line(f"input  {config.data_source} is prepared in {folder.data}")
-            batchloom.prepare(config.data_source, out=folder.data, tokenizer=config.tokenizer_name)
+            batchloom.prepare(config.data_source, out=folder.data, tokenizer=config.tokenizer_name, for_loader=True)
 
         ranks.run_exclusively(prepare if ranks.first else None)
     return folder.data

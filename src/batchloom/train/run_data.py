@@ -60,9 +60,9 @@ def open_run_data(
             tokenizer = str(request.init)
 
         def prepare() -> None:
-            result = batchloom.prepare(dataset, out=folder.data, tokenizer=tokenizer)
+            result = batchloom.prepare(dataset, out=folder.data, tokenizer=tokenizer, for_loader=True)
             state = "is prepared already" if result.already_done else "was prepared"
-            print_line(f"input  {dataset.location.file} {state} in {folder.data}, by tokenizer {result.tokenizer}")
+            print_line(f"input  {dataset.location.name} {state} in {folder.data}, by tokenizer {result.tokenizer}")
 
         ranks.run_exclusively(prepare if ranks.first else None)
         yield folder.data
@@ -94,16 +94,16 @@ def describe_order(
             for name, value in config.plan_settings(settings.seq_len).items()
             if name in run_order and value != run_order[name]
         ]
-        differs = f"; {config.location.file} now says {', '.join(differences)}" if differences else ""
+        differs = f"; {config.location.name} now says {', '.join(differences)}" if differences else ""
         return f"{description}, as the run was started{differs}"
     if not dataset_settings:
-        return f"{description}; {config.location.file} sets none of these"
+        return f"{description}; {config.location.name} sets none of these"
     overrides = [
         f"{_COMMAND_OPTIONS[name]} {value} overrides {_CONFIG_KEYS[name]} {dataset_settings[name]}"
         for name, value in run_order.items()
         if value != dataset_settings[name]
     ]
-    return "; ".join([f"{description}, as {config.location.file} says", *overrides])
+    return "; ".join([f"{description}, as {config.location.name} says", *overrides])
 
 
 def _is_data_missing(data: DataRequest, ranks: RankGroup) -> bool:
@@ -182,6 +182,7 @@ def _prepare_temporary_store(
                 tokenizer=data.tokenizer,
                 media=data.media or None,
                 follow_links=data.options.follow_links,
+                for_loader=True,
             )
         )
         yield Path(ranks.broadcast_local_path(str(store)))

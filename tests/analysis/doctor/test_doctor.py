@@ -12,6 +12,7 @@ import pytest
 import batchloom
 from batchloom import Recipe, SettingsError, TokenizerError
 from batchloom.analysis.doctor import SampleSizes, estimate_packing, examine_inputs
+from batchloom.cli import run_command_line
 from batchloom.core.errors import InputMissingError
 from preparation.stores import write_jsonl
 from sources.test_tables import pa, write_table
@@ -107,13 +108,40 @@ def test_prepared_inputs_are_recognized(tmp_path):
     assert not diagnose(store).sound
 
 
-def test_a_store_of_preferences_names_its_readers_and_no_training(tmp_path):
-    rows = [{"prompt": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(9)]
-    path = write_jsonl(tmp_path / "in.jsonl", rows)
-    store = batchloom.prepare(path, out=tmp_path / "s", tokenizer="bytes", val_fraction=0).path
-    diagnosis = diagnose(store)
-    assert (diagnosis.sound, diagnosis.commands) == (True, ())
-    assert "batchloom.store.PreferencePairs" in diagnosis.notes[0]
+LABELLED = [{"prompt": f"{n}?", "completion": "Yes.", "label": n % 3 == 0} for n in range(20)]
+STEPS = [{"prompt": f"{n}?", "completions": ["a", "b"], "labels": [True, False]} for n in range(20)]
+PROMPTS = [{"question": f"{n}?", "answer": "4"} for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "sides", "reader"),
+    [
+        (PAIRS, {}, {"chosen": (20, 120), "rejected": (20, 100)}, "PreferencePairs"),
+        (LABELLED, {}, {"good": (7, 42), "bad": (13, 78)}, "LabelledAnswers"),
+        (STEPS, {}, {"steps": (20, 40)}, "LabelledSteps"),
+        (PROMPTS, {"prompts": True, "carry": ["answer"]}, {"prompt": (20, 0)}, "StoredPrompts"),
+    ],
+)
+def test_other_objectives_have_sides_and_a_reader_and_no_packing(tmp_path, capsys, rows, settings, sides, reader):
+    path = str(write_jsonl(tmp_path / "in.jsonl", rows))
+    diagnosis = diagnose(path, **settings)
+    assert (diagnosis.sound, diagnosis.packing, diagnosis.ways) == (True, None, ())
+    assert diagnosis.sources[0].sides == sides
+    words = ["--prompts", "--carry", "answer"] if settings else []
+    command = f"batchloom prepare {path} --out store --tokenizer bytes"
+    assert diagnosis.commands == (" ".join([command, *words]),)
+    assert run_command_line(["doctor", path, "--tokenizer", "bytes", *words]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert f", with batchloom.store.{reader}" in output
+    assert ("20 answers, 120 trained tokens rejected: 20 answers, 100 trained" in output) is (rows is PAIRS)
+    assert "packing" not in output
+    store = batchloom.prepare(path, out=tmp_path / "s", tokenizer="bytes", val_fraction=0, **settings).path
+    of_store = diagnose(store)
+    assert (of_store.sound, of_store.commands) == (True, ())
+    assert f"batchloom.store.{reader}" in of_store.notes[0]
+    assert of_store.prepared[0].inspection.sides == {side: count for side, (count, _) in sides.items()}
+    assert run_command_line(["doctor", str(store)]) == 0
+    assert "packing" not in capsys.readouterr().out
 
 
 def test_nothing_is_proposed_that_would_fail(tmp_path):
@@ -436,7 +464,7 @@ def test_a_url_is_sampled_by_range_requests_without_its_secrets(tmp_path):
 SOURCE_KEYS = {
     *("name", "path", "files", "format", "compression", "bytes", "way", "detected", "mapping"),
     *("fault", "suggestion", "records", "documents", "empty", "bad", "dropped", "total_tokens"),
-    *("trained_tokens", "characters", "tokens", "preview", "media", "unused"),
+    *("trained_tokens", "characters", "tokens", "preview", "media", "sides", "unused"),
 }
 KEYS = {
     *("sound", "inputs", "exact", "files", "bytes", "read_bytes", "sources", "prepared"),
@@ -530,12 +558,3 @@ def test_preferences_among_others_are_a_fault_as_they_are_for_prepare(tmp_path):
     assert diagnosis.sources[0].mapping["chosen"] == ("chosen",)
     with pytest.raises(batchloom.InputError, match="preference pairs"):
         batchloom.prepare(tmp_path, out=tmp_path.with_name("out"), tokenizer="bytes")
-
-
-def test_no_training_command_for_a_store_of_preferences(tmp_path):
-    write_jsonl(tmp_path / "in.jsonl", [{"prompt": "q", "chosen": "yes", "rejected": "no"}] * 3)
-    batchloom.prepare(tmp_path / "in.jsonl", out=tmp_path / "s", tokenizer="bytes", val_fraction=0)
-    diagnosis = batchloom.doctor(str(tmp_path / "s"))
-    assert diagnosis.commands == ()
-    assert "batchloom.store.PreferencePairs" in diagnosis.notes[0]
-    assert "preference trainers read it" in batchloom.check(tmp_path / "s").used

@@ -42,6 +42,7 @@ from batchloom.adapters.rank_group import RankGroup, choose_device
 from batchloom.adapters.weighted_loss import sum_next_token_losses
 from batchloom.batches import (
     IGNORE_INDEX,
+    TOKEN_KEYS,
     Batch,
     BatchOptions,
     DocumentRows,
@@ -61,7 +62,6 @@ from batchloom.store.write import write_mask
 
 # Takes the sequences of a pass and returns the model's inputs.
 Collator = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
-_TOKEN_KEYS = ("input_ids", "labels", "loss_weights", "position_ids", "token_type_ids")
 _DATA_HELP = (
     "Give an open store (batchloom.open_store), a Mixture, a Plan, a Loader, or a list of records "
     '{"input_ids": [...], "labels": [...]}; batchloom prepare makes a store of texts and conversations'
@@ -449,7 +449,7 @@ class MediaPasses:
         extra_rows = self._get_extra_rows(seq_len)
         if extra_rows is None or not dist.is_initialized():
             return list(parts)
-        names = [name for name in extra_rows if name not in _TOKEN_KEYS]
+        names = [name for name in extra_rows if name not in TOKEN_KEYS]
         has_media = torch.tensor([[name in part for name in names] for part in parts], device=device)
         has_media_anywhere = has_media.int()
         dist.all_reduce(has_media_anywhere, dist.ReduceOp.MAX)

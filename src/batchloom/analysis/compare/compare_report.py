@@ -196,8 +196,7 @@ def _format_spans(sequence: ExplainedSequence) -> str:
     for span in sequence.spans[:_MAX_LISTED]:
         line = ""
         if span.origin is not None:
-            record_number = span.origin.line or span.origin.record
-            line = f" ({span.origin.source}, {'line' if span.origin.line else 'record'} {record_number:,})"
+            line = f" ({span.origin.source}, {span.origin.position})"
         beginning = f" {span.text!r}" if span.text else ""
         span_texts.append(f"document {span.document:,} tokens {span.start:,}-{span.stop:,}{line}{beginning}")
     more = len(sequence.spans) - _MAX_LISTED

@@ -24,11 +24,12 @@ from batchloom.plan import PlanSpec, choose_lane_pool_size, compute_min_sequence
 from batchloom.plan.order import FIRST_POOL, choose_default_lanes
 from batchloom.plan.packing import POOL_SIZE
 from batchloom.preparation import ChatRecipe, Note, Progress, ReadRecipe, Recipe
-from batchloom.preparation.documents import TEMPLATED_KINDS
+from batchloom.preparation.documents import TEMPLATED_KINDS, get_objective
 from batchloom.preparation.request import (
     InputArgument,
     ResolvedInputs,
     as_input_tuple,
+    choose_file_settings,
     default_dedup,
     input_name,
     resolve_inputs,
@@ -43,7 +44,7 @@ from batchloom.preparation.settings import (
     parse_names,
 )
 from batchloom.store import open_store
-from batchloom.store.format import PREFERENCE_READERS, UINT16_IDS
+from batchloom.store.format import OBJECTIVES, UINT16_IDS
 
 _DEFAULT_OUT = "store"
 
@@ -61,8 +62,6 @@ _PREFETCHED_BATCHES, _TOKEN_BYTES = 6, 24
 _READY_SECONDS = 2.0
 # Format whose files are read sequentially, so that they cannot be split.
 _SEQUENTIAL_KIND = "webdataset"
-# Record kinds that no loader reads.
-_PREFERENCE_KINDS = ("pairs", "text-pairs", "labels")
 
 
 def _examine_prepared(location: str, seq_len: int, preview: int, *, full: bool) -> PreparedFacts:
@@ -150,7 +149,16 @@ def _make_prepare_command(recipe: Recipe, inputs: Iterable[str], suggestion: str
         (recipe.reading, ("text_field", "split_on")),
         (
             recipe.chat,
-            ("template", "template_date", "tool_format", "train_on", "train_on_eos", "max_tokens", "overlong"),
+            (
+                "template",
+                "template_date",
+                "tool_format",
+                "default_system",
+                "train_on",
+                "train_on_eos",
+                "max_tokens",
+                "overlong",
+            ),
         ),
     ):
         defaults = {field.name: None if field.default is MISSING else field.default for field in fields(spec)}
@@ -217,7 +225,8 @@ def doctor(
     reading = _make_read_recipe(options)
     tokenizer = options.get("tokenizer")
     resolved_inputs = resolve_inputs(raw_inputs or arguments, reading, tokenizer)
-    recipe = _make_recipe(resolved_inputs, reading, overlong, options)
+    file_settings, file_notes = choose_file_settings(resolved_inputs.settings, _drop_unset(options))
+    recipe = _make_recipe(resolved_inputs, reading, overlong, {**file_settings, **_drop_unset(options)})
     PlanSpec(seq_len=seq_len, global_batch_size=1 if global_batch_size is None else global_batch_size)
     preview_count = as_int(preview)
     if preview_count is None or preview_count < 0:
@@ -233,7 +242,9 @@ def doctor(
     media = any(source.media for source in found.sources)
     # A loader's default policy for overlong documents.
     drops = media or kinds <= TEMPLATED_KINDS
-    packing = estimate_packing(examination.lengths, examination.weights, seq_len, global_batch_size, drops=drops)
+    packing = None
+    if not any(map(get_objective, kinds)):
+        packing = estimate_packing(examination.lengths, examination.weights, seq_len, global_batch_size, drops=drops)
     warnings = list(found.warnings)
     if packing and packing.longer:
         longer = ("" if found.exact else "about ") + format_count(packing.longer, "document")
@@ -253,7 +264,12 @@ def doctor(
         ways=estimate_feeds(examination, packing),
         faults=found.faults + prepared_diagnosis.faults,
         warnings=tuple(warnings),
-        notes=(*resolved_inputs.notes, *found.notes, *filter(None, [describe_unused_weights(recipe.sources)])),
+        notes=(
+            *file_notes,
+            *resolved_inputs.notes,
+            *found.notes,
+            *filter(None, [describe_unused_weights(recipe.sources)]),
+        ),
         commands=(*commands, *prepared_diagnosis.commands),
     )
 
@@ -271,10 +287,9 @@ def _make_read_recipe(options: DocumentOptions) -> ReadRecipe:
 
 
 def _make_recipe(
-    resolved_inputs: ResolvedInputs, reading: ReadRecipe, overlong: OverlongPolicy, options: DocumentOptions
+    resolved_inputs: ResolvedInputs, reading: ReadRecipe, overlong: OverlongPolicy, options: Mapping[str, Any]
 ) -> Recipe:
-    given = {**resolved_inputs.settings, **_drop_unset(options)}
-    given |= {name: expand(given[name]) for name, expand in CHAT_SHORT_FORMS.items() if name in given}
+    given = {**options, **{name: expand(options[name]) for name, expand in CHAT_SHORT_FORMS.items() if name in options}}
     chat_names = [field.name for field in fields(ChatRecipe) if field.name != "overlong"]
     return Recipe(
         inputs=resolved_inputs.inputs,
@@ -330,11 +345,11 @@ def _describe_prepared(prepared: PreparedFacts) -> str:
             f"{prepared.path} holds bare ids: import needs --dtype, the end of documents (--eod or "
             "--document-tokens), which the file may not record, and --tokenizer or --vocab-size."
         )
-    if prepared.inspection and prepared.inspection.preferences:
-        reader = PREFERENCE_READERS[prepared.inspection.preferences]
+    if prepared.inspection and prepared.inspection.objective:
+        objective = OBJECTIVES[prepared.inspection.objective]
         return (
-            f"{prepared.path} holds {reader.contents}: {reader.trainers} read it with {reader.name}, and batchloom "
-            "train rejects it."
+            f"{prepared.path} holds {objective.contents}: {objective.trainers} read it with {objective.reader}, and "
+            "batchloom train rejects it."
         )
     if prepared.inspection and prepared.inspection.processor:
         return (
@@ -348,7 +363,7 @@ def _list_usage_commands(prepared: Sequence[PreparedFacts]) -> tuple[str, ...]:
     """List the next command per prepared input: import for ids, otherwise train."""
     commands = []
     for facts in prepared:
-        if facts.faults or (facts.inspection and facts.inspection.preferences):
+        if facts.faults or (facts.inspection and facts.inspection.objective):
             continue
         path, quoted_path = facts.path, quote_for_shell(facts.path)
         if facts.kind == "ids":
@@ -415,7 +430,7 @@ def estimate_feeds(examination: ExaminationResult, packing: PackingFacts | None)
     documents, tokens = found.documents, found.tokens or 0
     if found.tokenizer is None or found.seconds is None or packing is None or not documents or not found.bytes:
         return ()
-    if found.faults or any(source.way in _PREFERENCE_KINDS for source in found.sources):
+    if found.faults:
         return ()
     batch = packing.global_batch_size or _DEFAULT_BATCH_SIZE
     batch_bytes = _PREFETCHED_BATCHES * batch * packing.seq_len * _TOKEN_BYTES

@@ -15,6 +15,7 @@ from batchloom.analysis.doctor.findings import (
     Diagnosis,
     DuplicateFacts,
     LengthFacts,
+    SideCount,
     SourceFacts,
     TokenizerFacts,
 )
@@ -40,6 +41,7 @@ from batchloom.core.wording import format_count
 from batchloom.preparation import Progress, Recipe
 from batchloom.preparation.dedup import DuplicateCounter
 from batchloom.preparation.documents import (
+    UNTRAINED_RULE,
     EncodeContext,
     EncodedBatch,
     ParsedRecords,
@@ -47,7 +49,7 @@ from batchloom.preparation.documents import (
     RecordParser,
     RecordParsers,
     SubsetRule,
-    check_no_mixed_preferences,
+    check_one_objective,
     choose_dtype_name,
     choose_job_template,
     choose_job_tokenizer,
@@ -73,7 +75,7 @@ from batchloom.sources import (
     prefetch_sources,
 )
 from batchloom.sources.files import Source, Spool, open_source
-from batchloom.store.format import TOKEN_DTYPES, get_facts_kind
+from batchloom.store.format import SIDE_NAMES, TOKEN_DTYPES, get_facts_kind
 from batchloom.store.read import MediaCount
 from batchloom.tokens import parse_train_spec
 
@@ -146,6 +148,10 @@ def examine_inputs(
         return examination.report(duplicates, preview)
 
 
+def _zero_sides() -> NDArray[np.int64]:
+    return np.zeros(len(SIDE_NAMES), np.int64)
+
+
 @dataclass(slots=True)
 class SourceGroup:
     """Counters of one source, or of several that are read alike.
@@ -178,6 +184,16 @@ class SourceGroup:
     media: dict[MediumKind, MediaCount] = field(default_factory=dict)
     media_bytes: int = 0
     _media_digests: set[object] = field(default_factory=set)
+    side_documents: NDArray[np.int64] = field(default_factory=_zero_sides)
+    side_tokens: NDArray[np.int64] = field(default_factory=_zero_sides)
+
+    def count_sides(self, encoded_batch: EncodedBatch) -> None:
+        """Count the documents and the trained tokens of each side."""
+        if encoded_batch.sides is None or encoded_batch.mask is None:
+            return
+        trained = np.repeat(encoded_batch.sides, encoded_batch.lengths)[encoded_batch.mask != 0]
+        self.side_documents += np.bincount(encoded_batch.sides, minlength=len(SIDE_NAMES))
+        self.side_tokens += np.bincount(trained, minlength=len(SIDE_NAMES))
 
     def count_media(self, documents: Sequence[Sequence[PlacedMedium]]) -> None:
         """Count the media of documents, and the bytes a store would hold of them."""
@@ -238,6 +254,11 @@ class SourceGroup:
             characters=_compute_length_facts(self.characters),
             tokens=_compute_length_facts(self.lengths),
             media={kind: MediaCount(*map(self.scale_count, count)) for kind, count in self.media.items()},
+            sides={
+                name: SideCount(self.scale_count(documents), self.scale_count(tokens))
+                for name, documents, tokens in zip(SIDE_NAMES, self.side_documents, self.side_tokens, strict=True)
+                if documents
+            },
             preview=preview,
         )
 
@@ -311,7 +332,7 @@ class Examination:
     def load_context(self, *, tokenizer_optional: bool) -> None:
         """Load what encodes documents, and record why that is impossible."""
         try:
-            check_no_mixed_preferences(self._usable_sources, self._record_parsers)
+            check_one_objective(self._usable_sources, self._record_parsers)
         except InputError as error:
             self.faults.append(str(error))
         began = time.perf_counter()
@@ -419,7 +440,8 @@ class Examination:
             record_batch, parsed_records.record_parser.record_kind, normalized=self._recipe.reading.normalize
         )
         used_records = len(record_batch.bad) + len(record_batch.values) + record_batch.unsampled
-        group.empty += record_batch.records_read - used_records
+        group.empty += record_batch.records_read - used_records - len(record_batch.untrained)
+        group.dropped.update([UNTRAINED_RULE] * len(record_batch.untrained))
 
     def _count_documents(self, group: SourceGroup, parsed_records: ParsedRecords) -> NDArray[np.uint64]:
         """Encode and count the documents of a batch; return their keys, uint64 [N, 2]."""
@@ -431,7 +453,7 @@ class Examination:
         elif record_kind != "tokens":
             group.characters.update([sum(map(len, iter_texts(document))) for document in documents])
         keys = compute_document_keys(documents)
-        encoded_batch = self._encode(parsed_records.record_parser, documents)
+        encoded_batch = self._encode(parsed_records.record_parser, documents, parsed_records.batch.weights)
         if encoded_batch is None:
             group.documents += len(keys)
             return keys
@@ -451,17 +473,18 @@ class Examination:
         group.documents += len(encoded_batch.lengths)
         group.lengths.update(encoded_batch.lengths.tolist())
         group.count_media(encoded_batch.media)
+        group.count_sides(encoded_batch)
         group.tokens += encoded_batch.ids.size
         group.masked |= trained is not None
         group.trained += encoded_batch.ids.size if trained is None else int(np.count_nonzero(trained))
         return _make_duplicate_keys(keys, encoded_batch.numbers)
 
-    def _encode(self, record_parser: RecordParser, documents: list[Any]) -> EncodedBatch | None:
+    def _encode(self, record_parser: RecordParser, documents: list[Any], weights: list[float]) -> EncodedBatch | None:
         """Encode documents; None without a tokenizer or a usable template."""
         if self._context is None:
             return None
         try:
-            return encode_documents(self._context, record_parser, documents)
+            return encode_documents(self._context, record_parser, documents, weights)
         except TemplateError as error:
             self.faults.append(str(error))
             self._context = None
@@ -646,12 +669,9 @@ def _truncate_records(record_batch: Records, first: int, max_characters: int) ->
         size += estimate_characters(document)
         if size > max_characters and number + 1 < len(record_batch.values):
             end = record_batch.records[number + 1]
-            record_batch.values, record_batch.records = (
-                record_batch.values[: number + 1],
-                record_batch.records[: number + 1],
-            )
-            record_batch.offsets = record_batch.offsets[: number + 1]
+            record_batch.select(range(number + 1))
             record_batch.bad = [bad for bad in record_batch.bad if bad.record < end]
+            record_batch.untrained = [record for record in record_batch.untrained if record < end]
             record_batch.records_read = end - first
             return
 

@@ -1,7 +1,7 @@
 """Facts that ``doctor`` reports."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from batchloom.analysis.doctor.sampling import DocumentPreview
 from batchloom.analysis.inspection import Inspection
@@ -51,6 +51,13 @@ class BadFacts:
     sentence: str
 
 
+class SideCount(NamedTuple):
+    """Documents of one side, and their trained tokens."""
+
+    documents: int
+    trained_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFacts:
     """One source, or several that are read alike.
@@ -79,6 +86,8 @@ class SourceFacts:
         tokens: document lengths in tokens; None without a tokenizer.
         media: by kind (image, audio, video) the number of items, of documents with some and of placeholder tokens;
             empty if none are read.
+        sides: of an objective, by side (``chosen``, ``good`` ...) the number of documents and of their trained
+            tokens; otherwise empty, as without a tokenizer.
         preview: the first documents as the model receives them.
     """
 
@@ -104,6 +113,7 @@ class SourceFacts:
     characters: LengthFacts | None
     tokens: LengthFacts | None
     media: dict[MediumKind, MediaCount]
+    sides: dict[str, SideCount]
     preview: tuple[DocumentPreview, ...]
 
 
@@ -233,7 +243,7 @@ class Diagnosis:
         duplicates: repeated documents; None if there is nothing to read.
         bad: the first ten bad records.
         bad_seen: number of bad records that were read.
-        packing: how full sequences are; None without a tokenizer or documents.
+        packing: how full sequences are; None without a tokenizer or documents, and for documents that no loader takes.
         seconds: estimated time of ``prepare`` on this machine; None without a tokenizer.
         store_bytes: estimated size of the store; None without a tokenizer.
         ways: resources of a run on prepared data and on streamed data; empty if the resulting documents

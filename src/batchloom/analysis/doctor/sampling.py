@@ -277,7 +277,8 @@ def _iter_previews(sources: Sequence[Source], task: EncodeContext) -> Iterator[D
         normalize_records(batch, record_parser.record_kind, normalized=task.normalize)
         for first in range(0, len(batch.values), _BATCH_RECORDS):
             records = batch.records[first : first + _BATCH_RECORDS]
-            encoded_batch = encode_documents(task, record_parser, batch.values[first : first + _BATCH_RECORDS])
+            chunk = slice(first, first + _BATCH_RECORDS)
+            encoded_batch = encode_documents(task, record_parser, batch.values[chunk], batch.weights[chunk])
             numbers = range(len(records)) if encoded_batch.numbers is None else encoded_batch.numbers.tolist()
             trained, start = encoded_batch.mask, 0
             for number, length in zip(numbers, encoded_batch.lengths.tolist(), strict=True):

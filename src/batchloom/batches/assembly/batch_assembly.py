@@ -27,6 +27,7 @@ _INT64 = np.dtype(np.int64)
 TOKEN_AXES = 2
 # Prefixes that processors use for feature names.
 _MEDIA_PREFIXES = ("pixel_", "image_", "input_features", "feature_", "audio_")
+# Arrays of a batch with an entry per token.
 TOKEN_KEYS = ("input_ids", "labels", "loss_weights", "position_ids", "seq_idx", "token_type_ids")
 
 # Takes the highest id of a batch, or 2**63 - 1 if one is negative, and raises if it is not valid.

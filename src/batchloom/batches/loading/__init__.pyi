@@ -1,7 +1,7 @@
 from .combined_store import get_token_reader as get_token_reader, is_replicated as is_replicated
 from .loader import LoaderTemplate as LoaderTemplate, lose_track as lose_track, make_run_share as make_run_share
 from .loader_data import (
-    check_no_preferences as check_no_preferences,
+    check_next_token_objective as check_next_token_objective,
     choose_default_overlong as choose_default_overlong,
     get_first_store as get_first_store,
 )

@@ -134,8 +134,8 @@ class Loader:
         SettingsError: settings that are unknown or contradict each other.
         PlanError: a world size or micro-batch that does not divide the batch, a mesh that does not
             fit (names what would), a batch of 2**31 tokens or more, or a store without documents.
-        InputError: a GPU that torch does not see; or a store of preferences, whose rejected answers must
-            not be trained on.
+        InputError: a GPU that torch does not see; or a store of another objective, such as pairs, whose
+            rejected answers must not be trained on.
         MissingDependencyError: torch is requested and not installed.
     """
 

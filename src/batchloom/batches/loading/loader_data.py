@@ -20,7 +20,7 @@ from batchloom.plan import LanePlan, Mixture, Plan, SourceSpec, choose_lane_pool
 from batchloom.plan.order import SOURCE, SourceOrder
 from batchloom.plan.packing import CUTTING_STRATEGIES, OverlongMode, Rows
 from batchloom.store import Store, StoreMedia, read_range_bounds
-from batchloom.store.format import PREFERENCE_READERS, StoredMedium, find_generation
+from batchloom.store.format import OBJECTIVES, StoredMedium, find_generation
 from batchloom.store.read import has_media
 
 LoaderData = Store | Mixture | Plan | LanePlan | RawStream
@@ -46,7 +46,7 @@ def make_plan_store(plan: Plan) -> Store | CombinedStore:
     """Return the plan's store, or a ``CombinedStore`` of several or with bans."""
     stores, bans = require_open_stores(plan.stores), bool(plan.orders.run_layout.bans)
     for store in stores.values():
-        check_no_preferences(store)
+        check_next_token_objective(store)
     is_single = not isinstance(plan.orders.data, Mixture) and not bans
     return next(iter(stores.values())) if is_single else CombinedStore(stores, bans=bans)
 
@@ -72,24 +72,10 @@ def check_generation(store: Store, state: dict[str, Any], name: str = SOURCE) ->
     )
 
 
-def check_no_preferences(store: Store) -> None:
+def check_next_token_objective(store: Store) -> None:
     """Reject a store for another objective than the next token."""
-    kind = store.contents.preferences
-    if not kind:
-        return
-    reader = PREFERENCE_READERS[kind]
-    remedies = {
-        "pairs": "To train only the chosen answers, prepare the data again with --map prompt=prompt,completion=chosen "
-        "(where chosen holds whole conversations --map messages=chosen, whole texts --map text=chosen)",
-        "labels": "To train only the good answers, keep only their records and prepare those with --map label=",
-        "prompts": "To train on answers, prepare the data again without --prompts",
-        "steps": "To train on the texts of the steps, write each record as a prompt and its completion",
-    }
-    consequence = "also train the rejected answers" if kind in ("pairs", "labels") else "train them as texts"
-    raise InputError(
-        f"{store.location.name} holds {reader.contents}: a loader would {consequence}. "
-        f"{reader.trainers.capitalize()} read them with {reader.name}. {remedies[kind]}."
-    )
+    if store.contents.objective:
+        raise InputError(OBJECTIVES[store.contents.objective].describe_refusal(store.location.name))
 
 
 def make_loader_plan(data: LoaderData, request: PlanArguments) -> Plan:

@@ -19,7 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.batches.assembly.array_filling import Ids, TokenReader
-from batchloom.batches.assembly.batch_assembly import Batch, BatchLayout, MediaOffsets, MediaOffsetsByName
+from batchloom.batches.assembly.batch_assembly import (
+    TOKEN_KEYS,
+    Batch,
+    BatchLayout,
+    MediaOffsets,
+    MediaOffsetsByName,
+)
 from batchloom.batches.assembly.batch_spec import MediaOptions
 from batchloom.batches.assembly.device import to_torch
 from batchloom.batches.producer_thread import PendingItem
@@ -608,8 +614,6 @@ class _MemoryBudget:
 
 CollateRow = dict[str, Any]
 
-_TOKEN_KEYS = ("input_ids", "labels", "loss_weights", "position_ids", "token_type_ids")
-
 
 def stacks_features_by_row(store: Store) -> bool:
     """Return whether a store's model takes features as ``[rows, images, ...]``."""
@@ -627,8 +631,7 @@ def take_single_row(batch: Batch, *, by_row: bool) -> CollateRow:
         row holds no medium.
     """
     return {
-        name: value[..., 0, :] if name in _TOKEN_KEYS else value[0] if by_row else value
-        for name, value in batch.items()
+        name: value[..., 0, :] if name in TOKEN_KEYS else value[0] if by_row else value for name, value in batch.items()
     }
 
 
@@ -645,7 +648,7 @@ def collate_rows(rows: Sequence[Mapping[str, Any]], *, by_row: bool) -> dict[str
         # The axis of rows precedes the axis of tokens.
         name: np.stack([row[name] for row in arrays], axis=value.ndim - 1)
         for name, value in arrays[0].items()
-        if name in _TOKEN_KEYS
+        if name in TOKEN_KEYS
     }
     holding = [number for number, row in enumerate(arrays) if len(row) > len(batch)]
     features = [{name: value for name, value in arrays[number].items() if name not in batch} for number in holding]

@@ -48,8 +48,7 @@ class StoreSource:
 
     def describe_document(self, document: int) -> str:
         origin = self.store.provenance.of(document)
-        line = f", line {origin.line}" if origin.line is not None else f", row {origin.record + 1}"
-        return f"Document {document} of {self.store.location.name} ({origin.source}{line})"
+        return f"Document {document} of {self.store.location.name} ({origin.source}, {origin.position})"
 
 
 @final

@@ -31,6 +31,7 @@ from batchloom.chat.schema.schemas import (
     LAST_PROMPT_COLUMN,
     PROMPT_COLUMNS,
     PROMPT_RULES,
+    PROMPTS_REMEDY,
     RESPONSE_COLUMNS,
     TURN_COLUMNS,
     FormRule,
@@ -44,7 +45,7 @@ from batchloom.chat.schema.schemas import (
     match_mapping_columns,
     parse_label,
 )
-from batchloom.chat.schema.turns import has_readable_names, is_turns
+from batchloom.chat.schema.turns import ASKING_ROLES, get_role, get_sender, has_readable_names, is_turns
 from batchloom.core.errors import SchemaError
 from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.core.settings import raise_problems, suggest
@@ -54,7 +55,12 @@ RoleColumns = dict[str, tuple[str, ...]]
 # Columns in order, each with the trait of its value that detection uses.
 RecordShape = tuple[tuple[str, str | None], ...]
 # Names that only one library uses, which the list of known columns in errors leaves out.
-_RARE_COLUMNS = frozenset((*CHOSEN_COLUMNS[1:], "completions", "labels", "conversation", "query", "segments"))
+_RARE_COLUMNS = frozenset(
+    (
+        *(*CHOSEN_COLUMNS[1:], "completions", "labels", "conversation", "query", "segments"),
+        *("input.messages", "preferred_output", "non_preferred_output"),
+    )
+)
 _KNOWN_COLUMNS = tuple(
     dict.fromkeys(
         name for rule in FORM_RULES for names in rule.required.values() for name in names if name not in _RARE_COLUMNS
@@ -93,8 +99,6 @@ _METADATA_WORDS = {
     *("id", "uid", "uuid", "idx", "index", "hash", "url", "uri", "lang", "language", "split"),
     *("date", "time", "timestamp", "score", "license", "num", "count", "length"),
 }
-# Roles and senders of a turn that the model answers.
-_ASKING_ROLES = frozenset(("user", "human", "tool", "observation"))
 # Roles without which a record would mean something else.
 _ALL_OR_NONE_ROLES = ("prompt", "label", "labels", "loss_mask", "loss_weights", "attention_mask")
 _RULES_BY_FORM: dict[SchemaForm, FormRule] = {rule.form: rule for rule in FORM_RULES}
@@ -156,7 +160,12 @@ def detect_schema(
         carried=tuple((carry or {}).items()),
         names=make_message_names(mapping),
     )
-    check_first_records(records, schema)
+    try:
+        check_first_records(records, schema)
+    except SchemaError as error:
+        if error.suggestion and not _fits_mapping(records, {"chosen": "chosen", "rejected": "rejected"}):
+            error.suggestion = None
+        raise
     _check_message_names(records, schema, mapping)
     return schema
 
@@ -341,7 +350,12 @@ def _is_ranking(row: Row, chosen: str, rejected: str) -> bool:
     if all(isinstance(answer, dict) for answer in answers):
         return True
     turns = next((messages for name in TURN_COLUMNS if (messages := list_messages(row.get(name)))), [])
-    return bool(turns) and all(map(is_non_empty, answers)) and _get_turn_role(turns[-1]) in _ASKING_ROLES
+    return all(map(is_non_empty, answers)) and _asks(turns)
+
+
+def _asks(turns: Sequence[Any]) -> bool:
+    """Return whether the model answers the last of these turns."""
+    return bool(turns) and get_role(turns[-1]) in ASKING_ROLES
 
 
 def _has_any_media(schema: Schema, records: Sequence[Row]) -> bool:
@@ -524,6 +538,10 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
     parts.append(_describe_known_columns(columns))
     # A mapping given by the user is not overridden.
     guess = {} if mapping else _guess_mapping(columns)
+    prompt = _choose_column("prompt", "prompt", PROMPT_RULES[0].required["prompt"], rows, mapping)
+    if prompt and guess.get("messages") == prompt and _asks(list_messages(columns[prompt])):
+        guess = {}
+    prompts_remedy = [PROMPTS_REMEDY] if prompt and "chosen" not in guess else []
     left_out = _find_unused_columns(guess, columns, rows)
     if left_out:
         guess = {}
@@ -539,9 +557,9 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
     if guess and has_all_columns and is_writable and _fits_mapping(rows, guess):
         suggestion = ",".join(f"{role}={column}" for role, column in guess.items())
         parts.append(f"if that is correct, name the columns: --map {shlex.quote(suggestion)}")
-        return SchemaError("; ".join(parts), list(columns), suggestion)
+        return SchemaError("; ".join([*parts, *prompts_remedy]), list(columns), suggestion)
     parts.append("name the columns with --map prompt=...,response=..., --map chosen=...,rejected=... or --map text=...")
-    return SchemaError("; ".join(parts), list(columns))
+    return SchemaError("; ".join([*parts, *prompts_remedy]), list(columns))
 
 
 def _fits_mapping(rows: Sequence[Row], mapping: Mapping[str, str]) -> bool:
@@ -659,7 +677,7 @@ def _guess_pair_mapping(columns: Mapping[str, Any], good: str, bad: str) -> dict
         pair = {"chosen": name, "rejected": rejected_column}
         answer = columns[name]
         turns = [answer] if isinstance(answer, dict) else answer
-        is_conversation = isinstance(turns, list) and any(_get_turn_role(turn) in ("user", "human") for turn in turns)
+        is_conversation = isinstance(turns, list) and any(get_role(turn) == "user" for turn in turns)
         speech = [
             column
             for column, value in columns.items()
@@ -701,7 +719,7 @@ def _find_unused_columns(guess: Mapping[str, str], columns: Mapping[str, Any], r
     left_out = []
     for name, value in columns.items():
         # An object that is not a message holds columns.
-        is_plain = isinstance(value, dict) and not _get_turn_role(value)
+        is_plain = isinstance(value, dict) and not get_sender(value)
         inner = {f"{name}.{key}": item for key, item in value.items()} if is_plain else {}
         for path, item in (inner or {name: value}).items():
             if path in guess.values() or path in optional_columns or not is_non_empty(item):
@@ -716,10 +734,6 @@ def _find_unused_columns(guess: Mapping[str, str], columns: Mapping[str, Any], r
     return left_out
 
 
-def _get_turn_role(turn: Any) -> Any:
-    return (turn.get("role") or turn.get("from")) if isinstance(turn, dict) else None
-
-
 def _is_messages(value: Any) -> bool:
     """Return whether a value is a list of messages, or JSON text of one."""
     if isinstance(value, str) and value.lstrip().startswith("["):
@@ -729,14 +743,14 @@ def _is_messages(value: Any) -> bool:
             return False
     if not isinstance(value, list) or not value or not is_turns(value):
         return False
-    return bool(_get_turn_role(value[0])) or bool(guess_message_names(value)[0])
+    return bool(get_sender(value[0])) or bool(guess_message_names(value)[0])
 
 
 def _is_speech(*values: Any) -> bool:
     """Return whether all values are texts, messages or lists of messages."""
     # Only a column of messages may hold them as JSON text.
     return all(
-        not _is_messages(value) if isinstance(value, str) else _get_turn_role(value) or _is_messages(value)
+        not _is_messages(value) if isinstance(value, str) else get_sender(value) or _is_messages(value)
         for value in values
     )
 

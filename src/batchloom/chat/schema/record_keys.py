@@ -25,7 +25,7 @@ from batchloom.chat.schema.schemas import (
     is_non_empty,
     top_level_columns,
 )
-from batchloom.chat.schema.train_flags import PART_FLAGS, TRAIN_FLAGS
+from batchloom.chat.schema.train_flags import PART_FLAGS, SEGMENT_FLAGS, TRAIN_FLAGS
 from batchloom.chat.templates.template_arguments import read_template_arguments
 from batchloom.core.errors import SchemaError, UnusableRecordError
 
@@ -202,7 +202,7 @@ COLUMN_TABLES: dict[SchemaKind, KeyTable] = {
         _METADATA,
         {name: _ANY_CONVERSATION[name] for name in ("functions", "objects", "tools", "history")},
     ),
-    "steps": KeyTable(_used_columns("steps"), _METADATA, {}),
+    "steps": KeyTable(_used_columns("steps"), _METADATA, {"weight": _SAMPLE_WEIGHT}),
     "tokens": KeyTable(
         _used_columns("tokens"),
         _METADATA,
@@ -234,6 +234,7 @@ MESSAGE_KEYS = KeyTable(
         "function_call": UnsupportedKey("OpenAI (before tools)", "calls a function", "write tool_calls"),
     },
 )
+SEGMENT_KEYS = KeyTable(frozenset(("text", *SEGMENT_FLAGS)), _METADATA, {})
 PART_KEYS: dict[str, UnsupportedKey] = {
     **{
         name: UnsupportedKey(
@@ -310,18 +311,15 @@ def check_first_records(records: Sequence[Row], schema: Schema) -> None:
         )
         for entry, names in names_of.items()
     ]
-    sides = _PAIR_KEY in names_of and any(
-        all(has_effect(row.get(name), _PAIR_KEY) for name in ("chosen", "rejected")) for row in records
-    )
     raise SchemaError(
         "; ".join(problems),
         list(dict.fromkeys(name for row in records for name in row)),
-        "chosen=chosen,rejected=rejected" if sides else None,
+        "chosen=chosen,rejected=rejected" if names_of.get(_PAIR_KEY) == ["chosen", "rejected"] else None,
     )
 
 
-def unused_columns(records: Iterable[Row], schema: Schema) -> tuple[str, ...]:
-    """Return the non-empty columns that are neither read nor known as metadata."""
+def unused_columns(records: Sequence[Row], schema: Schema) -> tuple[str, ...]:
+    """Return the filled columns and segment keys that are neither read nor metadata."""
     table = COLUMN_TABLES[schema.kind]
     recognized_columns = _list_read_columns(schema) | table.metadata
     unused = dict.fromkeys(
@@ -332,28 +330,36 @@ def unused_columns(records: Iterable[Row], schema: Schema) -> tuple[str, ...]:
         and name not in schema.ignored
         and (has_effect(value, table.unsupported[name]) if name in table.unsupported else is_non_empty(value))
     )
-    return tuple(unused)
+    segments = [
+        f"{column}[].{key}"
+        for column in schema.columns.get("segments", ())
+        for key in _find_unused_keys(records, column, SEGMENT_KEYS, schema)
+    ]
+    return (*unused, *segments)
 
 
-def unused_message_keys(records: Iterable[Row], schema: Schema) -> tuple[str, ...]:
+def unused_message_keys(records: Sequence[Row], schema: Schema) -> tuple[str, ...]:
     """Return the keys of messages that are neither read nor known as metadata.
 
     Chat templates receive all keys, so callers that know the template remove those that it reads.
     """
-    recognized_keys = MESSAGE_KEYS.used | MESSAGE_KEYS.metadata | MESSAGE_KEYS.unsupported.keys()
-    if schema.names is not None:
-        recognized_keys |= set(schema.names.keys.values())
-    ignored = _message_keys(schema.ignored)
-    columns = [name for role in TURN_ROLES for name in schema.columns.get(role, ())]
-    unused = dict.fromkeys(
+    names = [] if schema.names is None else schema.names.keys.values()
+    unused: dict[str, None] = {}
+    for column in (name for role in TURN_ROLES for name in schema.columns.get(role, ())):
+        unused |= _find_unused_keys(records, column, MESSAGE_KEYS, schema)
+    return tuple(key for key in unused if key not in names)
+
+
+def _find_unused_keys(records: Sequence[Row], column: str, table: KeyTable, schema: Schema) -> dict[str, None]:
+    """Return the filled keys of messages or segments that the table does not list."""
+    recognized_keys = table.used | table.metadata | table.unsupported.keys() | _message_keys(schema.ignored)
+    return dict.fromkeys(
         key
         for row in records
-        for column in columns
-        for message in list_messages(get_column_value(row, column))
-        for key, value in message.items()
-        if key not in recognized_keys and key not in ignored and is_non_empty(value)
+        for item in list_messages(get_column_value(row, column))
+        for key, value in item.items()
+        if key not in recognized_keys and is_non_empty(value)
     )
-    return tuple(unused)
 
 
 def list_template_arguments(records: Iterable[Row], schema: Schema) -> dict[str, str]:
@@ -367,8 +373,6 @@ def list_template_arguments(records: Iterable[Row], schema: Schema) -> dict[str,
     return column_by_argument
 
 
-# Prefix of message keys in notes.
-MESSAGES_PREFIX = "messages[]."
 TURN_ROLES = ("messages", "prompt", "completion", "response", "chosen", "rejected")
 
 
@@ -390,7 +394,8 @@ def list_messages(value: object) -> list[dict[str, Any]]:
 def drop_keys(row: Row, ignored: frozenset[str], columns: Iterable[str] = ()) -> dict[str, Any]:
     """Return a copy of a record without the ignored columns and message keys.
 
-    ``messages[].key`` in ``ignored`` matches keys of messages and their parts only; ``columns`` may hold messages.
+    ``messages[].key`` in ``ignored`` matches keys of messages and their parts only, and ``segments[].key`` likewise;
+    ``columns`` may hold messages or segments.
     """
     filtered_row = {name: value for name, value in row.items() if name not in ignored}
     ignored = _message_keys(ignored)
@@ -430,8 +435,8 @@ def rename_messages(row: Row, names: MessageNames, columns: Iterable[str]) -> di
 
 
 def _message_keys(ignored: frozenset[str]) -> frozenset[str]:
-    """Return the ignored names as message keys, without the prefix ``messages[].``."""
-    return frozenset(name.removeprefix(MESSAGES_PREFIX) for name in ignored)
+    """Return the ignored names as keys, without a prefix such as ``messages[].``."""
+    return frozenset(name.rpartition("[].")[2] for name in ignored)
 
 
 def _list_parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -370,7 +370,7 @@ def replace_media_with_frames(
     if isinstance(document, InterleavedText):
         between = zip(frames_by_medium, document.texts[1:], strict=True)
         texts = [text for frames, after in between for text in (*[""] * (len(frames) - 1), after)]
-        return InterleavedText([document.texts[0], *texts], media)
+        return replace(document, texts=[document.texts[0], *texts], media=media)
     frame_groups, messages = iter(frames_by_medium), []
     for message in document.messages:
         parts: list[Any] = []

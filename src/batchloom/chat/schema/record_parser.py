@@ -1,6 +1,7 @@
 """Parsers of records: texts, conversations, preferences, prompts and token ids."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ from batchloom.chat.schema.record_media import (
     reorder_media,
 )
 from batchloom.chat.schema.schemas import (
+    PROMPTS_REMEDY,
     TURN_COLUMNS,
     Row,
     Schema,
@@ -38,7 +40,8 @@ from batchloom.chat.schema.schemas import (
     parse_label,
     top_level_columns,
 )
-from batchloom.chat.schema.turns import Turns, is_empty_text, read_tools, read_turns
+from batchloom.chat.schema.train_flags import read_segment_weight
+from batchloom.chat.schema.turns import ASKING_ROLES, Turns, is_empty_text, read_tools, read_turns
 from batchloom.chat.templates.template_arguments import read_template_arguments
 from batchloom.core.document import (
     CarryingPrompt,
@@ -48,13 +51,14 @@ from batchloom.core.document import (
     PreferencePair,
     SegmentedText,
     SteppedAnswer,
+    WeightedText,
 )
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.loss_weights import (
     MAX_LOSS_WEIGHT,
     TokenFlags,
-    encode_loss_weights,
-    has_loss_weights,
+    decode_loss_weights,
+    make_token_flags,
     parse_loss_weight,
 )
 from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
@@ -63,8 +67,6 @@ from batchloom.core.wording import BYTES_REMEDY, describe_json_type, format_coun
 _MESSAGES_PATTERN = re.compile(r"\s*\[\s*\{")
 _MEDIA_COLUMNS = frozenset({"images", "image", "videos", "video", "audios", "audio"})
 _LEADING_ROLES = ("system", "developer")
-# Roles of the turn before an answer.
-_ASKING_ROLES = ("user", "tool")
 # The name under which a prompt carries its messages.
 _PROMPT_FIELD = "prompt"
 # Separates consecutive texts of a list, which are paragraphs of a page.
@@ -93,6 +95,7 @@ class TokenRow:
 
 ParsedRecord = (
     str
+    | WeightedText
     | InterleavedText
     | SegmentedText
     | Conversation
@@ -106,7 +109,9 @@ RecordReader = Callable[[Row], ParsedRecord]
 ConversationReader = Callable[[Row], Conversation]
 
 
-def make_record_reader(schema: Schema, *, media: bool = False) -> RecordReader:
+def make_record_reader(
+    schema: Schema, *, media: bool = False, has_text_numbers: bool = False, default_system: str | None = None
+) -> RecordReader:
     """Return the record parser of a schema.
 
     The parser keeps all turns, and every value unchanged: numbers are never converted to text. It
@@ -117,8 +122,10 @@ def make_record_reader(schema: Schema, *, media: bool = False) -> RecordReader:
     Args:
         schema: schema of the records.
         media: whether conversations may hold images, audio and video.
+        has_text_numbers: whether the source writes numbers as text, as CSV does.
+        default_system: system prompt of conversations that have none; None adds none.
     """
-    return SchemaReader(schema, media=media).read
+    return SchemaReader(schema, media=media, has_text_numbers=has_text_numbers, default_system=default_system).read
 
 
 @final
@@ -138,18 +145,21 @@ class RoleColumn:
 class SchemaReader:
     """Reader of the records of one schema."""
 
-    def __init__(self, schema: Schema, *, media: bool) -> None:
-        self._schema, self._media = schema, media
+    def __init__(
+        self, schema: Schema, *, media: bool, has_text_numbers: bool = False, default_system: str | None = None
+    ) -> None:
+        self._schema, self._media, self._has_text_numbers = schema, media, has_text_numbers
+        self._default_system = default_system
         self._text, self._messages, self._prompt = self._find_columns("text", "messages", "prompt")
         self._response, self._completion, self._label = self._find_columns("response", "completion", "label")
         self._chosen, self._rejected = self._find_columns("chosen", "rejected")
         self._context, self._history = self._find_columns("context", "history")
         self._system, self._tools, self._weight = self._find_columns("system", "tools", "weight")
         self._template_args, self._rejected_images = self._find_columns("template_args", "rejected_images")
-        self._completions, self._labels = self._find_columns("completions", "labels")
+        self._completions, self._labels, self._segments = self._find_columns("completions", "labels", "segments")
         # Without any of these columns, a record needs fewer steps.
         self._prompt_columns = top_level_columns((*self._context.names, *self._history.names))
-        outer_columns = (self._system, self._tools, self._weight, self._template_args, self._rejected_images)
+        outer_columns = (self._system, self._tools, self._template_args, self._rejected_images)
         self._outer_columns = _MEDIA_COLUMNS | top_level_columns(n for column in outer_columns for n in column.names)
         self._late = {name: role for role, names in schema.late.items() for name in names}
         self._unsupported = unsupported_columns(schema)
@@ -178,13 +188,22 @@ class SchemaReader:
     def read(self, row: Row) -> ParsedRecord:
         """Parse a record; see :func:`make_record_reader`."""
         if self._schema.ignored:
-            row = drop_keys(row, self._schema.ignored, self._turn_columns)
+            row = drop_keys(row, self._schema.ignored, (*self._turn_columns, *self._segments.names))
         if self._schema.names is not None:
             row = rename_messages(row, self._schema.names, self._turn_columns)
         if not self._refused_columns.isdisjoint(row):
             check_keys(row, self._unsupported)
             _check_no_late_columns(row, self._late)
-        return self._read_form(row)
+        record = self._read_form(row)
+        weight = self._weight.get(row)
+        return _weigh_record(record, self._parse_weight(row, weight)) if is_non_empty(weight) else record
+
+    def _parse_weight(self, row: Row, value: Any) -> float:
+        if self._has_text_numbers and isinstance(value, str):
+            with suppress(ValueError):
+                value = float(value)
+        name = self._weight.name(row, value)
+        return parse_loss_weight(value, f"column {name!r}", "; leave any other column out with --map weight=")
 
     def _read_text(self, row: Row) -> str:
         value = self._text.get(row)
@@ -255,28 +274,28 @@ class SchemaReader:
         """Return system, ``before`` and ``after``; a completion begins at ``after``."""
         messages, trained = concat_turns(before, after) if after[0] else before
         start = len(before[0])
-        tools, arguments, weight = None, None, 1.0
-        if not self._outer_columns.isdisjoint(row):
-            _check_no_media(row, self._schema)
+        tools, arguments = None, None
+        has_outer_columns = not self._outer_columns.isdisjoint(row)
+        if has_outer_columns or self._default_system:
             extended_messages = self._prepend_system(row, messages)
             if extended_messages is not messages:
                 messages, start = extended_messages, start + 1
                 trained = [None, *trained] if trained else trained
+        if has_outer_columns:
+            _check_no_media(row, self._schema)
             if (value := self._tools.get(row)) is not None:
                 tools = read_tools(value, self._tools.name(row, value))
             if (value := self._template_args.get(row)) is not None:
                 arguments = read_template_arguments(value, self._template_args.name(row, value))
-            if is_non_empty(value := self._weight.get(row)):
-                weight = _parse_record_weight(value, f"column {self._weight.name(row, value)!r}")
-        return Conversation(
-            messages, tools, trained, start if completion else None, template_args=arguments, weight=weight
-        )
+        return Conversation(messages, tools, trained, start if completion else None, template_args=arguments)
 
     def _prepend_system(self, row: Row, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the messages after the system column's; the same list if it adds nothing."""
+        """Return the messages after a system turn; the same list if none is added."""
         system = self._system.get(row)
         if not is_non_empty(system):
-            return messages
+            if self._default_system is None or messages[0]["role"] in _LEADING_ROLES:
+                return messages
+            return [{"role": "system", "content": self._default_system}, *messages]
         if not isinstance(system, str):
             raise not_text_error(row, self._system, system)
         if messages[0]["role"] not in _LEADING_ROLES:
@@ -385,7 +404,7 @@ class SchemaReader:
                 raise missing_column_error(row, "messages", column.names[0])
             turns = _cut_answer(read_turns(value, column.names[0]))
         role = turns[0][-1]["role"] if turns[0] else "none"
-        if role not in _ASKING_ROLES:
+        if role not in ASKING_ROLES:
             raise UnusableRecordError(
                 f"the prompt in column {column.names[0]!r} ends with a turn of the role {role}: a prompt ends with a "
                 "turn of the user, or with the result of a tool"
@@ -395,6 +414,7 @@ class SchemaReader:
         return CarryingPrompt(conversation, _encode_fields({_PROMPT_FIELD: conversation.messages, **fields}))
 
     def _read_steps(self, row: Row) -> SteppedAnswer:
+        _check_no_media(row, self._schema)
         prompt = self._prompt.get(row)
         if not isinstance(prompt, str):
             raise not_text_error(row, self._prompt, prompt)
@@ -568,8 +588,9 @@ def require_text(row: Row, column: RoleColumn, value: str) -> str:
     """Return the text; raise if it is empty."""
     if is_empty_text(value):
         consequence = "the prompt would be empty" if column.role == "prompt" else "there would be nothing to train"
+        remedy = f"; {PROMPTS_REMEDY}" if column.role in ("response", "completion") else ""
         raise UnusableRecordError(
-            f"column {column.name(row, value)!r} is empty: {consequence}; fill it in or remove the record"
+            f"column {column.name(row, value)!r} is empty: {consequence}; fill it in or remove the record{remedy}"
         )
     return value
 
@@ -590,7 +611,7 @@ def require_answer(turns: Turns, name: str) -> None:
     for message in reversed(turns[0]):
         if message["role"] == "assistant":
             return
-    raise UnusableRecordError(f"column {name!r} has no assistant turn: there would be nothing to train")
+    raise UnusableRecordError(f"column {name!r} has no answer to train on; {PROMPTS_REMEDY}")
 
 
 def concat_turns(before: Turns, after: Turns) -> Turns:
@@ -600,15 +621,19 @@ def concat_turns(before: Turns, after: Turns) -> Turns:
     return first + second, [*(first_flags or [None] * len(first)), *(second_flags or [None] * len(second))]
 
 
+_NO_PROCESSOR = "images and audio need --processor; without that column only the text is trained"
+_MEDIA_REFUSALS: dict[str, str] = {
+    "prompt": "prompts are rendered without images and audio; carry them for the trainer with --carry {0}, or leave "
+    "them out with --ignore {0}",
+    "steps": "labelled steps take no images and audio; leave them out with --ignore {0}",
+}
+
+
 def _check_no_media(row: Row, schema: Schema) -> None:
-    names = {*_MEDIA_COLUMNS, *schema.columns.get("rejected_images", ())}
+    names = {*_MEDIA_COLUMNS, *schema.columns.get("rejected_images", ())}.difference(dict(schema.carried).values())
     for name in sorted(names & row.keys()):
         if is_non_empty(row[name]):
-            reason = (
-                "images and audio in prompts are not supported: leave the column out"
-                if schema.kind == "prompt"
-                else "images and audio need --processor; without that column only the text is trained"
-            )
+            reason = _MEDIA_REFUSALS.get(schema.kind, _NO_PROCESSOR).format(name)
             raise UnusableRecordError(f"column {name!r} is not empty: {reason}")
 
 
@@ -731,29 +756,37 @@ def _read_media_lists(
     return media_lists
 
 
-def _parse_record_weight(value: Any, name: str) -> float:
-    """Parse the weight of a record, which may be text as in CSV."""
-    if isinstance(value, str):
-        with suppress(ValueError):
-            value = float(value)
-    return parse_loss_weight(value, name, "; leave any other column out with --map weight=")
+def _weigh_record(record: ParsedRecord, weight: float) -> ParsedRecord:
+    """Return a record with a weight of its loss."""
+    if weight == 1:
+        return record
+    if isinstance(record, str):
+        return WeightedText(record, weight)
+    if isinstance(record, TokenRow):
+        flags = np.ones(record.ids.size, np.bool_) if record.trained is None else record.trained
+        trained, rounded = make_token_flags(decode_loss_weights(flags) * np.float64(weight))
+        return TokenRow(record.ids, trained, record.rounded or rounded)
+    if isinstance(record, Conversation | InterleavedText | SegmentedText):
+        return replace(record, weight=weight)
+    raise AssertionError(f"{type(record).__name__} has no weight")
 
 
 def read_segments(row: Row, name: str) -> SegmentedText:
-    """Read axolotl's segments: texts that are each trained or not."""
+    """Read axolotl's segments: texts that are each trained or not, or weighted."""
     value = get_column_value(row, name)
     if value is None:
         raise missing_column_error(row, "segments", name)
     if not isinstance(value, list) or not value:
         raise UnusableRecordError(f"column {name!r} holds {describe_json_type(value)}, not a list of segments")
+    weights: list[float] = []
     for number, segment in enumerate(value):
         if not isinstance(segment, dict) or not isinstance(segment.get("text"), str):
             raise UnusableRecordError(f'{name}[{number}] is no segment: write {{"text": "...", "label": true}}')
-        if not isinstance(segment.get("label"), bool):
-            raise UnusableRecordError(
-                f"{name}[{number}].label is {segment.get('label')!r:.40}; it can be true (trained) or false"
-            )
-    return SegmentedText([segment["text"] for segment in value], [segment["label"] for segment in value])
+        if segment.get("label") is None:
+            raise UnusableRecordError(f"{name}[{number}] has no label; it can be true (trained) or false")
+        weights.append(read_segment_weight(segment, f"{name}[{number}]"))
+    texts = [segment["text"] for segment in value]
+    return SegmentedText(texts, list(map(bool, weights)) if {0, 1}.issuperset(weights) else weights)
 
 
 def read_token_row(row: Row, columns: dict[str, tuple[str, ...]]) -> TokenRow:
@@ -778,8 +811,9 @@ def read_token_row(row: Row, columns: dict[str, tuple[str, ...]]) -> TokenRow:
         trained = mask if trained is None else trained & mask
     if "loss_weights" in columns:
         weights = _read_weights(row, columns, ids)[keep]
-        codes, rounded = encode_loss_weights(weights if trained is None else np.where(trained[keep], weights, 0))
-        return TokenRow(ids[keep], codes if has_loss_weights(codes) else codes.view(np.bool_), bool(rounded.any()))
+        return TokenRow(
+            ids[keep], *make_token_flags(weights if trained is None else np.where(trained[keep], weights, 0))
+        )
     return TokenRow(ids[keep], None if trained is None else trained[keep])
 
 
@@ -789,18 +823,14 @@ def _read_weights(row: Row, columns: dict[str, tuple[str, ...]], ids: NDArray[np
     value: Any = get_column_value(row, name)
     if value is None:
         raise missing_column_error(row, "loss_weights", name)
-    weights = np.asarray(value) if isinstance(value, list | tuple | np.ndarray) else np.zeros((0, 0))
-    if weights.ndim != 1 or (weights.size and weights.dtype.kind not in "iubf"):
+    if not isinstance(value, list | tuple | np.ndarray):
         raise UnusableRecordError(f"column {name!r} holds {describe_json_type(value)}, not a list of numbers")
-    weights = _check_same_length(weights.astype(np.float64), name, ids, columns)
-    # A comparison with NaN is False.
-    wrong = np.flatnonzero(~((weights >= 0) & (weights <= MAX_LOSS_WEIGHT)))
-    if len(wrong):
-        raise UnusableRecordError(
-            f"{name}[{wrong[0]}] is {weights[wrong[0]]}; a loss weight is a number from 0 (not trained) to "
-            f"{MAX_LOSS_WEIGHT}"
-        )
-    return weights
+    values = value.tolist() if isinstance(value, np.ndarray) else value
+    # numpy reads true as 1, and a comparison with NaN is False.
+    weights = np.array(values if {int, float}.issuperset(map(type, values)) else [math.nan], np.float64)
+    if not ((weights >= 0) & (weights <= MAX_LOSS_WEIGHT)).all():
+        weights = np.array([parse_loss_weight(item, f"{name}[{number}]") for number, item in enumerate(values)])
+    return _check_same_length(weights, name, ids, columns)
 
 
 def _read_label_mask(

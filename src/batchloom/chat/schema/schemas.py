@@ -103,6 +103,12 @@ _CONVERSATION_COLUMNS = {
 }
 _PAIR_OPTIONAL_COLUMNS = {"prompt": PROMPT_COLUMNS, **_ANSWERS_OPTIONAL_COLUMNS}
 FORM_RULES = (
+    # OpenAI's pairs.
+    FormRule(
+        "pair",
+        {"prompt": ("input.messages",), "chosen": ("preferred_output",), "rejected": ("non_preferred_output",)},
+        {"tools": ("input.tools",)},
+    ),
     # ms-swift's pairs: a conversation, or a prompt and its response, with the rejected answer.
     FormRule("pair", {"chosen": TURN_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS}, _PAIR_OPTIONAL_COLUMNS),
     FormRule(
@@ -143,7 +149,7 @@ FORM_RULES = (
         {"messages": ("completion",)},
         _CONVERSATION_COLUMNS,
     ),
-    FormRule("segments", {"segments": ("segments",)}, {}),
+    FormRule("segments", {"segments": ("segments",)}, {"weight": _WEIGHT_COLUMNS}),
     FormRule(
         "tokens",
         {"input_ids": ("input_ids",)},
@@ -152,16 +158,18 @@ FORM_RULES = (
             "loss_mask": ("loss_mask",),
             "loss_weights": ("loss_weights", "loss_scale"),
             "attention_mask": ("attention_mask",),
+            "weight": _WEIGHT_COLUMNS,
         },
     ),
-    FormRule("text", {"text": ("text", "content")}, {}),
+    FormRule("text", {"text": ("text", "content")}, {"weight": _WEIGHT_COLUMNS}),
 )
 _PROMPT_OPTIONAL_COLUMNS = {
     "system": _SYSTEM_COLUMNS,
     "tools": _TOOLS_COLUMNS,
     "template_args": _TEMPLATE_ARGS_COLUMNS,
 }
-# Forms for --prompts, which reads no answers.
+# Forms for --prompts, which reads no answers, and the remedy for records without one.
+PROMPTS_REMEDY = "for prompt-only data pass --prompts"
 PROMPT_RULES = (
     FormRule(
         "prompt",
@@ -172,7 +180,9 @@ PROMPT_RULES = (
 )
 # Tried before texts if media are read. The last of these names are a text only next to a medium.
 INTERLEAVED_RULE = FormRule(
-    "interleaved", {"text": ("text", "content", "caption", "transcription", "texts")}, _MEDIA_COLUMNS
+    "interleaved",
+    {"text": ("text", "content", "caption", "transcription", "texts")},
+    {"weight": _WEIGHT_COLUMNS, **_MEDIA_COLUMNS},
 )
 COLUMN_ROLES = tuple(dict.fromkeys(role for rule in FORM_RULES for role in (*rule.required, *rule.optional)))
 # Forms without messages.

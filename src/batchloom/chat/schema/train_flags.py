@@ -1,7 +1,8 @@
-"""Train flags of messages and of the parts of their contents.
+"""Train flags of messages, of the parts of their contents, and of text segments.
 
 ``TRAIN_FLAGS`` lists the flags of other libraries. A *switch* says whether a turn is trained. A *weight* does, too, and
-weights its loss. A *factor* weights a turn that is trained anyway. *Ranges* are characters of the content.
+weights its loss. A *factor* weights a turn that is trained anyway, without its stop token. *Ranges* are characters of
+the content.
 """
 
 from collections.abc import Mapping
@@ -39,13 +40,20 @@ TRAIN_FLAGS: dict[str, FlagRule] = {
     "train_detail": FlagRule("axolotl", "ranges", is_for_parts=False),
 }
 PART_FLAGS = frozenset(name for name, rule in TRAIN_FLAGS.items() if rule.is_for_parts)
+SEGMENT_FLAGS = {
+    "label": FlagRule("axolotl", "switch"),
+    **{name: rule for name, rule in TRAIN_FLAGS.items() if rule.kind != "ranges"},
+}
 
 
 class _Flags(NamedTuple):
-    """Flags of a message or part: whether it is trained, and the weight of its loss."""
+    """Flags of a message or part: whether it is trained, and weights of its loss."""
 
     trained: bool | None
+    # Weight of the content.
     weight: float
+    # Weight of the stop token, which has no factor.
+    stop_weight: float
 
 
 class _Selection(NamedTuple):
@@ -77,9 +85,16 @@ def read_train_flag(message: Mapping[str, Any], field_path: str) -> TrainFlag:
     trained = selection.trained if flags.trained is None else flags.trained
     if trained is False or not flags.weight or selection.ranges == ():
         return False
-    if flags.weight == 1 and selection.ranges is None:
+    stop_weight = None if flags.stop_weight == flags.weight else flags.stop_weight
+    if flags.weight == 1 and stop_weight is None and selection.ranges is None:
         return trained
-    return TurnWeight(trained, flags.weight, selection.ranges or ())
+    return TurnWeight(trained, flags.weight, selection.ranges or (), stop_weight)
+
+
+def read_segment_weight(segment: Mapping[str, Any], field_path: str) -> float:
+    """Return the weight of the loss of a text segment, 0 if it is not trained."""
+    flags = _read_flags(segment, field_path, SEGMENT_FLAGS, is_assistant=True)
+    return 0.0 if flags.trained is False else flags.weight
 
 
 def has_part_flags(content: list[Any]) -> bool:
@@ -103,12 +118,14 @@ def join_flagged_parts(content: Any, field_path: str) -> Any:
     return "".join(part["text"] for part in content)
 
 
-def _read_flags(values: Mapping[str, Any], field_path: str, *, is_assistant: bool) -> _Flags:
+def _read_flags(
+    values: Mapping[str, Any], field_path: str, rules: Mapping[str, FlagRule] = TRAIN_FLAGS, *, is_assistant: bool
+) -> _Flags:
     """Read switches, weights and factors, and refuse those that contradict each other."""
     trained: dict[str, bool] = {}
     weights: dict[str, float] = {}
     factor = 1.0
-    for name, rule in TRAIN_FLAGS.items():
+    for name, rule in rules.items():
         value = values.get(name)
         if value is None or rule.kind == "ranges":
             continue
@@ -129,9 +146,9 @@ def _read_flags(values: Mapping[str, Any], field_path: str, *, is_assistant: boo
     if len(set(weights.values())) > 1:
         raise _make_contradiction_error(values, weights, field_path)
     if not is_assistant:
-        trained = {name: flag for name, flag in trained.items() if not flag or not TRAIN_FLAGS[name].is_assistant_only}
-    weight = next(iter(weights.values()), 1.0) * factor
-    return _Flags(next(iter(trained.values()), None), weight)
+        trained = {name: flag for name, flag in trained.items() if not flag or not rules[name].is_assistant_only}
+    weight = next(iter(weights.values()), 1.0)
+    return _Flags(next(iter(trained.values()), None), weight * factor, weight)
 
 
 def _make_contradiction_error(

@@ -41,6 +41,8 @@ _ROLE_BY_SENDER = {
     **dict.fromkeys(_CALL_ROLES, "assistant"),
     **{role: role for role in MESSAGE_ROLES},
 }
+# Roles of a turn that the model answers.
+ASKING_ROLES = ("user", "tool")
 # Role names that no library reads without a setting, and their equivalents.
 _ROLE_SUGGESTIONS = {
     **{sender: role for sender, role in _ROLE_BY_SENDER.items() if sender != role},
@@ -119,10 +121,15 @@ def get_sender(message: object) -> Any:
     return message.get("from") if message.get("role") is None else message["role"]
 
 
+def get_role(message: object) -> str | None:
+    """Return the role of a message as templates read it; None if it is unknown."""
+    sender = get_sender(message)
+    return _ROLE_BY_SENDER.get(sender) if isinstance(sender, str) else None
+
+
 def has_readable_names(message: dict[str, Any]) -> bool:
     """Return whether a message has a known role and content, or is an exchange."""
-    known_role = isinstance(sender := get_sender(message), str) and sender in _ROLE_BY_SENDER
-    return (known_role and not _CONTENT_KEYS.isdisjoint(message)) or _is_exchange(message)
+    return (get_role(message) is not None and not _CONTENT_KEYS.isdisjoint(message)) or _is_exchange(message)
 
 
 def _is_exchange(message: object) -> bool:
@@ -336,7 +343,9 @@ def _check_parts(parts: list[Any], field_path: str) -> bool:
             check_keys(part, TEXT_PART_KEYS, part_path)
             continue
         if isinstance(kind, str) and any(medium in kind for medium in _MEDIA_PART_TYPES):
-            raise UnusableRecordError(f"{part_path} is of type {kind!r}: images and audio need --processor")
+            raise UnusableRecordError(
+                f"{part_path} is of type {kind!r}: images and audio need --processor, and prompts take none"
+            )
         problem = f"is of type {kind!r}" if isinstance(kind, str) else f"holds {describe_json_type(part)}"
         if kind == "text":
             problem = f"has {', '.join(map(repr, part))}"

@@ -334,7 +334,10 @@ def _to_json(
 ) -> str:
     if indent is not None and indent > _MAX_INDENT:
         raise TemplateLimitError(f"it indents JSON by more than {_MAX_INDENT:,} spaces")
-    return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    # JSON has no NaN, so that no parser would read such a call.
+    return json.dumps(
+        x, ensure_ascii=ensure_ascii, allow_nan=False, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: Any) -> NoReturn:

@@ -45,7 +45,10 @@ class ToolFormat(NamedTuple):
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
+    except ValueError as error:
+        raise RenderError(f"a tool or call holds a number that JSON cannot hold (NaN or infinity): {error}") from None
 
 
 def _unwrap(tool: Tool) -> Tool:
@@ -56,7 +59,8 @@ def _unwrap(tool: Tool) -> Tool:
 
 
 def _wrap(tool: Tool) -> Tool:
-    return tool if tool.get("type") == "function" else {"type": "function", "function": tool}
+    function = _unwrap(tool)
+    return tool if function is not tool else {"type": "function", "function": tool}
 
 
 def _get_arguments(call: ToolCall) -> dict[str, Any]:

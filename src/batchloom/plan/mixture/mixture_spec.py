@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from batchloom.core.errors import PlanError
-from batchloom.core.settings import coerce_int_fields, is_text, quote_value, raise_problems, suggest
+from batchloom.core.settings import coerce_int_fields, is_positive_number, is_text, quote_value, raise_problems, suggest
 from batchloom.plan.packing.plan_spec import OverlongMode, list_choice_problems
 from batchloom.plan.packing.pools import DocumentLengths
 
@@ -219,7 +219,7 @@ def is_positive_weight(value: object) -> bool:
 
 def is_weight(value: object) -> bool:
     """Return whether a value is 0 or a number from 1e-100 to 1e+100."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not isinstance(value, int | float) or not is_positive_number(value, zero=True):
         return False
     return value == 0 or MIN_WEIGHT <= value <= MAX_WEIGHT
 

@@ -70,7 +70,7 @@ def check_lane_world(lanes: int, rank: int, world_size: int) -> None:
     if lanes % world_size:
         fitting_sizes = ", ".join(map(str, list_divisors(lanes)))
         raise PlanError(
-            f"{lanes} lanes cannot be divided evenly among {world_size} ranks. World sizes that fit: "
+            f"{format_count(lanes, 'lane')} cannot be divided evenly among {world_size} ranks. World sizes that fit: "
             f"{fitting_sizes}. Lanes are part of a stream's order: for this world size, start the stream with lanes= "
             f"a multiple of {world_size}."
         )

@@ -31,19 +31,17 @@ from batchloom.core.settings import is_bool, quote_value, raise_problems, sugges
 from batchloom.core.wording import describe_json_type, format_list
 from batchloom.preparation.documents.record_parsers import read_sample_rows
 from batchloom.preparation.report.progress import JobCounters, Listener, Note, Phase
-from batchloom.preparation.request.inputs import check_no_manifests
-from batchloom.preparation.settings.read_recipe import ReadRecipe
+from batchloom.preparation.request.inputs import check_no_manifests, list_inputs, split_sample_count
+from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe
 from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs, is_valid_path
 from batchloom.preparation.units.unit_report import encode_quarantine_line
 from batchloom.sources import (
-    DeclaredInput,
     PartReader,
     ReadLimits,
     ReadRules,
     SourceListing,
     SourcePart,
     detect_kind_by_name,
-    list_sources,
     make_bad_record_error,
     prefetch_sources,
 )
@@ -444,7 +442,7 @@ def convert(
     an existing file is complete. For Parquet the input is read twice, first for the column types.
 
     Args:
-        inputs: files, folders and globs.
+        inputs: files, folders and globs, also with a number of random records (``INPUT#N``).
         out: a name ending in .jsonl or .json (also .gz, .zst) or .parquet; ``-`` writes JSON
             lines to standard output.
         mapping: columns by role; each is renamed to its role.
@@ -469,8 +467,11 @@ def convert(
     target = _parse_target(out)
     input_paths = as_recipe_inputs(inputs)
     check_no_manifests(input_paths, "convert")
+    counted_paths = [split_sample_count(path) for path in input_paths]
     recipe = Recipe(
-        inputs=input_paths,
+        inputs=tuple(path for path, _ in counted_paths),
+        sources=tuple(SourceRecipe(num_samples=count) for _, count in counted_paths),
+        follow_links=follow_links,
         reading=ReadRecipe(text_field=text_field, mapping=dict(mapping or {}), split_on=split_on),
         max_bad=max_bad,
     )
@@ -485,7 +486,7 @@ def convert(
             raise StoreConflictError(f"{path} already exists; choose another --out, or replace it with --force.")
     hear = listener or (lambda _: None)
     rules = ReadRules(text_field, split_on, ReadLimits())
-    listing = _list_conversion_inputs(input_paths, target, hear, follow_links=follow_links)
+    listing = _list_conversion_inputs(recipe, target, hear)
     resolved_mapping = _resolve_mapping(listing, rules, recipe.reading.mapping, columns)
     job = _RowConversion(listing, rules, make_row_mapper(resolved_mapping, columns), max_bad, hear)
     return job.run(target)
@@ -507,11 +508,9 @@ def _parse_target(out: str | os.PathLike[str]) -> _ConversionTarget:
     raise AssertionError
 
 
-def _list_conversion_inputs(
-    inputs: Sequence[str], target: _ConversionTarget, hear: Listener, *, follow_links: bool
-) -> SourceListing:
+def _list_conversion_inputs(recipe: Recipe, target: _ConversionTarget, hear: Listener) -> SourceListing:
     """List the input without the output and its partial files."""
-    listing = list_sources(inputs, declared_inputs=[DeclaredInput(follow_links=follow_links)] * len(inputs))
+    listing = list_inputs(recipe)
     for note in listing.notes:
         hear(Note(note))
     if target.path is None or target.quarantine is None:

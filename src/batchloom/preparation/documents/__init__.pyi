@@ -1,5 +1,5 @@
 from .chat_encoding import PlacedMedium as PlacedMedium
-from .conversation_encoder import EncodedBatch as EncodedBatch
+from .conversation_encoder import UNTRAINED_RULE as UNTRAINED_RULE, EncodedBatch as EncodedBatch
 from .document_encoder import (
     DirectEncoder as DirectEncoder,
     EncodeContext as EncodeContext,
@@ -12,7 +12,8 @@ from .record_parsers import (
     ParsedRecords as ParsedRecords,
     RecordParser as RecordParser,
     RecordParsers as RecordParsers,
-    check_no_mixed_preferences as check_no_mixed_preferences,
+    check_one_objective as check_one_objective,
+    get_objective as get_objective,
     iter_parsed_records as iter_parsed_records,
     iter_texts as iter_texts,
     make_record_parser as make_record_parser,

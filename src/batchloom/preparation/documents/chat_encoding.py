@@ -29,7 +29,7 @@ from batchloom.chat.templates import (
 from batchloom.core.addresses import redact_url
 from batchloom.core.document import Conversation
 from batchloom.core.errors import TokenizerError, UnusableRecordError
-from batchloom.core.loss_weights import TokenFlags, encode_loss_weights, has_loss_weights
+from batchloom.core.loss_weights import TokenFlags, make_token_flags
 from batchloom.core.medium import Medium, MediumKind
 from batchloom.media import PlaceholderExpansion, ProcessorFamily
 from batchloom.tokens import Tokenizer
@@ -288,9 +288,8 @@ def _apply_weights(masked_tokens: MaskedTokens, text: RenderedText) -> MaskedTok
         first, behind = masked_tokens.find_span_tokens(text.text, span)
         weights[first:behind] = span.weight
     weights[~is_trained] = 0
-    codes, rounded = encode_loss_weights(weights)
-    mask: TokenFlags = codes if has_loss_weights(codes) else codes.view(np.bool_)
-    return masked_tokens._replace(mask=mask, rounded=bool(rounded.any()))
+    mask, rounded = make_token_flags(weights)
+    return masked_tokens._replace(mask=mask, rounded=rounded)
 
 
 _SPELLED_CONTROL = "it spells a control token that cannot be distinguished from the template's own"

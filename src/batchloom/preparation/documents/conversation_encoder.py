@@ -122,7 +122,7 @@ class EncodedBatch:
             included.
         faults: documents that cannot be used.
         dropped: documents dropped by rule: nothing to train, or overlong.
-        sides: side of each document, as in ``.pairs``; None if they are no preferences.
+        sides: side of each document, as in ``.pairs``; None without an objective.
         altered: number of conversations that the template changed, by kind of change.
         rounded: number of documents with loss weights that were rounded.
         added: number of control tokens added before and after the text of each document.
@@ -202,6 +202,8 @@ class EncodedBatchBuilder:
         )
 
 
+# Drop reason of a document without a trained token.
+UNTRAINED_RULE = "nothing to train"
 # Note of a job with rounded loss weights.
 ROUNDED_WEIGHTS = "Loss weights are rounded to the nearest of 256 values"
 _UINT32 = np.dtype(np.uint32)

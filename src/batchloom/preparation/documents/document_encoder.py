@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.document import BadRecord, InterleavedText, PreferencePair, Records, SteppedAnswer
+from batchloom.core.document import BadRecord, PreferencePair, Records, SteppedAnswer
 from batchloom.core.errors import InputError
 from batchloom.core.loss_weights import TokenFlags, has_loss_weights
 from batchloom.preparation.dedup.line_dedup import RepeatUnit
@@ -32,12 +32,13 @@ from batchloom.preparation.documents.token_encoder import (
     encode_texts,
     encode_token_rows,
     make_snippet,
+    weigh_documents,
 )
 from batchloom.preparation.settings.recipe import ChatRules, DedupRecipe
 from batchloom.sources import PartReader, ReadRules, RecordBounds, SourcePart
 from batchloom.sources.files import Source
 from batchloom.store import StoreLengths
-from batchloom.store.format import PREFERENCE_READERS
+from batchloom.store.format import OBJECTIVES
 from batchloom.text import TextCleaner, normalize
 from batchloom.tokens import Tokenizer, verify_control_tokens, verify_engine
 
@@ -106,8 +107,7 @@ def normalize_records(batch: Records, record_kind: RecordKind, *, normalized: bo
     if record_kind == "interleaved":
         if normalized:
             batch.values = [
-                InterleavedText([normalize(text) for text in document.texts], document.media)
-                for document in batch.values
+                replace(document, texts=[normalize(text) for text in document.texts]) for document in batch.values
             ]
         documents = enumerate(batch.values)
         batch.select([n for n, document in documents if any(text and not text.isspace() for text in document.texts)])
@@ -128,8 +128,13 @@ _RENDERED_ENCODERS: dict[str, Callable[[Any, ChatEncoder, ChatRules, np.dtype[np
 }
 
 
-def encode_documents(encoder: DocumentEncoder, record_parser: RecordParser, documents: list[Any]) -> EncodedBatch:
-    """Tokenize documents of one record parser."""
+def encode_documents(
+    encoder: DocumentEncoder, record_parser: RecordParser, documents: list[Any], weights: Sequence[float] = ()
+) -> EncodedBatch:
+    """Tokenize documents of one record parser.
+
+    ``weights`` are the loss weights of texts; empty if all are 1.
+    """
     tokenizer, dtype, chat = encoder.tokenizer, encoder.dtype, encoder.chat
     kind, rules = record_parser.record_kind, record_parser.chat
     if kind == "tokens":
@@ -142,8 +147,11 @@ def encode_documents(encoder: DocumentEncoder, record_parser: RecordParser, docu
         encoded_batch = encode_segments(documents, tokenizer, rules, dtype)
     elif rules is None:
         if encoder.fim is None:
-            return encode_texts(documents, tokenizer, dtype)
-        return encode_fim_texts(documents, tokenizer, dtype, encoder.fim, compared=encoder.dedup.mode == "near")
+            encoded_batch = encode_texts(documents, tokenizer, dtype)
+        else:
+            compared = encoder.dedup.mode == "near"
+            encoded_batch = encode_fim_texts(documents, tokenizer, dtype, encoder.fim, compared=compared)
+        return weigh_documents(encoded_batch, weights) if weights else encoded_batch
     elif kind == "text-pairs":
         encoded_batch = encode_text_pairs(documents, tokenizer, rules, dtype)
     elif kind == "steps":
@@ -198,18 +206,18 @@ class DirectEncoder:
             world_size: number of ranks; documents of other ranks are read but not encoded.
 
         Raises:
-            InputError: a source cannot be read or holds preferences, or ``on_bad_record`` raises.
+            InputError: a source cannot be read or has another objective, or ``on_bad_record`` raises.
             TemplateError: the template cannot be used.
         """
         number = 0
         for source in sources:
             record_parser, consumed = self._get_parser(source), 0
-            if record_parser.preferences:
-                contents = PREFERENCE_READERS[record_parser.preferences].contents
+            if record_parser.objective:
                 raise InputError(
-                    f"{source.name} holds {contents} ({record_parser.detected}), and training its rows would train "
-                    "them as texts. Choose what is trained: a formatter of SFTDataset that returns the "
-                    "prompt and the chosen answer, or batchloom prepare with --map prompt=prompt,completion=chosen."
+                    f"{source.name} holds {OBJECTIVES[record_parser.objective].contents} ({record_parser.detected}), "
+                    "and training its rows would train them as texts. Choose what is trained: a formatter of "
+                    "SFTDataset that returns the prompt and the chosen answer, or batchloom prepare with --map "
+                    "prompt=prompt,completion=chosen."
                 )
             with PartReader(SourcePart(source, 0, source.size), record_parser.rules) as reader:
                 for batch in reader:
@@ -221,13 +229,12 @@ class DirectEncoder:
                     normalize_records(batch, record_parser.record_kind, normalized=True)
                     rank_slice = slice((rank - number) % world_size, None, world_size)
                     number += len(batch.values)
-                    documents = batch.values[rank_slice]
+                    documents, weights = batch.values[rank_slice], batch.weights[rank_slice]
                     if not documents:
                         continue
                     positions = list(zip(batch.records[rank_slice], batch.offsets[rank_slice], strict=True))
-                    encoded_batch = encode_documents(
-                        self._get_encoder(record_parser, documents), record_parser, documents
-                    )
+                    encoder = self._get_encoder(record_parser, documents)
+                    encoded_batch = encode_documents(encoder, record_parser, documents, weights)
                     for fault in encoded_batch.faults:
                         bad = BadRecord(*positions[fault.number], None, fault.reason, fault.snippet)
                         self._on_bad_record(source, bad)

@@ -50,7 +50,7 @@ from batchloom.preparation.settings.recipe import ChatRecipe, ChatRules, Recipe
 from batchloom.sources import PartReader, ReadLimits, ReadRules, RecordBounds, SourcePart
 from batchloom.sources.files import Source, get_suffix
 from batchloom.sources.formats import SNIPPET_BYTES
-from batchloom.store.format import PreferenceKind
+from batchloom.store.format import OBJECTIVES, ObjectiveName
 
 RecordKind = Literal[
     "text",
@@ -75,21 +75,6 @@ _SAMPLE_RECORDS = 100
 _SAMPLE_BYTES, _MAX_SAMPLE_BYTES = 8 << 20, 64 << 20
 _TEXT_KINDS = ("text", "code")
 _MAX_CACHED_SCHEMAS = 1024
-_PREFERENCE_KINDS: dict[RecordKind, PreferenceKind] = {
-    "pairs": "pairs",
-    "text-pairs": "pairs",
-    "labels": "labels",
-    "prompts": "prompts",
-    "steps": "steps",
-}
-
-_PREFERENCE_LABELS = {
-    "": "documents that are not preferences",
-    "pairs": "preference pairs",
-    "labels": "labelled answers",
-    "prompts": "prompts without answers",
-    "steps": "answers with labelled steps",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +106,9 @@ class RecordParser:
     template_arguments: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
-    def preferences(self) -> PreferenceKind:
-        """Kind of its documents if they are preferences, prompts or steps, else empty."""
-        return _PREFERENCE_KINDS.get(self.record_kind, "")
+    def objective(self) -> ObjectiveName:
+        """Objective of its documents; empty for the next token."""
+        return get_objective(self.record_kind)
 
     @property
     def templated(self) -> bool:
@@ -176,13 +161,10 @@ class RecordParsers:
             record_parser = self._parsers_by_path[source.path] = self._detect(source)
         return record_parser
 
-    def get_preference_kind(self, source: Source) -> PreferenceKind | None:
-        """Return the kind of preferences of a source, empty for none.
-
-        None if the source has no records.
-        """
+    def get_objective(self, source: Source) -> ObjectiveName | None:
+        """Return the objective of a source; None if it has no records."""
         record_parser = self.get_parser(source)
-        return record_parser.preferences if record_parser.detected or source.kind in _TEXT_KINDS else None
+        return record_parser.objective if record_parser.detected or source.kind in _TEXT_KINDS else None
 
     def _detect(self, source: Source) -> RecordParser:
         field, mapping = self._recipe.columns(source.input)
@@ -212,11 +194,11 @@ class RecordParsers:
             schema = _detect_schema(source, rows, mapping, ignore, inspector, self._recipe.reading.carried_columns)
             record_parser = make_record_parser(source, rows, self.rules, schema, self._recipe.chat, inspector)
         except SchemaError as error:
-            location = self._recipe.source(source.input).location
-            if not location:
+            settings = self._recipe.source(source.input)
+            if not settings.location:
                 raise
-            # In a manifest file, mapping: and text_field: replace the command-line options.
-            message = f"{location}: {error} (use mapping: in that file)"
+            # In a file of data sets, its own keys replace the command-line options.
+            message = f"{settings.location}: {error} (use {settings.column_keys} in that file)"
             raise SchemaError(message, error.columns, error.suggestion) from None
         record_parser = replace(
             record_parser,
@@ -302,27 +284,44 @@ def _wrap_file_rows(record_reader: RecordReader) -> RecordReader:
     return lambda row: record_reader(add_file_columns(row))
 
 
-def describe_preferences(kind: str) -> str:
-    """Return a plural name for documents of a kind of preferences, or of none."""
-    return _PREFERENCE_LABELS[kind]
+def get_objective(record_kind: str) -> ObjectiveName:
+    """Return the objective of records of this kind; empty for the next token."""
+    name = record_kind.removeprefix("text-")
+    return cast("ObjectiveName", name if name in OBJECTIVES else "")
 
 
-def check_no_mixed_preferences(sources: Sequence[Source], record_parsers: RecordParsers) -> None:
-    """Check that the inputs do not mix preferences with other documents.
+def describe_contents(objective: ObjectiveName) -> str:
+    """Return a plural name for documents of an objective."""
+    return OBJECTIVES[objective].contents if objective else "documents for language modelling"
+
+
+def check_one_objective(sources: Sequence[Source], record_parsers: RecordParsers) -> None:
+    """Check that all inputs have the same objective.
 
     Raises:
-        InputError: they do; it names the first source of each kind.
+        InputError: they do not; it names the first source of each objective.
     """
-    first: dict[str, str] = {}
+    first: dict[ObjectiveName, str] = {}
     for source in sources:
-        if (kind := record_parsers.get_preference_kind(source)) is not None:
-            first.setdefault(kind, source.name)
+        if (objective := record_parsers.get_objective(source)) is not None:
+            first.setdefault(objective, source.name)
     if len(first) > 1:
-        contents = " and ".join(f"{_PREFERENCE_LABELS[kind]} ({name})" for kind, name in first.items())
+        contents = " and ".join(f"{describe_contents(objective)} ({name})" for objective, name in first.items())
         raise InputError(
-            f"The inputs hold {contents}: a store of preferences holds one kind of preferences and no other "
-            "documents. Prepare them into separate stores."
+            f"The inputs hold {contents}: all documents of a store serve one objective. Prepare them into separate "
+            "stores."
         )
+
+
+def check_loader_reads(sources: Sequence[Source], record_parsers: RecordParsers) -> None:
+    """Check that a loader, which trains the next token, can read the documents.
+
+    Raises:
+        InputError: a source holds other documents.
+    """
+    for source in sources:
+        if objective := record_parsers.get_objective(source):
+            raise InputError(OBJECTIVES[objective].describe_refusal(source.name))
 
 
 def _detect_schema(
@@ -353,27 +352,29 @@ def make_record_parser(
     """
     columns = _find_filled_columns(schema, rows)
     text_column = _find_text_column(schema, rows)
-    if text_column is not None and inspector is None:
+    if text_column is not None and "weight" not in columns and inspector is None:
         # The fast text reader reads this column.
         rules = replace(rules, text_field=text_column)
         return RecordParser(rules, detected=schema.description, columns=columns)
     rules = replace(rules, text_field=None)
-    joins_texts = chat.template == NO_TEMPLATE
+    joins_texts, is_csv = chat.template == NO_TEMPLATE, source.kind in ("csv", "tsv")
     if schema.kind in ("preference", "prompt", "steps"):
-        record_parser = _make_preference_parser(source, rows, rules, schema, chat, media=inspector is not None)
+        record_parser = _make_objective_parser(source, rows, rules, schema, chat, media=inspector is not None)
     elif schema.kind == "conversation":
-        record_reader = make_record_reader(schema, media=inspector is not None)
+        record_reader = make_record_reader(
+            schema, media=inspector is not None, has_text_numbers=is_csv, default_system=chat.default_system
+        )
         chat_rules = chat.rules(completion=schema.form == "prompt-completion")
         record_parser = RecordParser(
             rules, "conversation", record_reader, chat_rules, detected=schema.description, columns=columns
         )
     elif schema.kind == "segments":
-        record_parser = RecordParser(
-            rules, "segments", make_record_reader(schema), chat.rules(completion=False), schema.description, columns
-        )
+        record_reader = make_record_reader(schema)
+        chat_rules = chat.rules(completion=False)
+        record_parser = RecordParser(rules, "segments", record_reader, chat_rules, schema.description, columns)
     else:
         record_kind: RecordKind = schema.kind if schema.kind in ("text", "interleaved") else "tokens"
-        record_reader = make_record_reader(schema)
+        record_reader = make_record_reader(schema, has_text_numbers=is_csv)
         record_parser = RecordParser(rules, record_kind, record_reader, detected=schema.description, columns=columns)
     if joins_texts and record_parser.templated and record_parser.record_reader is not None:
         _check_holds_texts(source, rows, schema)
@@ -382,9 +383,10 @@ def make_record_parser(
         return record_parser
     if schema.kind in ("conversation", "interleaved", "preference"):
         record_reader = _wrap_check_media(record_parser.record_reader, inspector)
+    elif schema.kind not in ("prompt", "steps"):
+        record_reader = _wrap_refuse_media(record_parser.record_reader)
     else:
-        reason = _MEDIA_REFUSALS.get(schema.kind, _LATE_MEDIA)
-        record_reader = _wrap_refuse_media(record_parser.record_reader, reason)
+        return record_parser
     return replace(record_parser, record_reader=record_reader)
 
 
@@ -438,26 +440,21 @@ def _list_conversations(record: ParsedRecord) -> list[Conversation]:
     return [record] if isinstance(record, Conversation) else []
 
 
-def _wrap_refuse_media(record_reader: RecordReader, reason: str) -> RecordReader:
-    """Wrap a reader to reject records with media, for the given reason."""
+def _wrap_refuse_media(record_reader: RecordReader) -> RecordReader:
+    """Wrap a reader of a file without media to reject later records with media."""
 
     def refused(row: Mapping[str, Any]) -> ParsedRecord:
         for name in _MEDIA_COLUMNS:
             if is_non_empty(row.get(name)):
-                raise UnusableRecordError(f"column {name!r} is not empty, and {reason}")
+                raise UnusableRecordError(
+                    f"column {name!r} is not empty, and the first records of the file have no media: keep records with "
+                    "images or audio in a separate file, or leave the column out"
+                )
         return record_reader(row)
 
     return refused
 
 
-_LATE_MEDIA = (
-    "the first records of the file have no media: keep records with images or audio in a separate file, or leave "
-    "the column out"
-)
-_MEDIA_REFUSALS = {
-    "prompt": "images and audio in prompts are not supported: leave the column out",
-    "steps": "images and audio in labelled steps are not supported: leave the column out",
-}
 _MEDIA_COLUMNS = ("images", "image", "audios", "audio", "videos", "video")
 
 
@@ -480,7 +477,7 @@ def _wrap_check_media(record_reader: RecordReader, inspector: MediaInspector) ->
     return read
 
 
-def _make_preference_parser(
+def _make_objective_parser(
     source: Source,
     rows: Sequence[Mapping[str, Any]],
     rules: ReadRules,
@@ -489,32 +486,29 @@ def _make_preference_parser(
     *,
     media: bool,
 ) -> RecordParser:
-    record_kind, contents, trained = _TRAINED_PARTS[schema.kind]
-    if chat.train_on not in (None, "completion"):
-        raise InputError(
-            f"{source.name} holds {contents} ({schema.description}), and {trained}: leave --train-on {chat.train_on} "
-            "out"
-        )
-    record_reader = make_record_reader(schema, media=media and schema.kind == "preference")
-    if schema.form == "pair":
+    record_reader = make_record_reader(
+        schema, media=media and schema.kind == "preference", default_system=chat.default_system
+    )
+    if schema.kind != "preference":
+        record_kind: RecordKind = "prompts" if schema.kind == "prompt" else "steps"
+    elif schema.form != "pair":
+        record_kind = "labels"
+    else:
         column = schema.columns["chosen"][0]
         first = next((v for row in rows if (v := get_column_value(row, column)) is not None), None)
         is_text = "prompt" not in schema.columns and isinstance(parse_messages(first), str)
-        record_reader, record_kind = (
-            _wrap_same_kind(record_reader, is_text=is_text),
-            "text-pairs" if is_text else "pairs",
+        record_reader = _wrap_same_kind(record_reader, is_text=is_text)
+        record_kind = "text-pairs" if is_text else "pairs"
+    objective = OBJECTIVES[get_objective(record_kind)]
+    if chat.train_on not in (None, "completion"):
+        raise InputError(
+            f"{source.name} holds {objective.contents} ({schema.description}), and {objective.trained}: leave "
+            f"--train-on {chat.train_on} out"
         )
     chat_rules = chat.rules(completion=True)
     return RecordParser(
         rules, record_kind, record_reader, chat_rules, schema.description, _find_filled_columns(schema, rows)
     )
-
-
-_TRAINED_PARTS: dict[str, tuple[RecordKind, str, str]] = {
-    "preference": ("labels", "preferences", "only their answers are trained"),
-    "prompt": ("prompts", "prompts", "prompts are not trained"),
-    "steps": ("steps", "labelled steps", "only the ends of steps are trained"),
-}
 
 
 def _wrap_same_kind(record_reader: RecordReader, *, is_text: bool) -> RecordReader:

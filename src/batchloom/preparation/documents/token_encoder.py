@@ -27,10 +27,10 @@ from batchloom.core.document import (
     SegmentedText,
     SteppedAnswer,
 )
-from batchloom.core.errors import TokenizerError
+from batchloom.core.errors import TokenizerError, UnusableRecordError
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import GOLDEN, HashKey, hash_indices, mix_in_place
-from batchloom.core.loss_weights import TokenFlags
+from batchloom.core.loss_weights import TokenFlags, make_token_flags
 from batchloom.core.medium import Medium
 from batchloom.core.settings import suggest
 from batchloom.preparation.documents.chat_encoding import (
@@ -44,6 +44,7 @@ from batchloom.preparation.documents.chat_encoding import (
     write_expansions,
 )
 from batchloom.preparation.documents.conversation_encoder import (
+    UNTRAINED_RULE,
     EncodedBatch,
     EncodedBatchBuilder,
     EncodeFault,
@@ -57,7 +58,7 @@ from batchloom.preparation.settings.recipe import ChatRules
 from batchloom.sources.formats import excerpt_record
 from batchloom.tokens import Tokenizer, verify_control_tokens
 
-_UNTRAINED = "nothing to train: none of its tokens is trained"
+_UNTRAINED = f"{UNTRAINED_RULE}: none of its tokens is trained"
 # Sentinels before prefix, suffix and middle, as published models have them.
 _KNOWN_SENTINELS = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
@@ -263,29 +264,41 @@ def encode_segments(
     With ``train_on`` ``all``, every segment is trained. A text that is too long is dropped, never cut.
     """
     out, texts, numbers = EncodedBatchBuilder(), list[str](), list[int]()
-    train_all = rules is not None and rules.train_on == "all"
+    flags: list[tuple[TokenFlags, bool]] = []
+    least = 1.0 if rules is not None and rules.train_on == "all" else 0.0
     for number, document in enumerate(documents):
+        weights = np.array(document.trained, np.float64)
         try:
             check_surrogates("".join(document.texts))
-        except RenderError as error:
+            flags.append(make_token_flags(np.where(weights > 0, weights, least) * document.weight))
+        except (RenderError, UnusableRecordError) as error:
             out.faults.append(EncodeFault(number, str(error)))
             continue
         numbers.append(number)
         texts += document.texts
     ids, bounds = _get_exact_tokenizer(tokenizer).encode_batch(texts, control=True)
     sizes, first = np.diff(bounds), 0
-    for number in numbers:
+    for number, (segment_flags, rounded) in zip(numbers, flags, strict=True):
         segments = slice(first, first + len(documents[number].texts))
         first = segments.stop
         begin, end = int(bounds[segments.start]), int(bounds[segments.stop])
-        mask = np.repeat(np.array(documents[number].trained) | train_all, sizes[segments])
+        mask = np.repeat(segment_flags, sizes[segments])
         if rules is not None and (excess := describe_excess(end - begin, number, rules)):
             out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
         elif mask.any():
+            out.rounded += rounded
             out.add(number, ids[begin:end], mask)
         else:
             out.dropped.append(EncodeFault(number, _UNTRAINED))
     return out.build(dtype)
+
+
+def weigh_documents(batch: EncodedBatch, weights: Sequence[float]) -> EncodedBatch:
+    """Give all trained tokens of a document the weight of its record."""
+    flags, rounded = make_token_flags(np.array(weights))
+    numbers = slice(None) if batch.numbers is None else batch.numbers
+    mask = np.repeat(flags[numbers], batch.lengths)
+    return replace(batch, mask=mask if batch.mask is None else mask * batch.mask, rounded=int(rounded))
 
 
 # The last tokenizer of this process, and the same on an engine that parses control tokens exactly.
@@ -451,12 +464,15 @@ def encode_interleaved(
     for number, start, stop in zip(plain_numbers, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         document_tokens[number] = ids[start:stop], np.ones(stop - start, np.bool_), []
     for number in sorted(document_tokens):
-        out.add(number, *document_tokens[number])
+        if documents[number].weight:
+            out.add(number, *document_tokens[number])
+        else:
+            out.dropped.append(EncodeFault(number, _UNTRAINED))
     batch = out.build(np.dtype(np.uint32))
     before = 0 if tokenizer.bos_id is None else 1
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(batch.lengths, dtype=np.int64)])
     control_offsets = np.concatenate([bounds[1:], bounds[: -1 if before else 0]])
-    return replace(
+    batch = replace(
         batch,
         ids=add_control_tokens(batch.ids, bounds, tokenizer, dtype),
         lengths=batch.lengths + np.uint32(before + 1),
@@ -464,6 +480,8 @@ def encode_interleaved(
         added=(before, 1),
         media=[[medium._replace(start=medium.start + before) for medium in media] for media in out.media],
     )
+    weights = [document.weight for document in documents]
+    return weigh_documents(batch, weights) if set(weights) != {1.0} else batch
 
 
 def _encode_with_media(

@@ -248,7 +248,7 @@ def _make_source_entries(results: JobResults) -> tuple[SourceEntry, ...]:
             parts=tuple(PartEntry(part.start, part.stop, part.records) for part in parts[source.path]),
             detected=source_parsers[source.path].detected,
             conversations=source_parsers[source.path].templated,
-            preferences=source_parsers[source.path].preferences,
+            preferences=source_parsers[source.path].objective,
             revision=source.revision,
             dataset=results.recipe.source(source.input).name or "",
             weight=None if (weight := results.recipe.source(source.input).weight) is None else float(weight),

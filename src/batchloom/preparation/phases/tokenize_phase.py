@@ -10,7 +10,7 @@ from typing import Any, final
 from batchloom.core.document import BadRecord
 from batchloom.core.errors import InputMissingError
 from batchloom.core.wording import format_count
-from batchloom.preparation.documents.conversation_encoder import ROUNDED_WEIGHTS
+from batchloom.preparation.documents.conversation_encoder import ROUNDED_WEIGHTS, UNTRAINED_RULE
 from batchloom.preparation.phases.find_duplicates import search_all_ranges
 from batchloom.preparation.report.progress import JobCounters, PrepareLog
 from batchloom.preparation.units.unit_report import UnitReportMerger
@@ -260,7 +260,7 @@ def _describe_no_documents(counters: JobCounters, facts: Sequence[UnitFacts]) ->
     if counters.first:
         return f"{message} The first bad one: {counters.first}. Fix the input, or name another."
     if dropped_counts:
-        flags = any(rule.startswith("nothing to train") for rule in dropped_counts)
+        flags = UNTRAINED_RULE in dropped_counts
         more = ', "loss" or "train" flags of messages' if flags else ""
         return f"{message} Relax the rules (--clean, --max-tokens, --overlong, --train-on{more}), or name other inputs."
     return f"{message} Name other inputs."

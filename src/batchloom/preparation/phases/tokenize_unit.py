@@ -19,6 +19,7 @@ from batchloom.preparation.dedup.sorted_keys import open_key_writer
 from batchloom.preparation.documents.chat_encoding import PlacedMedium
 from batchloom.preparation.documents.conversation_encoder import (
     ROUNDED_WEIGHTS,
+    UNTRAINED_RULE,
     EncodedBatch,
     EncodeFault,
     OverlongError,
@@ -296,6 +297,7 @@ class _EncodeBatch:
     documents: list[Any] = field(default_factory=list)
     records: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)
     per_part: list[int] = field(default_factory=list)
     characters: int = 0
@@ -389,6 +391,9 @@ class UnitTokenizer:
         dropped = self._ingester.ingest(records, record_parser, source)
         for reason, count in dropped.items():
             self._parts[number].count_dropped(reason, count)
+        if records.untrained:
+            self._parts[number].count_dropped(UNTRAINED_RULE, len(records.untrained))
+            self._statistics.dropped("read", UNTRAINED_RULE, len(records.untrained))
         if records.bad:
             self._record_bad(number, records.bad)
         document_count = len(records.values) + dropped.total()
@@ -441,6 +446,7 @@ class UnitTokenizer:
         batch.documents += documents
         batch.records += records.records
         batch.offsets += records.offsets
+        batch.weights += records.weights or [1.0] * len(documents)
         batch.parts.append(number)
         batch.per_part.append(len(documents))
 
@@ -453,6 +459,7 @@ class UnitTokenizer:
         if large:
             self.write_pending()
         documents, batch.documents = batch.documents, []
+        weights = batch.weights if any(weight != 1 for weight in batch.weights) else []
         rows = np.empty(len(documents), ROW)
         rows["record"] = batch.records
         rows["offset"] = batch.offsets
@@ -468,12 +475,13 @@ class UnitTokenizer:
             seen_batch = self._seen_texts.look(digests) if self._seen_texts and is_text else None
         if seen_batch is not None:
             documents = list(itertools.compress(documents, seen_batch.fresh))
+            weights = list(itertools.compress(weights, seen_batch.fresh))
         if self._encoder is None:
-            encoded_batch = self._encode(rows, batch.record_parser, documents)
+            encoded_batch = self._encode(rows, batch.record_parser, documents, weights)
             del documents
             self._write(rows, sizes, seen_batch, encoded_batch)
             return
-        future = self._encoder.submit(self._encode, rows, batch.record_parser, documents)
+        future = self._encoder.submit(self._encode, rows, batch.record_parser, documents, weights)
         del documents
         if self._pending_batch:
             self.write_pending()
@@ -482,10 +490,12 @@ class UnitTokenizer:
         if large:
             self.write_pending()
 
-    def _encode(self, rows: NDArray[np.void], record_parser: RecordParser, documents: list[Any]) -> EncodedBatch:
+    def _encode(
+        self, rows: NDArray[np.void], record_parser: RecordParser, documents: list[Any], weights: list[float]
+    ) -> EncodedBatch:
         try:
             with self._stopwatch.time("encode", documents=len(documents)):
-                return encode_documents(self._context, record_parser, documents)
+                return encode_documents(self._context, record_parser, documents, weights)
         except OverlongError as error:
             row = rows[error.number]
             bad_record = _make_bad_record(row, error.reason)

@@ -376,7 +376,7 @@ def _make_provenance(rows: NDArray[np.void], first_part: int) -> ProvenanceTable
 
 
 def _make_sides(rows: NDArray[np.void], first_part: int) -> PairIndex | None:
-    """Return the pair index of the documents; None if they are no preferences."""
+    """Return the pair index of the documents; None without an objective."""
     if not rows["side"].any():
         return None
     provenance = _make_provenance(rows, first_part)

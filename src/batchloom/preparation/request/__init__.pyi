@@ -2,6 +2,7 @@ from .inputs import (
     InputArgument as InputArgument,
     ResolvedInputs as ResolvedInputs,
     as_input_tuple as as_input_tuple,
+    choose_file_settings as choose_file_settings,
     input_name as input_name,
     list_inputs as list_inputs,
     resolve_inputs as resolve_inputs,

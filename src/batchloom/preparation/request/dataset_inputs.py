@@ -19,7 +19,7 @@ from batchloom.preparation.request.inputs import (
     is_manifest_path,
     split_sample_count,
 )
-from batchloom.preparation.settings.config_location import ConfigLocation
+from batchloom.preparation.settings.config_location import ConfigLocation, FileSetting
 from batchloom.preparation.settings.dataset_config import (
     MULTIMODAL_TYPES,
     DatasetConfig,
@@ -52,7 +52,7 @@ def expand_inputs(
     notes: list[str] = []
     multimodal: list[tuple[str, DatasetConfig]] = []
     follow_links = False
-    settings: dict[str, tuple[Any, str]] = {}
+    settings: list[tuple[str, FileSetting]] = []
     for argument in input_arguments:
         if isinstance(argument, str) and not is_manifest_path(argument):
             path, sample_count = split_sample_count(argument)
@@ -62,15 +62,9 @@ def expand_inputs(
         config = DatasetConfig.load(strip_file_scheme(argument)) if isinstance(argument, str) else argument
         notes += config.notes
         follow_links |= config.follow_links
-        for setting, value in config.location.settings.items():
-            first_value, other_file = settings.setdefault(setting, (value, str(config.location.file)))
-            if first_value != value:
-                raise InputError(
-                    f"{other_file} sets {setting} to {quote_value(first_value)} and {config.location.file} to "
-                    f"{quote_value(value)}, but a store has one; choose it with an option."
-                )
+        settings += config.location.settings.items()
         if config.tokenizer is not None:
-            tokenizer_files.setdefault(config.tokenizer, str(config.location.file or "a DatasetConfig"))
+            tokenizer_files.setdefault(config.tokenizer, config.location.name or "a DatasetConfig")
         located = _locate_entries(_iter_entries(config), _DatasetLocator(config.location), config.dataset_type)
         for input_path, source, kind in located:
             inputs.append(input_path)
@@ -78,9 +72,9 @@ def expand_inputs(
             if kind in MULTIMODAL_TYPES:
                 multimodal.append((f"{source.location}: {kind!r}", config))
         if config.videos and not any(kind in MULTIMODAL_TYPES for *_, kind in located):
-            config_name = config.location.file or "A DatasetConfig"
+            config_name = config.location.name or "A DatasetConfig"
             notes.append(f"{config_name}: not used for texts: {', '.join(config.videos)}.")
-    if len(tokenizer_files) > 1:
+    if tokenizer is None and len(tokenizer_files) > 1:
         (first, first_file), (second, second_file) = list(tokenizer_files.items())[:2]
         raise InputError(
             f"{first_file} names the tokenizer {first} and {second_file} names {second}, but a store has one; choose "
@@ -104,7 +98,7 @@ def expand_inputs(
         tokenizer,
         tuple(notes),
         follow_links,
-        {setting: value for setting, (value, _) in settings.items()},
+        tuple(settings),
     )
 
 
@@ -199,6 +193,7 @@ def _locate_entries(
             num_samples=entry.num_samples,
             media_folder=locator.resolve_media_folder(entry, name),
             location=f"{config_location.file}, {config_location.block}{name}" if config_location.file else name,
+            column_keys=config_location.column_keys,
         )
         located.append((locator.find(entry, source.location), source, kind))
     locator.raise_missing()

@@ -1,18 +1,23 @@
 """Inputs of a job: paths, and YAML manifests and DatasetConfigs to expand."""
 
+import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from batchloom.core.addresses import make_input_labels, redact_url
 from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.wording import format_count
+from batchloom.core.settings import list_settings
+from batchloom.core.wording import format_count, shorten
+from batchloom.preparation.settings.config_location import FileSetting
+from batchloom.preparation.settings.peer_files import describe_dataset_info
 from batchloom.preparation.settings.read_recipe import MAX_SAMPLES, ReadRecipe, SourceRecipe
-from batchloom.preparation.settings.recipe import Recipe, as_recipe_inputs
+from batchloom.preparation.settings.recipe import ChatRecipe, Recipe, as_recipe_inputs
 from batchloom.sources import (
     DetectedFile,
     PartReader,
@@ -34,6 +39,7 @@ from batchloom.core.addresses import is_url_or_stdin
 InputArgument: TypeAlias = Union[str, os.PathLike[str], "DatasetConfig"]
 
 _DEFAULT_TOKENIZER = "gpt2"
+_MAX_OPTION_LENGTH = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class ResolvedInputs:
         tokenizer: the tokenizer, as ``prepare`` takes it.
         notes: notes for the user before work begins.
         follow_links: whether a manifest follows symbolic links that lead out of an input folder.
-        settings: other settings that a file of another library states; the given ones override them.
+        settings: settings that files of other libraries state; the given ones override them.
     """
 
     inputs: tuple[str, ...]
@@ -56,7 +62,7 @@ class ResolvedInputs:
     tokenizer: str
     notes: tuple[str, ...] = ()
     follow_links: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: tuple[tuple[str, FileSetting], ...] = ()
 
 
 def resolve_inputs(
@@ -103,12 +109,54 @@ def input_name(argument: "str | DatasetConfig") -> str:
 
     Empty for a config without a file.
     """
-    return redact_url(argument) if isinstance(argument, str) else str(argument.location.file or "")
+    return redact_url(argument) if isinstance(argument, str) else argument.location.name
+
+
+def choose_file_settings(
+    settings: Sequence[tuple[str, FileSetting]], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Choose the settings of other libraries' files, with a note for each file.
+
+    Options override them.
+
+    Raises:
+        InputError: two files state a setting differently.
+    """
+    chosen: dict[str, FileSetting] = {}
+    taken: dict[str, dict[str, list[str]]] = {}
+    overridden: dict[str, list[str]] = {}
+    for name, setting in settings:
+        if name in given and given[name] != setting.value:
+            overridden.setdefault(setting.file, []).append(setting.key)
+            continue
+        option, first = _format_option(name, setting.value), chosen.setdefault(name, setting)
+        if first.value != setting.value:
+            raise InputError(
+                f"{first.file} says {_format_option(name, first.value)} ({first.key}) and {setting.file} {option} "
+                f"({setting.key}), but a store has one {name}; choose it with an option."
+            )
+        taken.setdefault(setting.file, {}).setdefault(setting.key, []).append(option)
+    notes = []
+    for file in dict.fromkeys(setting.file for _, setting in settings):
+        keys = [f"{key} ({', '.join(options)})" for key, options in taken.get(file, {}).items()]
+        parts = [("taken", keys), ("overridden by options", overridden.get(file, []))]
+        notes.append(f"{file}: {'; '.join(f'{verb}: ' + ', '.join(words) for verb, words in parts if words)}.")
+    return {name: setting.value for name, setting in chosen.items()}, notes
+
+
+def _format_option(name: str, value: object) -> str:
+    """Return a setting as an option of the command line."""
+    fields = {field.name: field for cls in (Recipe, ChatRecipe) for field in list_settings(cls)}
+    option = fields[name].option_names[0]
+    if isinstance(value, Mapping):
+        return " ".join(f"{option} {key}={json.dumps(item)}" for key, item in value.items())
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{option} {shorten(shlex.quote(text), _MAX_OPTION_LENGTH)}"
 
 
 def list_inputs(
     recipe: Recipe,
-    spool: Spool,
+    spool: Spool | None = None,
     *,
     exclude: Path | None = None,
     streaming: bool | None = None,
@@ -132,12 +180,22 @@ def list_inputs(
     )
     for name, first, second in listing.duplicates:
         if recipe.source(first) != recipe.source(second):
-            first_location, second_location = (recipe.source(n).location or recipe.inputs[n] for n in (first, second))
+            first_location, second_location = (_describe_input(recipe, number) for number in (first, second))
             raise InputError(
                 f"{name} is listed by {first_location} and by {second_location} with different settings, but a file "
                 "is read only once; leave one of them out."
             )
-    return _sample_inputs(listing, recipe)
+    folder_notes = [
+        note for path in recipe.inputs if not is_url_or_stdin(path) and (note := describe_dataset_info(Path(path)))
+    ]
+    return _sample_inputs(replace(listing, notes=(*folder_notes, *listing.notes)), recipe)
+
+
+def _describe_input(recipe: Recipe, number: int) -> str:
+    """Return an input as it was given."""
+    source = recipe.source(number)
+    count = "" if source.num_samples is None else f"#{source.num_samples}"
+    return source.location or f"{recipe.inputs[number]}{count}"
 
 
 def _sample_inputs(listing: SourceListing, recipe: Recipe) -> SourceListing:
@@ -220,8 +278,8 @@ def hoist_common_settings(
     return tuple(replace(source, text_field=None, mapping={}) for source in sources), lifted
 
 
-# ms-swift's number of random records after the name of a data set; int() takes at most 4,300 digits.
-_SAMPLE_PATTERN = re.compile(r"(.+)#([0-9]{1,18})", re.DOTALL)
+# ms-swift's number of random records after the name of a data set.
+_SAMPLE_PATTERN = re.compile(r"(.+)#([^#/]*)", re.DOTALL)
 # The file with the data sets of LLaMA-Factory or ms-swift, and names of some of them.
 _DATASET_INFO_PATTERN = re.compile(r"(.*/)?dataset_info\.json(:.*)?", re.DOTALL)
 _MANIFEST_SUFFIXES = (".yaml", ".yml")
@@ -249,13 +307,18 @@ def split_sample_count(value: object) -> tuple[Any, int | None]:
     match = _SAMPLE_PATTERN.fullmatch(value) if isinstance(value, str) and not is_url_or_stdin(value) else None
     if match is None or os.path.lexists(match[0]):
         return value, None
-    count = int(match[2])
+    is_number = match[2].isdecimal()
+    if not is_number and not os.path.lexists(match[1]):
+        return value, None
+    # int() takes at most 4,300 digits.
+    count = int(match[2][:18]) if is_number else 0
     if not 1 <= count <= MAX_SAMPLES:
-        raise SettingsError([f"inputs: {match[0]!r}: the number of records is from 1 to {MAX_SAMPLES:,}"])
-    if is_manifest_path(match[1]):
         raise SettingsError(
-            [f"inputs: {match[0]!r}: a manifest is read completely; write num_samples: {count} next to its data sets"]
+            [f"inputs: {match[0]!r}: {match[2]!r} is not a number of records from 1 to {MAX_SAMPLES:,}; write INPUT#N"]
         )
+    if is_manifest_path(match[1]):
+        problem = f"a file of data sets is read completely; write num_samples: {count}, or its library's key, into it"
+        raise SettingsError([f"inputs: {match[0]!r}: {problem}"])
     return match[1], count
 
 

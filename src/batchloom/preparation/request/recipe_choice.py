@@ -16,6 +16,7 @@ from batchloom.preparation.request.inputs import (
     InputArgument,
     ResolvedInputs,
     as_input_tuple,
+    choose_file_settings,
     hoist_common_settings,
     resolve_inputs,
 )
@@ -186,8 +187,8 @@ def _make_request(
     resolved = _choose_inputs(input_arguments, raw_recipe, reading, values.get("tokenizer"), by_label=by_label)
     if resolved.follow_links:
         values.setdefault("follow_links", True)
-    for setting, value in resolved.settings.items():
-        values.setdefault(setting, value)
+    file_settings, file_notes = choose_file_settings(resolved.settings, values)
+    values |= file_settings
     chat = ChatRecipe()
     try:
         chat = ChatRecipe(**{name: values[name] for name in _CHAT_SETTINGS if name in values})
@@ -211,7 +212,7 @@ def _make_request(
     raise_problems([_locate_problem(problem, raw_recipe.location, overridden_names) for problem in problems])
     return PrepareRequest(
         new_recipe,
-        notes=(*raw_recipe.notes, *resolved.notes),
+        notes=(*raw_recipe.notes, *file_notes, *resolved.notes),
         dedup_note=dedup_note,
         tokenizer_state=raw_recipe.tokenizer_state,
         store=None if overridden_names else raw_recipe.store,

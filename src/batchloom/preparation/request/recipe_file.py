@@ -74,6 +74,7 @@ _LATER_DEFAULTS: dict[str, Any] = {
     "template_args": {},
     "template_date": None,
     "tool_format": None,
+    "default_system": None,
     "train_on_eos": "turn",
 }
 RECIPE_KEYS = ("inputs", *SETTINGS)

@@ -4,20 +4,21 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from batchloom.core.settings import quote_value, suggest
+from batchloom.core.settings import suggest
 from batchloom.preparation.settings.peer_keys import (
     READ,
     PeerDatasets,
     PeerKey,
     PeerKeyReader,
-    is_neutral,
+    describe_own_template,
     merge_values,
+    quote_yaml,
     read_length_limit,
-    suggest_close,
+    read_validation_share,
 )
 
 _SHARDS = PeerKey("refused", "give the number of records to read with split: train[:N]")
-_STEPWISE = PeerKey("refused", "step-wise supervision is not read")
+_STEPWISE = PeerKey("refused", "each step is trained, in full")
 _UNKNOWN_EFFECT = PeerKey("refused", "convert the records first")
 # Keys of one data set (axolotl/utils/schemas/datasets.py).
 ENTRY_KEYS = {
@@ -35,7 +36,8 @@ ENTRY_KEYS = {
     "trust_remote_code": PeerKey("refused", "code of data sets never runs; write its output to a file"),
     **dict.fromkeys(("conversation", "input_format", "input_transform"), _UNKNOWN_EFFECT),
     **dict.fromkeys(("field_human", "field_model", "temperature", "logprobs_field", "skip"), _UNKNOWN_EFFECT),
-    **dict.fromkeys(("step_separator", "max_completion_length", "train_on_last_step_only"), _STEPWISE),
+    "step_separator": PeerKey("refused", "a line end follows each step", ("\n",)),
+    **dict.fromkeys(("max_completion_length", "train_on_last_step_only"), _STEPWISE),
 }
 # Keys that no data set of a manifest has.
 MARKER_KEYS = ENTRY_KEYS.keys() - {"path", "type", "name", "split", "revision"}
@@ -51,7 +53,10 @@ JOB_KEYS = {
     **dict.fromkeys(("test_datasets", "streaming"), PeerKey("unused", "another store, or of the loader")),
     "shuffle_merged_datasets": PeerKey("unused", "documents are shuffled by the loader", (True,)),
     "dataset_exact_deduplication": PeerKey("unused", "--dedup decides", (True,)),
-    "default_system_message": PeerKey("refused", "set it as the default in a template file (--template)"),
+    "default_system_message": PeerKey(
+        "refused",
+        "it replaces a text of the template; --default-system adds a system turn to conversations without one",
+    ),
 }
 _OVERLONG_POLICIES = {"drop": "drop", "truncate": "truncate", "raise": "error"}
 _ALL_ROLES = "system,developer,user,assistant,tool"
@@ -98,11 +103,9 @@ _PROMPT_TYPES = {
 _CHAT_TYPES = ("chat_template", "chat_template.default")
 _TEXT_TYPES = ("completion", "pretrain")
 _SEGMENTS_TYPE = "input_output"
-_TYPES = (*_CHAT_TYPES, *_TEXT_TYPES, _SEGMENTS_TYPE, *_PROMPT_TYPES)
-_REFUSED_TYPES = {
-    "stepwise_supervised": _STEPWISE.reason,
-    "_synthetic": "synthetic data is the input dummy",
-}
+_STEPS_TYPE = "stepwise_supervised"
+_TYPES = (*_CHAT_TYPES, *_TEXT_TYPES, _SEGMENTS_TYPE, _STEPS_TYPE, *_PROMPT_TYPES)
+_REFUSED_TYPES = {"_synthetic": "synthetic data is the input dummy"}
 _CUSTOM_TYPE_KEYS = {
     **dict.fromkeys(("field_system", "field_instruction", "field_input", "field_output"), READ),
     **dict.fromkeys(("field_prompt", "field_chosen", "field_rejected", "field_completion", "field_label"), READ),
@@ -151,17 +154,8 @@ def is_axolotl_config(content: Mapping[str, Any]) -> bool:
 
 def translate_config(content: Mapping[str, Any]) -> PeerDatasets:
     """Translate the data settings of a configuration of axolotl."""
-    result = PeerDatasets()
-    reader = PeerKeyReader(content, "", result.problems)
-    result.problems += [
-        f"{key}: unknown setting{hint}"
-        for key in content
-        if key not in JOB_KEYS and (hint := suggest_close(str(key), JOB_KEYS))
-    ]
-    known = {key: value for key, value in content.items() if key in JOB_KEYS}
-    unused = PeerKeyReader(known, "", result.problems).check(JOB_KEYS)
-    if unused:
-        result.notes.append(f"axolotl's settings without effect on a store: {'; '.join(unused)}")
+    result = PeerDatasets(column_keys="field_messages:, message_property_mappings: or another type:")
+    reader = result.check_job(content, JOB_KEYS)
     stated: _StatedSettings = {setting: {} for setting in _COMMON_SETTINGS}
     for block, default_type in (("datasets", None), ("pretraining_dataset", "pretrain")):
         entries = content.get(block) or []
@@ -169,31 +163,28 @@ def translate_config(content: Mapping[str, Any]) -> PeerDatasets:
             path = f"{block}[{number}]"
             entry = {"path": value} if isinstance(value, str) and block == "pretraining_dataset" else value
             if not isinstance(entry, dict):
-                result.problems.append(f"{path}: {quote_value(entry)} is not a mapping")
+                result.problems.append(f"{path}: {quote_yaml(entry)} is not a mapping")
                 continue
             typed_entry = {**entry, "type": default_type} if entry.get("type") is None and default_type else entry
             _translate_entry(PeerKeyReader(typed_entry, f"{path}.", result.problems), content, stated, result)
     if not result.datasets and not result.problems:
         result.problems.append("datasets: there are none; write at least one")
+    trains_inputs = reader.flag("train_on_inputs")
     for setting, values in stated.items():
-        _add_common_setting(setting, values, result)
-    result.tokenizer = reader.text("tokenizer_config") or reader.text("base_model")
-    reader.flag("train_on_inputs")
+        _add_common_setting(setting, values, result, trains_inputs=trains_inputs)
+    for key in ("base_model", "tokenizer_config"):
+        result.take_text("tokenizer", reader, key)
     if (arguments := reader.mapping("chat_template_kwargs")) is not None:
-        result.settings["template_args"] = dict(arguments.values)
+        result.take("template_args", dict(arguments.values), "chat_template_kwargs")
     read_length_limit(reader, "sequence_len", "excess_length_strategy", _OVERLONG_POLICIES, result)
-    val_set_size = content.get("val_set_size")
-    if isinstance(val_set_size, float) and 0 < val_set_size < 1:
-        result.settings["val_fraction"] = val_set_size
-    elif not is_neutral(val_set_size):
-        result.notes.append("val_set_size is a number of records, and not used; give a share with --val-fraction")
+    read_validation_share(reader, "val_set_size", result)
     return result
 
 
 def _translate_entry(
     reader: PeerKeyReader, content: Mapping[str, Any], stated: _StatedSettings, result: PeerDatasets
 ) -> None:
-    result.notes += [f"{reader.path.rstrip('.')}: not used: {text}" for text in reader.check(ENTRY_KEYS)]
+    result.notes += [f"{reader.path.rstrip('.')}: not taken: {text}" for text in reader.check(ENTRY_KEYS)]
     mapping, layout = _translate_type(reader)
     if mapping is None:
         return
@@ -247,7 +238,7 @@ def _translate_type(reader: PeerKeyReader) -> tuple[dict[str, str] | None, str]:
         remedy = _REFUSED_TYPES.get(kind) if isinstance(kind, str) else None
         hint = suggest(kind, _TYPES) if isinstance(kind, str) else ""
         reader.problems.append(
-            f"{reader.path}type: {quote_value(kind)} is not read{hint}; "
+            f"{reader.path}type: {quote_yaml(kind)} is not read{hint}; "
             f"{remedy or 'name the columns of the records in a manifest (docs/manifests.md)'}"
         )
         return None, ""
@@ -255,6 +246,8 @@ def _translate_type(reader: PeerKeyReader) -> tuple[dict[str, str] | None, str]:
         return {"text": reader.text("field") or reader.text("text_column") or "text"}, ""
     if kind == _SEGMENTS_TYPE:
         return {"segments": "segments"}, ""
+    if kind == _STEPS_TYPE:
+        return {role: role for role in ("prompt", "completions", "labels")}, ""
     if kind in _CHAT_TYPES:
         return _translate_chat(reader, is_pair=kind == "chat_template.default"), ""
     prompt_type = _PROMPT_TYPES[kind]
@@ -317,9 +310,9 @@ def _choose_template(reader: PeerKeyReader, result: PeerDatasets) -> str | None:
     if name is None or name.startswith("tokenizer_default"):
         return None
     if name not in _TEMPLATES:
-        note = f"chat_template: {name!r} is axolotl's own, and the tokenizer's is used; choose another with --template"
-        if note not in result.notes:
-            result.notes.append(note)
+        note = describe_own_template("chat_template", name, "axolotl")
+        if note not in result.not_taken:
+            result.not_taken.append(note)
     return _TEMPLATES.get(name)
 
 
@@ -342,7 +335,7 @@ def _state_common_settings(
 
 def _choose_train_on(reader: PeerKeyReader, mapping: Mapping[str, str], *, trains_inputs: bool) -> str | None:
     """Return what is trained of a data set; None if no setting decides about it."""
-    if not mapping or not {"text", "chosen", "label"}.isdisjoint(mapping):
+    if not mapping or not {"text", "chosen", "label", "completions"}.isdisjoint(mapping):
         return None
     if reader.values.get("type") not in _CHAT_TYPES:
         return "all" if trains_inputs else None if "segments" in mapping else "assistant"
@@ -373,8 +366,10 @@ def _choose_train_on_eos(reader: PeerKeyReader) -> str:
     return rule
 
 
-def _add_common_setting(setting: str, stated: Mapping[str, str | None], result: PeerDatasets) -> None:
-    """Add the common value of all data sets to the settings."""
+def _add_common_setting(
+    setting: str, stated: Mapping[str, str | None], result: PeerDatasets, *, trains_inputs: bool
+) -> None:
+    """Take the common value of all data sets."""
     key, default = _COMMON_SETTINGS[setting]
     values = list(dict.fromkeys(stated.values()))
     if len(values) > 1:
@@ -386,4 +381,4 @@ def _add_common_setting(setting: str, stated: Mapping[str, str | None], result: 
             f"{first.rstrip('.')}, and a store has one {setting}; prepare two stores"
         )
     elif values and values[0] != default:
-        result.settings[setting] = values[0]
+        result.take(setting, values[0], "train_on_inputs" if setting == "train_on" and trains_inputs else key)

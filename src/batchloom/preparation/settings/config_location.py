@@ -4,10 +4,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from batchloom.core.errors import InputError
 from batchloom.core.settings import quote_value
+
+
+class FileSetting(NamedTuple):
+    """Setting that a file of another library states, with its key there."""
+
+    value: Any
+    key: str
+    file: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +30,8 @@ class ConfigLocation:
         recipe: whether it is a recipe, whose paths are not confined to its folder.
         entry_names: names of the data sets in messages; empty for their numbers.
         settings: settings of the recipe that the file of another library states.
+        column_keys: keys of the file that name columns, for messages.
+        job: file that was given, if it names the data sets of ``file``.
     """
 
     file: Path | None = None
@@ -30,7 +40,14 @@ class ConfigLocation:
     notes: tuple[str, ...] = ()
     recipe: bool = False
     entry_names: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, FileSetting] = field(default_factory=dict)
+    column_keys: str = "mapping:"
+    job: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the given file in messages; empty without one."""
+        return str(self.job or self.file or "")
 
     def describe(self, key_path: str) -> str:
         """Return the name of a key in messages; empty without a file."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchloom.chat.templates import TOOL_FORMATS
-from batchloom.core.settings import quote_value, suggest
+from batchloom.core.settings import suggest
 from batchloom.core.wording import format_list
 from batchloom.preparation.settings.peer_keys import (
     READ,
@@ -12,7 +12,9 @@ from batchloom.preparation.settings.peer_keys import (
     PeerKey,
     PeerKeyReader,
     is_neutral,
-    suggest_close,
+    quote_yaml,
+    read_template,
+    read_validation_share,
 )
 
 _OTHER_HUB = PeerKey("refused", "only the Hugging Face Hub is read; download the data and write file_name")
@@ -42,6 +44,7 @@ _COLUMN_ROLES = {
     "rejected": "rejected",
     "kto_tag": "label",
 }
+_COLUMN_SETTINGS = "columns: and tags:"
 _COLUMN_KEYS = dict.fromkeys(_COLUMN_ROLES, READ)
 _ALPACA_COLUMNS = {"prompt": "instruction", "response": "output"}
 # Roles that are read only if a column is named.
@@ -59,18 +62,18 @@ _TAG_ROLES = {
 }
 _TAG_KEYS = dict.fromkeys(_TAG_ROLES, READ)
 _FORMATS = ("alpaca", "sharegpt", "openai")
-_PLAN = PeerKey("unused", "a setting of the loader")
+_PLAN = PeerKey("unused", "of the loader")
 _SPEED = PeerKey("unused", "only speed")
-_TEMPLATE = PeerKey("unused", "the chat template decides; choose it with --template")
 # Data settings of a job (llamafactory/hparams/data_args.py); its other settings are the trainer's.
 JOB_KEYS = {
     **dict.fromkeys(("dataset", "dataset_dir", "max_samples", "train_on_prompt", "mask_history", "val_size"), READ),
-    **dict.fromkeys(("stage", "model_name_or_path", "enable_thinking", "tool_format"), READ),
+    **dict.fromkeys(("stage", "model_name_or_path", "enable_thinking", "tool_format", "template"), READ),
+    "default_system": READ,
     **dict.fromkeys(("packing", "neat_packing", "streaming", "buffer_size"), _PLAN),
     "cutoff_len": PeerKey(
         "unused", "it cuts the question and the answer of each turn; --max-tokens with --overlong truncate cuts the end"
     ),
-    **dict.fromkeys(("template", "preserve_thinking"), _TEMPLATE),
+    "preserve_thinking": PeerKey("unused", "the chat template decides"),
     **dict.fromkeys(("overwrite_cache", "preprocessing_batch_size", "preprocessing_num_workers"), _SPEED),
     **dict.fromkeys(("data_shared_file_system", "tokenized_path"), _SPEED),
     **dict.fromkeys(("eval_dataset", "eval_on_each_dataset", "eval_num_beams"), PeerKey("unused", "another store")),
@@ -78,7 +81,6 @@ JOB_KEYS = {
     "interleave_probs": PeerKey("unused", "mix stores with train --mixture"),
     "media_dir": PeerKey("unused", "media lie next to the data, or in --data-folder"),
     "ignore_pad_token_for_loss": PeerKey("unused", "there are no padding tokens", (True,)),
-    "default_system": PeerKey("refused", "write a system column or a template with this system turn"),
 }
 # Keys by which a job is one of LLaMA-Factory.
 JOB_MARKERS = ("dataset_dir", "stage", "finetuning_type", "cutoff_len")
@@ -90,18 +92,18 @@ _RANKING_STAGES = ("rm", "dpo")
 
 
 def translate_dataset_info(
-    info: Mapping[str, Any], names: Sequence[str] = (), *, stage: str = "sft", max_samples: int | None = None
+    info: Mapping[str, Any], names: Sequence[str], *, stage: str = "sft", max_samples: int | None = None
 ) -> PeerDatasets:
     """Translate data sets of a ``dataset_info.json``.
 
     Args:
         info: content of the file.
-        names: names of the data sets; empty for all.
+        names: names of the data sets.
         stage: stage of the job; ``pt`` trains on the prompt column as text.
         max_samples: number of first records of each data set; None for all.
     """
-    result = PeerDatasets()
-    for name in names or info:
+    result = PeerDatasets(column_keys=_COLUMN_SETTINGS)
+    for name in names:
         entry = info.get(name)
         if name not in info:
             known_names = format_list([repr(known) for known in info], 8)
@@ -109,7 +111,7 @@ def translate_dataset_info(
                 f"{name}: there is no such data set{suggest(name, info)}; the file has {known_names}"
             )
         elif not isinstance(entry, dict):
-            result.problems.append(f"{name}: {quote_value(entry)} is not a mapping")
+            result.problems.append(f"{name}: {quote_yaml(entry)} is not a mapping")
         else:
             _translate_entry(str(name), entry, stage, max_samples, result)
     return result
@@ -122,7 +124,7 @@ def _translate_entry(
     hub = reader.text("hf_hub_url")
     # Without modelscope or openMind, LLaMA-Factory reads the Hugging Face Hub if both are named.
     keys = {key: PeerKey("unused", "hf_hub_url is read") for key in ("ms_hub_url", "om_hub_url")} if hub else {}
-    result.notes += [f"{name}: not used: {text}" for text in reader.check({**ENTRY_KEYS, **keys})]
+    result.notes += [f"{name}: not taken: {text}" for text in reader.check({**ENTRY_KEYS, **keys})]
     path = hub or reader.text("cloud_file_name") or reader.text("file_name")
     if path is None and is_neutral(entry.get("script_url")) and is_neutral(entry.get("ms_hub_url")):
         result.problems.append(f"{name}: has no file_name and no hf_hub_url, which one of them must name the data")
@@ -191,37 +193,26 @@ def _translate_tags(reader: PeerKeyReader) -> dict[str, str]:
 
 def translate_job(job: Mapping[str, Any], info: Mapping[str, Any]) -> PeerDatasets:
     """Translate the data settings of a job and its ``dataset_info.json``."""
-    problems: list[str] = []
-    reader = PeerKeyReader(job, "", problems)
-    data_settings = {key: value for key, value in job.items() if key in JOB_KEYS}
-    problems += [
-        f"{key}: unknown setting{hint}"
-        for key in job
-        if key not in JOB_KEYS and (hint := suggest_close(str(key), JOB_KEYS))
-    ]
-    unused = PeerKeyReader(data_settings, "", problems).check(JOB_KEYS)
+    result = PeerDatasets(column_keys=_COLUMN_SETTINGS)
+    reader = result.check_job(job, JOB_KEYS)
     stage, max_samples = reader.choice("stage", _STAGES, "sft"), reader.number("max_samples")
-    names, tokenizer = list_names(reader), reader.text("model_name_or_path")
-    if not names and not problems:
-        problems.append("dataset: there are none; name at least one data set of dataset_info.json")
-    problems += [
+    names = list_names(reader)
+    result.take_text("tokenizer", reader, "model_name_or_path")
+    if not names and not result.problems:
+        result.problems.append("dataset: there are none; name at least one data set of dataset_info.json")
+    result.problems += [
         f"{name}: a data set {'with' if ranks else 'without'} ranking does not fit stage {stage}; LLaMA-Factory trains "
         "rankings in the stages rm and dpo alone"
         for name in names
         if (ranks := bool(_get_entry(info, name).get("ranking"))) != (stage in _RANKING_STAGES) and name in info
     ]
-    settings = _translate_chat_settings(reader, unused)
-    result = translate_dataset_info(info, names, stage=stage, max_samples=max_samples) if names else PeerDatasets()
-    result.problems = [*problems, *(f"dataset_info.json: {problem}" for problem in result.problems)]
-    result.tokenizer = tokenizer
-    result.settings |= settings
-    val_size = job.get("val_size")
-    if isinstance(val_size, float) and 0 < val_size < 1:
-        result.settings["val_fraction"] = val_size
-    elif not is_neutral(val_size):
-        unused.append("val_size (a number of records; give a share with --val-fraction)")
-    if unused:
-        result.notes.append(f"LLaMA-Factory's settings without effect on a store: {'; '.join(unused)}")
+    _translate_chat_settings(reader, result)
+    read_validation_share(reader, "val_size", result)
+    if names:
+        listed = translate_dataset_info(info, names, stage=stage, max_samples=max_samples)
+        result.datasets = listed.datasets
+        result.problems += [f"dataset_info.json: {problem}" for problem in listed.problems]
+        result.notes += [f"dataset_info.json: {note}" for note in listed.notes]
     return result
 
 
@@ -230,25 +221,27 @@ def _get_entry(info: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return entry if isinstance(entry, dict) else {}
 
 
-def _translate_chat_settings(reader: PeerKeyReader, unused: list[str]) -> dict[str, Any]:
-    """Return the settings of conversations."""
-    settings: dict[str, Any] = {}
+def _translate_chat_settings(reader: PeerKeyReader, result: PeerDatasets) -> None:
+    """Take the settings of conversations."""
     trains_prompts, masks_history = reader.flag("train_on_prompt"), reader.flag("mask_history")
     if trains_prompts and masks_history:
         reader.problems.append("mask_history: contradicts train_on_prompt; leave one of them out")
-    elif trains_prompts or masks_history:
-        settings["train_on"] = "all" if trains_prompts else "last"
+    elif trains_prompts:
+        result.take("train_on", "all", "train_on_prompt")
+    elif masks_history:
+        result.take("train_on", "last", "mask_history")
+    read_template(reader, "LLaMA-Factory", result)
+    result.take_text("default_system", reader, "default_system")
     reader.flag("enable_thinking")
     # Missing means true. Null adds an empty thought that is not trained, as false does.
     if reader.values.get("enable_thinking", True) in (None, False):
-        settings["template_args"] = {"enable_thinking": False}
-        unused.append("the removal of thoughts by enable_thinking (remove them from the records)")
+        result.take("template_args", {"enable_thinking": False}, "enable_thinking")
+        result.not_taken.append("the removal of thoughts by enable_thinking (remove them from the records)")
     tool_format = reader.text("tool_format")
     if tool_format in _MODEL_TOOL_FORMATS:
-        unused.append("tool_format (the template of its models writes the tools)")
+        result.not_taken.append("tool_format (the template of its models writes the tools)")
     elif tool_format is not None:
-        settings["tool_format"] = reader.choice("tool_format", _TOOL_FORMATS, "")
-    return settings
+        result.take("tool_format", reader.choice("tool_format", _TOOL_FORMATS, ""), "tool_format")
 
 
 # Keys of one data set of version 1 (llamafactory/v1/utils/types.py).
@@ -273,10 +266,10 @@ def is_v1_dataset_info(content: Mapping[str, Any]) -> bool:
 
 def translate_v1_dataset_info(content: Mapping[str, Any]) -> PeerDatasets:
     """Translate a ``dataset_info.yaml`` of version 1."""
-    result = PeerDatasets()
+    result = PeerDatasets(column_keys="another converter:")
     for name, entry in content.items():
         reader = PeerKeyReader(entry, f"{name}.", result.problems)
-        result.notes += [f"{name}: not used: {text}" for text in reader.check(V1_ENTRY_KEYS)]
+        result.notes += [f"{name}: not taken: {text}" for text in reader.check(V1_ENTRY_KEYS)]
         source = reader.choice("source", ("hf_hub", "ms_hub", "local"), "hf_hub")
         if source == "ms_hub":
             result.problems.append(f"{name}.source: 'ms_hub' is not supported; {_OTHER_HUB.reason}")

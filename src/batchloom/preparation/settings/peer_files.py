@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,21 @@ from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.settings import quote_value
 from batchloom.core.yaml_reader import read_yaml
 from batchloom.preparation.settings import axolotl_datasets, llamafactory_datasets, swift_datasets
-from batchloom.preparation.settings.config_location import ConfigLocation
+from batchloom.preparation.settings.config_location import ConfigLocation, FileSetting
 from batchloom.preparation.settings.peer_keys import PeerDatasets
 
 DATASET_INFO = "dataset_info.json"
 _INFO_PATTERN = re.compile(r"((?:.*/)?dataset_info\.json)(?::(.*))?", re.DOTALL)
 # Keys of the file of this name in a folder of save_to_disk.
 _SAVED_KEYS = {"features", "builder_name", "citation"}
+# Keys that locate a data set.
+_DATASET_KEYS = {"file_name", "hf_hub_url", "cloud_file_name", "dataset_path", "hf_dataset_id"}
 _REMOTE_FOLDERS = ("ONLINE", "REMOTE:")
 PeerFile = tuple[dict[str, Any], ConfigLocation]
 
 
 def split_dataset_info(text: str) -> tuple[Path, list[str]] | None:
-    """Split ``FOLDER/dataset_info.json:NAME,NAME``; None if it is another path."""
+    """Split ``FOLDER/dataset_info.json:NAME,NAME#N``; None if it is another path."""
     match = None if is_url(text) else _INFO_PATTERN.fullmatch(text)
     if match is None:
         return None
@@ -32,12 +35,78 @@ def split_dataset_info(text: str) -> tuple[Path, list[str]] | None:
 
 
 def read_dataset_info(path: Path, names: list[str]) -> PeerFile:
-    """Read a ``dataset_info.json`` of LLaMA-Factory; if it is a list, of ms-swift."""
+    """Read a ``dataset_info.json`` of LLaMA-Factory; if it is a list, of ms-swift.
+
+    Without names all of its data sets are read, which must be files.
+    """
     content = read_yaml(path)
+    translate: Callable[[Sequence[str]], PeerDatasets]
     if isinstance(content, list):
-        return _make_values(path, swift_datasets.translate_dataset_info(content, names), path)
-    info = _check_dataset_info(path, content)
-    return _make_values(path, llamafactory_datasets.translate_dataset_info(info, names), path)
+        known_names = swift_datasets.list_dataset_names(content)
+        translate = partial(swift_datasets.translate_dataset_info, content)
+    else:
+        info = _check_dataset_info(path, content)
+        known_names, translate = list(info), partial(llamafactory_datasets.translate_dataset_info, info)
+    if names:
+        problems: list[str] = []
+        parts = [_limit_samples(name, translate, problems) for name in names]
+    else:
+        parts = [translate([name]) for name in known_names]
+        problems = _find_unreadable_datasets(path, dict(zip(known_names, parts, strict=True)))
+    peer = PeerDatasets(
+        datasets=[dataset for part in parts for dataset in part.datasets],
+        notes=[note for part in parts for note in part.notes],
+        problems=[*(problem for part in parts for problem in part.problems), *problems],
+        column_keys=parts[0].column_keys if parts else "",
+    )
+    return _make_values(path, peer, path)
+
+
+def _limit_samples(name: str, translate: Callable[[Sequence[str]], PeerDatasets], problems: list[str]) -> PeerDatasets:
+    """Translate ``NAME`` or ``NAME#N``, N random records of a data set."""
+    name, mark, count = name.partition("#")
+    part = translate([name])
+    if not mark:
+        return part
+    if not count.isdecimal() or int(count) < 1 or len(part.datasets) > 1:
+        problems.append(f"{name}#{count}: {count!r} is not a number of records of at least 1, of one data set")
+    else:
+        part.datasets = [{**dataset, "num_samples": int(count)} for dataset in part.datasets]
+    return part
+
+
+def _find_unreadable_datasets(path: Path, parts: Mapping[str, PeerDatasets]) -> list[str]:
+    """List the data sets that are no files, and the input that leaves them out."""
+    problems, readable = [], []
+    for name, part in parts.items():
+        if part.problems:
+            continue
+        missing = [str(dataset["path"]) for dataset in part.datasets if not _is_file(dataset, path.parent)]
+        if missing:
+            problems.append(f"{name}: {missing[0]} is no file or folder; a data set of the Hub is read only by name")
+        else:
+            readable.append(name)
+    if len(readable) == len(parts) or not (problems or readable):
+        return []
+    return [*problems, f"name the data sets to read, such as {path}:{','.join(readable) or 'NAME,NAME'}"]
+
+
+def _is_file(dataset: Mapping[str, Any], folder: Path) -> bool:
+    name = str(dataset["path"])
+    return is_url(name) or (folder / _resolve_from_current_folder(name, folder)).exists()
+
+
+def describe_dataset_info(folder: Path) -> str:
+    """Return the note about data sets that a folder's file names; else empty."""
+    path = folder / DATASET_INFO
+    content = read_yaml(path) if path.is_file() else None
+    entries = content if isinstance(content, list) else content.values() if isinstance(content, dict) else ()
+    if not any(isinstance(entry, dict) and not _DATASET_KEYS.isdisjoint(entry) for entry in entries):
+        return ""
+    return (
+        f"{folder} is read as a folder of files, without the columns and roles of {path}; give {path} to read its data "
+        f"sets, or {path}:NAME,NAME for some of them."
+    )
 
 
 def read_peer_file(path: Path, content: dict[str, Any]) -> PeerFile | None:
@@ -89,20 +158,30 @@ def _make_values(path: Path, peer: PeerDatasets, base: Path) -> PeerFile:
     """Return settings and their location; relative paths begin next to ``base``."""
     datasets = [_locate_dataset(dataset, base.parent, peer.problems) for dataset in peer.datasets]
     settings = dict(peer.settings)
-    if isinstance(template := settings.get("template"), str):
-        # A template is a name or a file: in the current folder, else next to the configuration.
-        adjacent = base.parent / template
-        if template not in TEMPLATE_NAMES and not Path(template).exists() and adjacent.is_file():
-            settings["template"] = str(adjacent)
+    template, template_key = settings.get("template", ("", ""))
+    # A template is a name or a file: in the current folder, else next to the configuration.
+    if template and template not in TEMPLATE_NAMES and not Path(template).exists():
+        adjacent = path.parent / template
+        settings["template"] = str(adjacent) if adjacent.is_file() else template, template_key
     if peer.problems:
         raise SettingsError([f"{path}: {problem}" for problem in peer.problems])
     values: dict[str, Any] = {"datasets": datasets}
-    if peer.tokenizer is not None:
-        values["processor_config"] = {"processor_name": peer.tokenizer}
+    if "tokenizer" in settings:
+        name, key = settings["tokenizer"]
+        tokenizer = ConfigLocation(path).resolve_path(name)
+        values["processor_config"] = {"processor_name": tokenizer}
+        settings["tokenizer"] = tokenizer, key
     names = tuple(str(dataset.get("name") or f"datasets[{n}]") for n, dataset in enumerate(datasets))
-    location = ConfigLocation(base, has_block=False, entry_names=names, settings=settings)
-    for note in peer.notes:
-        location = location.with_note(note)
+    notes = [*peer.notes, *([f"not taken: {'; '.join(peer.not_taken)}"] if peer.not_taken else [])]
+    location = ConfigLocation(
+        base,
+        has_block=False,
+        notes=tuple(f"{path}: {note}." for note in notes),
+        entry_names=names,
+        settings={name: FileSetting(value, key, str(path)) for name, (value, key) in settings.items()},
+        column_keys=peer.column_keys,
+        job=path,
+    )
     return values, location
 
 

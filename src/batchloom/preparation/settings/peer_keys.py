@@ -3,11 +3,17 @@
 One table per library and kind of file gives the treatment of each key.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from batchloom.core.settings import quote_value, suggest
+from batchloom.core.settings import is_positive_number, quote_value, suggest
+from batchloom.core.wording import shorten
+
+# Templates of LLaMA-Factory and ms-swift that are built-in ones here; tests/peers compares their texts.
+_EQUAL_TEMPLATES = ("chatml", "llama3")
+_MAX_QUOTED_LENGTH = 120
 
 # Values that do the same as a missing key.
 _NEUTRAL_VALUES: tuple[Any, ...] = (None, False, "", [], {}, 0, 0.0)
@@ -37,17 +43,39 @@ class PeerDatasets:
 
     Attributes:
         datasets: entries of a manifest.
-        settings: settings of the recipe that the file states.
-        tokenizer: the tokenizer; None if the file names none.
+        settings: settings of the recipe that the file states, each with its key in the file.
+        not_taken: keys without effect on the store, each with the reason.
+        column_keys: keys of the file that name columns, for messages.
         notes: notes for the user.
         problems: all problems of the file, each with its path.
     """
 
     datasets: list[dict[str, Any]] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)
-    tokenizer: str | None = None
+    settings: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    not_taken: list[str] = field(default_factory=list)
+    column_keys: str = "columns:"
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+
+    def check_job(self, job: Mapping[str, Any], table: Mapping[str, PeerKey]) -> "PeerKeyReader":
+        """Check the data settings of a job, and return their reader."""
+        self.problems += [
+            f"{key}: unknown setting{hint}"
+            for key in job
+            if key not in table and (hint := _suggest_close(str(key), table))
+        ]
+        data_settings = {key: value for key, value in job.items() if key in table}
+        self.not_taken += PeerKeyReader(data_settings, "", self.problems).check(table)
+        return PeerKeyReader(job, "", self.problems)
+
+    def take(self, setting: str, value: Any, key: str) -> None:
+        """Set a setting of the recipe from a key of the file."""
+        self.settings[setting] = value, key
+
+    def take_text(self, setting: str, reader: "PeerKeyReader", key: str) -> None:
+        """Set a setting from a key that holds a text, if there is one."""
+        if (text := reader.text(key)) is not None:
+            self.take(setting, text, key)
 
 
 @dataclass(slots=True)
@@ -73,7 +101,7 @@ class PeerKeyReader:
                 self.problems.append(f"{self.path}{key}: unknown setting{suggest(str(key), table)}")
             elif not is_neutral(value) and value not in entry.neutral:
                 if entry.treatment == "refused":
-                    self.problems.append(f"{self.path}{key}: {quote_value(value)} is not supported; {entry.reason}")
+                    self.problems.append(f"{self.path}{key}: {quote_yaml(value)} is not supported; {entry.reason}")
                 elif entry.treatment == "unused":
                     unused.setdefault(entry.reason, []).append(key)
         return [f"{', '.join(keys)} ({reason})" for reason, keys in unused.items()]
@@ -108,7 +136,7 @@ class PeerKeyReader:
         if value is None or value in choices:
             return value or default
         hint = suggest(value, choices) if isinstance(value, str) else ""
-        self.problems.append(f"{self.path}{key}: {quote_value(value)} is none of {', '.join(choices)}{hint}")
+        self.problems.append(f"{self.path}{key}: {quote_yaml(value)} is none of {', '.join(choices)}{hint}")
         return default
 
     def texts(self, key: str) -> list[str]:
@@ -133,23 +161,64 @@ class PeerKeyReader:
         return None
 
     def _report(self, key: str, expected: str, default: str | None) -> str | None:
-        self.problems.append(f"{self.path}{key}: {quote_value(self.values[key])} is not {expected}")
+        self.problems.append(f"{self.path}{key}: {quote_yaml(self.values[key])} is not {expected}")
         return default
 
 
 def read_length_limit(
     reader: PeerKeyReader, length_key: str, policy_key: str, policies: Mapping[str, str], result: PeerDatasets
 ) -> None:
-    """Add the maximum length of a document and its policy to the settings.
+    """Take the maximum length of a document and its policy.
 
-    The first of ``policies`` is the library's default.
+    The first of ``policies`` is the library's default, and the default of ``overlong``.
     """
     policy = reader.choice(policy_key, tuple(policies), next(iter(policies)))
     length = reader.number(length_key)
     if length is not None:
-        result.settings |= {"max_tokens": length, "overlong": policies[policy]}
-    elif reader.values.get(policy_key) is not None:
-        result.notes.append(f"{policy_key} is not used without {length_key}; give --max-tokens and --overlong")
+        result.take("max_tokens", length, length_key)
+    if reader.values.get(policy_key) is not None:
+        if length is None:
+            result.not_taken.append(f"{policy_key} (not used without {length_key}; give --max-tokens and --overlong)")
+        else:
+            result.take("overlong", policies[policy], policy_key)
+
+
+def read_validation_share(reader: PeerKeyReader, key: str, result: PeerDatasets, *, counts: bool = True) -> None:
+    """Take the share of validation; a missing one is 0, as in these libraries.
+
+    With ``counts`` the library also allows a number of records, which is not taken.
+    """
+    value: Any = reader.values.get(key)
+    if is_neutral(value):
+        result.take("val_fraction", 0.0, key if key in reader.values else f"no {key}")
+    elif is_positive_number(value) and value < 1:
+        result.take("val_fraction", value, key)
+    elif is_positive_number(value) and counts:
+        result.not_taken.append(f"{key} (a number of records; give a share with --val-fraction)")
+    else:
+        result.problems.append(f"{key}: {quote_yaml(value)} is not a share below 1{' or a number of records' * counts}")
+
+
+def read_template(reader: PeerKeyReader, library: str, result: PeerDatasets) -> None:
+    """Take a template that is equal here; the others of a library are its own."""
+    name = reader.text("template")
+    if name in _EQUAL_TEMPLATES:
+        result.take("template", name, "template")
+    elif name is not None:
+        result.not_taken.append(describe_own_template("template", name, library))
+
+
+def describe_own_template(key: str, name: str, library: str) -> str:
+    """Describe a template that only another library has, and its replacement."""
+    return (
+        f"{key} {name} (it is {library}'s own; the tokenizer's chat template is used, else plain; choose one with "
+        "--template: chatml, llama3, alpaca or a file)"
+    )
+
+
+def quote_yaml(value: object) -> str:
+    """Return a value for a message, as a file has it."""
+    return quote_value(value) if isinstance(value, str) else shorten(json.dumps(value), _MAX_QUOTED_LENGTH)
 
 
 def is_neutral(value: object) -> bool:
@@ -162,7 +231,7 @@ def merge_values(values: list[str]) -> str:
     return "|".join(dict.fromkeys(values))
 
 
-def suggest_close(key: str, known_keys: Mapping[str, PeerKey]) -> str:
+def _suggest_close(key: str, known_keys: Mapping[str, PeerKey]) -> str:
     """Return the hint for a key with one wrong letter; else an empty text."""
     hint = suggest(key, known_keys)
     return hint if any(_differ_by_a_letter(key, known) for known in known_keys) else ""

@@ -269,6 +269,7 @@ class SourceRecipe:
         num_samples: number of its records that are read, chosen at random; None for all.
         media_folder: folder or URL that the paths of its media start from; None for the recipe's.
         location: location of the setting, for messages.
+        column_keys: keys of its file that name columns, for messages.
     """
 
     text_field: Annotated[str | None, Setting(help="Field of a record that holds the text.")] = None
@@ -293,6 +294,7 @@ class SourceRecipe:
     ] = None
     media_folder: Annotated[str | None, Setting(help="Folder or URL that the paths of media start from.")] = None
     location: str = field(default="", compare=False)
+    column_keys: str = field(default="mapping:", compare=False)
 
     @property
     def declared_input(self) -> DeclaredInput:

@@ -270,6 +270,7 @@ class ChatRecipe:
         template_args: variables of the template by name; those of a record override them.
         template_date: date that the template writes, as ``YYYY-MM-DD``; None for 2024-07-26.
         tool_format: format in which tools and tool calls are written into contents; None leaves them to the template.
+        default_system: system prompt of conversations that have none; None adds none.
         train_on: turns to train on: ``assistant``, ``all``, ``last``, ``completion``, ``flagged``, or roles separated
             by commas; None for the completion of prompt-completion records and the assistant's turns of others.
         train_on_eos: stop tokens to train on: ``turn`` (those of trained turns), ``all`` (those of all turns),
@@ -322,6 +323,12 @@ class ChatRecipe:
             panel=CHAT_PANEL,
         ),
     ] = None
+    default_system: Annotated[
+        str | None,
+        Setting(
+            help="System prompt of conversations without one.", metavar="TEXT", shown_default="none", panel=CHAT_PANEL
+        ),
+    ] = None
     train_on: Annotated[str | None, TRAIN_ON] = None
     train_on_eos: TrainOnEosSetting = "turn"
     max_tokens: MaxTokensSetting = None
@@ -334,7 +341,7 @@ class ChatRecipe:
         if self.template == NO_TEMPLATE:
             problems += [
                 f"{name}: is for a chat template, and template is {NO_TEMPLATE}; leave one of them out"
-                for name in ("template_args", "template_date", "tool_format")
+                for name in ("template_args", "template_date", "tool_format", "default_system")
                 if getattr(self, name)
             ]
         if self.overlong in OVERLONG_POLICIES[1:] and self.max_tokens is None:
@@ -524,7 +531,7 @@ def recipe_to_plain(recipe: Recipe) -> dict[str, Any]:
     plain["dedup"] = dedup_to_plain(recipe.dedup)
     if PurePath(recipe.tokenizer).is_absolute():
         plain["tokenizer"] = Path(recipe.tokenizer).name
-    for name in ("template_args", "template_date", "tool_format", "train_on_eos"):
+    for name in ("template_args", "template_date", "tool_format", "default_system", "train_on_eos"):
         if getattr(recipe.chat, name) == getattr(ChatRecipe(), name):
             plain["chat"].pop(name)
     plain["chat"] |= _template_to_plain(recipe.chat.template)
@@ -727,6 +734,7 @@ class DocumentOptions(TypedDict, total=False):
     template_args: Mapping[str, Any] | Sequence[str] | None
     template_date: str | dt.date | None
     tool_format: str | None
+    default_system: str | None
     train_on: str | None
     train_on_eos: TrainOnEos | None
     max_tokens: int | None

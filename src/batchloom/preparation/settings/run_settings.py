@@ -12,7 +12,7 @@ from batchloom.sources import ReadLimits
 
 ExecutorName = Literal["pool", "ray"]
 
-# Listed input bytes of a unit; a constant, because the cuts of large files depend on it.
+# Listed input bytes of a unit of a stream and of a large job; a constant, because the cuts of large files depend on it.
 UNIT_BYTES = 256 << 20
 _MAX_WORKERS = 100_000
 # A worker takes more without any input.
@@ -91,8 +91,9 @@ class RunSettings:
         dry_run: stop before shards are written, after counting what would be dropped.
         streaming: read remote Hub datasets without downloading them; None: only large ones.
         work: folder in which a store for a remote target is made; None for one below the user's cache.
+        for_loader: whether to refuse preferences, prompts and labelled steps, which a loader does not train.
         limits: read limits, which affect documents.
-        unit_bytes: listed input bytes of a unit.
+        unit_bytes: listed input bytes of a unit; 0 chooses them from the listing.
     """
 
     execution: ExecutionSettings = field(default_factory=ExecutionSettings)
@@ -145,8 +146,16 @@ class RunSettings:
             panel=_PANEL,
         ),
     ] = None
+    for_loader: Annotated[
+        bool,
+        Setting(
+            help="Refuse preferences, prompts and labelled steps, which a loader does not train.",
+            has_option=False,
+            panel=_PANEL,
+        ),
+    ] = False
     limits: ReadLimits = field(default_factory=ReadLimits)
-    unit_bytes: int = UNIT_BYTES
+    unit_bytes: int = 0
 
     def __post_init__(self) -> None:
         raise_problems(find_problems(self))
@@ -175,6 +184,7 @@ class RunOptions(ExecutionOptions, total=False):
     dry_run: bool | None
     streaming: bool | None
     work: str | os.PathLike[str] | None
+    for_loader: bool | None
 
 
 def make_run_settings(options: Mapping[str, Any]) -> RunSettings:

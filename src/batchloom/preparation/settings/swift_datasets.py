@@ -3,15 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchloom.core.settings import quote_value, suggest
+from batchloom.core.settings import suggest
+from batchloom.core.wording import format_list
 from batchloom.preparation.settings.peer_keys import (
     READ,
     PeerDatasets,
     PeerKey,
     PeerKeyReader,
-    is_neutral,
+    quote_yaml,
     read_length_limit,
-    suggest_close,
+    read_template,
+    read_validation_share,
 )
 
 _SPEED = PeerKey("unused", "only speed")
@@ -29,6 +31,11 @@ _COLUMN_ROLES = {
     "audios": "audios",
     "label": "label",
 }
+# Agent templates that no model's chat template writes.
+_PROMPTED_AGENT_TEMPLATES = (
+    *("react_en", "react_zh", "react_grpo", "toolbench"),
+    *("qwen_en", "qwen_zh", "qwen_en_parallel", "qwen_zh_parallel"),
+)
 # Data settings of a job (swift/arguments/base_args/data_args.py); its other settings are the trainer's.
 JOB_KEYS = {
     **dict.fromkeys(("dataset", "columns", "model", "dataset_shuffle", "split_dataset_ratio", "use_hf"), READ),
@@ -39,10 +46,12 @@ JOB_KEYS = {
     "data_seed": PeerKey("refused", "random records are chosen with the seed 42", (42,)),
     "strict": PeerKey("unused", "--max-bad decides"),
     "remove_unused_columns": PeerKey("unused", "columns without a role are reported", (True,)),
-    "template": PeerKey("unused", "the chat template decides; choose it with --template"),
-    "system": PeerKey("refused", "write a system column, or a template with this system turn"),
-    **dict.fromkeys(("loss_scale", "max_length", "truncation_strategy"), READ),
-    "agent_template": PeerKey("unused", "the chat template writes the tools; --tool-format names others", ("hermes",)),
+    **dict.fromkeys(("template", "system", "loss_scale", "max_length", "truncation_strategy"), READ),
+    "agent_template": PeerKey(
+        "unused",
+        "the chat template writes the tools; --tool-format names others",
+        ("hermes", *_PROMPTED_AGENT_TEMPLATES),
+    ),
     "enable_thinking": PeerKey("unused", "set the variable of the chat template with --template-arg"),
     "disable_auto_column_mapping": PeerKey("refused", "name the columns of each role in a manifest"),
     "custom_dataset_info": PeerKey("refused", "give the file as an input of its own"),
@@ -58,6 +67,7 @@ ENTRY_KEYS = {
     **dict.fromkeys(("tags", "help", "huge_dataset"), PeerKey("unused", "a description")),
     **dict.fromkeys(("ms_dataset_id", "ms_revision"), PeerKey("unused", "the Hugging Face Hub is read")),
 }
+_IDENTIFIER_KEYS = ("dataset_name", "hf_dataset_id", "dataset_path")
 _MESSAGE_KEYS = {
     "role_key": "role",
     "content_key": "content",
@@ -70,15 +80,7 @@ _MESSAGE_KEYS = {
 def translate_job(job: Mapping[str, Any]) -> PeerDatasets:
     """Translate the data settings of a job."""
     result = PeerDatasets()
-    reader = PeerKeyReader(job, "", result.problems)
-    result.problems += [
-        f"{key}: unknown setting{hint}"
-        for key in job
-        if key not in JOB_KEYS and (hint := suggest_close(str(key), JOB_KEYS))
-    ]
-    known = {key: value for key, value in job.items() if key in JOB_KEYS}
-    if unused := PeerKeyReader(known, "", result.problems).check(JOB_KEYS):
-        result.notes.append(f"ms-swift's settings without effect on a store: {'; '.join(unused)}")
+    reader = result.check_job(job, JOB_KEYS)
     mapping = _translate_columns(reader)
     # Without shuffling, the first records are taken.
     count_key = "max_samples" if job.get("dataset_shuffle") is False else "num_samples"
@@ -89,16 +91,26 @@ def translate_job(job: Mapping[str, Any]) -> PeerDatasets:
         ]
     if not result.datasets and not result.problems:
         result.problems.append("dataset: there are none; write at least one")
-    result.tokenizer = reader.text("model")
+    result.take_text("tokenizer", reader, "model")
     _translate_loss_scale(reader, result)
+    read_template(reader, "ms-swift", result)
+    if (system := reader.text("system")) is not None:
+        if system.endswith(".txt"):
+            result.problems.append(f"system: {system!r} names a file; write its text here")
+        result.take("default_system", system.replace("\\n", "\n"), "system")
     if job.get("agent_template") == "hermes":
-        result.settings["tool_format"] = "hermes"
+        result.take("tool_format", "hermes", "agent_template")
+    elif job.get("agent_template") in _PROMPTED_AGENT_TEMPLATES:
+        result.problems.append(
+            f"agent_template: {quote_yaml(job['agent_template'])} has no equal --tool-format; hermes has one, and the "
+            "formats of models are written by their own chat templates: name one of these, or leave it out"
+        )
     read_length_limit(reader, "max_length", "truncation_strategy", _OVERLONG_POLICIES, result)
-    ratio = job.get("split_dataset_ratio")
-    if isinstance(ratio, float) and 0 < ratio < 1:
-        result.settings["val_fraction"] = ratio
-    elif not is_neutral(ratio):
-        result.problems.append(f"split_dataset_ratio: {quote_value(ratio)} is not a share below 1")
+    if reader.values.get("val_dataset"):
+        # Validation has data sets of its own, and ms-swift splits nothing off.
+        result.take("val_fraction", 0.0, "val_dataset")
+    else:
+        read_validation_share(reader, "split_dataset_ratio", result, counts=False)
     return result
 
 
@@ -107,11 +119,11 @@ def _translate_loss_scale(reader: PeerKeyReader, result: PeerDatasets) -> None:
     name = reader.text("loss_scale", "default")
     if name not in _LOSS_SCALES:
         result.problems.append(
-            f"loss_scale: {quote_value(name)} is none of {', '.join(_LOSS_SCALES)}; weights by patterns are not "
+            f"loss_scale: {quote_yaml(name)} is none of {', '.join(_LOSS_SCALES)}; weights by patterns are not "
             "supported, so write train flags or weights into the messages"
         )
     elif (train_on := _LOSS_SCALES[name]) is not None:
-        result.settings["train_on"] = train_on
+        result.take("train_on", train_on, "loss_scale")
 
 
 def _translate_name(name: str, count_key: str, reader: PeerKeyReader) -> list[dict[str, Any]]:
@@ -152,19 +164,30 @@ def _translate_columns(reader: PeerKeyReader) -> dict[str, str]:
     return mapping
 
 
-def translate_dataset_info(entries: Sequence[Any], names: Sequence[str] = ()) -> PeerDatasets:
-    """Translate the named data sets of a ``dataset_info.json``, by default all."""
+def list_dataset_names(entries: Sequence[Any]) -> list[str]:
+    """Return a name of each data set, for :func:`translate_dataset_info`."""
+    return list(dict.fromkeys(_list_identifiers(number, entry)[0] for number, entry in enumerate(entries)))
+
+
+def _list_identifiers(number: int, entry: object) -> list[str]:
+    """Return the names of an entry, at last its position."""
+    values = [entry.get(key) for key in _IDENTIFIER_KEYS] if isinstance(entry, dict) else []
+    return [*(value for value in values if isinstance(value, str) and value), f"[{number}]"]
+
+
+def translate_dataset_info(entries: Sequence[Any], names: Sequence[str]) -> PeerDatasets:
+    """Translate the named data sets of a ``dataset_info.json``."""
     result = PeerDatasets()
     found: set[str] = set()
     for number, entry in enumerate(entries):
-        if not isinstance(entry, dict):
-            result.problems.append(f"[{number}]: {quote_value(entry)} is not a mapping")
-            continue
-        reader = PeerKeyReader(entry, f"[{number}].", result.problems)
-        identifiers = [name for key in ("dataset_name", "hf_dataset_id", "dataset_path") if (name := reader.text(key))]
-        if names and not set(names) & set(identifiers):
+        identifiers = _list_identifiers(number, entry)
+        if not set(names) & set(identifiers):
             continue
         found |= set(identifiers)
+        if not isinstance(entry, dict):
+            result.problems.append(f"[{number}]: {quote_yaml(entry)} is not a mapping")
+            continue
+        reader = PeerKeyReader(entry, f"[{number}].", result.problems)
         reader.check(ENTRY_KEYS)
         path = reader.text("dataset_path") or reader.text("hf_dataset_id")
         if path is None:
@@ -189,5 +212,11 @@ def translate_dataset_info(entries: Sequence[Any], names: Sequence[str] = ()) ->
             for subset in subsets
             for split in splits
         ]
-    result.problems += [f"{name}: there is no such data set" for name in names if name not in found]
+    known_names = list_dataset_names(entries)
+    result.problems += [
+        f"{name}: there is no such data set{suggest(name, known_names)}; the file has "
+        f"{format_list([repr(known) for known in known_names], 8)}"
+        for name in names
+        if name not in found
+    ]
     return result

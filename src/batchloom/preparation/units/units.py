@@ -72,6 +72,20 @@ def compute_unit_identity(unit: Unit, decided_by: Mapping[str, Any], content: Ma
     )
 
 
+# A job of less than 8 GiB has 32 to 64 smaller units if they are large enough, so that several workers share it.
+_UNITS_OF_SMALL_JOB = 32
+_MIN_UNIT_BYTES = 32 << 20
+
+
+def choose_unit_bytes(total_bytes: int) -> int:
+    """Return the unit size for inputs: a power of two from 32 to 256 MiB.
+
+    It depends on the inputs alone, so a store has the same bytes for any number of workers.
+    """
+    power_of_two = 1 << (total_bytes // _UNITS_OF_SMALL_JOB).bit_length() >> 1
+    return min(max(power_of_two, _MIN_UNIT_BYTES), UNIT_BYTES)
+
+
 def plan_units(
     sources: Sequence[Source], rules: ReadRules, unit_bytes: int = UNIT_BYTES, first_part: int = 0
 ) -> list[Unit]:
@@ -223,9 +237,7 @@ class CrashIsolation:
             value = batch.values[index]
             snippet = make_snippet(value) if isinstance(value, str) else ""
             batch.bad.append(BadRecord(record, batch.offsets[index], None, reason, snippet))
-        batch.values = [batch.values[index] for index in kept_indices]
-        batch.records = [batch.records[index] for index in kept_indices]
-        batch.offsets = [batch.offsets[index] for index in kept_indices]
+        batch.select(kept_indices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from batchloom.core.errors import InputError
 from batchloom.core.loss_weights import decode_loss_weights
-from batchloom.store.format.shard_sidecars import SIDE_NAMES
+from batchloom.store.format.objectives import SIDE_NAMES
 from batchloom.store.read.document_walk import DocumentRange, iter_document_ranges, to_int32
 from batchloom.store.read.store_reader import Store
 from batchloom.store.write.store_writer import wrap_write_errors, write_chunks, write_file
@@ -32,8 +32,8 @@ def export_parquet(store: Store, folder: Path, tick: ProgressCallback) -> None:
     """Write one Parquet file per shard.
 
     Columns: ``input_ids`` list<int32>; ``loss_mask`` list<int8> if masked; ``loss_weights`` list<float> if weighted;
-    provenance; for preferences also ``pair`` int64 and ``side`` (``chosen``, ``rejected``, ``good`` or ``bad``); for
-    documents that carry columns ``fields``, their JSON.
+    provenance; with an objective also ``pair`` int64 and ``side`` (``chosen``, ``rejected``, ``good``, ``bad``,
+    ``prompt`` or ``steps``); for documents that carry columns ``fields``, their JSON.
     """
     name, schema = store.split or store.path.name, _make_schema(store)
     for number in range(len(store.shards)):
@@ -84,7 +84,7 @@ def _make_schema(store: Store) -> pa.Schema:
         fields.append(("loss_weights", pa.list_(pa.float32())))
     if store.manifest is not None:
         fields += [("source", pa.string()), ("record", pa.int64())]
-    if store.contents.preferences:
+    if store.contents.objective:
         fields += [("pair", pa.int64()), ("side", pa.string())]
     if _carries_fields(store):
         fields.append(("fields", pa.string()))
@@ -124,7 +124,7 @@ def export_mds(store: Store, folder: Path, tick: ProgressCallback) -> None:
     """Write MDS shards of about 64 MiB and their ``index.json``.
 
     Columns: ``input_ids`` ndarray:int32; ``loss_mask`` ndarray:uint8 if masked; ``loss_weights`` ndarray:float32 if
-    weighted; ``source`` str and ``record`` int; for preferences ``side`` str and ``pair`` int.
+    weighted; ``source`` str and ``record`` int; with an objective ``side`` str and ``pair`` int.
     """
     if _carries_fields(store):
         raise InputError(f"{store.location.name} holds documents that carry columns: give --to parquet or hf.")
@@ -135,12 +135,12 @@ def export_mds(store: Store, folder: Path, tick: ProgressCallback) -> None:
         columns.append(("loss_weights", "ndarray:float32", None))
     if store.manifest is not None:
         columns.append(("source", "str", None))
-    if store.contents.preferences:
+    if store.contents.objective:
         columns.append(("side", "str", None))
     # Fixed-size columns follow the others: a sample is sizes, then texts, then numbers.
     if store.manifest is not None:
         columns.append(("record", "int", 8))
-    if store.contents.preferences:
+    if store.contents.objective:
         columns.append(("pair", "int", 8))
     config = {
         "column_encodings": [encoding for _, encoding, _ in columns],

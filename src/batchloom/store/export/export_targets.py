@@ -20,6 +20,7 @@ from batchloom.core.loss_weights import TokenFlags, has_loss_weights
 from batchloom.core.settings import raise_problems, suggest
 from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.megatron_index import iter_index_chunks, map_file
+from batchloom.store.format.objectives import OBJECTIVES
 from batchloom.store.format.shard_sidecars import CHECK_REMEDY, encode_weights_header, iter_mask_chunks
 from batchloom.store.read.document_walk import DocumentRange, iter_document_ranges, read_remaining_lengths
 from batchloom.store.read.store_opening import open_store, refuse_media
@@ -268,9 +269,10 @@ def _iter_flags(store: Store, shard: int | None) -> Iterator[TokenFlags]:
 
 def _list_losses(store: Store) -> list[str]:
     notes = []
-    if store.contents.preferences in ("prompts", "steps"):
+    objective = store.contents.objective
+    if objective and OBJECTIVES[objective].carries:
         notes.append("These files do not hold the carried columns: --to parquet or hf keeps them.")
-    elif store.contents.preferences:
+    elif objective:
         notes.append(
             "These files do not show which answers are preferred: --to parquet, hf or mds keeps pair and side."
         )

@@ -49,6 +49,7 @@ from .media_index import (
     read_blob as read_blob,
 )
 from .megatron_index import encode_index as encode_index, iter_index_chunks as iter_index_chunks, map_index as map_index
+from .objectives import OBJECTIVES as OBJECTIVES, SIDE_NAMES as SIDE_NAMES, ObjectiveName as ObjectiveName
 from .provenance import (
     DocumentProvenance as DocumentProvenance,
     ProvenanceTable as ProvenanceTable,
@@ -57,15 +58,12 @@ from .provenance import (
 from .shard_sidecars import (
     HEADER as HEADER,
     NO_FLAGS as NO_FLAGS,
-    PREFERENCE_READERS as PREFERENCE_READERS,
-    SIDE_NAMES as SIDE_NAMES,
     Banding as Banding,
     LossMask as LossMask,
     LossWeights as LossWeights,
     MaskBuilder as MaskBuilder,
     MinHashSignatures as MinHashSignatures,
     PairIndex as PairIndex,
-    PreferenceKind as PreferenceKind,
     compute_pair_numbers as compute_pair_numbers,
     get_address as get_address,
     map_mask as map_mask,

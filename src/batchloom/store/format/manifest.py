@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 import xxhash
@@ -33,7 +33,7 @@ from batchloom.store.format.layout import (
     format_removed_name,
     make_missing_store_error,
 )
-from batchloom.store.format.shard_sidecars import PREFERENCE_KINDS, PreferenceKind
+from batchloom.store.format.objectives import OBJECTIVES, ObjectiveName
 from batchloom.tokens import Tokenizer
 
 # Limit of list and object elements. It bounds memory: a decoded `[]` takes 30 times its two bytes.
@@ -339,10 +339,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return self.sources[source_counts[-1] if source_counts else 0 : entry.sources]
 
     @property
-    def preferences(self) -> PreferenceKind:
+    def objective(self) -> ObjectiveName:
         """``pairs``, ``labels``, ``prompts`` or ``steps``; empty for other documents."""
-        kinds = {source.preferences for source in self.sources if source.documents}
-        return next((kind for kind in PREFERENCE_KINDS if kind and kind in kinds), "")
+        names = {source.preferences for source in self.sources if source.documents}
+        return cast("ObjectiveName", next((name for name in OBJECTIVES if name in names), ""))
 
 
 def compute_subset_fingerprint(manifest: Manifest, subset: str) -> str:
@@ -581,7 +581,7 @@ def _list_contradictions(manifest: Manifest) -> list[str]:
     for field, value in (("end_id", tokenizer.end_id), ("bos_id", tokenizer.bos_id)):
         if value is not None and not 0 <= value < tokenizer.vocab_size:
             problems.append(f"{field} {value} is not in the vocabulary")
-    problems += _list_preference_faults(manifest)
+    problems += _list_objective_faults(manifest)
     problems += _list_recipe_faults(manifest)
     problems += _list_history_faults(manifest)
     records = sum(part.records for source in manifest.sources for part in source.parts)
@@ -648,17 +648,15 @@ def _list_layer_faults(generation: int, subset: SubsetEntry) -> list[str]:
     return faults
 
 
-def _list_preference_faults(manifest: Manifest) -> list[str]:
-    """List faults of the preferences: a store holds at most one kind, unmixed."""
-    kinds = {source.preferences for source in manifest.sources if source.documents}
-    if unknown_kinds := sorted(kinds.difference(PREFERENCE_KINDS)):
-        return [f"preferences {unknown_kinds[0]!r} are none of {', '.join(PREFERENCE_KINDS[1:])}"]
-    if len(kinds) > 1:
-        return [
-            f"its sources have several kinds of preferences ({', '.join(sorted(kind or 'none' for kind in kinds))})"
-        ]
-    has_preferences = bool(manifest.preferences)
-    has_fields = manifest.preferences in ("prompts", "steps")
+def _list_objective_faults(manifest: Manifest) -> list[str]:
+    """List faults of the objective: all documents of a store have the same."""
+    names = {source.preferences for source in manifest.sources if source.documents}
+    if unknown_names := sorted(names.difference(OBJECTIVES, [""])):
+        return [f"preferences {unknown_names[0]!r} are none of {', '.join(OBJECTIVES)}"]
+    if len(names) > 1:
+        return [f"its sources have several objectives ({', '.join(sorted(name or 'none' for name in names))})"]
+    has_pairs = bool(manifest.objective)
+    has_fields = has_pairs and OBJECTIVES[manifest.objective].carries
     return [
         f"{name}/{shard.name} has {'no' if has_fields else 'a'} .fields file in a store "
         f"{'of' if has_fields else 'without'} prompts or steps"
@@ -666,9 +664,9 @@ def _list_preference_faults(manifest: Manifest) -> list[str]:
         for shard in subset.shards
         if (shard.fields is not None) != has_fields
     ] + [
-        f"{name}/{shard.name} has {'no' if has_preferences else 'a'} .pairs file in a store "
-        f"{'of' if has_preferences else 'without'} preferences"
+        f"{name}/{shard.name} has {'no' if has_pairs else 'a'} .pairs file in a store "
+        f"{'with' if has_pairs else 'without'} an objective"
         for name, subset in manifest.subsets.items()
         for shard in subset.shards
-        if (shard.pairs is not None) != has_preferences
+        if (shard.pairs is not None) != has_pairs
     ]

@@ -40,6 +40,11 @@ class DocumentProvenance:
     line: int | None
     hash: str
 
+    @property
+    def position(self) -> str:
+        """Line or row of the record, counted from 1."""
+        return f"line {self.line:,}" if self.line is not None else f"row {self.record + 1:,}"
+
 
 @dataclass(frozen=True, slots=True)
 class ProvenanceTable:

@@ -10,7 +10,7 @@ fully trained.
 token (``core/loss_weights.py``), 0 if it is not trained. Only a shard with another weight than 0 and 1 has the file.
 
 ``.pairs``, pair number and side of each document: ``BLMPAIR\0``, 1, documents D, 0; then the columns pair u64 [D] and
-side u8 [D]. Only stores of preferences, prompts and labelled steps have it, for every shard. In a store of pairs, every
+side u8 [D]. Only stores with an objective (``objectives.py``) have it, for every shard. In a store of pairs, every
 even document is a chosen answer and the next one the rejected answer of the same pair. Other documents each have a pair
 number of their own. Pair numbers ascend.
 
@@ -23,7 +23,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, final, get_args
+from typing import Any, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from batchloom.core.errors import InputError, StoreError
 from batchloom.core.files import release_pages
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.store.format.megatron_index import map_file
+from batchloom.store.format.objectives import CHOSEN, OBJECTIVES, REJECTED, ObjectiveName
 
 # Address of flags, and whether they are bits.
 _FLAGS_ADDRESS = struct.Struct("=2q")
@@ -42,35 +43,6 @@ HEADER = struct.Struct("<8sQQQ")
 _MASK_MAGIC, _WEIGHTS_MAGIC = b"BLMMASK\x00", b"BLMWGHT\x00"
 _PAIRS_MAGIC, _BANDS_MAGIC = b"BLMPAIR\x00", b"BLMBAND\x00"
 CHECK_REMEDY = "Run batchloom check on the store."
-# Kinds of documents that are not for language modelling alone; empty for all others.
-PreferenceKind = Literal["", "pairs", "labels", "prompts", "steps"]
-PREFERENCE_KINDS: tuple[PreferenceKind, ...] = get_args(PreferenceKind)
-CHOSEN, REJECTED, GOOD, BAD, PROMPT, STEPS = 1, 2, 3, 4, 5, 6
-SIDE_NAMES = ("", "chosen", "rejected", "good", "bad", "prompt", "steps")
-
-
-class PreferenceReader(NamedTuple):
-    """Contents, trainers and reader of a kind of documents."""
-
-    contents: str
-    trainers: str
-    name: str
-
-
-PREFERENCE_READERS: dict[str, PreferenceReader] = {
-    "pairs": PreferenceReader("preferences (pairs)", "preference trainers", "batchloom.store.PreferencePairs"),
-    "labels": PreferenceReader("preferences (labels)", "preference trainers", "batchloom.store.LabelledAnswers"),
-    "prompts": PreferenceReader("prompts without answers", "trainers with rewards", "batchloom.store.StoredPrompts"),
-    "steps": PreferenceReader(
-        "answers with labelled steps", "trainers of process reward models", "batchloom.store.LabelledSteps"
-    ),
-}
-_SIDES: dict[PreferenceKind, tuple[int, ...]] = {
-    "pairs": (CHOSEN, REJECTED),
-    "labels": (GOOD, BAD),
-    "prompts": (PROMPT,),
-    "steps": (STEPS,),
-}
 PAIR_ROW_BYTES = 9
 # A pair number holds the part above the record.
 _RECORD_BITS = 40
@@ -250,14 +222,15 @@ class PairIndex:
         head = HEADER.pack(_PAIRS_MAGIC, 1, len(self), 0)
         return head + self.pairs.astype("<u8").tobytes() + self.sides.astype("u1").tobytes()
 
-    def find_fault(self, preferences: PreferenceKind) -> str:
+    def find_fault(self, objective: ObjectiveName) -> str:
         """Describe the first fault, or return an empty string; pairs must not be split."""
-        unknown_sides = np.flatnonzero(~np.isin(self.sides, _SIDES.get(preferences, ())))
+        known_sides = OBJECTIVES[objective].sides if objective else ()
+        unknown_sides = np.flatnonzero(~np.isin(self.sides, known_sides))
         if unknown_sides.size:
             index = int(unknown_sides[0])
-            return f"document {index} has side {self.sides[index]}, which is not a side of {preferences}"
+            return f"document {index} has side {self.sides[index]}, which is not a side of {objective}"
         firsts = self.pairs
-        if preferences == "pairs":
+        if objective == "pairs":
             if len(self) % 2:
                 return f"{len(self):,} documents do not form pairs"
             firsts = self.pairs[::2]
@@ -280,18 +253,18 @@ def compute_pair_numbers(parts: NDArray[np.uint32], records: NDArray[np.uint64])
     """
     if parts.size and (int(parts.max()) >= _MAX_PARTS or int(records.max()) >= 1 << _RECORD_BITS):
         raise InputError(
-            f"A store of preferences has at most {_MAX_PARTS:,} parts of at most 2**{_RECORD_BITS} records; give "
+            f"A store with an objective has at most {_MAX_PARTS:,} parts of at most 2**{_RECORD_BITS} records; give "
             "fewer, larger files."
         )
     return (parts.astype(np.uint64) << np.uint64(_RECORD_BITS)) | records.astype(np.uint64)
 
 
-def map_pair_index(path: Path, documents: int, preferences: PreferenceKind) -> PairIndex:
+def map_pair_index(path: Path, documents: int, objective: ObjectiveName) -> PairIndex:
     """Map and verify the ``.pairs`` file of a shard; the columns are views of it."""
-    return parse_pair_index(map_file(path), path, documents, preferences)
+    return parse_pair_index(map_file(path), path, documents, objective)
 
 
-def parse_pair_index(view: memoryview, path: Path, documents: int, preferences: PreferenceKind) -> PairIndex:
+def parse_pair_index(view: memoryview, path: Path, documents: int, objective: ObjectiveName) -> PairIndex:
     """Parse the content of a ``.pairs`` file; see :func:`map_pair_index`."""
     count, zero = read_header(view, path, _PAIRS_MAGIC)
     if zero:
@@ -304,7 +277,7 @@ def parse_pair_index(view: memoryview, path: Path, documents: int, preferences: 
         pairs=np.frombuffer(view, "<u8", count, HEADER.size),
         sides=np.frombuffer(view, "u1", count, HEADER.size + 8 * count),
     )
-    if fault := sides.find_fault(preferences):
+    if fault := sides.find_fault(objective):
         raise StoreError(f"{path}: {fault}. {_DAMAGED}")
     return sides
 

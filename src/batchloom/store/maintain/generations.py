@@ -326,7 +326,7 @@ class ShardDocuments(NamedTuple):
     Attributes:
         hashes: XXH3-128 of their texts as (low, high) halves, uint64 [D, 2].
         parts: part number of each document, uint32 [D].
-        sides: side of each preference, uint8 [D]; None without preferences.
+        sides: side of each document, uint8 [D]; None without an objective.
     """
 
     hashes: NDArray[np.uint64]
@@ -351,7 +351,7 @@ def iter_shard_documents(folder: Path, manifest: Manifest | None = None) -> Iter
             begin, end = reader.removed.searchsorted([first, stop])
             remaining_rows = np.delete(np.arange(stop - first), reader.removed[begin:end] - first)
             provenance = reader.provenance(shard).take(remaining_rows)
-            sides = reader.sides(shard).sides[remaining_rows] if manifest.preferences else None
+            sides = reader.sides(shard).sides[remaining_rows] if manifest.objective else None
             yield ShardDocuments(provenance.hashes, provenance.parts, sides)
 
 

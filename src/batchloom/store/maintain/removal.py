@@ -299,7 +299,7 @@ def _select_documents(
         for shard in range(len(store.shards))
     ]
     numbers = np.concatenate(numbers_by_shard)
-    if base.preferences == "pairs":
+    if base.objective == "pairs":
         numbers = np.unique(np.concatenate([numbers & ~1, numbers | 1]))
     return store, numbers
 
@@ -486,7 +486,7 @@ def _write_compacted_shard(
             tick(len(document_range.lengths))
         provenance = store.provenance.shard(shard)
         remaining_documents = np.delete(np.arange(len(provenance)), removed_documents)
-        sides = store.shards.sides(shard) if store.contents.preferences else None
+        sides = store.shards.sides(shard) if store.contents.objective else None
         return writer.finish(
             read_remaining_lengths(store, *store.shards.bounds[shard : shard + 2]),
             provenance.take(remaining_documents),

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, final
 
@@ -49,9 +50,9 @@ from batchloom.store.format.manifest import (
 )
 from batchloom.store.format.media_index import NOT_STORED, map_media
 from batchloom.store.format.megatron_index import map_file, map_index
+from batchloom.store.format.objectives import OBJECTIVES
 from batchloom.store.format.provenance import map_provenance
 from batchloom.store.format.shard_sidecars import (
-    PREFERENCE_READERS,
     compute_pair_numbers,
     map_mask,
     map_pair_index,
@@ -77,12 +78,6 @@ _NOISE_SAMPLE_TOKENS = 1 << 22
 # Text has hundreds of times more equal token pairs than uniform noise. Below this factor it counts as noise.
 _NOISE_FACTOR = 1.5
 _NOISE_PAIRS = 200.0
-_PREFERENCE_DESCRIPTIONS = {
-    "pairs": "pairs: two documents each, the chosen answer and the rejected one",
-    "labels": "labels: each document is an answer labelled good or bad",
-    "prompts": "prompts: each document is a prompt without its answer, and carries columns",
-    "steps": "steps: each document is an answer whose steps are labelled good or bad",
-}
 _QUARANTINE_STEM = QUARANTINE_NAME.partition(".")[0]
 _REMEDY = "restore the manifest that prepare wrote, or prepare the store again"
 
@@ -174,8 +169,8 @@ def verify_store(
             )
         except StoreError as error:
             verdict.faults.append(str(error))
-    if manifest.preferences:
-        verdict.facts["preferences"] = _PREFERENCE_DESCRIPTIONS[manifest.preferences]
+    if manifest.objective:
+        verdict.facts["objective"] = f"{manifest.objective}: {OBJECTIVES[manifest.objective].layout}"
     if not verdict.faults:
         try:
             verdict.faults += _list_count_faults(folder, manifest)
@@ -208,9 +203,9 @@ def describe_use(verdict: VerificationResult, counts: dict[str, int], older: str
     """Describe the data that a training run would read from a store."""
     if verdict.faults:
         return "nothing until the faults are fixed"
-    if kind := str(verdict.facts.get("preferences", "")).partition(":")[0]:
-        reader = PREFERENCE_READERS[kind]
-        return f"{reader.trainers} read it ({reader.name}), but batchloom train refuses it"
+    if name := str(verdict.facts.get("objective", "")).partition(":")[0]:
+        objective = OBJECTIVES[name]
+        return f"{objective.trainers} read it ({objective.reader}), but batchloom train refuses it"
     if not counts.get("train"):
         return "nothing by batchloom train: subset train has no documents"
     val = f", and evaluates on the {counts['val']:,} of subset val" if counts.get("val") else ""
@@ -284,7 +279,7 @@ def _list_subset_faults(
         try:
             with provide_shard(stem, shard):
                 faults += _list_shard_faults(stem, shard, shard_lengths, manifest, on_bytes_read)
-                if manifest.preferences:
+                if manifest.objective:
                     pair_faults, last = _list_pair_faults(stem, shard, manifest, last)
                     faults += pair_faults
         except StoreError as error:
@@ -321,7 +316,7 @@ def _list_shard_faults(
         if path.suffix not in shard.checksums and path.exists()
     ]
     faults += _list_mask_faults(stem, shard) + _list_media_faults(stem, shard, lengths)
-    faults += _list_field_faults(stem.with_suffix(".fields"), shard)
+    faults += _list_field_faults(stem, shard, lengths, manifest.objective)
     view = map_file(stem.with_suffix(".bin"))
     if len(view) != shard.bytes:
         return [*faults, f"{stem}.bin: has {len(view)} bytes, the manifest says {shard.bytes}."]
@@ -418,15 +413,27 @@ def _list_media_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32
     return faults
 
 
-def _list_field_faults(path: Path, shard: ShardEntry) -> list[str]:
+def _list_field_faults(stem: Path, shard: ShardEntry, lengths: NDArray[np.uint32], objective: str) -> list[str]:
+    """List the faults of a shard's ``.fields``; stop at the first unfit document."""
     if shard.fields is None:
         return []
+    path = stem.with_suffix(".fields")
     fields, size = map_fields(path, shard.documents), len(map_file(path))
-    for document in range(shard.documents):
-        fields.read(document)
-    if size == shard.fields_bytes:
-        return []
-    return [f"{path}: has {size:,} bytes, the manifest says {shard.fields_bytes or 0:,}."]
+    faults = []
+    if size != shard.fields_bytes:
+        faults.append(f"{path}: has {size:,} bytes, the manifest says {shard.fields_bytes or 0:,}.")
+    mask = None if shard.mask is None else map_mask(stem.with_suffix(".mask"), shard.tokens)
+    stops = np.cumsum(lengths, dtype=np.int64).tolist()
+    for document, (start, stop) in enumerate(pairwise([0, *stops])):
+        columns = fields.read(document)
+        if objective == "prompts" and "prompt" not in columns:
+            return [*faults, f"{path}: document {document} carries no prompt."]
+        if objective == "steps":
+            steps = stop - start if mask is None else int(np.count_nonzero(mask.slice(start, stop)))
+            labels = columns.get("labels")
+            if not isinstance(labels, list) or len(labels) != steps:
+                return [*faults, f"{path}: document {document} does not carry a label for each of its {steps:,} steps."]
+    return faults
 
 
 def _list_block_checksum_faults(path: Path, expected_checksum: str | None, checksums: BlockChecksums) -> list[str]:
@@ -442,7 +449,7 @@ def _list_block_checksum_faults(path: Path, expected_checksum: str | None, check
 def _list_pair_faults(stem: Path, shard: ShardEntry, manifest: Manifest, last: int) -> tuple[list[str], int]:
     """List the faults of a shard's ``.pairs``; also return its last pair number."""
     path, faults = stem.with_suffix(".pairs"), []
-    sides = map_pair_index(path, shard.documents, manifest.preferences)
+    sides = map_pair_index(path, shard.documents, manifest.objective)
     provenance = map_provenance(stem.with_suffix(".docs"))
     if not np.array_equal(sides.pairs, compute_pair_numbers(provenance.parts, provenance.records)):
         faults.append(f"{path}: its pairs do not match the records that its .docs names.")
@@ -566,7 +573,7 @@ def _list_count_faults(folder: Path, manifest: Manifest) -> list[str]:
     counts, subsets, sources = manifest.counts, manifest.subsets.values(), manifest.sources
     records = sum(part.records for source in sources for part in source.parts)
     stored_and_dropped = counts.documents + counts.quarantined + sum(counts.dropped.values()) - counts.further
-    noun = "pairs" if manifest.preferences == "pairs" else "documents"
+    noun = "pairs" if manifest.objective == "pairs" else "documents"
     names = [name for name in list_sidecars(manifest) if name.startswith(_QUARANTINE_STEM)]
     quarantine = f"{QUARANTINE_NAME} has" if len(names) == 1 else "its quarantine files have"
     comparisons = [

@@ -36,7 +36,7 @@ class DocumentRange:
             store without either.
         sources: index of each document's source in the manifest, int64 [n]; None for a bare prefix.
         records: number of each document's record in its source, int64 [n]; None for a bare prefix.
-        sides: pair and side of each document; None without preferences.
+        sides: pair and side of each document; None without an objective.
         fields: columns that the documents carry; None if they carry none.
     """
 
@@ -64,7 +64,7 @@ def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[Doc
             provenance = store.provenance.shard(number)
             sources = part_table.numbers[provenance.parts]
             records = part_table.preceding_records[provenance.parts] + provenance.records.astype(np.int64)
-        sides = store.shards.sides(number) if store.contents.preferences else None
+        sides = store.shards.sides(number) if store.contents.objective else None
         fields = store.shards.fields(number)
         for start, end in _iter_cuts(store, first, stop):
             numbers = np.arange(start, end)

@@ -168,8 +168,8 @@ class LocalReader(SubsetReader):
         return self._check_parts(provenance if rows is None else provenance.take(rows))
 
     def sides(self, shard: int) -> PairIndex:
-        preferences = self.manifest.preferences if self.manifest else ""
-        return map_pair_index(self._name_file(shard, ".pairs"), self.table.locations[shard].documents, preferences)
+        objective = self.manifest.objective if self.manifest else ""
+        return map_pair_index(self._name_file(shard, ".pairs"), self.table.locations[shard].documents, objective)
 
     def media(self, shard: int) -> MediaRows:
         return map_media(self._name_file(shard, ".media"), self.table.locations[shard].documents)

@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.settings import check_index, quote_value
-from batchloom.store.format.shard_sidecars import CHOSEN, GOOD
+from batchloom.store.format.objectives import CHOSEN, GOOD
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
+from batchloom.store.read.stored_media import has_media
 
 Example = dict[str, Any]
 
@@ -20,7 +21,8 @@ class PreferencePairs:
     """Map-style dataset of the preference pairs of a store.
 
     ``pairs[n]`` is a dict of lists of ids: ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``, the input of
-    TRL's ``DataCollatorForPreference``. Prompt and answer together are the complete document.
+    TRL's ``DataCollatorForPreference``. Prompt and answer together are the complete document. If the store holds media,
+    ``documents`` has the numbers of both documents, which ``batchloom.batches.PairMediaCollator`` takes.
 
     Args:
         store: an open store of pairs.
@@ -35,7 +37,7 @@ class PreferencePairs:
 
     def __init__(self, store: Store) -> None:
         require_store(store)
-        if store.contents.preferences != "pairs":
+        if store.contents.objective != "pairs":
             raise InputError(_describe_wrong_kind(store, "preference pairs", "chosen and rejected columns"))
         self.store = store
         for shard in range(len(store.shards)):
@@ -71,7 +73,8 @@ class PreferencePairs:
                 f"Documents {first} and {first + 1} of {self.store.path} are a pair and have different prompts. The "
                 "store is damaged: run batchloom check on it."
             )
-        return {"prompt_ids": chosen[:start], "chosen_ids": chosen[start:], "rejected_ids": rejected[start:]}
+        pair = {"prompt_ids": chosen[:start], "chosen_ids": chosen[start:], "rejected_ids": rejected[start:]}
+        return {**pair, "documents": [first, first + 1]} if has_media(self.store) else pair
 
 
 @final
@@ -96,7 +99,7 @@ class LabelledAnswers:
 
     def __init__(self, store: Store) -> None:
         require_store(store)
-        if store.contents.preferences not in ("pairs", "labels"):
+        if store.contents.objective not in ("pairs", "labels"):
             raise InputError(_describe_wrong_kind(store, "labelled answers", "a column label"))
         self.store = store
         sides = [store.shards.sides(shard).sides for shard in range(len(store.shards))]

@@ -118,7 +118,7 @@ class _CarriedFields:
 
     def __init__(self, store: Store, kind: str, problem: str) -> None:
         require_store(store)
-        if store.contents.preferences != kind:
+        if store.contents.objective != kind:
             raise InputError(
                 f"{store.path} holds {problem} (docs/preferences.md); other documents are read with batchloom.Loader."
             )

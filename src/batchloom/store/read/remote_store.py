@@ -291,8 +291,8 @@ class RemoteSubset(SubsetReader):
 
     def sides(self, shard: int) -> PairIndex:
         content = self._read_file(self._files.pairs[shard])
-        preferences = self.manifest.preferences if self.manifest else ""
-        return parse_pair_index(*content, self._entry.shards[shard].documents, preferences)
+        objective = self.manifest.objective if self.manifest else ""
+        return parse_pair_index(*content, self._entry.shards[shard].documents, objective)
 
     def fields(self, shard: int) -> DocumentFields:
         content = self._read_file(self._files.fields[shard])

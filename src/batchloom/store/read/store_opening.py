@@ -13,6 +13,7 @@ from batchloom.core.settings import as_int, quote_value, raise_problems
 from batchloom.core.synthetic_data import DUMMY, SYNTHETIC, parse_synthetic_spec
 from batchloom.store.format.layout import MANIFEST_NAME, SUBSETS, make_missing_store_error
 from batchloom.store.format.manifest import Manifest, read_manifest
+from batchloom.store.format.objectives import OBJECTIVES
 from batchloom.store.read.local_reader import LocalReader
 from batchloom.store.read.remote_store import VERIFY_MODES, RemoteSubset, VerifyMode, open_remote_manifest
 from batchloom.store.read.store_reader import Store, StoreLocation
@@ -56,7 +57,7 @@ def open_store(
         GenerationError: the generation never existed or was compacted away; lists the available ones.
         StoreError: the store is damaged, of another format, or names files outside itself.
         InputError: the subset does not exist, is empty, or holds no such media; ``path`` is not a path, or is a shard
-            of a store of synthetic documents or preferences; a URL cannot be reached.
+            of a store of synthetic documents or of another objective; a URL cannot be reached.
         SettingsError: a setting is invalid, a generation is given for data without any, or a cache for a local store.
     """
     if media is not None:
@@ -166,8 +167,8 @@ def _refuse_missing_subset(manifest: Manifest, split: str, store_path: Path | st
 def refuse_standalone_shard(stem: Path) -> None:
     """Refuse a shard of a store whose documents must not be read without it.
 
-    These stores hold synthetic documents, preferences, media or removed documents. The shard alone would pass for real
-    data, or for answers that are all to be imitated.
+    These stores hold synthetic documents, documents of another objective, media or removed documents. The shard alone
+    would pass for real data, or for answers that are all to be imitated.
     """
     folder = stem.absolute().parent
     store = folder.parent
@@ -180,8 +181,8 @@ def refuse_standalone_shard(stem: Path) -> None:
         return
     if is_synthetic(manifest):
         content = f"synthetic documents (source={SYNTHETIC})"
-    elif manifest.preferences:
-        content = f"preferences ({manifest.preferences})"
+    elif manifest.objective:
+        content = OBJECTIVES[manifest.objective].contents
     elif manifest.processor is not None:
         content = "documents with images or audio"
     elif (subset := manifest.subsets.get(folder.name)) and subset.removed:

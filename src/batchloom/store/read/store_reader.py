@@ -18,8 +18,9 @@ from batchloom.core.loss_weights import decode_loss_weights
 from batchloom.core.settings import check_index
 from batchloom.store.format.document_fields import DocumentFields
 from batchloom.store.format.manifest import compute_filtered_fingerprint, find_generation
+from batchloom.store.format.objectives import ObjectiveName
 from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable, make_part_table
-from batchloom.store.format.shard_sidecars import PairIndex, PreferenceKind
+from batchloom.store.format.shard_sidecars import PairIndex
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.mapped_shards import MappedShard
 from batchloom.store.read.subset_reader import FilteredLengths, LengthReader, SubsetReader, count_trained_tokens
@@ -85,12 +86,12 @@ class StoreContents:
         return is_synthetic(self._manifest)
 
     @property
-    def preferences(self) -> PreferenceKind:
+    def objective(self) -> ObjectiveName:
         """``pairs``, ``labels``, ``prompts`` or ``steps``; empty for other documents.
 
         ``batchloom.store.PreferencePairs``, ``LabelledAnswers``, ``StoredPrompts`` and ``LabelledSteps`` read them.
         """
-        return self._manifest.preferences if self._manifest else ""
+        return self._manifest.objective if self._manifest else ""
 
     @property
     def conversations(self) -> bool:
@@ -205,7 +206,7 @@ class StoreShards:
         return mapped.map(shard)
 
     def sides(self, shard: int) -> PairIndex:
-        """Return the pairs and sides of a shard of preferences, prompts or steps."""
+        """Return the pairs and sides of a shard of a store with an objective."""
         return self._reader.sides(shard)
 
     def fields(self, shard: int) -> DocumentFields | None:

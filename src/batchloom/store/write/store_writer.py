@@ -292,7 +292,7 @@ class ShardWriter:
         Args:
             lengths: tokens of each document, [D]; their sum must equal the tokens appended.
             provenance: provenance and hash of each document, [D].
-            sides: pair and side of each document, [D]; None without preferences.
+            sides: pair and side of each document, [D]; None without an objective.
             signatures: MinHash signatures of the documents; None without near deduplication.
             media: media of the documents; None if they hold none.
             fields: columns that the documents carry, [D]; None if they carry none.
