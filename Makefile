@@ -2,6 +2,8 @@
 PYTHON ?= $(shell for p in python3.11 python3.12 python3 python3.13; do \
 	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
 BIN := .venv/bin
+# An editable install compiles the kernel.
+INSTALLED = pyproject.toml constraints.txt hatch_build.py $(addprefix src/batchloom/batches/assembly/,kernel.c kernel_build.py)
 
 # make test PYTEST_ARGS="-p randomly" runs the tests in a random order, as CI does.
 # One process more than two cores: most tests wait for processes and servers that they start.
@@ -47,12 +49,12 @@ bench: .venv-bench/.bench
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-.venv/.demo: .venv/bin/python pyproject.toml constraints.txt
+.venv/.demo: .venv/bin/python $(INSTALLED)
 	@echo "Installing batchloom and torch into .venv: about a minute, longer on a slow network."
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train]'
 	touch $@
 
-.venv/.test: .venv/bin/python pyproject.toml constraints.txt
+.venv/.test: .venv/bin/python $(INSTALLED)
 	@echo "Installing batchloom and what its tests need into .venv: about a minute, longer on a slow network."
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,dev]'
 # It wants an older datasets; what is tested of it needs none of that.
@@ -60,7 +62,7 @@ bench: .venv-bench/.bench
 	touch $@ .venv/.demo
 
 # A virtual environment of its own: a peer brings torchvision, which breaks transformers beside a CPU torch.
-.venv-bench/.bench: pyproject.toml constraints.txt
+.venv-bench/.bench: $(INSTALLED)
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install --quiet --upgrade pip
 	.venv-bench/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'

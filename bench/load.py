@@ -1,11 +1,15 @@
 """Load throughput against peers: tokens/s of ready [32, 2048] batches, cache warm.
 
     python bench/load.py [--documents 200000] [--seconds 4] [--peers]
+    python bench/load.py --kernel [--documents 200000] [--rounds 3]
     python bench/load.py --verify [--documents 400000] [--ranks 1] [--rounds 5]
 
 Prints tokens/s for batchloom's complete path (permute, pack, assign, assemble, one process) and,
 with --peers, for Megatron's GPTDataset + DataLoader, litdata's TokensLoader and a nanoGPT-style
 random sampler over the same tokens, and the ratios to each, in one run.
+
+With --kernel it alternates, 20 batches at a time, between the native kernel, numpy, a nanoGPT-style sampler and copies of
+two int64 arrays of a batch, and prints medians of processor time.
 
 With --verify it reads two complete epochs with each verify= in turn, in which every 4 KiB is read for the first
 time and again, and prints medians by processor time and by the clock; --ranks N reads the share of rank 0 of N.
@@ -18,10 +22,16 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 import batchloom
+from batchloom.batches import BatchOptions
+from batchloom.batches.assembly import array_filling
+from batchloom.batches.assembly.batch_spec import DEFAULT_BATCH_OPTIONS
+from batchloom.batches.assembly.kernel import find_kernel
+from batchloom.batches.producer_thread import reserve_allocator_blocks
 from corpus import make_store
 
 SEQ_LEN, BATCH = 2048, 32
@@ -43,7 +53,7 @@ def measure(batches, seconds: float) -> float:
     raise SystemExit("the data ended before the measurement did")
 
 
-def ours(folder: Path, output: str, prefetch: int = 4, augment=None):
+def ours(folder: Path, output: str, prefetch: int = 4, augment=None, form="rows", batch=DEFAULT_BATCH_OPTIONS):
     loader = batchloom.Loader(
         batchloom.open_store(folder),
         seq_len=SEQ_LEN,
@@ -54,9 +64,46 @@ def ours(folder: Path, output: str, prefetch: int = 4, augment=None):
         output=output,
         prefetch=prefetch,
         augment=augment,
+        form=form,
+        batch=batch,
     )
-    for batch in loader:
-        yield batch["input_ids"].shape[0] * SEQ_LEN
+    for arrays in loader:
+        yield arrays["input_ids"].shape[0] * SEQ_LEN
+
+
+def copies():
+    """Yield token counts of copies of two int64 arrays of a batch."""
+    arrays = np.zeros((BATCH, SEQ_LEN), np.int64), np.ones((BATCH, SEQ_LEN), np.int64)
+    while True:
+        yield sum(array.copy().size for array in arrays) // 2
+
+
+def compare_kernel(folder: Path, rounds: int) -> None:
+    """Print the processor time of a batch of each way, and each way's speed relative to the kernel's."""
+    kernel = find_kernel()
+    if kernel is None:
+        raise SystemExit("the native kernel was not built: python -m batchloom.batches.assembly.kernel_build")
+    int32 = BatchOptions(dtype="int32")
+    sources = {
+        "kernel": (kernel, ours(folder, "numpy", 0)),
+        "kernel, varlen": (kernel, ours(folder, "numpy", 0, form="varlen")),
+        "kernel, int32": (kernel, ours(folder, "numpy", 0, batch=int32)),
+        "numpy": (None, ours(folder, "numpy", 0)),
+        "nanoGPT-style sampler": (None, nanogpt(folder)),
+        "copies of two int64 arrays": (None, copies()),
+    }
+    reserve_allocator_blocks(1 << 25)
+    seconds = {name: [] for name in sources}
+    for _, (name, (way, batches)) in itertools.product(range(100 * rounds), sources.items()):
+        with mock.patch.object(array_filling, "find_kernel", lambda way=way: way):
+            begin = time.process_time()
+            for _ in itertools.islice(batches, 20):
+                pass
+            seconds[name].append((time.process_time() - begin) / 20)
+    # The first batches pack pools and read pages for the first time.
+    medians = {name: float(np.median(times[10:])) for name, times in seconds.items()}
+    for name, median in medians.items():
+        print(f"{name:28} {median * 1e6:7.1f} us a batch   speed {medians['kernel'] / median:5.2f} of the kernel's")
 
 
 def measure_epochs(folder: Path, verify: str, ranks: int) -> list[tuple[float, float]]:
@@ -107,6 +154,7 @@ def nanogpt(folder: Path):
 
     files = sorted((folder / "train").glob("*.bin"))
     data = np.memmap(files[0], np.uint16, "r")
+    torch.set_num_threads(1)
     while True:
         ix = torch.randint(len(data) - SEQ_LEN, (BATCH,))
         x = torch.stack([torch.from_numpy(data[i : i + SEQ_LEN].astype(np.int64)) for i in ix])
@@ -183,6 +231,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--kernel", action="store_true", help="compare the native kernel and numpy")
     parser.add_argument("--verify", action="store_true", help="compare verify=off, first-read and full")
     parser.add_argument("--ranks", type=int, nargs="*", default=[1])
     options = parser.parse_args()
@@ -191,6 +240,9 @@ def main() -> None:
         store = make_store(work / "store", options.documents)
         for path in (store / "train").glob("*.bin"):
             path.read_bytes()
+        if options.kernel:
+            compare_kernel(store, options.rounds)
+            return
         if options.verify:
             for ranks in options.ranks:
                 compare_verify(store, ranks, options.rounds)

@@ -187,34 +187,34 @@ BATCHES = (
     # labels="shifted" gives each token itself as its target.
     Mutant(
         "labels-not-shifted",
-        "batches/assembly/batch_assembly.py",
-        "targets[:-1] = ids[1:]",
-        "targets[:] = ids",
-        ("batches/test_batch_assembly.py", "batches/test_forms.py"),
+        "batches/assembly/array_filling.py",
+        "arrays.labels[:-1] = arrays.ids[1:]",
+        "arrays.labels[:] = arrays.ids",
+        ("batches/test_kernel.py", "batches/test_batch_assembly.py"),
     ),
     # The mask of shifted labels is one token behind its labels.
     Mutant(
         "loss-mask-shifted-by-one",
-        "batches/assembly/batch_assembly.py",
+        "batches/assembly/array_filling.py",
         "targets[:-1][masked[1:]] = IGNORE",
         "targets[masked] = IGNORE",
-        ("batches/test_batch_assembly.py", "batches/test_mixture.py"),
+        ("batches/test_kernel.py", "batches/test_batch_assembly.py"),
     ),
-    # In the varlen form the padding behind the first short document of a batch is trained.
+    # The first padding of a batch is trained.
     Mutant(
         "alignment-padding-trained",
-        "batches/assembly/batch_assembly.py",
-        "for _, begin, end in gaps:",
-        "for _, begin, end in gaps[1:]:",
-        ("batches/test_parallel.py", "batches/test_batch_assembly.py"),
+        "batches/assembly/array_filling.py",
+        "for _, begin, end, _ in paddings:",
+        "for _, begin, end, _ in paddings[1:]:",
+        ("batches/test_kernel.py", "batches/test_parallel.py"),
     ),
-    # In the varlen form positions run on from one document to the next.
+    # Positions begin at 1.
     Mutant(
-        "position-ids-not-restarted",
-        "batches/assembly/batch_assembly.py",
-        "positions = np.arange(total) - np.repeat(bounds[:-1], lengths)",
-        "positions = np.arange(total)",
-        ("batches/test_batch_assembly.py", "batches/test_forms.py"),
+        "position-ids-begin-at-one",
+        "batches/assembly/array_filling.py",
+        "ramps = [ramp[:length] for length in rows.lengths.tolist()]",
+        "ramps = [ramp[1 : length + 1] for length in rows.lengths.tolist()]",
+        ("batches/test_kernel.py", "batches/test_batch_assembly.py"),
     ),
     # The second micro-batch of a varlen batch counts its tokens from the first one's.
     Mutant(
@@ -275,17 +275,17 @@ BATCHES = (
     # With shifted labels every label has the weight of the token before it.
     Mutant(
         "weights-not-shifted",
-        "batches/assembly/batch_assembly.py",
+        "batches/assembly/array_filling.py",
         "weights[:-1] = token_weights[1:]",
         "weights[:-1] = token_weights[:-1]",
-        ("batches/test_loss_weights.py",),
+        ("batches/test_kernel.py", "batches/test_loss_weights.py"),
     ),
     # The first id behind the vocabulary reaches the model.
     Mutant(
         "id-at-vocabulary-size-served",
         "batches/loading/combined_store.py",
-        "int(ids.view(np.uint64).max()) < store.vocab_size:",
-        "int(ids.view(np.uint64).max()) <= store.vocab_size:",
+        "highest_id < store.vocab_size:",
+        "highest_id <= store.vocab_size:",
         ("store/test_remote_stores.py", "batches/test_loader.py"),
     ),
 )

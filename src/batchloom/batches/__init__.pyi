@@ -1,6 +1,6 @@
+from .assembly.array_filling import IGNORE_INDEX as IGNORE_INDEX
 from .assembly.augment import Augment as Augment, add_augment_state as add_augment_state
 from .assembly.batch_assembly import (
-    IGNORE_INDEX as IGNORE_INDEX,
     TOKEN_KEYS as TOKEN_KEYS,
     Batch as Batch,
     assemble_rows as assemble_rows,

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, TOKEN_AXES, Batch, BatchLayout
+from batchloom.batches.assembly.array_filling import IGNORE_INDEX
+from batchloom.batches.assembly.batch_assembly import TOKEN_AXES, Batch, BatchLayout
 from batchloom.batches.assembly.device import to_torch
 from batchloom.batches.masks import compute_visibility, make_missing_layout_error, make_whole_rows_error
 from batchloom.core.errors import PlanError, SettingsError

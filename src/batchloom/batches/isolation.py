@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, TOKEN_AXES, Batch, BatchLayout
+from batchloom.batches.assembly.array_filling import IGNORE_INDEX
+from batchloom.batches.assembly.batch_assembly import TOKEN_AXES, Batch, BatchLayout
 from batchloom.batches.loading.document_rows import iter_short_documents
 from batchloom.store import Store
 

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, Batch, Ids
+from batchloom.batches.assembly.array_filling import IGNORE_INDEX, Ids
+from batchloom.batches.assembly.batch_assembly import Batch
 from batchloom.batches.loading.combined_store import is_replicated
 from batchloom.batches.loading.loader import Loader
 from batchloom.batches.loading.rank_share import assign_balanced_ranks, make_rank_share, select_rank_rows

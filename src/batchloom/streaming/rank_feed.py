@@ -215,6 +215,9 @@ class StreamStepReader:
             document_media.append((pool_media, pool_media.of(document - int(self.bases[pool]))))
         return document_media
 
+    def locate(self, documents: NDArray[np.int64]) -> None:
+        """Return None: the tokens of a stream are in memory, and not in mapped shards."""
+
     def read(
         self,
         documents: NDArray[np.int64],

@@ -1,31 +1,37 @@
-"""Assembly of plan rows into batch arrays, with one copy per span."""
+"""Batches of plan rows: their arrays and the layout of their spans."""
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.batches.assembly.array_filling import (
+    IGNORE_INDEX,
+    FlatArrays,
+    Ids,
+    RowForm,
+    TokenReader,
+    fill_arrays,
+)
 from batchloom.core.errors import PlanError
-from batchloom.core.loss_weights import TokenFlags, decode_loss_weights
 from batchloom.core.settings import as_int, quote_value
 from batchloom.plan.order import list_divisors
 from batchloom.plan.packing import Rows, align_lengths
 
-IGNORE_INDEX = -100
-_ARRAY_GAP = 64
+# Bytes between the arrays of a batch.
+_ARRAY_GAP = 512
+_INT64 = np.dtype(np.int64)
 # Axes of token arrays: rows and tokens. M-RoPE positions have one more, and begin with those of the text.
 TOKEN_AXES = 2
 # Prefixes that processors use for feature names.
 _MEDIA_PREFIXES = ("pixel_", "image_", "input_features", "feature_", "audio_")
 # Arrays of a batch with an entry per token.
 TOKEN_KEYS = ("input_ids", "labels", "loss_weights", "position_ids", "seq_idx", "token_type_ids")
-# Longer sequences hold few spans for their tokens, so creating the views costs little.
-_MAX_CACHED_RAMPS = 8192
 
-Ids = NDArray[np.int64]
+# Takes the highest id of a batch, or 2**63 - 1 if one is negative, and raises if it is not valid.
+IdCheck = Callable[[int], None]
 
 
 class MediaOffsets(NamedTuple):
@@ -241,242 +247,105 @@ def _slice_varlen(batch: Batch, layout: BatchLayout, first: int, stop: int) -> d
     return {**part, "cu_seq_lens_q": own, "cu_seq_lens_k": own + 0, **lengths}
 
 
-class TokenReader(Protocol):
-    """Interface of a store for batch assembly."""
-
-    @property
-    def end_id(self) -> int:
-        """Id that fills padding."""
-
-    @property
-    def masked(self) -> bool:
-        """True if some tokens carry no loss."""
-
-    @property
-    def weighted(self) -> bool:
-        """True if some tokens have another loss weight than 0 and 1."""
-
-    def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
-        """Return the ids of document spans."""
-
-    def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
-        """Return for each span whether each of its tokens carries a loss."""
-
-    def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[TokenFlags]:
-        """Return for each span the trained flag or weight code of each token."""
-
-
-def assemble_rows(store: TokenReader, rows: Rows, seq_len: int, labels: str, align: int = 1) -> dict[str, NDArray[Any]]:
+def assemble_rows(
+    store: TokenReader,
+    rows: Rows,
+    seq_len: int,
+    labels: str,
+    align: int = 1,
+    *,
+    dtype: np.dtype[Any] = _INT64,
+    check_ids: IdCheck | None = None,
+) -> dict[str, NDArray[Any]]:
     """Assemble a padded batch of R rows.
 
+    Args:
+        store: reader of the tokens.
+        rows: R rows with their spans.
+        seq_len: tokens of a row.
+        labels: ``aligned`` or ``shifted``.
+        align: number of tokens that each span is padded to a multiple of.
+        dtype: int64 or int32, of ids and labels.
+        check_ids: takes the highest id, or 2**63 - 1 if one is negative, and raises if it is not valid.
+
     Returns:
-        ``input_ids``, ``labels`` and ``position_ids``, each int64 [R, seq_len], and of a weighted store
-        ``loss_weights``, float32 [R, seq_len]: the weight of each label, 0 without loss. Positions
+        ``input_ids`` and ``labels`` of ``dtype`` and ``position_ids`` int64, each [R, seq_len], and of a weighted
+        store ``loss_weights``, float32 [R, seq_len]: the weight of each label, 0 without loss. Positions
         restart at 0 with each span. Padding counts as one more span, holds the end token
         and carries no loss. Alignment padding belongs to its span: positions continue there.
     """
-    count = len(rows)
-    span_tokens = store.read(rows.documents, rows.starts, rows.lengths)
-    ramps = _position_ramps(rows.lengths, seq_len)
-    # Most batches are full and need no search for padding.
-    full = int(rows.lengths.sum()) == count * seq_len
-    paddings = [] if full else _find_padding(rows, seq_len, align)
-    if paddings:
-        ends, ramp = _padding_row(store.end_id, seq_len), _position_ramp(seq_len)
-        for span_index, begin, end, first in reversed(paddings):
-            span_tokens.insert(span_index, ends[: end - begin])
-            ramps.insert(span_index, ramp[first : first + end - begin])
-    ids, targets, positions = _allocate_arrays(count * seq_len)
-    # Concatenating views copies each span once, without a Python assignment per span.
-    np.concatenate(span_tokens, out=ids)
-    np.concatenate(ramps, out=positions)
-    begins = _span_starts(rows, seq_len)
-    _fill_labels(targets, ids, begins, rows.lengths, labels)
-    flags = _read_flags(store, rows)
-    for span_index, begin, end, _ in reversed(paddings if flags else []):
-        flags.insert(span_index, np.zeros(end - begin, bool))
-    _mask_labels(targets, flags, labels)
-    for _, begin, end, _ in paddings:
-        targets[begin:end] = IGNORE_INDEX
-    arrays: dict[str, NDArray[Any]] = {"input_ids": ids, "labels": targets, "position_ids": positions}
-    if store.weighted:
-        arrays["loss_weights"] = _make_loss_weights(targets, flags, labels)
-    return {name: array.reshape(count, seq_len) for name, array in arrays.items()}
+    shape = (len(rows), seq_len)
+    arrays = _allocate_arrays(shape[0] * seq_len, dtype, weighted=store.weighted)
+    highest_id = fill_arrays(store, rows, RowForm(rows.pointers, seq_len, align, labels), arrays)
+    if check_ids is not None:
+        check_ids(highest_id)
+    return _name_arrays(arrays, shape)
 
 
-def _read_flags(store: TokenReader, rows: Rows) -> list[TokenFlags]:
-    """Return the trained flags or weight codes of spans; nothing if all are trained."""
-    if not (store.masked or store.weighted) or not rows.lengths.size:
-        return []
-    return store.flags(rows.documents, rows.starts, rows.lengths)
-
-
-def _span_starts(rows: Rows, seq_len: int) -> Ids:
-    """Return the offset of each span in the flat batch."""
-    begins = np.arange(0, len(rows) * seq_len, seq_len)
-    begins = begins.repeat(rows.pointers[1:] - rows.pointers[:-1])
-    begins += rows.row_offsets
-    return begins
-
-
-def _position_ramps(lengths: Ids, seq_len: int) -> list[Ids]:
-    """Return 0, 1, 2, ... for each length, all as views of one array."""
-    if seq_len <= _MAX_CACHED_RAMPS:
-        return list(map(_make_ramps(seq_len).__getitem__, lengths.tolist()))
-    ramp = _position_ramp(seq_len)
-    return [ramp[:length] for length in lengths.tolist()]
-
-
-@functools.lru_cache(maxsize=4)
-def _make_ramps(seq_len: int) -> list[Ids]:
-    """Return the ramps of every length up to ``seq_len``.
-
-    Creating a view takes longer than looking it up.
-    """
-    ramp = _position_ramp(seq_len)
-    return [ramp[:length] for length in range(seq_len + 1)]
-
-
-@functools.lru_cache(maxsize=4)
-def _position_ramp(seq_len: int) -> Ids:
-    """Return 0 to ``seq_len - 1``; the array is shared and must not be changed."""
-    return np.arange(seq_len)
-
-
-@functools.lru_cache(maxsize=4)
-def _padding_row(end_id: int, seq_len: int) -> Ids:
-    """Return a row of padding; the array is shared and must not be changed."""
-    return np.full(seq_len, end_id)
-
-
-def _allocate_arrays(size: int) -> tuple[Ids, Ids, Ids]:
-    """Allocate three arrays of ``size`` at once; the allocator reuses the block.
-
-    Reuse avoids page faults. The arrays are offset from each other by 512 bytes: copies between arrays with equal
-    page offsets stall each other.
-    """
-    block = np.empty(3 * size + 2 * _ARRAY_GAP, np.int64)
-    second, third = size + _ARRAY_GAP, 2 * (size + _ARRAY_GAP)
-    return block[:size], block[second : second + size], block[third:]
-
-
-def assemble_varlen(store: TokenReader, rows: Rows, labels: str, align: int = 1) -> dict[str, Any]:
+def assemble_varlen(
+    store: TokenReader,
+    rows: Rows,
+    labels: str,
+    align: int = 1,
+    *,
+    dtype: np.dtype[Any] = _INT64,
+    check_ids: IdCheck | None = None,
+) -> dict[str, Any]:
     """Concatenate the spans of R rows without padding, as HF's flattening collator.
 
     With ``align`` each span is padded to a multiple of it. The padding holds the end token, carries no loss
-    and counts as part of the span: under a causal mask no token sees it.
+    and counts as part of the span: under a causal mask no token sees it. Arguments are those of
+    :func:`assemble_rows`.
 
     Returns:
-        ``input_ids``, ``labels``, ``position_ids`` int64 [1, T]; ``seq_idx`` int32 [1, T], the index of
-        each token's span; ``cu_seq_lens_q`` and ``cu_seq_lens_k`` int32 [N + 1], the start of each span
+        ``input_ids`` and ``labels`` of ``dtype`` and ``position_ids`` int64, each [1, T]; ``seq_idx`` int32 [1, T],
+        the index of each token's span; ``cu_seq_lens_q`` and ``cu_seq_lens_k`` int32 [N + 1], the start of each span
         and T at the end; ``max_length_q`` and ``max_length_k``, the length of the longest span (int); of a
         weighted store ``loss_weights`` float32 [1, T].
     """
-    span_tokens = store.read(rows.documents, rows.starts, rows.lengths)
     # A step without spans (at the end of a run) is one token of padding: models take no empty input.
-    true = rows.lengths if span_tokens else np.zeros(1, np.int64)
-    lengths = align_lengths(np.maximum(true, 1), align)
-    total = int(lengths.sum())
-    bounds = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=bounds[1:])
-    longest = int(lengths.max())
-    cumulative = bounds.astype(np.int32)
-    positions = np.arange(total) - np.repeat(bounds[:-1], lengths)
-    gaps = _find_gaps(bounds[:-1] + true, bounds[1:])
-    for span_index, begin, end in reversed(gaps):
-        span_tokens.insert(span_index, np.full(end - begin, store.end_id))
-    ids = np.concatenate(span_tokens, dtype=np.int64)
-    targets = np.empty_like(ids)
-    _fill_labels(targets, ids, bounds[:-1], np.maximum(true, 1), labels)
-    flags = _read_flags(store, rows)
-    for span_index, begin, end in reversed(gaps if flags else []):
-        flags.insert(span_index, np.zeros(end - begin, bool))
-    _mask_labels(targets, flags, labels)
-    for _, begin, end in gaps:
-        targets[begin:end] = IGNORE_INDEX
-    weights = {"loss_weights": _make_loss_weights(targets, flags, labels)[None]} if store.weighted else {}
+    lengths = align_lengths(rows.lengths if rows.lengths.size else np.ones(1, np.int64), align)
+    cumulative = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=cumulative[1:])
+    total, longest = int(cumulative[-1]), int(lengths.max())
+    arrays = _allocate_arrays(total, dtype, weighted=store.weighted)
+    arrays = arrays._replace(span_numbers=np.empty(total, np.int32))
+    one_row = RowForm(np.array([0, rows.lengths.size]), total, align, labels)
+    highest_id = fill_arrays(store, rows, one_row, arrays)
+    if check_ids is not None:
+        check_ids(highest_id)
     return {
-        "input_ids": ids[None],
-        "labels": targets[None],
-        "position_ids": positions[None],
-        "seq_idx": np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[None],
+        **_name_arrays(arrays, (1, total)),
         "cu_seq_lens_q": cumulative,
         "cu_seq_lens_k": cumulative.copy(),
         "max_length_q": longest,
         "max_length_k": longest,
-        **weights,
     }
 
 
-def _find_gaps(begins: Ids, ends: Ids) -> list[tuple[int, int, int]]:
-    """Return (index of the next span, begin, end) of each non-empty gap behind a span."""
-    short = np.flatnonzero(begins < ends)
-    columns = (short + 1, begins[short], ends[short])
-    return list(zip(*(column.tolist() for column in columns), strict=True))
+def _allocate_arrays(size: int, dtype: np.dtype[Any], *, weighted: bool) -> FlatArrays:
+    """Allocate the arrays of ``size`` tokens at once; the allocator reuses the block.
 
-
-def _find_padding(rows: Rows, seq_len: int, align: int) -> list[tuple[int, int, int, int]]:
-    """Return (index of next span, begin, end, first position) of each padding range.
-
-    Begin and end are offsets in the flat batch, in ascending order. The ranges are alignment padding and the
-    unused end of each row.
+    Reuse avoids page faults. The gaps between the arrays give them different page offsets: copies between arrays with
+    equal ones stall each other.
     """
-    aligned_lengths = align_lengths(rows.lengths, align)
-    filled = np.zeros(len(aligned_lengths) + 1, np.int64)
-    np.cumsum(aligned_lengths, out=filled[1:])
-    filled = filled[rows.pointers]
-    used = filled[1:] - filled[:-1]
-    short = (used < seq_len).nonzero()[0]
-    ends_of_rows = [
-        (span_index, row * seq_len + inside, (row + 1) * seq_len, 0)
-        for row, span_index, inside in zip(
-            short.tolist(), rows.pointers[1:][short].tolist(), used[short].tolist(), strict=True
-        )
-    ]
-    if align == 1:
-        return ends_of_rows
-    begins = _span_starts(rows, seq_len)
-    lengths = rows.lengths.tolist()
-    gaps = [
-        (span_index, begin, end, lengths[span_index - 1])
-        for span_index, begin, end in _find_gaps(begins + rows.lengths, begins + aligned_lengths)
-    ]
-    return sorted(gaps + ends_of_rows, key=lambda gap: gap[1])
+    ids, positions = dtype.itemsize * size + _ARRAY_GAP, 8 * size + _ARRAY_GAP
+    block = np.empty(2 * ids + positions, np.uint8)
+    return FlatArrays(
+        block[: dtype.itemsize * size].view(dtype),
+        block[ids : ids + dtype.itemsize * size].view(dtype),
+        block[2 * ids : 2 * ids + 8 * size].view(np.int64),
+        np.empty(size, np.float32) if weighted else None,
+        None,
+    )
 
 
-def _fill_labels(targets: Ids, ids: Ids, begins: Ids, lengths: Ids, labels: str) -> None:
-    """Fill the labels of a flat batch of spans, with -100 for tokens without loss.
-
-    Aligned labels have no loss at the first token of each span, shifted labels at the last: the
-    first token of a span is never predicted from its neighbour, and both train the same tokens.
-    """
-    if labels == "shifted":
-        targets[:-1] = ids[1:]
-        targets[begins + lengths - 1] = IGNORE_INDEX
-    else:
-        targets[:] = ids
-        targets[begins] = IGNORE_INDEX
-
-
-def _mask_labels(targets: Ids, flags: list[TokenFlags], labels: str) -> None:
-    """Remove the loss of untrained tokens from a flat batch."""
-    if not flags:
-        return
-    masked = np.concatenate(flags) == 0
-    if labels == "shifted":
-        targets[:-1][masked[1:]] = IGNORE_INDEX
-    else:
-        targets[masked] = IGNORE_INDEX
-
-
-def _make_loss_weights(targets: Ids, flags: list[TokenFlags], labels: str) -> NDArray[np.float32]:
-    """Return the weight of each label of a flat batch, 0 without loss."""
-    weights = np.zeros(targets.size, np.float32)
-    if flags:
-        token_weights = decode_loss_weights(np.concatenate(flags))
-        if labels == "shifted":
-            weights[:-1] = token_weights[1:]
-        else:
-            weights[:] = token_weights
-    weights[targets == IGNORE_INDEX] = 0
-    return weights
+def _name_arrays(arrays: FlatArrays, shape: tuple[int, int]) -> dict[str, NDArray[Any]]:
+    named_arrays = {
+        "input_ids": arrays.ids,
+        "labels": arrays.labels,
+        "position_ids": arrays.positions,
+        "seq_idx": arrays.span_numbers,
+        "loss_weights": arrays.loss_weights,
+    }
+    return {name: array.reshape(shape) for name, array in named_arrays.items() if array is not None}

@@ -13,6 +13,7 @@ from batchloom.plan.packing import DEFAULT_GROUPED_STEPS, OverlongMode, PackingO
 Labels = Literal["aligned", "shifted"]
 Output = Literal["torch", "numpy"]
 Form = Literal["rows", "varlen"]
+IdType = Literal["int64", "int32"]
 _MAX_RANKS = (1 << 24) - 1
 _BOUNDS = {
     "prefetch": (0, 1024),
@@ -21,7 +22,7 @@ _BOUNDS = {
     "micro_batch_size": (1, 1 << 24),
 }
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,4})?", re.ASCII)
-_CHOICES = {"labels": Labels, "output": Output, "form": Form, "uneven": UnevenPolicy}
+_CHOICES = {"labels": Labels, "output": Output, "form": Form, "uneven": UnevenPolicy, "dtype": IdType}
 Order = Literal["pools", "lanes"]
 
 
@@ -63,7 +64,7 @@ DEFAULT_MEDIA_SPEC = MediaOptions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
-    """Row distribution of a ``Loader``, which checks it with its other settings.
+    """Row distribution and id type of a ``Loader``, which checks them.
 
     Attributes:
         mesh: layout of tensor-, context- and pipeline-parallel processes.
@@ -71,12 +72,15 @@ class BatchOptions:
             loss.
         micro_batch_size: rows of one forward pass, which must divide a rank's rows; None for all rows.
         balance: whether rows are distributed so that ranks have similar costs: squared span lengths and media tokens.
+        dtype: ``int64``; or ``int32`` for ids and labels of half the size. torch's ``cross_entropy``, and so
+            Hugging Face models and the trainer adapters, take int64 labels only.
     """
 
     mesh: Mesh = DATA_PARALLEL
     uneven: UnevenPolicy = "refuse"
     micro_batch_size: int | None = None
     balance: bool = False
+    dtype: IdType = "int64"
 
 
 DEFAULT_BATCH_OPTIONS = BatchOptions()
@@ -131,7 +135,11 @@ class BatchSpec(BatchOptions):
     def options(self) -> BatchOptions:
         """Return the part that a ``Loader`` takes as ``batch``."""
         return BatchOptions(
-            mesh=self.mesh, uneven=self.uneven, micro_batch_size=self.micro_batch_size, balance=self.balance
+            mesh=self.mesh,
+            uneven=self.uneven,
+            micro_batch_size=self.micro_batch_size,
+            balance=self.balance,
+            dtype=self.dtype,
         )
 
     def _find_device_problems(self) -> list[str]:

@@ -7,12 +7,13 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.batches.assembly.batch_assembly import Ids, TokenReader
+from batchloom.batches.assembly.array_filling import Ids, TokenReader
 from batchloom.core.errors import InputError, PlanError, StoreError
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.plan.packing import Rows
 from batchloom.store import Store
-from batchloom.store.read import MappedShard, compute_mapped_limit
+from batchloom.store.format import LossMask, LossWeights
+from batchloom.store.read import MappedShard, MappedSpans, compute_mapped_limit
 
 # Index of the store, its mapped shards, index of a shard, and the shift from bytes to its tokens.
 _ShardRange = tuple[int, "list[MappedShard | None] | None", int, int]
@@ -57,9 +58,9 @@ class CombinedStore:
             for store in store_list:
                 store.reader.limit_mapped(max(1, self._most * len(store.shards) // max(shards, 1)))
         self._begins, self._shard_ranges = self._index_shards()
-        # Cache the views of shards that stay mapped: each object on the way to one is a CPU cache miss.
+        # Cache the shards that stay mapped: each object on the way to one is a CPU cache miss.
         self._keep_all = shards <= self._most
-        self._shard_views: list[tuple[memoryview, NDArray[Any], int] | None] = [None] * len(self._shard_ranges)
+        self._mapped_shards: list[MappedShard | None] = [None] * len(self._shard_ranges)
 
     def _index_shards(self) -> tuple[Ids, list[_ShardRange]]:
         """Return the first document of each shard of all stores, and the shards.
@@ -104,33 +105,55 @@ class CombinedStore:
         # One loop over all stores: one call per store that a batch holds spans of costs as much as the batch.
         views: list[NDArray[np.generic]] = []
         unmapped_spans: dict[int, list[int]] = {}
-        shard_ranges, shard_views, opened = self._shard_ranges, self._shard_views, 0
+        opened = 0
         for shard, local, start, length in zip(
             shards.tolist(), begins.tolist(), starts.tolist(), lengths.tolist(), strict=True
         ):
-            shard_view = shard_views[shard]
-            if shard_view is None:
-                number, mapped, inside, shift = shard_ranges[shard]
-                if mapped is None:
-                    unmapped_spans.setdefault(number, []).append(len(views))
-                    views.append(_NO_IDS)
-                    continue
-                mapped_shard = mapped[inside]
-                if mapped_shard is None:
-                    opened += 1
-                    if opened > self._most // 2:
-                        # A view keeps its shard's file open after the shard is evicted.
-                        views, opened = [view.copy() for view in views], 0
-                    mapped_shard = self._stores[number].shards.map(inside)
-                shard_view = (mapped_shard.pointers, mapped_shard.tokens, shift)
-                if self._keep_all:
-                    shard_views[shard] = shard_view
-            pointers, tokens, shift = shard_view
-            begin = (pointers[local] >> shift) + start
-            views.append(tokens[begin : begin + length])
+            number, mapped, inside, shift = self._shard_ranges[shard]
+            if mapped is None:
+                unmapped_spans.setdefault(number, []).append(len(views))
+                views.append(_NO_IDS)
+                continue
+            mapped_shard = self._mapped_shards[shard] or mapped[inside]
+            if mapped_shard is None:
+                opened += 1
+                if opened > self._most // 2:
+                    # A view keeps its shard's file open after the shard is evicted.
+                    views, opened = [view.copy() for view in views], 0
+                mapped_shard = self._map_shard(shard)
+            begin = (mapped_shard.pointers[local] >> shift) + start
+            views.append(mapped_shard.tokens[begin : begin + length])
         for number, view_indices in unmapped_spans.items():
             self._read_store_spans(number, views, np.array(view_indices), (documents, starts, lengths))
         return views
+
+    def _map_shard(self, shard: int) -> MappedShard:
+        number, _, inside, _ = self._shard_ranges[shard]
+        mapped_shard = self._stores[number].shards.map(inside)
+        if self._keep_all:
+            self._mapped_shards[shard] = mapped_shard
+        return mapped_shard
+
+    def locate(self, documents: Ids) -> MappedSpans | None:
+        """Return where documents are mapped; None if some have to be read."""
+        shards = self._begins.searchsorted(documents, side="right") - 1
+        numbers = shards.tolist()
+        mapped_shards, opened = [], 0
+        for number in numbers:
+            mapped_shard = self._mapped_shards[number]
+            if mapped_shard is None:
+                _, mapped, inside, _ = self._shard_ranges[number]
+                if mapped is None or opened > self._most // 2:
+                    return None
+                opened += mapped[inside] is None
+                mapped_shard = self._map_shard(number)
+            mapped_shards.append(mapped_shard)
+        flags = [self._find_flag_file(number) for number in numbers] if self.masked or self.weighted else ()
+        return MappedSpans(mapped_shards, documents - self._begins[shards], flags)
+
+    def _find_flag_file(self, shard: int) -> LossMask | LossWeights | None:
+        number, _, inside, _ = self._shard_ranges[shard]
+        return self._stores[number].reader.find_flag_file(inside)
 
     def _read_store_spans(
         self, number: int, views: list[NDArray[np.generic]], view_indices: Ids, spans: tuple[Ids, Ids, Ids]
@@ -216,10 +239,9 @@ class _SyntheticLogAdapter(logging.LoggerAdapter[logging.Logger]):
         return f"{msg} {_SYNTHETIC_LABEL}", kwargs
 
 
-def check_id_range(store: Store | CombinedStore, ids: NDArray[np.int64], rows: Rows) -> None:
-    """Reject ids outside the vocabulary, including negative ones."""
-    # As unsigned numbers, negative ids are the largest, so one pass finds both.
-    if store.vocab_size is None or int(ids.view(np.uint64).max()) < store.vocab_size:
+def check_id_range(store: Store | CombinedStore, rows: Rows, highest_id: int) -> None:
+    """Reject ids outside the vocabulary; a negative one is 2**63 - 1."""
+    if store.vocab_size is None or highest_id < store.vocab_size:
         return
     name_of = store.shard_of if isinstance(store, CombinedStore) else store.shards.name_of
     span_tokens = store.read(rows.documents, rows.starts, rows.lengths)

@@ -8,7 +8,8 @@ from typing import Any, final
 
 import numpy as np
 
-from batchloom.batches.assembly.batch_assembly import Batch, BatchLayout, Ids, assemble_rows
+from batchloom.batches.assembly.array_filling import Ids
+from batchloom.batches.assembly.batch_assembly import Batch, BatchLayout, assemble_rows
 from batchloom.batches.assembly.device import to_torch
 from batchloom.batches.loading.combined_store import CombinedStore, get_token_reader, list_stores
 from batchloom.batches.loading.loader import Loader

@@ -6,14 +6,15 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.batches.assembly.array_filling import IGNORE_INDEX, TokenReader
 from batchloom.batches.assembly.augment import Augment, add_augment_state, make_augmentation, remove_augment_state
-from batchloom.batches.assembly.batch_assembly import IGNORE_INDEX, Batch, TokenReader
+from batchloom.batches.assembly.batch_assembly import Batch
 from batchloom.batches.assembly.batch_spec import (
     DEFAULT_BATCH_OPTIONS,
     DEFAULT_MEDIA_SPEC,
@@ -187,12 +188,14 @@ class Loader:
             uneven=batch.uneven,
             micro_batch_size=batch.micro_batch_size,
             balance=batch.balance,
+            dtype=batch.dtype,
             device=None if device is None else str(device),
             media=media,
         )
         self.plan, self.replaced = replace_missing_documents(self.plan, media.replace)
         self._stage, self.costs = make_stager(self.spec), RowCosts()
         self._balance = self.costs if batch.balance else None
+        self._latest_share: tuple[PlanSpec | None, RankShare | None] = None, None
         self._turn = threading.RLock()
         # The fetch thread has its own reference: packing a pool locks the plan, possibly until its lengths are
         # downloaded.
@@ -408,9 +411,8 @@ class Loader:
         context = self.share_at(step).placement.context_rank
         augment = (self.augmentation, positions) if self.augmentation else None
         spec = self._spec_at(step)
-        arrays, layout = assemble_arrays(reader, rows, spec, self.spec, context, augment)
-        if self._stream is None:
-            check_id_range(self.store, arrays["input_ids"], rows)
+        check_ids = None if self._stream is not None else partial(check_id_range, self.store, rows)
+        arrays, layout = assemble_arrays(reader, rows, spec, self.spec, context, augment, check_ids)
         pending = PendingItem(lambda: layout)
         if self.media is not None:
             varlen = self.spec.form == "varlen"
@@ -471,7 +473,12 @@ class Loader:
         return self._share(self._spec_at(step))
 
     def _share(self, plan: PlanSpec) -> RankShare:
-        return make_rank_share(plan, self.spec, replicated=self._stream is None and is_replicated(self.store))
+        latest_plan, share = self._latest_share
+        # Comparing settings takes longer than the rest of a step's arithmetic.
+        if plan is not latest_plan or share is None:
+            share = make_rank_share(plan, self.spec, replicated=self._stream is None and is_replicated(self.store))
+            self._latest_share = plan, share
+        return share
 
     def _to_global_documents(self, rows: Rows) -> Rows:
         """Return the rows with the document numbers of the store."""

@@ -7,8 +7,8 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from batchloom.batches.assembly.array_filling import Ids, TokenReader
 from batchloom.batches.assembly.augment import TokenizerSource
-from batchloom.batches.assembly.batch_assembly import Ids, TokenReader
 from batchloom.batches.assembly.batch_spec import BatchSpec, PlanArguments
 from batchloom.batches.loading.combined_store import CombinedStore, make_data_logger, require_open_stores
 from batchloom.batches.loading.stream_steps import RawStream

@@ -10,15 +10,9 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.batches.assembly.array_filling import Ids, TokenReader
 from batchloom.batches.assembly.augment import Augmentation, augment_batch
-from batchloom.batches.assembly.batch_assembly import (
-    TOKEN_KEYS,
-    BatchLayout,
-    Ids,
-    TokenReader,
-    assemble_rows,
-    assemble_varlen,
-)
+from batchloom.batches.assembly.batch_assembly import TOKEN_KEYS, BatchLayout, IdCheck, assemble_rows, assemble_varlen
 from batchloom.batches.assembly.batch_spec import BatchSpec
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, quote_value
@@ -286,26 +280,26 @@ def assemble_arrays(
     spec: BatchSpec,
     context_rank: int,
     augment: tuple[Augmentation, NDArray[np.int64]] | None = None,
+    check_ids: IdCheck | None = None,
 ) -> tuple[dict[str, Any], BatchLayout]:
     """Assemble a context rank's arrays of rows, with their layout.
 
     ``augment`` includes the position of each row; it is applied before the context rank's slice is taken.
     """
     arrays: dict[str, Any]
-    if spec.form == "varlen":
-        arrays = assemble_varlen(store, rows, spec.labels, plan.align)
-        lengths = np.diff(arrays["cu_seq_lens_q"]).astype(np.int64)
-        names = [name for name in arrays if name in TOKEN_KEYS]
+    dtype, varlen = np.dtype(spec.dtype), spec.form == "varlen"
+    if varlen:
+        arrays = assemble_varlen(store, rows, spec.labels, plan.align, dtype=dtype, check_ids=check_ids)
     else:
-        arrays = assemble_rows(store, rows, plan.seq_len, spec.labels, plan.align)
-        lengths, names = np.array([plan.seq_len]), list(arrays)
+        arrays = assemble_rows(store, rows, plan.seq_len, spec.labels, plan.align, dtype=dtype, check_ids=check_ids)
     if augment:
         augmentation, positions = augment
         augment_batch(arrays, augmentation, rows, positions, plan, labels=spec.labels)
-    if spec.mesh.context > 1:
-        indices = slice_indices(lengths, spec.mesh, context_rank)
-        arrays |= {name: arrays[name].take(indices, axis=1) for name in names}
     sliced = spec.mesh.context > 1
+    if sliced:
+        lengths = np.diff(arrays["cu_seq_lens_q"]).astype(np.int64) if varlen else np.array([plan.seq_len])
+        indices = slice_indices(lengths, spec.mesh, context_rank)
+        arrays |= {name: arrays[name].take(indices, axis=1) for name in TOKEN_KEYS if name in arrays}
     # Copy, so that a cached batch does not keep the rows of a full pool alive.
     span_arrays = (rows.pointers.copy(), rows.lengths.copy(), rows.row_offsets.copy())
     return arrays, BatchLayout(*span_arrays, plan.align, spec.labels, sliced)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, final, runtime_checkable
 
-from batchloom.batches.assembly.batch_assembly import TokenReader
+from batchloom.batches.assembly.array_filling import TokenReader
 from batchloom.batches.assembly.batch_spec import BatchSpec
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.plan import PlanSpec

@@ -18,14 +18,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
+from batchloom.batches.assembly.array_filling import Ids, TokenReader
 from batchloom.batches.assembly.batch_assembly import (
     TOKEN_KEYS,
     Batch,
     BatchLayout,
-    Ids,
     MediaOffsets,
     MediaOffsetsByName,
-    TokenReader,
 )
 from batchloom.batches.assembly.batch_spec import MediaOptions
 from batchloom.batches.assembly.device import to_torch

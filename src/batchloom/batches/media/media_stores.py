@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, final
 import msgspec
 import numpy as np
 
-from batchloom.batches.assembly.batch_assembly import Ids, TokenReader
+from batchloom.batches.assembly.array_filling import Ids, TokenReader
 from batchloom.batches.assembly.batch_spec import DEFAULT_MEDIA_SPEC, MediaOptions
 from batchloom.batches.media.batch_media import BatchMedia, BatchMedium, ProcessorContext
 from batchloom.core.errors import InputError, PlanError, StoreError

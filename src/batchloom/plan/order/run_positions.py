@@ -97,6 +97,8 @@ class RunPositions:
         """
         epochs = None if isinstance(self.orders.data, Mixture) else self.orders.spec.epochs or 1
         with self.orders.lock:
+            if self._plain:
+                return self.orders.order(0).find(0, position, epochs)
             segment = self.orders.timeline.segment_at(position)
             if segment is None:
                 return None

@@ -277,7 +277,8 @@ class SourceOrder:
             ahead = index - begin
             # Most lookups hit the pool of the previous one.
             if 0 <= ahead < cached_location.run and (epochs is None or cached_location.epoch < epochs):
-                return cached_location._replace(row=cached_location.row + ahead, run=cached_location.run - ahead)
+                pool, epoch, row, run, cursor = cached_location
+                return SequenceLocation(pool, epoch, row + ahead, run - ahead, cursor)
         is_counted = self.total >= 0
         location = (self._search if is_counted else self._walk)(lane, index, epochs)
         if location is not None:

@@ -232,6 +232,8 @@ class RunLayout:
         return step + (inside > 0)
 
     def range_of_step(self, step: int) -> StepRange:
+        if len(self.step_ranges) == 1:
+            return self.step_ranges[0]
         range_index = bisect_right(self.step_ranges, step, key=lambda step_range: step_range.step)
         return self.step_ranges[max(range_index - 1, 0)]
 

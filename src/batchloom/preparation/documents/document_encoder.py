@@ -274,6 +274,9 @@ class EncodedDocuments:
         self.weighted = has_loss_weights(self._flags)
         self._starts = np.cumsum(lengths, dtype=np.int64) - lengths
 
+    def locate(self, documents: DocumentNumbers) -> None:
+        """Return None: the documents are in memory, and not in mapped shards."""
+
     def read(
         self, documents: DocumentNumbers, starts: DocumentNumbers, lengths: DocumentNumbers
     ) -> list[NDArray[np.generic]]:

@@ -57,6 +57,7 @@ from .provenance import (
 )
 from .shard_sidecars import (
     HEADER as HEADER,
+    NO_FLAGS as NO_FLAGS,
     Banding as Banding,
     LossMask as LossMask,
     LossWeights as LossWeights,
@@ -64,6 +65,7 @@ from .shard_sidecars import (
     MinHashSignatures as MinHashSignatures,
     PairIndex as PairIndex,
     compute_pair_numbers as compute_pair_numbers,
+    get_address as get_address,
     map_mask as map_mask,
     map_pair_index as map_pair_index,
     map_weights as map_weights,

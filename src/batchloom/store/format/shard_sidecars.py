@@ -23,7 +23,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, final
+from typing import Any, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,10 @@ from batchloom.core.loss_weights import TokenFlags
 from batchloom.store.format.megatron_index import map_file
 from batchloom.store.format.objectives import CHOSEN, OBJECTIVES, REJECTED, ObjectiveName
 
+# Address of flags, and whether they are bits.
+_FLAGS_ADDRESS = struct.Struct("=2q")
+# Address of the flags of a shard whose tokens are all trained.
+NO_FLAGS = bytes(_FLAGS_ADDRESS.size)
 # Magic, u64 version, u64 count, and a u64 whose meaning depends on the file type (0 if unused).
 HEADER = struct.Struct("<8sQQQ")
 _MASK_MAGIC, _WEIGHTS_MAGIC = b"BLMMASK\x00", b"BLMWGHT\x00"
@@ -50,6 +54,12 @@ _MAX_VALUE = (1 << _BITS) - 1
 _CHUNK_BYTES = 8 << 20
 # A chunk spans at most this many times its own rows of the mapped keys.
 _SEARCH_REACH = 8
+
+
+def get_address(array: NDArray[Any]) -> int:
+    """Return the memory address of an array, for native code."""
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def map_file_with_header(path: Path, magic: bytes) -> tuple[memoryview, int, int]:
@@ -119,12 +129,13 @@ def iter_mask_chunks(tokens: int, trained: int, flags: Iterable[TokenFlags]) -> 
 
 @final
 class LossMask:
-    """A mapped ``.mask`` file."""
+    """A mapped ``.mask`` file; ``address`` is ``Flags`` of kernel.c."""
 
-    __slots__ = ("bits", "tokens", "trained")
+    __slots__ = ("address", "bits", "tokens", "trained")
 
     def __init__(self, tokens: int, trained: int, bits: NDArray[np.uint8]) -> None:
         self.tokens, self.trained, self.bits = tokens, trained, bits
+        self.address = _FLAGS_ADDRESS.pack(get_address(bits), 1)
 
     def slice(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Return the trained flags of tokens ``start`` to ``stop - 1``, bool."""
@@ -159,12 +170,13 @@ def encode_weights_header(tokens: int, trained: int) -> bytes:
 
 @final
 class LossWeights:
-    """A mapped ``.weights`` file."""
+    """A mapped ``.weights`` file; ``address`` is ``Flags`` of kernel.c."""
 
-    __slots__ = ("codes", "tokens", "trained")
+    __slots__ = ("address", "codes", "tokens", "trained")
 
     def __init__(self, tokens: int, trained: int, codes: NDArray[np.uint8]) -> None:
         self.tokens, self.trained, self.codes = tokens, trained, codes
+        self.address = _FLAGS_ADDRESS.pack(get_address(codes), 0)
 
     def slice(self, start: int, stop: int) -> NDArray[np.uint8]:
         """Return the weight codes of tokens ``start`` to ``stop - 1``, uint8, as a view."""

@@ -1,7 +1,9 @@
 from .document_walk import find_provenance as find_provenance, find_source_names as find_source_names
 from .mapped_shards import (
     MappedShard as MappedShard,
+    MappedSpans as MappedSpans,
     compute_mapped_limit as compute_mapped_limit,
+    make_mapped_shard as make_mapped_shard,
     map_prefix as map_prefix,
 )
 from .remote_store import RemoteSubset as RemoteSubset, open_remote_manifest as open_remote_manifest

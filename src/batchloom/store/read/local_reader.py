@@ -29,6 +29,7 @@ from batchloom.store.format.shard_sidecars import (
 from batchloom.store.format.store_lengths import StoreLengths, map_lengths, map_removed
 from batchloom.store.read.mapped_shards import (
     MappedShards,
+    MappedSpans,
     ShardLocation,
     ShardTable,
     compute_mapped_limit,
@@ -118,7 +119,7 @@ class LocalReader(SubsetReader):
                     # A view keeps its shard's file open after the shard was unmapped, so old views are copied.
                     views, previous_openings = [view.copy() for view in views], mapped.openings
                 files = mapped.map(shard)
-            pointers, tokens = files
+            pointers, tokens, _, _ = files
             begin = pointers[row] >> shift
             if checks is not None:
                 begins.append(begin)
@@ -128,11 +129,22 @@ class LocalReader(SubsetReader):
             checks.verify_spans(shards, byte_offsets, lengths << shift)
         return self._fill_removed(views, documents)
 
+    def locate(self, documents: Ids) -> MappedSpans | None:
+        if self.mapped is None:
+            return None
+        shards = self.table.shards_of(documents)
+        numbers = shards.tolist()
+        mapped = self._shards.map_all(numbers)
+        if mapped is None:
+            return None
+        flags = [self.find_flag_file(number) for number in numbers] if self._flag_suffixes else ()
+        return MappedSpans(mapped, documents - self.table.starts[shards], flags)
+
     def document(self, number: int, length: int) -> NDArray[np.generic]:
         if self.mapped is None:
             return super().document(number, length)
         shard, row = self.table.find(number)
-        pointers, tokens = self._shards.map(shard)
+        pointers, tokens, _, _ = self._shards.map(shard)
         begin = pointers[row] >> self._shift
         return tokens[begin : begin + length]
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import resource
+import struct
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -15,11 +16,15 @@ from batchloom.core.errors import StoreError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.megatron_index import MegatronIndex, map_file, map_index
+from batchloom.store.format.shard_sidecars import LossMask, LossWeights, get_address
 
 _CHUNK_DOCUMENTS = 1 << 20
 _MAX_MAPPED = 2048
 _SPARE_FILES = 256
 _EDGE_BYTES = 1 << 20
+# ``Shard`` of kernel.c, and its token types.
+_ADDRESS = struct.Struct("=5q")
+_TOKEN_TYPES = ("|u1", "|i1", "<i2", "<i4", "<i8", "<u2", "<u4")
 
 
 @final
@@ -30,10 +35,29 @@ class MappedShard(NamedTuple):
         pointers: byte offset of each document, as a view that gives Python ints: scalar reads
             through a cast memoryview cost a third of numpy's.
         tokens: all token ids of the ``.bin``, in its own dtype [T].
+        lengths: tokens of each document, uint32 [D].
+        address: addresses of the arrays, for the native kernel (batches/assembly/kernel.c).
     """
 
     pointers: memoryview
     tokens: NDArray[Any]
+    lengths: NDArray[np.uint32]
+    address: bytes
+
+
+@final
+class MappedSpans(NamedTuple):
+    """Locations of N spans in shards, which stay mapped as long as this value exists.
+
+    Attributes:
+        shards: shard of each span.
+        documents: index of each span's document in its shard, int64 [N].
+        flags: flags of the shard of each span, None if all its tokens are trained; empty if all are trained.
+    """
+
+    shards: list[MappedShard]
+    documents: NDArray[np.int64]
+    flags: Sequence[LossMask | LossWeights | None]
 
 
 @final
@@ -94,6 +118,18 @@ class MappedShards:
                 self.opened[self._order.popleft()] = None
         return shard
 
+    def map_all(self, numbers: list[int]) -> list[MappedShard] | None:
+        """Return the shards of spans; None if they are too many to stay mapped together."""
+        shards, opened, previous_openings = [], self.opened, self.openings
+        for number in numbers:
+            shard = opened[number]
+            if shard is None:
+                if self.openings - previous_openings > self.limit // 2:
+                    return None
+                shard = self.map(number)
+            shards.append(shard)
+        return shards
+
 
 def map_shard(location: ShardLocation, dtype: np.dtype[np.generic], lengths: NDArray[np.uint32]) -> MappedShard:
     """Map a shard and check its index against the store's ``lengths``, uint32 [D]."""
@@ -119,7 +155,7 @@ def map_shard(location: ShardLocation, dtype: np.dtype[np.generic], lengths: NDA
             f"{path} has {len(view)} bytes, the manifest says {location.bytes} and its documents take "
             f"{ends[-1] if ends.size else 0}. The store is damaged: run batchloom check on it."
         )
-    return MappedShard(_view_scalars(index.pointers), np.frombuffer(view, dtype))
+    return make_mapped_shard(index.pointers, index.lengths.view("<u4"), np.frombuffer(view, dtype))
 
 
 def map_prefix(stem: Path) -> tuple[MappedShard, NDArray[np.uint32]]:
@@ -152,11 +188,14 @@ def map_prefix(stem: Path) -> tuple[MappedShard, NDArray[np.uint32]]:
         # An empty document at the end may point past the last sequence; its pointer is never read.
         first = np.minimum(index.documents[:-1], len(pointers) - 1)
         pointers = pointers[first] if len(pointers) else np.zeros(len(first), np.int64)
-    return MappedShard(_view_scalars(pointers), np.frombuffer(view, index.dtype)), lengths
+    return make_mapped_shard(pointers, lengths, np.frombuffer(view, index.dtype)), lengths
 
 
-def _view_scalars(pointers: NDArray[np.int64]) -> memoryview:
-    return pointers.view(np.uint8).data.cast("q")
+def make_mapped_shard(pointers: NDArray[np.int64], lengths: NDArray[np.uint32], tokens: NDArray[Any]) -> MappedShard:
+    """Return the documents of one array of tokens, in mapped files or in memory."""
+    kind = _TOKEN_TYPES.index(tokens.dtype.newbyteorder("<").str)
+    address = _ADDRESS.pack(get_address(pointers), get_address(lengths), get_address(tokens), tokens.size, kind)
+    return MappedShard(pointers.view(np.uint8).data.cast("q"), tokens, lengths, address)
 
 
 def _refuse_overlap(index: MegatronIndex, stem: Path) -> None:

@@ -17,7 +17,7 @@ from batchloom.store.format.media_index import MediaRows
 from batchloom.store.format.provenance import ProvenanceTable
 from batchloom.store.format.shard_sidecars import LossMask, LossWeights, PairIndex
 from batchloom.store.format.store_lengths import mask_removed
-from batchloom.store.read.mapped_shards import MappedShards, ShardTable, compute_mapped_limit
+from batchloom.store.read.mapped_shards import MappedShards, MappedSpans, ShardTable, compute_mapped_limit
 from batchloom.tokens import Tokenizer, restore_tokenizer
 
 Ids = NDArray[np.int64]
@@ -146,6 +146,10 @@ class SubsetReader:
         """Read token ranges; see :meth:`Store.read`."""
         raise NotImplementedError
 
+    def locate(self, documents: Ids) -> MappedSpans | None:  # noqa: ARG002 - only local documents are mapped
+        """Return where documents are mapped; None if they have to be read."""
+        return None
+
     def document(self, number: int, length: int) -> NDArray[np.generic]:
         """Read the first ``length`` tokens of one document."""
         return self.read(np.array([number]), np.zeros(1, np.int64), np.array([length]))[0]
@@ -178,6 +182,11 @@ class SubsetReader:
     def _find_begins(self, documents: Ids, shards: Ids) -> Ids:
         """Return the first token of each document in its shard; any number without flags."""
         raise NotImplementedError
+
+    def find_flag_file(self, shard: int) -> LossMask | LossWeights | None:
+        """Return the trained flags or weight codes of a shard; None if all are trained."""
+        suffix = self._flag_suffixes.get(shard)
+        return None if suffix is None else self._get_flag_file(shard, suffix)
 
     def _load_flag_file(self, shard: int, suffix: str) -> LossMask | LossWeights:
         """Map the ``.mask`` or ``.weights`` of a shard."""

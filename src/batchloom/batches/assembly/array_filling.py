@@ -1,0 +1,251 @@
+"""Filling of batch arrays with the token ranges of spans.
+
+The native kernel and numpy give the same bytes; numpy's way is the specification.
+"""
+
+import functools
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.batches.assembly.kernel import BATCH, Kernel, find_kernel, get_output_address
+from batchloom.core.errors import StoreError
+from batchloom.core.loss_weights import LOSS_WEIGHTS, TokenFlags, decode_loss_weights
+from batchloom.plan.packing import Rows, align_lengths
+from batchloom.store.format import NO_FLAGS, LossWeights, get_address
+from batchloom.store.read import MappedSpans, make_mapped_shard
+
+IGNORE_INDEX = -100
+_HIGHEST_ID, _HIGHEST_INT32 = (1 << 63) - 1, (1 << 31) - 1
+_INT64_BYTES = 8
+_NO_IDS = np.zeros(0, np.int64)
+_DECODED_ADDRESS = get_address(LOSS_WEIGHTS)
+
+Ids = NDArray[np.int64]
+
+
+class TokenReader(Protocol):
+    """Interface of a store for batch assembly."""
+
+    @property
+    def end_id(self) -> int:
+        """Id that fills padding."""
+
+    @property
+    def masked(self) -> bool:
+        """True if some tokens carry no loss."""
+
+    @property
+    def weighted(self) -> bool:
+        """True if some tokens have another loss weight than 0 and 1."""
+
+    def locate(self, documents: Ids) -> MappedSpans | None:
+        """Return where documents are mapped; None if they have to be read."""
+
+    def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
+        """Return the ids of document spans."""
+
+    def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
+        """Return for each span whether each of its tokens carries a loss."""
+
+    def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[TokenFlags]:
+        """Return for each span the trained flag or weight code of each token."""
+
+
+class RowForm(NamedTuple):
+    """Form of R rows in flat arrays [R * row_length]; the varlen form is one row."""
+
+    pointers: Ids  # row r holds the spans pointers[r] to pointers[r + 1] - 1, int64 [R + 1]
+    row_length: int
+    align: int  # number of tokens that each span is padded to a multiple of
+    labels: str  # ``aligned`` or ``shifted``
+
+
+class FlatArrays(NamedTuple):
+    """Flat arrays of a batch [R * row_length], to be filled."""
+
+    ids: NDArray[Any]  # int64 or int32
+    labels: NDArray[Any]  # as ``ids``
+    positions: Ids
+    loss_weights: NDArray[np.float32] | None  # None if the store has no weights
+    span_numbers: NDArray[np.int32] | None  # None unless requested
+
+
+def fill_arrays(store: TokenReader, rows: Rows, form: RowForm, arrays: FlatArrays) -> int:
+    """Fill all arrays and return the highest id, at least the end id.
+
+    If an id is negative, it returns 2**63 - 1.
+
+    Raises:
+        StoreError: a span is not inside its document, or int32 arrays cannot hold an id.
+    """
+    kernel = find_kernel()
+    if kernel is None:
+        highest = fill_with_numpy(store, rows, form, arrays)
+    else:
+        highest = fill_with_kernel(kernel, store, rows, form, arrays)
+    if arrays.ids.itemsize < _INT64_BYTES and highest > _HIGHEST_INT32:
+        raise StoreError(
+            "A batch holds a token id that is negative or 2**31 or more, and dtype='int32' is for ids from 0 to "
+            "2**31 - 1: leave dtype out."
+        )
+    return highest
+
+
+def fill_with_kernel(kernel: Kernel, store: TokenReader, rows: Rows, form: RowForm, arrays: FlatArrays) -> int:
+    """Fill all arrays as :func:`fill_arrays`, by the native kernel."""
+    # The spans hold the memory that the kernel reads until it returns.
+    spans = store.locate(rows.documents)
+    starts = rows.starts
+    if spans is None:
+        spans, starts = _read_spans(store, rows), np.zeros_like(starts)
+    batch = BATCH.pack(
+        len(form.pointers) - 1,
+        form.row_length,
+        form.align,
+        form.labels == "shifted",
+        store.end_id,
+        arrays.ids.itemsize == _INT64_BYTES,
+        get_output_address(arrays.ids),
+        get_output_address(arrays.labels),
+        get_output_address(arrays.positions),
+        get_output_address(arrays.loss_weights),
+        _DECODED_ADDRESS,
+        get_output_address(arrays.span_numbers),
+    )
+    highest = kernel(
+        batch,
+        form.pointers.tobytes(),
+        b"".join([shard.address for shard in spans.shards]),
+        b"".join([NO_FLAGS if flags is None else flags.address for flags in spans.flags]) or None,
+        spans.documents.tobytes(),
+        starts.tobytes(),
+        rows.lengths.tobytes(),
+    )
+    if highest < 0:
+        # Reading names the document of a span that ends beyond it.
+        store.read(rows.documents, rows.starts, rows.lengths)
+        raise StoreError("The spans of a batch do not fit its documents and rows: the plan belongs to another store.")
+    return highest
+
+
+def _read_spans(store: TokenReader, rows: Rows) -> MappedSpans:
+    """Read spans into memory, as the documents of one shard."""
+    tokens, flags = store.read(rows.documents, rows.starts, rows.lengths), _read_flags(store, rows)
+    joined = np.concatenate(tokens) if tokens else _NO_IDS
+    bounds = (np.cumsum(rows.lengths) - rows.lengths) * joined.itemsize
+    shard, count = make_mapped_shard(bounds, rows.lengths.astype(np.uint32), joined), len(tokens)
+    codes = np.concatenate(flags).view(np.uint8) if flags else None
+    span_flags = [] if codes is None else [LossWeights(codes.size, 0, codes)] * count
+    return MappedSpans([shard] * count, np.arange(count), span_flags)
+
+
+def _read_flags(store: TokenReader, rows: Rows) -> list[TokenFlags]:
+    """Return the trained flags or weight codes of spans; nothing if all are trained."""
+    if not (store.masked or store.weighted) or not rows.lengths.size:
+        return []
+    return store.flags(rows.documents, rows.starts, rows.lengths)
+
+
+def fill_with_numpy(store: TokenReader, rows: Rows, form: RowForm, arrays: FlatArrays) -> int:
+    """Fill all arrays as :func:`fill_arrays`, by numpy."""
+    span_tokens = store.read(rows.documents, rows.starts, rows.lengths)
+    sizes = align_lengths(rows.lengths, form.align)
+    begins, paddings = _find_padding(rows.lengths, sizes, form)
+    ramp = _position_ramp(form.row_length.bit_length())
+    ramps = [ramp[:length] for length in rows.lengths.tolist()]
+    for span_index, begin, end, first in reversed(paddings):
+        span_tokens.insert(span_index, np.full(end - begin, store.end_id))
+        ramps.insert(span_index, ramp[first : first + end - begin])
+    # Concatenating views copies each span once, without a Python assignment per span.
+    np.concatenate(span_tokens, out=arrays.ids, casting="same_kind")
+    np.concatenate(ramps, out=arrays.positions)
+    _fill_labels(arrays, begins, rows.lengths, form.labels)
+    flags = _read_flags(store, rows)
+    for span_index, begin, end, _ in reversed(paddings if flags else []):
+        flags.insert(span_index, np.zeros(end - begin, bool))
+    _mask_labels(arrays.labels, flags, form.labels)
+    for _, begin, end, _ in paddings:
+        arrays.labels[begin:end] = IGNORE_INDEX
+    if arrays.loss_weights is not None:
+        _fill_loss_weights(arrays.loss_weights, arrays.labels, flags, form.labels)
+    if arrays.span_numbers is not None:
+        arrays.span_numbers[:] = 0
+        arrays.span_numbers[: int(sizes.sum())] = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    return _HIGHEST_ID if int(arrays.ids.min()) < 0 else max(int(arrays.ids.max()), store.end_id)
+
+
+def _find_padding(lengths: Ids, sizes: Ids, form: RowForm) -> tuple[Ids, list[tuple[int, int, int, int]]]:
+    """Return the first cell of each span, and the ranges of padding.
+
+    A range is (index of the next span, begin, end, first position), in ascending order: alignment padding, whose
+    positions continue those of its span, and the unused end of each row.
+    """
+    filled = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=filled[1:])
+    row_begins = np.arange(0, (len(form.pointers) - 1) * form.row_length, form.row_length)
+    firsts = filled[form.pointers]
+    begins = filled[:-1] + (row_begins - firsts[:-1]).repeat(np.diff(form.pointers))
+    used = np.diff(firsts)
+    short, gaps = np.flatnonzero(used < form.row_length), np.flatnonzero(lengths < sizes)
+    ends_of_rows = zip(
+        form.pointers[1:][short].tolist(),
+        (row_begins + used)[short].tolist(),
+        (row_begins + form.row_length)[short].tolist(),
+        [0] * short.size,
+        strict=True,
+    )
+    alignment_gaps = zip(
+        (gaps + 1).tolist(),
+        (begins + lengths)[gaps].tolist(),
+        (begins + sizes)[gaps].tolist(),
+        lengths[gaps].tolist(),
+        strict=True,
+    )
+    return begins, sorted([*ends_of_rows, *alignment_gaps], key=lambda padding: padding[1])
+
+
+@functools.lru_cache(maxsize=4)
+def _position_ramp(bits: int) -> Ids:
+    """Return 0 to ``2**bits - 1``; the array is shared and must not be changed."""
+    return np.arange(1 << bits)
+
+
+def _fill_labels(arrays: FlatArrays, begins: Ids, lengths: Ids, labels: str) -> None:
+    """Fill the labels of spans, with -100 for tokens without loss.
+
+    Aligned labels have no loss at the first token of each span, shifted labels at the last: the
+    first token of a span is never predicted from its neighbour, and both train the same tokens.
+    """
+    if labels == "shifted":
+        arrays.labels[:-1] = arrays.ids[1:]
+        arrays.labels[begins + lengths - 1] = IGNORE_INDEX
+    else:
+        arrays.labels[:] = arrays.ids
+        arrays.labels[begins] = IGNORE_INDEX
+
+
+def _mask_labels(targets: NDArray[Any], flags: list[TokenFlags], labels: str) -> None:
+    """Remove the loss of untrained tokens from a flat batch."""
+    if not flags:
+        return
+    masked = np.concatenate(flags) == 0
+    if labels == "shifted":
+        targets[:-1][masked[1:]] = IGNORE_INDEX
+    else:
+        targets[masked] = IGNORE_INDEX
+
+
+def _fill_loss_weights(
+    weights: NDArray[np.float32], targets: NDArray[Any], flags: list[TokenFlags], labels: str
+) -> None:
+    """Fill in the weight of each label of a flat batch, 0 without loss."""
+    weights[:] = 0
+    if flags:
+        token_weights = decode_loss_weights(np.concatenate(flags))
+        if labels == "shifted":
+            weights[:-1] = token_weights[1:]
+        else:
+            weights[:] = token_weights
+    weights[targets == IGNORE_INDEX] = 0
