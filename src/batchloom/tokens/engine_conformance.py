@@ -1,4 +1,4 @@
-"""Comparison of the fast engine with HF tokenizers, on hard texts and the user's."""
+"""Comparison of the fast engines with HF tokenizers, on hard texts and the user's."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -104,20 +104,23 @@ def _sample_evenly(items: Sequence[T], limit: int) -> list[T]:
 def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
     """Return the tokenizer on an engine whose ids equal those of HF tokenizers.
 
-    The fast engine is compared with HF tokenizers on hard texts, on texts of its vocabulary and
-    on a sample of the user's. If they agree, the tokenizer is returned unchanged. If they differ,
+    A fast engine (fastokens, or HF tokenizers word by word) is compared with HF tokenizers on hard texts, on texts
+    of its vocabulary and on a sample of the user's. If they agree, the tokenizer is returned unchanged. If they differ,
     it is returned on the exact engine, and ``engine.note`` describes the difference. If they differ only
     in texts with characters that fastokens is known to treat differently, only such texts use the
     exact engine.
 
     Args:
-        tokenizer: any tokenizer; one that is not on the fast engine is returned unchanged.
+        tokenizer: any tokenizer; one that is not on a fast engine is returned unchanged.
         sample: texts of the user's; the first 64 Ki characters of each, 1 Mi in all, are compared.
 
     Raises:
         TokenizerError: HF tokenizers cannot load the tokenizer.
     """
-    if not isinstance(tokenizer, JsonTokenizer) or tokenizer.engine.name != "fastokens":
+    if not isinstance(tokenizer, JsonTokenizer):
+        return tokenizer
+    engine = tokenizer.engine
+    if engine.name != "fastokens" and not engine.by_word:
         return tokenizer
     texts = make_conformance_texts([*tokenizer.control, *tokenizer.added])
     texts += _make_vocabulary_texts(tokenizer) + _limit_sample(sample)
@@ -125,12 +128,14 @@ def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
     if not differing:
         return tokenizer
     version = get_package_version("tokenizers")
-    note = f"fastokens {tokenizer.engine.version} and tokenizers {version} give different ids for {example}"
+    if engine.by_word:
+        return _fall_back(tokenizer, f"tokenizers {version} gives different ids for texts than for words: {example}")
+    note = f"fastokens {engine.version} and tokenizers {version} give different ids for {example}"
     rare_characters = "".join(rare for rare in RARE_CHARACTERS if any(rare in text for text in differing))
     if all(any(rare in text for rare in rare_characters) for text in differing):
         names = " or ".join(f"U+{ord(rare):04X}" for rare in rare_characters)
         note = f"texts that hold {names} are encoded with tokenizers: {note}"
-        return tokenizer.with_engine(replace(tokenizer.engine, note=note, exact_characters=rare_characters))
+        return tokenizer.with_engine(replace(engine, note=note, exact_characters=rare_characters))
     return _fall_back(tokenizer, note)
 
 
