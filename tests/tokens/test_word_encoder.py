@@ -11,11 +11,10 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from batchloom import TokenizerError
-from batchloom.tokens import verify_engine
-from batchloom.tokens.local_tokenizers import TokenizerHints, make_json_tokenizer
+from batchloom.tokens import resolve_tokenizer, verify_engine
 from tiers import examples
 
-from .conftest import make_added_token
+from .conftest import make_added_token, write_json
 
 METASPACE = pre_tokenizers.Metaspace(prepend_scheme="always")
 RUNS = normalizers.Replace(tokenizers.Regex(" {2,}"), " ")
@@ -41,7 +40,7 @@ OTHER_STEPS = {
 TEXTS = [str(topics[name]) for name in sorted(topics)[::9]]
 
 
-def make_tokenizer(steps, added=()):
+def make_tokenizer(folder, steps, added=()):
     normalizer, pre_tokenizer = steps
     is_bert = isinstance(normalizer, normalizers.BertNormalizer)
     trained = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>") if is_bert else models.Unigram())
@@ -53,12 +52,12 @@ def make_tokenizer(steps, added=()):
     trained.train_from_iterator([line for text in TEXTS for line in text.split()], trainer)
     definition = json.loads(trained.to_str())
     definition["added_tokens"] += added
-    return make_json_tokenizer("mine", definition, TokenizerHints(), None)
+    return resolve_tokenizer(str(write_json(folder / "tokenizer.json", definition)))
 
 
 @pytest.fixture(scope="module", params=STEPS)
-def tokenizer(request):
-    return make_tokenizer(STEPS[request.param])
+def tokenizer(request, tmp_path_factory):
+    return make_tokenizer(tmp_path_factory.mktemp("words"), STEPS[request.param])
 
 
 def assert_exact(tokenizer, texts):
@@ -102,24 +101,32 @@ def test_any_text_has_the_same_ids(tokenizer, texts):
 
 
 @pytest.mark.parametrize("name", OTHER_STEPS)
-def test_words_that_depend_on_their_neighbours(name):
-    tokenizer = make_tokenizer(OTHER_STEPS[name])
+def test_words_that_depend_on_their_neighbours(name, tmp_path):
+    tokenizer = make_tokenizer(tmp_path, OTHER_STEPS[name])
     assert tokenizer.engine.name == "tokenizers"
     assert not tokenizer.engine.by_word
 
 
-def test_added_tokens_that_match_in_texts():
-    tokenizer = make_tokenizer(STEPS["T5"], [make_added_token("<x>", 600, is_special=False)])
+def test_added_tokens_that_match_in_texts(tmp_path):
+    tokenizer = make_tokenizer(tmp_path, STEPS["T5"], [make_added_token("<x>", 600, is_special=False)])
     assert not tokenizer.engine.by_word
 
 
-def test_a_difference_falls_back_visibly():
-    tokenizer = make_tokenizer(OTHER_STEPS["no mark"])
+def test_a_difference_falls_back_visibly(tmp_path):
+    tokenizer = make_tokenizer(tmp_path, OTHER_STEPS["no mark"])
     by_word = tokenizer.with_engine(replace(tokenizer.engine, by_word=True))
     verified = verify_engine(by_word, TEXTS)
     assert not verified.engine.by_word
     assert "gives different ids for texts than for words: '" in verified.engine.note
     assert "the slower tokenizers is used" in verified.engine.note
+
+
+def test_texts_of_new_words_and_of_known_ones(tokenizer):
+    """After some millions of characters, texts of new words are encoded as a whole."""
+    known = "a common word, and another one. " * 200
+    for number in range(80):
+        assert_exact(tokenizer, [f"{known} n{number} {known}" * 6])
+    assert_exact(tokenizer, [" ".join(f"n{number}x{number}" for number in range(3000)), known])
 
 
 def test_errors_name_the_text(tokenizer):

@@ -307,7 +307,8 @@ class JsonTokenizer:
     @cached_property
     def _word_encoder(self) -> WordEncoder:
         kinds = [[step.get("type") for step in steps] for steps in self._list_steps()]
-        return WordEncoder(self._encode_words, is_bert=kinds == [["BertNormalizer"], ["BertPreTokenizer"]])
+        is_bert = kinds == [["BertNormalizer"], ["BertPreTokenizer"]]
+        return WordEncoder(self._encode_words, self.encode_exactly, is_bert=is_bert)
 
     def _encode_words(self, words: Sequence[str]) -> EncodedIds:
         """Encode words as texts of their own, many in one call."""

@@ -34,10 +34,12 @@ _NORMALIZERS = frozenset(
 _SPLITTERS = frozenset(("BertPreTokenizer", "Whitespace", "WhitespaceSplit"))
 # Approximate memory of a cached word besides its characters, and of all of them.
 _WORD_BYTES, _MAX_CACHE_BYTES = 200, 128 << 20
+# Characters after which texts that consist of new words, such as code, are encoded at once: that is faster.
+_LEARNED_CHARACTERS = 4 << 20
 
 
 def is_word_by_word(normalizers: Sequence[Mapping[str, Any]], pre_tokenizers: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether single steps of a tokenizer.json make the ids of a word depend on it alone."""
+    """Return whether the ids of a word depend on it alone, from a tokenizer's steps."""
     if not pre_tokenizers or not all(map(_normalizes_words, normalizers)):
         return False
     first, *others = pre_tokenizers
@@ -69,13 +71,20 @@ class WordEncoder:
 
     Args:
         encode: encoder of words as texts of their own.
+        encode_texts: encoder of complete texts, with the same ids.
         is_bert: whether BERT's normalizer and pre-tokenizer are the only steps.
     """
 
-    def __init__(self, encode: Callable[[Sequence[str]], EncodedIds], *, is_bert: bool) -> None:
-        self._encode, self._is_bert = encode, is_bert
+    def __init__(
+        self,
+        encode: Callable[[Sequence[str]], EncodedIds],
+        encode_texts: Callable[[Sequence[str]], EncodedIds],
+        *,
+        is_bert: bool,
+    ) -> None:
+        self._encode, self._encode_texts, self._is_bert = encode, encode_texts, is_bert
         self._ids: dict[str, bytes] = {}
-        self._size = 0
+        self._size = self._characters = 0
         ids, offsets = encode(["a b", *_SPACE_EXAMPLES])
         any_space = all(np.array_equal(ids[: offsets[1]], section) for section in np.split(ids, offsets[1:-1]))
         self._separator = _ANY_SPACE if any_space else _SINGLE_SPACE
@@ -91,11 +100,15 @@ class WordEncoder:
         if self._size > _MAX_CACHE_BYTES:
             self._ids, self._size = {}, 0
         new_words = list(set(chain.from_iterable(words_by_text)).difference(self._ids))
+        size, new_size = sum(map(len, texts)), sum(map(len, new_words))
+        self._characters += size
+        if self._characters > _LEARNED_CHARACTERS and 2 * new_size > size:
+            return self._encode_texts(texts)
         if new_words:
             ids, offsets = self._encode(new_words)
             encoded, bounds = ids.astype("<u4").tobytes(), (4 * offsets).tolist()
             for word, start, stop in zip(new_words, bounds, bounds[1:], strict=False):
                 self._ids[word] = encoded[start:stop]
-            self._size += sum(map(len, new_words)) + len(encoded) + _WORD_BYTES * len(new_words)
+            self._size += new_size + len(encoded) + _WORD_BYTES * len(new_words)
         id_bytes = self._ids.__getitem__
         return concat_ids([np.frombuffer(b"".join(map(id_bytes, words)), "<u4") for words in words_by_text])

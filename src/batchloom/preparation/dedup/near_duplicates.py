@@ -215,7 +215,7 @@ def _hash_shingles(
 def _append_hashes(
     values: NDArray[np.uint64], size: int, others: NDArray[np.uint64], other_size: int
 ) -> NDArray[np.uint64]:
-    """Return the hash of ``size`` ids from each position on, and of the ``other_size`` after them."""
+    """Join hashes of ``size`` ids with those of the ids that follow."""
     later = others[size:]
     joined: NDArray[np.uint64] = values[: len(later)] * np.uint64(pow(_SHINGLE_SEED, other_size, 1 << 64))
     joined += later
