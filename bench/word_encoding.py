@@ -17,7 +17,7 @@ from pathlib import Path
 os.environ["RAYON_NUM_THREADS"] = "1"
 
 import numpy as np
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from batchloom.tokens.json_tokenizer import JsonTokenizer
 from batchloom.tokens.local_tokenizers import TokenizerHints, make_json_tokenizer
@@ -25,7 +25,11 @@ from clean import pieces, texts_of
 
 METASPACE = pre_tokenizers.Metaspace(prepend_scheme="always")
 FAMILIES = {
-    "T5 (Unigram)": (models.Unigram, normalizers.NFKC(), METASPACE),
+    "T5 (Unigram)": (
+        models.Unigram,
+        normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]),
+        METASPACE,
+    ),
     "XLM-R (Unigram)": (
         models.Unigram,
         normalizers.NFKC(),
