@@ -179,7 +179,8 @@ def _find_top_ngram(ends: WordEnds, grams: U64, n: int, most: float) -> tuple[in
     if times * longest <= most:
         return None
     frequent = ordered[lasts[counts == times]]
-    first = int(np.isin(grams, frequent).argmax())
+    at = np.minimum(np.searchsorted(frequent, grams), len(frequent) - 1)
+    first = int((frequent[at] == grams).argmax())
     return times, first, int(lengths[first])
 
 
