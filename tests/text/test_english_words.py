@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from batchloom.text import count_sentences, iter_words
-from batchloom.text.english_words import compute_word_statistics
+from batchloom.text import count_sentences, english_words, iter_words
+from batchloom.text.english_words import compute_word_statistics, split_segment_words
 from text.quality_texts import make_words
 
 
@@ -49,6 +49,51 @@ def test_sentences(line, count):
 @given(st.text(max_size=300))
 def test_words_hold_all_characters(text):
     assert "".join(iter_words(text)) == "".join(text.split())
+
+
+SEGMENT_PARTS = [
+    *"!\"#$%&'()*,:;<=>?[]_`{}.+-/@^|~\\",
+    *(
+        "word",
+        "Word",
+        "AB",
+        "J",
+        "a",
+        "8",
+        "10km",
+        "st2",
+        "4a",
+        "\xe9",
+        "\u042f",
+        "\u8a9e",
+        "US$",
+        "\u2026",
+        "\u201d",
+        "\xb0C",
+    ),
+    *(
+        "don't",
+        "it's",
+        "can",
+        "not",
+        "e.g",
+        "a.m",
+        ":-)",
+        "o.O",
+        "http://a.org/b",
+        "x_y",
+        "n=1",
+        "a-b",
+        "''",
+        "..",
+        "2nd",
+    ),
+]
+
+
+@given(st.lists(st.sampled_from(SEGMENT_PARTS), min_size=1, max_size=6).map("".join))
+def test_cached_affixes_give_the_words_of_the_complete_rules(segment):
+    assert split_segment_words(segment) == english_words._split_any_segment(segment)
 
 
 @given(st.lists(st.sampled_from(["a", "ab", "b", "ba", "語", "...", "don't"]), max_size=40))

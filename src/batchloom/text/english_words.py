@@ -13,8 +13,8 @@ that one that spans a space hides another that overlaps it; here each segment is
 import functools
 import json
 import re
+import struct
 import unicodedata
-from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -24,17 +24,26 @@ from typing import Any, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-# Bounds of the segment cache: enough for the common ones, a few MiB.
-_MAX_CACHED_SEGMENTS = 1 << 16
+# Bounds of a segment cache: enough for the common ones, some tens of MiB.
+_MAX_CACHED_SEGMENTS = 1 << 17
 _MAX_CACHED_LENGTH = 64
 # No suffix is longer except a run of dots, including its lookbehind.
 _SUFFIX_REACH = 16
 
-# The infixes of ``english.json`` restricted to ASCII, which shortens their letter classes.
+# The infixes of ``english.json`` restricted to ASCII. Each begins with its characters and then looks back: CPython
+# finds a set of characters several times as fast as a position between two.
 _INFIX_ASCII = re.compile(
-    r"\.\.+|(?<=[0-9])[+\-*^](?=[0-9-])|(?<=[a-z'\"`,])\.(?=[A-Z'\"`,])|(?<=[a-zA-Z]),(?=[a-zA-Z])"
-    r"|(?<=[a-zA-Z0-9])(?:-{1,3}|~)(?=[a-zA-Z])|(?<=[a-zA-Z0-9])[:<>=/](?=[a-zA-Z])"
+    r"\.\.+|[+\-*^](?<=[0-9].)(?=[0-9-])|\.(?<=[a-z'\"`,].)(?=[A-Z'\"`,])|,(?<=[a-zA-Z].)(?=[a-zA-Z])"
+    r"|-(?<=[a-zA-Z0-9].)-{0,2}(?=[a-zA-Z])|[~:<>=/](?<=[a-zA-Z0-9].)(?=[a-zA-Z])"
 )
+# The end of an ASCII segment that a suffix of letters can follow from: 5km, 5km/h, it's.
+_LETTERS_SUFFIX = re.compile(r"[0-9][a-zA-Z/]+\Z|'[sS]\Z")
+# ASCII characters, neither letters nor digits, that end no suffix.
+_INNER_CHARACTERS = frozenset("-/=@\\^|~")
+# ASCII without dots and dollars that neither begins nor ends with an affix.
+_PLAIN_CORE = re.compile(r"[\w\-/=@\\^|~](?:[^.$]*[\w\-/=@\\^|~])?", re.ASCII)
+# A word without special cases, in place of any other.
+_ANY_WORD = "xyzzy"
 # First letters of the prefixes that begin with a letter: US$, C$, A$.
 _PREFIX_LETTERS = frozenset("UCA")
 
@@ -56,9 +65,6 @@ V = TypeVar("V")
 # A text is processed in chunks of about this many characters to bound memory.
 _CHUNK_CHARACTERS = 1 << 18
 _SPACE_PATTERN = re.compile(r"\s")
-# Tables above these sizes, some tens of MiB, are replaced by empty ones.
-_MAX_TABLE_SEGMENTS = 1 << 17
-_MAX_TABLE_WORDS = 1 << 17
 _U64_MASK = (1 << 64) - 1
 _HASH_BASE = 0x9E3779B97F4A7C15
 _SYMBOL, _LETTER = 1, 2
@@ -73,13 +79,19 @@ class _EnglishRules:
     suffix: re.Pattern[str]
     infix: re.Pattern[str]
     url: re.Pattern[str]
-    # ASCII characters that are a suffix in any context.
+    # Characters that are a prefix, or a suffix, in any context.
+    starts: frozenset[str]
     ends: frozenset[str]
+    # All these characters and ".".
+    edges: str
     # Segments with predefined words, and the characters of the longest.
     special: Mapping[str, tuple[str, ...]]
     longest: int
+    # Those segments without their edges.
+    special_cores: frozenset[str]
     # Predefined words by the words that the segment would be split into, and the numbers of such words by first word.
     phrases: dict[tuple[str, ...], tuple[str, ...]]
+    phrase_words: set[str]
     reaches: dict[str, tuple[int, ...]]
 
 
@@ -100,21 +112,32 @@ def _load_rules() -> _EnglishRules:
     tables = load_english_tables()
     special = {entry.replace(" ", ""): tuple(entry.split()) for entry in tables["special"]}
     suffix = re.compile("|".join(f"{suffix}$" for suffix in tables["suffixes"]))
+    # All single characters but the ellipsis, of which two are one suffix.
+    starts, ends = (
+        frozenset(pattern[-1] for pattern in tables[kind] if len(pattern.removeprefix("\\")) == 1) - {"…"}
+        for kind in ("prefixes", "suffixes")
+    )
+    edges = "".join(starts | ends | {"."})
     rules = _EnglishRules(
         re.compile("|".join(tables["prefixes"])),
         suffix,
         re.compile("|".join(tables["infixes"])),
         re.compile(_URL.replace("@LOWER@", tables["lower"])),
-        frozenset(filter(suffix.match, map(chr, range(128)))),
+        starts,
+        ends,
+        edges,
         special,
         max(map(len, special)),
+        frozenset(segment.strip(edges) for segment in special),
         {},
+        set(),
         {},
     )
     for segment, words in special.items():
         split_words = tuple(_split_segment(segment, rules, {}))
         if len(split_words) > 1 or (rules.prefix.match(segment) and split_words != words):
             rules.phrases[split_words] = words
+            rules.phrase_words.update(split_words)
             rules.reaches[split_words[0]] = tuple({*rules.reaches.get(split_words[0], ()), len(split_words)})
     return rules
 
@@ -165,6 +188,8 @@ def _strip_affixes(
 def _find_prefix_end(segment: str, rules: _EnglishRules, start: int, stop: int) -> int:
     """Return the end of the prefix of ``segment[start:stop]``, or ``start``."""
     first = segment[start]
+    if first in rules.starts:
+        return start + 1
     if first.isascii() and first.isalnum() and first not in _PREFIX_LETTERS:
         return start
     match = rules.prefix.match(segment, start, stop)
@@ -182,8 +207,7 @@ def _find_suffix_start(segment: str, rules: _EnglishRules, start: int, stop: int
         while at > start and segment[at - 1] == ".":
             at -= 1
         return at
-    # A suffix of letters follows a digit, or is 's.
-    if tail.isascii() and last.isalnum() and (last.isdigit() or tail.isalpha()):
+    if last in _INNER_CHARACTERS or (tail.isascii() and last.isalnum() and not _LETTERS_SUFFIX.search(tail)):
         return stop
     match = rules.suffix.search(tail)
     return stop - len(tail) + match.start() if match else stop
@@ -238,39 +262,86 @@ def _merge_phrases(words: list[str], rules: _EnglishRules) -> list[str]:
     return out
 
 
-def split_segment_words(segment: str) -> tuple[str, ...]:
-    """Split a segment without white space into words."""
-    rules = _load_rules()
-    if segment in rules.special:
-        return rules.special[segment]
-    if segment.isascii() and segment.isalpha():
-        return (segment,)
-    core, last = segment[:-1], segment[-1:]
-    if (
-        (last in rules.ends or (last == "." and core[-1:].islower()))
-        and core.isascii()
-        and core.isalpha()
-        and core not in rules.special
-    ):
-        return core, last
-    return tuple(_merge_phrases(_split_segment(segment, rules, rules.special), rules))
-
-
 @final
-class SegmentCache(dict[K, tuple[V, ...]]):
+class SegmentCache(dict[K, V]):
     """Results of ``split`` by segment, bounded in number and length."""
 
-    def __init__(self, split: Callable[[K], tuple[V, ...]]) -> None:
+    def __init__(self, split: Callable[[K], V]) -> None:
         super().__init__()
-        self._split: Callable[[K], tuple[V, ...]] = split
+        self._split: Callable[[K], V] = split
 
-    def __missing__(self, segment: K) -> tuple[V, ...]:
+    def __missing__(self, segment: K) -> V:
         words = self._split(segment)
         if len(segment) <= _MAX_CACHED_LENGTH:
             if len(self) >= _MAX_CACHED_SEGMENTS:
                 self.clear()
             self[segment] = words
         return words
+
+
+def _split_any_segment(segment: str) -> tuple[str, ...]:
+    rules = _load_rules()
+    if segment in rules.special:
+        return rules.special[segment]
+    return tuple(_merge_phrases(_split_segment(segment, rules, rules.special), rules))
+
+
+def _split_beginning(beginning: str) -> tuple[str, ...] | None:
+    """Return the words of the prefixes before a word; None if they depend on it."""
+    words = _split_any_segment(beginning + _ANY_WORD)
+    return words[:-1] if _load_rules().starts.issuperset(beginning) and words[-1] == _ANY_WORD else None
+
+
+def _split_end(end: str) -> tuple[str, ...] | None:
+    """Return the words of the suffixes after a word; None if they depend on it.
+
+    ``end`` may begin with the last characters of the word.
+    """
+    rules, segment = _load_rules(), _ANY_WORD + end
+    word, words = segment.rstrip(rules.edges), _split_any_segment(segment)
+    is_suffix = rules.ends.issuperset(segment[len(word) :].replace(".", ""))
+    return words[1:] if is_suffix and words[0] == word else None
+
+
+_BEGINNINGS = SegmentCache(_split_beginning)
+_ENDS = SegmentCache(_split_end)
+
+
+def _split_core(core: str, rules: _EnglishRules) -> list[str] | None:
+    """Split a segment without edges if no exception and no affix can be in it."""
+    if core in rules.special_cores:
+        return None
+    if core.isalpha():
+        return [core]
+    if not core.isascii() or _LETTERS_SUFFIX.search(core):
+        return None
+    if core.isalnum():
+        return [core]
+    if not _PLAIN_CORE.fullmatch(core):
+        return None
+    words = _split_infixes(core, rules)
+    # Only with its first or last word can an exception reach beyond it.
+    return _merge_phrases(words, rules) if rules.phrase_words.isdisjoint((words[0], words[-1])) else None
+
+
+def split_segment_words(segment: str) -> tuple[str, ...]:
+    """Split a segment without white space into words.
+
+    Most have no exception, and prefixes and suffixes that do not depend on the rest.
+    """
+    rules = _load_rules()
+    core = segment.strip(rules.edges)
+    words = _split_core(core, rules)
+    if words is None:
+        return _split_any_segment(segment)
+    if len(core) == len(segment):
+        return tuple(words)
+    start = segment.index(core)
+    beginning, end = segment[:start], segment[start + len(core) :]
+    before = _BEGINNINGS[beginning]
+    # A dot depends on the two characters before it.
+    after = _ENDS[core[-2:] + end if end.startswith(".") else end]
+    return _split_any_segment(segment) if before is None or after is None else (*before, *words, *after)
 
 
 _SEGMENT_WORDS = SegmentCache(split_segment_words)
@@ -368,66 +439,29 @@ SPACE_HASH = np.uint64(_BYTE_KEYS[32])
 SPACE_POWER = np.uint64(_HASH_BASE)
 
 
-def hash_word(word: str) -> tuple[int, int]:
-    """Return the hash of a word and its power, base^(length in bytes)."""
-    raw = word.encode("utf-8", "surrogatepass")
+def _hash_word(raw: bytes) -> int:
     value = 0
     for byte in raw:
         value = (value * _HASH_BASE + _BYTE_KEYS[byte]) & _U64_MASK
-    return value, pow(_HASH_BASE, len(raw), 1 << 64)
+    return value
 
 
-@final
-class _WordTable:
-    """Cache of words and segments by number; its content affects speed only."""
-
-    def __init__(self) -> None:
-        self._numbers_by_segment: dict[str, tuple[int, ...]] = {}
-        self._words: dict[str, int] = {}
-        self._lengths, self._hashes, self._powers = array("q"), array("Q"), array("Q")
-        self._flags = array("B")
-        # An empty array has no buffer.
-        self._number("")
-
-    def rows(self, text: str) -> tuple[npt.NDArray[Any], ...]:
-        """Return lengths, hashes, powers and flags of the words of a text."""
-        numbers_by_segment, segments = self._numbers_by_segment, text.split()
-        try:
-            segment_numbers = [numbers_by_segment[segment] for segment in segments]
-        except KeyError:
-            segment_numbers = [numbers_by_segment.get(segment) or self._add_segment(segment) for segment in segments]
-        numbers = np.fromiter(chain.from_iterable(segment_numbers), np.int64)
-        return (
-            np.frombuffer(self._lengths, np.int64)[numbers],
-            np.frombuffer(self._hashes, np.uint64)[numbers],
-            np.frombuffer(self._powers, np.uint64)[numbers],
-            np.frombuffer(self._flags, np.uint8)[numbers],
-        )
-
-    def is_full(self) -> bool:
-        return len(self._numbers_by_segment) > _MAX_TABLE_SEGMENTS or len(self._words) > _MAX_TABLE_WORDS
-
-    def _add_segment(self, segment: str) -> tuple[int, ...]:
-        numbers = tuple([self._number(word) for word in split_segment_words(segment)])
-        if len(segment) <= _MAX_CACHED_LENGTH:
-            self._numbers_by_segment[segment] = numbers
-        return numbers
-
-    def _number(self, word: str) -> int:
-        number = self._words.get(word)
-        if number is None:
-            number = self._words[word] = len(self._words)
-            value, power = hash_word(word)
-            letter = word.isalpha() or any(map(str.isalpha, word))
-            symbol = not letter and load_english_set("punctuation").issuperset(word)
-            self._lengths.append(len(word))
-            self._hashes.append(value)
-            self._powers.append(power)
-            self._flags.append(symbol * _SYMBOL | letter * _LETTER)
-        return number
+def _encode_word(word: str) -> bytes:
+    raw = word.encode("utf-8", "surrogatepass")
+    letter = word.isalpha() or any(map(str.isalpha, word))
+    symbol = not letter and load_english_set("punctuation").issuperset(word)
+    power = pow(_HASH_BASE, len(raw), 1 << 64)
+    return _pack_word(_hash_word(raw), power, len(word), symbol * _SYMBOL | letter * _LETTER)
 
 
-_WORD_TABLES = [_WordTable()]
+def _encode_segment(segment: str) -> bytes:
+    return b"".join(map(_WORD_CODES.__getitem__, split_segment_words(segment)))
+
+
+_WORD_CODE = np.dtype([("hash", "<u8"), ("power", "<u8"), ("length", "<u4"), ("kind", "<u4")])
+_pack_word = struct.Struct("<QQII").pack
+_WORD_CODES = SegmentCache(_encode_word)
+_SEGMENT_CODES = SegmentCache(_encode_segment)
 
 
 def iter_chunks(text: str, size: int) -> Iterator[str]:
@@ -443,13 +477,14 @@ def iter_chunks(text: str, size: int) -> Iterator[str]:
 @functools.lru_cache(1)
 def compute_word_statistics(text: str) -> WordStatistics:
     """Compute word statistics; the last text is cached for the next rule."""
-    rows = []
-    for chunk in iter_chunks(text, _CHUNK_CHARACTERS):
-        if _WORD_TABLES[0].is_full():
-            _WORD_TABLES[0] = _WordTable()
-        rows.append(_WORD_TABLES[0].rows(chunk))
-    if len(rows) != 1:
-        rows = [tuple(map(np.concatenate, zip(_WordTable().rows(""), *rows, strict=True)))]
-    lengths, hashes, powers, flags = rows[0]
-    symbols, letters = (flags & _SYMBOL).view(np.bool_), (flags & _LETTER) != 0
-    return WordStatistics(lengths, hashes, powers, symbols, letters)
+    chunks = iter_chunks(text, _CHUNK_CHARACTERS)
+    encoded = b"".join([b"".join(map(_SEGMENT_CODES.__getitem__, chunk.split())) for chunk in chunks])
+    words = np.frombuffer(encoded, _WORD_CODE)
+    kinds = words["kind"]
+    return WordStatistics(
+        words["length"].astype(np.int64),
+        words["hash"].copy(),
+        words["power"].copy(),
+        (kinds & _SYMBOL) != 0,
+        (kinds & _LETTER) != 0,
+    )

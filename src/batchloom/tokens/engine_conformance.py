@@ -1,4 +1,4 @@
-"""Comparison of the fast engine with HF tokenizers, on hard texts and the user's."""
+"""Comparison of the fast engines with HF tokenizers, on hard texts and the user's."""
 
 import contextlib
 import hashlib
@@ -126,14 +126,14 @@ class EngineDifference(msgspec.Struct, frozen=True):
 def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
     """Return the tokenizer on an engine whose ids equal those of HF tokenizers.
 
-    The fast engine is compared with HF tokenizers on hard texts, on texts of its vocabulary and
-    on a sample of the user's. If they agree, the tokenizer is returned unchanged. If they differ,
+    A fast engine (fastokens, or HF tokenizers word by word) is compared with HF tokenizers on hard texts, on texts
+    of its vocabulary and on a sample of the user's. If they agree, the tokenizer is returned unchanged. If they differ,
     it is returned on the exact engine, and ``engine.note`` describes the difference. If they differ only
     in texts with characters that fastokens is known to treat differently, only such texts use the
     exact engine.
 
     Args:
-        tokenizer: any tokenizer; one that is not on the fast engine is returned unchanged.
+        tokenizer: any tokenizer; one that is not on a fast engine is returned unchanged.
         sample: texts of the user's; the first 64 Ki characters of each, 1 Mi in all, are compared.
 
     Raises:
@@ -142,19 +142,22 @@ def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
     if not isinstance(tokenizer, JsonTokenizer):
         return tokenizer
     tokenizer.load_engines()
-    if tokenizer.engine.name != "fastokens":
+    engine = tokenizer.engine
+    if engine.name != "fastokens" and not engine.by_word:
         return tokenizer
     differences = _compare_on_fixed_texts(tokenizer), _compare_engines(tokenizer, _limit_sample(sample))
     example = next((difference.example for difference in differences if difference.example), "")
     if not example:
         return tokenizer
     version = get_package_version("tokenizers")
-    note = f"fastokens {tokenizer.engine.version} and tokenizers {version} give different ids for {example}"
+    if engine.by_word:
+        return _fall_back(tokenizer, f"tokenizers {version} gives different ids for texts than for words: {example}")
+    note = f"fastokens {engine.version} and tokenizers {version} give different ids for {example}"
     if not any(difference.common for difference in differences):
         rare_characters = "".join(rare for rare in RARE_CHARACTERS if any(rare in d.rare for d in differences))
         names = " or ".join(f"U+{ord(rare):04X}" for rare in rare_characters)
         note = f"texts that hold {names} are encoded with tokenizers: {note}"
-        return tokenizer.with_engine(replace(tokenizer.engine, note=note, exact_characters=rare_characters))
+        return tokenizer.with_engine(replace(engine, note=note, exact_characters=rare_characters))
     return _fall_back(tokenizer, note)
 
 
@@ -193,6 +196,9 @@ def _compare_on_fixed_texts(tokenizer: JsonTokenizer, *, control: bool = False) 
 
     It is half a second's work with the same result for the same tokenizer, versions and texts.
     """
+    if tokenizer.engine.by_word:
+        # This result also depends on the version of batchloom.
+        return _compare_engines(tokenizer, make_fixed_texts(tokenizer, control=control), control=control)
     versions = [tokenizer.engine.version, get_package_version("tokenizers"), FIXED_TEXTS_VERSION]
     name = fingerprint([hashlib.sha256(tokenizer.json).hexdigest(), *versions, control])
     path = find_cache_folder() / "engines" / f"{name}.json"

@@ -146,6 +146,7 @@ def _sketch(ids: NDArray[np.generic], lengths: NDArray[np.int64], hashes: int, s
     while len(values):
         if round_ >= _MAX_ROUNDS and not deduplicated:
             values, bin_offsets = _unique_shingles(values, bin_offsets)
+            counts = np.bincount((bin_offsets // np.uint64(hashes)).view(np.int64), minlength=len(lengths))
             deduplicated = True
         # Later rounds change no filled bin, so a few remaining shingles go through many rounds at once.
         end = 2 * hashes if round_ >= hashes else hashes
@@ -163,8 +164,8 @@ def _sketch(ids: NDArray[np.generic], lengths: NDArray[np.int64], hashes: int, s
         round_hashes |= rounds[:, None] << _U32
         np.minimum.at(sketches, bins.ravel().view(np.int64), round_hashes.ravel())
         empty = (sketches.reshape(-1, hashes) == _EMPTY_BIN).any(axis=1)
-        unfilled = empty[bin_offsets // np.uint64(hashes)]
-        values, bin_offsets = values[unfilled], bin_offsets[unfilled]
+        unfilled = np.repeat(empty, counts).nonzero()[0]
+        values, bin_offsets, counts = values[unfilled], bin_offsets[unfilled], counts * empty
         round_ += len(rounds)
     return sketches.reshape(-1, hashes)
 
@@ -196,15 +197,29 @@ def _hash_shingles(
         shifts = np.cumsum(padded - lengths) - (padded - lengths)
         room[np.arange(len(padded_ids)) + np.repeat(shifts, lengths)] = padded_ids
         padded_ids = room
-    values = np.zeros(max(0, len(padded_ids) - shingle + 1), np.uint64)
-    for offset in range(shingle):
-        values *= np.uint64(_SHINGLE_SEED)
-        values += padded_ids[offset : offset + len(values)]
+    values, size = padded_ids, 1
+    # Each hash of twice as many ids is made of two; the bits of the size say when one id more is added.
+    for bit in f"{shingle:b}"[1:]:
+        values = _append_hashes(values, size, values, size)
+        size *= 2
+        if bit == "1":
+            values = _append_hashes(values, size, padded_ids, 1)
+            size += 1
     inside = np.ones(len(padded_ids), bool)
     stops = np.cumsum(padded)[padded > 0]
     for back in range(1, shingle):
         inside[stops - back] = False
     return values[inside[: len(values)]], np.maximum(padded - shingle + 1, 0)
+
+
+def _append_hashes(
+    values: NDArray[np.uint64], size: int, others: NDArray[np.uint64], other_size: int
+) -> NDArray[np.uint64]:
+    """Join hashes of ``size`` ids with those of the ids that follow."""
+    later = others[size:]
+    joined: NDArray[np.uint64] = values[: len(later)] * np.uint64(pow(_SHINGLE_SEED, other_size, 1 << 64))
+    joined += later
+    return joined
 
 
 def _hash_signatures(sketches: NDArray[np.uint64]) -> NDArray[np.uint64]:

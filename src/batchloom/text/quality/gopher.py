@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from batchloom.text.english_words import compute_word_statistics, hash_word
+from batchloom.text.english_words import compute_word_statistics, iter_words
 from batchloom.text.steps import CleanFunction, Count, DroppedText, Number, Share, Words, check_limits
 
 FEW_WORDS: Final = "gopher: too few words"
@@ -66,15 +66,14 @@ def _clean_text(settings: Gopher, text: str) -> str | DroppedText:
 
 def _check_words(settings: Gopher, text: str) -> DroppedText | None:
     statistics = compute_word_statistics(text)
-    plain = ~statistics.symbols
-    count = int(np.count_nonzero(plain))
+    count = len(statistics) - int(np.count_nonzero(statistics.symbols))
     if settings.min_words is not None and count < settings.min_words:
         return DroppedText(FEW_WORDS, f"{count:,} words, at least {settings.min_words:,}")
     if settings.max_words is not None and count > settings.max_words:
         return DroppedText(MANY_WORDS, f"{count:,} words, at most {settings.max_words:,}")
     if not count:
         return None
-    mean = int(statistics.lengths[plain].sum()) / count
+    mean = int(statistics.lengths[~statistics.symbols].sum()) / count
     if settings.min_word_length is not None and mean < settings.min_word_length:
         detail = f"{mean:.2f} characters per word, at least {settings.min_word_length:g}"
         return DroppedText(SHORT_WORDS, detail)
@@ -92,18 +91,21 @@ def _check_symbols(settings: Gopher, text: str) -> DroppedText | None:
             return DroppedText(HASHES, f"{hashes:,} in {count:,} words, at most {most:g} per word")
         if ellipses / count > most:
             return DroppedText(ELLIPSES, f"{ellipses:,} in {count:,} words, at most {most:g} per word")
-    return _check_lines(settings, text.splitlines())
+    return _check_lines(settings, text)
 
 
-def _check_lines(settings: Gopher, lines: list[str]) -> DroppedText | None:
-    if settings.max_bullet_lines is not None and lines:
+def _check_lines(settings: Gopher, text: str) -> DroppedText | None:
+    lines = text.splitlines()
+    most, most_ends = settings.max_bullet_lines, settings.max_ellipsis_lines
+    # Most texts have too few of these characters.
+    if most is not None and lines and text.count("•") + text.count("-") > most * len(lines):
         bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
-        if bullets / len(lines) > settings.max_bullet_lines:
-            return DroppedText(BULLETS, _format_line_share(bullets, len(lines), settings.max_bullet_lines))
-    if settings.max_ellipsis_lines is not None and lines:
+        if bullets / len(lines) > most:
+            return DroppedText(BULLETS, _format_line_share(bullets, len(lines), most))
+    if most_ends is not None and lines and text.count("...") + text.count("…") > most_ends * len(lines):
         ends = sum(line.rstrip().endswith(("...", "…")) for line in lines)
-        if ends / len(lines) > settings.max_ellipsis_lines:
-            return DroppedText(ELLIPSIS_LINES, _format_line_share(ends, len(lines), settings.max_ellipsis_lines))
+        if ends / len(lines) > most_ends:
+            return DroppedText(ELLIPSIS_LINES, _format_line_share(ends, len(lines), most_ends))
     return None
 
 
@@ -119,8 +121,10 @@ def _check_word_kinds(settings: Gopher, text: str) -> DroppedText | None:
             requirement = f"at least {settings.min_letter_words:.0%}"
             return DroppedText(FEW_LETTERS, f"{count:,} of {len(statistics):,} words, {requirement}")
     if settings.min_stop_words is not None:
-        stops = _hash_stop_words(settings.stop_words)
-        count = sum(bool((statistics.hashes == stop).any()) for stop in stops)
+        # Most texts have enough of them between spaces; only the others need all their words.
+        count = sum(spaced in text for spaced in _surround_stop_words(settings.stop_words))
+        if count < settings.min_stop_words:
+            count = len(set(settings.stop_words).intersection(iter_words(text)))
         if count < settings.min_stop_words:
             requirement = f"at least {settings.min_stop_words} of {', '.join(settings.stop_words)}"
             return DroppedText(FEW_STOP_WORDS, f"{count} stop words, {requirement}")
@@ -128,5 +132,6 @@ def _check_word_kinds(settings: Gopher, text: str) -> DroppedText | None:
 
 
 @functools.lru_cache(16)
-def _hash_stop_words(words: tuple[str, ...]) -> tuple[np.uint64, ...]:
-    return tuple(np.uint64(hash_word(word)[0]) for word in dict.fromkeys(words))
+def _surround_stop_words(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the distinct stop words that are never split, each between spaces."""
+    return tuple([f" {word} " for word in dict.fromkeys(words) if tuple(iter_words(word)) == (word,)])
