@@ -641,8 +641,9 @@ def _find_unit_bytes(work: WorkFolder, listing: SourceListing) -> int:
     A stream, whose units have a fixed size, may have cached their batches.
     """
     job = work.job()
-    same_inputs = job and [source[:2] for source in job.sources] == [(item.name, item.size) for item in listing.sources]
-    return job.constants[-1] if job and same_inputs else choose_unit_bytes(listing.bytes)
+    if job and [source[:2] for source in job.sources] == [(source.name, source.size) for source in listing.sources]:
+        return job.constants[-1]
+    return choose_unit_bytes(listing.bytes)
 
 
 # A worker takes about as long to start as to tokenize this many bytes.

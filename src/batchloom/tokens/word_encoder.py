@@ -99,7 +99,9 @@ class WordEncoder:
         words_by_text = list(map(self._split, texts))
         if self._size > _MAX_CACHE_BYTES:
             self._ids, self._size = {}, 0
-        new_words = list(set(chain.from_iterable(words_by_text)).difference(self._ids))
+        # Another thread may replace the dict.
+        ids_by_word = self._ids
+        new_words = list(set(chain.from_iterable(words_by_text)).difference(ids_by_word))
         size, new_size = sum(map(len, texts)), sum(map(len, new_words))
         self._characters += size
         if self._characters > _LEARNED_CHARACTERS and 2 * new_size > size:
@@ -108,7 +110,7 @@ class WordEncoder:
             ids, offsets = self._encode(new_words)
             encoded, bounds = ids.astype("<u4").tobytes(), (4 * offsets).tolist()
             for word, start, stop in zip(new_words, bounds, bounds[1:], strict=False):
-                self._ids[word] = encoded[start:stop]
+                ids_by_word[word] = encoded[start:stop]
             self._size += new_size + len(encoded) + _WORD_BYTES * len(new_words)
-        id_bytes = self._ids.__getitem__
-        return concat_ids([np.frombuffer(b"".join(map(id_bytes, words)), "<u4") for words in words_by_text])
+        get_ids = ids_by_word.__getitem__
+        return concat_ids([np.frombuffer(b"".join(map(get_ids, words)), "<u4") for words in words_by_text])

@@ -158,8 +158,12 @@ def fill_with_numpy(store: TokenReader, rows: Rows, form: RowForm, arrays: FlatA
     for span_index, begin, end, first in reversed(paddings):
         span_tokens.insert(span_index, np.full(end - begin, store.end_id))
         ramps.insert(span_index, ramp[first : first + end - begin])
+    # int32 would hold other ids than a store with larger ones.
+    ids = arrays.ids if arrays.ids.itemsize == _INT64_BYTES else np.empty(arrays.ids.size, np.int64)
     # Concatenating views copies each span once, without a Python assignment per span.
-    np.concatenate(span_tokens, out=arrays.ids, casting="same_kind")
+    np.concatenate(span_tokens, out=ids)
+    if ids is not arrays.ids:
+        arrays.ids[:] = ids
     np.concatenate(ramps, out=arrays.positions)
     _fill_labels(arrays, begins, rows.lengths, form.labels)
     flags = _read_flags(store, rows)
@@ -173,7 +177,7 @@ def fill_with_numpy(store: TokenReader, rows: Rows, form: RowForm, arrays: FlatA
     if arrays.span_numbers is not None:
         arrays.span_numbers[:] = 0
         arrays.span_numbers[: int(sizes.sum())] = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    return _HIGHEST_ID if int(arrays.ids.min()) < 0 else max(int(arrays.ids.max()), store.end_id)
+    return _HIGHEST_ID if int(ids.min()) < 0 else max(int(ids.max()), store.end_id)
 
 
 def _find_padding(lengths: Ids, sizes: Ids, form: RowForm) -> tuple[Ids, list[tuple[int, int, int, int]]]:

@@ -124,7 +124,7 @@ class EncodedBatch:
         dropped: documents dropped by rule: nothing to train, or overlong.
         sides: side of each document, as in ``.pairs``; None without an objective.
         altered: number of conversations that the template changed, by kind of change.
-        rounded: number of documents with loss weights that were rounded.
+        rounded: whether a loss weight was rounded.
         added: number of control tokens added before and after the text of each document.
         moved: number of texts changed by fill-in-the-middle.
         plain: tokens and lengths of the texts before fill-in-the-middle, if documents are compared.
@@ -141,7 +141,7 @@ class EncodedBatch:
     dropped: list[EncodeFault] = field(default_factory=list)
     sides: NDArray[np.uint8] | None = None
     altered: Counter[str] = field(default_factory=Counter)
-    rounded: int = 0
+    rounded: bool = False
     added: tuple[int, int] = (0, 0)
     moved: int = 0
     plain: PlainTokens | None = None
@@ -161,7 +161,7 @@ class EncodedBatchBuilder:
     faults: list[EncodeFault] = field(default_factory=list)
     dropped: list[EncodeFault] = field(default_factory=list)
     altered: Counter[str] = field(default_factory=Counter)
-    rounded: int = 0
+    rounded: bool = False
     media: list[list[PlacedMedium]] = field(default_factory=list)
     fields: list[bytes] = field(default_factory=list)
     truncated: list[int] = field(default_factory=list)
@@ -257,7 +257,7 @@ def encode_conversations(
             continue
         if rendered_conversation.rendered.altered:
             out.altered.update(rendered_conversation.rendered.altered)
-        out.rounded += proved.rounded
+        out.rounded |= proved.rounded
         if rules.max_tokens is not None and proved.ids.size > rules.max_tokens:
             _apply_overlong(out, rendered_conversation, proved, placed, rules)
         elif np.count_nonzero(proved.mask):  # Three times as fast as mask.any() for a short mask.

@@ -249,7 +249,7 @@ def encode_token_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype
         elif row.trained is not None and not row.trained.any():
             out.dropped.append(EncodeFault(number, _UNTRAINED))
         elif row.ids.size:
-            out.rounded += row.rounded
+            out.rounded |= row.rounded
             out.add(number, row.ids, np.ones(row.ids.size, bool) if row.trained is None else row.trained)
     batch = out.build(dtype)
     has_mask = any(rows[number].trained is not None for number in out.numbers)
@@ -286,7 +286,7 @@ def encode_segments(
         if rules is not None and (excess := describe_excess(end - begin, number, rules)):
             out.dropped.append(EncodeFault(number, f"overlong: {excess}"))
         elif mask.any():
-            out.rounded += rounded
+            out.rounded |= rounded
             out.add(number, ids[begin:end], mask)
         else:
             out.dropped.append(EncodeFault(number, _UNTRAINED))
@@ -298,7 +298,7 @@ def weigh_documents(batch: EncodedBatch, weights: Sequence[float]) -> EncodedBat
     flags, rounded = make_token_flags(np.array(weights))
     numbers = slice(None) if batch.numbers is None else batch.numbers
     mask = np.repeat(flags[numbers], batch.lengths)
-    return replace(batch, mask=mask if batch.mask is None else mask * batch.mask, rounded=int(rounded))
+    return replace(batch, mask=mask if batch.mask is None else mask * batch.mask, rounded=rounded)
 
 
 # The last tokenizer of this process, and the same on an engine that parses control tokens exactly.
