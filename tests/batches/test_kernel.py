@@ -114,6 +114,19 @@ def test_prefixes_of_every_dtype(kernel, make_folder, dtype, data):
         assert_same(kernel, store.reader, rows, 64, "aligned", 1, cell)
 
 
+@needs_compiler
+def test_int32_batches_refuse_wide_ids(kernel, make_folder):
+    folder = make_folder()
+    # As int32, the first id would be 5.
+    (folder / "p.bin").write_bytes(np.array([2**32 + 5, 6, 7], "<i8").tobytes())
+    (folder / "p.idx").write_bytes(encode_index(np.array([3], np.uint32), np.dtype("<i8")))
+    store = batchloom.open_store(folder / "p")
+    rows = Plan(store, PlanSpec(seq_len=4, global_batch_size=1)).rows(0, 1)
+    for way in (kernel, None):
+        with using(way), pytest.raises(StoreError, match="2\\*\\*31 or more"):
+            assemble_rows(store.reader, rows, 4, "aligned", dtype=np.dtype(np.int32))
+
+
 @pytest.fixture(scope="module")
 def mixture(make_folder):
     rng = np.random.default_rng(5)

@@ -39,6 +39,6 @@ from .masks import (
     add_model_masks as add_model_masks,
     get_sliding_window as get_sliding_window,
 )
-from .media.media_collator import PairMediaCollator as PairMediaCollator
+from .media.media_stores import PairMediaCollator as PairMediaCollator
 from .metrics import Meter as Meter, ModelCost as ModelCost, transformer_cost as transformer_cost
 from .mixture_file import read_mixture as read_mixture

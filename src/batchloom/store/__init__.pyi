@@ -42,8 +42,12 @@ from .maintain.generations import (
 from .maintain.removal import compact_store as compact_store, remove_documents as remove_documents
 from .maintain.verification import verify_prefix as verify_prefix, verify_store as verify_store
 from .read.document_walk import find_documents as find_documents, iter_document_ranges as iter_document_ranges
-from .read.preference_reader import LabelledAnswers as LabelledAnswers, PreferencePairs as PreferencePairs
-from .read.prompt_reader import LabelledSteps as LabelledSteps, StoredPrompts as StoredPrompts
+from .read.objective_readers import (
+    LabelledAnswers as LabelledAnswers,
+    LabelledSteps as LabelledSteps,
+    PreferencePairs as PreferencePairs,
+    StoredPrompts as StoredPrompts,
+)
 from .read.store_opening import open_store as open_store
 from .read.store_reader import Store as Store, decode_beginning as decode_beginning
 from .read.stored_media import StoreMedia as StoreMedia

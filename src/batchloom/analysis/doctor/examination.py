@@ -26,7 +26,7 @@ from batchloom.analysis.doctor.sampling import (
     SampleSizes,
     preview_documents,
 )
-from batchloom.core.addresses import is_url, redact_url
+from batchloom.core.addresses import format_input_label, is_url, is_url_or_stdin, redact_url
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import (
     InputError,
@@ -37,8 +37,8 @@ from batchloom.core.errors import (
     TokenizerError,
 )
 from batchloom.core.medium import MediumKind
-from batchloom.core.wording import format_count
-from batchloom.preparation import Progress, Recipe
+from batchloom.core.wording import format_count, format_list
+from batchloom.preparation import Progress, ReadRecipe, Recipe
 from batchloom.preparation.dedup import DuplicateCounter
 from batchloom.preparation.documents import (
     UNTRAINED_RULE,
@@ -63,7 +63,7 @@ from batchloom.preparation.documents import (
     normalize_records,
 )
 from batchloom.preparation.report import Listener
-from batchloom.preparation.request import list_inputs
+from batchloom.preparation.request import list_inputs, resolve_inputs
 from batchloom.preparation.settings import count_allowed_bad
 from batchloom.preparation.units import ReasonCounts, count_reason, describe_bad_records
 from batchloom.sources import (
@@ -76,6 +76,7 @@ from batchloom.sources import (
 )
 from batchloom.sources.files import Source, Spool, open_source
 from batchloom.store.format import SIDE_NAMES, TOKEN_DTYPES, get_facts_kind
+from batchloom.store.maintain import VerificationResult
 from batchloom.store.read import MediaCount
 from batchloom.tokens import parse_train_spec
 
@@ -760,3 +761,45 @@ def _distribute_unread_bytes(groups: Sequence[SourceGroup], sources: Sequence[So
         )
         if sample.complete:
             group.read_bytes = group.bytes
+
+
+def check_raw(location: str, text_field: str | None) -> VerificationResult:
+    """Read every record of raw input, as ``doctor --full`` does, without a tokenizer."""
+    resolved_inputs = resolve_inputs(location, ReadRecipe(text_field=text_field), None)
+    recipe = Recipe(
+        inputs=resolved_inputs.inputs,
+        sources=resolved_inputs.sources,
+        reading=resolved_inputs.reading,
+        follow_links=resolved_inputs.follow_links,
+    )
+    verdict = VerificationResult(format_input_label(location) if is_url_or_stdin(location) else location, "file")
+    with Spool() as spool:
+        listing = list_inputs(recipe, spool)
+        examination = Examination(recipe, listing, full=True)
+        duplicates = examination.read()
+    for number, note in enumerate((*resolved_inputs.notes, *listing.notes), 1):
+        verdict.facts["note" if number == 1 else f"note {number}"] = note
+    groups = examination.groups
+    for group in groups:
+        if group.record_parser and group.record_parser.detected:
+            names = format_list([source.name for source in group.sources], 1)
+            verdict.facts[f"detected in {names}"] = group.record_parser.detected
+    records, documents = sum(group.records for group in groups), sum(group.documents for group in groups)
+    empty, bad = sum(group.empty for group in groups), sum(group.bad for group in groups)
+    verdict.facts["files"] = len(listing.sources)
+    verdict.facts["records"] = f"{records:,} ({documents:,} documents, {empty:,} empty, {bad:,} bad)"
+    if duplicates.repeated:
+        repeated = format_count(duplicates.repeated, "document")
+        verdict.facts["duplicates"] = f"{repeated} seen before: prepare leaves them out (--no-dedup keeps them)"
+    verdict.faults = [*examination.faults, *(facts.sentence for facts in examination.bad)]
+    if bad > len(examination.bad):
+        verdict.faults.append(f"{verdict.path}: and {bad - len(examination.bad):,} more bad records.")
+    if not documents:
+        verdict.faults.append(f"{verdict.path}: holds no document.")
+    verdict.sample = examination.beginning
+    verdict.used = (
+        f"batchloom prepare {verdict.path} --out STORE reads {format_count(documents, 'document')} of it"
+        if documents
+        else "nothing"
+    )
+    return verdict

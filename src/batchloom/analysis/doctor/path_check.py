@@ -74,7 +74,7 @@ def check(
     verdict = _check_raw_or_prepared(path, text_field, vocab_size, generation)
     if "processor" in verdict.facts:
         if media:
-            from batchloom.analysis.doctor.media_check import check_media  # noqa: PLC0415 - few stores have media
+            from batchloom.batches.media import check_media  # noqa: PLC0415 - few stores have media
 
             check_media(verdict, strip_file_scheme(os.fspath(path)), generation, missing_media)
     elif missing_media is not None:
@@ -101,7 +101,7 @@ def _check_raw_or_prepared(
 
 
 def _check_raw(location: str, text_field: str | None) -> VerificationResult:
-    from batchloom.analysis.doctor.raw_check import check_raw  # noqa: PLC0415 - a store needs no preparation
+    from batchloom.analysis.doctor.examination import check_raw  # noqa: PLC0415 - a store needs no preparation
 
     return check_raw(location, text_field)
 

@@ -6,8 +6,6 @@ from .batch_media import (
     take_single_row as take_single_row,
 )
 from .media_stores import (
-    SubsetMissingMedia as SubsetMissingMedia,
-    check_store_media as check_store_media,
+    check_media as check_media,
     read_missing_media as read_missing_media,
-    write_missing_media as write_missing_media,
 )

@@ -1,32 +1,46 @@
-"""Media of store documents for batches, and lists of documents with missing media.
+"""Media of store documents for batches, their check, and lists of missing ones.
 
 ``batchloom check`` writes the lists beforehand, so that ranks need no communication. A list becomes an edit (``ban``)
 at the loader's first step, and so part of the run's journal and state.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import msgspec
 import numpy as np
 
 from batchloom.batches.assembly.array_filling import Ids, TokenReader
+from batchloom.batches.assembly.batch_assembly import BatchLayout
 from batchloom.batches.assembly.batch_spec import DEFAULT_MEDIA_SPEC, MediaOptions
+from batchloom.batches.assembly.device import to_torch
 from batchloom.batches.media.batch_media import BatchMedia, BatchMedium, ProcessorContext
+from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError, PlanError, StoreError
 from batchloom.core.files import JSON_DECODE_ERRORS, describe_os_error, read_regular_file
+from batchloom.core.wording import format_count
 from batchloom.media import MediaLimits
 from batchloom.plan import Edit, Plan, with_journal
 from batchloom.plan.packing import Rows
-from batchloom.store import Store, StoreMedia, write_file
+from batchloom.store import PreferencePairs, Store, StoreMedia, open_store, read_manifest, write_file
 from batchloom.store.format import StoredMedium, mask_removed
+from batchloom.store.read import has_media, open_remote_manifest
+
+if TYPE_CHECKING:
+    from batchloom.store.maintain import VerificationResult
 
 # Number of documents whose media are read together; a medium that several of them share is read once.
 _BATCH_DOCUMENTS = 512
+_MAX_LISTED = 10
+# Cache limit for a remote store while its media are checked.
+_MEDIA_CACHE_BYTES = 1 << 30
 
 
 @final
@@ -125,7 +139,7 @@ class MediaCheckBatch(NamedTuple):
     faults: dict[int, str]
 
 
-def check_store_media(store: Store) -> Iterator[MediaCheckBatch]:
+def _check_store_media(store: Store) -> Iterator[MediaCheckBatch]:
     """Read the media of a store's documents, except removed ones."""
     reads, source = make_media_of_stores([store], DEFAULT_MEDIA_SPEC), StoreSource(store)
     for first in range(0, len(store), _BATCH_DOCUMENTS):
@@ -182,7 +196,7 @@ class MissingMedia(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     subsets: dict[str, SubsetMissingMedia]
 
 
-def write_missing_media(path: Path, store: str, subsets: Mapping[str, SubsetMissingMedia]) -> None:
+def _write_missing_media(path: Path, store: str, subsets: Mapping[str, SubsetMissingMedia]) -> None:
     """Write a list as JSON, atomically."""
     missing_media = MissingMedia(_VERSION, store, dict(subsets))
     write_file(path, msgspec.json.format(msgspec.json.encode(missing_media), indent=1) + b"\n")
@@ -264,3 +278,106 @@ def resume_with_missing(plan: Plan, missing_documents: MissingDocuments, state: 
     if not missing_documents:
         return plan, position
     return ban_missing_documents(plan, missing_documents, plan.orders.run_layout.step_at(position)[0]), position
+
+
+def check_media(
+    verdict: "VerificationResult",
+    location: str,
+    generation: int | None,
+    missing_media_file: str | os.PathLike[str] | None,
+) -> None:
+    """Add the media of a store to its verdict; write the list of unreadable ones."""
+    missing_by_subset: dict[str, SubsetMissingMedia] = {}
+    faults: list[str] = []
+    documents = media = 0
+    try:
+        with _iter_subsets(location, generation) as stores:
+            for store in stores:
+                document_faults: dict[int, str] = {}
+                for media_check in _check_store_media(store):
+                    documents, media = documents + media_check.documents, media + media_check.media
+                    document_faults |= media_check.faults
+                missing_by_subset[store.split] = SubsetMissingMedia(store.fingerprint, tuple(sorted(document_faults)))
+                faults += [document_faults[number] for number in sorted(document_faults)[: _MAX_LISTED - len(faults)]]
+    except StoreError as error:
+        # The same error may have been reported before.
+        if str(error) not in verdict.faults:
+            verdict.faults.append(f"{error} Its media were not checked.")
+        return
+    count = sum(len(missing_media.documents) for missing_media in missing_by_subset.values())
+    verdict.facts["media"] = (
+        f"{media:,} in {format_count(documents, 'document')}, {count:,} of which hold unreadable media"
+    )
+    if count:
+        if not verdict.faults:
+            verdict.used = (
+                "batchloom.Loader, with media=MediaOptions(replace=FILE), replaces "
+                f"{format_count(count, 'document')} of it with padding; --missing-media FILE lists them"
+            )
+        verdict.faults += faults
+        if count > len(faults):
+            more = format_count(count - len(faults), "more document")
+            verdict.faults.append(f"{verdict.path}: and {more} with unreadable media.")
+    if missing_media_file is not None:
+        _write_missing_media(Path(missing_media_file), verdict.path, missing_by_subset)
+
+
+@contextlib.contextmanager
+def _iter_subsets(location: str, generation: int | None) -> Iterator[Iterator[Store]]:
+    """Open the subsets that hold documents; a remote store is cached while in use."""
+    if not is_url(location):
+        manifest = read_manifest(Path(location), generation)
+        names = [name for name, subset in manifest.subsets.items() if subset.documents]
+        yield (open_store(location, name, generation=generation) for name in names)
+        return
+    manifest = open_remote_manifest(location, generation)
+    names = [name for name, subset in manifest.subsets.items() if subset.documents]
+    with tempfile.TemporaryDirectory(prefix="batchloom-check-") as cache:
+        open_subset = partial(open_store, location, generation=generation, cache=cache, cache_limit=_MEDIA_CACHE_BYTES)
+        yield (open_subset(split=name) for name in names)
+
+
+@final
+class PairMediaCollator:
+    """Collator of preference pairs that adds the inputs of a multimodal model.
+
+    It adds the features of the processor, such as ``pixel_values``, in the order of the rows: those of the chosen
+    answers, then those of the rejected ones. Models with M-RoPE also get ``position_ids``, and models that mark the
+    tokens of images ``token_type_ids``.
+
+    Args:
+        pairs: the pairs of a store with media.
+        collate: collator of their items that makes ``input_ids`` of B chosen and then B rejected answers, as a tensor
+            [2 * B, tokens] with padding at its end, such as TRL's ``DataCollatorForPreference``. It must not cut.
+
+    Raises:
+        InputError: the store holds no media.
+    """
+
+    def __init__(
+        self, pairs: PreferencePairs, collate: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
+    ) -> None:
+        if not has_media(pairs.store):
+            raise InputError(f"{pairs.store.location.name} holds no media: use the other collator alone.")
+        self._store, self._collate = pairs.store, collate
+        self._media = make_media_of_stores([pairs.store], DEFAULT_MEDIA_SPEC)
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        if "documents" not in examples[0]:
+            raise InputError(
+                "The items have no documents, which name their media: set remove_unused_columns=False in the settings "
+                "of the trainer, which removes them otherwise."
+            )
+        batch = dict(self._collate(examples))
+        documents = np.array([example["documents"] for example in examples], np.int64).T.ravel()
+        lengths, zeros = self._store.lengths.take(documents).astype(np.int64), np.zeros_like(documents)
+        pointers = np.arange(len(documents) + 1)
+        rows = Rows(pointers, zeros.astype(np.int32), documents, zeros, lengths, zeros)
+        ids = np.asarray(batch["input_ids"])
+        arrays = {"input_ids": ids, "position_ids": np.broadcast_to(np.arange(ids.shape[1]), ids.shape)}
+        layout = BatchLayout(pointers, lengths, zeros, 1, "aligned", sliced=False)
+        self._media.begin(arrays, self._store.reader, rows, layout, varlen=False).finish()
+        del arrays["input_ids"]
+        if not self._media.traits.mrope:
+            del arrays["position_ids"]
+        return batch | to_torch(arrays)

@@ -6,7 +6,6 @@ from .block_checksums import (
     count_entries as count_entries,
     map_checksum_file as map_checksum_file,
 )
-from .document_fields import DocumentFields as DocumentFields
 from .layout import (
     FORMAT_VERSION as FORMAT_VERSION,
     GENERATIONS_NAME as GENERATIONS_NAME,
@@ -59,6 +58,7 @@ from .shard_sidecars import (
     HEADER as HEADER,
     NO_FLAGS as NO_FLAGS,
     Banding as Banding,
+    DocumentFields as DocumentFields,
     LossMask as LossMask,
     LossWeights as LossWeights,
     MaskBuilder as MaskBuilder,

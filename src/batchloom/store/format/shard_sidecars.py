@@ -1,4 +1,4 @@
-r"""Sidecar files of a shard: ``.mask``, ``.weights``, ``.pairs`` and ``.bands``.
+r"""Sidecar files of a shard: masks, weights, pairs, carried columns, signatures.
 
 All are little-endian and begin with 8 bytes of magic, u64 version 1, u64 count, and a u64 that depends on the file.
 
@@ -14,11 +14,15 @@ side u8 [D]. Only stores with an objective (``objectives.py``) have it, for ever
 even document is a chosen answer and the next one the rejected answer of the same pair. Other documents each have a pair
 number of their own. Pair numbers ascend.
 
+``.fields``, columns that the documents carry: ``BLMFELD\0``, 1, documents D, bytes of JSON P; then the end of each
+document's JSON, u64 [D], ascending; then P bytes: one JSON object per document, back to back, in UTF-8.
+
 ``.bands``, MinHash signatures that find near duplicates: ``BLMBAND\0``, 1, documents D, four u16 (shingle, rows, bands
 B, MinHash version); then the keys u64 [D, B], all 0 for a document that matches nothing. Only shards prepared with
 ``dedup: near`` have it. ``preparation/dedup/near_duplicates.py`` defines the keys.
 """
 
+import json
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -41,7 +45,7 @@ NO_FLAGS = bytes(_FLAGS_ADDRESS.size)
 # Magic, u64 version, u64 count, and a u64 whose meaning depends on the file type (0 if unused).
 HEADER = struct.Struct("<8sQQQ")
 _MASK_MAGIC, _WEIGHTS_MAGIC = b"BLMMASK\x00", b"BLMWGHT\x00"
-_PAIRS_MAGIC, _BANDS_MAGIC = b"BLMPAIR\x00", b"BLMBAND\x00"
+_PAIRS_MAGIC, _FIELDS_MAGIC, _BANDS_MAGIC = b"BLMPAIR\x00", b"BLMFELD\x00", b"BLMBAND\x00"
 CHECK_REMEDY = "Run batchloom check on the store."
 PAIR_ROW_BYTES = 9
 # A pair number holds the part above the record.
@@ -366,3 +370,75 @@ def map_signature_file(path: Path, documents: int) -> MinHashSignatures:
         )
     keys = np.frombuffer(view, "<u8", count * bands, HEADER.size).reshape(count, bands)
     return MinHashSignatures(keys, Banding(bands, rows, shingle, minhash))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DocumentFields:
+    """Carried columns of documents.
+
+    Attributes:
+        ends: end of the JSON of each document in ``data``, uint64 [D].
+        data: JSON objects, back to back, as a buffer of bytes.
+        name: name of their file, for messages.
+    """
+
+    ends: NDArray[np.uint64]
+    data: Any
+    name: str = ""
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def _get_range(self, document: int) -> tuple[int, int]:
+        return int(self.ends[document - 1]) if document else 0, int(self.ends[document])
+
+    def read(self, document: int) -> dict[str, Any]:
+        """Return the columns of a document, by its number in the shard."""
+        begin, end = self._get_range(document)
+        try:
+            fields = json.loads(bytes(self.data[begin:end]))
+        except ValueError as error:
+            raise StoreError(
+                f"{self.name}: the columns of document {document} are no JSON: {error}. {CHECK_REMEDY}"
+            ) from error
+        if not isinstance(fields, dict):
+            raise StoreError(f"{self.name}: the columns of document {document} are no JSON object. {CHECK_REMEDY}")
+        return fields
+
+    def list_texts(self) -> list[str]:
+        """Return the JSON of each document."""
+        return [str(bytes(self.data[a:b]), "utf-8") for a, b in map(self._get_range, range(len(self)))]
+
+    def take(self, documents: NDArray[np.int64]) -> "DocumentFields":
+        """Return the columns of some documents, int64 [D], in that order."""
+        chunks = [bytes(self.data[a:b]) for a, b in map(self._get_range, documents.tolist())]
+        return DocumentFields(np.cumsum([len(chunk) for chunk in chunks], dtype=np.uint64), b"".join(chunks))
+
+    def to_bytes(self) -> bytes:
+        """Return the complete ``.fields`` file."""
+        header = HEADER.pack(_FIELDS_MAGIC, 1, len(self), len(self.data))
+        return header + self.ends.astype("<u8").tobytes() + bytes(self.data)
+
+
+def map_fields(path: Path, documents: int) -> DocumentFields:
+    """Map and verify the ``.fields`` file of a shard of ``documents`` documents.
+
+    Raises:
+        StoreError: the file is missing, of another type or version, or contradicts itself.
+    """
+    return parse_fields(map_file(path), path, documents)
+
+
+def parse_fields(view: memoryview, path: Path, documents: int) -> DocumentFields:
+    """Parse the content of a ``.fields`` file; see :func:`map_fields`."""
+    count, size = read_header(view, path, _FIELDS_MAGIC)
+    start = HEADER.size + 8 * count
+    if count != documents or len(view) != start + size:
+        raise StoreError(
+            f"{path} declares {count:,} documents in {len(view):,} bytes; its shard has {documents:,}. {CHECK_REMEDY}"
+        )
+    ends = np.frombuffer(view, "<u8", count, HEADER.size)
+    if count and (int(ends[-1]) != size or (ends[1:] < ends[:-1]).any()):
+        raise StoreError(f"{path} has ends that are out of order or beyond its bytes. {CHECK_REMEDY}")
+    return DocumentFields(ends, view[start:], str(path))

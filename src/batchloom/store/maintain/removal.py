@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.files import describe_missing_path, describe_os_error, read_regular_file, refuse_url
 from batchloom.core.settings import quote_value, suggest
-from batchloom.store.format.document_fields import map_fields
 from batchloom.store.format.layout import SUBSETS, format_removed_name, format_shard_name, resolve_store_folder
 from batchloom.store.format.manifest import (
     LayerEntry,
@@ -33,7 +32,7 @@ from batchloom.store.format.manifest import (
 )
 from batchloom.store.format.media_index import ShardMedia, map_media
 from batchloom.store.format.provenance import ProvenanceTable
-from batchloom.store.format.shard_sidecars import PairIndex, map_signature_file
+from batchloom.store.format.shard_sidecars import PairIndex, map_fields, map_signature_file
 from batchloom.store.format.store_lengths import encode_removed, mask_removed
 from batchloom.store.maintain.generations import (
     commit_manifest,

@@ -29,7 +29,6 @@ from batchloom.remote import (
     run_with_retries,
 )
 from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums, compute_file_checksums
-from batchloom.store.format.document_fields import map_fields
 from batchloom.store.format.layout import (
     LENGTHS_NAME,
     MANIFEST_NAME,
@@ -54,6 +53,7 @@ from batchloom.store.format.objectives import OBJECTIVES
 from batchloom.store.format.provenance import map_provenance
 from batchloom.store.format.shard_sidecars import (
     compute_pair_numbers,
+    map_fields,
     map_mask,
     map_pair_index,
     map_signature_file,

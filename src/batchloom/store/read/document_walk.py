@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from batchloom.core.errors import InputError
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.settings import quote_value, suggest
-from batchloom.store.format.document_fields import DocumentFields
 from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable, make_part_table
-from batchloom.store.format.shard_sidecars import PairIndex
+from batchloom.store.format.shard_sidecars import DocumentFields, PairIndex
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
 

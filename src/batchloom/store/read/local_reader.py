@@ -11,7 +11,6 @@ from batchloom.core.errors import StoreError
 from batchloom.core.files import read_regular_file
 from batchloom.remote import BLOCK_BYTES
 from batchloom.store.format.block_checksums import ENTRIES_PER_BLOCK, ChecksumFile, map_checksum_file
-from batchloom.store.format.document_fields import DocumentFields, map_fields
 from batchloom.store.format.layout import SMALL_FILE_LIMIT, TOKEN_DTYPES, compute_checksum
 from batchloom.store.format.manifest import Manifest, SubsetEntry, read_manifest
 from batchloom.store.format.media_index import MediaRows, map_media, read_blob
@@ -19,9 +18,11 @@ from batchloom.store.format.megatron_index import map_file
 from batchloom.store.format.provenance import ProvenanceTable, map_provenance
 from batchloom.store.format.shard_sidecars import (
     CHECK_REMEDY,
+    DocumentFields,
     LossMask,
     LossWeights,
     PairIndex,
+    map_fields,
     map_mask,
     map_pair_index,
     map_weights,

@@ -25,15 +25,16 @@ from batchloom.remote import (
     merge_intervals,
     run_with_retries,
 )
-from batchloom.store.format.document_fields import DocumentFields, parse_fields
 from batchloom.store.format.layout import MANIFEST_NAME, SMALL_FILE_LIMIT, TOKEN_DTYPES
 from batchloom.store.format.manifest import Manifest, read_generation_manifest
 from batchloom.store.format.media_index import NOT_STORED, MediaRows, parse_media
 from batchloom.store.format.provenance import ProvenanceTable, locate_provenance_columns, parse_provenance
 from batchloom.store.format.shard_sidecars import (
+    DocumentFields,
     LossMask,
     LossWeights,
     PairIndex,
+    parse_fields,
     parse_mask,
     parse_pair_index,
     parse_weights,

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError, TokenizerError
 from batchloom.core.files import describe_os_error
 from batchloom.core.loss_weights import TokenFlags
-from batchloom.store.format.document_fields import DocumentFields
 from batchloom.store.format.layout import TOKENIZER_NAME
 from batchloom.store.format.manifest import Manifest, TokenizerEntry, compute_subset_fingerprint
 from batchloom.store.format.media_index import MediaRows
 from batchloom.store.format.provenance import ProvenanceTable
-from batchloom.store.format.shard_sidecars import LossMask, LossWeights, PairIndex
+from batchloom.store.format.shard_sidecars import DocumentFields, LossMask, LossWeights, PairIndex
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.mapped_shards import MappedShards, MappedSpans, ShardTable, compute_mapped_limit
 from batchloom.tokens import Tokenizer, restore_tokenizer
