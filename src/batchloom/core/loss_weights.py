@@ -82,7 +82,7 @@ def parse_loss_weight(value: object, field_path: str, remedy: str = "") -> float
     """Return the weight that a record holds; ``remedy`` ends the error.
 
     Raises:
-        UnusableRecordError: not a number from 0 to ``MAX_LOSS_WEIGHT``. Texts and ``true`` are no numbers.
+        UnusableRecordError: not a number from 0 to ``MAX_LOSS_WEIGHT``. Text and ``true`` are not numbers.
     """
     if isinstance(value, int | float) and is_positive_number(value, zero=True) and value <= MAX_LOSS_WEIGHT:
         return float(value)
