@@ -202,6 +202,8 @@ def test_a_folder_with_a_dataset_info_is_read_as_files_with_a_note(folder):
     (data / "dataset_info.json").write_text(json.dumps({"builder_name": "json", "features": {"text": {}}}))
     result = batchloom.prepare("data", out="other", tokenizer="bytes", val_fraction=0)
     assert not any("dataset_info.json to read" in note for note in result.notes)
+    (data / "dataset_info.json").write_text("not JSON")
+    assert not any("dataset_info" in note for note in batchloom.prepare("data", out="third", tokenizer="bytes").notes)
 
 
 def test_columns_that_a_dataset_info_does_not_name_are_not_read(folder):

@@ -99,7 +99,11 @@ def _is_file(dataset: Mapping[str, Any], folder: Path) -> bool:
 def describe_dataset_info(folder: Path) -> str:
     """Return the note about data sets that a folder's file names; else empty."""
     path = folder / DATASET_INFO
-    content = read_yaml(path) if path.is_file() else None
+    try:
+        content = read_yaml(path) if path.is_file() else None
+    except InputError:
+        # The file is no input here.
+        return ""
     entries = content if isinstance(content, list) else content.values() if isinstance(content, dict) else ()
     if not any(isinstance(entry, dict) and not _DATASET_KEYS.isdisjoint(entry) for entry in entries):
         return ""
