@@ -236,6 +236,16 @@ def test_a_store_with_subset_overrides_has_no_stream_ranges(tmp_path, caplog):
         read_range_bounds(store)
 
 
+def test_a_store_prepared_in_smaller_units_has_no_stream_ranges(tmp_path, caplog, monkeypatch):
+    lines = write_texts(tmp_path / "a.jsonl", 200)
+    monkeypatch.setattr("batchloom.preparation.prepare_run.choose_unit_bytes", lambda _: 1 << 10)
+    _prepare_folder(lines, tmp_path / "kept")
+    assert run_kept_stream(lines, tmp_path / "kept").finish(workers=1).already_done
+    assert "prepared in smaller units than those of a stream" in caplog.text
+    with pytest.raises(PlanError, match="no stream ranges"):
+        read_range_bounds(open_store(tmp_path / "kept"))
+
+
 def test_the_stream_ranges_of_another_store_are_refused(tmp_path):
     recipe = Recipe(inputs=("x",), tokenizer="bytes", val_fraction=0, dedup=DedupRecipe(mode="none"))
     stores = []

@@ -328,8 +328,10 @@ def describe_job_differences(
         differences += _describe_list_changes(*sizes) or [f"inputs: {rewritten[0]} was rewritten"]
     elif previous_job.work_version == job.work_version:
         differences += _list_kind_differences(previous_job.kinds, job.kinds, [source[0] for source in job.sources])
-    if (previous_job.work_version, previous_job.constants) != (job.work_version, job.constants):
+    if (previous_job.work_version, previous_job.constants[:-1]) != (job.work_version, job.constants[:-1]):
         differences.append("it was started by another version of batchloom")
+    elif previous_job.constants != job.constants:
+        differences.append("it cuts the inputs into other units, as prepare and streams do")
     if previous_job.base != job.base:
         differences.append(
             f"it appends to generation {previous_job.base}" if previous_job.base else "it makes a new store"

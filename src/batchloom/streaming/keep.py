@@ -168,6 +168,14 @@ class StreamStoreWriter:
                 self.out,
             )
             return
+        parts = sum(len(unit.parts) for unit in self._units)
+        if store.manifest is not None and sum(len(source.parts) for source in store.manifest.sources) != parts:
+            _LOG.warning(
+                "%s was prepared in smaller units than those of a stream, so no plan of it can repeat the stream. To "
+                "get one, give keep= another folder.",
+                self.out,
+            )
+            return
         record_parsers = RecordParsers(self._recipe, self._settings.limits)
         begins: list[tuple[int, int]] = []
         bounds: dict[str, RecordBounds] = {}

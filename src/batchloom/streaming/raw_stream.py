@@ -450,8 +450,9 @@ class Stream:
     ) -> PrepareResult:
         """Complete the store of ``keep``, as ``prepare(..., dedup="none")`` writes it.
 
-        The stores are byte-identical. Units that the stream has read completely are not read again. Call it in
-        one process, when no other reads the stream any more.
+        The documents are the same in the same order; inputs of 32 MiB to 8 GiB have shards of other sizes. Units that
+        the stream has read completely are not read again. Call it in one process, when no other reads the stream any
+        more.
 
         Args:
             workers: see ``prepare``.
