@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.settings import check_index, quote_value
-from batchloom.store.format.objectives import CHOSEN, GOOD
+from batchloom.store.format.objectives import CHOSEN, GOOD, OBJECTIVES
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
 from batchloom.store.read.stored_media import has_media
@@ -38,7 +38,9 @@ class PreferencePairs:
     def __init__(self, store: Store) -> None:
         require_store(store)
         if store.contents.objective != "pairs":
-            raise InputError(_describe_wrong_kind(store, "preference pairs", "chosen and rejected columns"))
+            raise make_wrong_contents_error(
+                store, "no preference pairs: prepare data with chosen and rejected columns (docs/schemas.md)"
+            )
         self.store = store
         for shard in range(len(store.shards)):
             store.shards.sides(shard)
@@ -100,7 +102,9 @@ class LabelledAnswers:
     def __init__(self, store: Store) -> None:
         require_store(store)
         if store.contents.objective not in ("pairs", "labels"):
-            raise InputError(_describe_wrong_kind(store, "labelled answers", "a column label"))
+            raise make_wrong_contents_error(
+                store, "no labelled answers: prepare data with a column label (docs/schemas.md)"
+            )
         self.store = store
         sides = [store.shards.sides(shard).sides for shard in range(len(store.shards))]
         self._documents = list_remaining(store, 1)
@@ -127,11 +131,11 @@ def require_store(store: object) -> None:
         raise InputError(f"Documents are read from an open store, not {quote_value(store)}. Give open_store(path).")
 
 
-def _describe_wrong_kind(store: Store, noun: str, columns: str) -> str:
-    return (
-        f"{store.path} holds no {noun}: prepare data with {columns} (docs/schemas.md); other documents are read "
-        "with batchloom.Loader."
-    )
+def make_wrong_contents_error(store: Store, problem: str) -> InputError:
+    """Return the error of a reader for a store whose contents another class reads."""
+    objective = OBJECTIVES.get(store.contents.objective)
+    contents, reader = (objective.contents, objective.reader) if objective else ("documents", "batchloom.Loader")
+    return InputError(f"{store.path} holds {problem}; it holds {contents}, which {reader} reads.")
 
 
 def _read_answers(store: Store, numbers: list[int]) -> list[tuple[list[int], int]]:

@@ -5,10 +5,10 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from batchloom.core.errors import InputError, SettingsError, StoreError
+from batchloom.core.errors import SettingsError, StoreError
 from batchloom.core.settings import check_index, quote_value
 from batchloom.store.format.document_fields import DocumentFields
-from batchloom.store.read.preference_reader import Example, list_remaining, require_store
+from batchloom.store.read.preference_reader import Example, list_remaining, make_wrong_contents_error, require_store
 from batchloom.store.read.store_reader import Store
 
 _PROMPT, _LABELS = "prompt", "labels"
@@ -119,9 +119,7 @@ class _CarriedFields:
     def __init__(self, store: Store, kind: str, problem: str) -> None:
         require_store(store)
         if store.contents.objective != kind:
-            raise InputError(
-                f"{store.path} holds {problem} (docs/preferences.md); other documents are read with batchloom.Loader."
-            )
+            raise make_wrong_contents_error(store, f"{problem} (docs/preferences.md)")
         self._store, self._kind, self._problem = store, kind, problem
         self._bounds = np.array(store.shards.bounds, np.int64)
         self._documents = list_remaining(store, 1)
