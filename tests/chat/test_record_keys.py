@@ -344,6 +344,13 @@ def test_a_column_is_read_or_metadata_or_announced(record):
     assert list(unused_columns([record], schema)) == expected
 
 
+def test_keys_next_to_the_prompt_of_openai_are_announced():
+    prompt = {"messages": [user("q")], "tools": [], "parallel_tool_calls": True, "functions": [], "system": "Be brief."}
+    record = {"input": prompt, "preferred_output": [assistant("a")], "non_preferred_output": [assistant("b")]}
+    assert unused_columns([record], detect_schema([record])) == ("input.system",)
+    assert unused_columns([record], detect_schema([record], ignore=["input.system"])) == ()
+
+
 def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 

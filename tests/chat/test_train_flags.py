@@ -12,7 +12,7 @@ import pytest
 import batchloom
 from batchloom.chat import detect_schema, make_record_reader, parse_mapping
 from batchloom.core.document import ContentRange, Conversation, SegmentedText, TurnWeight, WeightedText
-from batchloom.core.errors import BatchloomError, SchemaError, SettingsError, UnusableRecordError
+from batchloom.core.errors import BatchloomError, InputError, SchemaError, SettingsError, UnusableRecordError
 from batchloom.core.loss_weights import LOSS_WEIGHTS, decode_loss_weights, encode_loss_weights
 from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
 
@@ -518,6 +518,20 @@ def test_weights_are_stored_and_rounding_is_noted(tmp_path):
     assert [note for note in result.notes if "rounded" in note] == [
         "Loss weights are rounded to the nearest of 256 values, first in in.jsonl: docs/format.md lists them."
     ]
+
+
+def test_a_late_weight_of_a_text_is_not_ignored_silently(tmp_path):
+    """The reader of plain texts reads no other column."""
+    rows = [{"text": f"text {number}"} for number in range(150)]
+    late_rows = [{"text": "late", "weight": 0.5}, {"text": "neutral", "weight": 1}, {"text": 'a "weight": 3'}]
+    path = write_rows(tmp_path / "in.jsonl", [*rows, *late_rows])
+    with pytest.raises(InputError, match="line 151: field 'weight' has a value.*--ignore weight"):
+        batchloom.prepare(path, out=tmp_path / "refused", tokenizer="bytes", max_bad=0)
+    result = batchloom.prepare(path, out=tmp_path / "ignored", tokenizer="bytes", ignore="weight", max_bad=0)
+    assert result.counts.documents == 153
+    write_rows(path, [{**rows[0], "weight": 1}, *rows[1:], *late_rows])
+    batchloom.prepare(path, out=tmp_path / "weighted", tokenizer="bytes", val_fraction=0)
+    assert set(batchloom.open_store(tmp_path / "weighted")[150].loss_weights.tolist()) == {0.5}
 
 
 def test_segments_are_stored_without_a_template(tmp_path, tokenizer_folders, hf_tokenizers):

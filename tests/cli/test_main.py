@@ -488,7 +488,7 @@ def test_ingest_settings_are_named_by_their_option(tmp_path, capsys):
     arguments = ["prepare", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "out")]
     assert run_command_line([*arguments, "--split-on", "lines", "--text-field", ""]) != 0
     message = capsys.readouterr().err
-    assert "--text-field: '' is not a word" in message
+    assert "--text-field: '' is not a text" in message
     assert "--split-on: 'lines' is not known" in message
 
 

@@ -421,6 +421,14 @@ def test_wrong_jobs_are_refused(folder, text, error, message):
         read_request(job)
 
 
+@pytest.mark.parametrize("key", ["mask_history", "train_on_prompt"])
+def test_what_conversations_train_is_not_taken_for_rankings(folder, key):
+    job = JOB.replace("stage: sft", "stage: dpo").replace("identity,openai", "ranking")
+    request = read_request(write(folder / "dpo.yaml", f"{job}{key}: true\n"))
+    assert list_chat_settings(request.recipe) == {}
+    assert f"{key} (LLaMA-Factory uses it in the stage sft alone)" in "".join(request.notes)
+
+
 def test_the_description_of_a_saved_data_set_is_not_taken_for_a_list_of_data_sets(folder):
     path = write(folder / "dataset_info.json", json.dumps({"builder_name": "json", "features": {}}))
     with pytest.raises(InputError, match="describes a saved data set; name its folder instead"):
@@ -458,7 +466,7 @@ def test_a_configuration_of_axolotl_is_read_as_it_is(folder):
     texts = read_texts("store")
     assert [text for text in texts if text.startswith("text")] == [f"text {n}" for n in range(40)]
     assert len(texts) == 60
-    assert f"{config}: not taken: sample_packing (of the loader)." in result.notes
+    assert f"{config}: not taken: sample_packing (a setting of the loader)." in result.notes
     assert any("sequence_len (--max-tokens 4096), val_set_size (--val-fraction 0)." in note for note in result.notes)
 
 
@@ -716,6 +724,7 @@ def test_a_job_of_ms_swift_is_read_as_it_is(folder):
         ("loss_scale: default", {}, ""),
         ("loss_scale: last_round", {"train_on": "last"}, ""),
         ("loss_scale: all", {"train_on": "all"}, ""),
+        ("loss_scale: last_round\nrlhf_type: dpo", {}, "loss_scale (preferences train the last answer alone)"),
         ("system: Be\\nbrief.", {"default_system": "Be\nbrief."}, "system (--default-system 'Be"),
         ("template: llama3", {"template": "llama3"}, "template (--template llama3)"),
         ("template: qwen2_5", {}, "template qwen2_5 (it is ms-swift's own; the tokenizer's chat template is used"),

@@ -247,13 +247,13 @@ def test_pairs_are_a_dataset(tmp_path):
 
 def test_a_loader_does_not_train_rejected_answers(tmp_path):
     for rows, sentence in (
-        (ROWS[:5], "--map prompt=prompt,completion=chosen"),
-        (LABELLED_ROWS, "--map label="),
+        (ROWS[:5], "the rejected answers.*--map prompt=prompt,completion=chosen"),
+        (LABELLED_ROWS, "the bad answers.*--map label="),
     ):
         out = tmp_path / str(len(rows))
         out.mkdir()
         store = batchloom.open_store(prepare(out, rows).path)
-        with pytest.raises(InputError, match=f"would also train the rejected answers.*{sentence}"):  # fmt: skip
+        with pytest.raises(InputError, match=f"would also train {sentence}"):  # fmt: skip
             batchloom.Loader(store, seq_len=64, global_batch_size=1, output="numpy")
     # The mapping of the message leads to a store that a loader accepts.
     mapping = {"prompt": "prompt", "completion": "chosen"}

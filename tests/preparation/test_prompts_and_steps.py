@@ -10,6 +10,7 @@ import pytest
 
 import batchloom
 from batchloom import InputError, SettingsError
+from batchloom.cli import run_command_line
 from batchloom.core.errors import SchemaError, StoreConflictError, StoreError
 from batchloom.store import (
     LabelledAnswers,
@@ -250,7 +251,7 @@ def read_steps(out):
     return list(LabelledSteps(batchloom.open_store(out)))
 
 
-def test_labels_are_at_the_ends_of_steps(tmp_path):
+def test_labels_are_at_the_ends_of_steps(tmp_path, capsys):
     result = prepare(tmp_path, STEP_ROWS)
     assert "Detected prompt/completions/labels -> steps with labels in in.jsonl." in result.notes
     for row, item in zip(STEP_ROWS, read_steps(tmp_path / "out"), strict=True):
@@ -261,9 +262,11 @@ def test_labels_are_at_the_ends_of_steps(tmp_path):
     store = batchloom.open_store(tmp_path / "out")
     assert store.contents.trained_tokens == sum(len(row["labels"]) for row in STEP_ROWS)
     assert batchloom.check(tmp_path / "out").sound
+    assert run_command_line(["inspect", str(tmp_path / "out")]) == 0
+    assert f"answers with labelled steps: {len(STEP_ROWS)}\n" in capsys.readouterr().out
     with pytest.raises(InputError, match="holds answers with labelled steps.* batchloom.store.LabelledSteps"):
         batchloom.Loader(store, seq_len=64, global_batch_size=2)
-    with pytest.raises(InputError, match="holds no prompts: prepare data with --prompts"):
+    with pytest.raises(InputError, match="holds no prompts: .*; it holds answers .*LabelledSteps reads"):
         StoredPrompts(store)
 
 

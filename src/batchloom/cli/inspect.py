@@ -66,8 +66,9 @@ def _print_counts(inspection: Inspection) -> None:
             "trained, until batchloom compact"
         )
     if inspection.objective:
-        sides = ", ".join(f"{count:,} {side}" for side, count in inspection.sides.items())
-        print_escaped(f"{OBJECTIVES[inspection.objective].contents}: {sides}")
+        objective = OBJECTIVES[inspection.objective]
+        sides = (f"{count:,}" if objective.carries else f"{count:,} {side}" for side, count in inspection.sides.items())
+        print_escaped(f"{objective.contents}: {', '.join(sides)}")
     for kind, media_count in inspection.media.items():
         each = "video frame" if kind == "video" else kind
         share = media_count.tokens / inspection.tokens

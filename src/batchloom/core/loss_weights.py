@@ -66,7 +66,9 @@ def make_token_flags(weights: NDArray[np.floating[Any]]) -> tuple[TokenFlags, bo
         UnusableRecordError: a weight is above ``MAX_LOSS_WEIGHT``, as the product of several may be.
     """
     if (largest := weights.max(initial=0)) > MAX_LOSS_WEIGHT:
-        raise UnusableRecordError(f"its loss weights multiply to {largest:g}; the largest is {MAX_LOSS_WEIGHT}")
+        raise UnusableRecordError(
+            f"its loss weights multiply to {largest:g}; the largest is {MAX_LOSS_WEIGHT}: lower one of them"
+        )
     codes, rounded = encode_loss_weights(weights)
     return codes if has_loss_weights(codes) else codes.view(np.bool_), bool(rounded.any())
 

@@ -125,7 +125,7 @@ def _find_type_problem(value: object, field: SettingField) -> str:
     if field.hint is bool:
         return "" if is_bool(value) else "is neither True nor False"
     if field.hint is str:
-        return "" if is_text(value) else "is not a word; give one or more Unicode characters"
+        return "" if is_text(value) else "is not a text of one or more Unicode characters"
     return _find_number_problem(value, field.setting, whole=field.hint is int)
 
 

@@ -16,6 +16,7 @@ from batchloom.chat.schema.message_names import MessageNames
 from batchloom.chat.schema.schemas import (
     FORM_RULES,
     INTERLEAVED_RULE,
+    OPENAI_PROMPT,
     PROMPT_RULES,
     Row,
     Schema,
@@ -330,6 +331,15 @@ def unused_columns(records: Sequence[Row], schema: Schema) -> tuple[str, ...]:
         and name not in schema.ignored
         and (has_effect(value, table.unsupported[name]) if name in table.unsupported else is_non_empty(value))
     )
+    if schema.columns.get("prompt") == (OPENAI_PROMPT,):
+        # OpenAI's pairs hold the prompt in an object.
+        known_keys = {"messages", "tools"} | table.metadata
+        unused |= dict.fromkeys(
+            name
+            for row in records
+            for key, value in (row["input"] if isinstance(row.get("input"), dict) else {}).items()
+            if key not in known_keys and (name := f"input.{key}") not in schema.ignored and is_non_empty(value)
+        )
     segments = [
         f"{column}[].{key}"
         for column in schema.columns.get("segments", ())

@@ -53,6 +53,7 @@ CHOSEN_COLUMNS = ("chosen", "chosen_response")
 REJECTED_COLUMNS = ("rejected", "rejected_response")
 # The prompt of axolotl's pairs (chatml.icr), which is a context next to any other prompt.
 LAST_PROMPT_COLUMN = "input"
+OPENAI_PROMPT = "input.messages"
 _MEDIA_COLUMNS: dict[str, tuple[str, ...]] = {
     "images": ("images", "image"),
     "audios": ("audios", "audio"),
@@ -106,7 +107,7 @@ FORM_RULES = (
     # OpenAI's pairs.
     FormRule(
         "pair",
-        {"prompt": ("input.messages",), "chosen": ("preferred_output",), "rejected": ("non_preferred_output",)},
+        {"prompt": (OPENAI_PROMPT,), "chosen": ("preferred_output",), "rejected": ("non_preferred_output",)},
         {"tools": ("input.tools",)},
     ),
     # ms-swift's pairs: a conversation, or a prompt and its response, with the rejected answer.

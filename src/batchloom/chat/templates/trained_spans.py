@@ -124,7 +124,9 @@ def compute_weighted_spans(conversation: Conversation, rendered: ConversationTex
         if flag.stop_weight is not None:
             spans.append(WeightedSpan(turn.stop, turn.end, factor * flag.stop_weight))
     if spans and (largest := max(span.weight for span in spans)) > MAX_LOSS_WEIGHT:
-        raise RenderError(f"its loss weights multiply to {largest:g}; the largest is {MAX_LOSS_WEIGHT}")
+        raise RenderError(
+            f"its loss weights multiply to {largest:g}; the largest is {MAX_LOSS_WEIGHT}: lower one of them"
+        )
     return spans
 
 

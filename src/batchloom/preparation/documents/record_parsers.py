@@ -354,7 +354,8 @@ def make_record_parser(
     text_column = _find_text_column(schema, rows)
     if text_column is not None and "weight" not in columns and inspector is None:
         # The fast text reader reads this column.
-        rules = replace(rules, text_field=text_column)
+        has_weights = "weight" not in schema.ignored | schema.left_out
+        rules = replace(rules, text_field=text_column, late_field="weight" if has_weights else None)
         return RecordParser(rules, detected=schema.description, columns=columns)
     rules = replace(rules, text_field=None)
     joins_texts, is_csv = chat.template == NO_TEMPLATE, source.kind in ("csv", "tsv")

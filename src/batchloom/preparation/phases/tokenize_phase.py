@@ -261,6 +261,6 @@ def _describe_no_documents(counters: JobCounters, facts: Sequence[UnitFacts]) ->
         return f"{message} The first bad one: {counters.first}. Fix the input, or name another."
     if dropped_counts:
         flags = UNTRAINED_RULE in dropped_counts
-        more = ', "loss" or "train" flags of messages' if flags else ""
+        more = ", flags of messages, weights of 0" if flags else ""
         return f"{message} Relax the rules (--clean, --max-tokens, --overlong, --train-on{more}), or name other inputs."
     return f"{message} Name other inputs."

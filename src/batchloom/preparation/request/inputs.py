@@ -317,7 +317,11 @@ def split_sample_count(value: object) -> tuple[Any, int | None]:
             [f"inputs: {match[0]!r}: {match[2]!r} is not a number of records from 1 to {MAX_SAMPLES:,}; write INPUT#N"]
         )
     if is_manifest_path(match[1]):
-        problem = f"a file of data sets is read completely; write num_samples: {count}, or its library's key, into it"
+        problem = (
+            f"a number belongs to one data set; write {match[1]}:NAME#{count}"
+            if _DATASET_INFO_PATTERN.fullmatch(match[1])
+            else f"a number belongs to one data set; write num_samples: {count} or its library's key into the file"
+        )
         raise SettingsError([f"inputs: {match[0]!r}: {problem}"])
     return match[1], count
 

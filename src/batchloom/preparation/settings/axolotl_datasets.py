@@ -46,11 +46,11 @@ JOB_KEYS = {
     **dict.fromkeys(("datasets", "pretraining_dataset", "base_model", "tokenizer_config", "rl"), READ),
     **dict.fromkeys(("chat_template", "chat_template_jinja", "train_on_inputs", "val_set_size"), READ),
     **dict.fromkeys(("chat_template_kwargs", "sequence_len", "excess_length_strategy"), READ),
-    **dict.fromkeys(("sample_packing", "eval_sample_packing"), PeerKey("unused", "of the loader")),
+    **dict.fromkeys(("sample_packing", "eval_sample_packing"), PeerKey("unused", "a setting of the loader")),
     **dict.fromkeys(
         ("dataset_prepared_path", "dataset_num_proc", "dataset_processes"), PeerKey("unused", "only speed")
     ),
-    **dict.fromkeys(("test_datasets", "streaming"), PeerKey("unused", "another store, or of the loader")),
+    **dict.fromkeys(("test_datasets", "streaming"), PeerKey("unused", "another store, or a setting of the loader")),
     "shuffle_merged_datasets": PeerKey("unused", "documents are shuffled by the loader", (True,)),
     "dataset_exact_deduplication": PeerKey("unused", "--dedup decides", (True,)),
     "default_system_message": PeerKey(

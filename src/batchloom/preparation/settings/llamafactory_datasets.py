@@ -62,7 +62,7 @@ _TAG_ROLES = {
 }
 _TAG_KEYS = dict.fromkeys(_TAG_ROLES, READ)
 _FORMATS = ("alpaca", "sharegpt", "openai")
-_PLAN = PeerKey("unused", "of the loader")
+_PLAN = PeerKey("unused", "a setting of the loader")
 _SPEED = PeerKey("unused", "only speed")
 # Data settings of a job (llamafactory/hparams/data_args.py); its other settings are the trainer's.
 JOB_KEYS = {
@@ -206,7 +206,7 @@ def translate_job(job: Mapping[str, Any], info: Mapping[str, Any]) -> PeerDatase
         for name in names
         if (ranks := bool(_get_entry(info, name).get("ranking"))) != (stage in _RANKING_STAGES) and name in info
     ]
-    _translate_chat_settings(reader, result)
+    _translate_chat_settings(reader, stage, result)
     read_validation_share(reader, "val_size", result)
     if names:
         listed = translate_dataset_info(info, names, stage=stage, max_samples=max_samples)
@@ -221,11 +221,14 @@ def _get_entry(info: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return entry if isinstance(entry, dict) else {}
 
 
-def _translate_chat_settings(reader: PeerKeyReader, result: PeerDatasets) -> None:
+def _translate_chat_settings(reader: PeerKeyReader, stage: str, result: PeerDatasets) -> None:
     """Take the settings of conversations."""
     trains_prompts, masks_history = reader.flag("train_on_prompt"), reader.flag("mask_history")
     if trains_prompts and masks_history:
         reader.problems.append("mask_history: contradicts train_on_prompt; leave one of them out")
+    elif (trains_prompts or masks_history) and stage != "sft":
+        key = "train_on_prompt" if trains_prompts else "mask_history"
+        result.not_taken.append(f"{key} (LLaMA-Factory uses it in the stage sft alone)")
     elif trains_prompts:
         result.take("train_on", "all", "train_on_prompt")
     elif masks_history:

@@ -92,7 +92,7 @@ def fim_to_plain(fim: FimRecipe | None) -> Any:
     return plain["rate"] if len(plain) == 1 else plain
 
 
-_TEXT_FIELD_CONFLICT = "text_field: goes with no mapping; give mapping={'text': ...} alone"
+_TEXT_FIELD_CONFLICT = "text_field: cannot be combined with a mapping; name its column in the mapping: text=..."
 
 
 def _find_ignore_problem(ignore: object) -> str:
@@ -122,7 +122,7 @@ def _find_carry_problem(carry: object) -> str:
 
 def _find_split_problem(split_on: object) -> str:
     if not is_text(split_on):
-        return "is not a word; give one or more Unicode characters"
+        return "is not a text of one or more Unicode characters"
     word = str(split_on).lower().rstrip("s")
     if word not in SPLIT_WORDS or split_on in SPLIT_WORDS:
         return ""

@@ -326,7 +326,10 @@ class ChatRecipe:
     default_system: Annotated[
         str | None,
         Setting(
-            help="System prompt of conversations without one.", metavar="TEXT", shown_default="none", panel=CHAT_PANEL
+            help="System prompt of conversations without one.",
+            metavar="TEXT",
+            shown_default="the template's",
+            panel=CHAT_PANEL,
         ),
     ] = None
     train_on: Annotated[str | None, TRAIN_ON] = None
@@ -364,7 +367,7 @@ class ChatRecipe:
 
 def _find_tokenizer_problem(value: object) -> str:
     if not is_text(value):
-        return "is not a word; give one or more Unicode characters"
+        return "is not a text of one or more Unicode characters"
     return "holds a NUL, which no name can; leave it out" if "\0" in str(value) else ""
 
 

@@ -17,7 +17,7 @@ from batchloom.preparation.settings.peer_keys import (
 )
 
 _SPEED = PeerKey("unused", "only speed")
-_LOADER = PeerKey("unused", "of the loader")
+_LOADER = PeerKey("unused", "a setting of the loader")
 _MIXTURE = PeerKey("unused", "mix stores with train --mixture")
 _COLUMN_ROLES = {
     "query": "prompt",
@@ -49,7 +49,7 @@ JOB_KEYS = {
     **dict.fromkeys(("template", "system", "loss_scale", "max_length", "truncation_strategy"), READ),
     "agent_template": PeerKey(
         "unused",
-        "the chat template writes the tools; --tool-format names others",
+        "the model's own chat template writes the tools",
         ("hermes", *_PROMPTED_AGENT_TEMPLATES),
     ),
     "enable_thinking": PeerKey("unused", "set the variable of the chat template with --template-arg"),
@@ -59,6 +59,8 @@ JOB_KEYS = {
 }
 # What is trained by ``loss_scale``; its other values weight parts of an answer by patterns.
 _LOSS_SCALES = {"default": None, "last_round": "last", "all": "all"}
+# Values of ``rlhf_type`` that train rated answers.
+_ANSWER_METHODS = ("dpo", "orpo", "simpo", "kto", "cpo", "rm")
 _OVERLONG_POLICIES = {"delete": "drop", "right": "truncate", "left": "truncate-left", "split": "split"}
 # Keys of one data set of its dataset_info.json (swift/dataset/register.py).
 ENTRY_KEYS = {
@@ -122,6 +124,8 @@ def _translate_loss_scale(reader: PeerKeyReader, result: PeerDatasets) -> None:
             f"loss_scale: {quote_yaml(name)} is none of {', '.join(_LOSS_SCALES)}; weights by patterns are not "
             "supported, so write train flags or weights into the messages"
         )
+    elif name == "last_round" and reader.values.get("rlhf_type") in _ANSWER_METHODS:
+        result.not_taken.append("loss_scale (preferences train the last answer alone)")
     elif (train_on := _LOSS_SCALES[name]) is not None:
         result.take("train_on", train_on, "loss_scale")
 

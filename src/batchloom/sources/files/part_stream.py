@@ -102,11 +102,13 @@ class ReadRules:
         text_field: field of a record (column of a table) that holds the text; None for complete rows.
         split_on: rule that splits a text file into documents; see ``ReadRecipe``.
         limits: sizes that decide documents.
+        late_field: field that the first records lack; a JSON record with another value of it than null, "" or 1 is bad.
     """
 
     text_field: str | None = "text"
     split_on: str = "auto"
     limits: ReadLimits = ReadLimits()
+    late_field: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any, final
+from typing import Any, Literal, final
 
 import msgspec
 import numpy as np
@@ -32,15 +32,18 @@ _FEW_BYTES, _FEW_LINES = 64 << 10, 16
 
 
 @functools.lru_cache(maxsize=64)
-def _make_decoders(field: str | None) -> tuple[Any, Any]:
+def _make_decoders(field: str | None, late_field: str | None) -> tuple[Any, Any]:
     """Return a decoder of one row, and one of an array of rows.
 
     They are stateless and cached: making them takes longer than reading a small file.
     """
     row: Any = dict[str, Any]
     if field is not None:
+        fields: list[Any] = [("value", str)]
+        if late_field is not None:
+            fields.append(("late", Literal[1, ""] | None, None))
         try:
-            row = msgspec.defstruct("Row", [("value", str)], rename={"value": field}, gc=False)
+            row = msgspec.defstruct("Row", fields, rename={"value": field, "late": late_field or ""}, gc=False)
         except ValueError:
             raise InputError(
                 f"The text field {field!r} of JSON records cannot be read: its name holds a quote, a backslash or a "
@@ -58,7 +61,8 @@ class JsonRowReader:
 
     def __init__(self, name: str, rules: ReadRules, *, first: bool) -> None:
         self._name, self._field, self._max_record_bytes = name, rules.text_field, rules.limits.record_bytes
-        self._decoder, self._array = _make_decoders(self._field)
+        self._late_field = rules.late_field
+        self._decoder, self._array = _make_decoders(self._field, self._late_field)
         # None once a record had the field, and for parts that do not start the source.
         self._missing_field_errors: list[RecordError] | None = [] if first else None
 
@@ -102,7 +106,7 @@ class JsonRowReader:
     def _make_bad_record(self, record: int, offset: int, data: bytes, position: tuple[int, int] | None) -> BadRecord:
         encoding = describe_wide_encoding(data) if offset == 0 else None
         try:
-            at, reason = (None, encoding) if encoding else diagnose_json(data, self._field)
+            at, reason = (None, encoding) if encoding else diagnose_json(data, self._field, self._late_field)
         except MissingFieldError as missing:
             at, reason = None, str(missing)
             if self._missing_field_errors is not None:

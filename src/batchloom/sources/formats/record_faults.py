@@ -125,7 +125,7 @@ def describe_wide_encoding(start: bytes) -> str | None:
     return None
 
 
-def diagnose_json(line: bytes, text_field: str | None) -> tuple[int | None, str]:
+def diagnose_json(line: bytes, text_field: str | None, late_field: str | None = None) -> tuple[int | None, str]:
     """Return the character of the fault and the reason why a JSON value is no record.
 
     The character is 0-based; None means the complete value.
@@ -148,6 +148,11 @@ def diagnose_json(line: bytes, text_field: str | None) -> tuple[int | None, str]
     field_value = value[text_field]
     if not isinstance(field_value, str):
         return None, f"field {text_field!r} holds {describe_json_type(field_value)}, not text"
+    if late_field is not None and value.get(late_field) is not None:
+        return None, (
+            f"field {late_field!r} has a value, and the first records of this file have none: give its first record "
+            f"one, too, or ignore the field with --ignore {late_field}"
+        )
     return None, "not readable as JSON with one text field"
 
 

@@ -33,7 +33,7 @@ class Objective(NamedTuple):
 
     def describe_refusal(self, name: str) -> str:
         """Return the error of a loader for data of this objective."""
-        consequence = "train them as texts" if self.carries else "also train the rejected answers"
+        consequence = "train them as texts" if self.carries else f"also train the {SIDE_NAMES[self.sides[-1]]} answers"
         return (
             f"{name} holds {self.contents}: a loader would {consequence}. {self.trainers.capitalize()} read them with "
             f"{self.reader}. {self.remedy}."

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, SettingsError, StoreError
 from batchloom.core.settings import check_index, quote_value
-from batchloom.store.format.objectives import CHOSEN, GOOD
+from batchloom.store.format.objectives import CHOSEN, GOOD, OBJECTIVES
 from batchloom.store.format.shard_sidecars import DocumentFields
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
@@ -42,7 +42,9 @@ class PreferencePairs:
     def __init__(self, store: Store) -> None:
         _require_store(store)
         if store.contents.objective != "pairs":
-            raise InputError(_describe_wrong_kind(store, "preference pairs", "chosen and rejected columns"))
+            raise _make_wrong_contents_error(
+                store, "no preference pairs: prepare data with chosen and rejected columns (docs/schemas.md)"
+            )
         self.store = store
         for shard in range(len(store.shards)):
             store.shards.sides(shard)
@@ -104,7 +106,9 @@ class LabelledAnswers:
     def __init__(self, store: Store) -> None:
         _require_store(store)
         if store.contents.objective not in ("pairs", "labels"):
-            raise InputError(_describe_wrong_kind(store, "labelled answers", "a column label"))
+            raise _make_wrong_contents_error(
+                store, "no labelled answers: prepare data with a column label (docs/schemas.md)"
+            )
         self.store = store
         sides = [store.shards.sides(shard).sides for shard in range(len(store.shards))]
         self._documents = _list_remaining(store, 1)
@@ -131,11 +135,11 @@ def _require_store(store: object) -> None:
         raise InputError(f"Documents are read from an open store, not {quote_value(store)}. Give open_store(path).")
 
 
-def _describe_wrong_kind(store: Store, noun: str, columns: str) -> str:
-    return (
-        f"{store.path} holds no {noun}: prepare data with {columns} (docs/schemas.md); other documents are read "
-        "with batchloom.Loader."
-    )
+def _make_wrong_contents_error(store: Store, problem: str) -> InputError:
+    """Return the error of a reader for a store whose contents another class reads."""
+    objective = OBJECTIVES.get(store.contents.objective)
+    contents, reader = (objective.contents, objective.reader) if objective else ("documents", "batchloom.Loader")
+    return InputError(f"{store.path} holds {problem}; it holds {contents}, which {reader} reads.")
 
 
 def _read_answers(store: Store, numbers: list[int]) -> list[tuple[list[int], int]]:
@@ -263,9 +267,7 @@ class _CarriedFields:
     def __init__(self, store: Store, kind: str, problem: str) -> None:
         _require_store(store)
         if store.contents.objective != kind:
-            raise InputError(
-                f"{store.path} holds {problem} (docs/preferences.md); other documents are read with batchloom.Loader."
-            )
+            raise _make_wrong_contents_error(store, f"{problem} (docs/preferences.md)")
         self._store, self._kind, self._problem = store, kind, problem
         self._bounds = np.array(store.shards.bounds, np.int64)
         self._documents = _list_remaining(store, 1)
