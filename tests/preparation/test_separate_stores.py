@@ -95,9 +95,7 @@ def test_a_loader_says_that_recorded_weights_are_not_applied(home, caplog):
 
 def test_preferences_are_no_source_of_a_mixture(home):
     write_jsonl(home / "more/notes.jsonl", [{"prompt": f"q{n}", "chosen": "a", "rejected": "b"} for n in range(40)])
-    with pytest.raises(
-        InputError, match=r"more/notes.jsonl holds preferences \(pairs\): a loader would also train the"
-    ):
+    with pytest.raises(InputError, match=r"more/notes.jsonl holds preference pairs: a loader would also train the"):
         prepare_mixture("weighted.yaml", out="mixed", **OPTIONS)
     assert not (home / "mixed/notes/dataset_metadata.json").exists()
 

@@ -149,15 +149,15 @@ def test_invalid_settings(spec, message):
         batchloom.open_store(spec)
 
 
-@pytest.mark.parametrize("kind", ["synthetic documents", "preferences"])
+@pytest.mark.parametrize("kind", ["synthetic documents", "preference pairs"])
 def test_a_shard_of_a_special_store_is_refused(tmp_path, monkeypatch, kind):
-    if kind == "preferences":
+    if kind == "preference pairs":
         rows = ({"prompt": f"q{n}", "chosen": "yes", "rejected": f"no {n}"} for n in range(9))
         source = tmp_path / "in.jsonl"
         source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     else:
         source = "dummy:documents=9,vocab=257,kind=text"
-    tokenizer = {"tokenizer": "bytes"} if kind == "preferences" else {}
+    tokenizer = {"tokenizer": "bytes"} if kind == "preference pairs" else {}
     store = batchloom.prepare(source, out=tmp_path / "s", val_fraction=0, **tokenizer).path
     prefix = store / "train/shard_00000"
     message = f"is a shard of a store of {kind}.*name the store itself: {store}$"

@@ -136,7 +136,7 @@ def test_preferences_are_refused_before_they_are_prepared(home, capsys):
     entry = {"path": str(home / "pairs.jsonl"), "type": "chatml.prompt_pairs"}
     (home / "dpo.yml").write_text(json.dumps({"base_model": "bytes", "rl": "dpo", "datasets": [entry]}))
     assert train(home, "--dataset-config", home / "dpo.yml", "--max-iters", 1, "--out", home / "run") == 1
-    assert "holds preferences (pairs): a loader would also train the rejected answers." in capsys.readouterr().err
+    assert "holds preference pairs: a loader would also train the rejected answers." in capsys.readouterr().err
     assert not (home / "run/data/dataset_metadata.json").exists()
 
 

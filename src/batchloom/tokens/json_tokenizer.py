@@ -189,7 +189,7 @@ class JsonTokenizer:
         try:
             _ = self._fast
         except TokenizerError as error:
-            by_word = not self.added and is_word_by_word(*self._list_steps())
+            by_word = not self.added and self._has_unknown_token and is_word_by_word(*self._list_steps())
             return EncodingEngine("tokenizers", get_package_version("tokenizers"), str(error), by_word=by_word)
         return EncodingEngine("fastokens", get_package_version("fastokens"))
 
@@ -310,6 +310,14 @@ class JsonTokenizer:
         except ValueError as error:
             version = get_package_version("fastokens")
             raise TokenizerError(f"fastokens {version} does not support it ({error})") from error
+
+    @property
+    def _has_unknown_token(self) -> bool:
+        """True if every text has ids, so that the engines can be compared on any text."""
+        model = orjson.loads(self.json)["model"]
+        if model.get("type") == "Unigram":
+            return model.get("unk_id") is not None
+        return model.get("type") == "WordPiece" and model.get("unk_token") in model["vocab"]
 
     def _list_steps(self) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
         """Return the single steps of the normalizer and of the pre-tokenizer."""
