@@ -59,7 +59,8 @@ def test_a_verdict_agrees_with_its_numbers(slope, seed, count):
 @given(st.integers(0, 2**20), st.sampled_from([-0.02, 0.02]))
 def test_a_clear_trend_is_detected_in_spite_of_outliers(seed, slope):
     x, y = make_noisy_line(slope, seed=seed)
-    outliers = np.random.default_rng(seed).choice(100, 5, replace=False)
+    # High losses at the very end are a divergence.
+    outliers = np.random.default_rng(seed).choice(90, 5, replace=False)
     y[outliers] *= 1 + 3 * (seed % 2)
     kind = "converging" if slope < 0 else "diverging"
     assert judge_loss_curve(x.tolist(), y.tolist()).kind == kind
