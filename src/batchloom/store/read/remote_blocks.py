@@ -268,11 +268,11 @@ class RemoteBlocks:
 
     def are_cached(self, numbers: Iterable[int]) -> bool:
         """Return whether all blocks of some files are mapped and verified."""
-        index = self._index
-        if not index.sound.all() or subtract_intervals(self.files.list_intervals(numbers), index.intervals).size:
-            return False
+        # Another thread may remove the files of an index that was read without the lock.
         with self._lock:
-            cache_files = self._cache_files.cache_files
+            index, cache_files = self._index, self._cache_files.cache_files
+            if not index.sound.all() or subtract_intervals(self.files.list_intervals(numbers), index.intervals).size:
+                return False
             return all(cache_files[owner].data is not None for owner in np.unique(index.owners).tolist())
 
     def read_files(self, numbers: Iterable[int]) -> list[NDArray[np.uint8]]:
