@@ -12,14 +12,19 @@ Prints the numbers, and draws them with the versions and the machine.
 """
 
 import argparse
+import functools
+import multiprocessing
 import os
 import platform
 import shutil
 import statistics
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,20 +34,31 @@ import load
 from corpus import make_store
 from real_corpus import cache_folder, write_corpus
 
-Sources = dict[str, Callable[[], Iterator[int]]]
+T = TypeVar("T")
 Results = dict[str, float]
+LOADERS = ("batchloom", "nanoGPT-style sampler", "litdata", "HF datasets", "Megatron GPTDataset", "Mosaic streaming")
 PEERS = ("torch", "megatron-core", "litdata", "mosaicml-streaming", "datasets", "datatrove", "trl")
+
+
+@functools.cache
+def define_torchvision_operators() -> object:
+    """Define two operators that torchvision, which a peer installs, expects of torch and the CPU build lacks.
+
+    They exist as long as the result, which the cache holds.
+    """
+    import torch
+
+    operators = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return operators
 
 
 def mosaic(rows: np.ndarray, folder: Path) -> Iterator[int]:
     """Yield token counts of Mosaic's StreamingDataset over fixed rows."""
     import torch
 
-    # Its first import asks for two operators of torchvision, which the CPU build of torch lacks.
-    operators = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    define_torchvision_operators()
     from streaming import MDSWriter, StreamingDataset
 
     if not folder.exists():
@@ -70,23 +86,40 @@ def hf_datasets(rows: np.ndarray, folder: Path) -> Iterator[int]:
             yield ids[:, :-1].contiguous().numel() + 0 * ids[:, 1:].contiguous().numel()
 
 
+def open_source(name: str, work: Path) -> Iterator[int]:
+    """Return the batches of a loader, as token counts."""
+    store = work / "store"
+    if name == "batchloom":
+        return load.ours(store, "torch")
+    if name == "nanoGPT-style sampler":
+        return load.nanogpt(store)
+    if name == "litdata":
+        return load.litdata(store, work)
+    if name == "Megatron GPTDataset":
+        return load.megatron(store, work / "cache")
+    data = np.fromfile(min((store / "train").glob("*.bin")), np.uint16)
+    rows = data[: len(data) // (load.SEQ_LEN + 1) * (load.SEQ_LEN + 1)].reshape(-1, load.SEQ_LEN + 1)[:20_000]
+    return mosaic(rows, work / "mds") if name == "Mosaic streaming" else hf_datasets(rows, work / "hf")
+
+
+def measure_source(name: str, work: Path, seconds: float) -> float:
+    """Measure millions of tokens a second of one loader."""
+    return load.measure(open_source(name, work), seconds) / 1e6
+
+
+def run_alone(function: Callable[..., T], *arguments: object) -> T:
+    """Call a function in a process of its own, without the threads that other libraries leave behind."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+        return executor.submit(function, *arguments).result()
+
+
 def measure_loading(work: Path, seconds: float, rounds: int) -> Results:
     """Return millions of tokens a second of ready batches."""
-    store = make_store(work / "store", 200_000)
-    data = np.fromfile(next(iter(sorted((store / "train").glob("*.bin")))), np.uint16)
-    rows = data[: len(data) // (load.SEQ_LEN + 1) * (load.SEQ_LEN + 1)].reshape(-1, load.SEQ_LEN + 1)[:20_000]
-    sources: Sources = {
-        "batchloom": lambda: load.ours(store, "torch"),
-        "nanoGPT-style sampler": lambda: load.nanogpt(store),
-        "litdata": lambda: load.litdata(store, work),
-        "Mosaic streaming": lambda: mosaic(rows, work / "mds"),
-        "Megatron GPTDataset": lambda: load.megatron(store, work / "cache"),
-        "HF datasets": lambda: hf_datasets(rows, work / "hf"),
-    }
-    speeds: dict[str, list[float]] = {name: [] for name in sources}
+    make_store(work / "store", 200_000)
+    speeds: dict[str, list[float]] = {name: [] for name in LOADERS}
     for _ in range(rounds):
-        for name, source in sources.items():
-            speeds[name].append(load.measure(source(), seconds) / 1e6)
+        for name in LOADERS:
+            speeds[name].append(run_alone(measure_source, name, work, seconds))
     return {name: statistics.median(values) for name, values in speeds.items()}
 
 
@@ -102,6 +135,7 @@ def measure_preparation(work: Path, megabytes: float, rounds: int) -> Results:
 
 def measure_chat(work: Path, count: int) -> Results:
     """Return conversations a second, to ids and masks."""
+    define_torchvision_operators()
     with (work / "corpus.jsonl").open(encoding="utf-8") as lines:
         rows = chat.make_rows(lines, count)
     folder = chat.gpt2_folder(work / "gpt2")
@@ -130,8 +164,8 @@ def draw(panels: list[tuple[str, str, Results]], caption: str, out: Path) -> Non
         axis.set_xlim(0, max(values) * 1.12)
         axis.set_xticks([])
         axis.spines[["top", "right", "bottom"]].set_visible(b=False)
-    figure.text(0.01, 0.005, caption, fontsize=6.5, color="#64748b")
-    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    figure.text(0.01, 0.005, textwrap.fill(caption, 120), fontsize=6.5, color="#64748b")
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     figure.savefig(out, metadata={"Date": None})
 
 
@@ -152,7 +186,11 @@ def main() -> None:
                 measure_loading(work, options.seconds, options.rounds),
             ),
             ("JSONL text to a token store", "MB/s", measure_preparation(work, options.mb, options.rounds)),
-            ("Conversations to ids and loss masks", "conversations/s", measure_chat(work, options.conversations)),
+            (
+                "Conversations to ids and loss masks",
+                "conversations/s",
+                run_alone(measure_chat, work, options.conversations),
+            ),
         ]
     finally:
         shutil.rmtree(work, ignore_errors=True)
