@@ -112,7 +112,7 @@ def _load_rules() -> _EnglishRules:
     tables = load_english_tables()
     special = {entry.replace(" ", ""): tuple(entry.split()) for entry in tables["special"]}
     suffix = re.compile("|".join(f"{suffix}$" for suffix in tables["suffixes"]))
-    # All single characters but the ellipsis, of which two are one suffix.
+    # The ellipsis is left out: two of them form one suffix.
     starts, ends = (
         frozenset(pattern[-1] for pattern in tables[kind] if len(pattern.removeprefix("\\")) == 1) - {"…"}
         for kind in ("prefixes", "suffixes")
