@@ -1,4 +1,4 @@
-"""One process of an example: ``example_process.py NAME RECORD JOB``.
+"""One process of an example: ``example_process.py NAME RECORD JOB SECONDS``.
 
 The arguments are those of ``batchloom.analysis.compare.example_process``.
 """

@@ -12,9 +12,12 @@ import batchloom
 from analysis.compare.warm_examples import run_warm
 from batchloom.adapters.requirements import find_requirement_problem
 from batchloom.analysis.compare import FRAMEWORKS, iter_expected_entries, run_example
+from batchloom.core.errors import TrainError
 from batchloom.testing import write_store
 
 SIZES = {"seq_len": 64, "global_batch_size": 8}
+# Shorter than a test's own limit, so that a run that hangs is reported with the stacks of its ranks.
+MOST_SECONDS = 280
 by_framework = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 
 
@@ -128,6 +131,15 @@ def test_a_framework_trains_on_its_batches_under_its_own_launcher(framework, pro
     require_framework(framework)
 
     def run(name, job, record):
-        return run_example(name, job, record, processes=processes)
+        return run_example(name, job, record, processes=processes, seconds=MOST_SECONDS)
 
     check_course(LONG, run, framework, store, long_losses, tmp_path, processes)
+
+
+@pytest.mark.slow
+def test_a_run_that_hangs_is_reported_with_the_stacks_of_its_ranks(store, tmp_path):
+    example = tmp_path / "hanging.py"
+    example.write_text("import time\n\ndef train(model, job):\n    time.sleep(600)\n")
+    job = {"data": str(store.path), "out": str(tmp_path / "out"), **SIZES, "steps": 1}
+    with pytest.raises(TrainError, match=r"did not end within 30 s(?s:.*)hanging\.py\", line 4 in train"):
+        run_example(str(example), job, tmp_path / "record", seconds=30)

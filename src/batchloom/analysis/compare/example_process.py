@@ -1,11 +1,12 @@
 """One process of an example, with a witness at its model.
 
-``python -m batchloom.analysis.compare.example_process NAME RECORD JOB``
+``python -m batchloom.analysis.compare.example_process NAME RECORD JOB SECONDS``
 
 RECORD is the folder in which each rank writes ``rank_N.json`` when it ends; JOB is the settings of an
-``examples.job.Job`` as a JSON object.
+``examples.job.Job`` as a JSON object. After SECONDS the launcher kills the process.
 """
 
+import faulthandler
 import json
 import sys
 from contextlib import nullcontext
@@ -17,8 +18,12 @@ from batchloom.analysis.compare.witness import WitnessRecorder
 from batchloom.examples.job import Job, tiny_model
 
 
-def run_example_process(name: str, record: str, job_settings: str) -> None:
-    """Run the example and write the record, even if the example fails."""
+def run_example_process(name: str, record: str, job_settings: str, seconds: str) -> None:
+    """Run the example and write the record, even if the example fails.
+
+    After three quarters of its time it writes the stacks of its threads, which show where it hangs.
+    """
+    faulthandler.dump_traceback_later(0.75 * float(seconds))
     recorder, framework = WitnessRecorder(Path(record)), find_framework(name)
     job = Job(**json.loads(job_settings), tell=recorder.record_loss, within=recorder.observe)
     model = tiny_model(open_store(job.data), job.seed)

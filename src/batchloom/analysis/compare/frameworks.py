@@ -42,7 +42,8 @@ from batchloom.core.settings import (
     suggest,
 )
 
-_MAX_OUTPUT_CHARACTERS = 3000
+# Room for the stacks of two ranks that hang.
+_MAX_OUTPUT_CHARACTERS = 8000
 _MAX_SIZE = 1 << 20
 
 
@@ -245,6 +246,7 @@ def run_example(
         name,
         str(record),
         json.dumps(job_settings),
+        str(seconds),
     ]
     code, output_tail = _run_to_end(command, name, seconds)
     if code:
