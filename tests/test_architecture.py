@@ -48,8 +48,11 @@ ALLOWED_IMPORTS = {
     "train": {"core", "batchloom", "batches", "adapters", "streaming"},
     "testing": {"core", "tokens", "store", "plan", "batches"},
     "examples": {"batchloom", "adapters", "batches", "store"},
+    "view": {
+        *("core", "tokens", "store", "plan", "preparation", "batches", "analysis", "adapters"),
+    },
     "cli": {
-        *("core", "chat", "store", "preparation", "batches", "batchloom", "analysis", "train"),
+        *("core", "chat", "store", "preparation", "batches", "batchloom", "analysis", "train", "view"),
     },
 }
 # Packages whose modules are their interface: small libraries, and one module per framework or example.
@@ -418,6 +421,8 @@ DRAWING_MODULES = {
     "train/demo_run.py",
     "examples/job.py",
     "adapters/fsdp2/fsdp2_trainer.py",
+    # Draws the token of a server's pages.
+    "view/server.py",
 }
 DRAWING_FUNCTIONS = {"Generator", "default_rng", "manual_seed", "multinomial", "rand", "randint", "randn"} | {
     *("normal_", "uniform_", "random_", "randperm", "urandom", "getrandbits", "token_bytes"),

@@ -7,7 +7,12 @@ from .explanation import (
     find_serving_steps as find_serving_steps,
     when as when,
 )
-from .inspection import Inspection as Inspection, inspect as inspect
+from .inspection import (
+    INSPECTED_PACKINGS as INSPECTED_PACKINGS,
+    Inspection as Inspection,
+    inspect as inspect,
+    measure_packing as measure_packing,
+)
 from .plan_forecast import (
     MixingMeasure as MixingMeasure,
     PlanForecast as PlanForecast,

@@ -148,7 +148,7 @@ def inspect(
         mean=float(lengths.mean()),
         longest=int(lengths.max()),
         histogram=_compute_histogram(lengths),
-        efficiencies=tuple(_measure_efficiency(store, replace(spec, packing=packing)) for packing in packings),
+        efficiencies=tuple(measure_packing(store, packing=packing, seq_len=spec.seq_len) for packing in packings),
         seq_len=spec.seq_len,
         left_out={
             overlong: Plan(store, replace(spec, overlong=overlong)).left_out() for overlong in _DROPPING_POLICIES
@@ -187,7 +187,18 @@ def _compute_histogram(lengths: NDArray[np.uint32]) -> tuple[tuple[int, int, int
     return tuple(rows[filled[0] : filled[-1] + 1])
 
 
-def _measure_efficiency(store: Store, spec: PlanSpec) -> PackingEfficiency:
+def measure_packing(store: Store, *, packing: str, seq_len: int) -> PackingEfficiency:
+    """Measure how full the sequences of a store would be, on a few of its pools.
+
+    Args:
+        store: an open store.
+        packing: the strategy.
+        seq_len: tokens of a sequence.
+
+    Raises:
+        SettingsError: a setting is invalid.
+    """
+    spec = PlanSpec(seq_len=seq_len, global_batch_size=1, packing=packing, overlong=choose_default_overlong(store))
     order = Plan(store, spec).orders.order(0)
     statistics = measure_pools(order, _SAMPLED_POOLS)
     return PackingEfficiency(

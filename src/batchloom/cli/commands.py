@@ -48,6 +48,12 @@ COMMANDS: dict[str, tuple[str, str, *tuple[str, ...]]] = {
         "batchloom inspect store --split val",
         "batchloom inspect store --seq-len 4096 --json",
     ),
+    "view": (
+        "view.view",
+        "Look at documents, masks and packed rows in a browser.",
+        "batchloom view store",
+        "batchloom view mixture.yaml --port 8080",
+    ),
     "plan": (
         "plan.plan",
         "Forecast a run: steps, epochs, padding, mixture, hours.",

@@ -53,6 +53,7 @@ from .provenance import (
     DocumentProvenance as DocumentProvenance,
     ProvenanceTable as ProvenanceTable,
     iter_provenance_chunks as iter_provenance_chunks,
+    make_part_table as make_part_table,
 )
 from .shard_sidecars import (
     HEADER as HEADER,

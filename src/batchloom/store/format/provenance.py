@@ -151,6 +151,7 @@ class PartTable(NamedTuple):
 
 
 def make_part_table(sources: Sequence[SourceEntry]) -> PartTable:
+    """Return the source and the preceding records of each part of a store."""
     sizes = np.array([len(source.parts) for source in sources], np.int64)
     records = np.array([part.records for source in sources for part in source.parts], np.int64)
     numbers = np.repeat(np.arange(len(sources)), sizes)

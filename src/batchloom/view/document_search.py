@@ -1,0 +1,201 @@
+"""Documents of a store that match a filter or a text, found within a bounded time."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from batchloom.core.errors import InputError
+from batchloom.core.medium import MEDIUM_KINDS
+from batchloom.store import Store, StoreMedia
+from batchloom.store.format import SIDE_NAMES, make_part_table, mask_removed
+
+Ints = NDArray[np.int64]
+_DOCUMENTS_PER_STEP = 1 << 16
+# Texts are decoded in smaller steps, so that the limit of time is kept.
+_TEXTS_PER_STEP, _TOKENS_PER_STEP = 256, 1 << 18
+MAX_SEARCHED_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentFilter:
+    """Conditions on documents; all that are given must hold.
+
+    Attributes:
+        file: name of an input file, or of the data set of several files.
+        least, most: bounds of the length in tokens, both included.
+        side: side of a pair or label, such as ``chosen``.
+        media: ``image``, ``audio`` or ``video``: the document holds at least one.
+        text: text that the decoded document contains.
+        regex: whether ``text`` is a regular expression, in the syntax of RE2.
+    """
+
+    file: str = ""
+    least: int | None = None
+    most: int | None = None
+    side: str = ""
+    media: str = ""
+    text: str = ""
+    regex: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """Matching documents of a part of a store.
+
+    Attributes:
+        documents: numbers of the matching documents, ascending.
+        next_document: where the search continues; None if the store was searched to its end.
+    """
+
+    documents: list[int]
+    next_document: int | None
+
+
+def search_documents(
+    store: Store, conditions: DocumentFilter, start: int = 0, *, most: int = 50, seconds: float = 0.2
+) -> SearchResult:
+    """Search a store from a document on.
+
+    Args:
+        store: the searched store.
+        conditions: what documents must fulfil.
+        start: first searched document.
+        most: number of matches that ends the search.
+        seconds: time after which the search ends at the next step.
+
+    Raises:
+        InputError: a condition cannot be met by any document of the store, or the expression is invalid.
+        StoreError: a shard is missing or damaged.
+    """
+    deadline = time.monotonic() + seconds
+    matches: list[int] = []
+    for first, stop, candidates in _iter_candidates(store, conditions, start):
+        if not conditions.text:
+            matches += candidates.tolist()
+            position = stop
+        else:
+            position = first
+            for part in _cut_by_tokens(store, candidates):
+                matches += _match_texts(store, part, conditions)
+                position = int(part[-1]) + 1
+                if len(matches) >= most or time.monotonic() > deadline:
+                    break
+            else:
+                position = stop
+        if len(matches) > most:
+            # The next search begins with the first match that is left out.
+            return SearchResult(matches[:most], matches[most])
+        if position < len(store) and (len(matches) == most or time.monotonic() > deadline):
+            return SearchResult(matches, position)
+    return SearchResult(matches, None)
+
+
+def _iter_candidates(store: Store, conditions: DocumentFilter, start: int) -> Iterator[tuple[int, int, Ints]]:
+    """Yield ranges of documents, and their documents that pass the cheap conditions."""
+    tests = [*_make_tests(store, conditions)]
+    bounds = store.shards.bounds if len(store.shards) else (0, len(store))
+    for shard, (first, end) in enumerate(pairwise(bounds)):
+        for begin in range(max(first, start), end, _DOCUMENTS_PER_STEP):
+            stop = min(begin + _DOCUMENTS_PER_STEP, end)
+            documents = np.arange(begin, stop)
+            for test in tests:
+                documents = documents[test(shard, documents)]
+            yield begin, stop, documents
+
+
+def _make_tests(store: Store, conditions: DocumentFilter) -> Iterator[Callable[[int, Ints], NDArray[np.bool_]]]:
+    """Yield one test per given condition; each takes a shard and documents of it."""
+    removed, bounds = store.contents.removed, store.shards.bounds
+    if conditions.text and removed.size:
+        yield lambda _, documents: ~mask_removed(removed, documents)
+    if conditions.least is not None or conditions.most is not None:
+        least, most = conditions.least or 0, conditions.most if conditions.most is not None else 1 << 32
+
+        def has_length(_: int, documents: Ints) -> NDArray[np.bool_]:
+            lengths = store.lengths.slice(int(documents[0]), int(documents[-1]) + 1) if len(documents) else documents
+            lengths = lengths[documents - documents[0]] if len(documents) else lengths
+            return np.asarray((lengths >= least) & (lengths <= most), bool)
+
+        yield has_length
+    if conditions.file:
+        if store.manifest is None:
+            raise InputError("This data does not record the files of its documents.")
+        part_table = make_part_table(store.manifest.sources)
+        wanted = np.array([conditions.file in (source.name, source.dataset) for source in store.manifest.sources])
+        if not wanted.any():
+            raise InputError(f"There is no input file or data set {conditions.file!r}.")
+        yield lambda shard, documents: wanted[
+            part_table.numbers[store.provenance.shard(shard).parts[documents - bounds[shard]]]
+        ]
+    if conditions.side:
+        if not store.contents.objective or conditions.side not in SIDE_NAMES:
+            raise InputError(f"There are no documents of side {conditions.side!r}.")
+        side = SIDE_NAMES.index(conditions.side)
+        yield lambda shard, documents: store.shards.sides(shard).sides[documents - bounds[shard]] == side
+    if conditions.media:
+        if conditions.media not in MEDIUM_KINDS:
+            raise InputError(f"There are no media of kind {conditions.media!r}.")
+        media, bit = StoreMedia(store), 1 << MEDIUM_KINDS.index(conditions.media)
+        yield lambda _, documents: (media.list_kinds(documents) & bit) > 0
+
+
+def _cut_by_tokens(store: Store, documents: Ints) -> Iterator[Ints]:
+    """Cut documents into parts that are decoded at once."""
+    while len(documents):
+        ends = np.cumsum(store.lengths.take(documents[:_TEXTS_PER_STEP]), dtype=np.int64)
+        count = max(1, int(ends.searchsorted(_TOKENS_PER_STEP, side="right")))
+        yield documents[:count]
+        documents = documents[count:]
+
+
+def _match_texts(store: Store, documents: Ints, conditions: DocumentFilter) -> list[int]:
+    lengths = np.minimum(store.lengths.take(documents).astype(np.int64), MAX_SEARCHED_TOKENS)
+    views = store.read(documents, np.zeros(len(documents), np.int64), lengths)
+    texts = pa.array([store.tokenizer.decode(view) for view in views], pa.large_string())
+    # RE2 takes linear time, whatever the expression.
+    match = pc.match_substring_regex if conditions.regex else pc.match_substring
+    try:
+        found = match(texts, conditions.text, ignore_case=True)
+    except pa.ArrowInvalid as error:
+        raise InputError(f"The expression is invalid: {error}") from error
+    matching: list[int] = documents[found.to_numpy(zero_copy_only=False)].tolist()
+    return matching
+
+
+def find_by_hash(store: Store, digest: str, start: int = 0, *, seconds: float = 0.5) -> SearchResult:
+    """Search for documents whose text has a hash, within a bounded time.
+
+    Args:
+        store: the searched store.
+        digest: XXH3-128 of the text, 32 hex digits.
+        start: first searched document.
+        seconds: time after which the search ends with the shard.
+
+    Raises:
+        InputError: it is not a hash, or the store records none.
+    """
+    try:
+        value = int(digest, 16)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 1 << 128 or len(digest) != 32:
+        raise InputError(f"{digest!r} is not a hash: those of documents have 32 hex digits.")
+    if store.manifest is None:
+        raise InputError("This data does not record the hashes of its documents.")
+    low, high = np.uint64(value & ((1 << 64) - 1)), np.uint64(value >> 64)
+    deadline = time.monotonic() + seconds
+    matches: list[int] = []
+    for shard, (first, end) in enumerate(pairwise(store.shards.bounds)):
+        if end <= start:
+            continue
+        hashes = store.provenance.shard(shard).hashes
+        matches += (first + np.flatnonzero((hashes[:, 0] == low) & (hashes[:, 1] == high))).tolist()
+        if end < len(store) and time.monotonic() > deadline:
+            return SearchResult(matches, end)
+    return SearchResult(matches, None)

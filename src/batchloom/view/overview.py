@@ -1,0 +1,144 @@
+"""Facts of the overview page: counts, lengths, preparation and bad records."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from batchloom.core.wording import format_size
+from batchloom.preparation import PrepareReport, read_report
+from batchloom.store import Store
+from batchloom.store.format import OBJECTIVES, QUARANTINE_NAME, SIDE_NAMES, format_generation_file_name
+
+_MAX_LENGTHS = 1 << 22
+_MAX_QUARANTINED = 50
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBar:
+    """Documents of ``low`` to ``high`` tokens, both included."""
+
+    low: int
+    high: int
+    documents: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedRecord:
+    """A record in the quarantine: file, position and reason."""
+
+    source: str
+    position: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOverview:
+    """Content of the overview page of a store.
+
+    Attributes:
+        facts: pairs of name and value.
+        lengths: histogram of document lengths; bounds double.
+        estimated: whether the histogram is of a sample.
+        report: report of the newest generation that read inputs; None without one.
+        quarantined: the first bad records.
+    """
+
+    facts: list[tuple[str, str]]
+    lengths: list[LengthBar]
+    estimated: bool
+    report: PrepareReport | None
+    quarantined: list[QuarantinedRecord]
+
+
+def make_overview(store: Store) -> StoreOverview:
+    """Collect the facts of a store from its manifest, report and lengths.
+
+    Raises:
+        StoreError: a file of the store is damaged.
+    """
+    lengths, estimated = _count_lengths(store)
+    quarantined = list(islice(_iter_quarantine(store), _MAX_QUARANTINED))
+    return StoreOverview(_list_facts(store), lengths, estimated, _read_newest_report(store), quarantined)
+
+
+def _list_facts(store: Store) -> list[tuple[str, str]]:
+    facts = [
+        ("documents", f"{len(store):,}"),
+        ("tokens", f"{store.tokens:,}"),
+        ("on disk", f"{format_size(store.tokens * store.dtype.itemsize)} of {store.dtype.name} ids"),
+        ("shards", f"{len(store.shards):,}"),
+        ("fingerprint", store.fingerprint),
+    ]
+    contents = store.contents
+    if store.manifest is None:
+        return [*facts, ("kind", "a bare Megatron prefix: texts, sources and masks are not recorded")]
+    facts.insert(2, ("tokenizer", f"{store.manifest.tokenizer.name} ({store.manifest.tokenizer.vocab_size:,} ids)"))
+    if contents.objective:
+        facts.append(("kind", OBJECTIVES[contents.objective].contents))
+    if store.masked:
+        facts.append(("trained", f"{contents.trained_tokens / max(store.tokens, 1):.1%} of the tokens"))
+    if contents.removed.size:
+        facts.append(("removed", f"{contents.removed.size:,} documents, until batchloom compact"))
+    if (store.location.generation or 1) > 1:
+        facts.append(("generation", str(store.location.generation)))
+    return facts
+
+
+def list_sides(store: Store) -> list[str]:
+    """Return the sides that documents of the store can have."""
+    objective = store.contents.objective
+    return [SIDE_NAMES[side] for side in OBJECTIVES[objective].sides] if objective else []
+
+
+def _count_lengths(store: Store) -> tuple[list[LengthBar], bool]:
+    """Return a histogram, and whether it is estimated.
+
+    A large store is estimated from evenly spaced ranges of its documents.
+    """
+    documents = len(store)
+    if documents <= _MAX_LENGTHS:
+        lengths, scale = store.lengths.slice(0, documents), 1.0
+    else:
+        count = 64
+        size = _MAX_LENGTHS // count
+        starts = np.linspace(0, documents - size, count).astype(np.int64).tolist()
+        lengths = np.concatenate([store.lengths.slice(start, start + size) for start in starts])
+        scale = documents / len(lengths)
+    if not len(lengths):
+        return [], False
+    # frexp gives the number of binary digits.
+    digits = np.frexp(lengths.astype(np.float64))[1]
+    counts = np.bincount(digits)
+    first = int(np.flatnonzero(counts)[0])
+    bars = [
+        LengthBar(1 << (digit - 1) if digit else 0, (1 << digit) - 1, round(int(count) * scale))
+        for digit, count in enumerate(counts.tolist())
+    ]
+    return bars[first:], scale != 1
+
+
+def _read_newest_report(store: Store) -> PrepareReport | None:
+    """Return the report of the newest generation that read inputs; None without one."""
+    if store.manifest is None or store.location.is_remote:
+        return None
+    newest = max(entry.number for entry in store.manifest.all_history if entry.has_inputs)
+    return read_report(store.path, newest)
+
+
+def _iter_quarantine(store: Store) -> Iterator[QuarantinedRecord]:
+    for number in range(1, (store.location.generation or 1) + 1):
+        path = Path(store.path) / format_generation_file_name(QUARANTINE_NAME, number)
+        if not path.is_file():
+            continue
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    continue
+                position = f"line {entry['line']:,}" if "line" in entry else f"row {entry.get('row', '?')}"
+                yield QuarantinedRecord(str(entry.get("source")), position, str(entry.get("reason")))

@@ -1,0 +1,102 @@
+"""Rows of a step as drawings: spans to scale, padding and loss."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batchloom.analysis import ExplainedSequence, ExplainedSpan, explain
+from batchloom.plan import Plan
+from batchloom.store import Store
+from batchloom.view.document_tokens import read_weights
+
+# Trained runs that are closer than this share of a row are drawn as one.
+_RESOLUTION = 1 / 1000
+COLOURS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnSpan:
+    """A span of a row.
+
+    Attributes:
+        span: the span.
+        colour: number of the colour of its source, from 0.
+        trained: token ranges in the row that carry a loss.
+    """
+
+    span: ExplainedSpan
+    colour: int
+    trained: list[tuple[int, int]]
+
+    @property
+    def size(self) -> int:
+        """Number of tokens."""
+        return self.span.stop - self.span.start
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRow:
+    """A row of a step: its sequence and the drawings of its spans."""
+
+    sequence: ExplainedSequence
+    spans: list[DrawnSpan]
+
+    @property
+    def filled(self) -> int:
+        """Number of tokens that are not padding."""
+        return self.sequence.seq_len - self.sequence.padding
+
+
+def draw_rows(plan: Plan, step: int, first: int, most: int, text: int = 120) -> list[DrawnRow]:
+    """Return up to ``most`` rows of a step from row ``first`` on.
+
+    Raises:
+        PlanError: there is no such step.
+        StoreError: a shard is missing or damaged.
+    """
+    rows = plan.spec_at(step).global_batch_size
+    sequences = [
+        sequence
+        for row in range(max(first, 0), min(first + most, rows))
+        for sequence in explain(plan, step, row=row, text=text)
+    ]
+    return [DrawnRow(sequence, _draw_spans(plan, sequence)) for sequence in sequences]
+
+
+def _draw_spans(plan: Plan, sequence: ExplainedSequence) -> list[DrawnSpan]:
+    drawn = []
+    for span in sequence.spans:
+        runs = [] if span.banned or span.removed else _find_trained_runs(plan.stores[span.source], span)
+        least = max(1, round(sequence.seq_len * _RESOLUTION))
+        merged = merge_runs([(span.place + start, span.place + stop) for start, stop in runs], least)
+        drawn.append(DrawnSpan(span, list(plan.names).index(span.source) % COLOURS, merged))
+    return drawn
+
+
+def _find_trained_runs(store: object, span: ExplainedSpan) -> list[tuple[int, int]]:
+    """Return the trained token ranges of a span; its first token never has a loss."""
+    size = span.stop - span.start
+    if not isinstance(store, Store) or size < 2:
+        return [(1, size)] if size > 1 else []
+    weights = read_weights(store, np.array([span.document]), np.array([span.start]), np.array([size]))
+    weights[0] = 0
+    return find_runs(weights > 0)
+
+
+def find_runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return the ranges of an array that are True."""
+    changes = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
+    return list(zip(changes[::2].tolist(), changes[1::2].tolist(), strict=True))
+
+
+def merge_runs(runs: Sequence[tuple[int, int]], least: int) -> list[tuple[int, int]]:
+    """Merge ascending ranges whose gap is below ``least``."""
+    merged: list[tuple[int, int]] = []
+    for start, stop in runs:
+        if merged and start - merged[-1][1] < least:
+            merged[-1] = (merged[-1][0], stop)
+        else:
+            merged.append((start, stop))
+    return merged

@@ -1,0 +1,296 @@
+"""Pages: each reads parameters, collects values and renders a template."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from batchloom.analysis import INSPECTED_PACKINGS, measure_packing
+from batchloom.core.errors import InputError
+from batchloom.core.medium import MEDIUM_KINDS
+from batchloom.store import Store, StoreMedia, decode_beginning, find_documents
+from batchloom.store.format import DocumentProvenance, mask_removed
+from batchloom.store.read import find_provenance
+from batchloom.view.document_search import DocumentFilter, SearchResult, find_by_hash, search_documents
+from batchloom.view.document_tokens import WINDOW_TOKENS, read_window
+from batchloom.view.overview import list_sides, make_overview
+from batchloom.view.packed_rows import COLOURS, draw_rows
+from batchloom.view.page_templates import render
+from batchloom.view.target import PlanChoice, ViewTarget
+
+_LISTED_DOCUMENTS, _DRAWN_ROWS = 50, 16
+_BEGINNING_TOKENS, _BEGINNING_CHARACTERS = 96, 240
+_MOST = 1 << 40
+_SEARCH_MODES = ("text", "regex", "hash", "line")
+_MEDIA_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDocument:
+    """A row of the list of documents.
+
+    Attributes:
+        number: number of the document in its store.
+        tokens: its length.
+        beginning: its first words; its first ids if the store has no tokenizer.
+        provenance: its source record; None if the store does not record it.
+        removed: whether it was removed from the store.
+    """
+
+    number: int
+    tokens: int
+    beginning: str
+    provenance: DocumentProvenance | None
+    removed: bool
+
+
+@final
+class Pages:
+    """The pages of a target.
+
+    Args:
+        target: the data on the pages.
+    """
+
+    def __init__(self, target: ViewTarget) -> None:
+        self._target = target
+
+    def list_routes(self) -> list[Route]:
+        """Return the addresses of the pages."""
+        return [
+            Route("/", self.show_overview),
+            Route("/documents", self.show_documents),
+            Route("/documents/more", self.show_more_documents),
+            Route("/document/{number:int}", self.show_document),
+            Route("/document/{number:int}/json", self.copy_document),
+            Route("/document/{number:int}/media/{index:int}", self.show_medium),
+            Route("/packing", self.show_packing),
+            Route("/packing/strategies", self.show_strategies),
+        ]
+
+    def _open(self, request: Request) -> tuple[Store, dict[str, Any]]:
+        """Open the store that a request names; return the values that its page needs."""
+        source = request.query_params.get("source") or self._target.source_names[0]
+        store = self._target.open_store(source, request.query_params.get("split", ""))
+        place = {"source": source if len(self._target.source_names) > 1 else "", "split": store.split}
+        return store, {
+            "target": self._target,
+            "store": store,
+            "place": place,
+            "source": source,
+            "page": request.url.path.strip("/").partition("/")[0] or "overview",
+        }
+
+    def show_overview(self, request: Request) -> Response:
+        """Show what a store is, its sources and lengths, and what preparation removed."""
+        store, values = self._open(request)
+        return _respond("overview.html.j2", {**values, "overview": make_overview(store)})
+
+    def show_documents(self, request: Request) -> Response:
+        """Show the list of documents, filtered and searched."""
+        store, values = self._open(request)
+        files = [source.name for source in store.manifest.sources[:1000]] if store.manifest else []
+        choices = {"files": files, "sides": list_sides(store), "media": _list_media(store), "modes": _SEARCH_MODES}
+        return _respond("documents.html.j2", {**values, **choices, **_search(store, request)})
+
+    def show_more_documents(self, request: Request) -> Response:
+        """Show further rows of the list, which the page appends."""
+        store, values = self._open(request)
+        return _respond("document_rows.html.j2", {**values, **_search(store, request)})
+
+    def show_document(self, request: Request) -> Response:
+        """Show a part of a document as text or tokens, with its loss and its origin."""
+        store, values = self._open(request)
+        number = _check_number(store, request.path_params["number"])
+        at = _read_number(request, "at", 0)
+        window = read_window(store, number, at)
+        media = StoreMedia(store).of(np.array([number]))[0]
+        details = {
+            "number": number,
+            "window": window,
+            "marked": store.masked or store.reader.weighted,
+            "as_tokens": request.query_params.get("as") == "tokens",
+            "provenance": find_provenance(store, [number])[0],
+            "removed": _is_removed(store, number),
+            "media": [(index, medium) for index, medium in enumerate(media)],
+            "step": WINDOW_TOKENS,
+        }
+        return _respond("document.html.j2", {**values, **details})
+
+    def copy_document(self, request: Request) -> Response:
+        """Return a part of a document as JSON."""
+        store, _ = self._open(request)
+        number = _check_number(store, request.path_params["number"])
+        window = read_window(store, number, _read_number(request, "at", 0))
+        provenance = find_provenance(store, [number])[0]
+        groups = window.groups
+        return JSONResponse(
+            {
+                "document": number,
+                "tokens": window.tokens,
+                "start": window.start,
+                "stop": window.stop,
+                "source": provenance.source if provenance else None,
+                "position": provenance.position if provenance else None,
+                "text": window.text,
+                "ids": [token for group in groups for token in group.ids],
+                "loss_weights": [group.weight for group in groups for _ in group.ids],
+            }
+        )
+
+    def show_medium(self, request: Request) -> Response:
+        """Return the bytes of an image whose store holds them."""
+        store, _ = self._open(request)
+        number = _check_number(store, request.path_params["number"])
+        store_media = StoreMedia(store)
+        media = store_media.of(np.array([number]))[0]
+        index = request.path_params["index"]
+        if index >= len(media) or media[index].blob is None:
+            raise InputError(f"Document {number:,} holds no bytes of medium {index}.")
+        data = store_media.read_bytes(media[index])
+        kind = next((kind for magic, kind in _MEDIA_TYPES.items() if data.startswith(magic)), None)
+        return Response(data, media_type=kind or "application/octet-stream")
+
+    def show_packing(self, request: Request) -> Response:
+        """Show the rows of a step to scale."""
+        _, values = self._open(request)
+        choice = _read_choice(request)
+        plan = self._target.make_plan(choice)
+        step, first = _read_number(request, "step", 0), _read_number(request, "row", 0)
+        rows = draw_rows(plan, step, first, _DRAWN_ROWS)
+        spec = plan.spec_at(step)
+        filled = sum(row.filled for row in rows)
+        details = {
+            "plan": plan,
+            "step": step,
+            "row": first,
+            "rows": rows,
+            "spec": spec,
+            "drawn_rows": _DRAWN_ROWS,
+            "fill": filled / max(len(rows) * spec.seq_len, 1),
+            "choice": _describe_choice(choice),
+            "packings": INSPECTED_PACKINGS,
+            "colours": [(number % COLOURS, name) for number, name in enumerate(plan.names)],
+            "is_last": not plan.has_step(step + 1),
+        }
+        return _respond("packing.html.j2", {**values, **details})
+
+    def show_strategies(self, request: Request) -> Response:
+        """Compare packing strategies and sequence lengths on the same documents."""
+        store, values = self._open(request)
+        choice = _read_choice(request)
+        lengths = sorted({max(choice.seq_len // 2, 2), choice.seq_len, choice.seq_len * 2})
+        table = [
+            (packing, [measure_packing(store, packing=packing, seq_len=length) for length in lengths])
+            for packing in INSPECTED_PACKINGS
+        ]
+        return _respond("strategies.html.j2", {**values, "lengths": lengths, "table": table, "choice": choice})
+
+
+def _respond(template: str, values: dict[str, Any]) -> Response:
+    return HTMLResponse(render(template, values), headers={"Cache-Control": "no-store"})
+
+
+def _read_number(request: Request, name: str, default: int, least: int = 0) -> int:
+    text = request.query_params.get(name, "").replace(",", "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or not least <= int(text) <= _MOST:
+        raise InputError(f"{name}: {text!r} is not a whole number of at least {least}")
+    return int(text)
+
+
+def _read_choice(request: Request) -> PlanChoice:
+    default = PlanChoice()
+    return PlanChoice(
+        seq_len=_read_number(request, "seq_len", default.seq_len, 1),
+        global_batch_size=_read_number(request, "batch", default.global_batch_size, 1),
+        packing=request.query_params.get("packing") or default.packing,
+        seed=_read_number(request, "seed", default.seed),
+    )
+
+
+def _describe_choice(choice: PlanChoice) -> dict[str, Any]:
+    """Return the parameters of a choice, as they stand in addresses."""
+    return {
+        "seq_len": choice.seq_len,
+        "batch": choice.global_batch_size,
+        "packing": choice.packing,
+        "seed": choice.seed,
+    }
+
+
+def _search(store: Store, request: Request) -> dict[str, Any]:
+    """Run the search of a request; return its rows and how to continue it."""
+    parameters = {
+        name: value for name, value in request.query_params.items() if value and name not in ("source", "split")
+    }
+    start = _read_number(request, "start", 0)
+    text, mode = request.query_params.get("text", ""), request.query_params.get("mode", "text")
+    if text and mode == "hash":
+        result = find_by_hash(store, text.strip(), start)
+    elif text and mode == "line":
+        result = SearchResult(_find_line(store, text), None)
+    else:
+        conditions = DocumentFilter(
+            file=request.query_params.get("file", ""),
+            least=_read_number(request, "least", 0) or None,
+            most=_read_number(request, "most", 0) or None,
+            side=request.query_params.get("side", ""),
+            media=request.query_params.get("media", ""),
+            text=text,
+            regex=mode == "regex",
+        )
+        result = search_documents(store, conditions, start, most=_LISTED_DOCUMENTS)
+    return {
+        "documents": _list_documents(store, result.documents),
+        "next_document": result.next_document,
+        "parameters": parameters,
+        "start": start,
+    }
+
+
+def _find_line(store: Store, text: str) -> list[int]:
+    """Return the documents of ``FILE:LINE``, counted from 1."""
+    file, _, line = text.strip().rpartition(":")
+    if not file or not line.isdecimal() or int(line) < 1:
+        raise InputError(f"{text!r} is not FILE:LINE, such as data.jsonl:17.")
+    return find_documents(store, file, int(line) - 1)
+
+
+def _list_documents(store: Store, numbers: Sequence[int]) -> list[ListedDocument]:
+    documents = np.array(numbers, np.int64)
+    tokens = store.lengths.take(documents)
+    views = store.read(documents, np.zeros(len(documents), np.int64), np.minimum(tokens, _BEGINNING_TOKENS))
+    removed = mask_removed(store.contents.removed, documents)
+    return [
+        ListedDocument(number, length, _decode(store, view), provenance, is_removed)
+        for number, length, view, provenance, is_removed in zip(
+            numbers, tokens.tolist(), views, find_provenance(store, numbers), removed.tolist(), strict=True
+        )
+    ]
+
+
+def _decode(store: Store, ids: Any) -> str:
+    if store.manifest is None:
+        return " ".join(map(str, ids[:16].tolist()))
+    text = decode_beginning(store.tokenizer, ids, _BEGINNING_TOKENS)
+    return " ".join(text.split())[:_BEGINNING_CHARACTERS]
+
+
+def _check_number(store: Store, number: int) -> int:
+    if number >= len(store):
+        raise InputError(f"There is no document {number:,}: there are {len(store):,}, numbered from 0.")
+    return number
+
+
+def _is_removed(store: Store, number: int) -> bool:
+    return bool(mask_removed(store.contents.removed, np.array([number]))[0])
+
+
+def _list_media(store: Store) -> list[str]:
+    return list(MEDIUM_KINDS) if StoreMedia(store).any else []

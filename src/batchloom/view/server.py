@@ -1,0 +1,111 @@
+"""Server of the pages, on 127.0.0.1 only, with a token."""
+
+import os
+import secrets
+import socket
+import sys
+import webbrowser
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+
+from batchloom.core.errors import BatchloomError, InputError
+from batchloom.core.files import describe_os_error
+from batchloom.core.settings import Setting
+from batchloom.view.access import AccessGuard
+from batchloom.view.page_templates import STATIC_FOLDER, render
+from batchloom.view.pages import Pages
+from batchloom.view.target import ViewTarget
+
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewSpec:
+    """Settings of the server.
+
+    Attributes:
+        path: a store's folder, URL, prefix or synthetic name; or the YAML file of a mixture.
+    """
+
+    path: str
+    split: Annotated[str, Setting(help="Subset that is shown first: train, val or test.")] = "train"
+    generation: Annotated[int | None, Setting(help="Generation of the store.", shown_default="the newest")] = None
+    port: Annotated[int, Setting(help="Port of the page.", minimum=0, maximum=65535, shown_default="a free one")] = 0
+    browser: Annotated[bool, Setting(help="Open the page in a browser, if there is a display.")] = True
+
+
+def make_server(target: ViewTarget, token: str) -> uvicorn.Server:
+    """Return the server of a target's pages, to be run on a listening socket.
+
+    Args:
+        target: the data on the pages.
+        token: the token that the first address must hold.
+    """
+    app = Starlette(
+        routes=[*Pages(target).list_routes(), Mount("/static", StaticFiles(directory=STATIC_FOLDER))],
+        exception_handlers={BatchloomError: _show_error, HTTPException: _show_error},
+    )
+    config = uvicorn.Config(AccessGuard(app, token), log_level="warning", server_header=False, lifespan="off")
+    return uvicorn.Server(config)
+
+
+def _show_error(request: Request, error: Exception) -> Response:
+    """Show the message of an error."""
+    is_missing = isinstance(error, HTTPException) and error.status_code == 404
+    message = f"There is no page {request.url.path}." if is_missing else str(error)
+    status = error.status_code if isinstance(error, HTTPException) else 400
+    return HTMLResponse(render("error.html.j2", {"message": message}), status)
+
+
+def serve_view(spec: ViewSpec, print_line: Callable[[str], None]) -> None:
+    """Serve the pages until the process is interrupted.
+
+    Args:
+        spec: the settings.
+        print_line: function that prints the address, and how to reach it from another machine.
+
+    Raises:
+        InputError: the port is taken, or the path cannot be shown.
+        StoreError: a store is damaged.
+    """
+    target = ViewTarget(spec.path, split=spec.split, generation=spec.generation)
+    for name in target.source_names:
+        target.open_store(name)
+    token = secrets.token_urlsafe(24)
+    with _listen(spec.port) as listener:
+        port = listener.getsockname()[1]
+        address = f"http://{_HOST}:{port}/?token={token}"
+        print_line(address)
+        if not _has_display():
+            print_line(f"No display here. On your own machine: ssh -N -L {port}:{_HOST}:{port} {socket.gethostname()}")
+        elif spec.browser:
+            webbrowser.open(address)
+        make_server(target, token).run(sockets=[listener])
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((_HOST, port))
+    except OSError as error:
+        listener.close()
+        raise InputError(
+            f"Port {port} cannot be used: {describe_os_error(error)}. Give another --port, or leave it out."
+        ) from error
+    return listener
+
+
+def _has_display() -> bool:
+    if sys.platform in ("darwin", "win32"):
+        return "SSH_CONNECTION" not in os.environ
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

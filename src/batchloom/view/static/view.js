@@ -1,0 +1,51 @@
+// Keys, the theme and copying. Everything else works without scripts.
+"use strict";
+
+function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+document.getElementById("theme")?.addEventListener("click", () => {
+  const theme = isDark() ? "light" : "dark";
+  document.documentElement.dataset.theme = theme;
+  localStorage.setItem("batchloom-theme", theme);
+});
+
+const keys = document.getElementById("keys");
+document.getElementById("help")?.addEventListener("click", () => keys.showModal());
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  const answer = await fetch(button.dataset.copy);
+  if (!answer.ok) return;
+  await navigator.clipboard.writeText(await answer.text());
+  button.textContent = "Copied";
+});
+
+function moveSelection(by) {
+  const rows = [...document.querySelectorAll("[data-row]")];
+  if (!rows.length) return;
+  const current = rows.findIndex((row) => row.hasAttribute("data-selected"));
+  const next = rows[Math.max(0, Math.min(rows.length - 1, current + by))];
+  rows[current]?.removeAttribute("data-selected");
+  next.setAttribute("data-selected", "");
+  next.querySelector("a")?.focus({ preventScroll: true });
+  next.scrollIntoView({ block: "nearest" });
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
+  const link = { ArrowLeft: "prev", ArrowRight: "next" }[event.key];
+  if (link) document.querySelector(`a[rel=${link}]`)?.click();
+  else if (event.key === "j") moveSelection(1);
+  else if (event.key === "k") moveSelection(-1);
+  else if (event.key === "?") keys.showModal();
+  else if (event.key === "/") {
+    event.preventDefault();
+    const search = document.getElementById("search");
+    if (search) search.focus();
+    else location.href = "/documents";
+  }
+});

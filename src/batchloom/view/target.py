@@ -1,0 +1,152 @@
+"""Target of the pages: a store, a mixture of stores, or a run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from batchloom.analysis import PlanRequest, resolve_plan
+from batchloom.batches import read_mixture
+from batchloom.core.addresses import is_url
+from batchloom.core.errors import InputError
+from batchloom.core.settings import suggest
+from batchloom.plan import Plan
+from batchloom.store import MANIFEST_NAME, Store, open_store
+
+_SINGLE = "data"
+_MIXTURE_SUFFIXES = (".yaml", ".yml")
+_RUN_FILE = "run.json"
+# Plans that stay in memory: a reader compares a few settings.
+_MAX_PLANS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChoice:
+    """Settings of the plan on a page."""
+
+    seq_len: int = 2048
+    global_batch_size: int = 8
+    packing: str = "best_fit"
+    seed: int = 0
+
+
+@final
+class ViewTarget:
+    """The data on the pages, reopened when they change on disk.
+
+    Args:
+        path: a store's folder, URL, prefix or synthetic name; the YAML file of a mixture; or the folder of a run.
+        split: the subset that is shown first.
+        generation: generation of a store; None for the newest.
+
+    Attributes:
+        path: the path as it was given.
+        kind: ``store``, ``mixture`` or ``run``.
+
+    Raises:
+        InputError, StoreError: the path is none of these, or its data cannot be read.
+    """
+
+    def __init__(self, path: str, *, split: str = "train", generation: int | None = None) -> None:
+        self.path, self._split, self._generation = path, split, generation
+        self.kind = _find_kind(path)
+        self._stores: dict[tuple[str, str], tuple[tuple[int, int] | None, Store]] = {}
+        self._plans: dict[PlanChoice | None, tuple[tuple[str, ...], Plan]] = {}
+        self._addresses = self._find_addresses()
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Names of the sources; ``data`` for a single store."""
+        return tuple(self._addresses)
+
+    @property
+    def first_split(self) -> str:
+        """Subset that is shown first."""
+        return self._split
+
+    def _find_addresses(self) -> dict[str, tuple[str, Mapping[str, Any], str]]:
+        """Return address, options and subset of the store of each source."""
+        if self.kind == "store":
+            return {_SINGLE: (self.path, {"generation": self._generation}, self._split)}
+        stores = read_mixture(self.path).stores if self.kind == "mixture" else self._resolve_run().stores
+        return {
+            name: (store.location.address, store.location.options, store.split)
+            for name, store in stores.items()
+            if isinstance(store, Store)
+        }
+
+    def _resolve_run(self) -> Plan:
+        return resolve_plan(PlanRequest(checkpoint=Path(self.path)))[0]
+
+    def open_store(self, source: str, split: str = "") -> Store:
+        """Open the store of a source, again if its manifest changed on disk.
+
+        Args:
+            source: name of the source.
+            split: the subset; empty for the one that the source serves.
+
+        Raises:
+            InputError: there is no such source or subset.
+            StoreError: the store is missing or damaged.
+        """
+        if source not in self._addresses:
+            raise InputError(f"There is no source {source!r}{suggest(source, self.source_names) or '.'}")
+        address, options, own_split = self._addresses[source]
+        key = (source, split or own_split)
+        stamp = _read_stamp(address)
+        cached = self._stores.get(key)
+        if cached is None or cached[0] != stamp:
+            newest = {**options, "generation": self._generation} if "generation" in options else options
+            cached = self._stores[key] = (stamp, open_store(address, key[1], **newest))
+        return cached[1]
+
+    def make_plan(self, choice: PlanChoice | None) -> Plan:
+        """Return the plan of a run, or the plan of the data with chosen settings.
+
+        Raises:
+            SettingsError, PlanError: no plan is possible with these settings.
+        """
+        if self.kind == "run":
+            choice = None
+        fingerprints = tuple(self.open_store(name).fingerprint for name in self.source_names)
+        cached = self._plans.get(choice)
+        if cached is None or cached[0] != fingerprints:
+            cached = self._plans[choice] = (fingerprints, self._make_plan(choice))
+            while len(self._plans) > _MAX_PLANS:
+                self._plans.pop(next(iter(self._plans)))
+        return cached[1]
+
+    def _make_plan(self, choice: PlanChoice | None) -> Plan:
+        if choice is None:
+            return self._resolve_run()
+        settings = {name: getattr(choice, name) for name in PlanChoice.__dataclass_fields__}
+        request = PlanRequest(
+            store=self.path if self.kind == "store" else None,
+            mixture=self.path if self.kind == "mixture" else None,
+            split=self._split,
+            generation=self._generation,
+            settings=settings,
+        )
+        return resolve_plan(request)[0]
+
+
+def _find_kind(path: str) -> str:
+    if is_url(path):
+        return "store"
+    local = Path(path)
+    if local.suffix in _MIXTURE_SUFFIXES and local.is_file():
+        return "mixture"
+    if (local / _RUN_FILE).is_file() and not (local / MANIFEST_NAME).is_file():
+        return "run"
+    return "store"
+
+
+def _read_stamp(address: str) -> tuple[int, int] | None:
+    """Return time and size of a local manifest, which a changed store writes anew."""
+    if is_url(address):
+        return None
+    try:
+        status = (Path(address) / MANIFEST_NAME).stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size

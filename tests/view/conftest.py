@@ -1,0 +1,61 @@
+"""A browser and servers for the tests of the pages."""
+
+import contextlib
+import shutil
+import socket
+import threading
+import time
+
+import pytest
+
+from batchloom.view import ViewTarget, make_server
+
+TOKEN = "a-token-of-the-tests"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@contextlib.contextmanager
+def serving(path, **options):
+    """Serve the pages of a path on loopback; yield the address without a slash."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = make_server(ViewTarget(str(path), **options), TOKEN)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 30
+        while not server.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed (apt-get install chromium)")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A page of a fresh browser profile; any error of the page or of its policy fails the test."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    context.set_default_timeout(20_000)
+    opened = context.new_page()
+    problems = []
+    opened.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else 0)
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("dialog", lambda dialog: (problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    opened.problems = problems
+    yield opened
+    context.close()
+    assert problems == []

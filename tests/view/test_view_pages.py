@@ -1,0 +1,187 @@
+"""The pages in a real browser: navigation, search, documents, masks and packed rows."""
+
+import json
+
+import numpy as np
+import pytest
+
+import batchloom
+from golden.inputs import make_tokenizer_json
+from view.conftest import TOKEN, serving
+
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    """A store of conversations, one of them hostile, with masks and exact duplicates."""
+    folder = tmp_path_factory.mktemp("chats")
+    rows = [
+        {"messages": [{"role": "user", "content": f"What is {n} + {n}?"}, {"role": "assistant", "content": str(2 * n)}]}
+        for n in range(120)
+    ]
+    hostile = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+    rows.insert(7, {"messages": [{"role": "user", "content": hostile}, {"role": "assistant", "content": "No."}]})
+    rows.append(rows[3])
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "not JSON\n")
+    (folder / "tokenizer.json").write_text(make_tokenizer_json(CONTROL))
+    batchloom.prepare(
+        folder / "chats.jsonl",
+        out=folder / "store",
+        tokenizer=str(folder / "tokenizer.json"),
+        template="chatml",
+        train_on="assistant",
+        max_bad=1,
+        val_fraction=0,
+    )
+    return folder / "store"
+
+
+@pytest.fixture(scope="module")
+def address(chats):
+    with serving(chats) as served:
+        yield served
+
+
+@pytest.fixture
+def opened(page, address):
+    page.goto(f"{address}/?token={TOKEN}")
+    return page
+
+
+def test_the_overview_shows_counts_removed_documents_and_bad_records(opened, address):
+    assert opened.url == f"{address}/"
+    facts = opened.locator(".facts").inner_text()
+    assert "121" in facts
+    assert "trained" in facts
+    assert "chats.jsonl" in opened.locator("section", has_text="Sources").inner_text()
+    bad = opened.locator("section", has_text="Bad records").inner_text()
+    assert "line 123" in bad
+    opened.locator("summary", has_text="Duplicates").click()
+    assert "What is 3 + 3" in opened.locator("details[open]").inner_text()
+
+
+def test_a_document_shows_turns_origin_and_mask(opened):
+    opened.get_by_role("link", name="Documents").click()
+    opened.get_by_role("link", name="5", exact=True).click()
+    assert "Document 5" in opened.locator("h1").inner_text()
+    assert "chats.jsonl line 6" in opened.locator(".facts").inner_text()
+    user, assistant = opened.locator("[data-role=user]"), opened.locator("[data-role=assistant]")
+    assert "What is 5 + 5?" in user.inner_text()
+    assert user.locator(".trained").count() == 0
+    assert assistant.locator(".trained").all_inner_texts()[:2] == ["1", "0"]
+    opened.get_by_role("link", name="Tokens").click()
+    assert opened.locator(".token.control").first.inner_text() == "<|im_start|>"
+    assert opened.locator(".token", has_text="W").first.get_attribute("title") == str(ord("W"))
+    opened.go_back()
+    opened.go_back()
+    assert opened.locator("h1").inner_text().startswith("Documents")
+
+
+def test_keys_move_through_documents(opened):
+    opened.keyboard.press("/")
+    opened.wait_for_url("**/documents")
+    for _ in range(3):
+        opened.keyboard.press("j")
+    opened.keyboard.press("k")
+    opened.keyboard.press("Enter")
+    opened.wait_for_url("**/document/1*")
+    opened.keyboard.press("ArrowRight")
+    opened.wait_for_url("**/document/2*")
+    opened.keyboard.press("ArrowLeft")
+    opened.wait_for_url("**/document/1*")
+    opened.keyboard.press("?")
+    assert opened.locator("dialog[open]").count() == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "numbers"),
+    [
+        ("text", "IS 17 +", [18]),
+        ("regex", r"is (21|35) \+", [22, 36]),
+        ("line", "chats.jsonl:13", [12]),
+        ("text", "nobody wrote this", []),
+    ],
+)
+def test_search_finds_documents(opened, address, mode, text, numbers):
+    opened.goto(f"{address}/documents")
+    opened.get_by_label("Search").fill(text)
+    opened.locator("select[name=mode]").select_option(mode)
+    opened.get_by_label("Search").press("Enter")
+    opened.wait_for_url("**text=*")
+    assert [int(cell) for cell in opened.locator("[data-row] a").all_inner_texts()] == numbers
+    assert opened.get_by_label("Search").input_value() == text
+
+
+def test_a_hash_leads_to_equal_documents(opened, address):
+    opened.goto(f"{address}/document/9")
+    opened.locator(".facts a").click()
+    assert opened.locator("[data-row] a").all_inner_texts() == ["9"]
+
+
+def test_the_list_grows_while_it_is_scrolled(opened, address):
+    opened.goto(f"{address}/documents")
+    for count in (100, 121):
+        opened.mouse.wheel(0, 20000)
+        opened.locator("[data-row]").nth(count - 1).wait_for()
+    assert opened.locator(".more").count() == 0
+
+
+def test_filters_are_in_the_address(opened, address):
+    opened.goto(f"{address}/documents")
+    opened.get_by_label("Tokens from").fill("60")
+    opened.get_by_role("button", name="Show").last.click()
+    opened.wait_for_url("**least=60*")
+    assert opened.locator("[data-row] a").all_inner_texts() == ["7"]
+
+
+def test_markup_in_a_document_is_inert(opened, address):
+    opened.goto(f"{address}/document/7")
+    assert "<script>alert(1)</script>" in opened.locator("[data-role=user]").inner_text()
+    opened.goto(f"{address}/documents?text=<script>")
+    assert "<script>" in opened.locator(".begins").first.inner_text()
+    assert opened.locator("main img, main script").count() == 0
+    assert opened.problems == []
+
+
+def test_a_span_of_a_step_opens_its_document(opened, address, chats):
+    opened.goto(f"{address}/packing?seq_len=256&batch=4")
+    loader = batchloom.Loader(batchloom.open_store(chats), seq_len=256, global_batch_size=4)
+    first = batchloom.explain(loader.plan, 0)[0].spans[0]
+    assert opened.locator(".row").count() == 4
+    assert opened.locator(".row").first.locator("a").count() == len(batchloom.explain(loader.plan, 0)[0].spans)
+    opened.locator(".row a .span").first.click()
+    opened.wait_for_url(f"**/document/{first.document}*")
+    opened.goto(f"{address}/packing?seq_len=256&batch=4")
+    opened.wait_for_selector("table >> text=window_1000")
+    assert opened.locator("tr.current").inner_text().startswith("best_fit")
+
+
+def test_the_loss_of_a_row_is_that_of_the_batch(opened, address, chats):
+    opened.goto(f"{address}/packing?seq_len=256&batch=4&step=1")
+    drawn = opened.locator(".row").nth(2).locator(".loss")
+    marks = np.zeros(256, bool)
+    for number in range(drawn.count()):
+        start = int(drawn.nth(number).get_attribute("x"))
+        marks[start : start + int(drawn.nth(number).get_attribute("width"))] = True
+    loader = batchloom.Loader(batchloom.open_store(chats), seq_len=256, global_batch_size=4, output="numpy")
+    assert (marks == (loader[1]["labels"][2] != -100)).all()
+
+
+def test_the_theme_can_be_switched_and_stays(opened, address):
+    def get_background():
+        return opened.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    light = get_background()
+    opened.get_by_role("button", name="Switch between light and dark").click()
+    dark = get_background()
+    assert dark != light
+    opened.goto(f"{address}/documents")
+    assert get_background() == dark
+
+
+@pytest.mark.parametrize("path", ["/", "/documents", "/document/7", "/document/7?as=tokens", "/packing?seq_len=256"])
+def test_pages_fit_a_narrow_screen(opened, address, path):
+    opened.set_viewport_size({"width": 400, "height": 800})
+    opened.goto(address + path)
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 400
