@@ -49,7 +49,7 @@ ALLOWED_IMPORTS = {
     "testing": {"core", "tokens", "store", "plan", "batches"},
     "examples": {"batchloom", "adapters", "batches", "store"},
     "view": {
-        *("core", "tokens", "store", "plan", "preparation", "batches", "analysis", "adapters"),
+        *("core", "chat", "tokens", "store", "plan", "preparation", "batches", "analysis", "adapters"),
     },
     "cli": {
         *("core", "chat", "store", "preparation", "batches", "batchloom", "analysis", "train", "view"),

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from batchloom.view import ViewTarget, make_server
+from batchloom.view import ViewSpec, make_pages, make_server
 
 TOKEN = "a-token-of-the-tests"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -19,7 +19,7 @@ def serving(path, **options):
     """Serve the pages of a path on loopback; yield the address without a slash."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = make_server(ViewTarget(str(path), **options), TOKEN)
+        server = make_server(make_pages(ViewSpec(data=[str(path)], **options)), TOKEN)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         deadline = time.monotonic() + 30

@@ -52,6 +52,7 @@ COMMANDS: dict[str, tuple[str, str, *tuple[str, ...]]] = {
         "view.view",
         "Look at documents, masks and packed rows in a browser.",
         "batchloom view store",
+        "batchloom view data/*.jsonl",
         "batchloom view mixture.yaml --port 8080",
     ),
     "plan": (

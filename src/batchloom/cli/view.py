@@ -10,15 +10,16 @@ from batchloom.view import ViewSpec, serve_view
 
 @with_settings(ViewSpec)
 def view(
-    path: Annotated[
-        str,
+    data: Annotated[
+        list[str],
         typer.Argument(
             metavar="DATA",
-            help="Folder or URL of a store, a Megatron prefix, the name of synthetic data, or a mixture's YAML file.",
+            help="Folder or URL of a store, a Megatron prefix, the name of synthetic data, a mixture's YAML file, or "
+            "raw inputs as prepare takes them.",
         ),
     ],
     *,
     settings: dict[str, Any],
 ) -> None:
     """Look at documents, masks and packed rows in a browser."""
-    serve_view(ViewSpec(path=path, **settings), print_escaped)
+    serve_view(ViewSpec(data=data, **settings), print_escaped)

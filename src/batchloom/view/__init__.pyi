@@ -1,2 +1,6 @@
-from .server import ViewSpec as ViewSpec, make_server as make_server, serve_view as serve_view
-from .target import ViewTarget as ViewTarget
+from .server import (
+    ViewSpec as ViewSpec,
+    make_pages as make_pages,
+    make_server as make_server,
+    serve_view as serve_view,
+)

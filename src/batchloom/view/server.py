@@ -5,7 +5,7 @@ import secrets
 import socket
 import sys
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -23,7 +23,8 @@ from batchloom.core.settings import Setting
 from batchloom.view.access import AccessGuard
 from batchloom.view.page_templates import STATIC_FOLDER, render
 from batchloom.view.pages import Pages
-from batchloom.view.target import ViewTarget
+from batchloom.view.raw_inputs import RawInputPages
+from batchloom.view.target import ViewTarget, is_raw_input
 
 _HOST = "127.0.0.1"
 
@@ -33,25 +34,40 @@ class ViewSpec:
     """Settings of the server.
 
     Attributes:
-        path: a store's folder, URL, prefix or synthetic name; or the YAML file of a mixture.
+        data: a store's folder, URL, prefix or synthetic name; the YAML file of a mixture; or raw inputs.
     """
 
-    path: str
+    data: Sequence[str]
     split: Annotated[str, Setting(help="Subset that is shown first: train, val or test.")] = "train"
     generation: Annotated[int | None, Setting(help="Generation of the store.", shown_default="the newest")] = None
     port: Annotated[int, Setting(help="Port of the page.", minimum=0, maximum=65535, shown_default="a free one")] = 0
     browser: Annotated[bool, Setting(help="Open the page in a browser, if there is a display.")] = True
 
 
-def make_server(target: ViewTarget, token: str) -> uvicorn.Server:
-    """Return the server of a target's pages, to be run on a listening socket.
+def make_pages(spec: ViewSpec) -> Pages | RawInputPages:
+    """Return the pages of the data.
+
+    Raises:
+        InputError: there is no such data.
+        StoreError: a store is damaged.
+    """
+    if len(spec.data) > 1 or is_raw_input(spec.data[0]):
+        return RawInputPages(spec.data)
+    target = ViewTarget(spec.data[0], split=spec.split, generation=spec.generation)
+    for name in target.source_names:
+        target.open_store(name)
+    return Pages(target)
+
+
+def make_server(pages: Pages | RawInputPages, token: str) -> uvicorn.Server:
+    """Return the server of pages, to be run on a listening socket.
 
     Args:
-        target: the data on the pages.
+        pages: the pages.
         token: the token that the first address must hold.
     """
     app = Starlette(
-        routes=[*Pages(target).list_routes(), Mount("/static", StaticFiles(directory=STATIC_FOLDER))],
+        routes=[*pages.list_routes(), Mount("/static", StaticFiles(directory=STATIC_FOLDER))],
         exception_handlers={BatchloomError: _show_error, HTTPException: _show_error},
     )
     config = uvicorn.Config(AccessGuard(app, token), log_level="warning", server_header=False, lifespan="off")
@@ -77,10 +93,7 @@ def serve_view(spec: ViewSpec, print_line: Callable[[str], None]) -> None:
         InputError: the port is taken, or the path cannot be shown.
         StoreError: a store is damaged.
     """
-    target = ViewTarget(spec.path, split=spec.split, generation=spec.generation)
-    for name in target.source_names:
-        target.open_store(name)
-    token = secrets.token_urlsafe(24)
+    pages, token = make_pages(spec), secrets.token_urlsafe(24)
     with _listen(spec.port) as listener:
         port = listener.getsockname()[1]
         address = f"http://{_HOST}:{port}/?token={token}"
@@ -89,7 +102,7 @@ def serve_view(spec: ViewSpec, print_line: Callable[[str], None]) -> None:
             print_line(f"No display here. On your own machine: ssh -N -L {port}:{_HOST}:{port} {socket.gethostname()}")
         elif spec.browser:
             webbrowser.open(address)
-        make_server(target, token).run(sockets=[listener])
+        make_server(pages, token).run(sockets=[listener])
 
 
 def _listen(port: int) -> socket.socket:

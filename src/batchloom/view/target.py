@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, final
 
 from batchloom.analysis import PlanRequest, resolve_plan
+from batchloom.analysis.doctor import detect_prepared_kind
 from batchloom.batches import read_mixture
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError
@@ -139,6 +140,11 @@ def _find_kind(path: str) -> str:
     if (local / _RUN_FILE).is_file() and not (local / MANIFEST_NAME).is_file():
         return "run"
     return "store"
+
+
+def is_raw_input(path: str) -> bool:
+    """Return whether a path is an existing file or folder that is not prepared yet."""
+    return not is_url(path) and Path(path).exists() and _find_kind(path) == "store" and not detect_prepared_kind(path)
 
 
 def _read_stamp(address: str) -> tuple[int, int] | None:

@@ -6,5 +6,5 @@ from .findings import (
     PreparedFacts as PreparedFacts,
     SourceFacts as SourceFacts,
 )
-from .path_check import check as check
+from .path_check import check as check, detect_prepared_kind as detect_prepared_kind
 from .sampling import DocumentPreview as DocumentPreview, PreviewSegment as PreviewSegment, SampleSizes as SampleSizes

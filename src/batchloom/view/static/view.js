@@ -15,12 +15,16 @@ document.getElementById("theme")?.addEventListener("click", () => {
 const keys = document.getElementById("keys");
 document.getElementById("help")?.addEventListener("click", () => keys.showModal());
 
+async function fetchText(address) {
+  const answer = await fetch(address);
+  if (!answer.ok) throw new Error(`${address}: ${answer.status}`);
+  return answer.text();
+}
+
 document.addEventListener("click", async (event) => {
-  const button = event.target.closest("[data-copy]");
+  const button = event.target.closest("[data-copy], [data-copy-text]");
   if (!button) return;
-  const answer = await fetch(button.dataset.copy);
-  if (!answer.ok) return;
-  await navigator.clipboard.writeText(await answer.text());
+  await navigator.clipboard.writeText(button.dataset.copyText ?? (await fetchText(button.dataset.copy)));
   button.textContent = "Copied";
 });
 
