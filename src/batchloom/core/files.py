@@ -280,7 +280,14 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 def find_cache_folder() -> Path:
     """Return batchloom's folder in the user's cache, which may not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batchloom"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    if not cache:
+        try:
+            cache = str(Path.home() / ".cache")
+        except RuntimeError:
+            # The user of a container may have neither HOME nor an account.
+            cache = f"{os.environ.get('TMPDIR', '/tmp')}/cache-{os.getuid()}"  # noqa: S108 - has no other place
+    return Path(cache) / "batchloom"
 
 
 def lock_exclusively(
