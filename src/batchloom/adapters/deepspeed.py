@@ -34,6 +34,8 @@ def init_process_group() -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed reads it on import.
     import deepspeed  # noqa: PLC0415 - after the line above
 
+    # DeepSpeed compiles this operator for CPUs here, which takes minutes, and uses it only for inference.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     single_process_env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     if "RANK" not in os.environ:
         os.environ.update(single_process_env, MASTER_PORT="0")

@@ -6,7 +6,7 @@ from pathlib import Path
 from batchloom.analysis.compare import read_record
 from processes import run_ranks
 
-SCRIPT = Path(__file__).with_name("example_process.py")
+MODULE = "batchloom.analysis.compare.example_process"
 
 
 def run_warm(name, job, record, processes=1):
@@ -15,7 +15,7 @@ def run_warm(name, job, record, processes=1):
     Path(job["out"]).mkdir(exist_ok=True)
     # Without workers Ray trains in the calling process.
     settings = {**job, "workers": 0} if name == "ray-train" else job
-    results = run_ranks(SCRIPT, name, record, json.dumps(settings), "250", ranks=processes)
+    results = run_ranks("-m", MODULE, name, record, json.dumps(settings), "250", ranks=processes)
     failed = [result.stderr[-4000:] for result in results if result.returncode]
     assert not failed, "\n".join(failed)
     return read_record(record)
