@@ -211,6 +211,7 @@ def _read_choice(request: Request) -> PlanChoice:
         global_batch_size=_read_number(request, "batch", default.global_batch_size, 1),
         packing=request.query_params.get("packing") or default.packing,
         seed=_read_number(request, "seed", default.seed),
+        steps=_read_number(request, "steps", 0) or None,
     )
 
 
@@ -221,6 +222,7 @@ def _describe_choice(choice: PlanChoice) -> dict[str, Any]:
         "batch": choice.global_batch_size,
         "packing": choice.packing,
         "seed": choice.seed,
+        "steps": choice.steps,
     }
 
 

@@ -1,7 +1,7 @@
 """Target of the pages: a store, a mixture of stores, or a run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -17,18 +17,24 @@ from batchloom.store import MANIFEST_NAME, Store, open_store
 _SINGLE = "data"
 _MIXTURE_SUFFIXES = (".yaml", ".yml")
 _RUN_FILE = "run.json"
+# Steps of a mixture that may repeat its sources without end.
+_MIXTURE_STEPS = 10_000
 # Plans that stay in memory: a reader compares a few settings.
 _MAX_PLANS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PlanChoice:
-    """Settings of the plan on a page."""
+    """Settings of the plan on a page.
+
+    ``steps`` is None for one epoch of a store, and for the default of a mixture.
+    """
 
     seq_len: int = 2048
     global_batch_size: int = 8
     packing: str = "best_fit"
     seed: int = 0
+    steps: int | None = None
 
 
 @final
@@ -92,13 +98,14 @@ class ViewTarget:
         """
         if source not in self._addresses:
             raise InputError(f"There is no source {source!r}{suggest(source, self.source_names) or '.'}")
-        address, options, own_split = self._addresses[source]
-        key = (source, split or own_split)
-        stamp = _read_stamp(address)
+        key = (source, split or self._addresses[source][2])
+        stamp = _read_stamp(self._addresses[source][0])
         cached = self._stores.get(key)
         if cached is None or cached[0] != stamp:
-            newest = {**options, "generation": self._generation} if "generation" in options else options
-            cached = self._stores[key] = (stamp, open_store(address, key[1], **newest))
+            # A mixture may fix the generation of a store, or take the newest.
+            self._addresses = self._find_addresses()
+            address, options, _ = self._addresses[source]
+            cached = self._stores[key] = (stamp, open_store(address, key[1], **options))
         return cached[1]
 
     def make_plan(self, choice: PlanChoice | None) -> Plan:
@@ -120,7 +127,9 @@ class ViewTarget:
     def _make_plan(self, choice: PlanChoice | None) -> Plan:
         if choice is None:
             return self._resolve_run()
-        settings = {name: getattr(choice, name) for name in PlanChoice.__dataclass_fields__}
+        settings = asdict(choice)
+        if self.kind == "mixture" and choice.steps is None:
+            settings["steps"] = _MIXTURE_STEPS
         request = PlanRequest(
             store=self.path if self.kind == "store" else None,
             mixture=self.path if self.kind == "mixture" else None,
