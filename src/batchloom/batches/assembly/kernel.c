@@ -50,9 +50,9 @@ typedef struct {
 enum { IGNORE_INDEX = -100 };
 enum { LINE_BYTES = 64, PAGE_BYTES = 4096, SPANS_AHEAD = 4, MOST_PREFETCHED_BYTES = 16384 };
 
-// With glibc, the processor chooses between two versions of a function when the library is loaded.
+// With glibc, the processor chooses between the versions of a function when the library is loaded.
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define VECTORIZED __attribute__((target_clones("avx2", "default")))
+#define VECTORIZED __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define VECTORIZED
 #endif
