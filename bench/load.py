@@ -8,8 +8,9 @@ Prints tokens/s for batchloom's complete path (permute, pack, assign, assemble, 
 with --peers, for Megatron's GPTDataset + DataLoader, litdata's TokensLoader and a nanoGPT-style
 random sampler over the same tokens, and the ratios to each, in one run.
 
-With --kernel it alternates, 20 batches at a time, between the native kernel, numpy, a nanoGPT-style sampler and copies of
-two int64 arrays of a batch, and prints medians of processor time.
+With --kernel it alternates, 100 batches at a time, between the native kernel, numpy, a nanoGPT-style sampler and copies
+of two int64 arrays of a batch, and prints medians of processor time. After another way, the first three batches take
+up to five times as long, until code and data are in the caches again.
 
 With --verify it reads two complete epochs with each verify= in turn, in which every 4 KiB is read for the first
 time and again, and prints medians by processor time and by the clock; --ranks N reads the share of rank 0 of N.
@@ -35,6 +36,8 @@ from batchloom.batches.producer_thread import reserve_allocator_blocks
 from corpus import make_store
 
 SEQ_LEN, BATCH = 2048, 32
+# Batches that a way makes before it is another way's turn.
+_TURN = 100
 
 
 def measure(batches, seconds: float) -> float:
@@ -94,14 +97,14 @@ def compare_kernel(folder: Path, rounds: int) -> None:
     }
     reserve_allocator_blocks(1 << 25)
     seconds = {name: [] for name in sources}
-    for _, (name, (way, batches)) in itertools.product(range(100 * rounds), sources.items()):
+    for _, (name, (way, batches)) in itertools.product(range(20 * rounds), sources.items()):
         with mock.patch.object(array_filling, "find_kernel", lambda way=way: way):
             begin = time.process_time()
-            for _ in itertools.islice(batches, 20):
+            for _ in itertools.islice(batches, _TURN):
                 pass
-            seconds[name].append((time.process_time() - begin) / 20)
+            seconds[name].append((time.process_time() - begin) / _TURN)
     # The first batches pack pools and read pages for the first time.
-    medians = {name: float(np.median(times[10:])) for name, times in seconds.items()}
+    medians = {name: float(np.median(times[5:])) for name, times in seconds.items()}
     for name, median in medians.items():
         print(f"{name:28} {median * 1e6:7.1f} us a batch   speed {medians['kernel'] / median:5.2f} of the kernel's")
 

@@ -96,6 +96,21 @@ def test_kernel_and_numpy_give_the_same_bytes(
 
 
 @needs_compiler
+@pytest.mark.parametrize("loss", [(0, 1), (0, 0.5, 1)], ids=["mask", "weights"])
+@pytest.mark.parametrize("labels", ["aligned", "shifted"])
+def test_runs_of_equal_flags(kernel, make_folder, loss, labels):
+    rng, documents, trained = np.random.default_rng(6), [], []
+    for _ in range(40):
+        runs = rng.integers(1, 40, 12)
+        trained.append(np.repeat(rng.choice(loss, 12), runs).tolist())
+        documents.append(rng.integers(0, 256, runs.sum()).tolist())
+    store = write_store(make_folder() / "s", documents, documents_per_shard=9, trained=trained)
+    rows = Plan(store, PlanSpec(seq_len=128, global_batch_size=1)).rows(0, 60)
+    for ids in (np.int64, np.int32):
+        assert_same(kernel, store.reader, rows, 128, labels, 1, ids)
+
+
+@needs_compiler
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 @given(data=st.data())
 @settings(max_examples=examples(20), deadline=None)
@@ -144,11 +159,12 @@ def test_loaders_of_mixtures_give_the_same_batches(kernel, mixture, form):
     batches = []
     for way in (kernel, None):
         with using(way):
-            loader = batchloom.Loader(mixture, **SETTINGS, form=form, steps=8, plan=PlanOptions(align=4))
-            # After the ban, some batches have documents that are not read from their shards.
-            batches.append([loader.batch(step) for step in range(4)])
+            loader = batchloom.Loader(mixture, **SETTINGS, form=form, steps=60, plan=PlanOptions(align=4))
+            # After the ban, some batches have documents that are not read from their shards. All shards are mapped by
+            # the end of each part.
+            batches.append([loader.batch(step) for step in range(30)])
             loader.edit(batchloom.Edit(step=loader.first_editable_step, ban={"a": tuple(range(0, 40, 3))}))
-            batches[-1] += [loader.batch(step) for step in range(4, 8)]
+            batches[-1] += [loader.batch(step) for step in range(30, 60)]
     for batch, expected in zip(*batches, strict=True):
         assert list(batch) == list(expected)
         assert all(np.array_equal(batch[name], expected[name]) for name in batch)

@@ -13,8 +13,8 @@ from batchloom.batches.assembly.kernel import BATCH, Kernel, find_kernel, get_ou
 from batchloom.core.errors import StoreError
 from batchloom.core.loss_weights import LOSS_WEIGHTS, TokenFlags, decode_loss_weights
 from batchloom.plan.packing import Rows, align_lengths
-from batchloom.store.format import NO_FLAGS, LossWeights, get_address
-from batchloom.store.read import MappedSpans, make_mapped_shard
+from batchloom.store.format import LossWeights, get_address
+from batchloom.store.read import MappedSpans, collect_addresses, make_mapped_shard
 
 IGNORE_INDEX = -100
 _HIGHEST_ID, _HIGHEST_INT32 = (1 << 63) - 1, (1 << 31) - 1
@@ -54,7 +54,7 @@ class TokenReader(Protocol):
 
 
 class RowForm(NamedTuple):
-    """Form of R rows in flat arrays [R * row_length]; the varlen form is one row."""
+    """Form of R rows; the varlen form is one row."""
 
     pointers: Ids  # row r holds the spans pointers[r] to pointers[r + 1] - 1, int64 [R + 1]
     row_length: int
@@ -62,17 +62,17 @@ class RowForm(NamedTuple):
     labels: str  # ``aligned`` or ``shifted``
 
 
-class FlatArrays(NamedTuple):
-    """Flat arrays of a batch [R * row_length], to be filled."""
+class BatchArrays(NamedTuple):
+    """Arrays of a batch [R, row_length], to be filled; contiguous."""
 
     ids: NDArray[Any]  # int64 or int32
     labels: NDArray[Any]  # as ``ids``
     positions: Ids
-    loss_weights: NDArray[np.float32] | None  # None if the store has no weights
-    span_numbers: NDArray[np.int32] | None  # None unless requested
+    loss_weights: NDArray[np.float32] | None = None  # None if the store has no weights
+    span_numbers: NDArray[np.int32] | None = None  # None unless requested
 
 
-def fill_arrays(store: TokenReader, rows: Rows, form: RowForm, arrays: FlatArrays) -> int:
+def fill_arrays(store: TokenReader, rows: Rows, form: RowForm, arrays: BatchArrays) -> int:
     """Fill all arrays and return the highest id, at least the end id.
 
     If an id is negative, it returns 2**63 - 1.
@@ -93,7 +93,7 @@ def fill_arrays(store: TokenReader, rows: Rows, form: RowForm, arrays: FlatArray
     return highest
 
 
-def fill_with_kernel(kernel: Kernel, store: TokenReader, rows: Rows, form: RowForm, arrays: FlatArrays) -> int:
+def fill_with_kernel(kernel: Kernel, store: TokenReader, rows: Rows, form: RowForm, arrays: BatchArrays) -> int:
     """Fill all arrays as :func:`fill_arrays`, by the native kernel."""
     # The spans hold the memory that the kernel reads until it returns.
     spans = store.locate(rows.documents)
@@ -117,8 +117,9 @@ def fill_with_kernel(kernel: Kernel, store: TokenReader, rows: Rows, form: RowFo
     highest = kernel(
         batch,
         form.pointers.tobytes(),
-        b"".join([shard.address for shard in spans.shards]),
-        b"".join([NO_FLAGS if flags is None else flags.address for flags in spans.flags]) or None,
+        spans.addresses.shards,
+        spans.addresses.flags,
+        spans.numbers.tobytes(),
         spans.documents.tobytes(),
         starts.tobytes(),
         rows.lengths.tobytes(),
@@ -135,10 +136,10 @@ def _read_spans(store: TokenReader, rows: Rows) -> MappedSpans:
     tokens, flags = store.read(rows.documents, rows.starts, rows.lengths), _read_flags(store, rows)
     joined = np.concatenate(tokens) if tokens else _NO_IDS
     bounds = (np.cumsum(rows.lengths) - rows.lengths) * joined.itemsize
-    shard, count = make_mapped_shard(bounds, rows.lengths.astype(np.uint32), joined), len(tokens)
+    shard = make_mapped_shard(bounds, rows.lengths.astype(np.uint32), joined)
     codes = np.concatenate(flags).view(np.uint8) if flags else None
-    span_flags = [] if codes is None else [LossWeights(codes.size, 0, codes)] * count
-    return MappedSpans([shard] * count, np.arange(count), span_flags)
+    addresses = collect_addresses([shard], [] if codes is None else [LossWeights(codes.size, 0, codes)])
+    return MappedSpans(addresses, np.zeros(len(tokens), np.int64), np.arange(len(tokens)))
 
 
 def _read_flags(store: TokenReader, rows: Rows) -> list[TokenFlags]:
@@ -148,8 +149,9 @@ def _read_flags(store: TokenReader, rows: Rows) -> list[TokenFlags]:
     return store.flags(rows.documents, rows.starts, rows.lengths)
 
 
-def fill_with_numpy(store: TokenReader, rows: Rows, form: RowForm, arrays: FlatArrays) -> int:
+def fill_with_numpy(store: TokenReader, rows: Rows, form: RowForm, arrays: BatchArrays) -> int:
     """Fill all arrays as :func:`fill_arrays`, by numpy."""
+    arrays = BatchArrays._make(None if array is None else array.reshape(-1) for array in arrays)
     span_tokens = store.read(rows.documents, rows.starts, rows.lengths)
     sizes = align_lengths(rows.lengths, form.align)
     begins, paddings = _find_padding(rows.lengths, sizes, form)
@@ -216,7 +218,7 @@ def _position_ramp(bits: int) -> Ids:
     return np.arange(1 << bits)
 
 
-def _fill_labels(arrays: FlatArrays, begins: Ids, lengths: Ids, labels: str) -> None:
+def _fill_labels(arrays: BatchArrays, begins: Ids, lengths: Ids, labels: str) -> None:
     """Fill the labels of spans, with -100 for tokens without loss.
 
     Aligned labels have no loss at the first token of each span, shifted labels at the last: the

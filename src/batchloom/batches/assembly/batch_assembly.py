@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from batchloom.batches.assembly.array_filling import (
     IGNORE_INDEX,
-    FlatArrays,
+    BatchArrays,
     Ids,
     RowForm,
     TokenReader,
@@ -274,12 +274,11 @@ def assemble_rows(
         restart at 0 with each span. Padding counts as one more span, holds the end token
         and carries no loss. Alignment padding belongs to its span: positions continue there.
     """
-    shape = (len(rows), seq_len)
-    arrays = _allocate_arrays(shape[0] * seq_len, dtype, weighted=store.weighted)
+    arrays = _allocate_arrays(len(rows), seq_len, dtype, weighted=store.weighted)
     highest_id = fill_arrays(store, rows, RowForm(rows.pointers, seq_len, align, labels), arrays)
     if check_ids is not None:
         check_ids(highest_id)
-    return _name_arrays(arrays, shape)
+    return _name_arrays(arrays)
 
 
 def assemble_varlen(
@@ -308,14 +307,14 @@ def assemble_varlen(
     cumulative = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=cumulative[1:])
     total, longest = int(cumulative[-1]), int(lengths.max())
-    arrays = _allocate_arrays(total, dtype, weighted=store.weighted)
-    arrays = arrays._replace(span_numbers=np.empty(total, np.int32))
+    arrays = _allocate_arrays(1, total, dtype, weighted=store.weighted)
+    arrays = arrays._replace(span_numbers=np.empty((1, total), np.int32))
     one_row = RowForm(np.array([0, rows.lengths.size]), total, align, labels)
     highest_id = fill_arrays(store, rows, one_row, arrays)
     if check_ids is not None:
         check_ids(highest_id)
     return {
-        **_name_arrays(arrays, (1, total)),
+        **_name_arrays(arrays),
         "cu_seq_lens_q": cumulative,
         "cu_seq_lens_k": cumulative.copy(),
         "max_length_q": longest,
@@ -323,29 +322,27 @@ def assemble_varlen(
     }
 
 
-def _allocate_arrays(size: int, dtype: np.dtype[Any], *, weighted: bool) -> FlatArrays:
-    """Allocate the arrays of ``size`` tokens at once; the allocator reuses the block.
+def _allocate_arrays(rows: int, row_length: int, dtype: np.dtype[Any], *, weighted: bool) -> BatchArrays:
+    """Allocate the arrays of a batch at once; the allocator reuses the block.
 
     Reuse avoids page faults. The gaps between the arrays give them different page offsets: copies between arrays with
     equal ones stall each other.
     """
-    ids, positions = dtype.itemsize * size + _ARRAY_GAP, 8 * size + _ARRAY_GAP
-    block = np.empty(2 * ids + positions, np.uint8)
-    return FlatArrays(
-        block[: dtype.itemsize * size].view(dtype),
-        block[ids : ids + dtype.itemsize * size].view(dtype),
-        block[2 * ids : 2 * ids + 8 * size].view(np.int64),
-        np.empty(size, np.float32) if weighted else None,
-        None,
+    shape, size = (rows, row_length), rows * row_length
+    labels_begin = dtype.itemsize * size + _ARRAY_GAP
+    block = np.empty(2 * labels_begin + _INT64.itemsize * size, np.uint8)
+    return BatchArrays(
+        np.ndarray(shape, dtype, block),
+        np.ndarray(shape, dtype, block, labels_begin),
+        np.ndarray(shape, _INT64, block, 2 * labels_begin),
+        np.empty(shape, np.float32) if weighted else None,
     )
 
 
-def _name_arrays(arrays: FlatArrays, shape: tuple[int, int]) -> dict[str, NDArray[Any]]:
-    named_arrays = {
-        "input_ids": arrays.ids,
-        "labels": arrays.labels,
-        "position_ids": arrays.positions,
-        "seq_idx": arrays.span_numbers,
-        "loss_weights": arrays.loss_weights,
-    }
-    return {name: array.reshape(shape) for name, array in named_arrays.items() if array is not None}
+def _name_arrays(arrays: BatchArrays) -> dict[str, NDArray[Any]]:
+    named_arrays = {"input_ids": arrays.ids, "labels": arrays.labels, "position_ids": arrays.positions}
+    if arrays.span_numbers is not None:
+        named_arrays["seq_idx"] = arrays.span_numbers
+    if arrays.loss_weights is not None:
+        named_arrays["loss_weights"] = arrays.loss_weights
+    return named_arrays

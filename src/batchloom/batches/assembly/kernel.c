@@ -29,6 +29,14 @@ typedef struct {
     int64_t count;      // number of tokens
 } Span;
 
+// Spans of a batch; the last four arrays have an entry for each.
+typedef struct {
+    const Shard *shards;
+    const Flags *flags;     // of each shard; NULL: every token is trained
+    const int64_t *numbers; // index of the shard
+    const int64_t *documents, *starts, *lengths; // as in Span
+} Spans;
+
 typedef struct {
     int64_t rows, row_length, align, shifted, end_id;
     int64_t wide; // 1: ids and labels are int64; 0: int32
@@ -40,10 +48,11 @@ typedef struct {
 } Batch;
 
 enum { IGNORE_INDEX = -100 };
+enum { LINE_BYTES = 64, PAGE_BYTES = 4096, SPANS_AHEAD = 4, MOST_PREFETCHED_BYTES = 16384 };
 
-// With glibc, the processor chooses between two versions of a function when the library is loaded.
+// With glibc, the processor chooses between the versions of a function when the library is loaded.
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define VECTORIZED __attribute__((target_clones("avx2", "default")))
+#define VECTORIZED __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define VECTORIZED
 #endif
@@ -144,23 +153,41 @@ static inline uint8_t read_flag(const Flags *flags, int64_t token)
     return flags->bits ? flags->codes[token >> 3] >> (token & 7) & 1 : flags->codes[token];
 }
 
+// Counts the tokens from one on that are known to have its flag: at least one, and of bits those of whole bytes.
+static int64_t count_run(const Flags *flags, int64_t token, int64_t most)
+{
+    if (!flags || !flags->codes)
+        return most;
+    const uint8_t *codes = flags->codes + (flags->bits ? token >> 3 : token), code = *codes;
+    if (flags->bits && (token & 7 || (code != 0 && code != UINT8_MAX)))
+        return 1;
+    int64_t size = flags->bits ? 8 : 1, run = 0;
+    while (run + size <= most && *codes++ == code)
+        run += size;
+    return run ? run : 1;
+}
+
 // Removes the labels of untrained tokens, and fills in loss weights; the first token of a span has no label.
 static void apply_flags(const Batch *batch, const Flags *flags, int64_t token, int64_t cell, int64_t count)
 {
-    int64_t shift = batch->shifted ? 1 : 0;
+    int64_t shift = batch->shifted ? 1 : 0, run;
     if (batch->weights)
         batch->weights[batch->shifted ? cell + count - 1 : cell] = 0;
-    for (int64_t k = 1; k < count; k++) {
+    for (int64_t k = 1; k < count; k += run) {
         uint8_t flag = read_flag(flags, token + k);
-        if (batch->weights)
-            batch->weights[cell + k - shift] = batch->decoded[flag];
-        if (flag)
-            continue;
-        if (batch->wide)
-            ((int64_t *)batch->labels)[cell + k - shift] = IGNORE_INDEX;
-        else
-            ((int32_t *)batch->labels)[cell + k - shift] = IGNORE_INDEX;
+        run = count_run(flags, token + k, count - k);
+        if (!flag)
+            fill_cells(batch->labels, batch->wide, cell + k - shift, run, IGNORE_INDEX);
+        for (int64_t cell_of_run = 0; batch->weights && cell_of_run < run; cell_of_run++)
+            batch->weights[cell + k - shift + cell_of_run] = batch->decoded[flag];
     }
+}
+
+static Span get_span(const Spans *spans, int64_t number)
+{
+    int64_t shard = spans->numbers[number];
+    return (Span){spans->shards + shard, spans->flags ? spans->flags + shard : NULL, spans->documents[number],
+                  spans->starts[number], spans->lengths[number]};
 }
 
 // Returns the index of the first token of a span in its shard.
@@ -169,6 +196,17 @@ static int64_t find_token(const Span *span)
     int64_t pointer;
     memcpy(&pointer, span->shard->pointers + 8 * span->document, 8);
     return pointer / SIZES[span->shard->type] + span->start;
+}
+
+// Prefetches a span: one byte in every `step`, and the last one. Of longer spans, the processor fetches the rest itself.
+static void prefetch_tokens(const Span *span, int64_t step)
+{
+    int64_t size = SIZES[span->shard->type], bytes = size * span->count;
+    const uint8_t *tokens = span->shard->tokens + size * find_token(span);
+    bytes = bytes < MOST_PREFETCHED_BYTES ? bytes : MOST_PREFETCHED_BYTES;
+    for (int64_t k = 0; k < bytes; k += step)
+        __builtin_prefetch(tokens + k);
+    __builtin_prefetch(tokens + bytes - 1);
 }
 
 // Fills in a span from a cell on; returns as batchloom_fill.
@@ -189,27 +227,36 @@ static int64_t fill_span(const Batch *batch, const Span *span, int64_t cell)
     return highest;
 }
 
-// Fills the arrays of a batch. Row r has the spans pointers[r] to pointers[r + 1] - 1; the other arrays have an entry
-// for each span, and flags may be NULL. Returns the highest id or the end id, INT64_MAX if one is negative; -1 if a
-// span is not inside its document and its row.
+// Fills the arrays of a batch. Row r has the spans pointers[r] to pointers[r + 1] - 1; for the other arrays see Spans.
+// Returns the highest id or the end id, INT64_MAX if one is negative; -1 if a span is not inside its document and its
+// row.
 int64_t batchloom_fill(const Batch *batch, const int64_t *pointers, const Shard *shards, const Flags *flags,
-                       const int64_t *documents, const int64_t *starts, const int64_t *lengths)
+                       const int64_t *numbers, const int64_t *documents, const int64_t *starts,
+                       const int64_t *lengths)
 {
-    int64_t highest = batch->end_id, spans = pointers[batch->rows];
-    // Documents are far from each other in memory.
-    for (int64_t span = 0; span < spans; span++) {
-        __builtin_prefetch(shards[span].pointers + 8 * documents[span]);
-        __builtin_prefetch(shards[span].lengths + 4 * documents[span]);
+    Spans spans = {shards, flags, numbers, documents, starts, lengths};
+    int64_t highest = batch->end_id, count = pointers[batch->rows];
+    // Documents are far from each other in memory. Prefetch what their addresses are read from, then one line of each
+    // page, and all lines a few spans ahead: a prefetch that has to look up its page delays the others.
+    for (int64_t number = 0; number < count; number++) {
+        Span span = get_span(&spans, number);
+        __builtin_prefetch(span.shard->pointers + 8 * span.document);
+        __builtin_prefetch(span.shard->lengths + 4 * span.document);
+    }
+    for (int64_t number = 0; number < count; number++) {
+        Span span = get_span(&spans, number);
+        prefetch_tokens(&span, PAGE_BYTES);
+        if (span.flags && span.flags->codes)
+            __builtin_prefetch(span.flags->codes + (find_token(&span) >> (span.flags->bits ? 3 : 0)));
     }
     for (int64_t row = 0; row < batch->rows; row++) {
         int64_t cell = row * batch->row_length, end = cell + batch->row_length;
         for (int64_t number = pointers[row]; number < pointers[row + 1]; number++) {
-            if (number + 1 < spans) {
-                Span next = {shards + number + 1, NULL, documents[number + 1], starts[number + 1], 0};
-                __builtin_prefetch(next.shard->tokens + SIZES[next.shard->type] * find_token(&next));
+            if (number + SPANS_AHEAD < count) {
+                Span later = get_span(&spans, number + SPANS_AHEAD);
+                prefetch_tokens(&later, LINE_BYTES);
             }
-            Span span = {shards + number, flags ? flags + number : NULL, documents[number], starts[number],
-                         lengths[number]};
+            Span span = get_span(&spans, number);
             int64_t aligned = (span.count + batch->align - 1) / batch->align * batch->align;
             if (span.count < 1 || aligned > end - cell)
                 return -1;

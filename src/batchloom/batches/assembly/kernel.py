@@ -22,7 +22,7 @@ BATCH = struct.Struct("=12q")
 _SLOWER = "Batches are assembled by numpy, which is slower and gives the same bytes"
 
 # ``batchloom_fill``, with its arrays as bytes: taking the address of a numpy array costs more than their copies.
-Kernel = Callable[[bytes, bytes, bytes, bytes | None, bytes, bytes, bytes], int]
+Kernel = Callable[[bytes, bytes, bytes, bytes | None, bytes, bytes, bytes, bytes], int]
 
 
 def load_kernel(path: Path) -> Kernel:
@@ -45,7 +45,7 @@ def load_kernel(path: Path) -> Kernel:
     version.restype = ctypes.c_int64
     if version() != compute_kernel_version():
         raise OSError(f"{path} was built from another version of {SOURCE.name}")
-    fill.argtypes, fill.restype = [ctypes.c_char_p] * 7, ctypes.c_int64
+    fill.argtypes, fill.restype = [ctypes.c_char_p] * 8, ctypes.c_int64
     kernel: Kernel = fill
     return kernel
 

@@ -1,7 +1,7 @@
 """Several stores read as one, with global document numbers and banned documents."""
 
 import logging
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, final
 
 import numpy as np
@@ -13,7 +13,7 @@ from batchloom.core.loss_weights import TokenFlags
 from batchloom.plan.packing import Rows
 from batchloom.store import Store
 from batchloom.store.format import LossMask, LossWeights
-from batchloom.store.read import MappedShard, MappedSpans, compute_mapped_limit
+from batchloom.store.read import MappedShard, MappedSpans, ShardAddresses, collect_addresses, compute_mapped_limit
 
 # Index of the store, its mapped shards, index of a shard, and the shift from bytes to its tokens.
 _ShardRange = tuple[int, "list[MappedShard | None] | None", int, int]
@@ -46,6 +46,7 @@ class CombinedStore:
         self.vocab_size = max((s.vocab_size or 0 for s in tokenized_stores), default=0) or None
         self._stores = store_list
         self._firsts = np.cumsum([0, *(len(store) for store in store_list)])
+        self._bans = bans
         self.masked = bans or any(store.masked for store in store_list)
         self.weighted = any(store.reader.weighted for store in store_list)
         self.tokens = sum(store.tokens for store in store_list)
@@ -61,6 +62,8 @@ class CombinedStore:
         # Cache the shards that stay mapped: each object on the way to one is a CPU cache miss.
         self._keep_all = shards <= self._most
         self._mapped_shards: list[MappedShard | None] = [None] * len(self._shard_ranges)
+        # Addresses of all shards, once all of them are mapped for good.
+        self._addresses: ShardAddresses | None = None
 
     def _index_shards(self) -> tuple[Ids, list[_ShardRange]]:
         """Return the first document of each shard of all stores, and the shards.
@@ -136,10 +139,13 @@ class CombinedStore:
 
     def locate(self, documents: Ids) -> MappedSpans | None:
         """Return where documents are mapped; None if some have to be read."""
-        shards = self._begins.searchsorted(documents, side="right") - 1
-        numbers = shards.tolist()
+        numbers = self._begins.searchsorted(documents, side="right") - 1
+        documents = documents - self._begins.take(numbers)
+        if self._addresses is not None:
+            # Banned documents are not in a shard.
+            return None if self._bans and (numbers < 0).any() else MappedSpans(self._addresses, numbers, documents)
         mapped_shards, opened = [], 0
-        for number in numbers:
+        for number in numbers.tolist():
             mapped_shard = self._mapped_shards[number]
             if mapped_shard is None:
                 _, mapped, inside, _ = self._shard_ranges[number]
@@ -148,8 +154,15 @@ class CombinedStore:
                 opened += mapped[inside] is None
                 mapped_shard = self._map_shard(number)
             mapped_shards.append(mapped_shard)
-        flags = [self._find_flag_file(number) for number in numbers] if self.masked or self.weighted else ()
-        return MappedSpans(mapped_shards, documents - self._begins[shards], flags)
+        if all(self._mapped_shards[:-1]):
+            all_shards = [self._map_shard(number) for number in range(len(self._begins))]
+            self._addresses = self._collect_addresses(all_shards, range(len(all_shards)))
+        addresses = self._collect_addresses(mapped_shards, numbers.tolist())
+        return MappedSpans(addresses, np.arange(len(numbers)), documents)
+
+    def _collect_addresses(self, shards: list[MappedShard], numbers: Iterable[int]) -> ShardAddresses:
+        flags = [self._find_flag_file(number) for number in numbers] if self.masked or self.weighted else []
+        return collect_addresses(shards, flags)
 
     def _find_flag_file(self, shard: int) -> LossMask | LossWeights | None:
         number, _, inside, _ = self._shard_ranges[shard]

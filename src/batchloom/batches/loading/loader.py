@@ -408,9 +408,9 @@ class Loader:
     def _assemble_batch(
         self, reader: TokenReader, rows: Rows, positions: NDArray[np.int64], step: int
     ) -> PendingItem[StagedBatch]:
-        context = self.share_at(step).placement.context_rank
-        augment = (self.augmentation, positions) if self.augmentation else None
         spec = self._spec_at(step)
+        context = self._share(spec).placement.context_rank
+        augment = (self.augmentation, positions) if self.augmentation else None
         check_ids = None if self._stream is not None else partial(check_id_range, self.store, rows)
         arrays, layout = assemble_arrays(reader, rows, spec, self.spec, context, augment, check_ids)
         pending = PendingItem(lambda: layout)

@@ -2,6 +2,8 @@ from .document_walk import find_provenance as find_provenance, find_source_names
 from .mapped_shards import (
     MappedShard as MappedShard,
     MappedSpans as MappedSpans,
+    ShardAddresses as ShardAddresses,
+    collect_addresses as collect_addresses,
     compute_mapped_limit as compute_mapped_limit,
     make_mapped_shard as make_mapped_shard,
     map_prefix as map_prefix,

@@ -1,5 +1,6 @@
 """Reader of a local subset or a bare Megatron prefix."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import final
 
@@ -29,10 +30,13 @@ from batchloom.store.format.shard_sidecars import (
 )
 from batchloom.store.format.store_lengths import StoreLengths, map_lengths, map_removed
 from batchloom.store.read.mapped_shards import (
+    MappedShard,
     MappedShards,
     MappedSpans,
+    ShardAddresses,
     ShardLocation,
     ShardTable,
+    collect_addresses,
     compute_mapped_limit,
     compute_prefix_fingerprint,
     map_prefix,
@@ -64,6 +68,8 @@ class LocalReader(SubsetReader):
         super().__init__(str(path), manifest, split, ShardTable(locations), dtype, lengths=lengths, removed=removed)
         self._shift = dtype.itemsize.bit_length() - 1
         self._shards = MappedShards(self.table, dtype, lengths.slice)
+        # Addresses of all shards, once all of them are mapped for good.
+        self._addresses: ShardAddresses | None = None
         if self._checks is not None:
             self._limit = compute_mapped_limit(len(locations), 4 + bool(self._mask_suffixes) + self.weighted)
         self.limit_mapped(self._limit)
@@ -133,13 +139,21 @@ class LocalReader(SubsetReader):
     def locate(self, documents: Ids) -> MappedSpans | None:
         if self.mapped is None:
             return None
-        shards = self.table.shards_of(documents)
-        numbers = shards.tolist()
-        mapped = self._shards.map_all(numbers)
-        if mapped is None:
+        numbers = self.table.shards_of(documents)
+        documents = documents - self.table.starts.take(numbers)
+        if self._addresses is not None:
+            return MappedSpans(self._addresses, numbers, documents)
+        shards = self._shards.map_all(numbers.tolist())
+        if shards is None:
             return None
-        flags = [self.find_flag_file(number) for number in numbers] if self._flag_suffixes else ()
-        return MappedSpans(mapped, documents - self.table.starts[shards], flags)
+        all_shards = self._shards.list_permanent()
+        if all_shards is not None:
+            self._addresses = self._collect_addresses(all_shards, range(len(all_shards)))
+        return MappedSpans(self._collect_addresses(shards, numbers.tolist()), np.arange(len(numbers)), documents)
+
+    def _collect_addresses(self, shards: list[MappedShard], numbers: Iterable[int]) -> ShardAddresses:
+        flags = [self.find_flag_file(number) for number in numbers] if self._flag_suffixes else []
+        return collect_addresses(shards, flags)
 
     def document(self, number: int, length: int) -> NDArray[np.generic]:
         if self.mapped is None:

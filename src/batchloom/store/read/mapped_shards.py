@@ -16,7 +16,7 @@ from batchloom.core.errors import StoreError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.megatron_index import MegatronIndex, map_file, map_index
-from batchloom.store.format.shard_sidecars import LossMask, LossWeights, get_address
+from batchloom.store.format.shard_sidecars import NO_FLAGS, LossMask, LossWeights, get_address
 
 _CHUNK_DOCUMENTS = 1 << 20
 _MAX_MAPPED = 2048
@@ -46,18 +46,35 @@ class MappedShard(NamedTuple):
 
 
 @final
-class MappedSpans(NamedTuple):
-    """Locations of N spans in shards, which stay mapped as long as this value exists.
+class ShardAddresses(NamedTuple):
+    """Addresses of shards for the native kernel.
+
+    The shards stay mapped as long as this value exists.
 
     Attributes:
-        shards: shard of each span.
-        documents: index of each span's document in its shard, int64 [N].
-        flags: flags of the shard of each span, None if all its tokens are trained; empty if all are trained.
+        shards: ``Shard`` of kernel.c for each shard.
+        flags: ``Flags`` for each shard; None if all tokens are trained.
+        owners: objects that own the memory.
     """
 
-    shards: list[MappedShard]
+    shards: bytes
+    flags: bytes | None
+    owners: tuple[object, ...]
+
+
+@final
+class MappedSpans(NamedTuple):
+    """Locations of N spans in mapped shards.
+
+    Attributes:
+        addresses: addresses of the shards.
+        numbers: index of each span's shard in ``addresses``, int64 [N].
+        documents: index of each span's document in its shard, int64 [N].
+    """
+
+    addresses: ShardAddresses
+    numbers: NDArray[np.int64]
     documents: NDArray[np.int64]
-    flags: Sequence[LossMask | LossWeights | None]
 
 
 @final
@@ -130,6 +147,12 @@ class MappedShards:
             shards.append(shard)
         return shards
 
+    def list_permanent(self) -> list[MappedShard] | None:
+        """Return all shards if they are mapped and stay so, else None."""
+        if len(self.opened) > self.limit or not all(self.opened):
+            return None
+        return [self.map(number) for number in range(len(self.opened))]
+
 
 def map_shard(location: ShardLocation, dtype: np.dtype[np.generic], lengths: NDArray[np.uint32]) -> MappedShard:
     """Map a shard and check its index against the store's ``lengths``, uint32 [D]."""
@@ -196,6 +219,17 @@ def make_mapped_shard(pointers: NDArray[np.int64], lengths: NDArray[np.uint32], 
     kind = _TOKEN_TYPES.index(tokens.dtype.newbyteorder("<").str)
     address = _ADDRESS.pack(get_address(pointers), get_address(lengths), get_address(tokens), tokens.size, kind)
     return MappedShard(pointers.view(np.uint8).data.cast("q"), tokens, lengths, address)
+
+
+def collect_addresses(shards: Sequence[MappedShard], flags: Sequence[LossMask | LossWeights | None]) -> ShardAddresses:
+    """Return the addresses of shards.
+
+    Args:
+        shards: the shards.
+        flags: flags of each shard, None if all its tokens are trained; empty if all tokens are trained.
+    """
+    flag_addresses = b"".join([NO_FLAGS if flag_file is None else flag_file.address for flag_file in flags])
+    return ShardAddresses(b"".join([shard.address for shard in shards]), flag_addresses or None, (*shards, *flags))
 
 
 def _refuse_overlap(index: MegatronIndex, stem: Path) -> None:
