@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from batchloom import __version__
 from batchloom.cli.terminal import declare_values, redact_urls, show_load
 from batchloom.core.errors import SettingsError
+from batchloom.core.process_state import relax_gc
 from batchloom.core.slow_loads import set_load_display
 
 # Newer versions of typer vendor click; the exceptions it raises are those it exports.
@@ -198,6 +199,7 @@ class SectionedCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+@relax_gc()
 def load_command(name: str) -> Any:
     """Import a command and read its options."""
     function_path, _, *examples = COMMANDS[name]
