@@ -34,8 +34,8 @@ def pause_gc() -> Iterator[None]:
 def relax_gc() -> Iterator[None]:
     """Run the garbage collector less often inside the block.
 
-    Conversations and modules are many small objects without cycles. At the usual rate, once per 700 new objects,
-    collections take a fifth of the time of reading and encoding conversations, and a tenth of that of importing.
+    Conversations are many small objects without cycles. At the usual rate, once per 700 new objects, collections take
+    a fifth of the time of reading and encoding them.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(_RELAXED_GC_THRESHOLD, *thresholds[1:])

@@ -665,8 +665,8 @@ def _find_unit_bytes(work: WorkFolder, listing: SourceListing) -> int:
     return choose_unit_bytes(listing.bytes)
 
 
-# A worker takes about as long to start as to tokenize this many bytes.
-_MIN_WORKER_BYTES = 64 << 20
+# The first worker takes about as long to start as to tokenize this many bytes; others take milliseconds.
+_MIN_POOL_BYTES = 64 << 20
 
 
 def choose_worker_count(execution: ExecutionSettings, units: int, total_bytes: int) -> int:
@@ -675,7 +675,7 @@ def choose_worker_count(execution: ExecutionSettings, units: int, total_bytes: i
         return min(execution.workers, max(1, units))
     if execution.engine == "ray":
         return max(1, units)
-    useful = min(units, -(-total_bytes // _MIN_WORKER_BYTES))
+    useful = units if total_bytes > _MIN_POOL_BYTES else 1
     free = measure_free_memory() if useful > 1 else None
     return compute_worker_count(useful, cores=count_cores(), free=free, memory=execution.memory_per_worker)
 
