@@ -37,14 +37,15 @@ class CrashingSetup:
     once_file: str
 
     def __call__(self):
-        task = self.worker_setup.load_context()
+        context = self.worker_setup.load_context()
         if self.step == "make":
-            return make_task_function(lambda: self.crash_if_marked(["any"]) or task)
+            run_task = make_task_function(context)
+            return lambda task, send_message: self.crash_if_marked(["any"]) or run_task(task, send_message)
         if self.step == "begin":
-            return make_task_function(lambda: replace(task, bounds=_CrashingBounds(self)))
+            return make_task_function(replace(context, bounds=_CrashingBounds(self)))
         if self.step == "clean":
-            return make_task_function(lambda: replace(task, cleaner=_CrashingCleaner(task.cleaner, self)))
-        return make_task_function(lambda: replace(task, tokenizer=_CrashingTokenizer(task.tokenizer, self)))
+            return make_task_function(replace(context, cleaner=_CrashingCleaner(context.cleaner, self)))
+        return make_task_function(replace(context, tokenizer=_CrashingTokenizer(context.tokenizer, self)))
 
     def make_context(self, *parts):
         return self.worker_setup.make_context(*parts)

@@ -124,10 +124,12 @@ def test_larger_inputs_have_larger_units(total_mib, unit_mib):
 
 
 @pytest.mark.parametrize(
-    ("total_mib", "units", "workers"), [(10, 1, 1), (40, 2, 1), (65, 3, 2), (222, 7, 2), (9000, 36, 2)]
+    ("total_mib", "units", "cores", "workers"),
+    [(10, 1, 2, 1), (40, 2, 2, 1), (65, 3, 2, 2), (222, 7, 2, 2), (222, 7, 16, 7), (9000, 36, 16, 16)],
 )
-def test_small_inputs_start_only_the_workers_that_pay(total_mib, units, workers, monkeypatch):
-    monkeypatch.setattr("batchloom.preparation.prepare_run.count_cores", lambda: 2)
+def test_inputs_above_64_mib_use_all_cores(total_mib, units, cores, workers, monkeypatch):
+    monkeypatch.setattr("batchloom.preparation.prepare_run.count_cores", lambda: cores)
+    monkeypatch.setattr("batchloom.preparation.prepare_run.measure_free_memory", lambda: 1 << 40)
     assert choose_worker_count(ExecutionSettings(), units, total_mib * MIB) == workers
 
 

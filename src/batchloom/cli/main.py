@@ -3,6 +3,7 @@
 Slow imports are inside functions, so that Ctrl-C is handled from the start.
 """
 
+import gc
 import io
 import os
 import signal
@@ -63,6 +64,8 @@ def main() -> None:
         if heeded:
             signal.signal(signal.SIGINT, _exit_on_signal)
     _release_standard_streams()
+    # The collections at the interpreter's exit would visit all objects, which takes a sixth of a short command's time.
+    gc.freeze()
     sys.exit(128 + ended[0] if ended and code == 130 else code)
 
 

@@ -9,7 +9,7 @@ from typing import Unpack
 
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.process_state import pause_gc
+from batchloom.core.process_state import pause_gc, relax_gc
 from batchloom.core.settings import quote_value
 from batchloom.preparation.prepare_run import make_store
 from batchloom.preparation.report.progress import (
@@ -92,6 +92,7 @@ def prepare(
     return run_request(request, folder, progress or log_note, settings)
 
 
+@relax_gc()
 def run_request(request: PrepareRequest, out: str, listener: Listener, settings: RunSettings) -> PrepareResult:
     """Run a request into a local folder or a URL; see :func:`prepare`.
 

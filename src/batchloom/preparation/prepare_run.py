@@ -3,6 +3,7 @@
 :func:`make_store` decides whether there is work, and :class:`PrepareRun` does it. `phases/` has a module per phase.
 """
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,6 +44,7 @@ from batchloom.preparation.documents.tokenizer_choice import (
     choose_job_tokenizer,
     find_unused_columns,
 )
+from batchloom.preparation.phases import worker_setup
 from batchloom.preparation.phases.duplicate_resolution import (
     ShardSettings,
     decide,
@@ -57,6 +59,7 @@ from batchloom.preparation.phases.worker_setup import (
     WorkerSetup,
     collect_unit_settings,
     collect_versions,
+    load_tokenizer,
     make_task_function,
 )
 from batchloom.preparation.report.progress import (
@@ -104,9 +107,10 @@ from batchloom.preparation.units.work_folder import (
     UnitDedupCounts,
     WorkFolder,
 )
+from batchloom.preparation.workers.fork_server import ForkServer
 from batchloom.preparation.workers.inline_executor import InlineExecutor
 from batchloom.preparation.workers.machine_limits import compute_worker_count, count_cores, measure_free_memory
-from batchloom.preparation.workers.process_pool import PrestartedWorkers, ProcessPool
+from batchloom.preparation.workers.process_pool import ProcessPool
 from batchloom.preparation.workers.protocols import Executor, MessageCallback, TaskFunctionFactory
 from batchloom.sources import SourceListing, prefetch_sources
 from batchloom.sources.files import Spool
@@ -324,17 +328,20 @@ class PrepareRun:
         """Choose the tokenizer and run all phases up to the last shard."""
         # The time before: listing inputs and sampling their first records.
         self._log.seconds["list"] = self._log.elapsed
-        with self._start_workers() as prestarted:
+        with self._start_server() or contextlib.nullcontext() as server:
             with self._log.time("sample"):
-                tokenizer = self._choose_tokenizer()
-            results = self._make_units(tokenizer, prestarted)
+                tokenizer = self._choose_tokenizer(server)
+            results = self._make_units(tokenizer, server)
         # The manifest names the files that documents were compared with.
         check_files_unchanged(self._recipe.reading.clean, self._clean_files)
         self._note_altered(results.content)
         return results
 
-    def _start_workers(self) -> PrestartedWorkers:
-        """Start workers while the tokenizer is still loaded or trained."""
+    def _start_server(self) -> ForkServer | None:
+        """Start the process that workers are forked from; None without a pool.
+
+        It imports modules while this process loads or trains the tokenizer.
+        """
         execution, units = self._settings.execution, len(self._units)
         if isinstance(execution.workers, int) and execution.workers > units:
             self._log.note(
@@ -343,27 +350,38 @@ class PrepareRun:
             )
         if execution.engine == "ray" and execution.address is None:
             self._log.note("Starting Ray on this machine, which takes some seconds.")
-        return prestart_workers(execution, self._workers)
+        if execution.engine != "pool" or runs_inline(execution, self._workers):
+            return None
+        return ForkServer(worker_setup.__name__)
 
-    def _choose_tokenizer(self) -> Tokenizer:
-        """Return the job's tokenizer: saved by an earlier run, learned, or resolved."""
+    def _choose_tokenizer(self, server: ForkServer | None) -> Tokenizer:
+        """Return the job's tokenizer: saved by an earlier run, learned, or resolved.
+
+        ``server`` loads it while this process verifies its engine.
+        """
         recipe, state = self._recipe, self._work.tokenizer_state()
         if state is None and parse_train_spec(recipe.tokenizer) is not None:
             self._log.listener(Progress("sample", 0, self._listing.bytes, 0, 0, 0, 0))
+
+        def keep(tokenizer: Tokenizer) -> None:
+            choose_dtype_name(recipe, tokenizer)
+            if state is None:
+                self._work.keep_tokenizer(tokenizer.state())
+            if server is not None:
+                server.call(partial(load_tokenizer, self._work.tokenizer_path))
+
         tokenizer = choose_job_tokenizer(
             recipe,
             self._listing.sources,
             self._record_parsers,
             self._log.note,
             self._tokenizer_state if state is None else state,
+            keep,
         )
-        choose_dtype_name(recipe, tokenizer)
         make_fim_cutter(recipe.reading.fim, tokenizer)
-        if state is None:
-            self._work.keep_tokenizer(tokenizer.state())
         return tokenizer
 
-    def _make_units(self, tokenizer: Tokenizer, prestarted: PrestartedWorkers) -> JobResults:
+    def _make_units(self, tokenizer: Tokenizer, server: ForkServer | None) -> JobResults:
         """Run all phases over the units; start over if an excluded record affects others."""
         recipe, parsers, note = self._recipe, self._record_parsers, self._log.note
         chat = choose_job_template(recipe, self._listing.sources, parsers, tokenizer, note)
@@ -384,13 +402,14 @@ class PrepareRun:
         starts_over = False
         while True:
             try:
-                return self._run_on_executor(setup, context, prestarted, starts_over=starts_over)
+                return self._run_on_executor(setup, context, server, starts_over=starts_over)
             except RecordExcludedError as error:
-                starts_over = True
+                # The executor has ended its server.
+                starts_over, server = True, None
                 self._work.exclude(self._list_unit_names(tokenizer)[error.unit], error.excluded)
 
     def _run_on_executor(
-        self, setup: WorkerSetup, context: EncodeContext, prestarted: PrestartedWorkers, *, starts_over: bool
+        self, setup: WorkerSetup, context: EncodeContext, server: ForkServer | None, *, starts_over: bool
     ) -> JobResults:
         """Run all phases with the records excluded so far."""
         recipe, log = self._recipe, self._log
@@ -423,9 +442,9 @@ class PrepareRun:
             self._workers,
             self._work.path,
             setup,
-            partial(make_task_function, lambda: context),
+            partial(make_task_function, context),
             tokenize_phase.handle_message,
-            prestarted,
+            server,
         ) as executor:
             units = tokenize_phase.run(executor, segments)
             return self._resolve_and_write(executor, units, context, tokenize_phase.reports.report())
@@ -646,8 +665,8 @@ def _find_unit_bytes(work: WorkFolder, listing: SourceListing) -> int:
     return choose_unit_bytes(listing.bytes)
 
 
-# A worker takes about as long to start as to tokenize this many bytes.
-_MIN_WORKER_BYTES = 64 << 20
+# The first worker takes about as long to start as to tokenize this many bytes; others take milliseconds.
+_MIN_POOL_BYTES = 64 << 20
 
 
 def choose_worker_count(execution: ExecutionSettings, units: int, total_bytes: int) -> int:
@@ -656,7 +675,7 @@ def choose_worker_count(execution: ExecutionSettings, units: int, total_bytes: i
         return min(execution.workers, max(1, units))
     if execution.engine == "ray":
         return max(1, units)
-    useful = min(units, -(-total_bytes // _MIN_WORKER_BYTES))
+    useful = units if total_bytes > _MIN_POOL_BYTES else 1
     free = measure_free_memory() if useful > 1 else None
     return compute_worker_count(useful, cores=count_cores(), free=free, memory=execution.memory_per_worker)
 
@@ -666,13 +685,6 @@ def runs_inline(execution: ExecutionSettings, workers: int) -> bool:
     return execution.engine == "pool" and workers == 1 and execution.memory_per_worker is None
 
 
-def prestart_workers(execution: ExecutionSettings, workers: int) -> PrestartedWorkers:
-    """Start worker processes before their setup is known; none without a pool."""
-    if execution.engine != "pool" or runs_inline(execution, workers):
-        workers = 0
-    return PrestartedWorkers(workers, "batchloom.preparation.phases.worker_setup")
-
-
 def make_executor(
     execution: ExecutionSettings,
     workers: int,
@@ -680,7 +692,7 @@ def make_executor(
     setup: TaskFunctionFactory,
     inline_setup: TaskFunctionFactory,
     listener: MessageCallback,
-    prestarted: PrestartedWorkers,
+    server: ForkServer | None,
 ) -> Executor:
     """Make the executor of a job.
 
@@ -695,4 +707,4 @@ def make_executor(
         return RayExecutor(setup, execution.address, max_workers, execution.memory_per_worker, shared)
     if runs_inline(execution, workers):
         return InlineExecutor(inline_setup, listener)
-    return ProcessPool(setup, workers, execution.memory_per_worker, prestarted)
+    return ProcessPool(setup, workers, execution.memory_per_worker, server)

@@ -14,10 +14,18 @@ import psutil
 import pytest
 
 from batchloom.core.errors import RecordError, WorkerError
-from batchloom.preparation.workers.process_pool import PrestartedWorkers, ProcessPool
+from batchloom.preparation.workers.fork_server import ForkServer
+from batchloom.preparation.workers.process_pool import ProcessPool
 from batchloom.preparation.workers.protocols import TaskLoss, TaskMessage, TaskResult, iter_task_events
 from preparation.workers.executor_contract import run_tasks, wait_for
-from preparation.workers.worker_tasks import dying_setup, failing_setup, greedy_setup, setup, slow_setup
+from preparation.workers.worker_tasks import (
+    dying_setup,
+    failing_setup,
+    greedy_setup,
+    set_environment,
+    setup,
+    slow_setup,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,30 +56,49 @@ def test_a_dead_worker_loses_only_its_own_task(task, reason):
         assert run_tasks(pool, [("square", 5)] * 4) == dict.fromkeys(range(4), 25)
 
 
-def test_prestarted_processes_run_tasks():
-    with PrestartedWorkers(2, "preparation.workers.worker_tasks") as prestarted:
-        expected_pids = {worker.process.pid for worker in prestarted._workers}
-        with ProcessPool(setup, 2, ready=prestarted) as pool:
-            assert run_tasks(pool, [("pid", None)] * 8).keys() == set(range(8))
-            assert {worker.process.pid for worker in pool._workers} == expected_pids
-    assert not any(psutil.pid_exists(pid) for pid in expected_pids)
+def test_a_server_that_is_already_started_forks_the_workers():
+    with ForkServer("preparation.workers.worker_tasks") as server, ProcessPool(setup, 2, server=server) as pool:
+        assert run_tasks(pool, [("pid", None)] * 8).keys() == set(range(8))
+        process_ids = [worker.process.pid for worker in pool._workers]
+        assert {psutil.Process(pid).ppid() for pid in process_ids} == {server.pid}
+    assert not any(map(psutil.pid_exists, [server.pid, *process_ids]))
 
 
-def test_unused_prestarted_processes_are_ended():
-    with PrestartedWorkers(2, "preparation.workers.worker_tasks") as prestarted:
-        processes = [worker.process for worker in prestarted._workers]
-    assert [process.poll() for process in processes] == [-signal.SIGKILL] * 2
-    assert not prestarted.take()
-
-
-def test_a_process_with_a_failing_import_is_reported(capfd):
-    with (
-        PrestartedWorkers(1, "preparation.workers.nowhere") as prestarted,
-        ProcessPool(setup, 1, ready=prestarted) as pool,
-    ):
-        # The pool starts another process, which imports the modules of its setup.
+def test_a_server_with_a_failing_import_is_reported(capfd):
+    with ForkServer("preparation.workers.nowhere") as server, ProcessPool(setup, 1, server=server) as pool:
+        # The pool starts another server, which imports the modules of its setup.
         assert run_tasks(pool, [("square", 3)]) == {0: 9}
     assert "No module named 'preparation.workers.nowhere'" in capfd.readouterr().err
+
+
+def test_what_a_server_has_called_is_known_to_the_workers():
+    with ForkServer() as server:
+        server.call(set_environment)
+        with ProcessPool(setup, 2, server=server) as pool:
+            assert run_tasks(pool, [("environment", "CALLED")] * 4) == dict.fromkeys(range(4), "before the fork")
+
+
+def test_an_error_of_a_call_is_raised_as_it_is():
+    with ForkServer() as server:
+        server.call(failing_setup)
+        with ProcessPool(setup, 2, server=server) as pool:
+            pool.submit(0, ("square", 3))
+            with pytest.raises(RecordError, match="the setup does not like it"):
+                pool.next(20)
+
+
+def test_workers_end_with_their_server_and_lose_their_tasks():
+    with ProcessPool(setup, 2) as pool:
+        for number in range(2):
+            pool.submit(number, ("sleep in C", 60))
+        process_ids = [wait_for(pool, TaskMessage).message for _ in range(2)]
+        os.kill(pool._server.pid, signal.SIGKILL)
+        losses = [wait_for(pool, TaskLoss) for _ in range(2)]
+        assert sorted(loss.number for loss in losses) == [0, 1]
+        assert {loss.reason for loss in losses} == {"was killed by signal 9 (out of memory?)"}
+        assert have_ended(process_ids, 1)
+        # Another server takes the place of the dead one.
+        assert run_tasks(pool, [("square", 5)] * 4) == dict.fromkeys(range(4), 25)
 
 
 def test_a_lost_task_is_retried_or_dropped(tmp_path):
@@ -171,7 +198,7 @@ def test_workers_compute_on_one_thread_each(monkeypatch):
 
 COORDINATOR = """
     import sys
-    from batchloom.preparation.workers.process_pool import ProcessPool, PrestartedWorkers
+    from batchloom.preparation.workers.process_pool import ProcessPool
     from preparation.workers.worker_tasks import setup
 
     pool = ProcessPool(setup, 2)
@@ -248,7 +275,7 @@ def test_a_plain_script_and_a_notebook_can_use_a_pool(tmp_path):
     """Workers do not run the main module again, even without a main guard."""
     program = """
         print("main runs")
-        from batchloom.preparation.workers.process_pool import ProcessPool, PrestartedWorkers
+        from batchloom.preparation.workers.process_pool import ProcessPool
         from preparation.workers.worker_tasks import setup
         with ProcessPool(setup, 2) as pool:
             pool.submit(0, ("square", 12))
@@ -273,7 +300,7 @@ def test_a_plain_script_and_a_notebook_can_use_a_pool(tmp_path):
 
 def test_standard_streams_that_are_closed_do_not_become_pipes(tmp_path):
     program = """
-        from batchloom.preparation.workers.process_pool import ProcessPool, PrestartedWorkers
+        from batchloom.preparation.workers.process_pool import ProcessPool
         from preparation.workers.worker_tasks import setup
         with ProcessPool(setup, 1) as pool:
             pool.submit(0, ("print", "said"))

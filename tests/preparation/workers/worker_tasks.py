@@ -132,6 +132,10 @@ def greedy_setup():
     return buffer and run_task
 
 
+def set_environment():
+    os.environ["CALLED"] = "before the fork"
+
+
 def slow_setup():
     time.sleep(0.1)
     return run_task

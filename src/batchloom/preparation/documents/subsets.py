@@ -103,11 +103,14 @@ class SmallestHashes:
         """Add documents: hashes uint64 [D, 2] and the subset code of each."""
         for code, name in enumerate(SUBSETS):
             subset_hashes = hashes[codes == code]
-            smallest = self._lists[name]
-            if len(smallest) == _SMALLEST_COUNT:
-                subset_hashes = subset_hashes[subset_hashes[:, 1] <= np.uint64(smallest[-1] >> 64)]
+            highs = np.sort(subset_hashes[:, 1])
+            distinct_highs = highs[np.flatnonzero(highs[1:] != highs[:-1])]
+            if len(distinct_highs) >= _SMALLEST_COUNT:
+                # Smaller hashes have smaller high halves.
+                limit = distinct_highs[_SMALLEST_COUNT - 1]
+                subset_hashes = subset_hashes[subset_hashes[:, 1] <= limit]
             values = {(high << 64) | low for low, high in subset_hashes.tolist()}
-            self._lists[name] = sorted(values.union(smallest))[:_SMALLEST_COUNT]
+            self._lists[name] = sorted(values.union(self._lists[name]))[:_SMALLEST_COUNT]
 
     def merge(self, lists: Mapping[str, Iterable[str]]) -> None:
         """Merge the :meth:`to_hex` output of another collector."""

@@ -36,6 +36,7 @@ def choose_job_tokenizer(
     record_parsers: RecordParsers,
     on_note: OnNote,
     state: Mapping[str, Any] | None = None,
+    on_found: Callable[[Tokenizer], object] = lambda _: None,
 ) -> Tokenizer:
     """Restore, train or load the tokenizer of a job, and verify its engine.
 
@@ -45,6 +46,7 @@ def choose_job_tokenizer(
         record_parsers: record parser of each source.
         on_note: receives notes for the user.
         state: tokenizer state of an earlier run.
+        on_found: called with the tokenizer before its engine is verified.
 
     Raises:
         TokenizerError: the tokenizer cannot be found, read or verified.
@@ -74,6 +76,7 @@ def choose_job_tokenizer(
             )
     else:
         tokenizer = resolve_tokenizer(recipe.tokenizer, end_token=recipe.end_token)
+    on_found(tokenizer)
     tokenizer = verify_engine(tokenizer, sample(VERIFY_BYTES, VERIFY_PROBE_BYTES))
     if tokenizer.engine.note:
         on_note(f"Encoding with {tokenizer.engine.name}: {tokenizer.engine.note}")

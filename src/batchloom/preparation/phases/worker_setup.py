@@ -1,9 +1,9 @@
 """Setup of the workers of a job."""
 
 import importlib.metadata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,19 @@ def _get_installed_version(name: str) -> str:
         return ""
 
 
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Load a tokenizer with its default engine, cached by the content of its file."""
+    with translate_read_errors(path):
+        return _restore_tokenizer(read_regular_file(path))
+
+
+@lru_cache(maxsize=1)
+def _restore_tokenizer(state: bytes) -> Tokenizer:
+    tokenizer = restore_tokenizer(msgspec.json.decode(state, type=dict))
+    _ = tokenizer.engine
+    return tokenizer
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
     """Picklable setup of a job's workers.
@@ -97,19 +110,20 @@ class WorkerSetup:
     versions: Mapping[str, str]
 
     def __call__(self) -> TaskFunction:
-        """Make the task function in the worker process.
+        """Make the task function in a worker, or where workers are forked from.
 
         Raises:
             WorkerError: this process has other package versions.
         """
         check_versions(self.versions)
-        return make_task_function(self.load_context)
+        context = self.load_context()
+        # Loads the engine, so that forked workers share it.
+        context.tokenizer.encode_batch([])
+        return make_task_function(context)
 
     def load_context(self) -> EncodeContext:
         """Load the encode context in a new process; reads no input."""
-        with translate_read_errors(self.tokenizer):
-            state = msgspec.json.decode(read_regular_file(self.tokenizer), type=dict)
-        tokenizer = apply_engine(restore_tokenizer(state), self.engine)
+        tokenizer = apply_engine(load_tokenizer(self.tokenizer), self.engine)
         chat = make_chat_encoder(tokenizer, self.recipe) if self.chat else None
         return self.make_context(tokenizer, RecordParsers(self.recipe, self.limits), chat)
 
@@ -134,18 +148,14 @@ class WorkerSetup:
         )
 
 
-def make_task_function(make_context: Callable[[], EncodeContext]) -> TaskFunction:
-    """Return a function that runs tasks of units and argumentless functions.
-
-    The context is made at the first task of a unit.
-    """
-    get_context = cache(make_context)
+def make_task_function(context: EncodeContext) -> TaskFunction:
+    """Return a function that runs tasks of units and argumentless functions."""
 
     def run_phase_task(task: Any, send_message: MessageCallback) -> Any:
-        if isinstance(task, UnitTask):
-            read_unit = write_segment_keys if task.segment_keys else tokenize_unit
-            with relax_gc():
-                return read_unit(task, get_context(), send_message)
-        return task()
+        with relax_gc():
+            if isinstance(task, UnitTask):
+                read_unit = write_segment_keys if task.segment_keys else tokenize_unit
+                return read_unit(task, context, send_message)
+            return task()
 
     return run_phase_task
