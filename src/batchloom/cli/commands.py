@@ -1,5 +1,6 @@
 """The commands and their options, with option aliases of other tools."""
 
+import gc
 import importlib
 import re
 from collections import Counter
@@ -196,6 +197,14 @@ class SectionedCommand(TyperCommand):
                 name = max(param.opts, key=len)
                 raise typer.BadParameter(f"it is given {times} times, and has one value: give it once", param_hint=name)
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, with the garbage collector that `main` disabled."""
+        if not gc.isenabled():
+            # Modules stay until the end: collections need not search them.
+            gc.freeze()
+            gc.enable()
+        return super().invoke(ctx)
 
 
 def load_command(name: str) -> Any:
