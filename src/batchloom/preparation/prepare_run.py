@@ -360,7 +360,7 @@ class PrepareRun:
         choose_dtype_name(recipe, tokenizer)
         make_fim_cutter(recipe.reading.fim, tokenizer)
         if state is None:
-            self._work.keep_tokenizer(tokenizer.state())
+            self._work.keep_tokenizer(tokenizer)
         return tokenizer
 
     def _make_units(self, tokenizer: Tokenizer, prestarted: PrestartedWorkers) -> JobResults:

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, final
 
+import msgspec
 import numpy as np
 import orjson
 from numpy.typing import NDArray
@@ -291,6 +292,13 @@ class JsonTokenizer:
         return " ".join(tokens) if self._token_decoder is None else self._token_decoder.decode(tokens)
 
     def state(self) -> dict[str, Any]:
+        return self._make_state(orjson.loads(self.json))
+
+    def encode_state(self) -> bytes:
+        """Return the JSON of ``state()``, without parsing and writing the definition again."""
+        return msgspec.json.encode(self._make_state(msgspec.Raw(self.json)))
+
+    def _make_state(self, definition: object) -> dict[str, Any]:
         state = {
             "state_version": 1,
             "kind": "tokenizer.json",
@@ -298,7 +306,7 @@ class JsonTokenizer:
             "fingerprint": self.fingerprint,
             "end_id": self.end_id,
             "bos_id": self.bos_id,
-            "tokenizer": orjson.loads(self.json),
+            "tokenizer": definition,
         }
         if self.chat.templates or self.chat.tokens:
             state["chat"] = {"templates": dict(self.chat.templates), "tokens": dict(self.chat.tokens)}
