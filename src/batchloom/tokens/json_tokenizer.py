@@ -295,7 +295,7 @@ class JsonTokenizer:
         return self._make_state(orjson.loads(self.json))
 
     def encode_state(self) -> bytes:
-        """Return the JSON of ``state()``, without parsing and writing the definition again."""
+        """Return the JSON of ``state()``, without parsing the definition again."""
         return msgspec.json.encode(self._make_state(msgspec.Raw(self.json)))
 
     def _make_state(self, definition: object) -> dict[str, Any]:
