@@ -277,6 +277,20 @@ def test_a_command_for_a_store_loads_few_modules(tmp_path, command, unneeded):
     assert loaded & (common | unneeded) == set()
 
 
+def test_the_garbage_collector_runs_in_a_command_and_skips_modules(tmp_path):
+    write_store(tmp_path / "s", TEXT)
+    script = (
+        "import atexit, gc, sys\n"
+        "from batchloom.cli.main import main\n"
+        "atexit.register(lambda: print(gc.isenabled(), gc.get_freeze_count() > 10_000))\n"
+        "main()\n"
+    )
+    for arguments, state in ((["log", "s"], "True True"), (["--help"], "False True")):
+        command = [sys.executable, "-c", script, *arguments]
+        completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert completed.stdout.splitlines()[-1] == state
+
+
 def test_a_spinner_names_what_loads_slowly_on_a_terminal(tmp_path):
     """A tokenizer whose load is slowed down; nothing is shown in a pipe."""
     (tmp_path / "in.jsonl").write_text('{"text": "some text"}\n')
