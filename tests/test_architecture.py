@@ -308,8 +308,8 @@ def test_names_and_signatures():
         for node in parse_nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 # Frameworks pass more keywords every year; a name of "_" marks keywords that are ignored.
-                # A template passes arbitrary keywords to the functions it calls, and typer the options of a command.
-                if str(name) in ("chat/templates/chat_template.py", "cli/terminal.py"):
+                # A template passes arbitrary keywords to the functions it calls, and click the options of a command.
+                if str(name) in ("chat/templates/chat_template.py", "cli/options.py"):
                     continue
                 # Options that a TypedDict declares are as visible to editors and type checkers as parameters.
                 typed = node.args.kwarg and "Unpack[" in ast.unparse(node.args.kwarg.annotation or ast.Constant(0))
@@ -495,7 +495,7 @@ def test_importing_batchloom_is_light():
         "fastokens",
         "pydantic",
         "rich",
-        "typer",
+        "click",
     ):
         assert heavy not in loaded
     assert len(loaded) < 150
@@ -519,7 +519,7 @@ def test_opening_and_loading_a_store_needs_no_heavy_module(tmp_path):
         "fastokens",
         "pydantic",
         "rich",
-        "typer",
+        "click",
         "asyncio",
     ):
         assert heavy not in loaded

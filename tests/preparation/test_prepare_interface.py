@@ -5,22 +5,21 @@ import subprocess
 import sys
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import batchloom
 from batchloom.cli import run_command_line
-from batchloom.cli.prepare import parse_shard_tokens, prepare
+from batchloom.cli.commands import load_command
+from batchloom.cli.prepare import parse_shard_tokens
 from batchloom.preparation import Note, Progress
 from preparation.stores import hash_store_files, write_jsonl
 
 RUNNER = CliRunner()
-APP = typer.Typer(pretty_exceptions_enable=False)
-APP.command()(prepare)
+COMMAND = load_command("prepare")
 
 
 def run_prepare_command(*arguments):
-    return RUNNER.invoke(APP, list(map(str, arguments)), catch_exceptions=False)
+    return RUNNER.invoke(COMMAND, list(map(str, arguments)), catch_exceptions=False)
 
 
 @pytest.fixture

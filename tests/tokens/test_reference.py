@@ -1,5 +1,6 @@
 """Agreement of ids with HF tokenizers, and decoding, for any text."""
 
+import random
 from itertools import pairwise
 
 import hypothesis.strategies as st
@@ -12,7 +13,7 @@ from batchloom.tokens import resolve_tokenizer
 from batchloom.tokens.local_tokenizers import TokenizerHints, make_json_tokenizer
 from tiers import examples
 
-from .conftest import encode_text, encode_with_reference, make_reference
+from .conftest import encode_text, encode_with_reference, make_added_token, make_reference
 
 # Any text without surrogates, and text of fragments that are hard for tokenizers.
 FRAGMENTS = st.sampled_from(
@@ -62,6 +63,44 @@ def test_every_code_point_round_trips(gpt2):
     assert [gpt2.decode(ids[a:b]) for a, b in pairwise(offsets)] == texts
     assert ids.max() < gpt2.vocab_size
     assert np.array_equal(gpt2.encode_batch(texts)[0], ids)
+
+
+BYTE_FALLBACK = {
+    "type": "Sequence",
+    "decoders": [
+        {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        None,
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
+        {"type": "BPEDecoder", "suffix": "b"},
+        BYTE_FALLBACK,
+    ],
+)
+def test_any_ids_are_decoded_as_by_the_reference(decoder):
+    """Compare byte pieces, an added token and an id without a token."""
+    tokens = ["\u2581a", "a", "b", "\u010a", "<0xE2>", "<0x82>", "<0xAC>", "<eos>", "", "\u00e2", "<tool>"]
+    vocab = {token: number for number, token in enumerate(tokens) if token}
+    definition = {
+        "version": "1.0",
+        "added_tokens": [make_added_token("<eos>", 7), make_added_token("<tool>", 10, is_special=False)],
+        "decoder": decoder,
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": decoder is BYTE_FALLBACK},
+    }
+    tokenizer = make_json_tokenizer("pieces", definition, TokenizerHints(), "<eos>")
+    reference = make_reference(tokenizer)
+    rng = random.Random(1)
+    for _ in range(300):
+        ids = rng.choices(range(tokenizer.vocab_size), k=rng.randrange(12))
+        assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=False)
 
 
 @pytest.mark.parametrize(

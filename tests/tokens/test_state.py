@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from batchloom import TokenizerError
-from batchloom.tokens import UnknownTokenizer, resolve_tokenizer, restore_tokenizer
+from batchloom.tokens import UnknownTokenizer, encode_state, resolve_tokenizer, restore_tokenizer
 
 from .conftest import TEXTS, encode_text
 
@@ -33,6 +34,7 @@ def test_round_trip(spec, request):
     assert encode_text(restored, TEXTS[0]) == encode_text(tokenizer, TEXTS[0])
     assert restored.decode(encode_text(restored, "é<|endoftext|>")) == "é<|endoftext|>"
     assert restored.state() == state
+    assert encode_state(restored) == msgspec.json.encode(state)
 
 
 def test_a_state_holds_no_paths_and_no_engine(tmp_path, trained):

@@ -78,7 +78,7 @@ def measure_pools(order: SourceOrder, most: int) -> EpochStatistics:
     In a sample, each pool that was not packed counts as the mean of the packed ones.
     """
     pools, spec = order.pools, order.spec
-    sampled_pools = np.unique(np.linspace(0, pools.count - 1, min(most, pools.count)).astype(np.int64))
+    sampled_pools = np.linspace(0, pools.count - 1, min(most, pools.count)).astype(np.int64)
     sequences, tokens = np.zeros((2, len(sampled_pools)), np.int64)
     documents = split = dropped = dropped_tokens = 0
     packed: list[Ints] = []

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 import batchloom
-from batchloom.cli.terminal import AsJson, Generation, print_escaped, print_json
+from batchloom.cli.options import Argument, AsJson, Generation, Option
+from batchloom.cli.terminal import print_escaped, print_json
 from batchloom.core.errors import InputMissingError
 from batchloom.core.wording import format_count
 from batchloom.store.maintain import VerificationResult
@@ -17,28 +16,24 @@ _JSON_KEYS = ("path", "kind", "sound", "data", "used", "faults", "facts", "sampl
 def check(
     path: Annotated[
         str,
-        typer.Argument(
+        Argument(
             metavar="PATH", help="Store, Megatron prefix, raw file or folder, or URL of one; or synthetic data by name."
         ),
     ],
     *,
     text_field: Annotated[
         str | None,
-        typer.Option(help="Field of raw records that holds the text.", show_default="detected from the records"),
+        Option(help="Field of raw records that holds the text.", show_default="detected from the records"),
     ] = None,
-    vocab_size: Annotated[
-        int | None, typer.Option(help="Exclusive upper bound of the ids of a Megatron prefix.")
-    ] = None,
+    vocab_size: Annotated[int | None, Option(help="Exclusive upper bound of the ids of a Megatron prefix.")] = None,
     generation: Generation = None,
     media: Annotated[
         bool,
-        typer.Option(help="Read, decode and process the images and audio of a store."),
+        Option(help="Read, decode and process the images and audio of a store."),
     ] = True,
     missing_media: Annotated[
         Path | None,
-        typer.Option(
-            help="File to write: the documents with unreadable images or audio, for MediaOptions(replace=...)."
-        ),
+        Option(help="File to write: the documents with unreadable images or audio, for MediaOptions(replace=...)."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:

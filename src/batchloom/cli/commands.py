@@ -2,21 +2,21 @@
 
 import gc
 import importlib
+import inspect
+import io
 import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, final
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+import click
 
 from batchloom import __version__
-from batchloom.cli.terminal import declare_values, redact_urls, show_load
+from batchloom.cli.options import make_parameters
+from batchloom.cli.terminal import redact_urls, show_load
 from batchloom.core.errors import SettingsError
 from batchloom.core.slow_loads import set_load_display
-
-# Newer versions of typer vendor click; the exceptions it raises are those it exports.
-_UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 # Functions of the commands with the summaries and examples of their help, the most used first. Importing all of them
 # takes a second, so a function is imported when its command is called.
@@ -161,29 +161,22 @@ _OPTIONS = {
 }
 
 
-# A default that is described in words, which typer puts in parentheses.
+# A default that is described in words, which click puts in parentheses.
 _DESCRIBED_DEFAULT = re.compile(r"\[default: \((.*)\)(?=[;\]])")
 
 
 @final
-class SectionedCommand(TyperCommand):
+class SectionedCommand(click.Command):
     """A command whose help has sections, and which rejects repeated options."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the words after the command's name, without typer's braces."""
-        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and options by section, the command's own first."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for param in self.get_params(ctx):
             if record := param.get_help_record(ctx):
-                is_argument = param.param_type_name == "argument"
-                title = "Arguments" if is_argument else "Options"
-                records = sections.setdefault(getattr(param, "rich_help_panel", None) or title, [])
-                # typer appends the Python type to the name of an argument.
-                name = record[0].partition(" <")[0] if is_argument else record[0]
-                records.append((name, _DESCRIBED_DEFAULT.sub(r"[default: \1", record[1])))
+                title = "Arguments" if param.param_type_name == "argument" else "Options"
+                records = sections.setdefault(getattr(param, "panel", None) or title, [])
+                records.append((record[0], _DESCRIBED_DEFAULT.sub(r"[default: \1", record[1])))
         for title, records in sections.items():
             if records:
                 with formatter.section(title):
@@ -202,29 +195,39 @@ class SectionedCommand(TyperCommand):
         for param, times in counts.items():
             if times > 1 and not (param.multiple or param.count or param.is_eager):
                 name = max(param.opts, key=len)
-                raise typer.BadParameter(f"it is given {times} times, and has one value: give it once", param_hint=name)
+                raise click.BadParameter(f"it is given {times} times, and has one value: give it once", param_hint=name)
         return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, with the garbage collector that `main` disabled."""
+        if not gc.isenabled():
+            # Modules stay until the end: collections need not search them.
+            gc.freeze()
+            gc.enable()
+        return super().invoke(ctx)
 
-def load_command(name: str) -> Any:
+
+def load_command(name: str) -> click.Command:
     """Import a command and read its options."""
     function_path, _, *examples = COMMANDS[name]
     module_name, _, function_name = function_path.partition(".")
-    # Modules are many objects without cycles, so collections only take a tenth of the time.
-    gc.disable()
-    try:
-        function = getattr(importlib.import_module(f"batchloom.cli.{module_name}"), function_name)
-    finally:
-        gc.enable()
-    declare_values(function)
-    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    single.command(name, cls=SectionedCommand, epilog="\n".join(examples))(function)
-    return typer.main.get_command(single)
+    function = getattr(importlib.import_module(f"batchloom.cli.{module_name}"), function_name)
+    return SectionedCommand(
+        name,
+        callback=function,
+        params=make_parameters(function),
+        help=inspect.getdoc(function),
+        epilog="\n".join(examples),
+    )
 
 
 @final
-class LazyGroup(TyperGroup):
+class LazyGroup(click.Group):
     """The group of all commands, which knows their names and summaries."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names of the commands, the most used first."""
+        return list(COMMANDS)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the name, the command and its arguments."""
@@ -232,30 +235,23 @@ class LazyGroup(TyperGroup):
         return name, name and load_command(name), rest
 
 
-app = typer.Typer(
-    name="batchloom",
-    cls=LazyGroup,
-    help="The training-data engine for language models: from files to the batches an accelerator eats.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    # Plain text: one column of options and one of descriptions, in sections.
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-)
-for _name, _entry in COMMANDS.items():
-    app.command(_name, help=_entry[1])(lambda: None)
-
-
-@app.callback(invoke_without_command=True)
-def root(
-    *,
-    version: bool = typer.Option(False, "--version", help="Print the version and exit."),  # noqa: FBT003
-) -> None:
-    """The training-data engine for language models."""
+def _print_version(*, version: bool) -> None:
     if version:
         print(f"batchloom {__version__}")
-        raise typer.Exit
+        raise click.exceptions.Exit
+
+
+APP = LazyGroup(
+    name="batchloom",
+    help="The training-data engine for language models: from files to the batches an accelerator eats.",
+    commands={name: click.Command(name, help=entry[1]) for name, entry in COMMANDS.items()},
+    params=[click.Option(["--version"], is_flag=True, help="Print the version and exit.")],
+    callback=_print_version,
+    invoke_without_command=True,
+    no_args_is_help=True,
+    subcommand_metavar="COMMAND [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
 
 
 def normalize_arguments(arguments: Sequence[str]) -> list[str]:
@@ -293,18 +289,18 @@ def name_options(problem: str, arguments: Sequence[str]) -> str:
 def execute(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
     set_load_display(show_load)
-    # Not `app(...)`: typer would convert KeyboardInterrupt to an exit; `main` handles it.
-    command = typer.main.get_command(app)
+    # Not `APP(...)`: click would convert KeyboardInterrupt to an exit; `main` handles it.
     try:
-        with command.make_context("batchloom", normalize_arguments(arguments)) as context:
-            code = command.invoke(context)
-    except _UsageError as error:
-        error.message = redact_urls(error.message, arguments)  # type: ignore[attr-defined]
-        if isinstance(error, typer.BadParameter) and error.message:
+        with APP.make_context("batchloom", normalize_arguments(arguments)) as context:
+            code = APP.invoke(context)
+    except click.ClickException as error:
+        if isinstance(error, click.BadParameter) and error.message:
             name = error.param_hint or (max(error.param.opts, key=len) if error.param else "command")
             raise SettingsError([f"{name}: {error.message}"]) from error
-        error.show()  # type: ignore[attr-defined]
+        text = io.StringIO()
+        error.show(text)
+        sys.stderr.write(redact_urls(text.getvalue(), arguments))
         return 2
-    except typer.Exit as leave:
+    except click.exceptions.Exit as leave:
         return leave.exit_code
     return code if isinstance(code, int) else 0

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from batchloom.analysis.compare import CompareSpec, compare_runs, read_loss_curve, require_compare_packages
-from batchloom.cli.terminal import AsJson, make_table, plain_console, print_json, with_settings
+from batchloom.cli.options import Argument, AsJson, Option, with_settings
+from batchloom.cli.terminal import make_table, plain_console, print_json
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputMissingError, SettingsError
 from batchloom.core.files import describe_missing_path
@@ -26,32 +25,31 @@ _TABLE_WIDTH = 140
 def compare(
     places: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="STORE|LOG",
             help="A store's folder or URL; with --runs the logs of finished runs.",
-            show_default=False,
         ),
     ] = None,
     *,
     settings: dict[str, Any],
     runs: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--runs",
             help="Compare finished runs by their logs, without running anything.",
-            rich_help_panel="Finished runs",
+            panel="Finished runs",
         ),
     ] = False,
     by: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Axis on which --runs compares: step or tokens.",
             show_default="step",
-            rich_help_panel="Finished runs",
+            panel="Finished runs",
         ),
     ] = None,
     out: Annotated[
-        str, typer.Option(help="Folder for compare.json, compare.png and compare.html; created if missing.")
+        str, Option(help="Folder for compare.json, compare.png and compare.html; created if missing.")
     ] = "comparison",
     as_json: AsJson = False,
 ) -> int:

@@ -2,11 +2,10 @@
 
 from typing import Annotated
 
-import typer
-
 from batchloom.chat import parse_mapping
+from batchloom.cli.options import Argument, AsJson, Option
 from batchloom.cli.prepare import ProgressDisplay, unescape_marker
-from batchloom.cli.terminal import AsJson, print_escaped, print_json
+from batchloom.cli.terminal import print_escaped, print_json
 from batchloom.core.wording import format_count
 from batchloom.preparation import convert as convert_rows
 from batchloom.preparation.conversion import ConversionResult
@@ -15,41 +14,41 @@ from batchloom.preparation.conversion import ConversionResult
 def convert(
     inputs: Annotated[
         list[str],
-        typer.Argument(metavar="INPUT", help="Files, folders, globs, URLs and data sets that prepare reads."),
+        Argument(metavar="INPUT", help="Files, folders, globs, URLs and data sets that prepare reads."),
     ],
     *,
     out: Annotated[
         str,
-        typer.Option(
+        Option(
             help="File to write: .jsonl, .jsonl.zst, .jsonl.gz, .json or .parquet; - for JSON lines on standard output."
         ),
     ],
     map_: Annotated[
         str | None,
-        typer.Option("--map", help="Columns to rename to a role: prompt=q,response=a.", show_default="no column"),
+        Option("--map", help="Columns to rename to a role: prompt=q,response=a.", show_default="no column"),
     ] = None,
     columns: Annotated[
         str | None,
-        typer.Option(metavar="A,B,C", help="Columns to write, in this order.", show_default="all columns"),
+        Option(metavar="A,B,C", help="Columns to write, in this order.", show_default="all columns"),
     ] = None,
     text_field: Annotated[
         str | None,
-        typer.Option(help="Column that holds the text; the other columns are left out.", show_default="all columns"),
+        Option(help="Column that holds the text; the other columns are left out.", show_default="all columns"),
     ] = None,
     split_on: Annotated[
         str,
-        typer.Option(help="Where text files are split into documents, in the form prepare takes."),
+        Option(help="Where text files are split into documents, in the form prepare takes."),
     ] = "auto",
     max_bad: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Maximum bad records: a number, or a share that allows at least 10. They go to OUT.quarantine.jsonl."
         ),
     ] = "0.1%",
-    force: Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace the output file if it exists.")] = False,
     follow_links: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--follow-links",
             help="Follow symbolic links that lead out of an input folder.",
         ),

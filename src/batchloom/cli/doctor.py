@@ -4,12 +4,11 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import typer
-
 import batchloom
 from batchloom.analysis.doctor import Diagnosis, DocumentPreview, PreparedFacts, SourceFacts
+from batchloom.cli.options import Argument, AsJson, Option, with_settings
 from batchloom.cli.prepare import ProgressDisplay, parse_setting_options
-from batchloom.cli.terminal import AsJson, print_escaped, print_json, redact_urls, with_settings
+from batchloom.cli.terminal import print_escaped, print_json, redact_urls
 from batchloom.core.addresses import redact_url
 from batchloom.core.errors import BatchloomError, SettingsError
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
@@ -38,19 +37,19 @@ _LEGEND = (
 def doctor(
     inputs: Annotated[
         list[str],
-        typer.Argument(metavar="INPUT", help="Inputs as prepare takes them; also stores and Megatron prefixes."),
+        Argument(metavar="INPUT", help="Inputs as prepare takes them; also stores and Megatron prefixes."),
     ],
     *,
     settings: dict[str, Any],
-    seq_len: Annotated[int, typer.Option(help="Number of tokens of a sequence, for the packing estimate.")] = 2048,
+    seq_len: Annotated[int, Option(help="Number of tokens of a sequence, for the packing estimate.")] = 2048,
     global_batch_size: Annotated[
-        int | None, typer.Option(help="Number of sequences of a step, for the steps of an epoch.")
+        int | None, Option(help="Number of sequences of a step, for the steps of an epoch.")
     ] = None,
     full: Annotated[
         bool,
-        typer.Option("--full", help="Read everything. Without it inputs above 16 MiB are sampled."),
+        Option("--full", help="Read everything. Without it inputs above 16 MiB are sampled."),
     ] = False,
-    preview: Annotated[int, typer.Option(help="Number of documents of each source to show as a model sees them.")] = 2,
+    preview: Annotated[int, Option(help="Number of documents of each source to show as a model sees them.")] = 2,
     as_json: AsJson = False,
 ) -> int:
     """Inspect raw inputs: schema, lengths, faults, packing.

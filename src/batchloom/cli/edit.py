@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+import click
 
 from batchloom import Edit
 from batchloom.analysis import parse_weights
 from batchloom.batches import read_mixture
-from batchloom.cli.terminal import DryRun, print_escaped, show_load
+from batchloom.cli.options import Argument, DryRun, Option
+from batchloom.cli.terminal import print_escaped, show_load
 from batchloom.core.errors import SettingsError
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import format_count
@@ -20,44 +21,42 @@ _MAX_LISTED = 20
 
 
 def edit(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run, or of one of its checkpoints.")],
+    run: Annotated[Path, Argument(metavar="RUN", help="Folder of the run, or of one of its checkpoints.")],
     *,
     at_step: Annotated[
         int,
-        typer.Option(help="First step with the change, from 0; the checkpoint of step 40 continues with step 40."),
+        Option(help="First step with the change, from 0; the checkpoint of step 40 continues with step 40."),
     ],
-    data: Annotated[str | None, typer.Option(help="Store of the run: a folder or a URL.")] = None,
+    data: Annotated[str | None, Option(help="Store of the run: a folder or a URL.")] = None,
     mixture: Annotated[
         str | None,
-        typer.Option(help="Mixture of the run, in the form train takes it; stores may be added."),
+        Option(help="Mixture of the run, in the form train takes it; stores may be added."),
     ] = None,
     generation: Annotated[
-        int | None, typer.Option(help="Generation of the store at --data.", show_default="the one the run started on")
+        int | None, Option(help="Generation of the store at --data.", show_default="the one the run started on")
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="New weights of all sources: web=0.5,code=0.5, size, or a YAML mapping in braces.",
             show_default="unchanged",
         ),
     ] = None,
-    skip: Annotated[int, typer.Option(help="Number of steps to leave out.")] = 0,
+    skip: Annotated[int, Option(help="Number of steps to leave out.")] = 0,
     ban: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="SOURCE:NUMBERS",
             help="Documents to replace by padding: web:17,18, or 17,18 in a run on one store. Repeatable.",
         ),
     ] = None,
     global_batch_size: Annotated[
-        int | None, typer.Option(help="New number of sequences of a step over all ranks.", show_default="unchanged")
+        int | None, Option(help="New number of sequences of a step over all ranks.", show_default="unchanged")
     ] = None,
-    seq_len: Annotated[
-        int | None, typer.Option(help="New number of tokens of a sequence.", show_default="unchanged")
-    ] = None,
-    note: Annotated[str, typer.Option(help="Reason for the change, for the journal.")] = "",
+    seq_len: Annotated[int | None, Option(help="New number of tokens of a sequence.", show_default="unchanged")] = None,
+    note: Annotated[str, Option(help="Reason for the change, for the journal.")] = "",
     wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for the answer of a run that is training.")
+        float, Option(minimum=0, help="Seconds to wait for the answer of a run that is training, at least 0.")
     ] = EDIT_TIMEOUT_S,
     dry_run: DryRun = False,
 ) -> None:
@@ -92,11 +91,11 @@ def edit(
             print_line=print_escaped,
         )
     except KeyboardInterrupt:
-        typer.echo(
+        click.echo(
             f"Stopped. If the run had received the edit, {run / 'edits'} holds it and the answer.",
             err=True,
         )
-        raise typer.Exit(130) from None
+        raise click.exceptions.Exit(130) from None
     for line in result.before:
         if line not in result.after:
             print_escaped(f"- {line}")

@@ -2,8 +2,6 @@
 
 from typing import Annotated, Any
 
-import typer
-
 import batchloom
 from batchloom.analysis import (
     ExplainedSequence,
@@ -15,7 +13,8 @@ from batchloom.analysis import (
     make_data_label,
     resolve_plan,
 )
-from batchloom.cli.terminal import AsJson, StorePath, WorldSize, print_escaped, print_json, print_log, with_settings
+from batchloom.cli.options import AsJson, Option, StorePath, WorldSize, with_settings
+from batchloom.cli.terminal import print_escaped, print_json, print_log
 from batchloom.core.wording import format_count, format_list
 
 _MAX_WEIGHTS = 4
@@ -25,10 +24,10 @@ _MAX_WEIGHTS = 4
 def explain(
     store: StorePath = None,
     *,
-    step: Annotated[int, typer.Option(help="Number of the step, from 0.")],
-    rank: Annotated[int | None, typer.Option(help="Show only the rows of this rank of --world-size.")] = None,
-    row: Annotated[int | None, typer.Option(help="Show only this row of the step, or of the rank's batch.")] = None,
-    text: Annotated[int, typer.Option(help="Maximum characters of each span's text; 0 for none.")] = 80,
+    step: Annotated[int, Option(help="Number of the step, from 0.")],
+    rank: Annotated[int | None, Option(help="Show only the rows of this rank of --world-size.")] = None,
+    row: Annotated[int | None, Option(help="Show only this row of the step, or of the rank's batch.")] = None,
+    text: Annotated[int, Option(help="Maximum characters of each span's text; 0 for none.")] = 80,
     world_size: WorldSize = None,
     settings: dict[str, Any],
     as_json: AsJson = False,
@@ -87,17 +86,17 @@ def _format_span(span: ExplainedSpan) -> str:
 def when(
     store: StorePath = None,
     *,
-    document: Annotated[int | None, typer.Option(help="Number of a document in its store.")] = None,
+    document: Annotated[int | None, Option(help="Number of a document in its store.")] = None,
     source: Annotated[
         str | None,
-        typer.Option(help="Source of a mixture; of a single store, an input file or data set."),
+        Option(help="Source of a mixture; of a single store, an input file or data set."),
     ] = None,
     record: Annotated[
-        int | None, typer.Option(help="Number of a record in its file, from 0: its line or row, less 1.")
+        int | None, Option(help="Number of a record in its file, from 0: its line or row, less 1.")
     ] = None,
-    file: Annotated[str | None, typer.Option(help="Input file, if the source has several.")] = None,
+    file: Annotated[str | None, Option(help="Input file, if the source has several.")] = None,
     last_step: Annotated[
-        int | None, typer.Option(help="Last step to search.", show_default="the last step of the run")
+        int | None, Option(help="Last step to search.", show_default="the last step of the run")
     ] = None,
     world_size: WorldSize = None,
     settings: dict[str, Any],

@@ -5,9 +5,8 @@ import time
 from pathlib import Path
 from typing import Annotated, final
 
-import typer
-
-from batchloom.cli.terminal import AsJson, Generation, Split, print_escaped, print_json
+from batchloom.cli.options import Argument, AsJson, Generation, Option, Split
+from batchloom.cli.terminal import print_escaped, print_json
 from batchloom.core.wording import format_count, format_size
 from batchloom.store import export_store
 
@@ -15,20 +14,20 @@ _PROGRESS_SECONDS = 5.0
 
 
 def export(
-    path: Annotated[Path, typer.Argument(metavar="STORE", help="Folder of a store, or a Megatron prefix.")],
+    path: Annotated[Path, Argument(metavar="STORE", help="Folder of a store, or a Megatron prefix.")],
     *,
     to: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Format: megatron (copies of the shards), flat (one file of ids), parquet, hf (for "
             "datasets.load_from_disk) or mds (for mosaicml-streaming)."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write, which must be empty or not exist.")],
+    out: Annotated[Path, Option(help="Folder to write, which must be empty or not exist.")],
     split: Split = "train",
     merge: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME",
             help="Name of one prefix for all shards; only with --to megatron.",
             show_default="one prefix per shard",

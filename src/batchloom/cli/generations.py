@@ -3,15 +3,14 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from batchloom.cli.terminal import AsJson, DryRun, print_escaped, print_json
+from batchloom.cli.options import Argument, AsJson, DryRun, Option
+from batchloom.cli.terminal import print_escaped, print_json
 from batchloom.core.wording import format_count, format_list
 from batchloom.store import compact_store, read_log, remove_documents
 from batchloom.store.maintain import GenerationLogEntry, RemovalResult
 
 _MAX_LISTED = 10
-_STORE_ARGUMENT = typer.Argument(metavar="STORE", help="Folder of the store.")
+_STORE_ARGUMENT = Argument(metavar="STORE", help="Folder of the store.")
 
 
 def log(
@@ -49,14 +48,14 @@ def remove(
     *,
     source: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="NAME",
             help="Source or data set whose documents are removed; may be a glob. Repeatable.",
         ),
     ] = None,
     documents_file: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="File that names a document to remove in each line: train:17 (subset and number), 32 hex digits (hash "
             "of the text), or the name of a source and the number of a record, from 0.",
         ),

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from batchloom.cli.options import Argument, AsJson, Option
 from batchloom.cli.prepare import ProgressDisplay, parse_shard_tokens, print_result
-from batchloom.cli.terminal import AsJson, plain_console, print_json
+from batchloom.cli.terminal import plain_console, print_json
 from batchloom.core.errors import SettingsError
 from batchloom.preparation.imports import ImportSpec, LinkMode, run_import
 
@@ -14,47 +13,45 @@ from batchloom.preparation.imports import ImportSpec, LinkMode, run_import
 def import_(
     inputs: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="PREFIX|FILE",
             help="Megatron prefixes, folders of prefixes, and flat or .npy files of token ids.",
         ),
     ],
     *,
-    out: Annotated[Path, typer.Option(help="Folder of the store to make.")],
-    val: Annotated[list[str] | None, typer.Option(help="Prefix or file for the subset val. Repeatable.")] = None,
+    out: Annotated[Path, Option(help="Folder of the store to make.")],
+    val: Annotated[list[str] | None, Option(help="Prefix or file for the subset val. Repeatable.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Tokenizer that made the ids, in the form prepare takes; not train:N.")
+        str | None, Option(help="Tokenizer that made the ids, in the form prepare takes; not train:N.")
     ] = None,
     end_token: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="End-of-document token; config for the eos_token of tokenizer_config.json.",
             show_default="the tokenizer's",
         ),
     ] = None,
     vocab_size: Annotated[
-        int | None, typer.Option(help="Exclusive upper bound of the ids, if no tokenizer is given.")
+        int | None, Option(help="Exclusive upper bound of the ids, if no tokenizer is given.")
     ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Type of the ids of a flat file: uint16, uint32, int32, ...")
-    ] = None,
+    dtype: Annotated[str | None, Option(help="Type of the ids of a flat file: uint16, uint32, int32, ...")] = None,
     eod: Annotated[
         int | None,
-        typer.Option(help="Id that ends each document of a flat file.", show_default="the tokenizer's end token"),
+        Option(help="Id that ends each document of a flat file.", show_default="the tokenizer's end token"),
     ] = None,
     document_tokens: Annotated[
         int | None,
-        typer.Option(help="Number of tokens after which a flat file is cut into documents, instead of --eod."),
+        Option(help="Number of tokens after which a flat file is cut into documents, instead of --eod."),
     ] = None,
     val_fraction: Annotated[
         float,
-        typer.Option(help="With --copy, share of the documents for the subset val, chosen by hash."),
+        Option(help="With --copy, share of the documents for the subset val, chosen by hash."),
     ] = 0.0,
-    tokens_per_shard: Annotated[str, typer.Option(help="With --copy, largest number of tokens of a shard.")] = "100M",
-    copy: Annotated[bool, typer.Option("--copy", help="Write new shards instead of linking the files.")] = False,
+    tokens_per_shard: Annotated[str, Option(help="With --copy, largest number of tokens of a shard.")] = "100M",
+    copy: Annotated[bool, Option("--copy", help="Write new shards instead of linking the files.")] = False,
     symlink: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--symlink",
             help="Use symbolic links, for files on another file system, which must stay there.",
         ),

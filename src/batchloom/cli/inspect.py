@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 import batchloom
 from batchloom.analysis import Inspection
-from batchloom.cli.terminal import AsJson, Generation, Split, make_table, plain_console, print_escaped, print_json
+from batchloom.cli.options import Argument, AsJson, Generation, Option, Split
+from batchloom.cli.terminal import make_table, plain_console, print_escaped, print_json
 from batchloom.core.wording import format_count, format_list
 from batchloom.preparation import describe_missed_shares
 from batchloom.store import MANIFEST_NAME, PAGE_NAME, read_manifest
@@ -20,14 +19,12 @@ _MAX_WEIGHTS = 8
 def inspect(
     path: Annotated[
         str,
-        typer.Argument(
-            metavar="STORE", help="Folder or URL of a store, a Megatron prefix, or the name of synthetic data."
-        ),
+        Argument(metavar="STORE", help="Folder or URL of a store, a Megatron prefix, or the name of synthetic data."),
     ],
     *,
     split: Split = "train",
-    seq_len: Annotated[int, typer.Option(help="Number of tokens of a sequence, for the packing table.")] = 2048,
-    first: Annotated[int, typer.Option(help="Number of documents whose beginning is shown as text.")] = 3,
+    seq_len: Annotated[int, Option(help="Number of tokens of a sequence, for the packing table.")] = 2048,
+    first: Annotated[int, Option(help="Number of documents whose beginning is shown as text.")] = 3,
     generation: Generation = None,
     as_json: AsJson = False,
 ) -> None:

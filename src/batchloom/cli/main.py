@@ -29,6 +29,8 @@ def main() -> None:
 
     0: done, 1: failed, 2: wrong usage, 129, 130 or 143: stopped by a signal.
     """
+    # Searching modules for cycles takes a tenth of a short command. `SectionedCommand` enables the collector again.
+    gc.disable()
     # If the shell ignores Ctrl-C (nohup, &), keep it ignored.
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeded:
@@ -64,7 +66,7 @@ def main() -> None:
         if heeded:
             signal.signal(signal.SIGINT, _exit_on_signal)
     _release_standard_streams()
-    # The collections at the interpreter's exit would visit all objects, which takes a sixth of a short command's time.
+    # The system frees the memory: searching all objects for cycles at exit takes 0.05 to 0.2 s.
     gc.freeze()
     sys.exit(128 + ended[0] if ended and code == 130 else code)
 

@@ -4,8 +4,6 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from batchloom.analysis import (
     JournalEntry,
     MixingMeasure,
@@ -21,7 +19,8 @@ from batchloom.analysis import (
     resolve_plan,
     write_tables,
 )
-from batchloom.cli.terminal import AsJson, StorePath, WorldSize, print_escaped, print_json, print_log, with_settings
+from batchloom.cli.options import AsJson, Option, StorePath, WorldSize, with_settings
+from batchloom.cli.terminal import print_escaped, print_json, print_log
 from batchloom.core.errors import SettingsError
 from batchloom.core.wording import format_count, format_list, format_size
 
@@ -35,22 +34,22 @@ def plan(
     *,
     journal: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Show the edits in the journal of this run or checkpoint; needs no store.",
         ),
     ] = None,
     assume: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Sources that do not exist: '15T tokens, 12B documents' or 'web=10T tokens/8B documents, code=...'.",
         ),
     ] = None,
     write: Annotated[
         bool,
-        typer.Option("--write", help="Count the sequences of every pool, and cache the tables."),
+        Option("--write", help="Count the sequences of every pool, and cache the tables."),
     ] = False,
     tokens_per_second: Annotated[
-        float | None, typer.Option(help="Throughput of all ranks together, for the hours of the run.")
+        float | None, Option(help="Throughput of all ranks together, for the hours of the run.")
     ] = None,
     world_size: WorldSize = None,
     settings: dict[str, Any],

@@ -5,11 +5,12 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Self, final
 
-import typer
+import click
 
 import batchloom
 from batchloom.chat import parse_mapping
-from batchloom.cli.terminal import AsJson, make_table, plain_console, print_json, with_settings
+from batchloom.cli.options import Argument, AsJson, Option, with_settings
+from batchloom.cli.terminal import make_table, plain_console, print_json
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
 from batchloom.preparation import (
@@ -48,7 +49,7 @@ def parse_shard_tokens(text: str) -> int:
     """Parse ``100M``, ``1G`` or ``100_000`` as a number of tokens."""
     tokens = parse_token_count(text)
     if tokens is None:
-        raise typer.BadParameter(f"{quote_value(text)} is not {SIZE_HINT}", param_hint="--tokens-per-shard")
+        raise click.BadParameter(f"{quote_value(text)} is not {SIZE_HINT}", param_hint="--tokens-per-shard")
     return tokens
 
 
@@ -79,7 +80,7 @@ def parse_setting_options(settings: dict[str, Any]) -> dict[str, Any]:
 def prepare(
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="INPUT",
             help="Files, folders, globs and archives of text, code, JSON, CSV, Parquet and Arrow, compressed or not; "
             "URLs (s3://, gs://, https://, hf://); a data set of the Hub (org/name[:config][/split][@revision]) or its "
@@ -91,26 +92,24 @@ def prepare(
     *,
     out: Annotated[
         str | None,
-        typer.Option(help="Folder of the store, or a URL in an object store (s3://bucket/prefix)."),
+        Option(help="Folder of the store, or a URL in an object store (s3://bucket/prefix)."),
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(help="Recipe file (YAML or JSON), or a store to prepare again. Options and inputs override it."),
+        Option(help="Recipe file (YAML or JSON), or a store to prepare again. Options and inputs override it."),
     ] = None,
-    print_recipe: Annotated[
-        bool, typer.Option("--print-recipe", help="Print the complete recipe as YAML and exit.")
-    ] = False,
+    print_recipe: Annotated[bool, Option("--print-recipe", help="Print the complete recipe as YAML and exit.")] = False,
     settings: dict[str, Any],
     run: dict[str, Any],
     separate: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--separate",
             help="Make a store of each data set of a manifest, in folders of --out, and mixture.yaml with their "
             "weights, for train --mixture.",
         ),
     ] = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
+    profile: Annotated[bool, Option("--profile", help="Print where the time went.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Prepare files into a store: tokenize, clean, deduplicate.
@@ -118,7 +117,7 @@ def prepare(
     Run the same command again to resume an interrupted job. A finished store is left as it is.
     """
     if not inputs and recipe is None and not run.get("append"):
-        raise typer.BadParameter("missing: name files, or a recipe with --recipe", param_hint="INPUT")
+        raise click.BadParameter("missing: name files, or a recipe with --recipe", param_hint="INPUT")
     options = parse_setting_options(settings)
     run_settings = make_run_settings({**run, **run.get("execution", {})})
     build_request = partial(make_append_request, out=out) if run_settings.append else make_request
@@ -126,7 +125,7 @@ def prepare(
     if print_recipe:
         return _print_recipe(request)
     if out is None:
-        raise typer.BadParameter("missing: name the folder of the store", param_hint="--out")
+        raise click.BadParameter("missing: name the folder of the store", param_hint="--out")
     if separate:
         return _prepare_separately(request, out, run_settings, as_json=as_json)
     with ProgressDisplay() as display:

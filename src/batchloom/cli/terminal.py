@@ -1,6 +1,5 @@
-"""Output and options that the commands share."""
+"""Output that the commands share."""
 
-import inspect
 import json
 import logging
 import re
@@ -8,17 +7,14 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, fields, is_dataclass
-from functools import cache, wraps
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, final, get_args, get_origin, get_type_hints
+from functools import cache
+from typing import TYPE_CHECKING, Any, final
 
+import click
 import msgspec
-import typer
-from typer.models import OptionInfo
 
 from batchloom.core.files import decode_file_name
-from batchloom.core.settings import SettingField, list_settings, quote_value
+from batchloom.core.settings import quote_value
 from batchloom.core.wording import escape_unprintable, parse_size
 
 if TYPE_CHECKING:
@@ -29,21 +25,6 @@ _URL_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:([^/?#\s]*)@)?[^?#\s]*
 # URL parts of one character are wildcards, not secrets.
 _MIN_SECRET_LENGTH = 2
 _SPINNER_DELAY = 0.5
-_VALUE_NAMES = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
-
-StorePath = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="STORE",
-        help="Folder of a store, a Megatron prefix, or the name of synthetic data.",
-        show_default=False,
-    ),
-]
-WorldSize = Annotated[int | None, typer.Option(help="Number of data-parallel ranks.", rich_help_panel="Plan")]
-Split = Annotated[str, typer.Option(help="Subset of the store: train, val or test.")]
-Generation = Annotated[int | None, typer.Option(help="Generation of the store.", show_default="the newest")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change, without changing anything.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 
 
 def plain_console(*, stderr: bool = False) -> "Console":
@@ -177,135 +158,7 @@ def parse_bytes(text: str, option: str) -> int:
     """Parse the value of an option as a positive number of bytes."""
     size = parse_size(text)
     if not size:
-        raise typer.BadParameter(
+        raise click.BadParameter(
             f"{quote_value(text)} is no number of bytes; write it as 2G or 500MB", param_hint=option
         )
     return size
-
-
-def with_settings(
-    *classes: type[Any], only: tuple[str, ...] = (), parameter: str = "settings"
-) -> Callable[..., Callable[..., int]]:
-    """Replace a parameter of a command by one option per declared field.
-
-    The command receives the given values in this parameter: a dict by field name, with those of a nested settings
-    class in a dict of their own. Options that were not given are absent.
-
-    Args:
-        classes: settings classes, whose nested settings classes are included.
-        only: names of the fields to offer; all if empty.
-        parameter: name of the replaced parameter.
-    """
-    paths = {path: field for cls in classes for path, field in _list_options(cls) if not only or path[-1] in only}
-
-    def decorate(command: Callable[..., int]) -> Callable[..., int]:
-        @wraps(command)
-        def run(**values: Any) -> int:
-            settings: dict[str, Any] = {}
-            for path in paths:
-                value = values.pop("_".join(path))
-                if value is not None:
-                    group = settings
-                    for name in path[:-1]:
-                        group = group.setdefault(name, {})
-                    group[path[-1]] = value
-            return command(**values, **{parameter: settings})
-
-        signature = inspect.signature(command)
-        options = [_make_parameter("_".join(path), field) for path, field in paths.items()]
-        parameters: list[inspect.Parameter] = []
-        for declared in signature.parameters.values():
-            parameters += options if declared.name == parameter else [declared]
-        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        hints = get_type_hints(command, include_extras=True)
-        hints.pop(parameter)
-        run.__annotations__ = hints | {option.name: option.annotation for option in options}
-        return run
-
-    return decorate
-
-
-def _list_options(cls: Any) -> list[tuple[tuple[str, ...], SettingField]]:
-    """List the declared fields of a settings class by path, inherited ones last."""
-    declared = {field.name: field for field in list_settings(cls)}
-    options: list[tuple[tuple[str, ...], SettingField]] = []
-    hints = get_type_hints(cls, include_extras=True)
-    for field in sorted(fields(cls), key=lambda field: field.name not in cls.__annotations__):
-        if field.name in declared:
-            if not declared[field.name].setting.has_option:
-                continue
-            options.append(((field.name,), declared[field.name]))
-            continue
-        hint = hints[field.name]
-        if get_origin(hint) is tuple:
-            # An option has one value, not one for each input.
-            continue
-        # A mapping that is annotated with a settings class holds values of its fields.
-        candidates = (hint, *getattr(hint, "__metadata__", getattr(hint, "__args__", ())))
-        nested = next((cls for cls in candidates if isinstance(cls, type) and is_dataclass(cls)), None)
-        if nested is not None:
-            options += [((field.name, *path), option) for path, option in _list_options(nested)]
-    return options
-
-
-def _make_parameter(name: str, field: SettingField) -> inspect.Parameter:
-    setting = field.setting
-    hint: Any = setting.option_type or field.hint
-    if get_origin(hint) is Literal:
-        hint = str
-    if hint is list:
-        hint = list[str]
-    info = typer.Option(
-        "/".join(field.option_names),
-        help=setting.help,
-        metavar=setting.metavar or _name_value(field.hint if get_origin(field.hint) is Literal else hint),
-        show_default=_format_default(field),
-        rich_help_panel=setting.panel,
-    )
-    annotation = Annotated[hint | None, info]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def declare_values(command: Callable[..., object]) -> None:
-    """Name the values of a command's options, and parse its numbers."""
-    for hint in get_type_hints(command, include_extras=True).values():
-        for info in getattr(hint, "__metadata__", ()):
-            if not isinstance(info, OptionInfo):
-                continue
-            kind = next((kind for kind in (int, float) if kind in (hint.__origin__, *get_args(hint.__origin__))), None)
-            info.metavar = info.metavar or _name_value(hint.__origin__)
-            if kind is not None and info.min is info.max is None:
-                info.parser = _parse_whole_number if kind is int else _parse_number
-
-
-def _name_value(hint: Any) -> str:
-    """Return the placeholder of a value in the help."""
-    kinds = get_args(hint) or (hint,)
-    if get_origin(hint) is Literal:
-        return "|".join(kinds)
-    return next((name for kind, name in _VALUE_NAMES.items() if kind in kinds), "TEXT")
-
-
-def _parse_whole_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{quote_value(text)} is not a whole number") from None
-
-
-def _parse_number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{quote_value(text)} is not a number") from None
-
-
-def _format_default(field: SettingField) -> str | bool:
-    """Return the default shown in the help; False for none."""
-    if field.setting.shown_default:
-        return field.setting.shown_default
-    if isinstance(field.default, bool):
-        # A flag without a --no- form is off by default.
-        names = field.option_names
-        return len(names) == 2 and names[not field.default][2:]
-    return field.default not in (None, MISSING, ()) and str(field.default)

@@ -11,10 +11,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
-import typer
+import click
 
 from batchloom.batches import read_mixture
-from batchloom.cli.terminal import parse_bytes, print_log, show_load, with_settings
+from batchloom.cli.options import Option, with_settings
+from batchloom.cli.terminal import parse_bytes, print_log, show_load
 from batchloom.core.addresses import is_url
 from batchloom.core.settings import from_plain
 from batchloom.train import TrainRequest, require_train_packages
@@ -38,8 +39,10 @@ def train(*, settings: dict[str, Any]) -> None:
 
 def demo(
     *,
-    out: Annotated[Path, typer.Option(help="Folder for the files of the demo; created if missing.")] = Path("demo"),
-    steps: Annotated[int | None, typer.Option(help="Number of steps to train.", min=1, show_default="250")] = None,
+    out: Annotated[Path, Option(help="Folder for the files of the demo; created if missing.")] = Path("demo"),
+    steps: Annotated[
+        int | None, Option(help="Number of steps to train, at least 1.", minimum=1, show_default="250")
+    ] = None,
 ) -> None:
     """Prepare, train and sample real text, in three minutes.
 
@@ -52,8 +55,8 @@ def demo(
     try:
         run_demo(out, steps, print_line)
     except KeyboardInterrupt:
-        typer.echo(f"\nStopped; the same command begins again in {out}.", err=True)
-        raise typer.Exit(130) from None
+        click.echo(f"\nStopped; the same command begins again in {out}.", err=True)
+        raise click.exceptions.Exit(130) from None
 
 
 def _parse_options(settings: dict[str, Any]) -> dict[str, Any]:
@@ -83,14 +86,14 @@ def _run_in_terminal() -> Iterator[None]:
     except KeyboardInterrupt as stop:
         # Ctrl-C reaches all ranks; only one prints.
         if os.environ.get("RANK", "0") == "0":
-            typer.echo(f"\n{stop.args[0] if stop.args else _NOT_STARTED_MESSAGE}", err=True)
-        raise typer.Exit(130) from None
+            click.echo(f"\n{stop.args[0] if stop.args else _NOT_STARTED_MESSAGE}", err=True)
+        raise click.exceptions.Exit(130) from None
 
 
 def print_line(line: str, *, err: bool = False) -> None:
     """Print a line, which may contain path bytes that are not valid text."""
     encoding = (sys.stderr if err else sys.stdout).encoding or "utf-8"
-    typer.echo(line.encode(encoding, "backslashreplace").decode(encoding), err=err)
+    click.echo(line.encode(encoding, "backslashreplace").decode(encoding), err=err)
 
 
 def _print_record(record: logging.LogRecord) -> None:

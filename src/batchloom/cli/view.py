@@ -2,9 +2,8 @@
 
 from typing import Annotated, Any
 
-import typer
-
-from batchloom.cli.terminal import print_escaped, with_settings
+from batchloom.cli.options import Argument, with_settings
+from batchloom.cli.terminal import print_escaped
 from batchloom.view import ViewSpec, serve_view
 
 
@@ -12,7 +11,7 @@ from batchloom.view import ViewSpec, serve_view
 def view(
     data: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="DATA",
             help="Folder or URL of a store, a Megatron prefix, the name of synthetic data, a mixture's YAML file, or "
             "raw inputs as prepare takes them.",

@@ -10,9 +10,10 @@ from dataclasses import fields
 from types import FrameType
 from typing import Any
 
-import typer
+import click
 
-from batchloom.cli.terminal import show_load, with_settings
+from batchloom.cli.options import with_settings
+from batchloom.cli.terminal import show_load
 from batchloom.cli.train import print_line
 from batchloom.core.errors import SettingsError
 from batchloom.train import LeaveEvent, WorkerConfig, require_train_packages
@@ -40,7 +41,7 @@ def worker(*, settings: dict[str, Any]) -> None:
         report = run_worker(config, print_line, leave)
     if not report.finished:
         # Exit this way even if another worker was signaled: torchrun restarts with the remaining ones.
-        raise typer.Exit(128 + (received_signals[0] if received_signals else signal.SIGTERM))
+        raise click.exceptions.Exit(128 + (received_signals[0] if received_signals else signal.SIGTERM))
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def list_settings(cls: Any) -> tuple[SettingField, ...]:
     return tuple(
         SettingField(
             field.name,
-            _strip_none(hints[field.name].__origin__),
+            strip_none(hints[field.name].__origin__),
             field.default,
             metadata,
             optional=type(None) in typing.get_args(hints[field.name].__origin__),
@@ -109,7 +109,7 @@ def find_problems(spec: object, path: str = "") -> list[str]:
     return problems
 
 
-def _strip_none(hint: Any) -> Any:
+def strip_none(hint: Any) -> Any:
     """Return an optional type without None."""
     if typing.get_origin(hint) not in (typing.Union, types.UnionType):
         return hint

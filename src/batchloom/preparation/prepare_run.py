@@ -366,7 +366,7 @@ class PrepareRun:
         def keep(tokenizer: Tokenizer) -> None:
             choose_dtype_name(recipe, tokenizer)
             if state is None:
-                self._work.keep_tokenizer(tokenizer.state())
+                self._work.keep_tokenizer(tokenizer)
             if server is not None:
                 server.call(partial(load_tokenizer, self._work.tokenizer_path))
 

@@ -143,7 +143,7 @@ class StreamStoreWriter:
             job = make_job_identity(self._recipe, self._listing, self._settings.constants, content)
             begin_or_resume(work, self._recipe, job)
             if work.tokenizer_state() is None:
-                work.keep_tokenizer(self._tokenizer.state())
+                work.keep_tokenizer(self._tokenizer)
             self._batches_folder.mkdir(exist_ok=True)
             write_file(self._batches_folder / _BEGUN_FILE, b"")
 

@@ -14,8 +14,6 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, Unpack, final
 
-import msgspec
-
 from batchloom.core.errors import InputMissingError, PlanError, SettingsError, StateError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.process_state import pause_gc
@@ -75,6 +73,7 @@ from batchloom.streaming.rank_feed import (
     choose_worker_count,
 )
 from batchloom.streaming.record_ranges import make_range_groups
+from batchloom.tokens import encode_state
 
 _LOG = logging.getLogger("batchloom")
 _MAX_WORKERS = 1024
@@ -266,7 +265,7 @@ class Stream:
         self.tokenizer = choose_job_tokenizer(recipe, self._listing.sources, record_parsers, _LOG.info, tokenizer_state)
         self.processor = self._load_processor_state()
         self._dtype = choose_dtype_name(recipe, self.tokenizer)
-        write_file(self._folder / _TOKENIZER_STATE_FILE, msgspec.json.encode(self.tokenizer.state()))
+        write_file(self._folder / _TOKENIZER_STATE_FILE, encode_state(self.tokenizer))
         self.identity, self._recipe_plain = self._make_identity(), recipe_to_plain(recipe)
         self.fingerprint = fingerprint(self.identity)
         self._kept_in: str | None = None

@@ -39,7 +39,6 @@ _SAFE_CHARACTERS = (
     "\x00-\x7f\u2e80-\ua4cf\uac00-\ud7a3\uff00-\uffef\U0001f300-\U0001faff"
     "\u2010-\u2015\u2018\u2019\u201c\u201d\u2026\u2022"
 )
-_UNSAFE_PATTERN = re.compile(f"[^{_SAFE_CHARACTERS}]")
 
 
 def normalize(text: str) -> str:
@@ -178,12 +177,13 @@ class MojibakeSettings:
 def make_mojibake_step(settings: MojibakeSettings) -> CleanFunction:
     more = settings != MojibakeSettings()
     fix = _make_extra_fixes(settings) if more else _load_fix_encoding()
+    unsafe_pattern = re.compile(f"[^{_SAFE_CHARACTERS}]")
 
     def clean(text: str) -> str:
         if more:
             if text.isascii() and not settings.unescape_html:
                 return text
-        elif text.isascii() or _UNSAFE_PATTERN.search(text) is None:
+        elif text.isascii() or unsafe_pattern.search(text) is None:
             return text
         # Fix line by line, as ftfy does: each line may have another encoding.
         return "\n".join([_fix_if_stable(line, fix) for line in text.split("\n")])

@@ -6,6 +6,7 @@ from .engine_conformance import (
 from .json_tokenizer import parse_train_spec as parse_train_spec, train_tokenizer as train_tokenizer
 from .local_tokenizers import (
     END_BY_CONFIG as END_BY_CONFIG,
+    encode_state as encode_state,
     read_sidecar_hints as read_sidecar_hints,
     restore_tokenizer as restore_tokenizer,
 )

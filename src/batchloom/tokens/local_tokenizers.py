@@ -274,6 +274,13 @@ def _read_text(path: Path) -> str:
         raise TokenizerError(f"{path} is not a chat template: it cannot be read ({error})") from error
 
 
+def encode_state(tokenizer: Tokenizer) -> bytes:
+    """Return the JSON of a tokenizer's ``state()``, as stores hold it."""
+    if isinstance(tokenizer, JsonTokenizer):
+        return tokenizer.encode_state()
+    return msgspec.json.encode(tokenizer.state())
+
+
 def restore_tokenizer(state: Mapping[str, Any]) -> Tokenizer:
     """Restore a tokenizer from its ``state()``; needs no network and no file.
 

@@ -21,8 +21,9 @@ _SAFE = (
     r"\u0620-\u064a\u0671-\u06d3\u3041-\u3096\u30a1-\u30fa\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
     r"\u2013\u2014\u2018\u2019\u201c\u201d\u2026\u00ab\u00bb\u3001\u3002\uff0c]"
 )
-_SINGLE_SPACE = re.compile(rf" (?<={_SAFE}.)(?={_SAFE})", re.DOTALL)
-_ANY_SPACE = re.compile(rf"[ \n\t](?<={_SAFE}.)[ \n\t]*(?={_SAFE})", re.DOTALL)
+# Compiled on use: that takes as long as importing ten modules, and few tokenizers need it.
+_SINGLE_SPACE = rf" (?<={_SAFE}.)(?={_SAFE})"
+_ANY_SPACE = rf"[ \n\t](?<={_SAFE}.)[ \n\t]*(?={_SAFE})"
 _SPACE_EXAMPLES = ("a\nb", "a\tb", "a  b", "a \n\n\t b")
 # Words of BERT's pre-tokenizer in ASCII text without control characters, which its normalizer removes.
 _BERT_WORD = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
@@ -87,7 +88,7 @@ class WordEncoder:
         self._size = self._characters = 0
         ids, offsets = encode(["a b", *_SPACE_EXAMPLES])
         any_space = all(np.array_equal(ids[: offsets[1]], section) for section in np.split(ids, offsets[1:-1]))
-        self._separator = _ANY_SPACE if any_space else _SINGLE_SPACE
+        self._separator = re.compile(_ANY_SPACE if any_space else _SINGLE_SPACE, re.DOTALL)
 
     def _split(self, text: str) -> list[str]:
         if self._is_bert and text.isascii() and not _CONTROL_CHARACTER.search(text):

@@ -26,6 +26,7 @@ from batchloom.preparation.units.units import RecordPosition, Unit
 from batchloom.store import MANIFEST_NAME, WORK_NAME, ShardEntry, wrap_write_errors, write_file
 from batchloom.store.format import LOCK_NAME, TOKENIZER_NAME
 from batchloom.store.write import make_folder, sync_folder
+from batchloom.tokens import Tokenizer, encode_state
 
 T = TypeVar("T")
 
@@ -371,9 +372,9 @@ class WorkFolder:
         """Return the state of the job's tokenizer; None if it is not chosen yet."""
         return _read_json(self.tokenizer_path, dict)
 
-    def keep_tokenizer(self, state: dict[str, Any]) -> None:
+    def keep_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Store the tokenizer, so that a resumed run uses the same one."""
-        write_file(self.tokenizer_path, msgspec.json.encode(state))
+        write_file(self.tokenizer_path, encode_state(tokenizer))
 
     def read_excluded(self) -> dict[str, ExcludedRecords]:
         return _read_json(self.path / "excluded.json", dict[str, ExcludedRecords]) or {}

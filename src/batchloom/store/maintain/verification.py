@@ -483,7 +483,7 @@ def _check_content(
 
 def _draw_sample_ids(store: Store) -> NDArray[np.int64]:
     share = max(1, _NOISE_SAMPLE_TOKENS // 256)
-    numbers = np.unique(np.linspace(0, len(store) - 1, num=min(len(store), 256)).astype(np.int64))
+    numbers = np.linspace(0, len(store) - 1, num=min(len(store), 256)).astype(np.int64)
     numbers = numbers[~mask_removed(store.contents.removed, numbers)]
     samples = [store[int(n)].ids[:share] for n in numbers]
     return np.concatenate(samples).astype(np.int64) if samples else np.empty(0, np.int64)
