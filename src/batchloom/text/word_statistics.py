@@ -180,7 +180,7 @@ def _group(hashes: U64, texts: I64) -> tuple[I64, Flags]:
 
 
 def _hash_strings(strings: pa.StringArray) -> U64:
-    """Return the sum of key(b[i]) HASH_BASE^i over the bytes b of each string, modulo 2^64."""
+    """Return the sum of key(b[i]) HASH_BASE^i over the bytes b of each string."""
     offsets = _get_offsets(strings)
     data = np.frombuffer(strings.buffers()[2] or b"", np.uint8)[: offsets[-1]]
     sums = np.zeros(len(data) + 1, np.uint64)

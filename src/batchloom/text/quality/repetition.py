@@ -156,7 +156,7 @@ def _check_top_ngram(n: int, limit: float, text: str, ends: list[int]) -> Droppe
 def _find_duplicate_suspects(
     shares: NgramShares, ngrams: "Ngrams", texts: Sequence[str]
 ) -> Iterator[tuple[int, float, int, list[int]]]:
-    """Yield n, its limit, and each text whose repeated n-grams may exceed it, with these."""
+    """Yield n, its limit, and texts whose repeated n-grams may exceed it, with these."""
     words, sizes = np.arange(len(ngrams.texts)), _measure(texts)
     for n, limit in _sort_shares(shares):
         words = ngrams.drop_unique(n, words)
