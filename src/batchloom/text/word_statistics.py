@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from batchloom.text.english_words import BEGINNINGS, ENDS, SEGMENT_WORDS, load_e
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
+_N = TypeVar("_N", np.int64, np.uint64)
 
 # Arrow strings have no lone surrogates. No rule tells these characters of private use from them.
 _SURROGATE_STANDINS = {code: 0x100000 + code for code in range(0xD800, 0xE000)}
@@ -90,7 +91,8 @@ class BatchWords:
 class Ngrams:
     """N-grams of the words of each text of a batch, compared by hashes.
 
-    An n-gram is named by its first word, and has fewer words at the end of a text. Words are joined without spaces.
+    An n-gram is named by its first word. Words are joined without spaces. Some n-grams go beyond the end of their text,
+    so the results are bounds from above.
 
     Attributes:
         bounds: as of the words.
@@ -100,79 +102,79 @@ class Ngrams:
     def __init__(self, words: BatchWords) -> None:
         self.texts = np.repeat(np.arange(len(words.bounds) - 1), np.diff(words.bounds))
         self.bounds, self._words = words.bounds, words
-        self._stops = words.bounds[1:][self.texts]
-        self._ends = add_up(words.lengths)
+        self._text_keys = self.texts.view(np.uint64) * _KEYS[0]
         sizes = _measure(words.vocabulary)
+        self._ends = add_up(words.lengths)
         self._byte_ends = add_up(sizes[words.numbers])
         # Powers of the bytes before each word.
-        powers, self._inverses = np.ones((2, len(self.texts) + 1), np.uint64)
-        for base, products in ((_HASH_BASE, powers), (_INVERSE_BASE, self._inverses)):
+        powers, inverses = np.ones((2, len(self.texts) + 1), np.uint64)
+        for base, products in ((_HASH_BASE, powers), (_INVERSE_BASE, inverses)):
             table = _list_powers(base, int(sizes.max(initial=0)) + 1)
             np.multiply.accumulate(table[sizes[words.numbers]], out=products[1:])
-        self._hash_sums = np.zeros(len(self.texts) + 1, np.uint64)
+        self._inverses, self._hash_sums = inverses[:-1], np.zeros(len(self.texts) + 1, np.uint64)
         np.cumsum(_hash_strings(words.vocabulary)[words.numbers] * powers[:-1], out=self._hash_sums[1:])
 
-    def measure(self, n: int, first_words: I64) -> I64:
-        """Return the characters of n-grams."""
-        lengths: I64 = self._ends[self._find_stops(n, first_words)] - self._ends[first_words]
-        return lengths
+    def measure(self, n: int) -> I64:
+        """Return the characters of the n-gram of each word [W]."""
+        return self._subtract(self._ends, n)
 
     def measure_union(self, n: int, first_words: I64) -> I64:
-        """Return the characters of each text in n-grams [T]."""
-        stops = np.minimum(self._find_stops(n, first_words), np.append(first_words[1:], len(self.texts)))
+        """Return the characters of each text in at least one of the n-grams [T]."""
+        stops = np.minimum(first_words + n, np.append(first_words[1:], len(self.texts)))
         lengths = self._ends[stops] - self._ends[first_words]
         return np.bincount(self.texts[first_words], lengths, len(self.bounds) - 1).astype(np.int64)
 
-    def count(self, n: int, first_words: I64) -> I64:
-        """Return how often each n-gram occurs in its text among these."""
-        order, is_new = _group(self._hash(n, first_words), self.texts[first_words])
-        counts, run_lengths = np.empty(len(order), np.int64), np.diff(np.flatnonzero(is_new), append=len(order))
+    def count(self, n: int, is_counted: Flags) -> I64:
+        """Return how often each counted n-gram occurs in its text among them, else 0 [W]."""
+        order, is_new = _group(self._hash(n)[is_counted], np.flatnonzero(is_counted))
+        counts, run_lengths = np.zeros(len(self.texts), np.int64), np.diff(np.flatnonzero(is_new), append=len(order))
         counts[order] = np.repeat(run_lengths, run_lengths)
         return counts
 
-    def find_repeats(self, n: int, first_words: I64) -> I64:
-        """Return the n-grams that occurred before in their text."""
-        order, is_new = _group(self._hash(n, first_words), self.texts[first_words])
-        return first_words[np.sort(order[~is_new])]
+    def find_candidates(self, n: int) -> Flags:
+        """Return which n-grams may repeat: they are short, or begin like others [W]."""
+        is_candidate: Flags = self._is_shared | (self._subtract(self._byte_ends, n) < _BEGINNING_BYTES)
+        return is_candidate
 
-    def drop_unique(self, n: int, first_words: I64) -> I64:
-        """Return n-grams without those whose first bytes are unique in their text.
-
-        Longer ones from the same words on are unique, too.
-        """
-        sizes = self._byte_ends[self._find_stops(n, first_words)] - self._byte_ends[first_words]
-        return first_words[self._is_shared[first_words] | (sizes < _BEGINNING_BYTES)]
+    def find_repeats(self, n: int, is_candidate: Flags) -> I64:
+        """Return the n-grams among the candidates that occurred before in their text."""
+        order, is_new = _group(self._hash(n)[is_candidate], np.flatnonzero(is_candidate))
+        return np.sort(order[~is_new])
 
     @functools.cached_property
     def _is_shared(self) -> Flags:
         """Words that begin like others of their text, together with what follows [W]."""
         data, offsets = np.concatenate((self._words.data, np.zeros(_BEGINNING_BYTES, np.uint8))), self._words.offsets
         halves = np.ndarray(len(data) - 7, "<u8", data, strides=(1,))
-        order, is_new = _group(halves[offsets] * _KEYS[2] + halves[offsets + 8] * _KEYS[3], self.texts)
+        keys = halves[offsets] * _KEYS[2] + halves[offsets + 8] * _KEYS[3] + self._text_keys
+        order, is_new = _group(keys, np.arange(len(keys)))
         is_shared = np.empty(len(order), bool)
         is_shared[order] = ~(is_new & np.append(is_new[1:], True))
         return is_shared
 
-    def _find_stops(self, n: int, first_words: I64) -> I64:
-        return np.minimum(first_words + n, self._stops[first_words])
-
-    def _hash(self, n: int, first_words: I64) -> U64:
-        sums = self._hash_sums[self._find_stops(n, first_words)] - self._hash_sums[first_words]
-        hashes: U64 = sums * self._inverses[first_words]
+    def _hash(self, n: int) -> U64:
+        """Return a hash of the n-gram of each word and its text [W]."""
+        hashes = self._subtract(self._hash_sums, n) * self._inverses
+        hashes += self._text_keys
         return hashes
 
+    def _subtract(self, sums: npt.NDArray[_N], n: int) -> npt.NDArray[_N]:
+        """Return what the words of each n-gram add to sums [W]."""
+        differences: npt.NDArray[_N] = np.append(sums[n:], np.full(min(n, len(sums)) - 1, sums[-1])) - sums[:-1]
+        return differences
 
-def _group(hashes: U64, texts: I64) -> tuple[I64, Flags]:
-    """Return an order with equal hashes of a text in a row, and which are the first.
 
-    Some bits of the hashes are ignored.
+def _group(keys: U64, numbers: I64) -> tuple[I64, Flags]:
+    """Return the numbers in an order with equal keys in a row, and the first of each.
+
+    The numbers are in order. Some bits of the keys are ignored.
     """
-    keys = (hashes + texts.view(np.uint64) * _KEYS[0]) * _KEYS[1]
-    # Sorting numbers is several times as fast as sorting indices.
-    bits = np.uint64(len(keys).bit_length())
+    bits = np.uint64(int(numbers[-1:].sum()).bit_length())
+    # Sorting values is several times as fast as sorting indices.
+    keys = keys * _KEYS[1]
     keys >>= bits
     keys <<= bits
-    keys |= np.arange(len(keys), dtype=np.uint64)
+    keys |= numbers.view(np.uint64)
     keys.sort()
     order = (keys & ((np.uint64(1) << bits) - np.uint64(1))).view(np.int64)
     keys >>= bits
@@ -209,7 +211,7 @@ _KEYS = _make_byte_keys()
 
 def split_words(texts: Sequence[str]) -> BatchWords:
     """Split texts into the words of :func:`~batchloom.text.english_words.iter_words`."""
-    # Where a text ends with white space, Arrow reads beyond its end, and may not split the last word off.
+    # After white space at the end of its buffer, Arrow reads on, and does not split if what follows is not UTF-8.
     stripped_texts = list(map(str.strip, texts))
     try:
         strings = pa.array(stripped_texts, pa.string())
@@ -273,24 +275,37 @@ def _split_segments(segments: pa.StringArray) -> tuple[pa.StringArray, I64, I64]
 
 def _find_words(cores: pa.StringArray) -> Flags:
     """Return which segments without edges are one word."""
-    is_word = _to_numpy(pc.match_substring_regex(cores, _ASCII_WORD))
-    is_word &= ~_to_numpy(pc.match_substring_regex(cores, _UNIT_END))
-    # Arrow may have another version of Unicode.
-    _update_non_ascii(cores, str.isalpha, is_word)
+    is_word = _check_strings(
+        cores,
+        lambda others: pc.and_not(
+            pc.match_substring_regex(others, _ASCII_WORD), pc.match_substring_regex(others, _UNIT_END)
+        ),
+        str.isalpha,
+    )
     is_word &= ~_to_numpy(pc.is_in(cores, pa.array(load_rules().special_cores)))
     return is_word
 
 
 def _find_letters(words: pa.StringArray) -> Flags:
     """Return which words have a letter."""
-    has_letter = _to_numpy(pc.match_substring_regex(words, "[a-zA-Z]"))
-    _update_non_ascii(words, lambda word: word.isalpha() or any(map(str.isalpha, word)), has_letter)
-    return has_letter
+    return _check_strings(
+        words, lambda others: pc.match_substring_regex(others, "[a-zA-Z]"), lambda word: any(map(str.isalpha, word))
+    )
 
 
-def _update_non_ascii(words: pa.StringArray, check: Callable[[str], bool], flags: Flags) -> None:
-    others = np.flatnonzero(~_to_numpy(pc.string_is_ascii(words)))
-    flags[others] = np.fromiter(map(check, words.take(pa.array(others)).to_pylist()), bool, len(others))
+def _check_strings(
+    strings: pa.StringArray, check_ascii: Callable[[pa.StringArray], pa.BooleanArray], check: Callable[[str], bool]
+) -> Flags:
+    """Check strings: ASCII by Arrow (letters alone pass), others by Python."""
+    flags = _to_numpy(pc.ascii_is_alpha(strings)).copy()
+    others = np.flatnonzero(~flags)
+    other_strings = strings.take(pa.array(others))
+    flags[others] = _to_numpy(check_ascii(other_strings))
+    # Arrow may have another version of Unicode than Python.
+    is_foreign = ~_to_numpy(pc.string_is_ascii(other_strings))
+    foreign = other_strings.filter(pa.array(is_foreign)).to_pylist()
+    flags[others[is_foreign]] = np.fromiter(map(check, foreign), bool, len(foreign))
+    return flags
 
 
 def _slice_strings(strings: pa.StringArray, starts: I64, stops: I64) -> pa.StringArray:

@@ -8,7 +8,7 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -164,7 +164,7 @@ def _count_stop_words(stop_words: tuple[str, ...], least: int, text: str) -> int
     """Return the number of stop words that occur, or some number from ``least`` on."""
     spaced_words, pattern = _make_stop_patterns(stop_words)
     # Most texts have enough of them between spaces; only the others need the words of their segments.
-    count = sum(spaced in text for spaced in spaced_words)
+    count = len(list(islice(filter(text.__contains__, spaced_words), least)))
     if count < least:
         segments = filter(pattern.search, set(text.split()))
         count = len(set(stop_words).intersection(chain.from_iterable(map(SEGMENT_WORDS.__getitem__, segments))))

@@ -128,14 +128,14 @@ def count_duplicates(parts: Sequence[str]) -> tuple[int, int]:
 
 def _find_top_suspects(shares: NgramShares, ngrams: "Ngrams", texts: Sequence[str]) -> Iterator[tuple[int, float, int]]:
     """Yield n, its limit, and each text whose most frequent n-gram may exceed it."""
-    words, sizes, times = np.arange(len(ngrams.texts)), _measure(texts)[ngrams.texts], None
+    sizes, times = _measure(texts)[ngrams.texts], None
     for n, limit in _sort_shares(shares):
-        lengths = ngrams.measure(n, words) + n - 1
+        lengths, most = ngrams.measure(n) + n - 1, limit * sizes * _MARGIN
         # An n-gram occurs at most as often as the shorter one that it begins with.
-        times = ngrams.count(n, words) if times is None else times
-        suspects = words[times * lengths > limit * sizes * _MARGIN]
-        exceeding = ngrams.count(n, suspects) * lengths[suspects] > limit * sizes[suspects] * _MARGIN
-        for text in np.unique(ngrams.texts[suspects[exceeding]]).tolist():
+        times = ngrams.count(n, np.ones(len(lengths), bool)) if times is None else times
+        suspects = times * lengths > most
+        suspects &= ngrams.count(n, suspects) * lengths > most
+        for text in np.unique(ngrams.texts[suspects]).tolist():
             yield n, limit, text
 
 
@@ -157,14 +157,12 @@ def _find_duplicate_suspects(
     shares: NgramShares, ngrams: "Ngrams", texts: Sequence[str]
 ) -> Iterator[tuple[int, float, int, list[int]]]:
     """Yield n, its limit, and texts whose repeated n-grams may exceed it, with these."""
-    words, sizes = np.arange(len(ngrams.texts)), _measure(texts)
+    sizes = _measure(texts)
     for n, limit in _sort_shares(shares):
-        words = ngrams.drop_unique(n, words)
-        characters = ngrams.measure_union(n, ngrams.find_repeats(n, words))
+        is_candidate = ngrams.find_candidates(n)
+        characters = ngrams.measure_union(n, ngrams.find_repeats(n, is_candidate))
         for text in np.flatnonzero(characters > limit * sizes * _MARGIN).tolist():
-            start, stop = ngrams.bounds[text : text + 2]
-            candidates = words[np.searchsorted(words, start) : np.searchsorted(words, stop)]
-            yield n, limit, text, (candidates - start).tolist()
+            yield n, limit, text, np.flatnonzero(is_candidate[slice(*ngrams.bounds[text : text + 2])]).tolist()
 
 
 def _check_duplicate_ngrams(n: int, limit: float, text: str, ends: list[int], starts: list[int]) -> DroppedText | None:
