@@ -1,10 +1,13 @@
 """English words and sentences."""
 
+from itertools import chain
+
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from batchloom.text import count_sentences, english_words, iter_words
-from batchloom.text.english_words import compute_word_statistics, split_segment_words
+from batchloom.text import count_sentences, english_words, iter_words, word_statistics
+from batchloom.text.english_words import split_segment_words
 from text.quality_texts import make_words
 
 
@@ -96,18 +99,35 @@ def test_cached_affixes_give_the_words_of_the_complete_rules(segment):
     assert split_segment_words(segment) == english_words._split_any_segment(segment)
 
 
-@given(st.lists(st.sampled_from(["a", "ab", "b", "ba", "語", "...", "don't"]), max_size=40))
-def test_word_statistics_are_those_of_the_words(words):
-    text = " ".join(words)
-    split_words, statistics = list(iter_words(text)), compute_word_statistics(text)
-    assert statistics.lengths.tolist() == list(map(len, split_words))
-    assert statistics.letters.tolist() == [any(map(str.isalpha, word)) for word in split_words]
-    by_hash = dict(zip(statistics.hashes.tolist(), split_words, strict=True))
-    assert [by_hash[value] for value in statistics.hashes.tolist()] == split_words
+SPACES = [" ", "  ", "\n", "\t", "\x1c", "\x85", "\u00a0", "\u2003", "\u2028", "\u3000", "\u200b", "\ufeff"]
+PIECES = st.sampled_from(
+    [*SEGMENT_PARTS, *SPACES, "\ud800", "\U000e0001", "\u0558", "x" * 70, "étc.", "語。", "a.b", "J.", "don't."]
+)
+
+
+@given(st.lists(st.lists(PIECES, max_size=30).map("".join) | st.text(max_size=80), max_size=5))
+def test_words_of_a_batch_are_those_of_its_texts(texts):
+    words = word_statistics.split_words(texts)
+    words_by_text = [list(iter_words(text)) for text in texts]
+    split = list(chain.from_iterable(words_by_text))
+    assert np.diff(words.bounds).tolist() == list(map(len, words_by_text))
+    assert words.lengths.tolist() == list(map(len, split))
+    assert words.letters.tolist() == [any(map(str.isalpha, word)) for word in split]
+    assert words.symbols.tolist() == list(map(english_words.load_english_set("punctuation").issuperset, split))
+    some = list(range(0, len(texts), 2))
+    assert words.select(some).lengths.tolist() == [len(word) for at in some for word in words_by_text[at]]
+
+
+def test_words_are_split_at_pythons_white_space():
+    spaces = [character for character in map(chr, range(0x110000)) if character.isspace()]
+    others = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000 and not chr(code).isspace()]
+    words = word_statistics.split_words([f"a{space}b" for space in spaces] + ["".join(others)])
+    assert np.diff(words.bounds[:-1]).tolist() == [2] * len(spaces)
+    assert words.lengths[words.bounds[-2] :].tolist() == list(map(len, iter_words("".join(others))))
 
 
 def test_a_large_text_is_measured_like_its_parts():
     paragraph = " ".join(make_words(10_000)) + "\n"
-    text_statistics, paragraph_statistics = compute_word_statistics(paragraph * 8), compute_word_statistics(paragraph)
-    assert text_statistics.hashes.tolist() == paragraph_statistics.hashes.tolist() * 8
-    assert len(compute_word_statistics("x" * 1_000_000)) == 1
+    words, paragraph_words = word_statistics.split_words([paragraph * 8]), word_statistics.split_words([paragraph])
+    assert words.lengths.tolist() == paragraph_words.lengths.tolist() * 8
+    assert word_statistics.split_words(["x" * 1_000_000]).lengths.tolist() == [1_000_000]

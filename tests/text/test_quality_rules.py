@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from batchloom import InputError, SettingsError
 from batchloom.core.errors import InputMissingError
 from batchloom.core.settings import from_plain, to_plain
-from batchloom.text import C4, DroppedText, FineWeb, Gopher, Repetition
+from batchloom.text import C4, CleanStep, DroppedText, FineWeb, Gopher, Repetition, TextCleaner
 from batchloom.text.quality import c4, fineweb, gopher, repetition
 from text.quality_texts import EDGES, FIVE, SENTENCE, STEPS, make_gopher_text
 
@@ -176,6 +176,17 @@ def test_any_text_gives_one_text_or_drop(step, text):
     assert STEPS[step](text) == verdict
     if isinstance(verdict, str) and step != "c4":
         assert verdict == text
+
+
+@given(texts=st.lists(TEXTS | st.sampled_from([text for edge in EDGES for text in edge[1:3] if len(text) < 9000])))
+def test_a_text_has_the_same_verdict_in_any_batch(texts):
+    for name in ("gopher", "repetition"):
+        cleaned = TextCleaner([CleanStep(name)]).clean(texts)
+        drops = {position: drop for position, _, drop in cleaned.drops}
+        assert [drops.get(at, text) for at, text in enumerate(texts)] == list(map(STEPS[name], texts))
+    # The words that the first rule has split serve the second one.
+    both = TextCleaner([CleanStep("gopher"), CleanStep("repetition")]).clean(texts)
+    assert both.texts == [text for text in texts if text == STEPS["gopher"](text) == STEPS["repetition"](text)]
 
 
 HOSTILE = [

@@ -23,14 +23,16 @@ import xxhash
 
 from batchloom.core.errors import InputError
 from batchloom.core.settings import coerce_int_fields, is_text, quote_value, raise_problems
-from batchloom.text.english_words import U64, SegmentCache, iter_chunks
+from batchloom.text.english_words import SegmentCache
 from batchloom.text.normalization import normalize
 from batchloom.text.steps import CleanFunction, DroppedText
 
 OVERLAP_REASON: Final = "decontaminate: shares words with {}"
 
 _CHUNK_CHARACTERS = 1 << 20
+_SPACE_PATTERN = re.compile(r"\s")
 WordPositions = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
 
 _SEPARATOR_TABLE = bytes(code if code >= 128 or chr(code).isalnum() else 32 for code in range(256))
 # Han, kana and their extensions, whose words are not separated by spaces.
@@ -348,7 +350,7 @@ def _clean_text(index: OverlapIndex, text: str) -> str | DroppedText:
     """Search a text in chunks, each with the last words of the previous one."""
     carry_limit = index.lengths[-1] - 1
     words, preceding_words = np.zeros(0, np.uint64), 0
-    for chunk in iter_chunks(text, _CHUNK_CHARACTERS):
+    for chunk in _iter_chunks(text, _CHUNK_CHARACTERS):
         carry = words[max(0, len(words) - carry_limit) :]
         preceding_words += len(words) - len(carry)
         words = np.concatenate((carry, hash_words(chunk)))
@@ -362,5 +364,15 @@ def _clean_text(index: OverlapIndex, text: str) -> str | DroppedText:
 
 
 def _read_words_at(text: str, start: int, count: int) -> list[str]:
-    words = chain.from_iterable(map(split_normal_words, iter_chunks(text, _CHUNK_CHARACTERS)))
+    words = chain.from_iterable(map(split_normal_words, _iter_chunks(text, _CHUNK_CHARACTERS)))
     return list(islice(words, start, start + count))
+
+
+def _iter_chunks(text: str, size: int) -> Iterator[str]:
+    """Yield chunks of at least ``size`` characters of a text, split at white space."""
+    start = 0
+    while start < len(text):
+        space = _SPACE_PATTERN.search(text, start + size)
+        stop = space.start() if space else len(text)
+        yield text[start:stop]
+        start = stop

@@ -13,16 +13,12 @@ that one that spans a space hides another that overlaps it; here each segment is
 import functools
 import json
 import re
-import struct
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, final
-
-import numpy as np
-import numpy.typing as npt
 
 # Bounds of a segment cache: enough for the common ones, some tens of MiB.
 _MAX_CACHED_SEGMENTS = 1 << 17
@@ -58,16 +54,8 @@ _URL = (
     r"|(?:(?:[A-Za-z0-9\u00a1-\uffff][A-Za-z0-9\u00a1-\uffff_-]{0,62})?[A-Za-z0-9\u00a1-\uffff]\.)+"
     r"(?:[@LOWER@]{2,63}))(?::\d{2,5})?(?:[/?#]\S*)?$"
 )
-U64 = npt.NDArray[np.uint64]
 K = TypeVar("K", str, bytes)
 V = TypeVar("V")
-
-# A text is processed in chunks of about this many characters to bound memory.
-_CHUNK_CHARACTERS = 1 << 18
-_SPACE_PATTERN = re.compile(r"\s")
-_U64_MASK = (1 << 64) - 1
-_HASH_BASE = 0x9E3779B97F4A7C15
-_SYMBOL, _LETTER = 1, 2
 
 
 @final
@@ -108,7 +96,7 @@ def load_english_set(name: str) -> frozenset[str]:
 
 
 @functools.cache
-def _load_rules() -> _EnglishRules:
+def load_rules() -> _EnglishRules:
     tables = load_english_tables()
     special = {entry.replace(" ", ""): tuple(entry.split()) for entry in tables["special"]}
     suffix = re.compile("|".join(f"{suffix}$" for suffix in tables["suffixes"]))
@@ -237,7 +225,7 @@ def _split_infixes(core: str, rules: _EnglishRules) -> list[str]:
 
 def _merge_phrases(words: list[str], rules: _EnglishRules) -> list[str]:
     """Merge split exceptions again: the longest first, then the leftmost."""
-    if len(words) == 1:
+    if len(words) == 1 or rules.reaches.keys().isdisjoint(words):
         return words
     candidates = [
         (-reach, at)
@@ -280,7 +268,7 @@ class SegmentCache(dict[K, V]):
 
 
 def _split_any_segment(segment: str) -> tuple[str, ...]:
-    rules = _load_rules()
+    rules = load_rules()
     if segment in rules.special:
         return rules.special[segment]
     return tuple(_merge_phrases(_split_segment(segment, rules, rules.special), rules))
@@ -289,7 +277,7 @@ def _split_any_segment(segment: str) -> tuple[str, ...]:
 def _split_beginning(beginning: str) -> tuple[str, ...] | None:
     """Return the words of the prefixes before a word; None if they depend on it."""
     words = _split_any_segment(beginning + _ANY_WORD)
-    return words[:-1] if _load_rules().starts.issuperset(beginning) and words[-1] == _ANY_WORD else None
+    return words[:-1] if load_rules().starts.issuperset(beginning) and words[-1] == _ANY_WORD else None
 
 
 def _split_end(end: str) -> tuple[str, ...] | None:
@@ -297,14 +285,14 @@ def _split_end(end: str) -> tuple[str, ...] | None:
 
     ``end`` may begin with the last characters of the word.
     """
-    rules, segment = _load_rules(), _ANY_WORD + end
+    rules, segment = load_rules(), _ANY_WORD + end
     word, words = segment.rstrip(rules.edges), _split_any_segment(segment)
     is_suffix = rules.ends.issuperset(segment[len(word) :].replace(".", ""))
     return words[1:] if is_suffix and words[0] == word else None
 
 
-_BEGINNINGS = SegmentCache(_split_beginning)
-_ENDS = SegmentCache(_split_end)
+BEGINNINGS = SegmentCache(_split_beginning)
+ENDS = SegmentCache(_split_end)
 
 
 def _split_core(core: str, rules: _EnglishRules) -> list[str] | None:
@@ -329,7 +317,7 @@ def split_segment_words(segment: str) -> tuple[str, ...]:
 
     Most have no exception, and prefixes and suffixes that do not depend on the rest.
     """
-    rules = _load_rules()
+    rules = load_rules()
     core = segment.strip(rules.edges)
     words = _split_core(core, rules)
     if words is None:
@@ -338,18 +326,18 @@ def split_segment_words(segment: str) -> tuple[str, ...]:
         return tuple(words)
     start = segment.index(core)
     beginning, end = segment[:start], segment[start + len(core) :]
-    before = _BEGINNINGS[beginning]
+    before = BEGINNINGS[beginning]
     # A dot depends on the two characters before it.
-    after = _ENDS[core[-2:] + end if end.startswith(".") else end]
+    after = ENDS[core[-2:] + end if end.startswith(".") else end]
     return _split_any_segment(segment) if before is None or after is None else (*before, *words, *after)
 
 
-_SEGMENT_WORDS = SegmentCache(split_segment_words)
+SEGMENT_WORDS = SegmentCache(split_segment_words)
 
 
 def iter_words(text: str) -> Iterator[str]:
     """Return an iterator over the words of a text."""
-    return chain.from_iterable(map(_SEGMENT_WORDS.__getitem__, text.split()))
+    return chain.from_iterable(map(SEGMENT_WORDS.__getitem__, text.split()))
 
 
 _ODD_SPACE = re.compile(r"^ |  |[^\S ]")
@@ -382,7 +370,7 @@ def _iter_words_and_spaces(text: str) -> Iterator[str]:
     for match in _SPACE_OR_PIECE.finditer(text):
         segment = match[0]
         if not segment.isspace():
-            yield from _SEGMENT_WORDS[segment]
+            yield from SEGMENT_WORDS[segment]
         elif match.start() and segment.startswith(" "):
             if len(segment) > 1:
                 yield segment[1:]
@@ -394,97 +382,3 @@ def _iter_words_and_spaces(text: str) -> Iterator[str]:
 def is_punctuation(word: str) -> bool:
     """Return whether every character of a word is of Unicode's category P."""
     return all(unicodedata.category(char).startswith("P") for char in word)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class WordStatistics:
-    """Statistics of the words of a text.
-
-    The hash of a word w of bytes b is the sum of key(b[i]) base^(len(w) - 1 - i), modulo 2^64, so
-    ``hashes[i] * powers[i + 1] + hashes[i + 1]`` is the hash of two concatenated words.
-
-    Attributes:
-        lengths: characters of each word, int64.
-        hashes: hash of each word, uint64; equal for equal words.
-        powers: base^len(w), uint64.
-        symbols: whether a word consists of punctuation, bool.
-        letters: whether it has a letter, bool.
-    """
-
-    lengths: npt.NDArray[np.int64]
-    hashes: U64
-    powers: U64
-    symbols: npt.NDArray[np.bool_]
-    letters: npt.NDArray[np.bool_]
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-
-def _make_byte_keys() -> list[int]:
-    """Return a 64-bit key for each byte: SplitMix64 (Steele, Lea, Flood 2014)."""
-    keys, state = [], 0
-    for _ in range(256):
-        state = (state + _HASH_BASE) & _U64_MASK
-        mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _U64_MASK
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _U64_MASK
-        keys.append(mixed ^ (mixed >> 31))
-    return keys
-
-
-_BYTE_KEYS = _make_byte_keys()
-# Hash and power of " ": joined with it, "a bc" and "ab c" differ.
-SPACE_HASH = np.uint64(_BYTE_KEYS[32])
-SPACE_POWER = np.uint64(_HASH_BASE)
-
-
-def _hash_word(raw: bytes) -> int:
-    value = 0
-    for byte in raw:
-        value = (value * _HASH_BASE + _BYTE_KEYS[byte]) & _U64_MASK
-    return value
-
-
-def _encode_word(word: str) -> bytes:
-    raw = word.encode("utf-8", "surrogatepass")
-    letter = word.isalpha() or any(map(str.isalpha, word))
-    symbol = not letter and load_english_set("punctuation").issuperset(word)
-    power = pow(_HASH_BASE, len(raw), 1 << 64)
-    return _pack_word(_hash_word(raw), power, len(word), symbol * _SYMBOL | letter * _LETTER)
-
-
-def _encode_segment(segment: str) -> bytes:
-    return b"".join(map(_WORD_CODES.__getitem__, split_segment_words(segment)))
-
-
-_WORD_CODE = np.dtype([("hash", "<u8"), ("power", "<u8"), ("length", "<u4"), ("kind", "<u4")])
-_pack_word = struct.Struct("<QQII").pack
-_WORD_CODES = SegmentCache(_encode_word)
-_SEGMENT_CODES = SegmentCache(_encode_segment)
-
-
-def iter_chunks(text: str, size: int) -> Iterator[str]:
-    """Yield chunks of at least ``size`` characters of a text, split at white space."""
-    start = 0
-    while start < len(text):
-        space = _SPACE_PATTERN.search(text, start + size)
-        stop = space.start() if space else len(text)
-        yield text[start:stop]
-        start = stop
-
-
-@functools.lru_cache(1)
-def compute_word_statistics(text: str) -> WordStatistics:
-    """Compute word statistics; the last text is cached for the next rule."""
-    chunks = iter_chunks(text, _CHUNK_CHARACTERS)
-    encoded = b"".join([b"".join(map(_SEGMENT_CODES.__getitem__, chunk.split())) for chunk in chunks])
-    words = np.frombuffer(encoded, _WORD_CODE)
-    kinds = words["kind"]
-    return WordStatistics(
-        words["length"].astype(np.int64),
-        words["hash"].copy(),
-        words["power"].copy(),
-        (kinds & _SYMBOL) != 0,
-        (kinds & _LETTER) != 0,
-    )

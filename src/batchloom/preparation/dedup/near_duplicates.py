@@ -99,17 +99,17 @@ def compute_signatures(
         rows: number of hashes per band.
         shingle: number of adjacent tokens per shingle.
     """
-    keys = np.empty((len(lengths), bands), np.uint64)
+    sketches = np.empty((len(lengths), bands * rows), np.uint64)
     stops = np.cumsum(lengths, dtype=np.int64)
     starts = stops - lengths
     for first, last in _split_blocks(stops, bands * rows):
+        block = ids[starts[first] : stops[last - 1]]
         if last - first == 1 and lengths[first] > _CHUNK_TOKENS:
-            sketches = _sketch_long(ids[starts[first] : stops[first]], bands * rows, shingle)
+            sketches[first:last] = _sketch_long(block, bands * rows, shingle)
         else:
-            block = ids[starts[first] : stops[last - 1]]
-            sketches = _sketch(block, lengths[first:last].astype(np.int64), bands * rows, shingle)
-        keys[first:last] = _hash_signatures(sketches.reshape(-1, bands, rows))
-        keys[first:last][lengths[first:last] == 0] = NO_KEY
+            sketches[first:last] = _sketch(block, lengths[first:last].astype(np.int64), bands * rows, shingle)
+    keys = _hash_signatures(sketches.reshape(-1, bands, rows))
+    keys[lengths == 0] = NO_KEY
     return keys
 
 
@@ -140,7 +140,8 @@ def _sketch_long(ids: NDArray[np.generic], hashes: int, shingle: int) -> NDArray
 def _sketch(ids: NDArray[np.generic], lengths: NDArray[np.int64], hashes: int, shingle: int) -> NDArray[np.uint64]:
     """Return the smallest (round, hash) per bin and document, uint64 [D, hashes]."""
     values, counts = _hash_shingles(ids, lengths, shingle)
-    bin_offsets = np.repeat(np.arange(len(lengths), dtype=np.uint64) * np.uint64(hashes), counts)
+    first_bins = np.arange(len(lengths), dtype=np.uint64) * np.uint64(hashes)
+    bin_offsets = np.repeat(first_bins, counts)
     sketches = np.full(len(lengths) * hashes, _EMPTY_BIN)
     round_, deduplicated = 0, False
     while len(values):
@@ -164,8 +165,10 @@ def _sketch(ids: NDArray[np.generic], lengths: NDArray[np.int64], hashes: int, s
         round_hashes |= rounds[:, None] << _U32
         np.minimum.at(sketches, bins.ravel().view(np.int64), round_hashes.ravel())
         empty = (sketches.reshape(-1, hashes) == _EMPTY_BIN).any(axis=1)
-        unfilled = np.repeat(empty, counts).nonzero()[0]
-        values, bin_offsets, counts = values[unfilled], bin_offsets[unfilled], counts * empty
+        stops = np.cumsum(counts)
+        values = _join_ranges(values, (stops - counts)[empty], stops[empty])
+        counts *= empty
+        bin_offsets = np.repeat(first_bins, counts)
         round_ += len(rounds)
     return sketches.reshape(-1, hashes)
 
@@ -189,8 +192,7 @@ def _hash_shingles(
     The hash is the polynomial of the ids + 1 in an odd constant modulo 2^64. A short document is
     padded with zeros, so it matches no document of another length.
     """
-    padded_ids = ids.astype(np.uint64)
-    padded_ids += np.uint64(1)
+    padded_ids = np.add(ids, 1, dtype=np.uint64, casting="unsafe")
     padded = np.where(lengths, np.maximum(lengths, shingle), 0)
     if (padded != lengths).any():
         room = np.zeros(int(padded.sum()), np.uint64)
@@ -205,11 +207,15 @@ def _hash_shingles(
         if bit == "1":
             values = _append_hashes(values, size, padded_ids, 1)
             size += 1
-    inside = np.ones(len(padded_ids), bool)
-    stops = np.cumsum(padded)[padded > 0]
-    for back in range(1, shingle):
-        inside[stops - back] = False
-    return values[inside[: len(values)]], np.maximum(padded - shingle + 1, 0)
+    counts, stops = np.maximum(padded - shingle + 1, 0), np.cumsum(padded)
+    starts = stops - padded
+    return _join_ranges(values, starts, starts + counts), counts
+
+
+def _join_ranges(values: NDArray[np.uint64], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Join ranges of an array, which is faster than to select their elements."""
+    ranges = [values[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    return np.concatenate(ranges) if ranges else values[:0]
 
 
 def _append_hashes(

@@ -7,7 +7,7 @@ import functools
 from dataclasses import dataclass
 from typing import Final
 
-from batchloom.text.english_words import compute_word_statistics, load_english_set
+from batchloom.text.english_words import iter_words, load_english_set
 from batchloom.text.quality.repetition import count_duplicates
 from batchloom.text.steps import CleanFunction, Count, DroppedText, Number, Share, Switch, check_limits
 
@@ -79,8 +79,9 @@ def _check_repeated_lines(settings: FineWeb, lines: list[str], text: str) -> Dro
             requirement = f"at most {settings.max_duplicate_characters:.0%}"
             share = f"{characters / size:.1%} of {size:,} characters"
             return DroppedText(DUPLICATES, f"{share}, {requirement}")
-    if settings.max_newlines is not None and newlines:
-        count = len(compute_word_statistics(text))
+    # A text has at least as many words as segments.
+    if settings.max_newlines is not None and newlines / len(text.split()) > settings.max_newlines:
+        count = sum(1 for _ in iter_words(text))
         if newlines / count > settings.max_newlines:
             requirement = f"at most {settings.max_newlines:g} per word"
             return DroppedText(NEWLINES, f"{newlines:,} in {count:,} words, {requirement}")

@@ -5,13 +5,19 @@ See https://arxiv.org/abs/2112.11446. Counts are those of datatrove's ``GopherQu
 """
 
 import functools
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from batchloom.text.english_words import compute_word_statistics, iter_words
-from batchloom.text.steps import CleanFunction, Count, DroppedText, Number, Share, Words, check_limits
+from batchloom.text.english_words import SEGMENT_WORDS, iter_words
+from batchloom.text.steps import CleanFunction, Count, DroppedText, Number, Share, Words, WordStep, check_limits
+
+if TYPE_CHECKING:
+    from batchloom.text.word_statistics import BatchWords
 
 FEW_WORDS: Final = "gopher: too few words"
 MANY_WORDS: Final = "gopher: too many words"
@@ -57,23 +63,48 @@ class Gopher:
 
 def make_gopher_step(settings: Gopher) -> CleanFunction:
     """Return a function that drops texts that violate a rule."""
-    return functools.partial(_clean_text, settings)
+    return WordStep(functools.partial(_find_drops, settings))
 
 
-def _clean_text(settings: Gopher, text: str) -> str | DroppedText:
-    return _check_words(settings, text) or _check_symbols(settings, text) or _check_word_kinds(settings, text) or text
+class _WordCounts(NamedTuple):
+    """Numbers of the words of a text, and of those that are not only punctuation."""
+
+    words: int
+    symbols: int
+    letter_words: int
+    # Of the words that are not symbols.
+    characters: int
 
 
-def _check_words(settings: Gopher, text: str) -> DroppedText | None:
-    statistics = compute_word_statistics(text)
-    count = len(statistics) - int(np.count_nonzero(statistics.symbols))
+def _find_drops(settings: Gopher, texts: Sequence[str], words: "BatchWords") -> list[DroppedText | None]:
+    counts = map(
+        _WordCounts,
+        np.diff(words.bounds).tolist(),
+        words.add_by_text(words.symbols),
+        words.add_by_text(words.letters),
+        words.add_by_text(words.lengths * ~words.symbols),
+    )
+    return [_check_text(settings, text, count) for text, count in zip(texts, counts, strict=True)]
+
+
+def _check_text(settings: Gopher, text: str, counts: _WordCounts) -> DroppedText | None:
+    return (
+        _check_words(settings, counts)
+        or _check_symbols(settings, text, counts)
+        or _check_lines(settings, text)
+        or _check_word_kinds(settings, text, counts)
+    )
+
+
+def _check_words(settings: Gopher, counts: _WordCounts) -> DroppedText | None:
+    count = counts.words - counts.symbols
     if settings.min_words is not None and count < settings.min_words:
         return DroppedText(FEW_WORDS, f"{count:,} words, at least {settings.min_words:,}")
     if settings.max_words is not None and count > settings.max_words:
         return DroppedText(MANY_WORDS, f"{count:,} words, at most {settings.max_words:,}")
     if not count:
         return None
-    mean = int(statistics.lengths[~statistics.symbols].sum()) / count
+    mean = counts.characters / count
     if settings.min_word_length is not None and mean < settings.min_word_length:
         detail = f"{mean:.2f} characters per word, at least {settings.min_word_length:g}"
         return DroppedText(SHORT_WORDS, detail)
@@ -83,26 +114,29 @@ def _check_words(settings: Gopher, text: str) -> DroppedText | None:
     return None
 
 
-def _check_symbols(settings: Gopher, text: str) -> DroppedText | None:
-    count, most = len(compute_word_statistics(text)), settings.max_symbols
+def _check_symbols(settings: Gopher, text: str, counts: _WordCounts) -> DroppedText | None:
+    count, most = counts.words, settings.max_symbols
     if most is not None and count:
         hashes, ellipses = text.count("#"), text.count("...") + text.count("…")
         if hashes / count > most:
             return DroppedText(HASHES, f"{hashes:,} in {count:,} words, at most {most:g} per word")
         if ellipses / count > most:
             return DroppedText(ELLIPSES, f"{ellipses:,} in {count:,} words, at most {most:g} per word")
-    return _check_lines(settings, text)
+    return None
 
 
 def _check_lines(settings: Gopher, text: str) -> DroppedText | None:
-    lines = text.splitlines()
     most, most_ends = settings.max_bullet_lines, settings.max_ellipsis_lines
-    # Most texts have too few of these characters.
-    if most is not None and lines and text.count("•") + text.count("-") > most * len(lines):
+    # Most texts have too few of these characters for their line ends.
+    least_lines = text.count("\n")
+    may_have_bullets = most is not None and text.count("•") + text.count("-") > most * least_lines
+    may_have_ends = most_ends is not None and text.count("...") + text.count("…") > most_ends * least_lines
+    lines = text.splitlines() if may_have_bullets or may_have_ends else []
+    if most is not None and lines:
         bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
         if bullets / len(lines) > most:
             return DroppedText(BULLETS, _format_line_share(bullets, len(lines), most))
-    if most_ends is not None and lines and text.count("...") + text.count("…") > most_ends * len(lines):
+    if most_ends is not None and lines:
         ends = sum(line.rstrip().endswith(("...", "…")) for line in lines)
         if ends / len(lines) > most_ends:
             return DroppedText(ELLIPSIS_LINES, _format_line_share(ends, len(lines), most_ends))
@@ -113,25 +147,32 @@ def _format_line_share(count: int, total: int, most: float) -> str:
     return f"{count:,} of {total:,} lines, at most {most:.0%}"
 
 
-def _check_word_kinds(settings: Gopher, text: str) -> DroppedText | None:
-    statistics = compute_word_statistics(text)
-    if settings.min_letter_words is not None and len(statistics):
-        count = int(np.count_nonzero(statistics.letters))
-        if count / len(statistics) < settings.min_letter_words:
-            requirement = f"at least {settings.min_letter_words:.0%}"
-            return DroppedText(FEW_LETTERS, f"{count:,} of {len(statistics):,} words, {requirement}")
+def _check_word_kinds(settings: Gopher, text: str, counts: _WordCounts) -> DroppedText | None:
+    least, share = settings.min_letter_words, counts.letter_words / counts.words if counts.words else 1
+    if least is not None and share < least:
+        requirement = f"at least {least:.0%}"
+        return DroppedText(FEW_LETTERS, f"{counts.letter_words:,} of {counts.words:,} words, {requirement}")
     if settings.min_stop_words is not None:
-        # Most texts have enough of them between spaces; only the others need all their words.
-        count = sum(spaced in text for spaced in _surround_stop_words(settings.stop_words))
-        if count < settings.min_stop_words:
-            count = len(set(settings.stop_words).intersection(iter_words(text)))
+        count = _count_stop_words(settings.stop_words, settings.min_stop_words, text)
         if count < settings.min_stop_words:
             requirement = f"at least {settings.min_stop_words} of {', '.join(settings.stop_words)}"
             return DroppedText(FEW_STOP_WORDS, f"{count} stop words, {requirement}")
     return None
 
 
+def _count_stop_words(stop_words: tuple[str, ...], least: int, text: str) -> int:
+    """Return the number of stop words that occur, or some number from ``least`` on."""
+    spaced_words, pattern = _make_stop_patterns(stop_words)
+    # Most texts have enough of them between spaces; only the others need the words of their segments.
+    count = len(list(islice(filter(text.__contains__, spaced_words), least)))
+    if count < least:
+        segments = filter(pattern.search, set(text.split()))
+        count = len(set(stop_words).intersection(chain.from_iterable(map(SEGMENT_WORDS.__getitem__, segments))))
+    return count
+
+
 @functools.lru_cache(16)
-def _surround_stop_words(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the distinct stop words that are never split, each between spaces."""
-    return tuple([f" {word} " for word in dict.fromkeys(words) if tuple(iter_words(word)) == (word,)])
+def _make_stop_patterns(words: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str]]:
+    """Return never split stop words between spaces, and a pattern of all of them."""
+    spaced = tuple([f" {word} " for word in dict.fromkeys(words) if tuple(iter_words(word)) == (word,)])
+    return spaced, re.compile("|".join(map(re.escape, words)))

@@ -1,20 +1,23 @@
 """The repetition rules of Gopher (Rae et al. 2021, table A1).
 
 See https://arxiv.org/abs/2112.11446. Counts are those of datatrove's ``GopherRepetitionFilter``; shares are of the
-characters of the complete text. N-grams are compared by 64-bit hashes.
+characters of the complete text.
 """
 
 import functools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from batchloom.text.english_words import SPACE_HASH, SPACE_POWER, U64, compute_word_statistics, iter_words
-from batchloom.text.steps import CleanFunction, DroppedText, NgramShares, Share, check_limits
+from batchloom.text.steps import CleanFunction, DroppedText, NgramShares, Share, WordStep, check_limits
+
+if TYPE_CHECKING:
+    from batchloom.text.word_statistics import BatchWords, Ngrams
 
 REPETITION_EMPTY: Final = "repetition: empty"
 DUPLICATE_PARAGRAPHS: Final = "repetition: duplicate paragraphs"
@@ -27,7 +30,7 @@ DUPLICATE_NGRAMS: Final = "repetition: duplicate {}-grams"
 # A bound decides only if it is below the limit by this factor, because of rounding.
 _MARGIN = 1 - 1e-9
 
-WordEnds = npt.NDArray[np.int64]
+I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +59,23 @@ class Repetition:
 
 def make_repetition_step(settings: Repetition) -> CleanFunction:
     """Return a function that drops texts with too much repetition."""
-    return functools.partial(_clean_text, settings)
+    return WordStep(functools.partial(_find_drops, settings))
 
 
-def _clean_text(settings: Repetition, text: str) -> str | DroppedText:
-    if not text:
-        return DroppedText(REPETITION_EMPTY, "no characters")
-    return _check_duplicate_parts(settings, text) or _check_ngrams(settings, text) or text
+def _find_drops(settings: Repetition, texts: Sequence[str], words: "BatchWords") -> list[DroppedText | None]:
+    drops = [_check_duplicate_parts(settings, text) for text in texts]
+    ngrams = words.make_ngrams()
+    # Most texts are far from the limits. The n-grams of the others are compared letter by letter.
+    for n, limit, text in _find_top_suspects(settings.top_ngrams, ngrams, texts):
+        drops[text] = drops[text] or _check_top_ngram(n, limit, texts[text], words.get_ends(text))
+    for n, limit, text, starts in _find_duplicate_suspects(settings.duplicate_ngrams, ngrams, texts):
+        drops[text] = drops[text] or _check_duplicate_ngrams(n, limit, texts[text], words.get_ends(text), starts)
+    return drops
 
 
 def _check_duplicate_parts(settings: Repetition, text: str) -> DroppedText | None:
+    if not text:
+        return DroppedText(REPETITION_EMPTY, "no characters")
     paragraph_drop = _check_repeats(
         split_paragraphs(text),
         len(text),
@@ -116,100 +126,69 @@ def count_duplicates(parts: Sequence[str]) -> tuple[int, int]:
     return len(parts) - len(distinct), characters
 
 
-def _check_ngrams(settings: Repetition, text: str) -> DroppedText | None:
-    statistics, size = compute_word_statistics(text), len(text)
-    ends: WordEnds = np.zeros(len(statistics) + 1, np.int64)
-    np.cumsum(statistics.lengths, out=ends[1:])
-    tops = {int(n): most for n, most in settings.top_ngrams}
-    hashes = _iter_ngram_hashes(statistics.hashes * SPACE_POWER + SPACE_HASH, statistics.powers * SPACE_POWER)
-    for n, grams in _select_ngram_sizes(hashes, tops):
-        top = _find_top_ngram(ends, grams, n, tops[n] * size * _MARGIN)
-        if top and top[0] * top[2] / size > tops[n]:
-            times, first, length = top
-            ngram = " ".join(islice(iter_words(text), first, first + n))
-            detail = f"{ngram[:80]!r} {times:,} times, {_format_share(times * length, size, tops[n])}"
-            return DroppedText(TOP_NGRAM.format(n), detail)
-    limits = {int(n): most for n, most in settings.duplicate_ngrams}
-    for n, grams in _select_ngram_sizes(_iter_ngram_hashes(statistics.hashes, statistics.powers), limits):
-        # Sorting halves of hashes takes a third of the time. They bound the repeats, and decide for most texts.
-        halves = np.sort(grams.astype(np.uint32))
-        repeats = int(np.count_nonzero(halves[1:] == halves[:-1]))
-        if not repeats or repeats * int((ends[n:] - ends[:-n]).max()) <= limits[n] * size * _MARGIN:
-            continue
-        characters = _count_repeated_characters(ends, grams, n)
-        if characters / size > limits[n]:
-            return DroppedText(DUPLICATE_NGRAMS.format(n), _format_share(characters, size, limits[n]))
-    return None
+def _find_top_suspects(shares: NgramShares, ngrams: "Ngrams", texts: Sequence[str]) -> Iterator[tuple[int, float, int]]:
+    """Yield n, its limit, and each text whose most frequent n-gram may exceed it."""
+    sizes, times = _measure(texts)[ngrams.texts], None
+    for n, limit in _sort_shares(shares):
+        lengths, most = ngrams.measure(n) + n - 1, limit * sizes * _MARGIN
+        # An n-gram occurs at most as often as the shorter one that it begins with.
+        times = ngrams.count(n, np.ones(len(lengths), bool)) if times is None else times
+        suspects = times * lengths > most
+        suspects &= ngrams.count(n, suspects) * lengths > most
+        for text in np.unique(ngrams.texts[suspects]).tolist():
+            yield n, limit, text
 
 
-def _select_ngram_sizes(hashes: Iterator[tuple[int, U64]], limits: dict[int, float]) -> Iterator[tuple[int, U64]]:
-    most = max(limits, default=0)
-    for n, grams in islice(hashes, most):
-        if n in limits and len(grams):
-            yield n, grams
-
-
-def _iter_ngram_hashes(hashes: U64, powers: U64) -> Iterator[tuple[int, U64]]:
-    """Yield n and the hash of the n words from each word on, for n = 1, 2, ..."""
-    grams, n = hashes, 1
-    while True:
-        yield n, grams
-        grams = grams[:-1] * powers[n:] + hashes[n:] if len(grams) > 1 else grams[:0]
-        n += 1
-
-
-def _find_top_ngram(ends: WordEnds, grams: U64, n: int, most: float) -> tuple[int, int, int] | None:
-    """Return count, first word index and characters of the most frequent n-gram.
-
-    Returns None if it covers at most ``most`` characters. The first one wins a tie.
-    """
-    lengths = ends[n:] - ends[:-n]
-    lengths += n - 1
-    longest = int(lengths.max())
-    ordered = np.sort(grams)
-    is_last = np.ones(len(ordered), bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_last[:-1])
-    lasts = is_last.nonzero()[0]
-    if (len(ordered) - len(lasts) + 1) * longest <= most:
+def _check_top_ngram(n: int, limit: float, text: str, ends: list[int]) -> DroppedText | None:
+    letters = "".join(text.split())
+    words = [letters[start:end] for start, end in pairwise(ends)]
+    if len(words) < n:
         return None
-    counts = lasts.copy()
-    counts[0] += 1
-    counts[1:] -= lasts[:-1]
-    times = int(counts.max())
-    if times * longest <= most:
+    # Of those that are as frequent, the first one counts.
+    (ngram, times), *_ = Counter(zip(*(words[start:] for start in range(n)), strict=False)).most_common(1)
+    characters = times * len(" ".join(ngram))
+    if characters / len(text) <= limit:
         return None
-    frequent = ordered[lasts[counts == times]]
-    at = np.minimum(np.searchsorted(frequent, grams), len(frequent) - 1)
-    first = int((frequent[at] == grams).argmax())
-    return times, first, int(lengths[first])
+    detail = f"{' '.join(ngram)[:80]!r} {times:,} times, {_format_share(characters, len(text), limit)}"
+    return DroppedText(TOP_NGRAM.format(n), detail)
 
 
-def _count_repeated_characters(ends: WordEnds, grams: U64, n: int) -> int:
-    """Count the characters of repeated n-grams, each once.
+def _find_duplicate_suspects(
+    shares: NgramShares, ngrams: "Ngrams", texts: Sequence[str]
+) -> Iterator[tuple[int, float, int, list[int]]]:
+    """Yield n, its limit, and texts whose repeated n-grams may exceed it, with these."""
+    sizes = _measure(texts)
+    for n, limit in _sort_shares(shares):
+        is_candidate = ngrams.find_candidates(n)
+        characters = ngrams.measure_union(n, ngrams.find_repeats(n, is_candidate))
+        for text in np.flatnonzero(characters > limit * sizes * _MARGIN).tolist():
+            yield n, limit, text, np.flatnonzero(is_candidate[slice(*ngrams.bounds[text : text + 2])]).tolist()
 
-    As in datatrove's ``find_all_duplicate``, the words of a repeated n-gram are skipped, and n-grams that begin
-    in them are not recorded.
+
+def _check_duplicate_ngrams(n: int, limit: float, text: str, ends: list[int], starts: list[int]) -> DroppedText | None:
+    """Check the share of repeated n-grams, like datatrove's ``find_all_duplicate``.
+
+    The words of a repeated n-gram are skipped, and n-grams that begin in them are not recorded.
     """
-    ordered = np.sort(grams)
-    repeated_hashes = ordered[1:][ordered[1:] == ordered[:-1]]
-    if not len(repeated_hashes):
-        return 0
-    repeated_hashes = repeated_hashes[np.concatenate(([True], repeated_hashes[1:] != repeated_hashes[:-1]))]
-    kind = np.minimum(np.searchsorted(repeated_hashes, grams), len(repeated_hashes) - 1)
-    starts = np.flatnonzero(repeated_hashes[kind] == grams)
-    counted_starts = _rank_first_occurrences(starts.tolist(), kind[starts].tolist(), n)
-    return int((ends[counted_starts + n] - ends[counted_starts]).sum())
-
-
-def _rank_first_occurrences(starts: list[int], kinds: list[int], n: int) -> npt.NDArray[np.int64]:
-    seen_kinds: set[int] = set()
-    counted_starts, free = [], 0
-    for start, kind in zip(starts, kinds, strict=True):
-        if start < free:
+    letters, seen, characters, free = "".join(text.split()), set[str](), 0, 0
+    for start in starts:
+        if start < free or start + n >= len(ends):
             continue
-        if kind in seen_kinds:
-            counted_starts.append(start)
+        ngram = letters[ends[start] : ends[start + n]]
+        if ngram in seen:
+            characters += len(ngram)
             free = start + n
         else:
-            seen_kinds.add(kind)
-    return np.array(counted_starts, np.int64)
+            seen.add(ngram)
+    if characters / len(text) <= limit:
+        return None
+    return DroppedText(DUPLICATE_NGRAMS.format(n), _format_share(characters, len(text), limit))
+
+
+def _sort_shares(shares: NgramShares) -> list[tuple[int, float]]:
+    """Return (n, limit) by n; of those with the same n, the last counts."""
+    return sorted({int(n): limit for n, limit in shares}.items())
+
+
+def _measure(texts: Sequence[str]) -> I64:
+    return np.fromiter(map(len, texts), np.int64, len(texts))
