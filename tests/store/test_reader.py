@@ -4,14 +4,17 @@ import pickle
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import batchloom
 from batchloom import InputError, StoreError
 from batchloom.core.errors import StoreMissingError
-from batchloom.store import write_file
+from batchloom.store import encode_manifest, read_manifest, write_file
+from batchloom.store.format import encode_index, seal_manifest
 from batchloom.testing import write_store
 from oracles import write_megatron_pair
 
@@ -289,3 +292,38 @@ def test_trained_tokens_of_a_document(tmp_path):
     assert store[1].provenance.record == 1
     unmasked = write_store(tmp_path / "unmasked", documents)
     assert unmasked[0].mask.tolist() == [True] * 15
+
+
+def measure_resident_bytes(path):
+    """Return the bytes of a file that mappings of this process hold in memory."""
+    resident, is_file = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            is_file = line.endswith(str(path))
+        elif is_file and line.startswith("Rss:"):
+            resident += 1024 * int(line.split()[1])
+    return resident
+
+
+def test_checking_a_prefix_leaves_none_of_its_index_in_memory(tmp_path):
+    lengths = np.ones(300_000, np.uint32)
+    (tmp_path / "p.bin").write_bytes(bytes(2 * len(lengths)))
+    (tmp_path / "p.idx").write_bytes(encode_index(lengths, np.dtype("<u2")))
+    store = batchloom.open_store(tmp_path / "p")
+    assert measure_resident_bytes(tmp_path / "p.idx") == 0
+    assert store[299_999].ids.tolist() == [0]
+    assert measure_resident_bytes(tmp_path / "p.idx") > 0
+
+
+def test_stores_with_equal_tokenizer_files_share_the_tokenizer(tmp_path):
+    for name in "ab":
+        write_store(tmp_path / name, [[1, 2, 256]])
+    first, second = batchloom.open_store(tmp_path / "a"), batchloom.open_store(tmp_path / "b")
+    assert first.tokenizer is second.tokenizer
+    # The file of another store is compared with its own manifest.
+    path = tmp_path / "b" / "dataset_metadata.json"
+    manifest = read_manifest(tmp_path / "b")
+    entry = replace(manifest.tokenizer, fingerprint="0" * 32)
+    path.write_bytes(encode_manifest(seal_manifest(replace(manifest, tokenizer=entry))))
+    with pytest.raises(StoreError, match="it is another tokenizer"):
+        _ = batchloom.open_store(tmp_path / "b").tokenizer

@@ -5,7 +5,7 @@ import resource
 import struct
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
+from batchloom.core.files import release_pages
 from batchloom.core.fingerprint import fingerprint
 from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.megatron_index import MegatronIndex, map_file, map_index
@@ -167,8 +168,7 @@ def map_prefix(stem: Path) -> tuple[MappedShard, NDArray[np.uint32]]:
             "scores, not tokens. Name the prefix of the tokens they were computed from."
         )
     itemsize = index.dtype.itemsize
-    for start in range(0, len(index.lengths), _CHUNK_DOCUMENTS):
-        row_slice = slice(start, start + _CHUNK_DOCUMENTS)
+    for row_slice in _iter_chunks(index):
         if (index.lengths[row_slice] < 0).any() or (index.pointers[row_slice] % itemsize).any():
             raise StoreError(
                 f"{stem}.idx has negative lengths, or pointers into the middle of a token; it is damaged. "
@@ -177,7 +177,7 @@ def map_prefix(stem: Path) -> tuple[MappedShard, NDArray[np.uint32]]:
     is_plain = _is_one_sequence_each(index)
     lengths = index.lengths.view("<u4") if is_plain else _sum_sequence_lengths(index, stem)
     view = map_file(stem.with_name(stem.name + ".bin"))
-    needed = int(lengths.sum(dtype=np.int64)) * itemsize
+    needed = sum(int(index.lengths[rows].sum(dtype=np.int64)) for rows in _iter_chunks(index)) * itemsize
     if len(view) != needed:
         raise StoreError(
             f"{stem}.bin has {len(view)} bytes; its index describes {needed}: one of the two is cut short."
@@ -205,8 +205,7 @@ def _refuse_overlap(index: MegatronIndex, stem: Path) -> None:
     outside the file.
     """
     expected = 0
-    for start in range(0, len(index.lengths), _CHUNK_DOCUMENTS):
-        row_slice = slice(start, start + _CHUNK_DOCUMENTS)
+    for row_slice in _iter_chunks(index):
         sizes = index.lengths[row_slice].astype(np.int64) * index.dtype.itemsize
         ends = expected + np.cumsum(sizes)
         if not np.array_equal(index.pointers[row_slice], ends - sizes):
@@ -230,15 +229,23 @@ def _refuse_overlap(index: MegatronIndex, stem: Path) -> None:
 
 def _is_one_sequence_each(index: MegatronIndex) -> bool:
     """Return whether every document of a foreign index is exactly one sequence."""
-    count = len(index.lengths)
-    if len(index.documents) != count + 1:
+    if len(index.documents) != len(index.lengths) + 1:
         return False
-    # Compare in chunks, to avoid a copy of an index of a billion documents.
-    for start in range(0, count, _CHUNK_DOCUMENTS):
-        document_starts = index.documents[start : start + _CHUNK_DOCUMENTS]
-        if not np.array_equal(document_starts, np.arange(start, start + len(document_starts))):
+    for rows in _iter_chunks(index):
+        document_starts = index.documents[rows]
+        if not np.array_equal(document_starts, np.arange(rows.start, rows.start + len(document_starts))):
             return False
     return True
+
+
+def _iter_chunks(index: MegatronIndex) -> Iterator[slice]:
+    """Yield slices that cover all sequences of an index.
+
+    Each is released from memory before the next: an index of a billion documents has 20 GB.
+    """
+    for start in range(0, len(index.lengths), _CHUNK_DOCUMENTS):
+        yield slice(start, start + _CHUNK_DOCUMENTS)
+        release_pages(index.lengths)
 
 
 def _sum_sequence_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uint32]:
