@@ -305,14 +305,24 @@ def measure_resident_bytes(path):
     return resident
 
 
-def test_checking_a_prefix_leaves_none_of_its_index_in_memory(tmp_path):
-    lengths = np.ones(300_000, np.uint32)
-    (tmp_path / "p.bin").write_bytes(bytes(2 * len(lengths)))
-    (tmp_path / "p.idx").write_bytes(encode_index(lengths, np.dtype("<u2")))
+def test_batches_of_a_large_prefix_keep_none_of_its_index_in_memory(tmp_path):
+    # Above four million documents; a page of the index may have 2 MiB.
+    count = (1 << 22) + 100
+    lengths = np.ones(count, np.uint32)
+    np.arange(count, dtype="<i4").tofile(tmp_path / "p.bin")
+    (tmp_path / "p.idx").write_bytes(encode_index(lengths, np.dtype("<i4")))
     store = batchloom.open_store(tmp_path / "p")
     assert measure_resident_bytes(tmp_path / "p.idx") == 0
-    assert store[299_999].ids.tolist() == [0]
-    assert measure_resident_bytes(tmp_path / "p.idx") > 0
+    loader = batchloom.Loader(store, seq_len=16, global_batch_size=64, output="numpy", steps=10, prefetch=0)
+    for step in range(10):
+        rows = loader.plan.rows(*loader.plan.positions_of(step))
+        assert loader.batch(step)["input_ids"].ravel().tolist() == rows.documents.tolist()
+    assert measure_resident_bytes(tmp_path / "p.idx") <= 4 << 20
+    # The last block is shorter than the others.
+    last = np.arange(count - 3, count)
+    spans = store.reader.locate(last)
+    assert [int(shard.lengths[n]) for shard, n in zip(spans.shards, spans.documents, strict=True)] == [1, 1, 1]
+    assert [shard.pointers[n] // 4 for shard, n in zip(spans.shards, spans.documents, strict=True)] == last.tolist()
 
 
 def test_stores_with_equal_tokenizer_files_share_the_tokenizer(tmp_path):

@@ -29,6 +29,7 @@ from batchloom.store.format.shard_sidecars import (
 )
 from batchloom.store.format.store_lengths import StoreLengths, map_lengths, map_removed
 from batchloom.store.read.mapped_shards import (
+    IndexBlocks,
     MappedShards,
     MappedSpans,
     ShardLocation,
@@ -47,9 +48,10 @@ class LocalReader(SubsetReader):
     def __init__(self, path: Path, split: str, manifest: Manifest | None, verify: str = "off") -> None:
         self._path = path
         self._checks: FirstRead | None = None
+        self._index_blocks: IndexBlocks | None = None
         if manifest is None:
-            shard, counts = map_prefix(path)
-            dtype, lengths, removed = shard.tokens.dtype, StoreLengths(counts), np.empty(0, np.int64)
+            shard, self._index_blocks = map_prefix(path)
+            dtype, lengths, removed = shard.tokens.dtype, StoreLengths(shard.lengths), np.empty(0, np.int64)
             locations = [ShardLocation(path, lengths.size, shard.tokens.nbytes, shard)]
         else:
             entry, folder = manifest.subsets[split], path / split
@@ -133,6 +135,9 @@ class LocalReader(SubsetReader):
     def locate(self, documents: Ids) -> MappedSpans | None:
         if self.mapped is None:
             return None
+        if self._index_blocks is not None:
+            flags = [self.find_flag_file(0)] * len(documents) if self._flag_suffixes else ()
+            return MappedSpans(*self._index_blocks.locate(documents), flags)
         shards = self.table.shards_of(documents)
         numbers = shards.tolist()
         mapped = self._shards.map_all(numbers)
