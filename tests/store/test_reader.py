@@ -4,14 +4,17 @@ import pickle
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import batchloom
 from batchloom import InputError, StoreError
 from batchloom.core.errors import StoreMissingError
-from batchloom.store import write_file
+from batchloom.store import encode_manifest, read_manifest, write_file
+from batchloom.store.format import encode_index, seal_manifest
 from batchloom.testing import write_store
 from oracles import write_megatron_pair
 
@@ -289,3 +292,48 @@ def test_trained_tokens_of_a_document(tmp_path):
     assert store[1].provenance.record == 1
     unmasked = write_store(tmp_path / "unmasked", documents)
     assert unmasked[0].mask.tolist() == [True] * 15
+
+
+def measure_resident_bytes(path):
+    """Return the bytes of a file that mappings of this process hold in memory."""
+    resident, is_file = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            is_file = line.endswith(str(path))
+        elif is_file and line.startswith("Rss:"):
+            resident += 1024 * int(line.split()[1])
+    return resident
+
+
+def test_batches_of_a_large_prefix_keep_none_of_its_index_in_memory(tmp_path):
+    # Above four million documents; a page of the index may have 2 MiB.
+    count = (1 << 22) + 100
+    lengths = np.ones(count, np.uint32)
+    np.arange(count, dtype="<i4").tofile(tmp_path / "p.bin")
+    (tmp_path / "p.idx").write_bytes(encode_index(lengths, np.dtype("<i4")))
+    store = batchloom.open_store(tmp_path / "p")
+    assert measure_resident_bytes(tmp_path / "p.idx") == 0
+    loader = batchloom.Loader(store, seq_len=16, global_batch_size=64, output="numpy", steps=10, prefetch=0)
+    for step in range(10):
+        rows = loader.plan.rows(*loader.plan.positions_of(step))
+        assert loader.batch(step)["input_ids"].ravel().tolist() == rows.documents.tolist()
+    assert measure_resident_bytes(tmp_path / "p.idx") <= 4 << 20
+    # The last block is shorter than the others.
+    last = np.arange(count - 3, count)
+    spans = store.reader.locate(last)
+    assert [int(shard.lengths[n]) for shard, n in zip(spans.shards, spans.documents, strict=True)] == [1, 1, 1]
+    assert [shard.pointers[n] // 4 for shard, n in zip(spans.shards, spans.documents, strict=True)] == last.tolist()
+
+
+def test_stores_with_equal_tokenizer_files_share_the_tokenizer(tmp_path):
+    for name in "ab":
+        write_store(tmp_path / name, [[1, 2, 256]])
+    first, second = batchloom.open_store(tmp_path / "a"), batchloom.open_store(tmp_path / "b")
+    assert first.tokenizer is second.tokenizer
+    # The file of another store is compared with its own manifest.
+    path = tmp_path / "b" / "dataset_metadata.json"
+    manifest = read_manifest(tmp_path / "b")
+    entry = replace(manifest.tokenizer, fingerprint="0" * 32)
+    path.write_bytes(encode_manifest(seal_manifest(replace(manifest, tokenizer=entry))))
+    with pytest.raises(StoreError, match="it is another tokenizer"):
+        _ = batchloom.open_store(tmp_path / "b").tokenizer

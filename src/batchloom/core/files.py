@@ -190,7 +190,7 @@ def release_pages(array: Any) -> None:
     """
     base = array
     while base is not None and not isinstance(base, mmap.mmap):
-        base = getattr(base, "base", None)
+        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
     if base is not None:
         base.madvise(mmap.MADV_DONTNEED)
 

@@ -268,7 +268,7 @@ class PrepareRun:
                 subsets = collect_store(self._work, results)
             manifest = finish_store(self._work, results, subsets, self._make_report(results))
             engine_note = results.tokenizer.engine.note
-        move_store(self._work)
+        move_store(self._work, manifest)
         return self._make_result(manifest, engine_note)
 
     def _announce(self) -> None:
@@ -660,7 +660,14 @@ def _find_unit_bytes(work: WorkFolder, listing: SourceListing) -> int:
     A stream, whose units have a fixed size, may have cached their batches.
     """
     job = work.job()
-    if job and [source[:2] for source in job.sources] == [(source.name, source.size) for source in listing.sources]:
+    if (
+        job
+        and len(job.sources) == len(listing.sources)
+        and all(
+            known_source[:2] == (source.name, source.size)
+            for known_source, source in zip(job.sources, listing.sources, strict=True)
+        )
+    ):
         return job.constants[-1]
     return choose_unit_bytes(listing.bytes)
 

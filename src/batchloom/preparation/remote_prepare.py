@@ -113,7 +113,7 @@ class _RemoteJob:
         self._hashed = settings.hash_inputs
         identity = make_job_identity(request.recipe, listing, [], list(listing.content.values()))
         self._owner = StoreOwner(identity, fingerprint_tokenizer_file(request.recipe))
-        self._encoded_owner = msgspec.json.encode(self._owner)
+        self._encoded_owner = msgspec.json.encode(self._owner, enc_hook=list)
         self.is_owner = False
 
     def begin(self, files: dict[str, RemoteFile], manifest: Manifest | None, *, restart: bool = False) -> None:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import msgspec
 import xxhash
@@ -21,7 +21,7 @@ from batchloom.preparation.settings.recipe import (
 from batchloom.preparation.units.units import combine_part_hashes
 from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder, has_learned_tokenizer
 from batchloom.sources import DetectedFile, PartStream, SourceListing, strip_wildcard_part
-from batchloom.sources.files import Source
+from batchloom.sources.files import CompactSequence, Source
 from batchloom.store import MANIFEST_NAME, WORK_NAME, Manifest, read_manifest, wrap_write_errors
 from batchloom.store.format import GenerationEntry, SourceEntry
 from batchloom.tokens import parse_train_spec, resolve_tokenizer
@@ -293,11 +293,26 @@ def make_job_identity(
         work_version=WORK_VERSION,
         recipe=recipe_to_plain(recipe),
         constants=constants,
-        sources=[(source.name, source.size, 0 if content else source.mtime_ns) for source in listing.sources],
+        sources=_SourceIdentities(listing.sources, has_content=bool(content)),
         content=content,
         kinds=[source.kind for source in listing.sources],
         base=base,
     )
+
+
+@final
+class _SourceIdentities(CompactSequence[tuple[str, int, int]]):
+    """Name, bytes and time of each source; time 0 if contents identify them."""
+
+    def __init__(self, sources: Sequence[Source], *, has_content: bool) -> None:
+        self._sources, self._has_content = sources, has_content
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def make_element(self, number: int) -> tuple[str, int, int]:
+        source = self._sources[number]
+        return source.name, source.size, 0 if self._has_content else source.mtime_ns
 
 
 def describe_job_differences(

@@ -64,7 +64,7 @@ def write_synthetic(spec: SyntheticSpec, recipe: Recipe, out: Path, listener: Li
         if manifest is None:
             subsets = _write_synthetic_shards(spec, recipe, work, listener)
             manifest = _finish_synthetic(spec, plain, subsets, work, notes)
-        move_store(work)
+        move_store(work, manifest)
     return make_result(out, manifest, seconds=time.perf_counter() - began, notes=tuple(notes))
 
 

@@ -3,7 +3,7 @@
 import glob
 import os
 import stat
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +42,7 @@ from batchloom.remote import (
 from batchloom.sources.files.archives import Archive, ArchiveKind, detect_archive_by_name
 from batchloom.sources.files.file_opening import Compression, get_pinned_revision
 from batchloom.sources.files.part_stream import Source
+from batchloom.sources.files.source_table import SourceTable
 from batchloom.sources.files.spool import Spool
 from batchloom.sources.format_detection import (
     DeclaredInput,
@@ -99,7 +100,7 @@ class SourceListing:
         content: content hash by path, if the content was hashed.
     """
 
-    sources: tuple[Source, ...]
+    sources: Sequence[Source]
     notes: tuple[str, ...]
     duplicates: tuple[tuple[str, int, int], ...] = ()
     content: Mapping[str, str] = field(default_factory=dict)
@@ -156,7 +157,7 @@ def list_sources(
             lister.add(os.path.expanduser(strip_file_scheme(input_path)), label, number, declared_input)  # noqa: PTH111
         except InputError as error:
             reraise_with_location(error, declared_input.location)
-    return SourceListing(tuple(lister.sources), tuple(lister.notes), tuple(lister.shared))
+    return SourceListing(lister.sources, tuple(lister.notes), tuple(lister.shared))
 
 
 def strip_wildcard_part(input_path: str) -> str:
@@ -186,10 +187,11 @@ class _SourceLister:
         self._links = LinkBounds()
         self._names, self._detected_files, self._media = UniqueNames(), detected_files, media
         self._spool, self._streaming = spool, streaming
-        self.sources: list[Source] = []
+        self.sources = SourceTable()
         self.notes: list[str] = []
         self._exclude = _get_inode(exclude) if exclude else None
-        self._files: dict[tuple[int, int], int] = {}
+        # Number of the input that lists each file, by device and inode.
+        self._files: defaultdict[int, dict[int, int]] = defaultdict(dict)
         self._input_number, self._declared_input = 0, DeclaredInput()
         self.shared: list[tuple[str, int, int]] = []
         self._folders: set[tuple[int, int]] = set()
@@ -415,12 +417,16 @@ class _SourceLister:
 
     def _add_folder(self, folder: str, name: str, file_status: os.stat_result, top: str | None = None) -> None:
         """Add everything below a folder; uses a stack, as folders may be deeply nested."""
-        self._top_folder, stack = top or folder, [(folder, name, file_status)]
+        self._top_folder, stack = top or folder, [iter([(folder, name, file_status)])]
         while stack:
-            path, label, status = stack.pop()
+            entry = next(stack[-1], None)
+            if entry is None:
+                stack.pop()
+                continue
+            path, label, status = entry
             if stat.S_ISDIR(status.st_mode):
                 if not self._skips_folder(path, status):
-                    stack += reversed(self._list_saved(path, label) or self._list_entries(path, label))
+                    stack.append(iter(self._list_saved(path, label) or self._iter_entries(path, label)))
             else:
                 self._add_file(path, label, status)
 
@@ -470,31 +476,41 @@ class _SourceLister:
         prefix = "" if label in ("", ".") else f"{label}/"
         return [(path, prefix + path.rpartition("/")[2], status) for path, status in saved_files if status is not None]
 
-    def _list_entries(self, folder: str, label: str) -> list[tuple[str, str, os.stat_result]]:
-        prefix = "" if label in ("", ".") else f"{label}/"
-        entries, media = [], []
+    def _iter_entries(self, folder: str, label: str) -> Iterator[tuple[str, str, os.stat_result]]:
+        """Yield path, name and status of the files and folders in a folder, in order.
+
+        A folder may hold a million files, so no status is kept.
+        """
+        prefix, path_prefix = "" if label in ("", ".") else f"{label}/", folder if folder[-1] == "/" else f"{folder}/"
+        names, links = list[str](), set[str]()
         try:
             with os.scandir(folder) as scan:
-                for entry in sorted(scan, key=lambda entry: entry.name):
-                    if entry.name.startswith("."):
-                        self._skipped_counts["hidden"] += 1
-                    elif self._media and detect_medium_kind(entry.name):
-                        media.append(entry.name)
-                    elif entry.name == "__pycache__":
-                        self._skipped_counts["__pycache__"] += 1
-                    elif (status := self._stat(entry.path)) is None:
-                        self._skipped_counts["broken links"] += 1
-                    elif entry.is_symlink() and self._find_outside_link(self._top_folder, entry.path):
-                        self._outside_links.add(entry.path)
-                    else:
-                        entries.append((entry.path, prefix + entry.name, status))
+                for entry in scan:
+                    names.append(entry.name)
+                    if entry.is_symlink():
+                        links.add(entry.name)
         except OSError as error:
             raise InputError(f"Folder {folder} cannot be read: {describe_os_error(error)}.") from error
-        if media:
-            # Media without a text of the same name may still belong to a record in another folder.
-            texts = {name.rpartition("/")[2].rpartition(".")[0] for _, name, _ in entries}
-            self._unpaired_media += sum(name.rpartition(".")[0] not in texts for name in media)
-        return entries
+        names.sort()
+        media, listed_stems = list[str](), set[str]()
+        for name in names:
+            path = path_prefix + name
+            if name.startswith("."):
+                self._skipped_counts["hidden"] += 1
+            elif self._media and detect_medium_kind(name):
+                media.append(name)
+            elif name == "__pycache__":
+                self._skipped_counts["__pycache__"] += 1
+            elif (status := self._stat(path)) is None:
+                self._skipped_counts["broken links"] += 1
+            elif name in links and self._find_outside_link(self._top_folder, path):
+                self._outside_links.add(path)
+            else:
+                if self._media:
+                    listed_stems.add(name.rpartition(".")[0])
+                yield path, prefix + name, status
+        # Media without a text of the same name may still belong to a record in another folder.
+        self._unpaired_media += sum(name.rpartition(".")[0] not in listed_stems for name in media)
 
     def _add_file(self, path: str, name: str, file_status: os.stat_result) -> None:
         """Add a file found in a folder or by a glob; skip and count it if it is unusable."""
@@ -590,12 +606,12 @@ class _SourceLister:
 
     def _is_duplicate(self, name: str, file_status: os.stat_result) -> bool:
         """Return whether the file is already listed, and register it."""
-        identity = (file_status.st_dev, file_status.st_ino)
-        if identity in self._files:
+        inputs_by_inode, inode = self._files[file_status.st_dev], file_status.st_ino
+        if inode in inputs_by_inode:
             self._duplicates.append(decode_file_name(name))
-            self.shared.append((decode_file_name(name), self._files[identity], self._input_number))
+            self.shared.append((decode_file_name(name), inputs_by_inode[inode], self._input_number))
             return True
-        self._files[identity] = self._input_number
+        inputs_by_inode[inode] = self._input_number
         return False
 
     def _append(

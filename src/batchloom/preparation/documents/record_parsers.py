@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast, final
 
 import msgspec
+import xxhash
 
 from batchloom.chat import (
     NO_TEMPLATE,
@@ -146,7 +147,8 @@ class RecordParsers:
         self.rules = recipe.reading.rules(limits)
         self._text, self._rows = RecordParser(self.rules), replace(self.rules, text_field=None)
         self._recipe = recipe
-        self._parsers_by_path: dict[str, RecordParser] = {}
+        # By hash, as the paths of a million files take 90 MB.
+        self._parsers_by_path: dict[int, RecordParser] = {}
         # A folder may hold very many texts, which are read in sequence, so only the latest folder is cached.
         self._folder: tuple[str, MediaByStem, MediaInspector | None] | None = None
         # Most of many files share their columns.
@@ -156,9 +158,10 @@ class RecordParsers:
         """Return the parser of a source; the first records are read once per source."""
         if source.kind in _TEXT_KINDS:
             return self._caption_parser(source) or self._text
-        record_parser = self._parsers_by_path.get(source.path)
+        key = xxhash.xxh3_128_intdigest(source.path.encode("utf-8", "surrogatepass"))
+        record_parser = self._parsers_by_path.get(key)
         if record_parser is None:
-            record_parser = self._parsers_by_path[source.path] = self._detect(source)
+            record_parser = self._parsers_by_path[key] = self._detect(source)
         return record_parser
 
     def get_objective(self, source: Source) -> ObjectiveName | None:

@@ -138,7 +138,8 @@ def _open_prefix(token_input: TokenInput, cutting: DocumentBoundaries) -> TokenF
             f"{stem}.idx defines where documents end; leave --document-tokens out, or name {token_input.path.name} "
             "in a folder without its index."
         )
-    shard, lengths = map_prefix(stem)
+    shard, _ = map_prefix(stem)
+    lengths = shard.lengths
     if not lengths.size:
         raise InputMissingError(f"{stem} holds no documents.")
     _check_dtype(token_input.path, cutting.dtype, shard.tokens.dtype)

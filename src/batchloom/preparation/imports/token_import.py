@@ -473,7 +473,7 @@ class _ImportRun:
         )
         begin_or_refuse(self._work, job)
         manifest = read_manifest(self._work.store) if self._work.complete else self._make()
-        move_store(self._work)
+        move_store(self._work, manifest)
         return make_result(self._work.out, manifest, seconds=time.perf_counter() - began, notes=tuple(self._notes))
 
     def _make(self) -> Manifest:

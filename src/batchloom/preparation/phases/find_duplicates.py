@@ -273,8 +273,11 @@ class DuplicatePairReader:
         self, units: Sequence[TokenizedUnit], base_file_count: int, inputs: Sequence[str], context: EncodeContext
     ) -> None:
         self._units, self._base_file_count, self._context = units, base_file_count, context
-        sources = [part.source for tokenized_unit in units for part in tokenized_unit.unit.parts]
-        groups, names = group_sources([source.name for source in sources], [inputs[source.input] for source in sources])
+        source_names, source_inputs = list[str](), list[str]()
+        for source in (part.source for tokenized_unit in units for part in tokenized_unit.unit.parts):
+            source_names.append(source.name)
+            source_inputs.append(inputs[source.input])
+        groups, names = group_sources(source_names, source_inputs)
         self._groups = np.array(groups, np.int64)
         self._firsts = np.cumsum([0, *(len(tokenized_unit.unit.parts) for tokenized_unit in units)])
         # The documents of earlier generations form one group, the last.

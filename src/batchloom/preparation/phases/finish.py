@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ from batchloom.store import (
     encode_manifest,
     extend_manifest,
     lock_store,
-    read_manifest,
     wrap_write_errors,
     write_file,
 )
@@ -135,12 +135,11 @@ def _read_processor_state(recipe: Recipe) -> bytes | None:
     return None if media is None else msgspec.json.encode(get_processor_state(media, recipe.tokenizer))
 
 
-def move_store(work: WorkFolder) -> None:
+def move_store(work: WorkFolder, manifest: Manifest) -> None:
     """Move the complete store to OUT, the manifest last; safe to repeat after a kill.
 
     An appended store becomes the newest generation of the existing one.
     """
-    manifest = read_manifest(work.store)
     if manifest.generation > 1:
         add_generation(work.out, manifest, staged=work.store)
         work.remove()
@@ -228,33 +227,43 @@ def make_manifest(results: JobResults, subsets: dict[str, SubsetEntry]) -> Manif
 
 
 def _make_source_entries(results: JobResults) -> tuple[SourceEntry, ...]:
-    parts: dict[str, list[PartCounts]] = {source.path: [] for source in results.sources}
-    part_dedup_counts: dict[str, list[PartDedupCounts]] = {source.path: [] for source in results.sources}
-    for source, counts, dedup_counts in _iter_parts(results):
-        parts[source.path].append(counts)
-        part_dedup_counts[source.path].append(dedup_counts)
     added = "absent" if results.tokenizer.bos_id is None else "added"
-    source_parsers = {source.path: results.record_parsers.get_parser(source) for source in results.sources}
-    return tuple(
-        SourceEntry(
-            name=source.name,
-            kind=source.kind,
-            bytes=source.size,
-            hash=combine_part_hashes([part.hash for part in parts[source.path]]),
-            documents=sum(dedup_counts.documents for dedup_counts in part_dedup_counts[source.path]),
-            tokens=sum(dedup_counts.tokens for dedup_counts in part_dedup_counts[source.path]),
-            bos=added if source_parsers[source.path].ended else "present",
-            end="added" if source_parsers[source.path].ended else "present",
-            parts=tuple(PartEntry(part.start, part.stop, part.records) for part in parts[source.path]),
-            detected=source_parsers[source.path].detected,
-            conversations=source_parsers[source.path].templated,
-            preferences=source_parsers[source.path].objective,
-            revision=source.revision,
-            dataset=results.recipe.source(source.input).name or "",
-            weight=None if (weight := results.recipe.source(source.input).weight) is None else float(weight),
+    entries = []
+    for source, parts in _group_parts(results):
+        record_parser, settings = results.record_parsers.get_parser(source), results.recipe.source(source.input)
+        entries.append(
+            SourceEntry(
+                name=source.name,
+                kind=source.kind,
+                bytes=source.size,
+                hash=combine_part_hashes([counts.hash for counts, _ in parts]),
+                documents=sum(dedup_counts.documents for _, dedup_counts in parts),
+                tokens=sum(dedup_counts.tokens for _, dedup_counts in parts),
+                bos=added if record_parser.ended else "present",
+                end="added" if record_parser.ended else "present",
+                parts=tuple(PartEntry(counts.start, counts.stop, counts.records) for counts, _ in parts),
+                detected=record_parser.detected,
+                conversations=record_parser.templated,
+                preferences=record_parser.objective,
+                revision=source.revision,
+                dataset=settings.name or "",
+                weight=None if settings.weight is None else float(settings.weight),
+            )
         )
-        for source in results.sources
-    )
+    return tuple(entries)
+
+
+def _group_parts(results: JobResults) -> Iterator[tuple[Source, list[tuple[PartCounts, PartDedupCounts]]]]:
+    """Yield every source with its parts; the units hold them in the same order."""
+    groups = groupby(_iter_parts(results), key=lambda part: part[0].path)
+    path, group = next(groups, ("", iter(())))
+    for source in results.sources:
+        parts = []
+        # A source without bytes has no parts.
+        if source.path == path:
+            parts = [(counts, dedup_counts) for _, counts, dedup_counts in group]
+            path, group = next(groups, ("", iter(())))
+        yield source, parts
 
 
 def _write_quarantine(work: WorkFolder, results: JobResults) -> None:

@@ -143,7 +143,7 @@ class TokenizePhase:
         """Find the part boundaries of large CSV files and JSON lists, one pass per file."""
         sources: list[Source] = []
         offsets: dict[str, set[int]] = {}
-        for part in [part for unit in units for part in unit.parts]:
+        for part in (part for unit in units for part in unit.parts):
             inner_offsets = {offset for offset in (part.start, part.stop) if 0 < offset < part.source.size}
             if inner_offsets and is_sequential(part.source, self._rules):
                 if part.source.path not in offsets:

@@ -20,7 +20,7 @@ from batchloom.preparation.documents.token_encoder import make_snippet
 from batchloom.preparation.settings.run_settings import UNIT_BYTES
 from batchloom.preparation.units.unit_report import ReasonCounts
 from batchloom.sources import KnownCut, ReadRules, SourcePart, split_source
-from batchloom.sources.files import Source
+from batchloom.sources.files import CompactParts, Source
 
 # Bounds the memory of a unit of very many small files.
 _MAX_UNIT_PARTS = 1 << 14
@@ -38,7 +38,7 @@ class Unit:
 
     number: int
     first_part: int
-    parts: tuple[SourcePart, ...]
+    parts: Sequence[SourcePart]
 
     @property
     def bytes(self) -> int:
@@ -91,21 +91,21 @@ def plan_units(
 ) -> list[Unit]:
     """Group the parts of all sources, in order, into units of about ``unit_bytes``."""
     units: list[Unit] = []
-    group: list[SourcePart] = []
+    group = CompactParts(sources)
     size, done = 0, first_part
 
     def close() -> None:
         nonlocal group, size, done
-        units.append(Unit(len(units), done, tuple(group)))
+        units.append(Unit(len(units), done, group))
         done += len(group)
-        group, size = [], 0
+        group, size = CompactParts(sources), 0
 
-    for source in sources:
+    for number, source in enumerate(sources):
         for part in split_source(source, rules, unit_bytes):
             length = part.stop - part.start
             if group and (size + length > unit_bytes or len(group) >= _MAX_UNIT_PARTS):
                 close()
-            group.append(part)
+            group.append(number, part.start, part.stop)
             size += length
     if group:
         close()

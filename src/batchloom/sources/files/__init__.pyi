@@ -10,4 +10,5 @@ from .part_stream import (
     choose_random_records as choose_random_records,
     open_source as open_source,
 )
+from .source_table import CompactParts as CompactParts, CompactSequence as CompactSequence
 from .spool import Spool as Spool

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
+from batchloom.core.files import release_pages
 from batchloom.store.format.layout import LENGTHS_NAME
 from batchloom.store.format.manifest import SubsetEntry
 from batchloom.store.format.megatron_index import map_file
@@ -54,7 +55,11 @@ class StoreLengths:
         """Return the lengths of ``documents`` in tokens, uint32 of the same length."""
         if len(self._arrays) == 1:
             self._read_ahead(0, documents)
-            return self._check_lengths(self._arrays[0][documents])
+            lengths = self._arrays[0][documents]
+            if self._maps[0] is None and self.size >= _LARGE_ARRAY and len(documents) >= _MIN_READ_AHEAD:
+                # A pool has documents in all of a prefix's index, which would stay in the memory of the process.
+                release_pages(self._arrays[0])
+            return self._check_lengths(lengths)
         lengths = np.empty(len(documents), np.uint32)
         layers = self._starts.searchsorted(documents, side="right") - 1
         for layer in np.unique(layers).tolist():

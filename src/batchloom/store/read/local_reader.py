@@ -30,6 +30,7 @@ from batchloom.store.format.shard_sidecars import (
 )
 from batchloom.store.format.store_lengths import StoreLengths, map_lengths, map_removed
 from batchloom.store.read.mapped_shards import (
+    IndexBlocks,
     MappedShard,
     MappedShards,
     MappedSpans,
@@ -51,9 +52,10 @@ class LocalReader(SubsetReader):
     def __init__(self, path: Path, split: str, manifest: Manifest | None, verify: str = "off") -> None:
         self._path = path
         self._checks: FirstRead | None = None
+        self._index_blocks: IndexBlocks | None = None
         if manifest is None:
-            shard, counts = map_prefix(path)
-            dtype, lengths, removed = shard.tokens.dtype, StoreLengths(counts), np.empty(0, np.int64)
+            shard, self._index_blocks = map_prefix(path)
+            dtype, lengths, removed = shard.tokens.dtype, StoreLengths(shard.lengths), np.empty(0, np.int64)
             locations = [ShardLocation(path, lengths.size, shard.tokens.nbytes, shard)]
         else:
             entry, folder = manifest.subsets[split], path / split
@@ -139,6 +141,9 @@ class LocalReader(SubsetReader):
     def locate(self, documents: Ids) -> MappedSpans | None:
         if self.mapped is None:
             return None
+        if self._index_blocks is not None:
+            blocks, documents = self._index_blocks.locate(documents)
+            return MappedSpans(self._collect_addresses(blocks, [0] * len(blocks)), np.arange(len(blocks)), documents)
         numbers = self.table.shards_of(documents)
         documents = documents - self.table.starts.take(numbers)
         if self._addresses is not None:

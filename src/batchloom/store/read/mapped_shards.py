@@ -1,11 +1,14 @@
 """Mapped shards: token ids are read in place after each index was checked."""
 
 import contextlib
+import os
 import resource
 import struct
+import weakref
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -13,15 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
+from batchloom.core.files import describe_os_error, open_regular_file, release_pages
 from batchloom.core.fingerprint import fingerprint
 from batchloom.store.format.layout import compute_checksum
-from batchloom.store.format.megatron_index import MegatronIndex, map_file, map_index
+from batchloom.store.format.megatron_index import HEADER, MegatronIndex, map_file, map_index
 from batchloom.store.format.shard_sidecars import NO_FLAGS, LossMask, LossWeights, get_address
 
-_CHUNK_DOCUMENTS = 1 << 20
+_CHUNK_DOCUMENTS, _LARGE_INDEX = 1 << 20, 1 << 22
 _MAX_MAPPED = 2048
 _SPARE_FILES = 256
 _EDGE_BYTES = 1 << 20
+_BLOCK_DOCUMENTS, _CACHED_BLOCKS = 64, 1 << 13
 # ``Shard`` of kernel.c, and its token types.
 _ADDRESS = struct.Struct("=5q")
 _TOKEN_TYPES = ("|u1", "|i1", "<i2", "<i4", "<i8", "<u2", "<u4")
@@ -43,6 +48,44 @@ class MappedShard(NamedTuple):
     tokens: NDArray[Any]
     lengths: NDArray[np.uint32]
     address: bytes
+
+
+@final
+class IndexBlocks:
+    """The index of a large prefix, copied in blocks of neighbouring documents.
+
+    Plans of so many documents read such blocks together. A mapping would keep all of the index in memory after a few
+    batches: for each document the kernel maps a large page of the page cache, of up to 2 MiB.
+    """
+
+    def __init__(self, stem: Path, shard: MappedShard) -> None:
+        path = stem.with_name(stem.name + ".idx")
+        with open_regular_file(path) as file:
+            descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, descriptor)
+        self._load = lru_cache(_CACHED_BLOCKS)(partial(_copy_block, path, descriptor, shard))
+
+    def locate(self, documents: NDArray[np.int64]) -> tuple[list[MappedShard], NDArray[np.int64]]:
+        """Return the block of each document, and the number of the document in it."""
+        return list(map(self._load, (documents // _BLOCK_DOCUMENTS).tolist())), documents % _BLOCK_DOCUMENTS
+
+
+def _copy_block(path: Path, descriptor: int, shard: MappedShard, number: int) -> MappedShard:
+    """Copy the index of one block; the file descriptor is that of the index."""
+    documents, first = len(shard.lengths), number * _BLOCK_DOCUMENTS
+    count = min(_BLOCK_DOCUMENTS, documents - first)
+    try:
+        lengths = os.pread(descriptor, 4 * count, HEADER.size + 4 * first)
+        pointers = os.pread(descriptor, 8 * count, HEADER.size + 4 * documents + 8 * first)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {describe_os_error(error)}.") from error
+    data = lengths + pointers
+    if len(data) != 12 * count:
+        raise StoreError(f"{path} became shorter while it was read. Open it again.")
+    block_lengths = np.frombuffer(data, "<u4", count)
+    start = get_address(block_lengths)
+    address = _ADDRESS.pack(start + 4 * count, start, *_ADDRESS.unpack(shard.address)[2:])
+    return MappedShard(memoryview(data)[4 * count :].cast("q"), shard.tokens, block_lengths, address)
 
 
 @final
@@ -181,8 +224,8 @@ def map_shard(location: ShardLocation, dtype: np.dtype[np.generic], lengths: NDA
     return make_mapped_shard(index.pointers, index.lengths.view("<u4"), np.frombuffer(view, dtype))
 
 
-def map_prefix(stem: Path) -> tuple[MappedShard, NDArray[np.uint32]]:
-    """Map a bare Megatron prefix; return it with its document lengths, uint32 [D]."""
+def map_prefix(stem: Path) -> tuple[MappedShard, IndexBlocks | None]:
+    """Map a bare Megatron prefix; return it with the blocks of a large index."""
     index = map_index(stem.with_name(stem.name + ".idx"))
     if index.dtype.kind not in "iu":
         raise StoreError(
@@ -190,8 +233,7 @@ def map_prefix(stem: Path) -> tuple[MappedShard, NDArray[np.uint32]]:
             "scores, not tokens. Name the prefix of the tokens they were computed from."
         )
     itemsize = index.dtype.itemsize
-    for start in range(0, len(index.lengths), _CHUNK_DOCUMENTS):
-        row_slice = slice(start, start + _CHUNK_DOCUMENTS)
+    for row_slice in _iter_chunks(index):
         if (index.lengths[row_slice] < 0).any() or (index.pointers[row_slice] % itemsize).any():
             raise StoreError(
                 f"{stem}.idx has negative lengths, or pointers into the middle of a token; it is damaged. "
@@ -200,7 +242,7 @@ def map_prefix(stem: Path) -> tuple[MappedShard, NDArray[np.uint32]]:
     is_plain = _is_one_sequence_each(index)
     lengths = index.lengths.view("<u4") if is_plain else _sum_sequence_lengths(index, stem)
     view = map_file(stem.with_name(stem.name + ".bin"))
-    needed = int(lengths.sum(dtype=np.int64)) * itemsize
+    needed = sum(int(index.lengths[rows].sum(dtype=np.int64)) for rows in _iter_chunks(index)) * itemsize
     if len(view) != needed:
         raise StoreError(
             f"{stem}.bin has {len(view)} bytes; its index describes {needed}: one of the two is cut short."
@@ -211,7 +253,8 @@ def map_prefix(stem: Path) -> tuple[MappedShard, NDArray[np.uint32]]:
         # An empty document at the end may point past the last sequence; its pointer is never read.
         first = np.minimum(index.documents[:-1], len(pointers) - 1)
         pointers = pointers[first] if len(pointers) else np.zeros(len(first), np.int64)
-    return make_mapped_shard(pointers, lengths, np.frombuffer(view, index.dtype)), lengths
+    shard = make_mapped_shard(pointers, lengths, np.frombuffer(view, index.dtype))
+    return shard, IndexBlocks(stem, shard) if is_plain and len(lengths) >= _LARGE_INDEX else None
 
 
 def make_mapped_shard(pointers: NDArray[np.int64], lengths: NDArray[np.uint32], tokens: NDArray[Any]) -> MappedShard:
@@ -239,8 +282,7 @@ def _refuse_overlap(index: MegatronIndex, stem: Path) -> None:
     outside the file.
     """
     expected = 0
-    for start in range(0, len(index.lengths), _CHUNK_DOCUMENTS):
-        row_slice = slice(start, start + _CHUNK_DOCUMENTS)
+    for row_slice in _iter_chunks(index):
         sizes = index.lengths[row_slice].astype(np.int64) * index.dtype.itemsize
         ends = expected + np.cumsum(sizes)
         if not np.array_equal(index.pointers[row_slice], ends - sizes):
@@ -264,15 +306,23 @@ def _refuse_overlap(index: MegatronIndex, stem: Path) -> None:
 
 def _is_one_sequence_each(index: MegatronIndex) -> bool:
     """Return whether every document of a foreign index is exactly one sequence."""
-    count = len(index.lengths)
-    if len(index.documents) != count + 1:
+    if len(index.documents) != len(index.lengths) + 1:
         return False
-    # Compare in chunks, to avoid a copy of an index of a billion documents.
-    for start in range(0, count, _CHUNK_DOCUMENTS):
-        document_starts = index.documents[start : start + _CHUNK_DOCUMENTS]
-        if not np.array_equal(document_starts, np.arange(start, start + len(document_starts))):
+    for rows in _iter_chunks(index):
+        document_starts = index.documents[rows]
+        if not np.array_equal(document_starts, np.arange(rows.start, rows.start + len(document_starts))):
             return False
     return True
+
+
+def _iter_chunks(index: MegatronIndex) -> Iterator[slice]:
+    """Yield slices that cover all sequences of an index.
+
+    Each is released from memory before the next: an index of a billion documents has 20 GB.
+    """
+    for start in range(0, len(index.lengths), _CHUNK_DOCUMENTS):
+        yield slice(start, start + _CHUNK_DOCUMENTS)
+        release_pages(index.lengths)
 
 
 def _sum_sequence_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uint32]:

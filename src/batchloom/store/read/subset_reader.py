@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from typing import Protocol, final
+from weakref import WeakValueDictionary
 
 import numpy as np
 import orjson
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError, TokenizerError
 from batchloom.core.files import describe_os_error
 from batchloom.core.loss_weights import TokenFlags
-from batchloom.store.format.layout import TOKENIZER_NAME
+from batchloom.store.format.layout import TOKENIZER_NAME, compute_checksum
 from batchloom.store.format.manifest import Manifest, TokenizerEntry, compute_subset_fingerprint
 from batchloom.store.format.media_index import MediaRows
 from batchloom.store.format.provenance import ProvenanceTable
@@ -300,19 +301,21 @@ def count_trained_tokens(
     return trained
 
 
+# Tokenizers in use by the checksum of their file: a mixture of a thousand stores has one, which takes a second to load.
+_LOADED_TOKENIZERS: WeakValueDictionary[str, Tokenizer] = WeakValueDictionary()
+
+
 def _load_tokenizer(read_file: Callable[[str], bytes], store_name: str, entry: TokenizerEntry) -> Tokenizer:
     """Load the tokenizer of a store and check it against the manifest."""
     path = f"{store_name}/{TOKENIZER_NAME}"
     try:
-        state = orjson.loads(read_file(TOKENIZER_NAME))
+        data = read_file(TOKENIZER_NAME)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {describe_os_error(error)}; {_RESTORE_REMEDY}.") from error
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path} cannot be read: {error}; {_RESTORE_REMEDY}.") from error
-    try:
-        tokenizer = restore_tokenizer(state)
-    except TokenizerError as error:
-        raise TokenizerError(f"{path}: {error}") from error
+    key = compute_checksum(data)
+    tokenizer = _LOADED_TOKENIZERS.get(key)
+    if tokenizer is None:
+        tokenizer = _LOADED_TOKENIZERS[key] = _restore_tokenizer(data, path)
     if (tokenizer.vocab_size, tokenizer.end_id, tokenizer.bos_id) != (entry.vocab_size, entry.end_id, entry.bos_id):
         raise StoreError(
             f"{path} has {tokenizer.vocab_size} ids, end {tokenizer.end_id} and BOS {tokenizer.bos_id}; the "
@@ -324,3 +327,12 @@ def _load_tokenizer(read_file: Callable[[str], bytes], store_name: str, entry: T
             "tokenizer."
         )
     return tokenizer
+
+
+def _restore_tokenizer(data: bytes, path: str) -> Tokenizer:
+    try:
+        return restore_tokenizer(orjson.loads(data))
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path} cannot be read: {error}; {_RESTORE_REMEDY}.") from error
