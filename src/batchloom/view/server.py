@@ -1,5 +1,6 @@
 """Server of the pages, on 127.0.0.1 only, with a token."""
 
+import contextlib
 import os
 import secrets
 import socket
@@ -7,6 +8,7 @@ import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import uvicorn
@@ -21,10 +23,11 @@ from batchloom.core.errors import BatchloomError, InputError
 from batchloom.core.files import describe_os_error
 from batchloom.core.settings import Setting
 from batchloom.view.access import AccessGuard
+from batchloom.view.page_file import make_page_file
 from batchloom.view.page_templates import STATIC_FOLDER, render
 from batchloom.view.pages import Pages
 from batchloom.view.raw_inputs import RawInputPages
-from batchloom.view.target import ViewTarget, is_raw_input
+from batchloom.view.target import PlanChoice, ViewTarget, is_raw_input
 
 _HOST = "127.0.0.1"
 
@@ -42,6 +45,13 @@ class ViewSpec:
     generation: Annotated[int | None, Setting(help="Generation of the store.", shown_default="the newest")] = None
     port: Annotated[int, Setting(help="Port of the page.", minimum=0, maximum=65535, shown_default="a free one")] = 0
     browser: Annotated[bool, Setting(help="Open the page in a browser, if there is a display.")] = True
+    step: Annotated[int | None, Setting(help="Open the page of this step.", minimum=0)] = None
+    seq_len: Annotated[int, Setting(help="Tokens of a row on the page of a step.", minimum=1)] = 2048
+    global_batch_size: Annotated[int, Setting(help="Rows of a step on its page.", minimum=1)] = 8
+    document: Annotated[int | None, Setting(help="Open the page of this document.", minimum=0)] = None
+    out: Annotated[str | None, Setting(help="Write the page to one HTML file, to share it, instead of serving it.")] = (
+        None
+    )
 
 
 def make_pages(spec: ViewSpec) -> Pages | RawInputPages:
@@ -68,18 +78,60 @@ def make_server(pages: Pages | RawInputPages, token: str) -> uvicorn.Server:
     """
     app = Starlette(
         routes=[*pages.list_routes(), Mount("/static", StaticFiles(directory=STATIC_FOLDER))],
-        exception_handlers={BatchloomError: _show_error, HTTPException: _show_error},
+        exception_handlers={
+            BatchloomError: _show_error,
+            HTTPException: _show_error,
+            OSError: _show_error,
+            500: _show_error,
+        },
     )
-    config = uvicorn.Config(AccessGuard(app, token), log_level="warning", server_header=False, lifespan="off")
+    config = uvicorn.Config(
+        AccessGuard(app, token),
+        log_level="warning",
+        server_header=False,
+        lifespan="off",
+        # Ctrl-C ends a page in the making, too.
+        timeout_graceful_shutdown=1,
+    )
     return uvicorn.Server(config)
 
 
 def _show_error(request: Request, error: Exception) -> Response:
     """Show the message of an error."""
-    is_missing = isinstance(error, HTTPException) and error.status_code == 404
-    message = f"There is no page {request.url.path}." if is_missing else str(error)
-    status = error.status_code if isinstance(error, HTTPException) else 400
-    return HTMLResponse(render("error.html.j2", {"message": message}), status)
+    message, status = str(error), 400
+    if isinstance(error, HTTPException):
+        status = error.status_code
+        if status == 404:
+            message = f"There is no page {request.url.path}."
+    elif isinstance(error, BatchloomError):
+        pass
+    elif isinstance(error, OSError):
+        message = f"{error.filename or 'A file'} cannot be read: {describe_os_error(error)}."
+    else:
+        message, status = "batchloom made a mistake with this page. The terminal of the server has the details.", 500
+    return HTMLResponse(render("error.html.j2", {"message": message}), status, {"Cache-Control": "no-store"})
+
+
+def write_view(spec: ViewSpec) -> Path:
+    """Write the page that ``spec`` names to one file, and return its path.
+
+    Raises:
+        InputError: there is no such page, or the data are raw inputs.
+        StoreError: a store is damaged.
+    """
+    if len(spec.data) > 1 or is_raw_input(spec.data[0]):
+        raise InputError("--out writes a page of prepared data: batchloom prepare INPUT... --out STORE makes it.")
+    _check_choice(spec)
+    target = ViewTarget(spec.data[0], split=spec.split, generation=spec.generation)
+    path = Path(spec.out or "")
+    choice = PlanChoice(seq_len=spec.seq_len, global_batch_size=spec.global_batch_size)
+    path.write_text(make_page_file(target, choice, step=spec.step, document=spec.document), encoding="utf-8")
+    return path
+
+
+def _check_choice(spec: ViewSpec) -> None:
+    if spec.step is not None and spec.document is not None:
+        raise InputError(f"Step {spec.step:,} and document {spec.document:,} have a page each: give one of them.")
 
 
 def serve_view(spec: ViewSpec, print_line: Callable[[str], None]) -> None:
@@ -93,16 +145,22 @@ def serve_view(spec: ViewSpec, print_line: Callable[[str], None]) -> None:
         InputError: the port is taken, or the path cannot be shown.
         StoreError: a store is damaged.
     """
+    _check_choice(spec)
     pages, token = make_pages(spec), secrets.token_urlsafe(24)
+    first_page = "/" if spec.document is None else f"/document/{spec.document}"
+    if spec.step is not None:
+        first_page = f"/packing?step={spec.step}&seq_len={spec.seq_len}&batch={spec.global_batch_size}"
     with _listen(spec.port) as listener:
         port = listener.getsockname()[1]
-        address = f"http://{_HOST}:{port}/?token={token}"
+        address = f"http://{_HOST}:{port}{first_page}{'&' if '?' in first_page else '?'}token={token}"
         print_line(address)
         if not _has_display():
             print_line(f"No display here. On your own machine: ssh -N -L {port}:{_HOST}:{port} {socket.gethostname()}")
         elif spec.browser:
             webbrowser.open(address)
-        make_server(pages, token).run(sockets=[listener])
+        # Ctrl-C is how the server is meant to end; uvicorn raises it again after its own clean-up.
+        with contextlib.suppress(KeyboardInterrupt):
+            make_server(pages, token).run(sockets=[listener])
 
 
 def _listen(port: int) -> socket.socket:
@@ -110,6 +168,8 @@ def _listen(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((_HOST, port))
+        # A browser may connect as soon as the address is printed, before the server accepts.
+        listener.listen(128)
     except OSError as error:
         listener.close()
         raise InputError(

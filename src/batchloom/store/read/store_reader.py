@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.loss_weights import decode_loss_weights
+from batchloom.core.notebook import make_notebook_html
 from batchloom.core.settings import check_index
 from batchloom.store.format.manifest import compute_filtered_fingerprint, find_generation
 from batchloom.store.format.objectives import ObjectiveName
-from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable, make_part_table
+from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable
 from batchloom.store.format.shard_sidecars import DocumentFields, PairIndex
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.mapped_shards import MappedShard
@@ -151,13 +152,12 @@ class StoreProvenance:
 
     def of(self, document: int) -> DocumentProvenance:
         """Return the provenance of a document."""
-        manifest, lengths = self._reader.manifest, self._reader.lengths
-        if manifest is None:
+        if self._reader.manifest is None:
             raise StoreError(
                 f"{self._reader.name} is a bare Megatron prefix: it does not say where documents came from."
             )
-        shard, row = self._reader.table.find(check_index(document, lengths.size, "document"))
-        return make_part_table(manifest.sources).resolve_provenance(self._reader.provenance(shard, np.array([row])))[0]
+        shard, row = self._reader.table.find(check_index(document, self._reader.lengths.size, "document"))
+        return self._reader.part_table.resolve_provenance(self._reader.provenance(shard, np.array([row])))[0]
 
     def shard(self, shard: int) -> ProvenanceTable:
         """Return the provenance of all documents of a shard."""
@@ -272,6 +272,9 @@ class Store:
         split += f", media={media!r}" if media else ""
         counts = f"{len(self):,} documents, {self.tokens:,} tokens"
         return f"open_store({self.location.name!r}{split})  # {counts}"
+
+    def _repr_html_(self) -> str | None:
+        return make_notebook_html(self)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
         # The options hold the generation number, so that unpickling opens the same generation.
