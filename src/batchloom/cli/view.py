@@ -14,12 +14,12 @@ def view(
         list[str],
         typer.Argument(
             metavar="DATA",
-            help="Folder or URL of a store, a Megatron prefix, the name of synthetic data, a mixture's YAML file, or "
-            "raw inputs as prepare takes them.",
+            help="Folder or URL of a store, a Megatron prefix, the name of synthetic data, a mixture's YAML file, the "
+            "folder or log of a run, or raw inputs as prepare takes them.",
         ),
     ],
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Look at documents, masks and packed rows in a browser."""
+    """Look at documents, masks, packed rows, plans and runs in a browser."""
     serve_view(ViewSpec(data=data, **settings), print_escaped)

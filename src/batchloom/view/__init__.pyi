@@ -4,3 +4,4 @@ from .server import (
     make_server as make_server,
     serve_view as serve_view,
 )
+from .target import PlanChoice as PlanChoice, ViewTarget as ViewTarget

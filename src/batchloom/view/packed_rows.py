@@ -1,6 +1,6 @@
 """Rows of a step as drawings: spans to scale, padding and loss."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,19 +49,14 @@ class DrawnRow:
         return self.sequence.seq_len - self.sequence.padding
 
 
-def draw_rows(plan: Plan, step: int, first: int, most: int, text: int = 120) -> list[DrawnRow]:
-    """Return up to ``most`` rows of a step from row ``first`` on.
+def draw_rows(plan: Plan, step: int, rows: Iterable[int], text: int = 120) -> list[DrawnRow]:
+    """Return rows of a step, in the given order.
 
     Raises:
         PlanError: there is no such step.
         StoreError: a shard is missing or damaged.
     """
-    rows = plan.spec_at(step).global_batch_size
-    sequences = [
-        sequence
-        for row in range(max(first, 0), min(first + most, rows))
-        for sequence in explain(plan, step, row=row, text=text)
-    ]
+    sequences = [sequence for row in rows for sequence in explain(plan, step, row=row, text=text)]
     return [DrawnRow(sequence, _draw_spans(plan, sequence)) for sequence in sequences]
 
 
