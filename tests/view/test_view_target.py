@@ -2,7 +2,7 @@
 
 import batchloom
 from batchloom.testing import append_documents, write_store
-from batchloom.view.target import PlanChoice, ViewTarget
+from batchloom.view import PlanChoice, ViewTarget
 
 
 def test_an_appended_store_is_opened_again(tmp_path):

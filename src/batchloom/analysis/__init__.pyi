@@ -2,6 +2,7 @@ from .explanation import (
     ExplainedSequence as ExplainedSequence,
     ExplainedSpan as ExplainedSpan,
     ServedSequence as ServedSequence,
+    UnservedDocument as UnservedDocument,
     explain as explain,
     explain_unserved as explain_unserved,
     find_serving_steps as find_serving_steps,
@@ -17,8 +18,10 @@ from .inspection import (
 from .plan_forecast import (
     MixingMeasure as MixingMeasure,
     PlanForecast as PlanForecast,
+    ShareWindow as ShareWindow,
     SourceForecast as SourceForecast,
     forecast_plan as forecast_plan,
+    forecast_shares as forecast_shares,
 )
 from .plan_questions import (
     JournalEntry as JournalEntry,

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import final
 
 import numpy as np
@@ -248,6 +249,25 @@ class EffectiveShares:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareWindow:
+    """Sequences of the sources of a mixture in a range of steps.
+
+    Attributes:
+        first, stop: range of steps, without ``stop``.
+        sequences: number of sequences of each source in the range.
+        expected: number of sequences by the effective shares of the range.
+        deviations: sequences of each source since the last change of shares, less those by its share, at the end of
+            the range. The schedule keeps them within 1.
+    """
+
+    first: int
+    stop: int
+    sequences: dict[str, int]
+    expected: dict[str, float]
+    deviations: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class PlanForecast:
     """Forecast of a plan.
 
@@ -345,6 +365,66 @@ def forecast_plan(plan: Plan, *, tokens_per_second: float | None = None, world_s
         sources=sources,
         shares=_list_effective_shares(run) if isinstance(plan_copy.orders.data, Mixture) else (),
     )
+
+
+def forecast_shares(plan: Plan, first: int, stop: int, *, windows: int) -> tuple[ShareWindow, ...]:
+    """Return the sequences of each source in consecutive ranges of steps.
+
+    If the pools of a source are not counted, its exhaustion is estimated as in :func:`forecast_plan`.
+
+    Args:
+        plan: the plan. It does not adopt the estimates.
+        first: first step.
+        stop: last step + 1.
+        windows: largest number of ranges, of about equal size.
+    """
+    orders = copy.copy(plan).orders
+    _measure_sources(orders)
+    bounds = np.unique(np.linspace(first, stop, windows + 1).astype(np.int64)).tolist()
+    if len(bounds) < 2:
+        return ()
+    orders.timeline.segment_at(max(orders.run_layout.first_position(stop) - 1, 0))
+    return tuple(_count_window(orders, begin, end) for begin, end in pairwise(bounds))
+
+
+def _count_window(orders: SourceOrders, first: int, stop: int) -> ShareWindow:
+    names, timeline = orders.names, orders.timeline
+    counts, expected, deviations = np.zeros((3, len(names)))
+    for begin, end in _list_position_ranges(orders, first, stop):
+        for segment in timeline.segments():
+            start = max(begin, segment.position)
+            until = min(end, *(bound for bound in (timeline.until(segment), timeline.end) if bound is not None), end)
+            if start >= until:
+                continue
+            shares = np.zeros(len(names))
+            shares[segment.sources] = np.array(segment.schedule.counts) / segment.schedule.period
+            served = (segment.served(until) - segment.bases).sum(axis=1)
+            counts += served - (segment.served(start) - segment.bases).sum(axis=1)
+            expected += shares * (until - start)
+            deviations = served - shares * (until - segment.position)
+    columns = zip(names, counts.astype(np.int64).tolist(), expected.tolist(), deviations.tolist(), strict=True)
+    rows = [row for row in columns if row[1] or row[2]]
+    return ShareWindow(
+        first,
+        stop,
+        {name: count for name, count, _, _ in rows},
+        {name: number for name, _, number, _ in rows},
+        {name: deviation for name, _, _, deviation in rows},
+    )
+
+
+def _list_position_ranges(orders: SourceOrders, first: int, stop: int) -> list[tuple[int, int]]:
+    """Return the ranges of positions of steps; edits that skip steps leave gaps."""
+    step_ranges = orders.run_layout.step_ranges
+    ends = [*(step_range.step for step_range in step_ranges[1:]), stop]
+    return [
+        (
+            step_range.position + (max(first, step_range.step) - step_range.step) * step_range.size,
+            step_range.position + (min(stop, end) - step_range.step) * step_range.size,
+        )
+        for step_range, end in zip(step_ranges, ends, strict=True)
+        if max(first, step_range.step) < min(stop, end)
+    ]
 
 
 def _compute_cut_padding(plan: Plan) -> float:

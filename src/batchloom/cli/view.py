@@ -13,14 +13,14 @@ def view(
         list[str],
         Argument(
             metavar="DATA",
-            help="Folder or URL of a store, a Megatron prefix, the name of synthetic data, a mixture's YAML file, or "
-            "raw inputs as prepare takes them.",
+            help="Folder or URL of a store, a Megatron prefix, the name of synthetic data, a mixture's YAML file, the "
+            "folder or log of a run, or raw inputs as prepare takes them.",
         ),
     ],
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Look at documents, masks and packed rows in a browser."""
+    """Look at documents, masks, packed rows, plans and runs in a browser."""
     spec = ViewSpec(data=data, **settings)
     if spec.out is None:
         serve_view(spec, print_escaped)

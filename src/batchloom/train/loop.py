@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from batchloom import DatasetConfig, Loader, Mixture, Store
 from batchloom.adapters.optimizer_step import has_only_finite, update_weights
 from batchloom.adapters.rank_group import join_ranks
-from batchloom.batches import IGNORE_INDEX, Batch, Meter
+from batchloom.batches import IGNORE_INDEX, Batch, Meter, select_rank_rows
 from batchloom.core.errors import SettingsError, TrainError
 from batchloom.streaming import Stream
 from batchloom.train.model.model_build import TrainableModel, make_model_inputs
@@ -110,12 +110,13 @@ def iter_training(
             step = batch.step + 1
             lr = compute_learning_rate(step, settings.steps, settings.optim)
             check_batch_ids(run, batch)
+            row_losses = compute_row_losses(run, batch) if is_due(step, settings.log_row_loss) else None
             loss, norm, trained = run_optimizer_step(run, batch, lr)
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 fact = f"The loss of step {step} is {loss} (gradient norm {norm})"
                 raise TrainError(describe_divergence(run, step, fact))
             meter.step(batch.step, trained=trained)
-            log_step(run, batch, {"loss": loss, "lr": lr, "norm": norm, "trained": trained}, meter)
+            log_step(run, batch, {"loss": loss, "lr": lr, "norm": norm, "trained": trained}, meter, row_losses)
             apply_pending_edits(run, inbox, step)
             is_end = is_last_step(run, step, last)
             if is_end and step < last:
@@ -239,7 +240,30 @@ def sum_val_losses(run: TrainRun, val: Loader, max_batches: int | None) -> tuple
     return total, trained
 
 
-def log_step(run: TrainRun, batch: Batch, step_metrics: dict[str, float], meter: Meter) -> None:
+@torch.no_grad()
+def compute_row_losses(run: TrainRun, batch: Batch) -> list[float | None]:
+    """Return the mean loss of each row of a global batch, in the plan's row order.
+
+    It is in nats per trained token, and None for a row without one. The rows are passed through the model once more,
+    each alone and with the weights before the step, so the arithmetic of training stays the same.
+    """
+    plan, balance = run.loader.plan, run.loader.costs if run.settings.order.balance else None
+    start, stop = plan.positions_of(batch.step)
+    _, positions = select_rank_rows(plan, batch.step, run.loader.share_at(batch.step), balance)
+    own_losses: list[tuple[int, float]] = []
+    single_rows = iter_passes(run.model, batch, len(positions))
+    for position, model_inputs in zip(positions.tolist(), single_rows, strict=True):
+        trained = int((model_inputs["labels"] != IGNORE_INDEX).sum())
+        if trained and position >= 0:
+            with make_autocast(run.ranks.device):
+                own_losses.append((position - start, float(run.model(**model_inputs)) / trained))
+    losses = dict(pair for own in run.ranks.all_gather(own_losses) for pair in own)
+    return [losses.get(row) for row in range(stop - start)]
+
+
+def log_step(
+    run: TrainRun, batch: Batch, step_metrics: dict[str, float], meter: Meter, row_losses: list[float | None] | None
+) -> None:
     streamed = run.loader.streamed
     if not (streamed or run.log.is_enabled):
         return
@@ -266,6 +290,8 @@ def log_step(run: TrainRun, batch: Batch, step_metrics: dict[str, float], meter:
     if len(sources) > 1:
         kinds = ("tokens", "epoch")
         entry["sources"] = {name: {kind: metrics.get(f"data/{name}/{kind}", 0.0) for kind in kinds} for name in sources}
+    if row_losses is not None:
+        entry["row_loss"] = row_losses
     run.log.step(entry, run.settings.steps)
 
 

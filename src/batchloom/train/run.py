@@ -17,7 +17,7 @@ from batchloom.adapters.optimizer_step import make_parameter_groups
 from batchloom.adapters.rank_group import RankGroup
 from batchloom.batches import BatchOptions, MediaOptions
 from batchloom.batches.assembly import DEFAULT_MEDIA_SPEC
-from batchloom.core.errors import PlanError, StateError, TrainError
+from batchloom.core.errors import PlanError, SettingsError, StateError, TrainError
 from batchloom.core.settings import to_plain
 from batchloom.core.wording import format_count, format_list
 from batchloom.streaming import Stream
@@ -139,6 +139,9 @@ def set_up_run(
     outline = outline_model(settings, store, media=_holds_media(source))
     check_memory(settings, outline.parameters, ranks)
     loader = make_loader(source, settings, ranks, settings.steps, media)
+    if loader.streamed and settings.log_row_loss:
+        problem = "the rows of a stream have no numbers by which explain could list their documents"
+        raise SettingsError([f"log_row_loss: {problem}; prepare the data, or leave it out"])
     if not loader.streamed and not has_targets(loader, settings.steps):
         trained = "a trained token after another" if loader.store.masked else "two tokens"
         raise TrainError(

@@ -177,8 +177,44 @@ class OrderSettings:
     ] = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntervalSettings:
+    """Steps at which a run is evaluated, saved and logged in more detail."""
+
+    eval_interval: Annotated[
+        int,
+        RunSetting(
+            help="Number of steps between evaluations on the val subset; 0 for the end only.",
+            minimum=0,
+            maximum=MAX_STEPS,
+            shown_default=_CONFIGURED,
+        ),
+    ] = 100
+    eval_batches: Annotated[
+        int | None,
+        RunSetting(help="Number of batches of an evaluation.", minimum=1, maximum=MAX_STEPS, shown_default=_CONFIGURED),
+    ] = 20
+    save_interval: Annotated[
+        int,
+        RunSetting(
+            help="Number of steps between checkpoints; 0 for the end only.",
+            minimum=0,
+            maximum=MAX_STEPS,
+            shown_default=_CONFIGURED,
+        ),
+    ] = 200
+    log_row_loss: Annotated[
+        int,
+        RunSetting(
+            help="Number of steps between log entries that hold the loss of each row; 0 for never.",
+            minimum=0,
+            maximum=MAX_STEPS,
+        ),
+    ] = 0
+
+
 @dataclass(frozen=True, slots=True)
-class TrainSettings:
+class TrainSettings(IntervalSettings):
     """All settings that determine the computation of a run.
 
     ``model`` is the shape of the model, or the folder of a pretrained one.
@@ -222,28 +258,6 @@ class TrainSettings:
             help="Seed of the data order and of the initial weights.", minimum=-(1 << 127), maximum=(1 << 128) - 1
         ),
     ] = 0
-    eval_interval: Annotated[
-        int,
-        RunSetting(
-            help="Number of steps between evaluations on the val subset; 0 for the end only.",
-            minimum=0,
-            maximum=MAX_STEPS,
-            shown_default=_CONFIGURED,
-        ),
-    ] = 100
-    eval_batches: Annotated[
-        int | None,
-        RunSetting(help="Number of batches of an evaluation.", minimum=1, maximum=MAX_STEPS, shown_default=_CONFIGURED),
-    ] = 20
-    save_interval: Annotated[
-        int,
-        RunSetting(
-            help="Number of steps between checkpoints; 0 for the end only.",
-            minimum=0,
-            maximum=MAX_STEPS,
-            shown_default=_CONFIGURED,
-        ),
-    ] = 200
     compile: Annotated[bool, ModelSetting(help="Compile the model with torch.compile.")] = False
 
     def __post_init__(self) -> None:

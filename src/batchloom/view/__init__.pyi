@@ -6,3 +6,4 @@ from .server import (
     serve_view as serve_view,
     write_view as write_view,
 )
+from .target import PlanChoice as PlanChoice, ViewTarget as ViewTarget

@@ -1,6 +1,6 @@
 """Rows of a step as drawings: spans to scale, padding and loss."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,25 +50,21 @@ class DrawnRow:
         return self.sequence.seq_len - self.sequence.padding
 
 
-def draw_rows(plan: Plan, step: int, first: int, most: int, text: int = 120) -> list[DrawnRow]:
-    """Return up to ``most`` rows of a step from row ``first`` on.
+def draw_rows(plan: Plan, step: int, rows: Iterable[int], text: int = 120) -> list[DrawnRow]:
+    """Return rows of a step, in the given order.
 
     Raises:
         PlanError: there is no such step.
         StoreError: a shard is missing or damaged.
     """
-    rows = plan.spec_at(step).global_batch_size
-    sequences = [
-        sequence
-        for row in range(max(first, 0), min(first + most, rows))
-        for sequence in explain(plan, step, row=row, text=text)
-    ]
+    sequences = [sequence for row in rows for sequence in explain(plan, step, row=row, text=text)]
     return [DrawnRow(sequence, _draw_spans(plan, sequence)) for sequence in sequences]
 
 
 def describe_step(plan: Plan, step: int, first: int, most: int) -> dict[str, Any]:
     """Return the template values of a step, with ``most`` rows from ``first`` on."""
-    rows, spec = draw_rows(plan, step, first, most), plan.spec_at(step)
+    spec = plan.spec_at(step)
+    rows = draw_rows(plan, step, range(first, min(first + most, spec.global_batch_size)))
     return {
         "plan": plan,
         "step": step,

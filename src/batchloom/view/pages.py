@@ -2,14 +2,14 @@
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 from starlette.background import BackgroundTask
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from batchloom.analysis import list_packings, measure_packing
@@ -22,13 +22,14 @@ from batchloom.view.document_search import DocumentFilter, SearchResult, find_by
 from batchloom.view.document_tokens import WINDOW_TOKENS, read_window
 from batchloom.view.overview import list_sides, make_overview
 from batchloom.view.packed_rows import describe_step
-from batchloom.view.page_templates import render
+from batchloom.view.page_requests import describe_choice, read_choice, read_number, respond
 from batchloom.view.plan_counts import is_near
-from batchloom.view.target import PlanChoice, ViewTarget
+from batchloom.view.plan_pages import PlanPages
+from batchloom.view.run_pages import RunPages
+from batchloom.view.target import ViewTarget
 
 _LISTED_DOCUMENTS, _DRAWN_ROWS = 50, 16
 _BEGINNING_TOKENS, _BEGINNING_CHARACTERS = 96, 240
-_MOST = 1 << 40
 _SEARCH_MODES = ("text", "regex", "hash", "line")
 # Beginning of a file, which "." matches in any byte, and its type.
 _MEDIA_TYPES = {
@@ -68,10 +69,14 @@ class Pages:
 
     Args:
         target: the data on the pages.
+
+    Attributes:
+        first_page: path of the page that is opened first.
     """
 
     def __init__(self, target: ViewTarget) -> None:
         self._target = target
+        self.first_page = "/run" if target.kind == "run" else "/"
 
     def list_routes(self) -> list[Route]:
         """Return the addresses of the pages."""
@@ -84,10 +89,13 @@ class Pages:
             Route("/document/{number:int}/media/{index:int}", self.show_medium),
             Route("/packing", self.show_packing),
             Route("/packing/strategies", self.show_strategies),
+            *PlanPages(self._target).list_routes(),
+            *(RunPages(self._target).list_routes() if self._target.kind == "run" else ()),
         ]
 
     def _open(self, request: Request) -> tuple[Store, dict[str, Any]]:
         """Open the store that a request names; return the values that its page needs."""
+        self._target.require_data()
         source = request.query_params.get("source") or self._target.source_names[0]
         store = self._target.open_store(source, request.query_params.get("split", ""))
         place = {"source": source if len(self._target.source_names) > 1 else "", "split": store.split}
@@ -102,8 +110,10 @@ class Pages:
 
     def show_overview(self, request: Request) -> Response:
         """Show what a store is, its sources and lengths, and what preparation removed."""
+        if self._target.kind == "run" and not self._target.source_names:
+            return RedirectResponse("/run", 303)
         store, values = self._open(request)
-        response = _respond("overview.html.j2", {**values, "overview": make_overview(store)})
+        response = respond("overview.html.j2", {**values, "overview": make_overview(store)})
         # Most readers open a document next, and a large vocabulary takes a second to load.
         response.background = BackgroundTask(_load_tokenizer, store)
         return response
@@ -113,30 +123,30 @@ class Pages:
         store, values = self._open(request)
         files = [source.name for source in store.manifest.sources[:1000]] if store.manifest else []
         choices = {"files": files, "sides": list_sides(store), "media": _list_media(store), "modes": _SEARCH_MODES}
-        return _respond("documents.html.j2", {**values, **choices, **_search(store, request)})
+        return respond("documents.html.j2", {**values, **choices, **_search(store, request)})
 
     def show_more_documents(self, request: Request) -> Response:
         """Show further rows of the list, which the page appends."""
         store, values = self._open(request)
-        return _respond("document_rows.html.j2", {**values, **_search(store, request)})
+        return respond("document_rows.html.j2", {**values, **_search(store, request)})
 
     def show_document(self, request: Request) -> Response:
         """Show a part of a document as text or tokens, with its loss and its origin."""
         store, values = self._open(request)
         number = check_number(store, request.path_params["number"])
-        at = _read_number(request, "at", 0)
+        at = read_number(request, "at", 0)
         details = {
             **describe_document(store, number, at),
             "as_tokens": request.query_params.get("as") == "tokens",
             "step": WINDOW_TOKENS,
         }
-        return _respond("document.html.j2", {**values, **details})
+        return respond("document.html.j2", {**values, **details})
 
     def copy_document(self, request: Request) -> Response:
         """Return a part of a document as JSON."""
         store, _ = self._open(request)
         number = check_number(store, request.path_params["number"])
-        window = read_window(store, number, _read_number(request, "at", 0))
+        window = read_window(store, number, read_number(request, "at", 0))
         provenance = find_provenance(store, [number])[0]
         groups = window.groups
         return JSONResponse(
@@ -169,24 +179,24 @@ class Pages:
     def show_packing(self, request: Request) -> Response:
         """Show the rows of a step to scale."""
         store, values = self._open(request)
-        choice = _read_choice(request)
+        choice = read_choice(request)
         plan = self._target.make_plan(choice)
-        step, first = _read_number(request, "step", 0), _read_number(request, "row", 0)
+        step, first = read_number(request, "step", 0), read_number(request, "row", 0)
         is_counted = self._target.has_counts(plan)
         if not is_counted and not is_near(plan, step):
-            return _respond("counting.html.j2", {**values, "step": step}, headers={"Refresh": "2"})
+            return respond("counting.html.j2", {**values, "step": step}, headers={"Refresh": "2"})
         details = {
             **describe_step(plan, step, first, _DRAWN_ROWS),
-            "choice": _describe_choice(choice),
+            "choice": describe_choice(choice),
             "packings": list_packings(store),
             "is_counted": is_counted,
         }
-        return _respond("packing.html.j2", {**values, **details})
+        return respond("packing.html.j2", {**values, **details})
 
     def show_strategies(self, request: Request) -> Response:
         """Compare packing strategies and sequence lengths on the same documents."""
         store, values = self._open(request)
-        choice = _read_choice(request)
+        choice = read_choice(request)
         lengths = (max(choice.seq_len // 2, 2), choice.seq_len, choice.seq_len * 2)
         pairs = [
             *((packing, choice.seq_len) for packing in list_packings(store)),
@@ -196,7 +206,7 @@ class Pages:
             (seq_len, measure_packing(store, packing=packing, seq_len=seq_len, most_pools=1))
             for packing, seq_len in pairs
         ]
-        return _respond("strategies.html.j2", {**values, "table": table, "choice": choice})
+        return respond("strategies.html.j2", {**values, "table": table, "choice": choice})
 
 
 def _load_tokenizer(store: Store) -> None:
@@ -205,47 +215,12 @@ def _load_tokenizer(store: Store) -> None:
         _ = store.manifest and store.tokenizer
 
 
-def _respond(template: str, values: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    return HTMLResponse(render(template, values), headers={"Cache-Control": "no-store", **(headers or {})})
-
-
-def _read_number(request: Request, name: str, default: int, least: int = 0) -> int:
-    text = request.query_params.get(name, "").replace(",", "").strip()
-    if not text:
-        return default
-    if not text.isdecimal() or not least <= int(text) <= _MOST:
-        raise InputError(f"{name}: {text!r} is not a whole number of at least {least}")
-    return int(text)
-
-
-def _read_choice(request: Request) -> PlanChoice:
-    default = PlanChoice()
-    return PlanChoice(
-        seq_len=_read_number(request, "seq_len", default.seq_len, 1),
-        global_batch_size=_read_number(request, "batch", default.global_batch_size, 1),
-        packing=request.query_params.get("packing") or default.packing,
-        seed=_read_number(request, "seed", default.seed),
-        steps=_read_number(request, "steps", 0) or None,
-    )
-
-
-def _describe_choice(choice: PlanChoice) -> dict[str, Any]:
-    """Return the parameters of a choice, as they stand in addresses."""
-    return {
-        "seq_len": choice.seq_len,
-        "batch": choice.global_batch_size,
-        "packing": choice.packing,
-        "seed": choice.seed,
-        "steps": choice.steps,
-    }
-
-
 def _search(store: Store, request: Request) -> dict[str, Any]:
     """Run the search of a request; return its rows and how to continue it."""
     parameters = {
         name: value for name, value in request.query_params.items() if value and name not in ("source", "split")
     }
-    start = _read_number(request, "start", 0)
+    start = read_number(request, "start", 0)
     text, mode = request.query_params.get("text", ""), request.query_params.get("mode", "text")
     if text and mode == "hash":
         result = find_by_hash(store, text.strip(), start)
@@ -254,8 +229,8 @@ def _search(store: Store, request: Request) -> dict[str, Any]:
     else:
         conditions = DocumentFilter(
             file=request.query_params.get("file", ""),
-            least=_read_number(request, "least", 0) or None,
-            most=_read_number(request, "most", 0) or None,
+            least=read_number(request, "least", 0) or None,
+            most=read_number(request, "most", 0) or None,
             side=request.query_params.get("side", ""),
             media=request.query_params.get("media", ""),
             text=text,

@@ -27,7 +27,12 @@ class RawInputPages:
 
     Args:
         inputs: inputs as ``batchloom prepare`` takes them.
+
+    Attributes:
+        first_page: path of the page.
     """
+
+    first_page = "/"
 
     def __init__(self, inputs: Sequence[str]) -> None:
         self._inputs = tuple(inputs)

@@ -27,7 +27,7 @@ from batchloom.view.page_file import make_page_file
 from batchloom.view.page_templates import STATIC_FOLDER, render
 from batchloom.view.pages import Pages
 from batchloom.view.raw_inputs import RawInputPages
-from batchloom.view.target import PlanChoice, ViewTarget, is_raw_input
+from batchloom.view.target import PlanChoice, RunData, ViewTarget, is_raw_input
 
 _HOST = "127.0.0.1"
 
@@ -37,10 +37,22 @@ class ViewSpec:
     """Settings of the server.
 
     Attributes:
-        data: a store's folder, URL, prefix or synthetic name; the YAML file of a mixture; or raw inputs.
+        data: a store's folder, URL, prefix or synthetic name; the YAML file of a mixture; the folder or log of a
+            run; or raw inputs.
     """
 
     data: Sequence[str]
+    store: Annotated[str | None, Setting(help="Store of a run: its folder or URL.")] = None
+    mixture: Annotated[
+        str | None, Setting(help="Mixture of a run: its YAML file, or PATH=WEIGHT,PATH=WEIGHT with its stores.")
+    ] = None
+    checkpoint: Annotated[
+        Path | None,
+        Setting(
+            help="Folder of a checkpoint, or JSON file of a loader's state, of a run.",
+            shown_default="the newest in the folder of the run",
+        ),
+    ] = None
     split: Annotated[str, Setting(help="Subset that is shown first: train, val or test.")] = "train"
     generation: Annotated[int | None, Setting(help="Generation of the store.", shown_default="the newest")] = None
     port: Annotated[int, Setting(help="Port of the page.", minimum=0, maximum=65535, shown_default="a free one")] = 0
@@ -63,7 +75,10 @@ def make_pages(spec: ViewSpec) -> Pages | RawInputPages:
     """
     if len(spec.data) > 1 or is_raw_input(spec.data[0]):
         return RawInputPages(spec.data)
-    target = ViewTarget(spec.data[0], split=spec.split, generation=spec.generation)
+    run_data = RunData(store=spec.store, mixture=spec.mixture, checkpoint=spec.checkpoint)
+    target = ViewTarget(spec.data[0], split=spec.split, generation=spec.generation, run_data=run_data)
+    if run_data != RunData() and target.kind != "run":
+        raise InputError(f"--store, --mixture and --checkpoint give the data of a run, and {spec.data[0]} is none.")
     for name in target.source_names:
         target.open_store(name)
     return Pages(target)
@@ -147,7 +162,7 @@ def serve_view(spec: ViewSpec, print_line: Callable[[str], None]) -> None:
     """
     _check_choice(spec)
     pages, token = make_pages(spec), secrets.token_urlsafe(24)
-    first_page = "/" if spec.document is None else f"/document/{spec.document}"
+    first_page = pages.first_page if spec.document is None else f"/document/{spec.document}"
     if spec.step is not None:
         first_page = f"/packing?step={spec.step}&seq_len={spec.seq_len}&batch={spec.global_batch_size}"
     with _listen(spec.port) as listener:

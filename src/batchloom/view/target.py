@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
-from batchloom.analysis import PlanRequest, resolve_plan
+from batchloom.analysis import PlanRequest, read_checkpoint, resolve_plan
+from batchloom.analysis.compare import is_run_log
 from batchloom.analysis.doctor import detect_prepared_kind
 from batchloom.batches import Loader, read_mixture
 from batchloom.core.addresses import is_url
-from batchloom.core.errors import InputError
+from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.settings import suggest
 from batchloom.plan import Plan
 from batchloom.store import MANIFEST_NAME, Store, open_store
@@ -39,14 +40,31 @@ class PlanChoice:
     steps: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """Data of a run, as ``batchloom explain --checkpoint`` takes them.
+
+    Attributes:
+        store: folder, URL or prefix of the store.
+        mixture: YAML file of a mixture, or its text.
+        checkpoint: file or folder of a loader's state; None for the newest checkpoint of the run's folder.
+    """
+
+    store: str | None = None
+    mixture: str | None = None
+    checkpoint: Path | None = None
+
+
 @final
 class ViewTarget:
     """The data on the pages, reopened when they change on disk.
 
     Args:
-        path: a store's folder, URL, prefix or synthetic name; the YAML file of a mixture; or the folder of a run.
+        path: a store's folder, URL, prefix or synthetic name; the YAML file of a mixture; or the folder or log of a
+            run.
         split: the subset that is shown first.
         generation: generation of a store; None for the newest.
+        run_data: the store or mixture of a run, and its checkpoint if it is not in the folder of the run.
 
     Attributes:
         path: the path as it was given.
@@ -56,8 +74,11 @@ class ViewTarget:
         InputError, StoreError: the path is none of these, or its data cannot be read.
     """
 
-    def __init__(self, path: str, *, split: str = "train", generation: int | None = None) -> None:
+    def __init__(
+        self, path: str, *, split: str = "train", generation: int | None = None, run_data: RunData | None = None
+    ) -> None:
         self.path, self._split, self._generation = path, split, generation
+        self._run_data = run_data or RunData()
         self.kind = _find_kind(path)
         self._stores: dict[tuple[str, str], tuple[tuple[int, int] | None, Store]] = {}
         self._plans: dict[PlanChoice | None, tuple[tuple[str, ...], Plan]] = {}
@@ -68,7 +89,10 @@ class ViewTarget:
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """Names of the sources; ``data`` for a single store."""
+        """Names of the sources; ``data`` for a single store, none for a run without data."""
+        if not self._addresses:
+            # The first checkpoint may have been made in the meantime.
+            self._addresses = self._find_addresses()
         return tuple(self._addresses)
 
     @property
@@ -80,6 +104,8 @@ class ViewTarget:
         """Return address, options and subset of the store of each source."""
         if self.kind == "store":
             return {_SINGLE: (self.path, {"generation": self._generation}, self._split)}
+        if self.kind == "run" and self.find_data_fault():
+            return {}
         stores = read_mixture(self.path).stores if self.kind == "mixture" else self._resolve_run().stores
         return {
             name: (store.location.address, store.location.options, store.split)
@@ -87,8 +113,46 @@ class ViewTarget:
             if isinstance(store, Store)
         }
 
+    @property
+    def _checkpoint(self) -> Path:
+        """Folder or file with the state of a run."""
+        return self._run_data.checkpoint or Path(self.path)
+
     def _resolve_run(self) -> Plan:
-        return resolve_plan(PlanRequest(checkpoint=Path(self.path)))[0]
+        data = self._run_data
+        return resolve_plan(
+            PlanRequest(
+                store=data.store,
+                mixture=data.mixture,
+                checkpoint=self._checkpoint,
+                split=self._split,
+                generation=self._generation,
+            )
+        )[0]
+
+    def find_data_fault(self) -> str:
+        """Return why a run's plan is unknown, and the remedy; empty if it is known."""
+        data = self._run_data
+        if data.checkpoint is None and not (Path(self.path) / _RUN_FILE).is_file():
+            return (
+                "This log does not say which data its run is on. Give --checkpoint with the state of its loader, and "
+                "--store or --mixture."
+            )
+        try:
+            read_checkpoint(self._checkpoint)
+        except InputMissingError as error:
+            return str(error)
+        if data.store is None and data.mixture is None:
+            try:
+                self._resolve_run()
+            except (InputError, SettingsError) as error:
+                return str(error)
+        return ""
+
+    def require_data(self) -> None:
+        """Raise InputError if the data of a run are unknown."""
+        if not self.source_names:
+            raise InputError(self.find_data_fault())
 
     def open_store(self, source: str, split: str = "") -> Store:
         """Open the store of a source, again if its manifest changed on disk.
@@ -125,8 +189,12 @@ class ViewTarget:
         """
         if self.kind == "run":
             choice = None
+            self.require_data()
         with self._lock:
             fingerprints = tuple(self.open_store(name).fingerprint for name in self.source_names)
+            if self.kind == "run":
+                # Edits of a run are in its newer checkpoints.
+                fingerprints += (str(read_checkpoint(self._checkpoint).state.get("fingerprint")),)
             cached = self._plans.get(choice)
             if cached is None or cached[0] != fingerprints:
                 cached = self._plans[choice] = (fingerprints, self._make_plan(choice))
@@ -138,6 +206,12 @@ class ViewTarget:
         """Return whether the counts of a plan are known; start to count them otherwise."""
         with self._lock:
             return self._counting.has_counts(plan)
+
+    def count_done_steps(self, plan: Plan) -> int | None:
+        """Return the steps done of a run; None for other data."""
+        if self.kind != "run":
+            return None
+        return plan.orders.run_layout.step_at(int(read_checkpoint(self._checkpoint).state["position"]))[0]
 
     def _make_plan(self, choice: PlanChoice | None) -> Plan:
         if choice is None:
@@ -158,7 +232,9 @@ def _find_kind(path: str) -> str:
     local = Path(path)
     if local.suffix in _MIXTURE_SUFFIXES and local.is_file():
         return "mixture"
-    if (local / _RUN_FILE).is_file() and not (local / MANIFEST_NAME).is_file():
+    if (local / MANIFEST_NAME).is_file():
+        return "store"
+    if (local / _RUN_FILE).is_file() or is_run_log(path):
         return "run"
     return "store"
 

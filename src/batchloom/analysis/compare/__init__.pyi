@@ -7,6 +7,11 @@ from .frameworks import (
     require_compare_packages as require_compare_packages,
     run_example as run_example,
 )
-from .loss_curves import read_loss_curve as read_loss_curve
+from .loss_curves import (
+    LossCurve as LossCurve,
+    find_log_file as find_log_file,
+    is_run_log as is_run_log,
+    read_loss_curve as read_loss_curve,
+)
 from .run_comparison import compare_runs as compare_runs, judge_loss_curve as judge_loss_curve
 from .witness import BatchWitness as BatchWitness, iter_expected_entries as iter_expected_entries

@@ -49,6 +49,8 @@ _EXPECTED = (
     "Hugging Face Trainer, a CSV file with step and loss (Lightning's CSVLogger), or event files of TensorBoard."
 )
 _MAX_NAME_CHARACTERS = 60
+# The first line of a log of batchloom holds all settings of its run.
+_HEAD_BYTES = 1 << 16
 # Above this a float cannot represent consecutive steps.
 _MAX_STEP = 2**53
 
@@ -152,8 +154,8 @@ def read_loss_curve(path: str) -> LossCurve:
         InputError: it is not a run log, or is damaged; lists the expected formats.
         MissingDependencyError: it holds event files, and tensorboard is not installed.
     """
-    file = _find_log_file(Path(path))
-    head = file.read_bytes()[:4096]
+    file = find_log_file(Path(path))
+    head = file.read_bytes()[:_HEAD_BYTES]
     is_lightning = file.absolute().parent.name.startswith("version_") or file.with_name("hparams.yaml").exists()
     lightning = "lightning" if is_lightning else ""
     if _EVENT_MAGIC in head[:200]:
@@ -196,7 +198,38 @@ def _natural_sort_key(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def _find_log_file(path: Path) -> Path:
+def is_run_log(path: str) -> bool:
+    """Return whether a local path is the log of a run, or a folder with one.
+
+    A JSON or CSV file that may hold records counts only if its first lines hold a step and a loss.
+    """
+    try:
+        file = find_log_file(Path(path))
+    except (InputError, InputMissingError):
+        return False
+    with file.open("rb") as opened:
+        head = opened.read(_HEAD_BYTES)
+    if _EVENT_MAGIC in head[:200] or file.name == "trainer_state.json":
+        return True
+    first = head.decode("utf-8", "replace").lstrip("\ufeff").split("\n")[0]
+    if not first.startswith("{"):
+        names = {name.strip() for name in first.split(",")}
+        return bool(names & {*_STEP_NAMES}) and bool(names & {*LOSS_NAMES})
+    try:
+        row = json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    is_own = row.get("kind") == "start" and "run" in row
+    return is_own or (_find_first_name(_STEP_NAMES, row) is not None and any(name in row for name in LOSS_NAMES))
+
+
+def find_log_file(path: Path) -> Path:
+    """Return the log of a run's folder, or the file itself.
+
+    Raises:
+        InputMissingError: the path does not exist.
+        InputError: the folder holds no log.
+    """
     if path.is_file():
         return path
     if not path.is_dir():

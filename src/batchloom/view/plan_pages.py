@@ -1,0 +1,299 @@
+"""Page of a plan: shares over the run, steps of a document, and ranks of a step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from batchloom.analysis import (
+    JournalEntry,
+    PlanForecast,
+    ShareWindow,
+    assign_step_ranks,
+    find_serving_steps,
+    forecast_plan,
+    forecast_shares,
+    is_endless,
+    make_journal_entry,
+    sort_by_rank,
+)
+from batchloom.core.errors import BatchloomError, InputError
+from batchloom.plan import Mixture, Plan, compute_imbalance, compute_row_costs, deal_balanced
+from batchloom.view.packed_rows import COLOURS, draw_rows
+from batchloom.view.page_requests import describe_choice, read_choice, read_number, respond
+from batchloom.view.target import ViewTarget
+
+_WINDOWS, _LISTED_SOURCES, _LISTED_CHANGES = 60, 50, 20
+# Further sources are drawn as one.
+_DRAWN_SOURCES = COLOURS
+_LISTED_STEPS, _LISTED_RANKS, _DRAWN_ROWS = 100, 64, 8
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnWindow:
+    """A range of steps as a column: its parts from the bottom up, in percent.
+
+    Attributes:
+        window: the range.
+        left, width: its place.
+        parts: (colour, top, height) of each source.
+        lines: lines of its description.
+    """
+
+    window: ShareWindow
+    left: float
+    width: float
+    parts: list[tuple[int, float, float]]
+    lines: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChange:
+    """A change of a run: its first step, position in percent and meaning."""
+
+    step: int
+    x: float | None
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """Rows of a rank in a step, and what it computes.
+
+    Attributes:
+        rank: the rank.
+        rows: numbers of its rows in the step, in the order of its batch.
+        tokens: tokens without padding.
+        documents: number of spans.
+        cost: attention cost relative to the mean of the ranks.
+    """
+
+    rank: int
+    rows: list[int]
+    tokens: int
+    documents: int
+    cost: float
+
+
+@final
+class PlanPages:
+    """The page of a plan.
+
+    Args:
+        target: the data.
+    """
+
+    def __init__(self, target: ViewTarget) -> None:
+        self._target = target
+        self._forecast: tuple[Plan, PlanForecast] | None = None
+
+    def list_routes(self) -> list[Route]:
+        """Return the address of the page."""
+        return [Route("/plan", self.show_plan)]
+
+    def show_plan(self, request: Request) -> Response:
+        """Show shares and epochs, where a document is served, and the ranks of a step."""
+        self._target.require_data()
+        choice = read_choice(request)
+        plan = self._target.make_plan(choice)
+        forecast = self._make_forecast(plan)
+        parameters = {
+            **(describe_choice(choice) if self._target.kind != "run" else {}),
+            "from": read_number(request, "from", 0) or None,
+            "to": read_number(request, "to", 0) or None,
+            "document": request.query_params.get("document", "").strip(),
+            "of": request.query_params.get("of", ""),
+            "step": read_number(request, "step", 0) or None,
+            "ranks": read_number(request, "ranks", 0) or None,
+            "rank": read_number(request, "rank", 0) or None,
+        }
+        done = self._target.count_done_steps(plan)
+        end = max(done or 0, 1) if is_endless(plan) else forecast.steps
+        values = {
+            "target": self._target,
+            "place": {},
+            "page": "plan",
+            "plan": plan,
+            "choice": describe_choice(choice),
+            "forecast": forecast,
+            "endless": is_endless(plan),
+            "parameters": parameters,
+            "done": done,
+            "listed": _LISTED_SOURCES,
+            "sources": sorted(forecast.sources, key=lambda source: -source.tokens_served),
+        }
+        values |= _draw_shares(plan, forecast, parameters["from"] or 0, min(parameters["to"] or end, end))
+        return respond("plan.html.j2", {**values, **_find_document(plan, request, done), **_show_ranks(plan, request)})
+
+    def _make_forecast(self, plan: Plan) -> PlanForecast:
+        # Sampled pools take a second, and a reader asks several questions about one plan.
+        if self._forecast is None or self._forecast[0] is not plan:
+            self._forecast = plan, forecast_plan(plan)
+        return self._forecast[1]
+
+
+def _draw_shares(plan: Plan, forecast: PlanForecast, first: int, stop: int) -> dict[str, Any]:
+    """Return columns of the shares, their colours, and the changes of the run."""
+    if first >= stop:
+        raise InputError(f"from: step {first:,} is not before step {stop:,}, where the range ends")
+    changes = _list_changes(plan, forecast, first, stop)
+    if not isinstance(plan.orders.data, Mixture):
+        return {"columns": [], "changes": changes, "first": first, "stop": stop, "deviations": {}}
+    windows = forecast_shares(plan, first, stop, windows=_WINDOWS)
+    totals: dict[str, int] = {}
+    deviations: dict[str, float] = {}
+    for window in windows:
+        for name, count in window.sequences.items():
+            totals[name] = totals.get(name, 0) + count
+            deviations[name] = max(deviations.get(name, 0.0), abs(window.deviations[name]))
+    largest = sorted(totals, key=lambda name: -totals[name])[:_DRAWN_SOURCES]
+    names = [name for name in plan.names if name in largest]
+    colours = {name: number for number, name in enumerate(names)}
+    return {
+        "columns": [_draw_window(window, colours, first, stop) for window in windows],
+        "colours": [(colour, name) for name, colour in colours.items()],
+        "others": len(totals) - len(names),
+        "changes": changes,
+        "first": first,
+        "stop": stop,
+        "deviations": deviations,
+    }
+
+
+def _draw_window(window: ShareWindow, colours: Mapping[str, int], first: int, stop: int) -> DrawnWindow:
+    total = max(sum(window.sequences.values()), 1)
+    shares = {name: window.sequences.get(name, 0) / total for name in colours}
+    top, parts = 100.0, []
+    for name, share in shares.items():
+        top -= 100 * share
+        parts.append((colours[name], top, 100 * share))
+    lines = [f"steps {window.first:,} to {window.stop - 1:,}"]
+    lines += [
+        f"{name} {share:.1%} (by its share {window.expected.get(name, 0) / total:.1%})"
+        for name, share in shares.items()
+        if share or window.expected.get(name)
+    ]
+    scale = 100 / (stop - first)
+    return DrawnWindow(window, (window.first - first) * scale, (window.stop - window.first) * scale, parts, lines)
+
+
+def _list_changes(plan: Plan, forecast: PlanForecast, first: int, stop: int) -> list[PlanChange]:
+    """Return stages, edits and the ends of sources, by step."""
+    layout = plan.orders.run_layout
+    edits = [make_journal_entry(edit) for edit in plan.journal]
+    edited = {edit.step for edit in edits if "weights" in edit.changes}
+    changes = [(edit.step, "edit", _describe_edit(edit)) for edit in edits]
+    for change in layout.changes[1:]:
+        step = layout.steps_until(change.position)
+        if step not in edited:
+            weights = plan.orders.shares(change.weights)
+            changes.append((step, "stage", ", ".join(f"{name} {weight:.1%}" for name, weight in weights.items())))
+    changes += [
+        (source.exhausted, "end of a source", f"all epochs of {source.name} are served")
+        for source in forecast.sources
+        if source.exhausted is not None
+    ]
+    return [
+        PlanChange(step, 100 * (step - first) / (stop - first) if first <= step <= stop else None, kind, text)
+        for step, kind, text in sorted(changes)[:_LISTED_CHANGES]
+    ]
+
+
+def _describe_edit(edit: JournalEntry) -> str:
+    parts = []
+    for name, value in edit.changes.items():
+        if name == "ban":
+            parts.append(f"ban {sum(map(len, value.values())):,} documents of {', '.join(value)}")
+        elif isinstance(value, Mapping):
+            parts.append(f"{name} {', '.join(f'{key} {weight:g}' for key, weight in value.items())}")
+        else:
+            parts.append(f"{name} {value}")
+    return "; ".join(parts) + (f" ({edit.note})" if edit.note else "")
+
+
+def _find_document(plan: Plan, request: Request, done: int | None) -> dict[str, Any]:
+    """Return the steps of the document that a request names."""
+    text, source = request.query_params.get("document", "").strip(), request.query_params.get("of") or None
+    values: dict[str, Any] = {"showings": (), "unserved": (), "when_fault": "", "last_step": None}
+    if not text:
+        return values
+    last_step = max((done or 0) - 1, 0) if is_endless(plan) else None
+    try:
+        document, file, record = _parse_document(text)
+        showings, unserved = find_serving_steps(
+            plan,
+            document=document,
+            source=source,
+            record=record,
+            file=file,
+            last_step=last_step,
+            world_size=None,
+        )
+    except BatchloomError as error:
+        # The reader corrects the form on the same page.
+        return {**values, "when_fault": str(error)}
+    more = len(showings) - _LISTED_STEPS
+    return {**values, "showings": showings[:_LISTED_STEPS], "unserved": unserved, "last_step": last_step, "more": more}
+
+
+def _parse_document(text: str) -> tuple[int | None, str | None, int | None]:
+    """Return the number of a document, or file and record of ``FILE:LINE``."""
+    number = text.replace(",", "")
+    if number.isdecimal():
+        return int(number), None, None
+    file, _, line = text.rpartition(":")
+    if not file or not line.isdecimal() or int(line) < 1:
+        raise InputError(f"{text!r} is neither the number of a document nor FILE:LINE, such as data.jsonl:17.")
+    return None, file, int(line) - 1
+
+
+def _show_ranks(plan: Plan, request: Request) -> dict[str, Any]:
+    """Return the rows of each rank in a step, and the drawn rows of one."""
+    step, chosen = read_number(request, "step", 0), read_number(request, "rank", 0)
+    size = plan.spec_at(step).global_batch_size
+    world_size = read_number(request, "ranks", 0, 1) or next(count for count in (8, 4, 2, 1) if size % count == 0)
+    values: dict[str, Any] = {"step": step, "world_size": world_size, "loads": [], "ranks_fault": ""}
+    try:
+        row_ranks = assign_step_ranks(plan, step, world_size)
+        order = sort_by_rank(plan, step, row_ranks)
+        rows_by_rank = [order[row_ranks[order] == rank].tolist() for rank in range(world_size)]
+        if chosen >= world_size:
+            raise InputError(f"There is no rank {chosen:,}: ranks run from 0 to {world_size - 1:,}.")
+        drawn = draw_rows(plan, step, rows_by_rank[chosen][:_DRAWN_ROWS])
+        loads, imbalance = _measure_loads(plan, step, rows_by_rank)
+    except BatchloomError as error:
+        return {**values, "ranks_fault": str(error)}
+    return {
+        **values,
+        "chosen": chosen,
+        "drawn": drawn,
+        "loads": loads[:_LISTED_RANKS],
+        "most_tokens": size // world_size * plan.spec_at(step).seq_len,
+        "imbalance": imbalance,
+        "source_colours": [(number % COLOURS, name) for number, name in enumerate(plan.names)],
+    }
+
+
+def _measure_loads(
+    plan: Plan, step: int, rows_by_rank: Sequence[list[int]]
+) -> tuple[list[RankLoad], tuple[float, float]]:
+    """Return the load of each rank, and the imbalance without and with ``balance``."""
+    rows = plan.rows(*plan.positions_of(step))
+    costs, spans = compute_row_costs(rows), np.diff(rows.pointers)
+    ends = np.concatenate([[0], np.cumsum(rows.lengths)])[rows.pointers]
+    tokens, world_size = np.diff(ends), len(rows_by_rank)
+    ranks = np.zeros(len(tokens), np.int64)
+    for rank, own in enumerate(rows_by_rank):
+        ranks[own] = rank
+    mean = max(float(costs.sum()) / world_size, 1.0)
+    loads = [
+        RankLoad(rank, own, int(tokens[own].sum()), int(spans[own].sum()), float(costs[own].sum()) / mean)
+        for rank, own in enumerate(rows_by_rank)
+    ]
+    balanced = deal_balanced(costs, world_size)
+    return loads, (compute_imbalance(costs, ranks, world_size), compute_imbalance(costs, balanced, world_size))

@@ -1,0 +1,96 @@
+"""Losses of single rows in the log: right, in the plan's row order, and without effect on training."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import batchloom
+from batchloom import SettingsError
+from batchloom.adapters.logging import read_log
+from batchloom.adapters.rank_group import join_ranks
+from batchloom.adapters.weighted_loss import shift_left
+from batchloom.batches import IGNORE_INDEX
+from batchloom.train import DataRequest, RunFolder, RunLog, make_settings, set_up_run
+from processes import run_two_ranks
+from train.runs import BASE_SETTINGS, WORKER, read_steps, run_training, small_store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("store") / "s")
+
+
+def read_row_losses(out):
+    """Return the row losses of the logged steps that hold them, by step."""
+    entries = read_log(out / "log.jsonl")
+    return {entry["step"]: entry["row_loss"] for entry in entries if "row_loss" in entry}
+
+
+def count_trained(store, settings, step):
+    """Return the trained tokens of each row of a step of the log."""
+    sizes = {name: settings[name] for name in ("seq_len", "global_batch_size", "steps")}
+    batch = batchloom.Loader(store, **sizes, output="numpy")[step - 1]
+    return (batch["labels"] != IGNORE_INDEX).sum(1)
+
+
+def test_row_losses_are_those_of_the_rows_before_the_step(store, tmp_path):
+    changes = {"steps": 7, "log_row_loss": 2}
+    before, _ = run_training(store, tmp_path / "run", changes, stop_at=3)
+    run_training(store, tmp_path / "run", changes, resume=True, stop_at=5)
+    batch = batchloom.Loader(store, seq_len=32, global_batch_size=4, steps=7)[3]
+    with torch.no_grad():
+        logits = before.model.logits(batch["input_ids"], batch["position_ids"])
+    losses = torch.nn.functional.cross_entropy(
+        logits.mT, shift_left(batch["labels"], IGNORE_INDEX), ignore_index=IGNORE_INDEX, reduction="none"
+    )
+    row_losses = read_row_losses(tmp_path / "run")
+    assert list(row_losses) == [2, 4]
+    assert row_losses[4] == pytest.approx((losses.sum(1) / (batch["labels"] != IGNORE_INDEX).sum(1)).tolist(), rel=1e-5)
+
+
+def test_row_losses_weighted_by_their_tokens_make_the_loss_of_the_step(store, tmp_path):
+    run_training(store, tmp_path / "run", {"steps": 12, "log_row_loss": 3, "batch_size": 2})
+    losses = {step: loss for step, loss, *_ in read_steps(tmp_path / "run")}
+    row_losses = read_row_losses(tmp_path / "run")
+    assert list(row_losses) == [3, 6, 9, 12]
+    for step, rows in row_losses.items():
+        trained = count_trained(store, {**BASE_SETTINGS, "steps": 12}, step)
+        assert np.average(rows, weights=trained) == pytest.approx(losses[step], rel=1e-5)
+
+
+def test_logging_row_losses_does_not_change_training(store, tmp_path):
+    for interval in (0, 1):
+        run_training(store, tmp_path / str(interval), {"steps": 12, "log_row_loss": interval})
+    assert read_steps(tmp_path / "0") == read_steps(tmp_path / "1")
+    weights = [
+        (RunFolder(tmp_path / name).find_newest_checkpoint() / "model.safetensors").read_bytes() for name in "01"
+    ]
+    assert weights[0] == weights[1]
+    assert not read_row_losses(tmp_path / "0")
+
+
+def test_ranks_log_the_rows_of_a_balanced_odd_batch_in_order(store, tmp_path):
+    config = tmp_path / "small.json"
+    config.write_text(json.dumps({**BASE_SETTINGS, "steps": 12}))
+    sizes = ["--global-batch-size", 5, "--batch-size", 2, "--uneven", "pad", "--balance"]
+    args = ["train", "--data", store.path, "--config-file", config, "--device", "cpu", *sizes, "--log-row-loss", 2]
+    run_two_ranks(WORKER, tmp_path, store.path, *args, "--out", tmp_path / "two", "--stop-at", 4)
+    run_training(
+        store, tmp_path / "one", {"steps": 12, "global_batch_size": 5, "save_interval": 0, "log_row_loss": 2}, stop_at=4
+    )
+    two, one = read_row_losses(tmp_path / "two"), read_row_losses(tmp_path / "one")
+    assert list(two) == [2, 4]
+    for step in two:
+        assert len(two[step]) == 5
+        assert two[step] == pytest.approx(one[step], abs=1e-4)
+
+
+def test_a_stream_has_no_rows_to_name(tmp_path):
+    (tmp_path / "words.txt").write_text("one two three four five six seven " * 50)
+    request = DataRequest(stream=(str(tmp_path / "words.txt"),), tokenizer="bytes")
+    settings = make_settings(BASE_SETTINGS, {"log_row_loss": 1})
+    folder = RunFolder(tmp_path / "run")
+    with join_ranks("cpu") as ranks, pytest.raises(SettingsError, match="log_row_loss"):
+        set_up_run(request, settings, folder, ranks, RunLog(folder.log, print))

@@ -1,0 +1,148 @@
+"""The page of a plan in a real browser: shares, epochs, steps of a document, and ranks."""
+
+import json
+from collections import Counter
+
+import pytest
+
+import batchloom
+from batchloom.batches import read_mixture
+from batchloom.plan import Stage
+from view.conftest import TOKEN, serving
+
+WEIGHTS, LATER = {"web": 0.75, "code": 0.25}, {"web": 0.2, "code": 0.8}
+SETTINGS = {"seq_len": 64, "global_batch_size": 12, "steps": 90}
+ADDRESS = "/plan?seq_len=64&batch=12&steps=90"
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """A mixture of two stores whose weights change after 30 steps."""
+    folder = tmp_path_factory.mktemp("mixture")
+    for name, count in (("web", 300), ("code", 80)):
+        texts = [{"text": f"{name} {number} " + "word " * (number % 11)} for number in range(count)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+        batchloom.prepare(folder / f"{name}.jsonl", out=folder / name, tokenizer="bytes", val_fraction=0)
+    file = {"weights": WEIGHTS, "stores": {name: str(folder / name) for name in WEIGHTS}}
+    (folder / "mix.yaml").write_text(json.dumps({**file, "stages": [{"step": 30, "weights": LATER}]}))
+    return folder / "mix.yaml"
+
+
+@pytest.fixture(scope="module")
+def plan(mixture):
+    read = read_mixture(str(mixture))
+    assert list(read.stages) == [Stage(step=30, weights=LATER)]
+    return batchloom.Loader(read, **SETTINGS, output="numpy").plan
+
+
+@pytest.fixture(scope="module")
+def address(mixture):
+    with serving(mixture) as served:
+        yield served
+
+
+@pytest.fixture
+def opened(page, address):
+    page.goto(f"{address}{ADDRESS}&token={TOKEN}")
+    return page
+
+
+def test_the_drawn_shares_are_those_of_the_rows(opened, plan):
+    columns = opened.locator("#shares ~ figure .plot g")
+    assert columns.count() == 60
+    rows = [plan.rows(*plan.positions_of(step)) for step in range(90)]
+    sources = [[plan.names[number] for number in step.sources[step.pointers[:-1]]] for step in rows]
+    colours = {f"c{number}": name for number, name in enumerate(plan.names)}
+    for column in (columns.nth(number) for number in (0, 13, 20, 37, 59)):
+        first, last = (
+            int(word)
+            for word in column.locator("title").text_content().strip().partition("\n")[0].split()
+            if word.isdigit()
+        )
+        counts = Counter(name for step in sources[first : last + 1] for name in step)
+        shares = {name: 100 * count / counts.total() for name, count in counts.items()}
+        drawn = {
+            colours[part.get_attribute("class")]: float(part.get_attribute("height"))
+            for part in column.locator("rect").all()
+        }
+        assert drawn == pytest.approx(shares, abs=0.001)
+
+
+def test_the_promise_and_the_stage_are_shown(opened):
+    promise = opened.locator("section", has_text="Shares over the run").locator("strong")
+    assert 0 < float(promise.inner_text()) <= 1
+    change = opened.locator("section", has_text="Changes of the run").locator("tbody tr").inner_text()
+    assert change.split("\t")[:2] == ["30", "stage"]
+    assert "code 80.0%" in change
+    line = opened.locator(".change")
+    assert float(line.get_attribute("x1")) == pytest.approx(100 / 3, abs=0.01)
+
+
+def test_epochs_are_those_of_the_forecast(opened, plan):
+    from batchloom.analysis import forecast_plan
+
+    table = opened.locator("section", has=opened.locator("#sources")).locator("tbody tr")
+    rows = {row.locator("th").inner_text(): row.locator("td").all_inner_texts() for row in table.all()}
+    for source in forecast_plan(plan).sources:
+        weight, effective, *_, sequences, _, epochs, _ = rows[source.name]
+        assert (weight, sequences) == (f"{WEIGHTS[source.name]:.1%}", f"{source.sequences:,}")
+        assert (effective, epochs) == (f"{source.effective:.1%}", f"{source.epochs:.2f}")
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "document"), [("code", "17", 17), ("", "code.jsonl:18", 17), ("web", "web.jsonl:1", 0)]
+)
+def test_a_document_is_found_in_the_steps_that_serve_it(opened, plan, source, text, document):
+    opened.locator("select[name=of]").select_option(source)
+    opened.get_by_label("Document or file:line").fill(text)
+    opened.get_by_role("button", name="Find").click()
+    opened.wait_for_url("**document=*")
+    name = source or "code"
+    expected = [(showing.step, showing.row) for showing in batchloom.when(plan, document=document, source=name)]
+    rows = opened.locator("#showings tbody tr").all()
+    shown = [(row.locator("th").inner_text(), row.locator("td").first.inner_text()) for row in rows]
+    assert [(int(step), int(row)) for step, row in shown] == expected
+    assert len(expected) > 1
+    opened.locator("#showings th a").first.click()
+    opened.wait_for_url(f"**step={expected[0][0]}&row=*")
+    assert "64 tokens" in opened.locator("h1").inner_text()
+
+
+def test_a_wrong_document_is_named_beside_the_form(opened, address):
+    for document, message in (("99999", "no document 99,999"), ("some words", "neither the number of a document")):
+        opened.goto(f"{address}{ADDRESS}&document={document}&of=web")
+        assert message in opened.locator("[role=alert]").inner_text()
+        assert opened.locator("#loads").count() == 1
+
+
+def test_the_rows_of_ranks_are_those_of_explain(opened, address, plan):
+    opened.goto(f"{address}{ADDRESS}&step=7&ranks=4")
+    rows = [cell.inner_text() for cell in opened.locator("#loads tbody td:nth-child(2)").all()]
+    sequences = batchloom.explain(plan, 7, world_size=4, text=0)
+    expected = {rank: [s.row for s in sequences if s.rank == rank] for rank in range(4)}
+    assert rows == [", ".join(map(str, expected[rank])) for rank in range(4)]
+    opened.locator("#loads tbody a").nth(2).click()
+    opened.wait_for_url("**rank=2#ranks")
+    drawn = [int(row.locator(".number").first.inner_text()) for row in opened.locator("#ranks .row").all()]
+    assert drawn == expected[2]
+    opened.goto(f"{address}{ADDRESS}&step=7&ranks=5")
+    assert "5" in opened.locator("#ranks [role=alert]").inner_text()
+
+
+def test_a_mixture_without_end_is_shown_for_ten_thousand_steps(opened, address):
+    opened.goto(f"{address}/plan?seq_len=64")
+    assert opened.locator("h1").inner_text().startswith("Plan 10,000 steps")
+
+
+def test_a_single_store_has_epochs_and_no_shares(page, mixture):
+    with serving(mixture.parent / "code") as address:
+        page.goto(f"{address}/plan?seq_len=64&batch=4&document=5&token={TOKEN}")
+        assert page.locator("#shares").count() == 0
+        assert "1.00" in page.locator("section", has=page.locator("#sources")).locator("tbody").inner_text()
+        assert page.locator("#showings tbody tr").count() == 1
+
+
+def test_the_page_fits_a_narrow_screen(opened, address):
+    opened.set_viewport_size({"width": 400, "height": 800})
+    opened.goto(f"{address}{ADDRESS}&document=17&of=code")
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 400

@@ -1,0 +1,273 @@
+"""The page of a run in a real browser: curves, spikes, and the documents of a step."""
+
+import json
+import math
+
+import httpx
+import pytest
+
+import batchloom
+from batchloom.adapters.logging import read_log
+from batchloom.adapters.rank_group import join_ranks
+from batchloom.analysis import PlanRequest, resolve_plan
+from batchloom.train import DataRequest, RunFolder, RunLog, StreamOptions, make_settings, set_up_run, train
+from batchloom.view import ViewSpec, make_pages
+from train.runs import BASE_SETTINGS, run_training, small_store
+from view.conftest import TOKEN, serving
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of 12 steps on a store, with the losses of the rows of every second step."""
+    folder = tmp_path_factory.mktemp("runs")
+    store = small_store(folder / "s")
+    run_training(store, folder / "run", {"steps": STEPS, "log_row_loss": 2})
+    return folder / "run", store
+
+
+@pytest.fixture(scope="module")
+def address(run):
+    with serving(run[0], store=str(run[1].path)) as served:
+        yield served
+
+
+@pytest.fixture
+def opened(page, address):
+    page.goto(f"{address}/run?token={TOKEN}")
+    return page
+
+
+def explain_step(run, step):
+    """Return the documents of each row of a step of the log."""
+    plan, _ = resolve_plan(PlanRequest(checkpoint=run[0], store=str(run[1].path)))
+    return [[span.document for span in sequence.spans] for sequence in batchloom.explain(plan, step - 1)]
+
+
+def read_rows(page):
+    """Return the number and the documents of each drawn row."""
+    return [
+        (
+            int(row.locator(".number").first.inner_text()),
+            [int(link.get_attribute("href").partition("?")[0].rpartition("/")[2]) for link in row.locator("a").all()],
+        )
+        for row in page.locator(".ranked .row").all()
+    ]
+
+
+def write_log(folder, entries, tail=""):
+    """Write the log of a run by hand; its folder holds no checkpoint."""
+    folder.mkdir(exist_ok=True)
+    (folder / "run.json").write_text("{}")
+    start = {"kind": "start", "step": 0, "origin": "source=real s/train", "run": {}}
+    lines = [start, *({"kind": "step", "origin": "source=real s/train", **entry} for entry in entries)]
+    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + tail)
+    return folder
+
+
+def test_a_click_on_a_point_shows_the_rows_with_the_largest_loss_first(opened, run):
+    assert opened.locator("[data-chart] a").count() == STEPS
+    opened.locator("[data-chart] a[data-step='6'] rect").click()
+    opened.wait_for_url("**step=6#step")
+    entry = next(e for e in read_log(run[0] / "log.jsonl") if e["kind"] == "step" and e["step"] == 6)
+    documents, losses = explain_step(run, 6), entry["row_loss"]
+    order = sorted(range(4), key=lambda row: -losses[row])
+    assert read_rows(opened) == [(row, documents[row]) for row in order]
+    notes = [row.locator(".number").last.inner_text() for row in opened.locator(".ranked .row").all()]
+    assert notes == [f"{losses[row]:.3f}" for row in order]
+    assert f"{entry['loss']:.4f}" in opened.locator("#step .facts").inner_text()
+
+
+def test_a_step_without_row_losses_shows_its_rows_in_order(opened, address, run):
+    opened.goto(f"{address}/run?step=7")
+    assert read_rows(opened) == list(enumerate(explain_step(run, 7)))
+    assert opened.locator("#step p.soft a").inner_text() in ("6", "8")
+
+
+def test_a_span_opens_its_document_and_the_step_its_packing(opened, address, run):
+    opened.goto(f"{address}/run?step=3")
+    first = explain_step(run, 3)[0][0]
+    opened.locator("#step").get_by_role("link", name="packing").click()
+    opened.wait_for_url("**/packing?step=2")
+    assert opened.locator("h1").inner_text().startswith("Step 2 ")
+    opened.go_back()
+    opened.locator(".ranked .spans a").first.click()
+    opened.wait_for_url(f"**/document/{first}*")
+    assert opened.locator("h1").inner_text().startswith(f"Document {first}")
+
+
+def test_keys_move_between_points_and_steps(opened):
+    opened.locator("[data-chart] a[data-step='4']").focus()
+    opened.keyboard.press("ArrowRight")
+    opened.keyboard.press("ArrowRight")
+    opened.keyboard.press("Enter")
+    opened.wait_for_url("**step=6#step")
+    opened.keyboard.press("ArrowLeft")
+    opened.wait_for_url("**step=5#step")
+    opened.keyboard.press("ArrowRight")
+    opened.wait_for_url("**step=6#step")
+
+
+def test_a_range_is_chosen_by_the_address_and_by_dragging(opened, address):
+    opened.goto(f"{address}/run?from=4&to=9")
+    assert [link.get_attribute("data-step") for link in opened.locator("[data-chart] a").all()] == list("456789")
+    box = opened.locator("[data-chart]").bounding_box()
+    middle = box["y"] + box["height"] / 2
+    # The chart covers steps 4 to 9, so this is 5.05 to 7.95.
+    opened.mouse.move(box["x"] + 0.21 * box["width"], middle)
+    opened.mouse.down()
+    opened.mouse.move(box["x"] + 0.5 * box["width"], middle)
+    opened.mouse.move(box["x"] + 0.79 * box["width"], middle)
+    opened.mouse.up()
+    opened.wait_for_url("**from=5&to=8*")
+    assert opened.locator("[data-chart] a").count() == 4
+    opened.get_by_role("link", name="whole run").click()
+    opened.wait_for_url(f"{address}/run")
+
+
+def test_smoothing_and_a_logarithmic_axis_are_in_the_address(opened, address):
+    opened.get_by_label("Smooth").select_option("10")
+    opened.get_by_label("Axis").select_option("log")
+    opened.get_by_role("button", name="Show", exact=True).click()
+    opened.wait_for_url("**smooth=10&axis=log")
+    assert opened.locator(".curve.smooth").count() == 1
+    assert opened.get_by_label("Axis").input_value() == "log"
+
+
+def test_without_its_data_a_run_shows_curves_and_what_to_give(page, run):
+    assert make_pages(ViewSpec(data=[str(run[0])])).first_page == "/run"
+    with serving(run[0]) as address:
+        page.goto(f"{address}/?token={TOKEN}")
+        page.wait_for_url("**/run")
+        page.locator("[data-chart] a[data-step='6'] rect").click()
+        page.wait_for_url("**step=6#step")
+        assert "give the store of the run" in page.locator("#step .error").inner_text()
+        assert page.locator(".ranked").count() == 0
+        page.problems.clear()
+        assert page.goto(f"{address}/documents").status == 400
+        assert "give the store of the run" in page.locator("main").inner_text()
+        # Chromium reports the status as an error of the console.
+        page.problems.clear()
+
+
+def test_the_store_of_another_run_is_refused(run, tmp_path):
+    other = small_store(tmp_path / "other", longest=30)
+    with pytest.raises(batchloom.StateError), serving(run[0], store=str(other.path)):
+        pass
+
+
+def test_a_run_on_a_stream_shows_its_curve_and_why_it_has_no_documents(page, tmp_path):
+    (tmp_path / "words.txt").write_text("one two three four five six seven " * 200)
+    request = DataRequest(
+        stream=(str(tmp_path / "words.txt"),), tokenizer="bytes", options=StreamOptions(workers=0, lanes=1)
+    )
+    folder = RunFolder(tmp_path / "run")
+    with join_ranks("cpu") as ranks:
+        settings = make_settings(BASE_SETTINGS, {"steps": 3})
+        train(set_up_run(request, settings, folder, ranks, RunLog(folder.log, print)))
+    with serving(folder.path) as address:
+        page.goto(f"{address}/run?step=2&token={TOKEN}")
+        assert page.locator("[data-chart] a").count() == 3
+        assert "was on a stream" in page.locator("#step .error").inner_text()
+
+
+def test_losses_that_are_not_finite_stay_visible(page, tmp_path):
+    entries = [{"step": step, "loss": 5 - step / 10} for step in range(1, 21)]
+    entries[7]["loss"], entries[11]["loss"] = math.nan, None
+    with serving(write_log(tmp_path / "run", entries)) as address:
+        page.goto(f"{address}/run?token={TOKEN}")
+        assert page.locator("[data-chart] .lost").count() == 2
+        # The line has gaps there.
+        assert page.locator(".big .curve").count() == 3
+        page.get_by_role("link", name="step 8 not finite").click()
+        page.wait_for_url("**step=8#step")
+        assert "not finite" in page.locator("#step .facts").inner_text()
+
+
+def test_a_log_is_read_on_while_it_is_written(page, tmp_path):
+    entries = [{"step": step, "loss": 2.0} for step in range(1, 6)]
+    folder = write_log(tmp_path / "run", entries, tail='{"kind": "step", "step": 6, "lo')
+    with serving(folder) as address:
+        page.goto(f"{address}/run?token={TOKEN}")
+        assert page.locator("[data-chart] a").count() == 5
+        with (folder / "log.jsonl").open("a") as log:
+            log.write('ss": 2.5}\nnot JSON\n')
+        page.reload()
+        assert page.locator("[data-chart] a").last.get_attribute("data-step") == "6"
+        assert "line 8" in page.locator("p.error").inner_text()
+        # A resumed run repeats steps 4 to 6.
+        with (folder / "log.jsonl").open("a") as log:
+            log.write('{"kind": "start", "step": 3, "origin": "source=real s/train", "run": {}}\n')
+            log.write('{"kind": "step", "step": 4, "loss": 9.0}\n')
+        page.reload()
+        assert [link.get_attribute("data-step") for link in page.locator("[data-chart] a").all()] == list("1234")
+        assert "9.0000" in page.locator("[data-chart] a").last.text_content()
+        assert page.locator(".mark").count() == 1
+        # A resumed run of batchloom train replaces its log.
+        write_log(tmp_path / "new", entries[:2])
+        (tmp_path / "new" / "log.jsonl").replace(folder / "log.jsonl")
+        page.reload()
+        assert page.locator("[data-chart] a").count() == 2
+
+
+def test_a_long_log_is_thinned_out_and_keeps_its_extremes(page, tmp_path):
+    entries = [{"step": step, "loss": 3 + 0.01 * (step % 7)} for step in range(1, 60_001)]
+    entries[31_415]["loss"], entries[50_000]["loss"], entries[44_444]["loss"] = 7.5, 0.25, None
+    with serving(write_log(tmp_path / "run", entries)) as address:
+        page.goto(f"{address}/run?token={TOKEN}")
+        steps = [int(link.get_attribute("data-step")) for link in page.locator("[data-chart] a").all()]
+        assert len(steps) == 480
+        assert {31_416, 44_445} <= {*steps}
+        assert page.locator("[data-chart] a[data-step='31416'] title").text_content() == "step 31,416: loss 7.5000"
+        heights = [float(y) for line in page.locator(".big .curve").all() for y in read_heights(line)]
+        assert (min(heights), max(heights)) == pytest.approx((1000 * 0.04 / 1.08, 1000 * 1.04 / 1.08), abs=0.1)
+        # No other step is far above the steps before it, as steps are higher only by a pattern of 7.
+        assert [text.split()[1] for text in page.locator(".spike").all_inner_texts()] == ["31,416", "44,445"]
+        page.locator(".spike").first.click()
+        page.wait_for_url("**step=31416#step")
+        assert "+4.4676" in page.locator("#step .facts").inner_text()
+        assert len(page.content()) < 300_000
+
+
+def read_heights(line):
+    return [point.partition(",")[2] for point in line.get_attribute("points").split()]
+
+
+def test_the_log_of_another_trainer_is_drawn(page, tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,loss\n" + "".join(f"{step},{9 - step}\n" for step in range(1, 6)))
+    with serving(tmp_path / "metrics.csv") as address:
+        page.goto(f"{address}/run?token={TOKEN}&step=3")
+        assert page.locator("[data-chart] a").count() == 5
+        assert "--checkpoint" in page.locator("#step .error").inner_text()
+
+
+def test_the_checkpoint_of_another_trainer_leads_to_the_documents(page, run, tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,loss\n" + "".join(f"{step},{9 - step}\n" for step in range(1, 6)))
+    loader = batchloom.Loader(run[1], seq_len=32, global_batch_size=4, steps=STEPS)
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    options = {"store": str(run[1].path), "checkpoint": tmp_path / "state.json"}
+    with serving(tmp_path / "metrics.csv", **options) as address:
+        page.goto(f"{address}/run?token={TOKEN}&step=3")
+        assert read_rows(page) == list(enumerate(explain_step(run, 3)))
+
+
+@pytest.mark.parametrize("path", ["/run", "/run?step=6", "/run?smooth=10&axis=log"])
+def test_the_page_fits_a_narrow_screen(opened, address, path):
+    opened.set_viewport_size({"width": 400, "height": 800})
+    opened.goto(address + path)
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_wrong_parameters_are_named(address):
+    with httpx.Client(base_url=address, follow_redirects=True) as client:
+        client.get("/run", params={"token": TOKEN}).raise_for_status()
+        for path, message in (
+            ("/run?from=9&to=3", "is before step 9"),
+            ("/run?step=abc", "step: &#39;abc&#39; is not a whole number"),
+        ):
+            response = client.get(path)
+            assert response.status_code == 400
+            assert message in response.text
+        assert "no entry of step 99" in client.get("/run?step=99").text
+        assert "unsafe" not in client.get("/run").headers["content-security-policy"]
