@@ -189,6 +189,15 @@ def test_a_text_has_the_same_verdict_in_any_batch(texts):
     assert both.texts == [text for text in texts if text == STEPS["gopher"](text) == STEPS["repetition"](text)]
 
 
+@given(texts=st.lists(TEXTS, max_size=5))
+def test_rules_see_the_words_of_changed_texts(texts):
+    steps = [CleanStep("repetition"), CleanStep("whitespace"), CleanStep("control"), CleanStep("repetition")]
+    expected = texts
+    for step in steps:
+        expected = TextCleaner([step]).clean(expected).texts
+    assert TextCleaner(steps).clean(texts).texts == expected
+
+
 HOSTILE = [
     "(",
     "a.",
