@@ -11,6 +11,7 @@ from .inspection import (
     INSPECTED_PACKINGS as INSPECTED_PACKINGS,
     Inspection as Inspection,
     inspect as inspect,
+    list_packings as list_packings,
     measure_packing as measure_packing,
 )
 from .plan_forecast import (
@@ -24,6 +25,7 @@ from .plan_questions import (
     PlanRequest as PlanRequest,
     adopt_tables as adopt_tables,
     assign_step_ranks as assign_step_ranks,
+    ensure_tables as ensure_tables,
     is_endless as is_endless,
     make_data_label as make_data_label,
     make_journal_entry as make_journal_entry,

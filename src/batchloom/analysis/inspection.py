@@ -126,12 +126,6 @@ def inspect(
         raise InputError(f"{path} holds no documents; there is nothing to inspect.")
     lengths = store.lengths.slice(0, len(store))
     spec = replace(spec, overlong=choose_default_overlong(store))
-    # Documents with media are never cut, so wrap does not apply to them.
-    packings = [
-        packing_name
-        for packing_name in INSPECTED_PACKINGS
-        if packing_name not in CUTTING_STRATEGIES or not has_media(store)
-    ]
     texts = [_decode_beginning(store, number) for number in range(min(first, len(store)))] if store.manifest else []
     sides = np.zeros(len(SIDE_NAMES), np.int64)
     for shard in range(len(store.shards) if store.contents.objective else 0):
@@ -148,7 +142,9 @@ def inspect(
         mean=float(lengths.mean()),
         longest=int(lengths.max()),
         histogram=_compute_histogram(lengths),
-        efficiencies=tuple(measure_packing(store, packing=packing, seq_len=spec.seq_len) for packing in packings),
+        efficiencies=tuple(
+            measure_packing(store, packing=packing, seq_len=spec.seq_len) for packing in list_packings(store)
+        ),
         seq_len=spec.seq_len,
         left_out={
             overlong: Plan(store, replace(spec, overlong=overlong)).left_out() for overlong in _DROPPING_POLICIES
@@ -187,20 +183,29 @@ def _compute_histogram(lengths: NDArray[np.uint32]) -> tuple[tuple[int, int, int
     return tuple(rows[filled[0] : filled[-1] + 1])
 
 
-def measure_packing(store: Store, *, packing: str, seq_len: int) -> PackingEfficiency:
+def list_packings(store: Store) -> list[str]:
+    """Return the common packing strategies that a store allows.
+
+    Documents with media are never cut, so ``wrap`` does not apply to them.
+    """
+    return [name for name in INSPECTED_PACKINGS if name not in CUTTING_STRATEGIES or not has_media(store)]
+
+
+def measure_packing(store: Store, *, packing: str, seq_len: int, most_pools: int = _SAMPLED_POOLS) -> PackingEfficiency:
     """Measure how full the sequences of a store would be, on a few of its pools.
 
     Args:
         store: an open store.
         packing: the strategy.
         seq_len: tokens of a sequence.
+        most_pools: number of pools that are packed; a larger store is estimated.
 
     Raises:
         SettingsError: a setting is invalid.
     """
     spec = PlanSpec(seq_len=seq_len, global_batch_size=1, packing=packing, overlong=choose_default_overlong(store))
     order = Plan(store, spec).orders.order(0)
-    statistics = measure_pools(order, _SAMPLED_POOLS)
+    statistics = measure_pools(order, most_pools)
     return PackingEfficiency(
         packing=spec.packing,
         sequences=round(statistics.sequences),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 # These commands write nothing that a stop could leave behind.
-_READ_ONLY_COMMANDS = ("doctor", "check", "inspect", "plan", "explain", "when", "compare", "log", "datasets")
+_READ_ONLY_COMMANDS = ("doctor", "check", "inspect", "plan", "explain", "when", "compare", "log", "view", "datasets")
 _MEMORY_ADVICE = {
     "prepare": "Give it 1 GiB or more, or a tokenizer of a smaller vocabulary.",
     "train": "Give the job more, or smaller sizes (--batch-size, --seq-len).",

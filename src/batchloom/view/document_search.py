@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import InputError
 from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.store import Store, StoreMedia
-from batchloom.store.format import SIDE_NAMES, make_part_table, mask_removed
+from batchloom.store.format import SIDE_NAMES, mask_removed
 
 Ints = NDArray[np.int64]
 _DOCUMENTS_PER_STEP = 1 << 16
@@ -58,7 +58,7 @@ class SearchResult:
 
 
 def search_documents(
-    store: Store, conditions: DocumentFilter, start: int = 0, *, most: int = 50, seconds: float = 0.2
+    store: Store, conditions: DocumentFilter, start: int = 0, *, most: int = 50, seconds: float = 0.15
 ) -> SearchResult:
     """Search a store from a document on.
 
@@ -126,12 +126,11 @@ def _make_tests(store: Store, conditions: DocumentFilter) -> Iterator[Callable[[
     if conditions.file:
         if store.manifest is None:
             raise InputError("This data does not record the files of its documents.")
-        part_table = make_part_table(store.manifest.sources)
         wanted = np.array([conditions.file in (source.name, source.dataset) for source in store.manifest.sources])
         if not wanted.any():
             raise InputError(f"There is no input file or data set {conditions.file!r}.")
         yield lambda shard, documents: wanted[
-            part_table.numbers[store.provenance.shard(shard).parts[documents - bounds[shard]]]
+            store.reader.part_table.numbers[store.provenance.shard(shard).parts[documents - bounds[shard]]]
         ]
     if conditions.side:
         if not store.contents.objective or conditions.side not in SIDE_NAMES:
@@ -168,7 +167,7 @@ def _match_texts(store: Store, documents: Ints, conditions: DocumentFilter) -> l
     return matching
 
 
-def find_by_hash(store: Store, digest: str, start: int = 0, *, seconds: float = 0.5) -> SearchResult:
+def find_by_hash(store: Store, digest: str, start: int = 0, *, seconds: float = 0.2) -> SearchResult:
     """Search for documents whose text has a hash, within a bounded time.
 
     Args:

@@ -1,16 +1,18 @@
 """Pages: each reads parameters, collects values and renders a template."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from batchloom.analysis import INSPECTED_PACKINGS, measure_packing
-from batchloom.core.errors import InputError
+from batchloom.analysis import list_packings, measure_packing
+from batchloom.core.errors import BatchloomError, InputError
 from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.store import Store, StoreMedia, decode_beginning, find_documents
 from batchloom.store.format import DocumentProvenance, mask_removed
@@ -20,6 +22,7 @@ from batchloom.view.document_tokens import WINDOW_TOKENS, read_window
 from batchloom.view.overview import list_sides, make_overview
 from batchloom.view.packed_rows import COLOURS, draw_rows
 from batchloom.view.page_templates import render
+from batchloom.view.plan_counts import is_near
 from batchloom.view.target import PlanChoice, ViewTarget
 
 _LISTED_DOCUMENTS, _DRAWN_ROWS = 50, 16
@@ -88,7 +91,10 @@ class Pages:
     def show_overview(self, request: Request) -> Response:
         """Show what a store is, its sources and lengths, and what preparation removed."""
         store, values = self._open(request)
-        return _respond("overview.html.j2", {**values, "overview": make_overview(store)})
+        response = _respond("overview.html.j2", {**values, "overview": make_overview(store)})
+        # Most readers open a document next, and a large vocabulary takes a second to load.
+        response.background = BackgroundTask(_load_tokenizer, store)
+        return response
 
     def show_documents(self, request: Request) -> Response:
         """Show the list of documents, filtered and searched."""
@@ -157,10 +163,13 @@ class Pages:
 
     def show_packing(self, request: Request) -> Response:
         """Show the rows of a step to scale."""
-        _, values = self._open(request)
+        store, values = self._open(request)
         choice = _read_choice(request)
         plan = self._target.make_plan(choice)
         step, first = _read_number(request, "step", 0), _read_number(request, "row", 0)
+        is_counted = self._target.has_counts(plan)
+        if not is_counted and not is_near(plan, step):
+            return _respond("counting.html.j2", {**values, "step": step}, headers={"Refresh": "2"})
         rows = draw_rows(plan, step, first, _DRAWN_ROWS)
         spec = plan.spec_at(step)
         filled = sum(row.filled for row in rows)
@@ -173,7 +182,8 @@ class Pages:
             "drawn_rows": _DRAWN_ROWS,
             "fill": filled / max(len(rows) * spec.seq_len, 1),
             "choice": _describe_choice(choice),
-            "packings": INSPECTED_PACKINGS,
+            "packings": list_packings(store),
+            "is_counted": is_counted,
             "colours": [(number % COLOURS, name) for number, name in enumerate(plan.names)],
             "is_last": not plan.has_step(step + 1),
         }
@@ -183,16 +193,26 @@ class Pages:
         """Compare packing strategies and sequence lengths on the same documents."""
         store, values = self._open(request)
         choice = _read_choice(request)
-        lengths = sorted({max(choice.seq_len // 2, 2), choice.seq_len, choice.seq_len * 2})
-        table = [
-            (packing, [measure_packing(store, packing=packing, seq_len=length) for length in lengths])
-            for packing in INSPECTED_PACKINGS
+        lengths = (max(choice.seq_len // 2, 2), choice.seq_len, choice.seq_len * 2)
+        pairs = [
+            *((packing, choice.seq_len) for packing in list_packings(store)),
+            *((choice.packing, length) for length in lengths if length != choice.seq_len),
         ]
-        return _respond("strategies.html.j2", {**values, "lengths": lengths, "table": table, "choice": choice})
+        table = [
+            (seq_len, measure_packing(store, packing=packing, seq_len=seq_len, most_pools=1))
+            for packing, seq_len in pairs
+        ]
+        return _respond("strategies.html.j2", {**values, "table": table, "choice": choice})
 
 
-def _respond(template: str, values: dict[str, Any]) -> Response:
-    return HTMLResponse(render(template, values), headers={"Cache-Control": "no-store"})
+def _load_tokenizer(store: Store) -> None:
+    # The pages that need the tokenizer show the error.
+    with contextlib.suppress(BatchloomError):
+        _ = store.manifest and store.tokenizer
+
+
+def _respond(template: str, values: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    return HTMLResponse(render(template, values), headers={"Cache-Control": "no-store", **(headers or {})})
 
 
 def _read_number(request: Request, name: str, default: int, least: int = 0) -> int:

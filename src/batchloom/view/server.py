@@ -1,5 +1,6 @@
 """Server of the pages, on 127.0.0.1 only, with a token."""
 
+import contextlib
 import os
 import secrets
 import socket
@@ -68,18 +69,36 @@ def make_server(pages: Pages | RawInputPages, token: str) -> uvicorn.Server:
     """
     app = Starlette(
         routes=[*pages.list_routes(), Mount("/static", StaticFiles(directory=STATIC_FOLDER))],
-        exception_handlers={BatchloomError: _show_error, HTTPException: _show_error},
+        exception_handlers={
+            BatchloomError: _show_error,
+            HTTPException: _show_error,
+            OSError: _show_error,
+            500: _show_error,
+        },
     )
-    config = uvicorn.Config(AccessGuard(app, token), log_level="warning", server_header=False, lifespan="off")
+    config = uvicorn.Config(
+        AccessGuard(app, token),
+        log_level="warning",
+        server_header=False,
+        lifespan="off",
+        # Ctrl-C ends a page in the making, too.
+        timeout_graceful_shutdown=1,
+    )
     return uvicorn.Server(config)
 
 
 def _show_error(request: Request, error: Exception) -> Response:
     """Show the message of an error."""
-    is_missing = isinstance(error, HTTPException) and error.status_code == 404
-    message = f"There is no page {request.url.path}." if is_missing else str(error)
-    status = error.status_code if isinstance(error, HTTPException) else 400
-    return HTMLResponse(render("error.html.j2", {"message": message}), status)
+    message, status = str(error), 400
+    if isinstance(error, HTTPException):
+        status = error.status_code
+        if status == 404:
+            message = f"There is no page {request.url.path}."
+    elif isinstance(error, OSError):
+        message = f"{error.filename or 'A file'} cannot be read: {describe_os_error(error)}."
+    elif not isinstance(error, BatchloomError):
+        message, status = "batchloom made a mistake with this page. The terminal of the server has the details.", 500
+    return HTMLResponse(render("error.html.j2", {"message": message}), status, {"Cache-Control": "no-store"})
 
 
 def serve_view(spec: ViewSpec, print_line: Callable[[str], None]) -> None:
@@ -102,7 +121,9 @@ def serve_view(spec: ViewSpec, print_line: Callable[[str], None]) -> None:
             print_line(f"No display here. On your own machine: ssh -N -L {port}:{_HOST}:{port} {socket.gethostname()}")
         elif spec.browser:
             webbrowser.open(address)
-        make_server(pages, token).run(sockets=[listener])
+        # Ctrl-C is how the server is meant to end; uvicorn raises it again after its own clean-up.
+        with contextlib.suppress(KeyboardInterrupt):
+            make_server(pages, token).run(sockets=[listener])
 
 
 def _listen(port: int) -> socket.socket:
@@ -110,6 +131,8 @@ def _listen(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((_HOST, port))
+        # A browser may connect as soon as the address is printed, before the server accepts.
+        listener.listen(128)
     except OSError as error:
         listener.close()
         raise InputError(

@@ -1,5 +1,6 @@
 """Target of the pages: a store, a mixture of stores, or a run."""
 
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,12 +8,13 @@ from typing import Any, final
 
 from batchloom.analysis import PlanRequest, resolve_plan
 from batchloom.analysis.doctor import detect_prepared_kind
-from batchloom.batches import read_mixture
+from batchloom.batches import Loader, read_mixture
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError
 from batchloom.core.settings import suggest
 from batchloom.plan import Plan
 from batchloom.store import MANIFEST_NAME, Store, open_store
+from batchloom.view.plan_counts import PlanCounting
 
 _SINGLE = "data"
 _MIXTURE_SUFFIXES = (".yaml", ".yml")
@@ -59,6 +61,9 @@ class ViewTarget:
         self.kind = _find_kind(path)
         self._stores: dict[tuple[str, str], tuple[tuple[int, int] | None, Store]] = {}
         self._plans: dict[PlanChoice | None, tuple[tuple[str, ...], Plan]] = {}
+        self._counting = PlanCounting()
+        # Pages are made in several threads.
+        self._lock = threading.RLock()
         self._addresses = self._find_addresses()
 
     @property
@@ -96,17 +101,21 @@ class ViewTarget:
             InputError: there is no such source or subset.
             StoreError: the store is missing or damaged.
         """
+        with self._lock:
+            address, _, own_split = self._find_address(source)
+            key, stamp = (source, split or own_split), _read_stamp(address)
+            cached = self._stores.get(key)
+            if cached is None or cached[0] != stamp:
+                # A mixture may fix the generation of a store, or take the newest.
+                self._addresses = self._find_addresses()
+                address, options, _ = self._find_address(source)
+                cached = self._stores[key] = (stamp, open_store(address, key[1], **options))
+            return cached[1]
+
+    def _find_address(self, source: str) -> tuple[str, Mapping[str, Any], str]:
         if source not in self._addresses:
             raise InputError(f"There is no source {source!r}{suggest(source, self.source_names) or '.'}")
-        key = (source, split or self._addresses[source][2])
-        stamp = _read_stamp(self._addresses[source][0])
-        cached = self._stores.get(key)
-        if cached is None or cached[0] != stamp:
-            # A mixture may fix the generation of a store, or take the newest.
-            self._addresses = self._find_addresses()
-            address, options, _ = self._addresses[source]
-            cached = self._stores[key] = (stamp, open_store(address, key[1], **options))
-        return cached[1]
+        return self._addresses[source]
 
     def make_plan(self, choice: PlanChoice | None) -> Plan:
         """Return the plan of a run, or the plan of the data with chosen settings.
@@ -116,28 +125,31 @@ class ViewTarget:
         """
         if self.kind == "run":
             choice = None
-        fingerprints = tuple(self.open_store(name).fingerprint for name in self.source_names)
-        cached = self._plans.get(choice)
-        if cached is None or cached[0] != fingerprints:
-            cached = self._plans[choice] = (fingerprints, self._make_plan(choice))
-            while len(self._plans) > _MAX_PLANS:
-                self._plans.pop(next(iter(self._plans)))
-        return cached[1]
+        with self._lock:
+            fingerprints = tuple(self.open_store(name).fingerprint for name in self.source_names)
+            cached = self._plans.get(choice)
+            if cached is None or cached[0] != fingerprints:
+                cached = self._plans[choice] = (fingerprints, self._make_plan(choice))
+                while len(self._plans) > _MAX_PLANS:
+                    self._plans.pop(next(iter(self._plans)))
+            return cached[1]
+
+    def has_counts(self, plan: Plan) -> bool:
+        """Return whether the counts of a plan are known; start to count them otherwise."""
+        with self._lock:
+            return self._counting.has_counts(plan)
 
     def _make_plan(self, choice: PlanChoice | None) -> Plan:
         if choice is None:
             return self._resolve_run()
+        if self.kind == "store":
+            # The open store has its tokenizer and its mapped files already.
+            store = self.open_store(_SINGLE)
+            return Loader(store, **asdict(choice), output="numpy", rank=0, world_size=1, prefetch=0).plan
         settings = asdict(choice)
-        if self.kind == "mixture" and choice.steps is None:
+        if choice.steps is None:
             settings["steps"] = _MIXTURE_STEPS
-        request = PlanRequest(
-            store=self.path if self.kind == "store" else None,
-            mixture=self.path if self.kind == "mixture" else None,
-            split=self._split,
-            generation=self._generation,
-            settings=settings,
-        )
-        return resolve_plan(request)[0]
+        return resolve_plan(PlanRequest(mixture=self.path, settings=settings))[0]
 
 
 def _find_kind(path: str) -> str:

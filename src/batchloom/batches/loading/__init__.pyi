@@ -11,6 +11,7 @@ from .pool_tables import (
     load_table as load_table,
     lock_table as lock_table,
     make_table_name as make_table_name,
+    start_counting_process as start_counting_process,
     wait_for_table as wait_for_table,
     write_table as write_table,
 )

@@ -195,8 +195,8 @@ def start_counting_once_per_node(plan: Plan) -> None:
         start_counting_process(plan)
 
 
-def start_counting_process(plan: Plan) -> None:
-    """Start counting in a low-priority process; see :func:`main`.
+def start_counting_process(plan: Plan) -> "subprocess.Popen[bytes]":
+    """Start counting in a low-priority process, and return it; see :func:`main`.
 
     If it fails, a process that needs the table counts it and meets the error.
     """
@@ -220,6 +220,7 @@ def start_counting_process(plan: Plan) -> None:
                 }
             )
     threading.Thread(target=process.communicate, args=(encode_canonical(requests),), daemon=True).start()
+    return process
 
 
 def _encode_counts(counts: NDArray[np.int64]) -> bytes:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import InputError
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.settings import quote_value, suggest
-from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable, make_part_table
+from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable
 from batchloom.store.format.shard_sidecars import DocumentFields, PairIndex
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
@@ -54,7 +54,7 @@ def iter_document_ranges(store: Store, shard: int | None = None) -> Iterator[Doc
     Raises:
         StoreError: a shard is missing, damaged, or contradicts the manifest.
     """
-    part_table = None if store.manifest is None else make_part_table(store.manifest.sources)
+    part_table = None if store.manifest is None else store.reader.part_table
     bounds = store.shards.bounds
     for number in range(len(store.shards)) if shard is None else (shard,):
         first, stop = bounds[number], bounds[number + 1]
@@ -116,7 +116,7 @@ def find_provenance(store: Store, documents: Sequence[int]) -> list[DocumentProv
     if store.manifest is None or not documents:
         return [None] * len(documents)
     provenance = _read_provenance(store, np.array(documents, np.int64))
-    return [*make_part_table(store.manifest.sources).resolve_provenance(provenance)]
+    return [*store.reader.part_table.resolve_provenance(provenance)]
 
 
 def _read_provenance(store: Store, documents: NDArray[np.int64]) -> ProvenanceTable:
@@ -157,7 +157,7 @@ def find_documents(store: Store, file: str, record: int) -> list[int]:
         raise InputError(
             f"{store.path} does not say which records its documents came from; ask by the number of a document."
         )
-    part_table = make_part_table(store.manifest.sources)
+    part_table = store.reader.part_table
     names = [source.name for source in part_table.sources]
     if file not in names:
         raise InputError(

@@ -18,7 +18,7 @@ from batchloom.core.loss_weights import decode_loss_weights
 from batchloom.core.settings import check_index
 from batchloom.store.format.manifest import compute_filtered_fingerprint, find_generation
 from batchloom.store.format.objectives import ObjectiveName
-from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable, make_part_table
+from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable
 from batchloom.store.format.shard_sidecars import DocumentFields, PairIndex
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.mapped_shards import MappedShard
@@ -151,13 +151,12 @@ class StoreProvenance:
 
     def of(self, document: int) -> DocumentProvenance:
         """Return the provenance of a document."""
-        manifest, lengths = self._reader.manifest, self._reader.lengths
-        if manifest is None:
+        if self._reader.manifest is None:
             raise StoreError(
                 f"{self._reader.name} is a bare Megatron prefix: it does not say where documents came from."
             )
-        shard, row = self._reader.table.find(check_index(document, lengths.size, "document"))
-        return make_part_table(manifest.sources).resolve_provenance(self._reader.provenance(shard, np.array([row])))[0]
+        shard, row = self._reader.table.find(check_index(document, self._reader.lengths.size, "document"))
+        return self._reader.part_table.resolve_provenance(self._reader.provenance(shard, np.array([row])))[0]
 
     def shard(self, shard: int) -> ProvenanceTable:
         """Return the provenance of all documents of a shard."""

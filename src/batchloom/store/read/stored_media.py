@@ -18,7 +18,6 @@ from batchloom.core.settings import quote_value, suggest
 from batchloom.store.format.layout import PROCESSOR_NAME, REPORT_NAME, compute_checksum, format_generation_file_name
 from batchloom.store.format.manifest import ProcessorEntry
 from batchloom.store.format.media_index import MediaRows, StoredMedium, make_stored_media
-from batchloom.store.format.provenance import make_part_table
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
 from batchloom.store.read.subset_reader import FilteredLengths, LengthReader
@@ -207,7 +206,7 @@ class StoreMedia:
     def _part_sources(self) -> NDArray[np.int64] | None:
         """Source of each part; None without a manifest."""
         manifest = self._store.manifest
-        return None if manifest is None else make_part_table(manifest.sources).numbers
+        return None if manifest is None else self._store.reader.part_table.numbers
 
     def of(self, documents: NDArray[np.int64]) -> list[list[StoredMedium]]:
         """Return the media of each document [N], in the order of their tokens.

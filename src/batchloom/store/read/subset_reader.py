@@ -1,6 +1,7 @@
 """Base class of the readers of a subset, and the lengths they read."""
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Protocol, final
 
 import numpy as np
@@ -13,7 +14,7 @@ from batchloom.core.loss_weights import TokenFlags
 from batchloom.store.format.layout import TOKENIZER_NAME
 from batchloom.store.format.manifest import Manifest, TokenizerEntry, compute_subset_fingerprint
 from batchloom.store.format.media_index import MediaRows
-from batchloom.store.format.provenance import ProvenanceTable
+from batchloom.store.format.provenance import PartTable, ProvenanceTable, make_part_table
 from batchloom.store.format.shard_sidecars import DocumentFields, LossMask, LossWeights, PairIndex
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.mapped_shards import MappedShards, MappedSpans, ShardTable, compute_mapped_limit
@@ -112,6 +113,11 @@ class SubsetReader:
         """Return the shards that have a file of this suffix."""
         shards = self.manifest.subsets[self.split].shards if self.manifest else ()
         return [number for number, shard in enumerate(shards) if suffix in shard.checksums]
+
+    @cached_property
+    def part_table(self) -> PartTable:
+        """Parts of the sources that the manifest lists; none for a bare prefix."""
+        return make_part_table(self.manifest.sources if self.manifest else ())
 
     @property
     def mapped(self) -> MappedShards | None:
@@ -262,8 +268,7 @@ class SubsetReader:
 
     def _check_parts(self, provenance: ProvenanceTable) -> ProvenanceTable:
         """Return ``provenance`` after checking that the manifest lists all its parts."""
-        sources = self.manifest.sources if self.manifest else ()
-        if len(provenance) and int(provenance.parts.max()) >= sum(len(source.parts) for source in sources):
+        if len(provenance) and int(provenance.parts.max()) >= len(self.part_table.records):
             raise StoreError(
                 f"{self.name}: a document names a part of its sources that the manifest does not list. The store is "
                 "damaged: run batchloom check on it."

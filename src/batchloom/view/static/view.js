@@ -28,6 +28,18 @@ document.addEventListener("click", async (event) => {
   button.textContent = "Copied";
 });
 
+// A part of a page that cannot be shown says why, in its own place.
+function showFailure(part, message) {
+  (part.querySelector("td, p") ?? part).textContent = message;
+}
+document.addEventListener("htmx:responseError", (event) => {
+  const page = new DOMParser().parseFromString(event.detail.xhr.responseText, "text/html");
+  showFailure(event.detail.elt, page.querySelector(".error")?.textContent ?? "This part cannot be shown.");
+});
+document.addEventListener("htmx:sendError", (event) => {
+  showFailure(event.detail.elt, "batchloom view does not answer: it was stopped.");
+});
+
 function moveSelection(by) {
   const rows = [...document.querySelectorAll("[data-row]")];
   if (!rows.length) return;
