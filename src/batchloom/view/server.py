@@ -94,9 +94,11 @@ def _show_error(request: Request, error: Exception) -> Response:
         status = error.status_code
         if status == 404:
             message = f"There is no page {request.url.path}."
+    elif isinstance(error, BatchloomError):
+        pass
     elif isinstance(error, OSError):
         message = f"{error.filename or 'A file'} cannot be read: {describe_os_error(error)}."
-    elif not isinstance(error, BatchloomError):
+    else:
         message, status = "batchloom made a mistake with this page. The terminal of the server has the details.", 500
     return HTMLResponse(render("error.html.j2", {"message": message}), status, {"Cache-Control": "no-store"})
 
