@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from batchloom.cli.options import Argument, with_settings
 from batchloom.cli.terminal import print_escaped
-from batchloom.view import ViewSpec, serve_view
+from batchloom.view import ViewSpec, serve_view, write_view
 
 
 @with_settings(ViewSpec)
@@ -21,4 +21,8 @@ def view(
     settings: dict[str, Any],
 ) -> None:
     """Look at documents, masks and packed rows in a browser."""
-    serve_view(ViewSpec(data=data, **settings), print_escaped)
+    spec = ViewSpec(data=data, **settings)
+    if spec.out is None:
+        serve_view(spec, print_escaped)
+    else:
+        print_escaped(f"Wrote {write_view(spec)}.")

@@ -1,7 +1,9 @@
 """Tokens of a document with their text, loss and turns."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,8 @@ from batchloom.store import Store
 from batchloom.tokens import Tokenizer
 
 WINDOW_TOKENS = 2048
+# Qwen, Hermes and the templates that follow them.
+_TOOL_CALL = re.compile(r"<tool_call>.*?</tool_call>", re.DOTALL)
 _REPLACEMENT = "\ufffd"
 # A character has at most four bytes, and a token at least one; some tokenizers keep several replacements.
 _MAX_GROUP = 8
@@ -52,6 +56,20 @@ class Turn:
 
     role: str
     groups: list[TokenGroup] = field(default_factory=list)
+
+    @property
+    def parts(self) -> list[tuple[bool, list[TokenGroup]]]:
+        """Tokens in parts, each with whether it is a tool call."""
+        ends = list(accumulate(len(group.text) for group in self.groups))
+        calls = [match.span() for match in _TOOL_CALL.finditer("".join(group.text for group in self.groups))]
+        parts: list[tuple[bool, list[TokenGroup]]] = []
+        for group, end in zip(self.groups, ends, strict=True):
+            start = end - len(group.text)
+            is_call = any(first <= start < stop for first, stop in calls)
+            if not parts or parts[-1][0] != is_call:
+                parts.append((is_call, []))
+            parts[-1][1].append(group)
+        return parts
 
     @property
     def trained(self) -> bool:

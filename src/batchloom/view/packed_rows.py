@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +64,22 @@ def draw_rows(plan: Plan, step: int, first: int, most: int, text: int = 120) -> 
         for sequence in explain(plan, step, row=row, text=text)
     ]
     return [DrawnRow(sequence, _draw_spans(plan, sequence)) for sequence in sequences]
+
+
+def describe_step(plan: Plan, step: int, first: int, most: int) -> dict[str, Any]:
+    """Return the template values of a step, with ``most`` rows from ``first`` on."""
+    rows, spec = draw_rows(plan, step, first, most), plan.spec_at(step)
+    return {
+        "plan": plan,
+        "step": step,
+        "row": first,
+        "rows": rows,
+        "spec": spec,
+        "drawn_rows": most,
+        "fill": sum(row.filled for row in rows) / max(len(rows) * spec.seq_len, 1),
+        "colours": [(number % COLOURS, name) for number, name in enumerate(plan.names)],
+        "is_last": not plan.has_step(step + 1),
+    }
 
 
 def _draw_spans(plan: Plan, sequence: ExplainedSequence) -> list[DrawnSpan]:

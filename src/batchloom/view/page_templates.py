@@ -1,12 +1,15 @@
 """Templates of the pages, and their filters."""
 
+import base64
+import hashlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import ChoiceLoader, DictLoader, Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from batchloom.core.wording import escape_unprintable, format_count, format_size, shorten
 
@@ -14,14 +17,23 @@ _FOLDER = Path(__file__).parent
 STATIC_FOLDER = _FOLDER / "static"
 
 
+# Address of a page that a single file does not hold. Links to it are removed; data cannot spell one, since its quotes
+# are escaped.
+_NO_ADDRESS = "no-page"
+_DEAD_LINK = f' href="{_NO_ADDRESS}"'
+
+
 @cache
-def _make_environment() -> Environment:
+def _make_environment(*, standalone: bool) -> Environment:
+    templates = FileSystemLoader(_FOLDER / "templates")
+    frame = (_FOLDER / "templates" / "standalone.html.j2").read_text(encoding="utf-8")
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        loader=FileSystemLoader(_FOLDER / "templates"),
+        # The pages are the same in a file; only their frame differs.
+        loader=ChoiceLoader([DictLoader({"base.html.j2": frame}), templates]) if standalone else templates,
     )
     environment.filters |= {
         "seen": escape_unprintable,
@@ -31,13 +43,27 @@ def _make_environment() -> Environment:
         "percent": format_percent,
         "shorten": shorten,
     }
-    environment.globals |= {"address": make_address}
+    environment.globals |= {"address": make_address, "standalone": standalone}
+    if standalone:
+        # The hash admits this stylesheet alone.
+        styles = (STATIC_FOLDER / "view.css").read_text(encoding="utf-8")
+        digest = base64.b64encode(hashlib.sha256(styles.encode()).digest()).decode()
+        environment.globals |= {
+            "address": lambda *_: _NO_ADDRESS,
+            "styles": Markup(styles),  # noqa: S704 - a file of this package
+            "content_policy": f"default-src 'none'; style-src 'sha256-{digest}'",
+        }
     return environment
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
     """Render a template of this package; every value in it is escaped."""
-    return _make_environment().get_template(template).render(values)
+    return _make_environment(standalone=False).get_template(template).render(values)
+
+
+def render_file(template: str, values: Mapping[str, Any]) -> str:
+    """Render a template as one file, which needs no script and loads nothing."""
+    return _make_environment(standalone=True).get_template(template).render(values).replace(_DEAD_LINK, "")
 
 
 def format_percent(share: float) -> str:

@@ -1,6 +1,7 @@
 """Pages: each reads parameters, collects values and renders a template."""
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -20,7 +21,7 @@ from batchloom.store.read import find_provenance
 from batchloom.view.document_search import DocumentFilter, SearchResult, find_by_hash, search_documents
 from batchloom.view.document_tokens import WINDOW_TOKENS, read_window
 from batchloom.view.overview import list_sides, make_overview
-from batchloom.view.packed_rows import COLOURS, draw_rows
+from batchloom.view.packed_rows import describe_step
 from batchloom.view.page_templates import render
 from batchloom.view.plan_counts import is_near
 from batchloom.view.target import PlanChoice, ViewTarget
@@ -29,7 +30,17 @@ _LISTED_DOCUMENTS, _DRAWN_ROWS = 50, 16
 _BEGINNING_TOKENS, _BEGINNING_CHARACTERS = 96, 240
 _MOST = 1 << 40
 _SEARCH_MODES = ("text", "regex", "hash", "line")
-_MEDIA_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
+# Beginning of a file, which "." matches in any byte, and its type.
+_MEDIA_TYPES = {
+    rb"\x89PNG": "image/png",
+    rb"\xff\xd8\xff": "image/jpeg",
+    rb"GIF8": "image/gif",
+    rb"RIFF....WEBP": "image/webp",
+    rb"RIFF....WAVE": "audio/wav",
+    rb"OggS": "audio/ogg",
+    rb"fLaC": "audio/flac",
+    rb"ID3|\xff[\xe2-\xff]": "audio/mpeg",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,7 @@ class Pages:
         place = {"source": source if len(self._target.source_names) > 1 else "", "split": store.split}
         return store, {
             "target": self._target,
+            "heading": self._target.path,
             "store": store,
             "place": place,
             "source": source,
@@ -111,18 +123,11 @@ class Pages:
     def show_document(self, request: Request) -> Response:
         """Show a part of a document as text or tokens, with its loss and its origin."""
         store, values = self._open(request)
-        number = _check_number(store, request.path_params["number"])
+        number = check_number(store, request.path_params["number"])
         at = _read_number(request, "at", 0)
-        window = read_window(store, number, at)
-        media = StoreMedia(store).of(np.array([number]))[0]
         details = {
-            "number": number,
-            "window": window,
-            "marked": store.masked or store.reader.weighted,
+            **describe_document(store, number, at),
             "as_tokens": request.query_params.get("as") == "tokens",
-            "provenance": find_provenance(store, [number])[0],
-            "removed": _is_removed(store, number),
-            "media": [(index, medium) for index, medium in enumerate(media)],
             "step": WINDOW_TOKENS,
         }
         return _respond("document.html.j2", {**values, **details})
@@ -130,7 +135,7 @@ class Pages:
     def copy_document(self, request: Request) -> Response:
         """Return a part of a document as JSON."""
         store, _ = self._open(request)
-        number = _check_number(store, request.path_params["number"])
+        number = check_number(store, request.path_params["number"])
         window = read_window(store, number, _read_number(request, "at", 0))
         provenance = find_provenance(store, [number])[0]
         groups = window.groups
@@ -149,17 +154,17 @@ class Pages:
         )
 
     def show_medium(self, request: Request) -> Response:
-        """Return the bytes of an image whose store holds them."""
+        """Return the bytes of an image or a sound whose store holds them."""
         store, _ = self._open(request)
-        number = _check_number(store, request.path_params["number"])
+        number = check_number(store, request.path_params["number"])
         store_media = StoreMedia(store)
         media = store_media.of(np.array([number]))[0]
         index = request.path_params["index"]
         if index >= len(media) or media[index].blob is None:
             raise InputError(f"Document {number:,} holds no bytes of medium {index}.")
         data = store_media.read_bytes(media[index])
-        kind = next((kind for magic, kind in _MEDIA_TYPES.items() if data.startswith(magic)), None)
-        return Response(data, media_type=kind or "application/octet-stream")
+        kinds = (kind for pattern, kind in _MEDIA_TYPES.items() if re.match(pattern, data, re.DOTALL))
+        return Response(data, media_type=next(kinds, "application/octet-stream"))
 
     def show_packing(self, request: Request) -> Response:
         """Show the rows of a step to scale."""
@@ -170,22 +175,11 @@ class Pages:
         is_counted = self._target.has_counts(plan)
         if not is_counted and not is_near(plan, step):
             return _respond("counting.html.j2", {**values, "step": step}, headers={"Refresh": "2"})
-        rows = draw_rows(plan, step, first, _DRAWN_ROWS)
-        spec = plan.spec_at(step)
-        filled = sum(row.filled for row in rows)
         details = {
-            "plan": plan,
-            "step": step,
-            "row": first,
-            "rows": rows,
-            "spec": spec,
-            "drawn_rows": _DRAWN_ROWS,
-            "fill": filled / max(len(rows) * spec.seq_len, 1),
+            **describe_step(plan, step, first, _DRAWN_ROWS),
             "choice": _describe_choice(choice),
             "packings": list_packings(store),
             "is_counted": is_counted,
-            "colours": [(number % COLOURS, name) for number, name in enumerate(plan.names)],
-            "is_last": not plan.has_step(step + 1),
         }
         return _respond("packing.html.j2", {**values, **details})
 
@@ -304,14 +298,24 @@ def _decode(store: Store, ids: Any) -> str:
     return " ".join(text.split())[:_BEGINNING_CHARACTERS]
 
 
-def _check_number(store: Store, number: int) -> int:
+def describe_document(store: Store, number: int, at: int, most: int = WINDOW_TOKENS) -> dict[str, Any]:
+    """Return the values of the template of a document, from token ``at`` on."""
+    media = StoreMedia(store).of(np.array([number]))[0]
+    return {
+        "number": number,
+        "window": read_window(store, number, at, most),
+        "marked": store.masked or store.reader.weighted,
+        "provenance": find_provenance(store, [number])[0],
+        "removed": bool(mask_removed(store.contents.removed, np.array([number]))[0]),
+        "media": list(enumerate(media)),
+    }
+
+
+def check_number(store: Store, number: int) -> int:
+    """Return the number of a document, if there is one."""
     if number >= len(store):
         raise InputError(f"There is no document {number:,}: there are {len(store):,}, numbered from 0.")
     return number
-
-
-def _is_removed(store: Store, number: int) -> bool:
-    return bool(mask_removed(store.contents.removed, np.array([number]))[0])
 
 
 def _list_media(store: Store) -> list[str]:

@@ -23,7 +23,7 @@ class PlanCounting:
         Raises:
             StoreError, InputError: the counts cannot be made.
         """
-        if all(order.pools.count <= MAX_INLINE_POOLS for order in plan.orders.latest()) or adopt_tables(plan):
+        if is_small(plan) or adopt_tables(plan):
             return True
         process = self._processes.get(plan.fingerprint)
         if process is None:
@@ -34,6 +34,11 @@ class PlanCounting:
         # The process ended without a table. Counting here meets its error.
         ensure_tables(plan)
         return True
+
+
+def is_small(plan: Plan) -> bool:
+    """Return whether counting the sequences of a plan takes little time."""
+    return all(order.pools.count <= MAX_INLINE_POOLS for order in plan.orders.latest())
 
 
 def is_near(plan: Plan, step: int) -> bool:

@@ -8,6 +8,7 @@ import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import uvicorn
@@ -22,10 +23,11 @@ from batchloom.core.errors import BatchloomError, InputError
 from batchloom.core.files import describe_os_error
 from batchloom.core.settings import Setting
 from batchloom.view.access import AccessGuard
+from batchloom.view.page_file import make_page_file
 from batchloom.view.page_templates import STATIC_FOLDER, render
 from batchloom.view.pages import Pages
 from batchloom.view.raw_inputs import RawInputPages
-from batchloom.view.target import ViewTarget, is_raw_input
+from batchloom.view.target import PlanChoice, ViewTarget, is_raw_input
 
 _HOST = "127.0.0.1"
 
@@ -43,6 +45,13 @@ class ViewSpec:
     generation: Annotated[int | None, Setting(help="Generation of the store.", shown_default="the newest")] = None
     port: Annotated[int, Setting(help="Port of the page.", minimum=0, maximum=65535, shown_default="a free one")] = 0
     browser: Annotated[bool, Setting(help="Open the page in a browser, if there is a display.")] = True
+    step: Annotated[int | None, Setting(help="Open the page of this step.", minimum=0)] = None
+    seq_len: Annotated[int, Setting(help="Tokens of a row on the page of a step.", minimum=1)] = 2048
+    global_batch_size: Annotated[int, Setting(help="Rows of a step on its page.", minimum=1)] = 8
+    document: Annotated[int | None, Setting(help="Open the page of this document.", minimum=0)] = None
+    out: Annotated[str | None, Setting(help="Write the page to one HTML file, to share it, instead of serving it.")] = (
+        None
+    )
 
 
 def make_pages(spec: ViewSpec) -> Pages | RawInputPages:
@@ -103,6 +112,28 @@ def _show_error(request: Request, error: Exception) -> Response:
     return HTMLResponse(render("error.html.j2", {"message": message}), status, {"Cache-Control": "no-store"})
 
 
+def write_view(spec: ViewSpec) -> Path:
+    """Write the page that ``spec`` names to one file, and return its path.
+
+    Raises:
+        InputError: there is no such page, or the data are raw inputs.
+        StoreError: a store is damaged.
+    """
+    if len(spec.data) > 1 or is_raw_input(spec.data[0]):
+        raise InputError("--out writes a page of prepared data: batchloom prepare INPUT... --out STORE makes it.")
+    _check_choice(spec)
+    target = ViewTarget(spec.data[0], split=spec.split, generation=spec.generation)
+    path = Path(spec.out or "")
+    choice = PlanChoice(seq_len=spec.seq_len, global_batch_size=spec.global_batch_size)
+    path.write_text(make_page_file(target, choice, step=spec.step, document=spec.document), encoding="utf-8")
+    return path
+
+
+def _check_choice(spec: ViewSpec) -> None:
+    if spec.step is not None and spec.document is not None:
+        raise InputError(f"Step {spec.step:,} and document {spec.document:,} have a page each: give one of them.")
+
+
 def serve_view(spec: ViewSpec, print_line: Callable[[str], None]) -> None:
     """Serve the pages until the process is interrupted.
 
@@ -114,10 +145,14 @@ def serve_view(spec: ViewSpec, print_line: Callable[[str], None]) -> None:
         InputError: the port is taken, or the path cannot be shown.
         StoreError: a store is damaged.
     """
+    _check_choice(spec)
     pages, token = make_pages(spec), secrets.token_urlsafe(24)
+    first_page = "/" if spec.document is None else f"/document/{spec.document}"
+    if spec.step is not None:
+        first_page = f"/packing?step={spec.step}&seq_len={spec.seq_len}&batch={spec.global_batch_size}"
     with _listen(spec.port) as listener:
         port = listener.getsockname()[1]
-        address = f"http://{_HOST}:{port}/?token={token}"
+        address = f"http://{_HOST}:{port}{first_page}{'&' if '?' in first_page else '?'}token={token}"
         print_line(address)
         if not _has_display():
             print_line(f"No display here. On your own machine: ssh -N -L {port}:{_HOST}:{port} {socket.gethostname()}")

@@ -16,6 +16,7 @@ from batchloom.batches.assembly.array_filling import (
     fill_arrays,
 )
 from batchloom.core.errors import PlanError
+from batchloom.core.notebook import make_notebook_html
 from batchloom.core.settings import as_int, quote_value
 from batchloom.plan.order import list_divisors
 from batchloom.plan.packing import Rows, align_lengths
@@ -72,6 +73,9 @@ class Batch(dict[str, Any]):
     def __repr__(self) -> str:
         arrays = ", ".join(f"{name}: {_describe_array(value)}" for name, value in self.items())
         return f"Batch(step {self.step}: {arrays})"
+
+    def _repr_html_(self) -> str | None:
+        return make_notebook_html(self)
 
     def to(self, device: Any, *, non_blocking: bool = False) -> "Batch":
         """Return the batch with its tensors on a device.

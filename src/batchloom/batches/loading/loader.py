@@ -391,6 +391,25 @@ class Loader:
             raise make_random_access_error(str(step))
         return self._begin_step(step).finish().take_batch()
 
+    def show(self, step: int, *, rows: int = 16) -> None:
+        """Print this rank's rows of a step in the terminal: spans, padding and loss.
+
+        Args:
+            step: the step.
+            rows: largest number of printed rows.
+
+        Raises:
+            SettingsError: an invalid step number.
+        """
+        # The terminal's library is needed for this alone.
+        from batchloom.batches.loading.terminal_rows import print_rows  # noqa: PLC0415
+
+        if self._stream is not None:
+            raise make_random_access_error(str(step))
+        with self._turn:
+            step_rows = select_rank_rows(self.plan, step, self.share_at(step), self._balance)[0]
+        print_rows(self.plan, step, step_rows, rows)
+
     def _begin_step(self, step: int, step_rows: StepRows | None = None) -> PendingItem[StagedBatch]:
         # Edits wait until the batch's rows are selected: they must come from one plan and one store.
         with self._turn:

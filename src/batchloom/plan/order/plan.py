@@ -9,6 +9,7 @@ import numpy as np
 
 from batchloom.core.errors import PlanError, SettingsError, StateError
 from batchloom.core.fingerprint import find_broken_link
+from batchloom.core.notebook import make_notebook_html
 from batchloom.plan.mixture.mixture_spec import Mixture, PlanStore
 from batchloom.plan.order.plan_state import (
     build_journal,
@@ -83,6 +84,9 @@ class Plan:
             f"Plan({', '.join(self.names)}: {steps}{spec.global_batch_size:,} sequences of {spec.seq_len:,} tokens, "
             f"packing {spec.packing}, seed {spec.seed}{edits})"
         )
+
+    def _repr_html_(self) -> str | None:
+        return make_notebook_html(self)
 
     def edited(self, *edits: Edit) -> "Plan":
         """Return the plan with further edits; it reuses the counts of this one.

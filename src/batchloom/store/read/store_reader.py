@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.loss_weights import decode_loss_weights
+from batchloom.core.notebook import make_notebook_html
 from batchloom.core.settings import check_index
 from batchloom.store.format.manifest import compute_filtered_fingerprint, find_generation
 from batchloom.store.format.objectives import ObjectiveName
@@ -271,6 +272,9 @@ class Store:
         split += f", media={media!r}" if media else ""
         counts = f"{len(self):,} documents, {self.tokens:,} tokens"
         return f"open_store({self.location.name!r}{split})  # {counts}"
+
+    def _repr_html_(self) -> str | None:
+        return make_notebook_html(self)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
         # The options hold the generation number, so that unpickling opens the same generation.

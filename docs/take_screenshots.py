@@ -1,0 +1,54 @@
+"""Take the screenshots of docs/view.md from a store of real conversations.
+
+    python docs/take_screenshots.py STORE
+
+It needs Chromium, playwright and Pillow.
+"""
+
+import io
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+IMAGES = Path(__file__).parent / "images"
+WIDTH, MAX_BYTES = 1120, 60_000
+# Name, address, colour scheme and height.
+SHOTS = (
+    ("view-overview", "/", "light", 500),
+    ("view-document", "/document/40", "light", 590),
+    ("view-packing", "/packing?step=3", "dark", 555),
+)
+
+
+def main(store: str) -> None:
+    """Serve a store and write one WebP image per page."""
+    command = [sys.executable, "-m", "batchloom", "view", store, "--no-browser"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own command
+    address = next(iter(server.stdout or ())).strip()
+    IMAGES.mkdir(exist_ok=True)
+    try:
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+            page = browser.new_page()
+            page.goto(address)
+            for name, path, scheme, height in SHOTS:
+                page.set_viewport_size({"width": WIDTH, "height": height})
+                page.emulate_media(color_scheme=scheme)
+                page.goto(address.partition("/?")[0] + path)
+                page.wait_for_load_state("networkidle")
+                file = IMAGES / f"{name}.webp"
+                Image.open(io.BytesIO(page.screenshot())).save(file, "WEBP", quality=80, method=6)
+                if file.stat().st_size > MAX_BYTES:
+                    raise SystemExit(f"{file} has {file.stat().st_size:,} bytes; the limit is {MAX_BYTES:,}.")
+            browser.close()
+    finally:
+        server.terminate()
+        server.wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
