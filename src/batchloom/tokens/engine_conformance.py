@@ -126,11 +126,10 @@ class EngineDifference(msgspec.Struct, frozen=True):
 def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
     """Return the tokenizer on an engine whose ids equal those of HF tokenizers.
 
-    A fast engine (fastokens, or HF tokenizers word by word) is compared with HF tokenizers on hard texts, on texts
-    of its vocabulary and on a sample of the user's. If they agree, the tokenizer is returned unchanged. If they differ,
-    it is returned on the exact engine, and ``engine.note`` describes the difference. If they differ only
-    in texts with characters that fastokens is known to treat differently, only such texts use the
-    exact engine.
+    A fast engine (fastokens or splintr) is compared with HF tokenizers on hard texts, on texts of its vocabulary and on
+    a sample of the user's. If they agree, the tokenizer is returned unchanged. If they differ, it is returned on the
+    exact engine, and ``engine.note`` describes the difference. If they differ only in texts with characters that
+    fastokens is known to treat differently, only such texts use the exact engine.
 
     Args:
         tokenizer: any tokenizer; one that is not on a fast engine is returned unchanged.
@@ -143,16 +142,14 @@ def verify_engine(tokenizer: Tokenizer, sample: Sequence[str]) -> Tokenizer:
         return tokenizer
     tokenizer.load_engines()
     engine = tokenizer.engine
-    if engine.name != "fastokens" and not engine.by_word:
+    if engine.name == "tokenizers":
         return tokenizer
     differences = _compare_on_fixed_texts(tokenizer), _compare_engines(tokenizer, _limit_sample(sample))
     example = next((difference.example for difference in differences if difference.example), "")
     if not example:
         return tokenizer
     version = get_package_version("tokenizers")
-    if engine.by_word:
-        return _fall_back(tokenizer, f"tokenizers {version} gives different ids for texts than for words: {example}")
-    note = f"fastokens {engine.version} and tokenizers {version} give different ids for {example}"
+    note = f"{engine.name} {engine.version} and tokenizers {version} give different ids for {example}"
     if not any(difference.common for difference in differences):
         rare_characters = "".join(rare for rare in RARE_CHARACTERS if any(rare in d.rare for d in differences))
         names = " or ".join(f"U+{ord(rare):04X}" for rare in rare_characters)
@@ -167,7 +164,7 @@ def verify_control_tokens(tokenizer: Tokenizer) -> Tokenizer:
     This is :func:`verify_engine` for texts from a chat template, on fixed texts only.
 
     Args:
-        tokenizer: any tokenizer; one that is not on the fast engine is returned unchanged.
+        tokenizer: any tokenizer; one that is not on fastokens is returned unchanged.
 
     Raises:
         TokenizerError: HF tokenizers cannot load the tokenizer.
@@ -196,10 +193,7 @@ def _compare_on_fixed_texts(tokenizer: JsonTokenizer, *, control: bool = False) 
 
     It is half a second's work with the same result for the same tokenizer, versions and texts.
     """
-    if tokenizer.engine.by_word:
-        # This result also depends on the version of batchloom.
-        return _compare_engines(tokenizer, make_fixed_texts(tokenizer, control=control), control=control)
-    versions = [tokenizer.engine.version, get_package_version("tokenizers"), FIXED_TEXTS_VERSION]
+    versions = [tokenizer.engine.name, tokenizer.engine.version, get_package_version("tokenizers"), FIXED_TEXTS_VERSION]
     name = fingerprint([hashlib.sha256(tokenizer.json).hexdigest(), *versions, control])
     path = find_cache_folder() / "engines" / f"{name}.json"
     # A missing, damaged or unreadable result is made again.

@@ -24,18 +24,16 @@ class EncodingEngine:
     """Implementation that encodes text.
 
     Attributes:
-        name: ``fastokens``, ``tokenizers`` or ``bytes``.
+        name: ``fastokens``, ``splintr-rs``, ``tokenizers`` or ``bytes``.
         version: version of that package.
         note: why the fast engine is not used (or not for every document), else empty.
         exact_characters: texts with any of these characters are encoded with ``tokenizers`` instead.
-        by_word: whether ``tokenizers`` encodes each distinct word once.
     """
 
     name: str
     version: str
     note: str = ""
     exact_characters: str = ""
-    by_word: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Definition of a tokenizer.json: validation, vocabulary and fingerprint."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import orjson
@@ -140,6 +140,16 @@ def hide_control_tokens(text: bytes, control: Mapping[str, int]) -> bytes:
     for token in tokenizer_json["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"])
     return orjson.dumps({**tokenizer_json, "post_processor": None})
+
+
+def iter_steps(step: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the single steps of a normalizer or pre-tokenizer."""
+    if isinstance(step, Mapping):
+        if step.get("type") != "Sequence":
+            yield step
+        for key in ("normalizers", "pretokenizers"):
+            for part in step.get(key) or ():
+                yield from iter_steps(part)
 
 
 def fingerprint_definition(tokenizer_json: Mapping[str, Any], end_id: int, bos_id: int | None) -> str:

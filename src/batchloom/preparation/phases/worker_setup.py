@@ -28,7 +28,7 @@ from batchloom.store.format import TOKEN_DTYPES
 from batchloom.text import CleanStep, TextCleaner, get_step_packages
 from batchloom.tokens import EncodingEngine, Tokenizer, apply_engine, restore_tokenizer
 
-_VERSIONED_PACKAGES = ("batchloom", "fastokens", "tokenizers")
+_VERSIONED_PACKAGES = ("batchloom", "fastokens", "splintr-rs", "tokenizers")
 
 
 def collect_versions(steps: Sequence[CleanStep]) -> dict[str, str]:
