@@ -108,6 +108,19 @@ def test_a_document_is_found_in_the_steps_that_serve_it(opened, plan, source, te
     assert "64 tokens" in opened.locator("h1").inner_text()
 
 
+def test_the_page_of_a_large_store_waits_for_its_counts_and_loads_again(page, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with serving("dummy:documents=2000000") as address:
+        answer = page.goto(f"{address}/plan?seq_len=8192&document=1999999&step=20000&ranks=2&token={TOKEN}")
+        assert answer.headers["refresh"] == "2"
+        note = (
+            "The sequences of the data are being counted, once for this plan. This page loads again until it is done."
+        )
+        assert page.get_by_role("alert").all_inner_texts() == [note, note]
+        page.locator("#showings tbody tr").wait_for()
+        assert page.locator("#loads tbody tr").count() == 2
+
+
 def test_a_wrong_document_is_named_beside_the_form(opened, address):
     for document, message in (("99999", "no document 99,999"), ("some words", "neither the number of a document")):
         opened.goto(f"{address}{ADDRESS}&document={document}&of=web")

@@ -23,7 +23,7 @@ from batchloom.view.document_tokens import WINDOW_TOKENS, read_window
 from batchloom.view.overview import list_sides, make_overview
 from batchloom.view.packed_rows import describe_step
 from batchloom.view.page_requests import describe_choice, read_choice, read_number, respond
-from batchloom.view.plan_counts import is_near
+from batchloom.view.plan_counts import RELOAD_HEADERS, is_near
 from batchloom.view.plan_pages import PlanPages
 from batchloom.view.run_pages import RunPages
 from batchloom.view.target import ViewTarget
@@ -184,7 +184,7 @@ class Pages:
         step, first = read_number(request, "step", 0), read_number(request, "row", 0)
         is_counted = self._target.has_counts(plan)
         if not is_counted and not is_near(plan, step):
-            return respond("counting.html.j2", {**values, "step": step}, headers={"Refresh": "2"})
+            return respond("counting.html.j2", {**values, "step": step}, headers=RELOAD_HEADERS)
         details = {
             **describe_step(plan, step, first, _DRAWN_ROWS),
             "choice": describe_choice(choice),

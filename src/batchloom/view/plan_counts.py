@@ -9,6 +9,12 @@ from batchloom.plan import Plan
 if TYPE_CHECKING:
     import subprocess
 
+COUNTING_NOTE = (
+    "The sequences of the data are being counted, once for this plan. This page loads again until it is done."
+)
+# Seconds until a page that waits for the counts loads again.
+RELOAD_HEADERS = {"Refresh": "2"}
+
 
 @final
 class PlanCounting:

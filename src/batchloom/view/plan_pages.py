@@ -25,6 +25,7 @@ from batchloom.core.errors import BatchloomError, InputError
 from batchloom.plan import Mixture, Plan, compute_imbalance, compute_row_costs, deal_balanced
 from batchloom.view.packed_rows import COLOURS, draw_rows
 from batchloom.view.page_requests import describe_choice, read_choice, read_number, respond
+from batchloom.view.plan_counts import COUNTING_NOTE, RELOAD_HEADERS, is_near
 from batchloom.view.target import ViewTarget
 
 _WINDOWS, _LISTED_SOURCES, _LISTED_CHANGES = 60, 50, 20
@@ -128,7 +129,18 @@ class PlanPages:
             "sources": sorted(forecast.sources, key=lambda source: -source.tokens_served),
         }
         values |= _draw_shares(plan, forecast, parameters["from"] or 0, min(parameters["to"] or end, end))
-        return respond("plan.html.j2", {**values, **_find_document(plan, request, done), **_show_ranks(plan, request)})
+        is_counted = self._target.has_counts(plan)
+        if is_counted or not parameters["document"]:
+            values |= _find_document(plan, request, done)
+        else:
+            values |= {"showings": (), "unserved": (), "when_fault": COUNTING_NOTE}
+        step = read_number(request, "step", 0)
+        if is_counted or is_near(plan, step):
+            values |= _show_ranks(plan, request)
+        else:
+            values |= {"step": step, "world_size": parameters["ranks"] or 1, "loads": [], "ranks_fault": COUNTING_NOTE}
+        waits = COUNTING_NOTE in (values["when_fault"], values["ranks_fault"])
+        return respond("plan.html.j2", values, headers=RELOAD_HEADERS if waits else None)
 
     def _make_forecast(self, plan: Plan) -> PlanForecast:
         # Sampled pools take a second, and a reader asks several questions about one plan.

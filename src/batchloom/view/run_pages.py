@@ -15,6 +15,7 @@ from batchloom.plan import Plan
 from batchloom.view.curves import ChartMark, Floats, Ints, find_spikes, list_bucket_bounds, make_chart
 from batchloom.view.packed_rows import COLOURS, DrawnRow, draw_rows
 from batchloom.view.page_requests import read_number, respond
+from batchloom.view.plan_counts import COUNTING_NOTE, RELOAD_HEADERS, is_near
 from batchloom.view.step_log import LogView, StepLog, as_number
 from batchloom.view.target import ViewTarget
 
@@ -110,7 +111,9 @@ class RunPages:
             "near": _NEAR_STEPS,
             "newest": int(log.steps[-1]) if len(log.steps) else None,
         }
-        return respond("run.html.j2", {**values, **(self._describe_step(request, log, selected) if selected else {})})
+        details = self._describe_step(request, log, selected) if selected else {}
+        headers = RELOAD_HEADERS if details.get("fault") == COUNTING_NOTE else None
+        return respond("run.html.j2", {**values, **details}, headers)
 
     def _describe_step(self, request: Request, log: LogView, step: int) -> dict[str, Any]:
         """Return the values of the part of the page on one step."""
@@ -139,6 +142,8 @@ class RunPages:
         plan = self._target.make_plan(None)
         # Trainers count the steps that are done, and the plan numbers them from 0.
         number = step - 1
+        if not is_near(plan, number) and not self._target.has_counts(plan):
+            return {**details, "fault": COUNTING_NOTE}
         if not plan.has_step(number):
             return {**details, "fault": f"The plan has no step {number:,}."}
         return {**details, **_rank_rows(plan, number, losses, start)}
