@@ -15,8 +15,7 @@ measurement is a separate process that may use one core:
 
 ``BENCH_CLOCK=cpu`` counts processor time, for machines with other load. Without it, ``--copies`` of the
 input with different first words follow, by one worker on one core and by two on two. The result includes the
-start of a worker (about a second besides the subtracted start) and its first words: with 4 copies
-(840 MB) a quarter of the time.
+start of the server that workers are forked from (besides the subtracted start) and their first words.
 """
 
 import argparse
