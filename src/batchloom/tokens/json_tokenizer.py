@@ -132,7 +132,7 @@ def _is_byte_level(steps: list[Mapping[str, Any]]) -> bool:
 class JsonTokenizer:
     """Tokenizer of a tokenizer.json. Engines are loaded on first use.
 
-    fastokens gives the ids of HF tokenizers about forty times as fast; it supports BPE. splintr does so about twelve
+    fastokens gives the ids of HF tokenizers about forty times as fast; it supports BPE. splintr does so about ten
     times as fast for Unigram and WordPiece. An engine is not used if it is missing, does not support the tokenizer, or
     encodes texts differently (see ``engine_conformance.py``).
     """
