@@ -320,9 +320,9 @@ def test_batches_of_a_large_prefix_keep_none_of_its_index_in_memory(tmp_path):
     assert measure_resident_bytes(tmp_path / "p.idx") <= 4 << 20
     # The last block is shorter than the others.
     last = np.arange(count - 3, count)
-    spans = store.reader.locate(last)
-    assert [int(shard.lengths[n]) for shard, n in zip(spans.shards, spans.documents, strict=True)] == [1, 1, 1]
-    assert [shard.pointers[n] // 4 for shard, n in zip(spans.shards, spans.documents, strict=True)] == last.tolist()
+    blocks, documents = store.reader._index_blocks.locate(last)
+    assert [int(block.lengths[n]) for block, n in zip(blocks, documents, strict=True)] == [1, 1, 1]
+    assert [block.pointers[n] // 4 for block, n in zip(blocks, documents, strict=True)] == last.tolist()
 
 
 def test_stores_with_equal_tokenizer_files_share_the_tokenizer(tmp_path):
