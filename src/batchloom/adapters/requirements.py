@@ -37,8 +37,6 @@ DEEPSPEED = Requirement("deepspeed", "0.16", "deepspeed")
 MEGATRON = Requirement("megatron-core", "0.13", "megatron")
 TORCHTITAN = Requirement("torchtitan", "0.3", "torchtitan")
 RAY = Requirement("ray", "2.60", "ray")
-STARLETTE = Requirement("starlette", "0.46", "view")
-UVICORN = Requirement("uvicorn", "0.34", "view")
 # ray.train cannot be imported without it, and ray does not depend on it.
 PANDAS = Requirement("pandas", "2.2", "ray-train")
 

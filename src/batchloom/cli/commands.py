@@ -51,7 +51,7 @@ COMMANDS: dict[str, tuple[str, str, *tuple[str, ...]]] = {
     ),
     "view": (
         "view.view",
-        "Look at documents, masks, packed rows, plans and runs in a browser.",
+        "Look at data, masks, packing, plans and runs in a browser.",
         "batchloom view store",
         "batchloom view data/*.jsonl",
         "batchloom view mixture.yaml --port 8080",

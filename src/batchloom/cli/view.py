@@ -20,7 +20,7 @@ def view(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Look at documents, masks, packed rows, plans and runs in a browser."""
+    """Look at data, masks, packing, plans and runs in a browser."""
     spec = ViewSpec(data=data, **settings)
     if spec.out is None:
         serve_view(spec, print_escaped)
