@@ -34,8 +34,9 @@ def serving(path, **options):
             assert not thread.is_alive()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
+    # Its event loop runs until it is closed, and other tests start loops of their own.
     if CHROMIUM is None:
         pytest.skip("no Chromium is installed (apt-get install chromium)")
     sync_api = pytest.importorskip("playwright.sync_api")

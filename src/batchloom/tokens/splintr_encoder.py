@@ -20,6 +20,7 @@ _UNIGRAM_NORMALIZERS = frozenset(
     ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Nmt", "Precompiled", "Replace", "Strip", "StripAccents")
 )
 _BERT_STEPS = (["BertNormalizer"], ["BertPreTokenizer"])
+_BERT_MODEL = {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
 _BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 # Characters that the Unicode tables of splintr have and those of HF tokenizers lack, as ranges of a regular expression.
@@ -56,7 +57,7 @@ class SplintrEncoder:
         self._unknown_tokens: tuple[str, ...] = ()
         # HF tokenizers refuses a text that has no ids. splintr drops its characters.
         if model.get("type") == "WordPiece" and model.get("unk_token") in model["vocab"]:
-            is_supported = (types, splitters) == _BERT_STEPS
+            is_supported = (types, splitters) == _BERT_STEPS and _BERT_MODEL.items() <= model.items()
         elif model.get("type") == "Unigram" and model.get("unk_id") is not None:
             is_supported = _UNIGRAM_NORMALIZERS.issuperset(types) and _marks_every_word(pre_tokenizers)
             model, self._unknown_tokens = _rename_unknown_token(model)

@@ -1,4 +1,4 @@
-"""Pages on which people look at stores, mixtures and runs in a browser.
+"""Web pages of stores, mixtures, runs and raw inputs.
 
 Read `server.py` first, then `pages.py`, which has one method per page.
 """

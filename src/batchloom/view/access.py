@@ -59,7 +59,7 @@ class AccessGuard:
             return PlainTextResponse("This page answers only on 127.0.0.1 and localhost.\n", 403)
         request = Request(scope)
         if request.method not in ("GET", "HEAD"):
-            return PlainTextResponse("Nothing can be written here.\n", 405)
+            return PlainTextResponse("Only GET and HEAD are supported.\n", 405)
         given = request.query_params.get(_TOKEN_PARAMETER)
         if given is not None and hmac.compare_digest(given.encode(), self._token.encode()):
             query = [pair for pair in parse_qsl(scope["query_string"].decode("latin-1")) if pair[0] != _TOKEN_PARAMETER]

@@ -167,13 +167,14 @@ def _match_texts(store: Store, documents: Ints, conditions: DocumentFilter) -> l
     return matching
 
 
-def find_by_hash(store: Store, digest: str, start: int = 0, *, seconds: float = 0.2) -> SearchResult:
+def find_by_hash(store: Store, digest: str, start: int = 0, *, most: int = 50, seconds: float = 0.2) -> SearchResult:
     """Search for documents whose text has a hash, within a bounded time.
 
     Args:
         store: the searched store.
         digest: XXH3-128 of the text, 32 hex digits.
         start: first searched document.
+        most: number of matches that ends the search.
         seconds: time after which the search ends with the shard.
 
     Raises:
@@ -194,7 +195,10 @@ def find_by_hash(store: Store, digest: str, start: int = 0, *, seconds: float = 
         if end <= start:
             continue
         hashes = store.provenance.shard(shard).hashes
-        matches += (first + np.flatnonzero((hashes[:, 0] == low) & (hashes[:, 1] == high))).tolist()
+        numbers = first + np.flatnonzero((hashes[:, 0] == low) & (hashes[:, 1] == high))
+        matches += numbers[numbers >= start].tolist()
+        if len(matches) > most:
+            return SearchResult(matches[:most], matches[most])
         if end < len(store) and time.monotonic() > deadline:
             return SearchResult(matches, end)
     return SearchResult(matches, None)

@@ -1,9 +1,8 @@
 """Tokens of a document with their text, loss and turns."""
 
-import re
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from batchloom.tokens import Tokenizer
 
 WINDOW_TOKENS = 2048
 # Qwen, Hermes and the templates that follow them.
-_TOOL_CALL = re.compile(r"<tool_call>.*?</tool_call>", re.DOTALL)
+_CALL_BEGIN, _CALL_END = "<tool_call>", "</tool_call>"
 _REPLACEMENT = "\ufffd"
 # A character has at most four bytes, and a token at least one; some tokenizers keep several replacements.
 _MAX_GROUP = 8
@@ -60,12 +59,14 @@ class Turn:
     @property
     def parts(self) -> list[tuple[bool, list[TokenGroup]]]:
         """Tokens in parts, each with whether it is a tool call."""
-        ends = list(accumulate(len(group.text) for group in self.groups))
-        calls = [match.span() for match in _TOOL_CALL.finditer("".join(group.text for group in self.groups))]
+        calls = _find_calls("".join(group.text for group in self.groups))
         parts: list[tuple[bool, list[TokenGroup]]] = []
-        for group, end in zip(self.groups, ends, strict=True):
-            start = end - len(group.text)
-            is_call = any(first <= start < stop for first, stop in calls)
+        end = 0
+        for group in self.groups:
+            start, end = end, end + len(group.text)
+            while calls and calls[0][1] <= start:
+                calls.popleft()
+            is_call = bool(calls) and calls[0][0] <= start
             if not parts or parts[-1][0] != is_call:
                 parts.append((is_call, []))
             parts[-1][1].append(group)
@@ -77,6 +78,16 @@ class Turn:
         return any(group.weight for group in self.groups)
 
 
+def _find_calls(text: str) -> deque[tuple[int, int]]:
+    """Return the ranges of complete tool calls in a text."""
+    calls: deque[tuple[int, int]] = deque()
+    end = 0
+    while (first := text.find(_CALL_BEGIN, end)) >= 0 and (last := text.find(_CALL_END, first)) >= 0:
+        end = last + len(_CALL_END)
+        calls.append((first, end))
+    return calls
+
+
 @dataclass(frozen=True, slots=True)
 class DocumentWindow:
     """Part of a document that a page shows.
@@ -86,6 +97,7 @@ class DocumentWindow:
         tokens: number of tokens of the document.
         groups: tokens of the part.
         turns: the same tokens by turn.
+        loss_weights: loss weight of each token; 0 if it is not trained.
     """
 
     start: int
@@ -93,6 +105,7 @@ class DocumentWindow:
     tokens: int
     groups: list[TokenGroup]
     turns: list[Turn]
+    loss_weights: list[float]
 
     @property
     def text(self) -> str:
@@ -115,7 +128,7 @@ def read_window(store: Store, document: int, start: int, most: int = WINDOW_TOKE
         ]
     else:
         groups = group_tokens(store.tokenizer, ids, weights)
-    return DocumentWindow(start, stop, tokens, groups, split_turns(groups))
+    return DocumentWindow(start, stop, tokens, groups, split_turns(groups), weights.tolist())
 
 
 def read_weights(

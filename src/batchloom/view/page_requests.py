@@ -10,7 +10,7 @@ from batchloom.core.errors import InputError
 from batchloom.view.page_templates import render
 from batchloom.view.target import PlanChoice
 
-_MOST = 1 << 40
+_MOST, _MOST_DIGITS = 1 << 40, 13
 
 
 def respond(template: str, values: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
@@ -23,8 +23,8 @@ def read_number(request: Request, name: str, default: int, least: int = 0) -> in
     text = request.query_params.get(name, "").replace(",", "").strip()
     if not text:
         return default
-    if not text.isdecimal() or not least <= int(text) <= _MOST:
-        raise InputError(f"{name}: {text!r} is not a whole number of at least {least}")
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or not least <= int(text) <= _MOST:
+        raise InputError(f"{name}: {text[:40]!r} is not a whole number from {least:,} to {_MOST:,}")
     return int(text)
 
 

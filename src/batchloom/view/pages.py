@@ -18,7 +18,13 @@ from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.store import Store, StoreMedia, decode_beginning, find_documents
 from batchloom.store.format import DocumentProvenance, mask_removed
 from batchloom.store.read import find_provenance
-from batchloom.view.document_search import DocumentFilter, SearchResult, find_by_hash, search_documents
+from batchloom.view.document_search import (
+    MAX_SEARCHED_TOKENS,
+    DocumentFilter,
+    SearchResult,
+    find_by_hash,
+    search_documents,
+)
 from batchloom.view.document_tokens import WINDOW_TOKENS, read_window
 from batchloom.view.overview import list_sides, make_overview
 from batchloom.view.packed_rows import describe_step
@@ -122,7 +128,8 @@ class Pages:
         """Show the list of documents, filtered and searched."""
         store, values = self._open(request)
         files = [source.name for source in store.manifest.sources[:1000]] if store.manifest else []
-        choices = {"files": files, "sides": list_sides(store), "media": _list_media(store), "modes": _SEARCH_MODES}
+        choices: dict[str, Any] = {"files": files, "sides": list_sides(store), "media": _list_media(store)}
+        choices |= {"modes": _SEARCH_MODES, "searched_tokens": MAX_SEARCHED_TOKENS}
         return respond("documents.html.j2", {**values, **choices, **_search(store, request)})
 
     def show_more_documents(self, request: Request) -> Response:
@@ -159,7 +166,7 @@ class Pages:
                 "position": provenance.position if provenance else None,
                 "text": window.text,
                 "ids": [token for group in groups for token in group.ids],
-                "loss_weights": [group.weight for group in groups for _ in group.ids],
+                "loss_weights": window.loss_weights,
             }
         )
 
@@ -225,12 +232,12 @@ def _search(store: Store, request: Request) -> dict[str, Any]:
     if text and mode == "hash":
         result = find_by_hash(store, text.strip(), start)
     elif text and mode == "line":
-        result = SearchResult(_find_line(store, text), None)
+        result = SearchResult(_find_line(store, text)[:_LISTED_DOCUMENTS], None)
     else:
         conditions = DocumentFilter(
             file=request.query_params.get("file", ""),
-            least=read_number(request, "least", 0) or None,
-            most=read_number(request, "most", 0) or None,
+            least=read_number(request, "least", 0),
+            most=read_number(request, "most", 0) if request.query_params.get("most") else None,
             side=request.query_params.get("side", ""),
             media=request.query_params.get("media", ""),
             text=text,

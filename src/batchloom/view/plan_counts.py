@@ -1,9 +1,11 @@
 """Counts of a plan's sequences, computed in the background for large stores."""
 
+import atexit
 from typing import TYPE_CHECKING, final
 
-from batchloom.analysis import adopt_tables, ensure_tables
+from batchloom.analysis import adopt_tables
 from batchloom.batches.loading import MAX_INLINE_POOLS, start_counting_process
+from batchloom.core.errors import InputError
 from batchloom.plan import Plan
 
 if TYPE_CHECKING:
@@ -18,28 +20,35 @@ RELOAD_HEADERS = {"Refresh": "2"}
 
 @final
 class PlanCounting:
-    """Processes that count the sequences of plans, one per plan."""
+    """Process that counts the sequences of a plan, one at a time."""
 
     def __init__(self) -> None:
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._fingerprint = ""
+        atexit.register(self._stop)
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def has_counts(self, plan: Plan) -> bool:
         """Return whether the counts of a plan are known; start to count them otherwise.
 
         Raises:
-            StoreError, InputError: the counts cannot be made.
+            InputError: counting failed.
         """
         if is_small(plan) or adopt_tables(plan):
             return True
-        process = self._processes.get(plan.fingerprint)
-        if process is None:
-            self._processes[plan.fingerprint] = start_counting_process(plan)
+        if self._process is None or self._fingerprint != plan.fingerprint:
+            self._stop()
+            self._process, self._fingerprint = start_counting_process(plan), plan.fingerprint
             return False
-        if process.poll() is None:
+        if (code := self._process.poll()) is None:
             return False
-        # The process ended without a table. Counting here meets its error.
-        ensure_tables(plan)
-        return True
+        raise InputError(
+            f"Counting the sequences of the data ended with code {code}. To see why, run batchloom plan on them."
+        )
 
 
 def is_small(plan: Plan) -> bool:

@@ -144,9 +144,11 @@ class PlanPages:
 
     def _make_forecast(self, plan: Plan) -> PlanForecast:
         # Sampled pools take a second, and a reader asks several questions about one plan.
-        if self._forecast is None or self._forecast[0] is not plan:
-            self._forecast = plan, forecast_plan(plan)
-        return self._forecast[1]
+        # Another request may replace the value meanwhile.
+        cached = self._forecast
+        if cached is None or cached[0] is not plan:
+            cached = self._forecast = plan, forecast_plan(plan)
+        return cached[1]
 
 
 def _draw_shares(plan: Plan, forecast: PlanForecast, first: int, stop: int) -> dict[str, Any]:
@@ -211,9 +213,10 @@ def _list_changes(plan: Plan, forecast: PlanForecast, first: int, stop: int) -> 
         if source.exhausted is not None
     ]
     return [
-        PlanChange(step, 100 * (step - first) / (stop - first) if first <= step <= stop else None, kind, text)
-        for step, kind, text in sorted(changes)[:_LISTED_CHANGES]
-    ]
+        PlanChange(step, 100 * (step - first) / (stop - first), kind, text)
+        for step, kind, text in sorted(changes)
+        if first <= step <= stop
+    ][:_LISTED_CHANGES]
 
 
 def _describe_edit(edit: JournalEntry) -> str:
@@ -273,7 +276,8 @@ def _show_ranks(plan: Plan, request: Request) -> dict[str, Any]:
     try:
         row_ranks = assign_step_ranks(plan, step, world_size)
         order = sort_by_rank(plan, step, row_ranks)
-        rows_by_rank = [order[row_ranks[order] == rank].tolist() for rank in range(world_size)]
+        counts = np.bincount(row_ranks, minlength=world_size)
+        rows_by_rank = [rows.tolist() for rows in np.split(order, np.cumsum(counts)[:-1])]
         if chosen >= world_size:
             raise InputError(f"There is no rank {chosen:,}: ranks run from 0 to {world_size - 1:,}.")
         drawn = draw_rows(plan, step, rows_by_rank[chosen][:_DRAWN_ROWS])

@@ -16,8 +16,6 @@ from batchloom.preparation.settings import DocumentOptions
 from batchloom.view.page_templates import render
 
 _PREVIEWED_DOCUMENTS = 10
-# A reader goes back and forth between a few settings.
-_MAX_DIAGNOSES = 8
 _SETTINGS = ("tokenizer", "template", "train_on", "map")
 
 
@@ -36,7 +34,6 @@ class RawInputPages:
 
     def __init__(self, inputs: Sequence[str]) -> None:
         self._inputs = tuple(inputs)
-        self._diagnoses: dict[tuple[str, ...], Diagnosis] = {}
         # A large sample takes seconds and all cores, so that requests wait for each other.
         self._lock = threading.Lock()
 
@@ -71,10 +68,5 @@ class RawInputPages:
             options["train_on"] = settings["train_on"]
         if settings["map"]:
             options["mapping"] = parse_mapping(settings["map"])
-        key = tuple(settings.values())
         with self._lock:
-            if key not in self._diagnoses:
-                if len(self._diagnoses) == _MAX_DIAGNOSES:
-                    self._diagnoses.pop(next(iter(self._diagnoses)))
-                self._diagnoses[key] = doctor(list(self._inputs), preview=_PREVIEWED_DOCUMENTS, **options)
-            return self._diagnoses[key]
+            return doctor(list(self._inputs), preview=_PREVIEWED_DOCUMENTS, **options)

@@ -1,10 +1,12 @@
 """Server of the pages, on 127.0.0.1 only, with a token."""
 
+import atexit
 import contextlib
 import os
 import secrets
 import socket
 import sys
+import tempfile
 import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ from batchloom.view.raw_inputs import RawInputPages
 from batchloom.view.target import PlanChoice, RunData, ViewTarget, is_raw_input
 
 _HOST = "127.0.0.1"
+_PREPARE_REMEDY = "Prepare these inputs first: batchloom prepare INPUT... --out STORE."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +76,26 @@ def make_pages(spec: ViewSpec) -> Pages | RawInputPages:
         InputError: there is no such data.
         StoreError: a store is damaged.
     """
-    if len(spec.data) > 1 or is_raw_input(spec.data[0]):
+    if _has_raw_inputs(spec):
+        if spec.step is not None or spec.document is not None:
+            raise InputError(f"--step and --document show prepared data. {_PREPARE_REMEDY}")
         return RawInputPages(spec.data)
+    target = _open_target(spec)
+    for name in target.source_names:
+        target.open_store(name)
+    return Pages(target)
+
+
+def _has_raw_inputs(spec: ViewSpec) -> bool:
+    return len(spec.data) > 1 or is_raw_input(spec.data[0])
+
+
+def _open_target(spec: ViewSpec) -> ViewTarget:
     run_data = RunData(store=spec.store, mixture=spec.mixture, checkpoint=spec.checkpoint)
     target = ViewTarget(spec.data[0], split=spec.split, generation=spec.generation, run_data=run_data)
     if run_data != RunData() and target.kind != "run":
         raise InputError(f"--store, --mixture and --checkpoint give the data of a run, and {spec.data[0]} is none.")
-    for name in target.source_names:
-        target.open_store(name)
-    return Pages(target)
+    return target
 
 
 def make_server(pages: Pages | RawInputPages, token: str) -> uvicorn.Server:
@@ -123,7 +137,10 @@ def _show_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, OSError):
         message = f"{error.filename or 'A file'} cannot be read: {describe_os_error(error)}."
     else:
-        message, status = "batchloom made a mistake with this page. The terminal of the server has the details.", 500
+        message, status = (
+            "This page failed because of a bug in batchloom. The terminal of the server shows the traceback.",
+            500,
+        )
     return HTMLResponse(render("error.html.j2", {"message": message}), status, {"Cache-Control": "no-store"})
 
 
@@ -134,10 +151,11 @@ def write_view(spec: ViewSpec) -> Path:
         InputError: there is no such page, or the data are raw inputs.
         StoreError: a store is damaged.
     """
-    if len(spec.data) > 1 or is_raw_input(spec.data[0]):
-        raise InputError("--out writes a page of prepared data: batchloom prepare INPUT... --out STORE makes it.")
+    if _has_raw_inputs(spec):
+        raise InputError(f"--out writes a page of prepared data. {_PREPARE_REMEDY}")
     _check_choice(spec)
-    target = ViewTarget(spec.data[0], split=spec.split, generation=spec.generation)
+    target = _open_target(spec)
+    target.require_data()
     path = Path(spec.out or "")
     choice = PlanChoice(seq_len=spec.seq_len, global_batch_size=spec.global_batch_size)
     path.write_text(make_page_file(target, choice, step=spec.step, document=spec.document), encoding="utf-8")
@@ -172,10 +190,19 @@ def serve_view(spec: ViewSpec, print_line: Callable[[str], None]) -> None:
         if not _has_display():
             print_line(f"No display here. On your own machine: ssh -N -L {port}:{_HOST}:{port} {socket.gethostname()}")
         elif spec.browser:
-            webbrowser.open(address)
+            _open_browser(address)
         # Ctrl-C is how the server is meant to end; uvicorn raises it again after its own clean-up.
         with contextlib.suppress(KeyboardInterrupt):
             make_server(pages, token).run(sockets=[listener])
+
+
+def _open_browser(address: str) -> None:
+    """Open a browser without the token on its command line, which others may read."""
+    descriptor, name = tempfile.mkstemp(suffix=".html")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(f'<meta http-equiv="refresh" content="0; url={address}">')
+    webbrowser.open(Path(name).as_uri())
+    atexit.register(Path(name).unlink, missing_ok=True)
 
 
 def _listen(port: int) -> socket.socket:
@@ -194,6 +221,6 @@ def _listen(port: int) -> socket.socket:
 
 
 def _has_display() -> bool:
-    if sys.platform in ("darwin", "win32"):
+    if sys.platform == "darwin":
         return "SSH_CONNECTION" not in os.environ
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from array import array
 from bisect import bisect_left
@@ -16,10 +17,12 @@ import orjson
 from numpy.typing import NDArray
 
 from batchloom.analysis.compare import find_log_file, read_loss_curve
+from batchloom.plan.packing import MAX_STEPS
 
 Floats = NDArray[np.float64]
 METRICS = ("loss", "tokens_per_s", "data_wait")
 _CHUNK_BYTES = 1 << 24
+_LARGEST_FLOAT = sys.float_info.max
 
 
 @dataclass(slots=True)
@@ -55,13 +58,15 @@ class LogColumns:
         self.has_row_losses.append("row_loss" in entry)
         for name, column in self.metrics.items():
             column.append(as_number(entry.get(name)))
-        sources = entry.get("sources") or {}
+        sources = entry.get("sources")
+        sources = sources if isinstance(sources, dict) else {}
         for name in sources:
             if name not in self.source_tokens:
                 # A source that an edit adds served nothing before.
                 self.source_tokens[name] = array("d", [0.0]) * (len(self.steps) - 1)
         for name, column in self.source_tokens.items():
-            column.append(as_number(sources.get(name, {}).get("tokens", 0.0)))
+            counts = sources.get(name, {"tokens": 0.0})
+            column.append(as_number(counts.get("tokens")) if isinstance(counts, dict) else nan)
 
     def _cut(self, length: int) -> None:
         for numbers in (self.steps, self.offsets, self.has_row_losses):
@@ -91,7 +96,7 @@ class LogView:
 
 def as_number(value: Any) -> float:
     """Return a finite number as float, and NaN for anything else."""
-    if isinstance(value, (int, float)) and abs(value) < float("inf"):
+    if isinstance(value, (int, float)) and abs(value) <= _LARGEST_FLOAT:
         return float(value)
     return nan
 
@@ -157,7 +162,7 @@ class StepLog:
     def _add_line(self, line: bytes, offset: int) -> None:
         columns, entry = self._columns, parse_line(line)
         step = None if entry is None else entry.get("step")
-        if entry is None or not isinstance(step, int):
+        if entry is None or not isinstance(step, int) or not 0 <= step <= MAX_STEPS:
             if line.strip():
                 columns.damaged_lines.append(self._lines)
         elif entry.get("kind") == "step":

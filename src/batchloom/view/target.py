@@ -85,20 +85,19 @@ class ViewTarget:
         self._counting = PlanCounting()
         # Pages are made in several threads.
         self._lock = threading.RLock()
-        self._addresses = self._find_addresses()
+        self._refresh_addresses()
 
     @property
     def source_names(self) -> tuple[str, ...]:
         """Names of the sources; ``data`` for a single store, none for a run without data."""
         if not self._addresses:
             # The first checkpoint may have been made in the meantime.
-            self._addresses = self._find_addresses()
+            self._refresh_addresses()
         return tuple(self._addresses)
 
-    @property
-    def first_split(self) -> str:
-        """Subset that is shown first."""
-        return self._split
+    def _refresh_addresses(self) -> None:
+        self._addresses = self._find_addresses()
+        self._stamps = {name: _read_stamp(address) for name, (address, _, _) in self._addresses.items()}
 
     def _find_addresses(self) -> dict[str, tuple[str, Mapping[str, Any], str]]:
         """Return address, options and subset of the store of each source."""
@@ -170,8 +169,9 @@ class ViewTarget:
             key, stamp = (source, split or own_split), _read_stamp(address)
             cached = self._stores.get(key)
             if cached is None or cached[0] != stamp:
-                # A mixture may fix the generation of a store, or take the newest.
-                self._addresses = self._find_addresses()
+                if self._stamps[source] != stamp:
+                    # A mixture may fix the generation of a store, or take the newest.
+                    self._refresh_addresses()
                 address, options, _ = self._find_address(source)
                 cached = self._stores[key] = (stamp, open_store(address, key[1], **options))
             return cached[1]

@@ -264,6 +264,8 @@ def _group_parts(results: JobResults) -> Iterator[tuple[Source, list[tuple[PartC
             parts = [(counts, dedup_counts) for _, counts, dedup_counts in group]
             path, group = next(groups, ("", iter(())))
         yield source, parts
+    if path:
+        raise AssertionError(f"the parts of {path} are out of order")
 
 
 def _write_quarantine(work: WorkFolder, results: JobResults) -> None:

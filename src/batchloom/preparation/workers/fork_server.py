@@ -7,6 +7,7 @@ module.
 """
 
 import contextlib
+import errno
 import fcntl
 import gc
 import importlib
@@ -55,26 +56,26 @@ _SINGLE_THREAD_ENV = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _CallRequest:
     """Request to call a pickled function, for example to fill a cache."""
 
     function: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _SetUp:
+class _SetupRequest:
     """Request to make the task function of later workers by a pickled setup."""
 
     setup: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _Fork:
+class _ForkRequest:
     """Request to fork a worker for the file descriptor that follows."""
 
 
 @dataclass(frozen=True, slots=True)
-class _WaitFor:
+class _ExitStatusRequest:
     """Request to wait for the exit status of a worker."""
 
     pid: int
@@ -95,9 +96,14 @@ class ForkedWorker:
             self._status = self._server.wait_for(self.pid, seconds)
         return self._status
 
+    @property
+    def has_lost_server(self) -> bool:
+        """True if the server has ended, and the worker with it."""
+        return self._server.has_ended
+
     def kill(self) -> None:
-        # Only `poll` releases the process id, so it still belongs to the worker.
-        if self._status is None:
+        # Only the server releases the process id. Without it, the id may belong to another process by now.
+        if self._status is None and not self.has_lost_server:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
@@ -131,17 +137,21 @@ class ForkServer:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def call(self, function: Callable[[], object]) -> None:
         """Call a picklable function in the server; do not wait.
 
         Workers share what it leaves in caches. An exception of the function is the answer to :meth:`set_up`.
         """
-        self._send(_Call(pickle.dumps(function, protocol=5)))
+        self._send(_CallRequest(pickle.dumps(function, protocol=5)))
 
     def set_up(self, setup: TaskFunctionFactory) -> None:
         """Make the task function in the server; do not wait."""
         self.is_ready = False
-        self._send(_SetUp(pickle.dumps(setup, protocol=5)))
+        self._send(_SetupRequest(pickle.dumps(setup, protocol=5)))
 
     def receive(self) -> TaskFailure | None:
         """Receive the answer to :meth:`set_up`: None, or a failure.
@@ -162,7 +172,7 @@ class ForkServer:
         parent_fd, child_fd = _make_socket_pair()
         connection = Connection(parent_fd)
         try:
-            self.pipe.send_bytes(pickle.dumps(_Fork()))
+            self.pipe.send_bytes(pickle.dumps(_ForkRequest()))
             with socket.socket(fileno=os.dup(self.pipe.fileno())) as endpoint:
                 socket.send_fds(endpoint, [b"\0"], [child_fd])
             answer = pickle.loads(self.pipe.recv_bytes())  # noqa: S301 - sent by our own process
@@ -172,18 +182,17 @@ class ForkServer:
         finally:
             os.close(child_fd)
         if isinstance(answer, OSError):
+            connection.close()
             raise WorkerError(f"A worker process cannot be started: {answer}; give fewer (--workers).") from answer
         return ForkedWorker(self, answer), connection
 
     def wait_for(self, pid: int, seconds: float) -> int | None:
         """Wait for the exit status of a worker; None after ``seconds`` without one."""
         try:
-            self.pipe.send_bytes(pickle.dumps(_WaitFor(pid, seconds)))
+            self.pipe.send_bytes(pickle.dumps(_ExitStatusRequest(pid, seconds)))
             return pickle.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return] # noqa: S301 - our own process
         except (EOFError, OSError):
-            # The server has ended, and its workers with it (on Linux, by the kernel).
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            # The server has ended. On Linux its workers ended with it, elsewhere they end when their pipe is closed.
             return -signal.SIGKILL
 
     def kill(self) -> None:
@@ -206,7 +215,7 @@ class ForkServer:
         self.kill()
         self.stop()
 
-    def _send(self, request: _Call | _SetUp) -> None:
+    def _send(self, request: _CallRequest | _SetupRequest) -> None:
         with contextlib.suppress(OSError):  # The server is dead; reading its pipe reports it.
             self.pipe.send_bytes(pickle.dumps(request))
 
@@ -300,17 +309,19 @@ def _answer_requests(pipe: Connection) -> None:
     task_function: TaskFunction | None = None
     while True:
         request = pickle.loads(pipe.recv_bytes())  # noqa: S301 - bytes of the coordinator
-        if isinstance(request, _WaitFor):
+        if isinstance(request, _ExitStatusRequest):
             answer: object = _wait_for_exit(request)
-        elif isinstance(request, _Fork):
+        elif isinstance(request, _ForkRequest):
             with socket.socket(fileno=os.dup(pipe.fileno())) as endpoint:
                 _, descriptors, _, _ = socket.recv_fds(endpoint, 1, 1)
             if task_function is None:
                 raise AssertionError("a server is set up before it forks")
-            answer = _fork_worker(pipe, descriptors[0], task_function)
+            # Without a free file descriptor none arrives.
+            no_descriptor = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            answer = _fork_worker(pipe, descriptors[0], task_function) if descriptors else no_descriptor
         else:
             try:
-                if isinstance(request, _Call):
+                if isinstance(request, _CallRequest):
                     pickle.loads(request.function)()  # noqa: S301 - bytes of the coordinator
                     continue
                 task_function, answer = pickle.loads(request.setup)(), None  # noqa: S301 - bytes of the coordinator
@@ -323,7 +334,7 @@ def _answer_requests(pipe: Connection) -> None:
         pipe.send_bytes(pickle.dumps(answer))
 
 
-def _wait_for_exit(request: _WaitFor) -> int | None:
+def _wait_for_exit(request: _ExitStatusRequest) -> int | None:
     """Return a worker's exit status as ``subprocess`` does; None if it still runs."""
     deadline = time.monotonic() + request.seconds
     while True:

@@ -75,7 +75,7 @@ class ProcessPool:
         self._workers: list[_PoolWorker] = []
         self._readable_workers: deque[_PoolWorker] = deque()
         self._server = server
-        # Why the pool killed the server.
+        # Reason for which the pool killed the server.
         self._server_end_reason = ""
         self._deaths = 0
         self._last_check = 0.0
@@ -167,9 +167,7 @@ class ProcessPool:
         try:
             failure = server.receive()
         except (EOFError, OSError):
-            was_ready, reason = server.is_ready, self._remove_server(server)
-            if not was_ready:
-                self._count_death(reason, is_memory=bool(self._server_end_reason))
+            self._count_death(self._remove_server(server), is_memory=bool(self._server_end_reason))
             self._server_end_reason = ""
             return
         if failure is not None:
@@ -218,7 +216,8 @@ class ProcessPool:
         reason = self._remove_worker(worker)
         if worker.number is not None:
             return TaskLoss(worker.number, reason)
-        if not worker.ready:
+        # The death of a server counts once, not once more for each of its workers.
+        if not worker.ready and not worker.process.has_lost_server:
             self._count_death(reason, is_memory=bool(worker.end_reason))
         return None
 

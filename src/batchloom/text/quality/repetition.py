@@ -66,9 +66,9 @@ def _find_drops(settings: Repetition, texts: Sequence[str], words: "BatchWords")
     drops = [_check_duplicate_parts(settings, text) for text in texts]
     ngrams = words.make_ngrams()
     # Most texts are far from the limits. The n-grams of the others are compared letter by letter.
-    for n, limit, text in _find_top_suspects(settings.top_ngrams, ngrams, texts):
+    for n, limit, text in _find_top_candidates(settings.top_ngrams, ngrams, texts):
         drops[text] = drops[text] or _check_top_ngram(n, limit, texts[text], words.get_ends(text))
-    for n, limit, text, starts in _find_duplicate_suspects(settings.duplicate_ngrams, ngrams, texts):
+    for n, limit, text, starts in _find_duplicate_candidates(settings.duplicate_ngrams, ngrams, texts):
         drops[text] = drops[text] or _check_duplicate_ngrams(n, limit, texts[text], words.get_ends(text), starts)
     return drops
 
@@ -126,16 +126,18 @@ def count_duplicates(parts: Sequence[str]) -> tuple[int, int]:
     return len(parts) - len(distinct), characters
 
 
-def _find_top_suspects(shares: NgramShares, ngrams: "Ngrams", texts: Sequence[str]) -> Iterator[tuple[int, float, int]]:
+def _find_top_candidates(
+    shares: NgramShares, ngrams: "Ngrams", texts: Sequence[str]
+) -> Iterator[tuple[int, float, int]]:
     """Yield n, its limit, and each text whose most frequent n-gram may exceed it."""
     sizes, times = _measure(texts)[ngrams.texts], None
     for n, limit in _sort_shares(shares):
         lengths, most = ngrams.measure(n) + n - 1, limit * sizes * _MARGIN
         # An n-gram occurs at most as often as the shorter one that it begins with.
         times = ngrams.count(n, np.ones(len(lengths), bool)) if times is None else times
-        suspects = times * lengths > most
-        suspects &= ngrams.count(n, suspects) * lengths > most
-        for text in np.unique(ngrams.texts[suspects]).tolist():
+        candidates = times * lengths > most
+        candidates &= ngrams.count(n, candidates) * lengths > most
+        for text in np.unique(ngrams.texts[candidates]).tolist():
             yield n, limit, text
 
 
@@ -153,7 +155,7 @@ def _check_top_ngram(n: int, limit: float, text: str, ends: list[int]) -> Droppe
     return DroppedText(TOP_NGRAM.format(n), detail)
 
 
-def _find_duplicate_suspects(
+def _find_duplicate_candidates(
     shares: NgramShares, ngrams: "Ngrams", texts: Sequence[str]
 ) -> Iterator[tuple[int, float, int, list[int]]]:
     """Yield n, its limit, and texts whose repeated n-grams may exceed it, with these."""
