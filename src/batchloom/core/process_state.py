@@ -21,12 +21,12 @@ def pause_gc() -> Iterator[None]:
 
     For a hundred thousand files, collections take an eighth of the time of listing them.
     """
-    was = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()
 
 

@@ -48,7 +48,7 @@ CleanFunction = Callable[[str], str | DroppedText]
 
 @final
 class WordSplitter:
-    """Words of texts for one rule after the other."""
+    """Cache of the words of a batch, shared by consecutive rules."""
 
     def __init__(self) -> None:
         self._batches: list[tuple[list[str], BatchWords]] = []
@@ -59,11 +59,13 @@ class WordSplitter:
         If the previous call had all these texts, too, their words are not split again.
         """
         remaining = set(map(id, texts))
-        selections = [[at for at, text in enumerate(batch) if id(text) in remaining] for batch, _ in self._batches]
-        known = [batch[at] for (batch, _), some in zip(self._batches, selections, strict=True) for at in some]
+        selections = [[n for n, text in enumerate(batch) if id(text) in remaining] for batch, _ in self._batches]
+        known = [batch[n] for (batch, _), selection in zip(self._batches, selections, strict=True) for n in selection]
         if len(known) == len(texts) and all(map(operator.is_, known, texts)):
             batches = zip(self._batches, selections, strict=True)
-            self._batches = [([batch[at] for at in some], words.select(some)) for (batch, words), some in batches]
+            self._batches = [
+                ([batch[n] for n in selection], words.select(selection)) for (batch, words), selection in batches
+            ]
         else:
             from batchloom.text.word_statistics import split_words  # noqa: PLC0415 - imports pyarrow
 

@@ -61,21 +61,21 @@ class BatchWords:
     def select(self, texts: list[int]) -> "BatchWords":
         """Return the words of some of the texts."""
         counts = np.diff(self.bounds)[texts]
-        at = list_ranges(self.bounds[texts], counts)
+        indices = list_ranges(self.bounds[texts], counts)
         return BatchWords(
-            add_up(counts),
-            self.numbers[at],
-            self.offsets[at],
-            self.lengths[at],
-            self.symbols[at],
-            self.letters[at],
+            cumulate(counts),
+            self.numbers[indices],
+            self.offsets[indices],
+            self.lengths[indices],
+            self.symbols[indices],
+            self.letters[indices],
             self.vocabulary,
             self.data,
         )
 
     def get_ends(self, text: int) -> list[int]:
         """Return the characters before each word of a text, and those of all words."""
-        ends: list[int] = add_up(self.lengths[self.bounds[text] : self.bounds[text + 1]]).tolist()
+        ends: list[int] = cumulate(self.lengths[self.bounds[text] : self.bounds[text + 1]]).tolist()
         return ends
 
     def make_ngrams(self) -> "Ngrams":
@@ -83,7 +83,7 @@ class BatchWords:
 
     def add_by_text(self, values: npt.NDArray[Any]) -> list[int]:
         """Return the sum of the values of the words of each text."""
-        sums: list[int] = np.diff(add_up(values)[self.bounds]).tolist()
+        sums: list[int] = np.diff(cumulate(values)[self.bounds]).tolist()
         return sums
 
 
@@ -104,8 +104,8 @@ class Ngrams:
         self.bounds, self._words = words.bounds, words
         self._text_keys = self.texts.view(np.uint64) * _KEYS[0]
         sizes = _measure(words.vocabulary)
-        self._ends = add_up(words.lengths)
-        self._byte_ends = add_up(sizes[words.numbers])
+        self._ends = cumulate(words.lengths)
+        self._byte_ends = cumulate(sizes[words.numbers])
         # Powers of the bytes before each word.
         powers, inverses = np.ones((2, len(self.texts) + 1), np.uint64)
         for base, products in ((_HASH_BASE, powers), (_INVERSE_BASE, inverses)):
@@ -115,7 +115,7 @@ class Ngrams:
         np.cumsum(_hash_strings(words.vocabulary)[words.numbers] * powers[:-1], out=self._hash_sums[1:])
 
     def measure(self, n: int) -> I64:
-        """Return the characters of the n-gram of each word [W]."""
+        """Return the length in characters of the n-gram of each word [W]."""
         return self._subtract(self._ends, n)
 
     def measure_union(self, n: int, first_words: I64) -> I64:
@@ -222,13 +222,13 @@ def split_words(texts: Sequence[str]) -> BatchWords:
     codes = encoded.indices.to_numpy()
     vocabulary, segment_words, counts = _split_segments(encoded.dictionary)
     segment_counts = counts[codes]
-    numbers = segment_words[list_ranges(add_up(counts)[codes], segment_counts)]
+    numbers = segment_words[list_ranges(cumulate(counts)[codes], segment_counts)]
     symbols = _measure(pc.utf8_trim(vocabulary, "".join(load_english_set("punctuation")))) == 0
     lengths = pc.utf8_length(vocabulary).to_numpy().astype(np.int64)
     return BatchWords(
-        add_up(segment_counts)[segments.offsets.to_numpy()],
+        cumulate(segment_counts)[segments.offsets.to_numpy()],
         numbers,
-        add_up(_measure(vocabulary)[numbers])[:-1],
+        cumulate(_measure(vocabulary)[numbers])[:-1],
         lengths[numbers],
         symbols[numbers],
         _find_letters(vocabulary)[numbers],
@@ -269,7 +269,7 @@ def _split_segments(segments: pa.StringArray) -> tuple[pa.StringArray, I64, I64]
     piece_words = pa.array(chain.from_iterable(pieces), pa.string()).dictionary_encode()
     numbers = np.concatenate((np.arange(count), count + piece_words.indices.to_numpy()))
     counts = piece_counts[places]
-    segment_words = numbers[list_ranges(add_up(piece_counts)[places].ravel(), counts.ravel())]
+    segment_words = numbers[list_ranges(cumulate(piece_counts)[places].ravel(), counts.ravel())]
     return pa.concat_arrays([cores, piece_words.dictionary]), segment_words, counts.sum(axis=1)
 
 
@@ -313,7 +313,7 @@ def _slice_strings(strings: pa.StringArray, starts: I64, stops: I64) -> pa.Strin
     counts = stops - starts
     at = list_ranges(_get_offsets(strings)[:-1] + starts, counts)
     data = np.frombuffer(strings.buffers()[2] or b"", np.uint8)[at]
-    offsets = add_up(counts).astype(np.int32)
+    offsets = cumulate(counts).astype(np.int32)
     sliced: pa.StringArray = pa.StringArray.from_buffers(len(strings), pa.py_buffer(offsets), pa.py_buffer(data))
     return sliced
 
@@ -332,7 +332,7 @@ def _to_numpy(flags: pa.BooleanArray) -> Flags:
     return array
 
 
-def add_up(counts: npt.NDArray[Any]) -> I64:
+def cumulate(counts: npt.NDArray[Any]) -> I64:
     """Return the sum of the values before each, and of all [N + 1]."""
     sums = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=sums[1:])
@@ -341,7 +341,7 @@ def add_up(counts: npt.NDArray[Any]) -> I64:
 
 def list_ranges(starts: npt.NDArray[np.integer[Any]], counts: npt.NDArray[np.integer[Any]]) -> I64:
     """Return the numbers of ranges, one range after the other."""
-    sums = add_up(counts)
+    sums = cumulate(counts)
     numbers = np.arange(sums[-1])
     numbers += np.repeat(starts - sums[:-1], counts)
     return numbers

@@ -18,7 +18,7 @@ _SPIKE_STEPS = 25
 # A normal deviation is this multiple of the median of absolute deviations.
 _DEVIATION = 1.4826
 _SPIKE_DEVIATIONS = 4.0
-# Among a million steps, ordinary variation exceeds any number of deviations; it is small beside a real spike.
+# In a million steps some ordinary rises exceed any number of deviations, but they are small beside a real spike.
 _SPIKE_SHARE = 0.25
 
 
@@ -227,7 +227,8 @@ def compute_trailing_means(values: Floats, count: int) -> Floats:
 def find_spikes(steps: Ints, losses: Floats, most: int = 5) -> list[Spike]:
     """Return the steps whose loss is farthest above the mean of the steps before them.
 
-    Of neighbouring steps only the highest counts. Rises within the usual variation, or far below the largest, do not.
+    Of neighbouring steps only the highest counts. A rise counts only above four deviations and a quarter of the largest
+    rise.
     """
     if len(losses) < 3:
         return []

@@ -118,8 +118,10 @@ def _make_tests(store: Store, conditions: DocumentFilter) -> Iterator[Callable[[
         least, most = conditions.least or 0, conditions.most if conditions.most is not None else 1 << 32
 
         def has_length(_: int, documents: Ints) -> NDArray[np.bool_]:
-            lengths = store.lengths.slice(int(documents[0]), int(documents[-1]) + 1) if len(documents) else documents
-            lengths = lengths[documents - documents[0]] if len(documents) else lengths
+            if not len(documents):
+                return np.zeros(0, bool)
+            first = int(documents[0])
+            lengths = store.lengths.slice(first, int(documents[-1]) + 1)[documents - first]
             return np.asarray((lengths >= least) & (lengths <= most), bool)
 
         yield has_length

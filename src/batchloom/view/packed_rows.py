@@ -80,11 +80,12 @@ def describe_step(plan: Plan, step: int, first: int, most: int) -> dict[str, Any
 
 def _draw_spans(plan: Plan, sequence: ExplainedSequence) -> list[DrawnSpan]:
     drawn = []
+    colours = {name: number % COLOURS for number, name in enumerate(plan.names)}
     for span in sequence.spans:
         runs = [] if span.banned or span.removed else _find_trained_runs(plan.stores[span.source], span)
         least = max(1, round(sequence.seq_len * _RESOLUTION))
         merged = merge_runs([(span.place + start, span.place + stop) for start, stop in runs], least)
-        drawn.append(DrawnSpan(span, list(plan.names).index(span.source) % COLOURS, merged))
+        drawn.append(DrawnSpan(span, colours[span.source], merged))
     return drawn
 
 

@@ -103,9 +103,10 @@ def as_number(value: Any) -> float:
 
 @final
 class StepLog:
-    """Log of a run, of which each call reads only what was appended.
+    """Incremental reader of a run's log.
 
-    A log of ``batchloom train`` is read line by line. Logs of other trainers are read again if they changed.
+    Each call reads the lines that ``batchloom train`` has appended. Logs of other trainers are read again if they
+    changed.
 
     Args:
         path: folder or log of a run.

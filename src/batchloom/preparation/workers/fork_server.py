@@ -192,7 +192,7 @@ class ForkServer:
             self.pipe.send_bytes(pickle.dumps(_ExitStatusRequest(pid, seconds)))
             return pickle.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return] # noqa: S301 - our own process
         except (EOFError, OSError):
-            # The server has ended. On Linux its workers ended with it, elsewhere they end when their pipe is closed.
+            # The server has ended. On Linux the kernel ended its workers; elsewhere they end when their pipe closes.
             return -signal.SIGKILL
 
     def kill(self) -> None:
