@@ -1,6 +1,6 @@
 """Run metrics as a flat dict: from lengths over all ranks, and this rank's clock.
 
-``docs/metrics.md`` lists every metric with its unit.
+``docs/reference/metrics.md`` lists every metric with its unit.
 
 Ranks exchange their latest clocks without a collective: one that a rank does not join would hang all others. A thread
 uses the key-value store of ``torch.distributed`` over its own connection; training passes metrics to it and takes

@@ -1,4 +1,4 @@
-"""Check versions, tested versions and test runs in docs/frameworks.md."""
+"""Check versions, tested versions and test runs in docs/how-to/frameworks/frameworks.md."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from batchloom.adapters.requirements import Requirement
 from batchloom.analysis.compare import FRAMEWORKS
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "frameworks.md").read_text()
+PAGE = (ROOT / "docs/how-to/frameworks/frameworks.md").read_text()
 BEGIN, END = "<!-- versions: begin -->\n", "<!-- versions: end -->"
 
 
@@ -49,7 +49,7 @@ def test_every_framework_has_a_row_of_test_runs():
     assert sorted(name for name, _ in rows) == sorted(framework.name for framework in FRAMEWORKS)
     for framework in FRAMEWORKS:
         cells = dict(rows)[framework.name]
-        assert f"(../examples/{framework.module}.py)" in cells
+        assert f"(../../../examples/{framework.module}.py)" in cells
         assert len(cells.split("|")) == 5
 
 
