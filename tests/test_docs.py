@@ -17,6 +17,7 @@ from batchloom.preparation import make_request, parse_clean_steps
 from batchloom.preparation.request import format_recipe
 from batchloom.text import find_clean_problems
 from processes import run_module
+from run_blocks import check_shown_output
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -27,6 +28,24 @@ LANGUAGES_NOT_RUN = {"sh", "text", "json", "yaml", "mermaid"}
 
 def find_blocks(page):
     return [(match[1], match[2]) for match in FENCE.finditer(page.read_text())]
+
+
+def find_runnable_blocks(page):
+    """Return language, text and shown output of the blocks to run.
+
+    The output is that of a ``text`` block that follows directly, on pages that promise real output, else None.
+    """
+    blocks, text = [], page.read_text()
+    matches = list(FENCE.finditer(text))
+    for match, following in zip(matches, [*matches[1:], None], strict=True):
+        is_output = following and following[1] == "text" and not text[match.end() : following.start()].strip()
+        if match[1] not in LANGUAGES_NOT_RUN:
+            blocks.append((match[1], match[2], following[2] if is_output and shows_real_output(page) else None))
+    return blocks
+
+
+def shows_real_output(page):
+    return page.name == "README.md" or page.parent.name == "tutorials"
 
 
 def get_page_name(page):
@@ -40,6 +59,9 @@ LONG_PAGES = {
     "docs/how-to/prepare/recipes.md",
     "docs/how-to/train/trainer.md",
     "docs/how-to/train/elastic-workers.md",
+    "docs/tutorials/finetune.md",
+    "docs/tutorials/images.md",
+    "docs/tutorials/pretrain.md",
 }
 PAGES_WITH_CODE = [page for page in PAGES if {name for name, _ in find_blocks(page)} - LANGUAGES_NOT_RUN]
 
@@ -110,10 +132,6 @@ def make_page_environment(cache):
     }
 
 
-def find_runnable_blocks(page):
-    return [(language, text) for language, text in find_blocks(page) if language not in LANGUAGES_NOT_RUN]
-
-
 @pytest.mark.parametrize(
     "page",
     [
@@ -123,7 +141,7 @@ def find_runnable_blocks(page):
     ids=get_page_name,
 )
 def test_blocks_run(page, tmp_path, monkeypatch):
-    """Run all blocks of a page in one process with most modules imported already.
+    """Run all blocks of a page in one process with most modules imported already; compare the output that it shows.
 
     They start in an empty folder: a page creates the files that it uses.
     """
@@ -141,14 +159,17 @@ def test_blocks_run_as_typed(page, tmp_path):
     """Run each block in a separate process, shell commands in a shell."""
     environment = {**os.environ, **make_page_environment(tmp_path / "cache")}
     (tmp_path / "empty").mkdir()
-    for language, text in find_runnable_blocks(page):
+    for language, text, shown in find_runnable_blocks(page):
         command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
         result = subprocess.run(
             command,
             cwd=tmp_path / "empty",
             env=environment,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             timeout=300,
         )
-        assert result.returncode == 0, f"{page.name}:\n{text}\n{result.stdout}\n{result.stderr}"
+        assert result.returncode == 0, f"{page.name}:\n{text}\n{result.stdout}"
+        if shown is not None:
+            check_shown_output(shown, result.stdout)
