@@ -18,6 +18,9 @@ from pathlib import Path
 
 from batchloom.cli import run_command_line
 
+# A line such as "tokenizing: 25%, 1.0 MB of 4.0 MB", which a command prints every five seconds.
+PROGRESS_LINE = re.compile(r"^[a-z ]+: +\d+%, .*\n", re.M)
+
 
 def is_batchloom_command(line: str) -> bool:
     """Return whether a line is a single batchloom command without shell syntax."""
@@ -44,7 +47,7 @@ def run_shell(text: str) -> None:
 def check_shown_output(shown: str, output: str) -> None:
     """Compare the output that a page shows with the real one; ``...`` stands for any text, white space is alike."""
     parts = [re.escape(" ".join(part.split())) for part in shown.split("...")]
-    matches = re.fullmatch(r".*?".join(parts), " ".join(output.split()), re.S)
+    matches = re.fullmatch(r".*?".join(parts), " ".join(PROGRESS_LINE.sub("", output).split()), re.S)
     assert matches, f"The page shows:\n{shown}\nThe output is:\n{output}"
 
 

@@ -6,6 +6,7 @@ import re
 import runpy
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,23 @@ def test_every_public_name_is_in_the_reference():
     reference = (ROOT / "docs/reference/python.md").read_text()
     names = {*batchloom.__all__, *batchloom.compat.__all__}
     assert {name for name in names if f"`{name}`" not in reference} == set()
+
+
+@pytest.mark.parametrize(
+    ("shown", "output", "matches"),
+    [
+        ("a 1\n", "a  1\n\n", True),
+        ("...\na\n", "a", True),
+        ("step ... loss 6.0...", "step 1/2\nloss 6.0084", True),
+        ("a b", "a\ntokenizing: 25%, 1.0 kB of 4.0 kB, 3 documents\nb", True),
+        ("a ... c", "a b", False),
+        ("a", "a b", False),
+        ("a.c", "abc", False),
+    ],
+)
+def test_shown_output_is_compared_with_the_real_one(shown, output, matches):
+    with nullcontext() if matches else pytest.raises(AssertionError, match="The page shows"):
+        check_shown_output(shown, output)
 
 
 def make_page_environment(cache):
