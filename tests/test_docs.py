@@ -37,7 +37,6 @@ def get_page_name(page):
 LONG_PAGES = {
     "docs/how-to/coming-from/own-scripts.md",
     "docs/how-to/check/compare.md",
-    "docs/how-to/prepare/recipes.md",
     "docs/how-to/train/trainer.md",
     "docs/how-to/train/elastic-workers.md",
 }
@@ -77,6 +76,7 @@ def test_the_settings_page_is_that_of_the_declarations():
     script = runpy.run_path(str(ROOT / "docs/write_reference.py"))
     assert (ROOT / "docs/reference/settings.md").read_text() == script["format_page"]()
     assert (ROOT / "docs/reference/recipe.schema.json").read_text() == script["format_recipe_schema"]()
+    assert (ROOT / "docs/reference/cleaning-steps.md").read_text() == script["format_cleaning_steps"]()
 
 
 def test_the_schema_of_recipe_files_accepts_recipes_and_finds_mistakes(tmp_path):
