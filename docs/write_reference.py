@@ -1,7 +1,9 @@
-"""Write docs/reference/settings.md, a table of the settings, and recipe.schema.json, the schema of recipe files."""
+"""Write the generated pages of docs/reference: settings, cleaning steps, and the schema of recipe files."""
 
 import dataclasses
+import inspect
 import json
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -22,15 +24,23 @@ from batchloom.preparation import (
     Recipe,
     RunSettings,
 )
+from batchloom.text import KNOWN_STEPS
 from batchloom.train import StreamOptions, TrainSettings
 
 PAGE = Path(__file__).parent / "reference/settings.md"
 RECIPE_SCHEMA = Path(__file__).parent / "reference/recipe.schema.json"
+CLEANING_PAGE = Path(__file__).parent / "reference/cleaning-steps.md"
 _HEADER = """# Settings
 
 Each setting is declared once, in a settings class. Its option on the command line, its keyword in Python, its key in a
 recipe file, the [schema of recipe files](recipe.schema.json) for editors and this page derive from the declaration.
 `python docs/write_reference.py` writes both.
+"""
+_CLEANING_HEADER = """# Cleaning steps
+
+The steps of `--clean NAME[,NAME...]`, in the recommended order. [Clean and filter texts](../how-to/prepare/cleaning.md)
+shows how to use them. In a recipe file a step may have settings: `clean: [html, {length: {least_words: 20}}]`.
+A limit of `null` (`None` in Python) is off. `python docs/write_reference.py` writes this page.
 """
 _TABLE_HEAD = "| setting | option | value | default | meaning |\n|---|---|---|---|---|\n"
 # Prefix of a setting's key where several classes share one mapping.
@@ -160,6 +170,44 @@ def _describe_value(field: SettingField) -> dict[str, Any]:
     return {**described, "type": types_of_value, **{name: value for name, value in bounds.items() if value is not None}}
 
 
+def format_cleaning_steps() -> str:
+    """Return the page of the cleaning steps and their settings."""
+    sections = [_CLEANING_HEADER]
+    for name, step in KNOWN_STEPS.items():
+        summary, meanings = _parse_attributes(step.settings)
+        packages = sorted({f"`{package}`" for _, package in step.requirements})
+        needs = f" Needs {' and '.join(packages)} (extra `clean`)." if packages else ""
+        help_text = step.help[0].upper() + step.help[1:]
+        rows = [
+            f"| `{field.name}` | {_format_step_default(field)} | {meanings[field.name]} |\n"
+            for field in dataclasses.fields(step.settings)
+        ]
+        notes = "" if summary.startswith("Settings of the step") else f"\n{summary}\n"
+        table = "| setting | default | meaning |\n|---|---|---|\n" + "".join(rows)
+        sections.append(f"\n## `{name}`\n\n{help_text}.{needs}\n{notes}\n{table}")
+    return "".join(sections)
+
+
+def _parse_attributes(settings: type) -> tuple[str, dict[str, str]]:
+    """Return the first paragraph of a docstring, and the meaning of each attribute."""
+    text = inspect.getdoc(settings) or ""
+    summary, _, attributes = text.partition("\nAttributes:\n")
+    meanings = {}
+    for match in re.finditer(r"^    (\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE):
+        meaning = " ".join(match[2].split()).rstrip(".").replace("``", "`").replace("|", r"\|")
+        meanings.update(dict.fromkeys(match[1].split(", "), meaning[0].upper() + meaning[1:] + "."))
+    return " ".join(summary.split()).replace("``", "`"), meanings
+
+
+def _format_step_default(field: "dataclasses.Field[Any]") -> str:
+    value = {} if field.default is MISSING else field.default
+    if value is None or (isinstance(value, (dict, tuple)) and not value):
+        return ""
+    plain = json.dumps(value, ensure_ascii=False)
+    return f"`{plain if isinstance(value, (tuple, bool)) else value}`"
+
+
 if __name__ == "__main__":
     PAGE.write_text(format_page())
     RECIPE_SCHEMA.write_text(format_recipe_schema())
+    CLEANING_PAGE.write_text(format_cleaning_steps())

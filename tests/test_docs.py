@@ -57,7 +57,6 @@ def get_page_name(page):
 LONG_PAGES = {
     "docs/how-to/coming-from/own-scripts.md",
     "docs/how-to/check/compare.md",
-    "docs/how-to/prepare/recipes.md",
     "docs/how-to/train/trainer.md",
     "docs/how-to/train/elastic-workers.md",
     "docs/tutorials/finetune.md",
@@ -66,7 +65,8 @@ LONG_PAGES = {
 }
 # Pages that docs/write_reference.py and the declarations write: their length is that of the code.
 GENERATED_PAGES = {
-    f"docs/reference/{name}.md" for name in ("settings", "cli", "python", "batch-keys", "metrics", "errors", "schemas")
+    f"docs/reference/{name}.md"
+    for name in ("settings", "cleaning-steps", "cli", "python", "batch-keys", "metrics", "errors", "schemas")
 }
 # Normative: complete, whatever their length.
 SPECIFICATIONS = {"docs/reference/format.md", "docs/reference/order.md"}
@@ -130,6 +130,7 @@ def test_the_settings_page_is_that_of_the_declarations():
     script = runpy.run_path(str(ROOT / "docs/write_reference.py"))
     assert (ROOT / "docs/reference/settings.md").read_text() == script["format_page"]()
     assert (ROOT / "docs/reference/recipe.schema.json").read_text() == script["format_recipe_schema"]()
+    assert (ROOT / "docs/reference/cleaning-steps.md").read_text() == script["format_cleaning_steps"]()
 
 
 def test_the_schema_of_recipe_files_accepts_recipes_and_finds_mistakes(tmp_path):
