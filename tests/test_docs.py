@@ -55,8 +55,8 @@ def get_page_name(page):
 
 # Pages whose commands train models or compare frameworks, which takes over five seconds.
 LONG_PAGES = {
-    "docs/how-to/coming-from/own-scripts.md",
     "docs/how-to/check/compare.md",
+    "docs/how-to/train/edits.md",
     "docs/how-to/train/trainer.md",
     "docs/how-to/train/elastic-workers.md",
     "docs/tutorials/finetune.md",
