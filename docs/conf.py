@@ -1,5 +1,6 @@
 """Settings of the documentation site: `make docs` builds it with Sphinx."""
 
+import re
 from importlib.util import find_spec
 
 import batchloom
@@ -27,15 +28,13 @@ html_show_sphinx = False
 suppress_warnings = ["ref.python"]
 
 
-def strip_settings(app, kind, name, documented, options, signature, result):  # noqa: ARG001 - Sphinx's signature
-    """Remove the declarations of settings from type hints; settings.md shows them."""
-    for holder in (*getattr(documented, "__mro__", ()), getattr(documented, "__init__", None)):
-        hints = getattr(holder, "__annotations__", None) or {}
-        for field, hint in hints.items():
-            if getattr(hint, "__metadata__", None):
-                hints[field] = hint.__origin__
+def strip_settings(app, domain, kind, node):  # noqa: ARG001 - Sphinx's signature
+    """Remove the declarations of settings from recorded type hints; settings.md shows them."""
+    for hints in app.env.current_document.autodoc_annotations.values():
+        for name, hint in hints.items():
+            hints[name] = re.sub(r"Annotated\[(.+?), [~\w.]*Setting\(.*\)\]", r"\1", hint)
 
 
 def setup(app):
-    """Connect the hook before Sphinx reads the type hints."""
-    app.connect("autodoc-process-signature", strip_settings, priority=0)
+    """Connect the hook before autodoc uses the type hints."""
+    app.connect("object-description-transform", strip_settings, priority=0)
