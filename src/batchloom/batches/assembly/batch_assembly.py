@@ -31,7 +31,7 @@ _MEDIA_PREFIXES = ("pixel_", "image_", "input_features", "feature_", "audio_")
 
 
 class BatchKey(NamedTuple):
-    """A key of a batch, with its shape in both forms; an empty shape means that the form lacks the key.
+    """A key of a batch, with its shape in both forms; empty where a form lacks it.
 
     R is the number of rows, S is ``seq_len``, T the number of tokens of all spans and N the number of spans.
     """
