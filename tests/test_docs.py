@@ -76,7 +76,10 @@ def test_source_files_that_a_page_names_exist(page):
 REFERENCE = runpy.run_path(str(ROOT / "docs/write_reference.py"))["PAGES"]
 
 
-@pytest.mark.parametrize("page", REFERENCE)
+# python.md imports every framework.
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] if page == "python.md" else []) for page in REFERENCE]
+)
 def test_a_reference_page_is_that_of_the_declarations(page):
     if page == "python.md":
         for framework in ("transformers", "lightning", "megatron.core", "torchtitan", "deepspeed", "accelerate"):
