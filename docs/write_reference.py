@@ -458,14 +458,15 @@ assert make_record_reader(schema)(records[0]).messages == [
 ]
 ```
 
-`batchloom prepare` detects the schema of each source from its first records and reports it before work starts. Names
-must match exactly. `--map role=column` names columns of other names; `--text-field NAME` reads one column as the text
-and checks no others.
+`batchloom prepare` detects the schema of each source from its first records and reports it before work starts.
+`--map role=column` names other columns; `--text-field NAME` reads one column as the text and checks no others.
 
 ## Records
 
-The first row whose columns are in at least half of the first records applies. If none is, the row that most
-records match applies. Of several names, the first existing column is read.
+The first row whose columns are in at least half of the first records applies. If none is, the
+row that most records match applies. Of several names, the first existing column is read. With an instruction, `tools` is
+read only if it is mapped. A conversation with images, audio or video is
+refused without `--processor`.
 """
 SCHEMAS_PROMPTS = """
 With `--prompts`, records are read for their prompts only, and `--carry` stores further columns with each prompt:
@@ -474,29 +475,27 @@ SCHEMAS_ROLES = """
 ## Roles
 
 `--map` takes these roles; without it, the columns in the table are read. A column may be a path such as
-`answers.text[0]`. An empty column leaves a role out (`context=`). Unknown roles, missing columns and
-conflicting roles are refused in one error, which suggests a complete `--map` where it can. A text or answer that is
-missing, null, empty or not text makes the record a bad one; numbers are never converted.
+`answers.text[0]`. An empty column leaves a role out (`context=`). A text or answer that is missing, empty or
+not text makes the record a bad one; numbers are never converted.
 """
 SCHEMAS_MESSAGES = """
 ## Messages
 
 Messages are a list of dicts, or JSON text of one, with `role` and `content` (or ShareGPT's `from` and `value`). The
-roles are `system`, `user`, `assistant`, `tool` and `developer`. These other values are read, too:
+roles are `system`, `user`, `assistant`, `tool` and `developer`. Also read:
 """
 SCHEMAS_NAMES = """
 A content is a string or typed parts. Other keys, such as `tool_calls` and `reasoning_content`, go to the chat template.
 
 ### Names inside messages
 
-In `--map`, these names stand for keys and roles of messages: {names}. For example
-`--map messages=dialog,role=speaker,content=utterance,assistant=bot` reads a list `dialog`. Write `|` between several
-values of a role.
+In `--map`, these names stand for keys and roles of messages: {names}. For example:
+`--map messages=dialog,role=speaker,content=utterance,assistant=bot|agent`.
 
 ### Train flags
 
-Flags of a message override `--train-on`. Text parts of a content may have some of them. Segments may have all but
-`train_detail`. Flags that contradict each other are an error.
+Flags of a message override `--train-on`. Segments may have all but `train_detail`. Flags that contradict each other
+are an error.
 """
 SCHEMAS_WEIGHTS = """
 Ranges count characters of the content and include their ends. The stop token has the weight of its turn, without a
@@ -505,20 +504,20 @@ factor.
 ## Loss weights
 
 The weight of a token is the product of the weights of its record, of its message, segment or token, and of its part. A
-weight is from 0 to 55. The store rounds it to the nearest of [256 values](format.md#weights), and `prepare` reports
-that. A record of weight 0 is dropped. Preferences have no weights.
+weight is from 0 to 55. The store rounds it to one of [256 values](format.md#weights). A record of weight 0 is dropped.
+Preferences have no weights.
 
 ## All other columns and keys
 
-Nothing is ignored silently. A column or message key that is not read is one of these:
+Nothing is ignored silently. A key that is not read is one of these:
 
 - **Unsupported**: another library gives it a meaning that changes what is trained. It is an error with the remedy in
   the table below.
 - **Unknown**: it is left out, and `prepare` and `doctor` report it.
 - **Metadata**, left out without a report: {metadata}; in messages also {message_metadata}.
 
-`--ignore lang,score` treats columns and message keys as absent, unsupported ones included. `messages[].mood` means the
-message key only. Values without effect are accepted: null, an empty list or text, a `weight` or `loss_scale` of 1.
+`--ignore lang,score` treats columns and message keys as absent, unsupported ones included. Values without effect are
+accepted: null, an empty list or text, a `weight` or `loss_scale` of 1.
 """
 _FLAG_KINDS = {
     "switch": "true or false",
