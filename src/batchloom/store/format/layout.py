@@ -32,7 +32,7 @@ WORK_NAME = ".work"
 LOCK_NAME = "lock"
 SUBSETS = ("train", "val", "test")
 SHARD_NAME = re.compile(r"shard_\d{5,9}")
-# Byte limit of a manifest and of other files read into memory. docs/reference/format.md lists sizes of large stores.
+# Byte limit of a manifest and of other files read into memory.
 SMALL_FILE_LIMIT = 512 << 20
 # Megatron's IndexedDataset dtype codes (megatron/core/datasets/indexed_dataset.py, DType).
 DTYPE_CODES: dict[int, np.dtype[np.generic]] = {
