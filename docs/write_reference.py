@@ -35,6 +35,7 @@ from batchloom.preparation import (
     Recipe,
     RunSettings,
 )
+from batchloom.text import KNOWN_STEPS
 from batchloom.train import StreamOptions, TrainSettings
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -589,6 +590,53 @@ def _escape(text: str) -> str:
     return text.replace("<", "&lt;")
 
 
+# cleaning-steps.md
+
+CLEANING_HEAD = """# Cleaning steps
+
+The steps of `--clean NAME[,NAME...]`, in the recommended order. [Clean and filter texts](../how-to/prepare/cleaning.md)
+shows how to use them. In a recipe file a step may have settings: `clean: [html, {length: {least_words: 20}}]`.
+A limit of `null` (`None` in Python) is off.
+"""
+
+
+def format_cleaning_steps() -> str:
+    """Return the page of the cleaning steps and their settings."""
+    sections = [CLEANING_HEAD]
+    for name, step in KNOWN_STEPS.items():
+        summary, meanings = _parse_attributes(step.settings)
+        packages = sorted({f"`{package}`" for _, package in step.requirements})
+        needs = f" Needs {' and '.join(packages)} (extra `clean`)." if packages else ""
+        help_text = step.help[0].upper() + step.help[1:]
+        rows = [
+            (f"`{field.name}`", _format_step_default(field), meanings[field.name])
+            for field in dataclasses.fields(step.settings)
+        ]
+        notes = "" if summary.startswith("Settings of the step") else f"\n{summary}\n"
+        table = format_table(("setting", "default", "meaning"), rows)
+        sections.append(f"\n## `{name}`\n\n{help_text}.{needs}\n{notes}\n{table}")
+    return "".join(sections)
+
+
+def _parse_attributes(settings: type) -> tuple[str, dict[str, str]]:
+    """Return the first paragraph of a docstring, and the meaning of each attribute."""
+    text = inspect.getdoc(settings) or ""
+    summary, _, attributes = text.partition("\nAttributes:\n")
+    meanings = {}
+    for match in re.finditer(r"^    (\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE):
+        meaning = " ".join(match[2].split()).rstrip(".").replace("``", "`").replace("|", r"\|")
+        meanings.update(dict.fromkeys(match[1].split(", "), meaning[0].upper() + meaning[1:] + "."))
+    return " ".join(summary.split()).replace("``", "`"), meanings
+
+
+def _format_step_default(field: "dataclasses.Field[Any]") -> str:
+    value = {} if field.default is MISSING else field.default
+    if value is None or (isinstance(value, (dict, tuple)) and not value):
+        return ""
+    plain = json.dumps(value, ensure_ascii=False)
+    return f"`{plain if isinstance(value, (tuple, bool)) else value}`"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": format_settings,
     "recipe.schema.json": format_recipe_schema,
@@ -597,6 +645,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": format_metrics,
     "errors.md": format_errors,
     "schemas.md": format_schemas,
+    "cleaning-steps.md": format_cleaning_steps,
 }
 
 if __name__ == "__main__":
