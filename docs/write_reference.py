@@ -464,10 +464,9 @@ assert make_record_reader(schema)(records[0]).messages == [
 
 ## Records
 
-The first row whose columns are in at least half of the first records applies. If none is, the
-row that most records match applies. Of several names, the first existing column is read. With an instruction, `tools`
-is read only if it is mapped. A conversation with images, audio or video is
-refused without `--processor`.
+The first row whose columns are in at least half of the first records applies. If none is, the row that most records
+match applies. Of several names, the first existing column is read. With an instruction, `tools` is read only if it is
+mapped. A conversation with images, audio or video is refused without `--processor`.
 """
 SCHEMAS_PROMPTS = """
 With `--prompts`, records are read for their prompts only, and `--carry` stores further columns with each prompt:
