@@ -23,6 +23,6 @@ autodoc_mock_imports = [name for name in ("lightning", "megatron", "torchtitan")
 
 html_theme = "furo"
 html_title = "batchloom"
-html_show_sphinx = False
+html_show_copyright = html_show_sphinx = False
 # Attribute names such as `steps` exist in several classes.
 suppress_warnings = ["ref.python"]
