@@ -57,7 +57,7 @@ def import_(
         ),
     ] = False,
     as_json: AsJson = False,
-) -> int:
+) -> None:
     """Make a store around existing files of token ids."""
     if copy and symlink:
         raise SettingsError(["how: --copy and --symlink exclude each other"])
@@ -81,4 +81,3 @@ def import_(
         print_json(result)
     else:
         print_result(plain_console(), result)
-    return 0

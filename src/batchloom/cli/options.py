@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, final, get_args, get_origin, get_type_hints
 
 import click
+from click.shell_completion import CompletionItem
 
+from batchloom.cli.terminal import set_quiet
+from batchloom.core.errors import ExitCode
 from batchloom.core.settings import SettingField, list_settings, quote_value, strip_none
 
 _PLACEHOLDERS = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
@@ -57,10 +60,26 @@ StorePath = Annotated[
     ),
 ]
 WorldSize = Annotated[int | None, Option(help="Number of data-parallel ranks.", panel="Plan")]
-Split = Annotated[str, Option(help="Subset of the store: train, val or test.")]
+Split = Annotated[Literal["train", "val", "test"], Option(help="Subset of the store.")]
 Generation = Annotated[int | None, Option(help="Generation of the store.", show_default="the newest")]
 DryRun = Annotated[bool, Option("--dry-run", help="Show what would change, without changing anything.")]
 AsJson = Annotated[bool, Option("--json", help="Print the result as one line of JSON.")]
+
+
+@final
+class TextType(click.ParamType):  # type: ignore[type-arg]  # older versions of click take none
+    """Type of a text, which a shell completes to a choice or a file."""
+
+    name = "text"
+
+    def __init__(self, choices: tuple[str, ...] = ()) -> None:
+        self._choices = choices
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - click's signature
+        """Return the choices that begin with a text; without choices ask for files."""
+        if not self._choices:
+            return [CompletionItem(incomplete, type="file")]
+        return [CompletionItem(choice) for choice in self._choices if choice.startswith(incomplete)]
 
 
 @final
@@ -114,33 +133,46 @@ class DescribedArgument(click.Argument):
         return repr(self._declaration.metavar)
 
 
+QUIET = PanelOption(
+    ["-q", "--quiet"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=set_quiet,
+    help="Print the result and errors only: no progress and no notes.",
+)
+
+
 def make_parameters(function: Callable[..., object]) -> list[click.Parameter]:
-    """Return the options and arguments that the annotations of a function declare."""
+    """Return the parameters that annotations of a function declare, and `QUIET`."""
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters.values()
-    return [_make_parameter(parameter, *get_args(hints[parameter.name])[:2]) for parameter in parameters]
+    return [*(_make_parameter(parameter, *get_args(hints[parameter.name])[:2]) for parameter in parameters), QUIET]
 
 
 def _make_parameter(parameter: inspect.Parameter, hint: Any, declaration: Option | Argument) -> click.Parameter:
     kind = strip_none(hint)
     is_list = get_origin(kind) is list
+    # The command or the settings class refuses other values, and suggests the nearest one.
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    value_type = str if is_list or choices else kind
     values: dict[str, Any] = {"callback": _convert_to_list} if is_list else {}
     if parameter.default is inspect.Parameter.empty:
         values["required"] = True
     else:
         values |= {"required": False, "default": parameter.default}
     if isinstance(declaration, Argument):
-        values["type"] = _choose_type(str if is_list else kind)
+        values["type"] = _choose_type(value_type)
         return DescribedArgument(parameter.name, declaration, nargs=-1 if is_list else 1, **values)
     name = parameter.name.replace("_", "-")
     option = PanelOption(
         [parameter.name, declaration.names or (f"--{name}/--no-{name}" if kind is bool else f"--{name}")],
         help=declaration.help,
-        metavar=None if kind is bool else declaration.metavar or _PLACEHOLDERS.get(kind, "TEXT"),
+        metavar=None if kind is bool else declaration.metavar or "|".join(choices) or _PLACEHOLDERS.get(kind, "TEXT"),
         # False would make the value optional.
         is_flag=True if kind is bool else None,
         multiple=is_list,
-        type=_choose_type(str if is_list else kind, declaration.minimum),
+        type=_choose_type(value_type, declaration.minimum, choices),
         show_default=parameter.default != "" and declaration.show_default,
         **values,
     )
@@ -148,10 +180,12 @@ def _make_parameter(parameter: inspect.Parameter, hint: Any, declaration: Option
     return option
 
 
-def _choose_type(kind: Any, minimum: int | None = None) -> Any:
+def _choose_type(kind: Any, minimum: int | None = None, choices: tuple[str, ...] = ()) -> Any:
     """Return the type of click for a type of Python."""
     if kind is Path:
         return click.Path(path_type=Path)
+    if kind is str:
+        return TextType(choices)
     return NumberType(kind, minimum) if kind in (int, float) else kind
 
 
@@ -162,7 +196,7 @@ def _convert_to_list(ctx: click.Context, param: click.Parameter, values: tuple[s
 
 def with_settings(
     *classes: type[Any], only: tuple[str, ...] = (), parameter: str = "settings"
-) -> Callable[..., Callable[..., int]]:
+) -> Callable[..., Callable[..., ExitCode | None]]:
     """Replace a parameter of a command by one option per declared field.
 
     The command receives the given values in this parameter: a dict by field name, with those of a nested settings
@@ -175,9 +209,9 @@ def with_settings(
     """
     paths = {path: field for cls in classes for path, field in _list_options(cls) if not only or path[-1] in only}
 
-    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+    def decorate(command: Callable[..., ExitCode | None]) -> Callable[..., ExitCode | None]:
         @wraps(command)
-        def run(**values: Any) -> int:
+        def run(**values: Any) -> ExitCode | None:
             settings: dict[str, Any] = {}
             for path in paths:
                 value = values.pop("_".join(path))
@@ -228,15 +262,12 @@ def _list_options(cls: Any) -> list[tuple[tuple[str, ...], SettingField]]:
 def _declare_option(name: str, field: SettingField) -> inspect.Parameter:
     setting = field.setting
     hint: Any = setting.option_type or field.hint
-    if get_origin(hint) is Literal:
-        hint = str
     if hint is list:
         hint = list[str]
-    is_choice = get_origin(field.hint) is Literal
     option = Option(
         "/".join(field.option_names),
         help=setting.help,
-        metavar=setting.metavar or ("|".join(get_args(field.hint)) if is_choice else ""),
+        metavar=setting.metavar or "",
         show_default=_format_default(field),
         panel=setting.panel,
     )
