@@ -5,10 +5,8 @@ import json
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 
 import pytest
@@ -374,37 +372,6 @@ def test_ctrl_c_while_the_command_is_being_loaded(module, entry):
     assert completed.returncode == 130
     assert completed.stderr.startswith("batchloom: Stopped.")
     assert completed.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("signal_number", "exit_code"),
-    [
-        (signal.SIGINT, 130),
-        (signal.SIGTERM, 143),
-        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
-    ],
-)
-def test_a_stop_in_the_middle_of_the_work(tmp_path, signal_number, exit_code):
-    """A signal during the work stops the command with its exit code."""
-    with (tmp_path / "a.txt").open("w") as file:
-        file.writelines(f"line {number}\n" for number in range(1_000_000))
-    arguments = ["prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out")]
-    # Under nohup, this process ignores SIGHUP, and the process that it starts would inherit that.
-    previous_handler = signal.signal(signal_number, signal.SIG_DFL)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "batchloom", *arguments, "--tokenizer", "bytes", "--split-on", "line"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    signal.signal(signal_number, previous_handler)
-    while not (tmp_path / "out" / ".work" / "units").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal_number)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == exit_code
-    assert errors.strip().splitlines()[-1].startswith("batchloom: Stopped.")
-    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize(("command", "remedy"), [("prepare", "1 GiB"), ("train", "--batch-size"), ("check", "more")])

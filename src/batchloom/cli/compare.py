@@ -1,5 +1,6 @@
 """``batchloom compare``."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -123,7 +124,7 @@ def _print_comparison(comparison: "AnyComparison", out: Path, *, as_json: bool) 
         print_json(report.comparison_to_plain(comparison))
         return ExitCode.DONE if comparison.agree else ExitCode.FAILED
     console = plain_console()
-    if not console.is_terminal:
+    if not sys.stdout.isatty():
         console.width = _TABLE_WIDTH
     if comparison.synthetic:
         console.print(report.make_banner(comparison), style="bold red")
