@@ -270,7 +270,7 @@ class ChatRecipe:
         template_args: variables of the template by name; those of a record override them.
         template_date: date that the template writes, as ``YYYY-MM-DD``; None for 2024-07-26.
         tool_format: format in which tools and tool calls are written into contents; None leaves them to the template.
-        default_system: system prompt of conversations that have none; None adds none.
+        default_system: system prompt of conversations that have none; None or an empty text adds none.
         train_on: turns to train on: ``assistant``, ``all``, ``last``, ``completion``, ``flagged``, or roles separated
             by commas; None for the completion of prompt-completion records and the assistant's turns of others.
         train_on_eos: stop tokens to train on: ``turn`` (those of trained turns), ``all`` (those of all turns),
@@ -326,7 +326,8 @@ class ChatRecipe:
     default_system: Annotated[
         str | None,
         Setting(
-            help="System prompt of conversations without one.",
+            help="System prompt of conversations without one. An empty text removes that of a recipe or job file.",
+            check=lambda value: "" if value == "" or is_text(value) else "is not a text of Unicode characters",
             metavar="TEXT",
             shown_default="the template's",
             panel=CHAT_PANEL,
@@ -340,6 +341,8 @@ class ChatRecipe:
 
     def __post_init__(self) -> None:
         problems = find_problems(self)
+        if self.default_system == "":
+            object.__setattr__(self, "default_system", None)
         problems += [f"template_args: {problem}" for problem in find_argument_problems(self.template_args)]
         if self.template == NO_TEMPLATE:
             problems += [
