@@ -68,17 +68,22 @@ COMMANDS: dict[str, tuple[str, str, *tuple[str, ...]]] = {
         "train.train",
         "Train a small GPT, or finetune a pretrained model.",
         "batchloom train --data store --out run",
+        "batchloom train --data store --out run --max-iters 2000 --resume",
+        "batchloom train --mixture stores/web=0.7,stores/code=0.3 --init model --out run",
+        "batchloom train --stream 'data/*.jsonl' --tokenizer gpt2 --out run",
         "torchrun --nproc-per-node 8 -m batchloom train --data store",
     ),
     "worker": (
         "train.worker",
-        "Be one worker of a run that others may join and leave.",
+        "Train as one worker of a run that others join and leave.",
         "batchloom worker --dataset-type dummy --num-steps 20",
+        "torchrun --nnodes 1:8 -m batchloom worker --dataset-type store --dataset-name store --out run",
     ),
     "edit": (
         "edit.edit",
         "Change a run from a step on: weights, bans, sizes.",
         "batchloom edit run --mixture mix.yaml --at-step 1000 --weights web=0.5,code=0.5",
+        "batchloom edit run --data store --at-step 1000 --ban 17,18 --dry-run",
     ),
     "explain": (
         "explain.explain",
@@ -89,6 +94,7 @@ COMMANDS: dict[str, tuple[str, str, *tuple[str, ...]]] = {
         "explain.when",
         "Show every step and row in which a document is served.",
         "batchloom when store --document 17 --seq-len 4096 --global-batch-size 512",
+        "batchloom when --checkpoint run --source data.jsonl --record 16",
     ),
     "compare": (
         "compare.compare",
@@ -106,6 +112,7 @@ COMMANDS: dict[str, tuple[str, str, *tuple[str, ...]]] = {
         "import_.import_",
         "Make a store around existing files of token ids.",
         "batchloom import megatron/train --out store --tokenizer gpt2",
+        "batchloom import ids.bin --out store --dtype uint16 --eod 50256 --tokenizer gpt2",
     ),
     "export": (
         "export.export",
@@ -272,7 +279,7 @@ def _declare_shell_option(name: str, action: str) -> click.Option:
 
 APP = LazyGroup(
     name="batchloom",
-    help="The training-data engine for language models: from files to the batches an accelerator eats.",
+    help="The training-data engine for language models: from raw files to training batches.",
     commands={name: click.Command(name, help=entry[1]) for name, entry in COMMANDS.items()},
     params=[
         click.Option(["--version"], is_flag=True, help="Print the version and exit."),

@@ -38,12 +38,13 @@ def convert(
     ] = None,
     split_on: Annotated[
         str,
-        Option(help="Where text files are split into documents, in the form prepare takes."),
+        Option(help="Part of a text file that becomes a row, in the form prepare takes."),
     ] = "auto",
     max_bad: Annotated[
         str,
         Option(
-            help="Maximum bad records: a number, or a share that allows at least 10. They go to OUT.quarantine.jsonl."
+            help="Maximum bad records: a number, or a share of all records, which allows at least 10. Bad records are "
+            "written to OUT.quarantine.jsonl."
         ),
     ] = "0.1%",
     force: Annotated[bool, Option("--force", help="Replace the output file if it exists.")] = False,

@@ -43,7 +43,8 @@ def doctor(
     settings: dict[str, Any],
     seq_len: Annotated[int, Option(help="Number of tokens of a sequence, for the packing estimate.")] = 2048,
     global_batch_size: Annotated[
-        int | None, Option(help="Number of sequences of a step, for the steps of an epoch.")
+        int | None,
+        Option(help="Number of sequences of a step, for the steps of an epoch, which are not counted without it."),
     ] = None,
     full: Annotated[
         bool,

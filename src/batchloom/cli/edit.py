@@ -28,7 +28,9 @@ def edit(
         int,
         Option(help="First step with the change, from 0; the checkpoint of step 40 continues with step 40."),
     ],
-    data: Annotated[str | None, Option(help="Store of the run: a folder or a URL.")] = None,
+    data: Annotated[
+        str | None, Option(help="Store of a run on one store: a folder or a URL. Give it or --mixture.")
+    ] = None,
     mixture: Annotated[
         str | None,
         Option(help="Mixture of the run, in the form train takes it; stores may be added."),

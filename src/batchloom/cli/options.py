@@ -173,11 +173,18 @@ def _make_parameter(parameter: inspect.Parameter, hint: Any, declaration: Option
         is_flag=True if kind is bool else None,
         multiple=is_list,
         type=_choose_type(value_type, declaration.minimum, choices),
-        show_default=parameter.default != "" and declaration.show_default,
+        show_default=_choose_default_text(parameter.default, declaration),
         **values,
     )
     option.panel = declaration.panel
     return option
+
+
+def _choose_default_text(default: object, declaration: Option) -> str | bool:
+    """Return the default shown in the help, or whether click shows the value."""
+    if isinstance(default, float) and declaration.show_default is True:
+        return f"{default:g}"
+    return default != "" and declaration.show_default
 
 
 def _choose_type(kind: Any, minimum: int | None = None, choices: tuple[str, ...] = ()) -> Any:
@@ -283,4 +290,6 @@ def _format_default(field: SettingField) -> str | bool:
         # A flag without a --no- form is off by default.
         names = field.option_names
         return len(names) == 2 and names[not field.default][2:]
+    if isinstance(field.default, float):
+        return f"{field.default:g}"
     return field.default not in (None, MISSING, ()) and str(field.default)

@@ -93,13 +93,17 @@ def prepare(
     *,
     out: Annotated[
         str | None,
-        Option(help="Folder of the store, or a URL in an object store (s3://bucket/prefix)."),
+        Option(
+            help="Folder of the store, or a URL in an object store (s3://bucket/prefix). --print-recipe needs none."
+        ),
     ] = None,
     recipe: Annotated[
         str | None,
         Option(help="Recipe file (YAML or JSON), or a store to prepare again. Options and inputs override it."),
     ] = None,
-    print_recipe: Annotated[bool, Option("--print-recipe", help="Print the complete recipe as YAML and exit.")] = False,
+    print_recipe: Annotated[
+        bool, Option("--print-recipe", help="Print the complete recipe as YAML, or with --json as JSON, and exit.")
+    ] = False,
     settings: dict[str, Any],
     run: dict[str, Any],
     separate: Annotated[
@@ -110,7 +114,7 @@ def prepare(
             "weights, for train --mixture.",
         ),
     ] = False,
-    profile: Annotated[bool, Option("--profile", help="Print where the time went.")] = False,
+    profile: Annotated[bool, Option("--profile", help="Print the seconds and the speed of each stage.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Prepare files into a store: tokenize, clean, deduplicate.

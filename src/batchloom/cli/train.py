@@ -55,9 +55,9 @@ def train(*, settings: dict[str, Any], as_json: AsJson = False) -> None:
 
 @with_settings(WorkerConfig)
 def worker(*, settings: dict[str, Any], as_json: AsJson = False) -> ExitCode | None:
-    """Be one worker of a run that others may join and leave.
+    """Train as one worker of a run that others join and leave.
 
-    Behind torchrun (--nnodes 1:8) or in a worker of Ray Train it finds the others; else it is alone.
+    Under torchrun (--nnodes 1:8) or Ray Train it finds the other workers. Otherwise it trains alone.
     """
     require_train_packages()
     defaults = {"worker_id": f"{socket.gethostname()}-{os.getpid()}", "dataset_type": ""}

@@ -78,7 +78,14 @@ TrainOnEosSetting = Annotated[
 ]
 # Token counts are stored in 64 bits.
 MaxTokensSetting = Annotated[
-    int | None, Setting(help="Maximum tokens of a conversation.", minimum=1, maximum=10**12, panel=CHAT_PANEL)
+    int | None,
+    Setting(
+        help="Maximum tokens of a conversation.",
+        minimum=1,
+        maximum=10**12,
+        shown_default="no limit",
+        panel=CHAT_PANEL,
+    ),
 ]
 OverlongSetting = Annotated[
     OverlongPolicy,
@@ -415,8 +422,8 @@ class Recipe:
     tokenizer: Annotated[
         str,
         Setting(
-            help="bytes, gpt2, train:N (learn one from the input), tiktoken:NAME, the path of a tokenizer.json or its "
-            "folder, or a Hub id.",
+            help="Tokenizer: bytes, gpt2, train:N (learn N ids from the input), tiktoken:NAME, the path of a "
+            "tokenizer.json or its folder, or a Hub id.",
             check=_find_tokenizer_problem,
             option_type=str,
             shown_default="that of a manifest or processor, else gpt2",
@@ -468,7 +475,8 @@ class Recipe:
     max_bad: Annotated[
         int | str,
         Setting(
-            help="Maximum bad records: a number, or a share that allows at least 10. They go to quarantine.jsonl.",
+            help="Maximum bad records: a number, or a share of all records, which allows at least 10. Bad records are "
+            "written to quarantine.jsonl.",
             check=_find_bad_budget_problem,
             option_type=str,
         ),
