@@ -5,9 +5,11 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +98,15 @@ def test_help_is_printed_as_it_is_written(command, capsys, monkeypatch):
     if command == "prepare":
         assert output.count("--text-field") == 1
         assert "(org/name[:config][/split][@revision])" in output
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_the_examples_of_the_help_can_be_parsed(name):
+    command = commands.load_command(name)
+    for example in command.epilog.splitlines():
+        words = shlex.split(example.partition("batchloom ")[2])
+        assert words[0] == name
+        command.make_context(name, words[1:])
 
 
 def test_help_lists_the_summary_of_each_command(capsys):
@@ -211,6 +222,22 @@ def test_an_error_is_one_sentence_without_a_traceback(tmp_path, capsys):
         assert sentence.startswith("batchloom: ")
         assert len(sentence.strip().splitlines()) == 1
         assert "Traceback" not in sentence
+
+
+@pytest.mark.parametrize("words", [["--help"], ["frobnicate"], ["check", "--nonsense"], ["inspect"]])
+def test_the_module_works_like_the_command(words):
+    script = Path(sys.executable).with_name("batchloom")
+    by_script, by_module = (
+        subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+        for command in ([str(script)], [sys.executable, "-m", "batchloom"])
+    )
+    assert (by_module.returncode, by_module.stdout, by_module.stderr) == (
+        by_script.returncode,
+        by_script.stdout,
+        by_script.stderr,
+    )
+    assert "python -m" not in by_module.stdout + by_module.stderr
+    assert "batchloom" in by_module.stdout + by_module.stderr
 
 
 @pytest.mark.parametrize(

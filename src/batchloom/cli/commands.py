@@ -62,7 +62,7 @@ COMMANDS: dict[str, tuple[str, str, *tuple[str, ...]]] = {
         "Forecast a run: steps, epochs, padding, mixture, hours.",
         "batchloom plan store --seq-len 4096 --global-batch-size 512",
         "batchloom plan --assume '15T tokens, 12B documents' --seq-len 4096 --global-batch-size 512",
-        "batchloom plan --checkpoint run",
+        "batchloom plan store --checkpoint run",
     ),
     "train": (
         "train.train",
@@ -94,7 +94,7 @@ COMMANDS: dict[str, tuple[str, str, *tuple[str, ...]]] = {
         "explain.when",
         "Show every step and row in which a document is served.",
         "batchloom when store --document 17 --seq-len 4096 --global-batch-size 512",
-        "batchloom when --checkpoint run --source data.jsonl --record 16",
+        "batchloom when store --checkpoint run --source data.jsonl --record 16",
     ),
     "compare": (
         "compare.compare",
