@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import yaml
 
 from batchloom.cli import run_command_line
 from batchloom.testing import write_store
@@ -181,3 +182,27 @@ def test_json_is_one_document_with_the_numbers_of_the_text(command, enter_folder
     assert expected
     assert [part for part in expected if part not in text] == []
     assert "Traceback" not in output.err
+
+
+def test_a_recipe_is_printed_as_json(enter_folder, capfd):
+    enter_folder("recipe", "prepare")
+    words = ["prepare", "in.jsonl", "--tokenizer", "bytes", "--val-fraction", "0.2", "--print-recipe"]
+    assert run_command_line(words) == 0
+    recipe = yaml.safe_load(capfd.readouterr().out)
+    assert run_command_line([*words, "--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == recipe
+    assert recipe["val_fraction"] == 0.2
+
+
+def test_rows_and_json_do_not_share_standard_output(enter_folder, capfd):
+    enter_folder("rows", "convert")
+    assert run_command_line(["convert", "in.jsonl", "--out", "-", "--json"]) == 2
+    output = capfd.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("batchloom: --json: standard output holds the rows")
+
+
+def test_a_failed_command_prints_no_json(enter_folder, capfd):
+    enter_folder("failure", "inspect")
+    assert run_command_line(["inspect", "missing", "--json"]) == 1
+    assert capfd.readouterr().out == ""
