@@ -1,6 +1,7 @@
 """Write docs/reference/cli.md: the commands, their options and the exit codes."""
 
 import inspect
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from batchloom.cli.commands import APP, COMMANDS, load_command
 from batchloom.cli.options import QUIET
 from batchloom.core.errors import ExitCode
 
+# An option in a sentence. As code it keeps its two hyphens, which a page may replace by a dash.
+_OPTION_PATTERN = re.compile(r"(?<![\w`-])--[a-z][a-z-]*")
 PAGE = Path(__file__).parent / "reference" / "cli.md"
 _HEADER = """# Command line
 
@@ -70,7 +73,7 @@ def _format_command(name: str) -> str:
     usage = " ".join([context.info_name or "", *command.collect_usage_pieces(context)])
     parts = [
         f"## batchloom {name}\n",
-        f"{inspect.cleandoc(command.help or '')}\n",
+        f"{_mark_options(inspect.cleandoc(command.help or ''))}\n",
         _format_block("text", [usage]),
     ]
     if arguments:
@@ -89,12 +92,17 @@ def _format_command(name: str) -> str:
 
 def _describe_argument(param: click.Argument, context: click.Context) -> tuple[str, str]:
     placeholder, help_text = param.get_help_record(context) or ("", "")
-    return f"`{placeholder}`", help_text.replace("  [required]", " Required.")
+    return f"`{placeholder}`", _mark_options(help_text.replace("  [required]", " Required."))
 
 
 def _format_options(context: click.Context, options: Iterable[click.Parameter]) -> str:
     rows = [
-        (_format_names(option), _format_value(option), _format_default(option, context), option.help or "")
+        (
+            _format_names(option),
+            _format_value(option),
+            _mark_options(_format_default(option, context)),
+            _mark_options(option.help or ""),
+        )
         for option in options
         if isinstance(option, click.Option)
     ]
@@ -108,9 +116,7 @@ def _format_names(option: click.Option) -> str:
 def _format_value(option: click.Option) -> str:
     if option.is_flag:
         return ""
-    words = (option.metavar or "").strip("[]").split("|")
-    text = ", ".join(f"`{word}`" for word in words)
-    return f"{text}; repeatable" if option.multiple else text
+    return ", ".join(f"`{word}`" for word in (option.metavar or "").strip("[]").split("|"))
 
 
 def _format_default(option: click.Option, context: click.Context) -> str:
@@ -118,7 +124,11 @@ def _format_default(option: click.Option, context: click.Context) -> str:
         return "required"
     default = option.get_help_extra(context).get("default", "")
     # click puts a default that is described in words in parentheses.
-    return default[1:-1] if default.startswith("(") else f"`{default}`" if default else ""
+    return default[1:-1] if default.startswith("(") else default
+
+
+def _mark_options(sentence: str) -> str:
+    return _OPTION_PATTERN.sub(r"`\g<0>`", sentence)
 
 
 def _format_table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

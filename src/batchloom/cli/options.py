@@ -56,10 +56,10 @@ StorePath = Annotated[
     str | None,
     Argument(
         metavar="STORE",
-        help="Folder of a store, a Megatron prefix, or the name of synthetic data.",
+        help="Folder or URL of a store, a Megatron prefix, or the name of synthetic data.",
     ),
 ]
-WorldSize = Annotated[int | None, Option(help="Number of data-parallel ranks.", panel="Plan")]
+WorldSize = Annotated[int | None, Option(help="Number of data-parallel ranks, to show the part of each.", panel="Plan")]
 Split = Annotated[Literal["train", "val", "test"], Option(help="Subset of the store.")]
 Generation = Annotated[int | None, Option(help="Generation of the store.", show_default="the newest")]
 DryRun = Annotated[bool, Option("--dry-run", help="Show what would change, without changing anything.")]
@@ -139,7 +139,7 @@ QUIET = PanelOption(
     is_eager=True,
     expose_value=False,
     callback=set_quiet,
-    help="Print the result and errors only: no progress and no notes.",
+    help="Print only the result, warnings and errors: no progress and no notes.",
 )
 
 
