@@ -1,4 +1,4 @@
-"""Golden bytes of docs/format.md. A change here needs a new format_version."""
+"""Golden bytes of docs/reference/format.md. A change here needs a new format_version."""
 
 import json
 import struct
@@ -224,7 +224,7 @@ def test_the_manifest_matches_its_schema(tmp_path):
     import jsonschema
 
     write_store(tmp_path, DOCUMENTS)
-    schema = json.loads((Path(__file__).parents[2] / "docs" / "manifest.schema.json").read_text())
+    schema = json.loads((Path(__file__).parents[2] / "docs/reference/manifest.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     manifest = json.loads((tmp_path / "dataset_metadata.json").read_text())
     jsonschema.validate(manifest, schema)
@@ -275,7 +275,7 @@ def test_the_schema_matches_the_manifest_class():
 
     from batchloom.store import Manifest
 
-    schema = json.loads((Path(__file__).parents[2] / "docs" / "manifest.schema.json").read_text())
+    schema = json.loads((Path(__file__).parents[2] / "docs/reference/manifest.schema.json").read_text())
     generated = json.loads(json.dumps(msgspec.json.schema(Manifest)))
     assert {key: schema[key] for key in generated} == generated
 
