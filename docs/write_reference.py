@@ -414,22 +414,14 @@ except FileNotFoundError as error:
 
 Import the names that `batchloom` does not have from `batchloom.core.errors`.
 """
-ERRORS_TAIL = """
-## Exit codes
-
-| code | meaning |
-|---|---|
-| 0 | the command is done; `check`, `doctor` and `compare` found no fault |
-| 1 | an error, or a fault that `check`, `doctor` or `compare` found |
-| 2 | wrong usage: an unknown command or option, a wrong value |
-| 129, 130, 143 | stopped by SIGHUP, Ctrl-C or SIGTERM; run the same command again to continue |
-"""
 
 
 def format_errors() -> str:
     """Return the page of the error classes, as a tree, and of the exit codes."""
     head = ("class", "built-in base", "meaning")
-    return f"{ERRORS_HEAD}\n{format_table(head, _list_errors(errors.BatchloomError, 0))}{ERRORS_TAIL}"
+    codes = format_table(("code", "meaning"), [(str(int(code)), code.meaning) for code in errors.ExitCode])
+    classes = format_table(head, _list_errors(errors.BatchloomError, 0))
+    return f"{ERRORS_HEAD}\n{classes}\n## Exit codes\n\n{codes}"
 
 
 def _list_errors(error: type, depth: int) -> list[tuple[str, ...]]:

@@ -5,11 +5,11 @@ import json
 import os
 import pty
 import re
-import signal
+import shlex
 import subprocess
 import sys
-import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +98,15 @@ def test_help_is_printed_as_it_is_written(command, capsys, monkeypatch):
     if command == "prepare":
         assert output.count("--text-field") == 1
         assert "(org/name[:config][/split][@revision])" in output
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_the_examples_of_the_help_can_be_parsed(name):
+    command = commands.load_command(name)
+    for example in command.epilog.splitlines():
+        words = shlex.split(example.partition("batchloom ")[2])
+        assert words[0] == name
+        command.make_context(name, words[1:])
 
 
 def test_help_lists_the_summary_of_each_command(capsys):
@@ -213,6 +222,22 @@ def test_an_error_is_one_sentence_without_a_traceback(tmp_path, capsys):
         assert sentence.startswith("batchloom: ")
         assert len(sentence.strip().splitlines()) == 1
         assert "Traceback" not in sentence
+
+
+@pytest.mark.parametrize("words", [["--help"], ["frobnicate"], ["check", "--nonsense"], ["inspect"]])
+def test_the_module_works_like_the_command(words):
+    script = Path(sys.executable).with_name("batchloom")
+    by_script, by_module = (
+        subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+        for command in ([str(script)], [sys.executable, "-m", "batchloom"])
+    )
+    assert (by_module.returncode, by_module.stdout, by_module.stderr) == (
+        by_script.returncode,
+        by_script.stdout,
+        by_script.stderr,
+    )
+    assert "python -m" not in by_module.stdout + by_module.stderr
+    assert "batchloom" in by_module.stdout + by_module.stderr
 
 
 @pytest.mark.parametrize(
@@ -374,37 +399,6 @@ def test_ctrl_c_while_the_command_is_being_loaded(module, entry):
     assert completed.returncode == 130
     assert completed.stderr.startswith("batchloom: Stopped.")
     assert completed.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("signal_number", "exit_code"),
-    [
-        (signal.SIGINT, 130),
-        (signal.SIGTERM, 143),
-        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
-    ],
-)
-def test_a_stop_in_the_middle_of_the_work(tmp_path, signal_number, exit_code):
-    """A signal during the work stops the command with its exit code."""
-    with (tmp_path / "a.txt").open("w") as file:
-        file.writelines(f"line {number}\n" for number in range(1_000_000))
-    arguments = ["prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out")]
-    # Under nohup, this process ignores SIGHUP, and the process that it starts would inherit that.
-    previous_handler = signal.signal(signal_number, signal.SIG_DFL)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "batchloom", *arguments, "--tokenizer", "bytes", "--split-on", "line"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    signal.signal(signal_number, previous_handler)
-    while not (tmp_path / "out" / ".work" / "units").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal_number)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == exit_code
-    assert errors.strip().splitlines()[-1].startswith("batchloom: Stopped.")
-    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize(("command", "remedy"), [("prepare", "1 GiB"), ("train", "--batch-size"), ("check", "more")])

@@ -100,7 +100,7 @@ def test_two_ranks_take_an_edit_at_one_step_and_a_kill_loses_nothing(tmp_path, s
             assert command(["edit", str(out), *edit_args, "--global-batch-size", "3"]) == 1
             assert "2 ranks" in capfd.readouterr().err
             assert command(["edit", str(out), *edit_args, "--ban", "0,1,2,3,4,5,6,7"]) == 0
-            assert re.search(r"in use by process \d+ on .* sent", capfd.readouterr().out)
+            assert re.search(r"in use by process \d+ on .* sent", capfd.readouterr().err)
             assert command([*args, "--resume"]) == 1
             assert re.search(r"in use by process \d+ on .* stop it", capfd.readouterr().err)
             last = wait_for_step(process, out, ban_step + 30)

@@ -6,7 +6,7 @@ from typing import Annotated
 import batchloom
 from batchloom.cli.options import Argument, AsJson, Generation, Option
 from batchloom.cli.terminal import print_escaped, print_json
-from batchloom.core.errors import InputMissingError
+from batchloom.core.errors import ExitCode, InputMissingError
 from batchloom.core.wording import format_count
 from batchloom.store.maintain import VerificationResult
 
@@ -36,7 +36,7 @@ def check(
         Option(help="File to write: the documents with unreadable images or audio, for MediaOptions(replace=...)."),
     ] = None,
     as_json: AsJson = False,
-) -> int:
+) -> ExitCode:
     """Verify a store or raw file: real, synthetic or absent.
 
     Exit code 0: sound, 1: faulty or absent, 2: wrong options.
@@ -56,10 +56,10 @@ def check(
             raise
         absent = VerificationResult(path, "absent", [str(error)], used="nothing")
         print_json({**{name: getattr(absent, name) for name in _JSON_KEYS}, "data": "absent"})
-        return 1
+        return ExitCode.FAILED
     if as_json:
         print_json({name: getattr(verdict, name) for name in _JSON_KEYS})
-        return 0 if verdict.sound else 1
+        return ExitCode.DONE if verdict.sound else ExitCode.FAILED
     print_escaped(f"{'data:':12} {verdict.data}")
     for name, fact in verdict.facts.items():
         print_escaped(f"{name + ':':12} {fact}")
@@ -69,4 +69,4 @@ def check(
     for fault in verdict.faults:
         print_escaped(f"FAULT: {fault}", style="red")
     print_escaped(f"{verdict.path}: {'sound' if verdict.sound else format_count(len(verdict.faults), 'fault')}")
-    return 0 if verdict.sound else 1
+    return ExitCode.DONE if verdict.sound else ExitCode.FAILED

@@ -4,6 +4,7 @@ import gc
 import importlib
 import inspect
 import io
+import os
 import re
 import sys
 from collections import Counter
@@ -15,7 +16,7 @@ import click
 from batchloom import __version__
 from batchloom.cli.options import make_parameters
 from batchloom.cli.terminal import redact_urls, show_load
-from batchloom.core.errors import SettingsError
+from batchloom.core.errors import ExitCode, SettingsError
 from batchloom.core.slow_loads import set_load_display
 
 # Functions of the commands with the summaries and examples of their help, the most used first. Importing all of them
@@ -61,23 +62,28 @@ COMMANDS: dict[str, tuple[str, str, *tuple[str, ...]]] = {
         "Forecast a run: steps, epochs, padding, mixture, hours.",
         "batchloom plan store --seq-len 4096 --global-batch-size 512",
         "batchloom plan --assume '15T tokens, 12B documents' --seq-len 4096 --global-batch-size 512",
-        "batchloom plan --checkpoint run",
+        "batchloom plan store --checkpoint run",
     ),
     "train": (
         "train.train",
         "Train a small GPT, or finetune a pretrained model.",
         "batchloom train --data store --out run",
+        "batchloom train --data store --out run --max-iters 2000 --resume",
+        "batchloom train --mixture stores/web=0.7,stores/code=0.3 --init model --out run",
+        "batchloom train --stream 'data/*.jsonl' --tokenizer gpt2 --out run",
         "torchrun --nproc-per-node 8 -m batchloom train --data store",
     ),
     "worker": (
-        "worker.worker",
-        "Be one worker of a run that others may join and leave.",
+        "train.worker",
+        "Train as one worker of a run that others join and leave.",
         "batchloom worker --dataset-type dummy --num-steps 20",
+        "torchrun --nnodes 1:8 -m batchloom worker --dataset-type store --dataset-name store --out run",
     ),
     "edit": (
         "edit.edit",
         "Change a run from a step on: weights, bans, sizes.",
         "batchloom edit run --mixture mix.yaml --at-step 1000 --weights web=0.5,code=0.5",
+        "batchloom edit run --data store --at-step 1000 --ban 17,18 --dry-run",
     ),
     "explain": (
         "explain.explain",
@@ -88,6 +94,7 @@ COMMANDS: dict[str, tuple[str, str, *tuple[str, ...]]] = {
         "explain.when",
         "Show every step and row in which a document is served.",
         "batchloom when store --document 17 --seq-len 4096 --global-batch-size 512",
+        "batchloom when store --checkpoint run --source data.jsonl --record 16",
     ),
     "compare": (
         "compare.compare",
@@ -105,6 +112,7 @@ COMMANDS: dict[str, tuple[str, str, *tuple[str, ...]]] = {
         "import_.import_",
         "Make a store around existing files of token ids.",
         "batchloom import megatron/train --out store --tokenizer gpt2",
+        "batchloom import ids.bin --out store --dtype uint16 --eod 50256 --tokenizer gpt2",
     ),
     "export": (
         "export.export",
@@ -161,6 +169,10 @@ _OPTIONS = {
 }
 
 
+# Shells that complete command lines, and the variable by which they ask for completions.
+SHELLS = ("bash", "zsh", "fish")
+LOGIN_SHELL = "auto"
+COMPLETE_VARIABLE = "_BATCHLOOM_COMPLETE"
 # A default that is described in words, which click puts in parentheses.
 _DESCRIBED_DEFAULT = re.compile(r"\[default: \((.*)\)(?=[;\]])")
 
@@ -190,6 +202,9 @@ class SectionedCommand(click.Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments; reject a repeated option, since click takes the last value."""
+        if ctx.resilient_parsing:
+            # A shell completes the line.
+            return super().parse_args(ctx, args)
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         counts: Counter[Any] = Counter(param for param in order if param.param_type_name == "option")
         for param, times in counts.items():
@@ -235,18 +250,43 @@ class LazyGroup(click.Group):
         return name, name and load_command(name), rest
 
 
-def _print_version(*, version: bool) -> None:
+def _run_group_options(*, version: bool, install_completion: str | None, show_completion: str | None) -> None:
     if version:
         print(f"batchloom {__version__}")
-        raise click.exceptions.Exit
+    elif install_completion or show_completion:
+        from batchloom.cli import completion  # noqa: PLC0415 - start-up time
+
+        if install_completion:
+            completion.install_completion(install_completion)
+        if show_completion:
+            completion.print_completion_script(show_completion)
+    else:
+        return
+    raise click.exceptions.Exit
+
+
+def _declare_shell_option(name: str, action: str) -> click.Option:
+    """Declare an option whose value may be left out, for the shell of the user."""
+    return click.Option(
+        [name],
+        is_flag=False,
+        flag_value=LOGIN_SHELL,
+        type=click.Choice([*SHELLS, LOGIN_SHELL]),
+        metavar=f"[{'|'.join(SHELLS)}]",
+        help=f"{action} Without a name: the shell in the variable SHELL.",
+    )
 
 
 APP = LazyGroup(
     name="batchloom",
-    help="The training-data engine for language models: from files to the batches an accelerator eats.",
+    help="The training-data engine for language models: from raw files to training batches.",
     commands={name: click.Command(name, help=entry[1]) for name, entry in COMMANDS.items()},
-    params=[click.Option(["--version"], is_flag=True, help="Print the version and exit.")],
-    callback=_print_version,
+    params=[
+        click.Option(["--version"], is_flag=True, help="Print the version and exit."),
+        _declare_shell_option("--install-completion", "Install the completion of commands and options in a shell."),
+        _declare_shell_option("--show-completion", "Print the completion script of a shell."),
+    ],
+    callback=_run_group_options,
     invoke_without_command=True,
     no_args_is_help=True,
     subcommand_metavar="COMMAND [ARGS]...",
@@ -286,8 +326,12 @@ def name_options(problem: str, arguments: Sequence[str]) -> str:
     return next((option + colon + fault for option in options if option in typed), problem)
 
 
-def execute(arguments: Sequence[str]) -> int:
+def execute(arguments: Sequence[str]) -> ExitCode:
     """Run a command line and return its exit code."""
+    if instruction := os.environ.get(COMPLETE_VARIABLE):
+        from click.shell_completion import shell_complete  # noqa: PLC0415 - start-up time
+
+        return ExitCode(shell_complete(APP, {}, "batchloom", COMPLETE_VARIABLE, instruction))
     set_load_display(show_load)
     # Not `APP(...)`: click would convert KeyboardInterrupt to an exit; `main` handles it.
     try:
@@ -300,7 +344,7 @@ def execute(arguments: Sequence[str]) -> int:
         text = io.StringIO()
         error.show(text)
         sys.stderr.write(redact_urls(text.getvalue(), arguments))
-        return 2
+        return ExitCode.USAGE
     except click.exceptions.Exit as leave:
-        return leave.exit_code
-    return code if isinstance(code, int) else 0
+        return ExitCode(leave.exit_code)
+    return code if isinstance(code, ExitCode) else ExitCode.DONE

@@ -1,13 +1,14 @@
 """``batchloom compare``."""
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from batchloom.analysis.compare import CompareSpec, compare_runs, read_loss_curve, require_compare_packages
 from batchloom.cli.options import Argument, AsJson, Option, with_settings
-from batchloom.cli.terminal import make_table, plain_console, print_json
+from batchloom.cli.terminal import make_table, plain_console, print_json, print_note
 from batchloom.core.addresses import is_url
-from batchloom.core.errors import InputMissingError, SettingsError
+from batchloom.core.errors import ExitCode, InputMissingError, SettingsError
 from batchloom.core.files import describe_missing_path
 from batchloom.core.settings import is_positive_number, raise_problems
 from batchloom.core.synthetic_data import parse_synthetic_spec
@@ -41,9 +42,9 @@ def compare(
         ),
     ] = False,
     by: Annotated[
-        str | None,
+        Literal["step", "tokens"] | None,
         Option(
-            help="Axis on which --runs compares: step or tokens.",
+            help="Axis on which --runs compares.",
             show_default="step",
             panel="Finished runs",
         ),
@@ -52,7 +53,7 @@ def compare(
         str, Option(help="Folder for compare.json, compare.png and compare.html; created if missing.")
     ] = "comparison",
     as_json: AsJson = False,
-) -> int:
+) -> ExitCode:
     """Compare one model in every framework: losses and speed.
 
     After a stop, the same command continues after the last framework that finished.
@@ -89,8 +90,7 @@ def _compare_frameworks(locations: list[str], settings: dict[str, Any], by: str 
     from batchloom.analysis.compare import compare as compare_frameworks  # noqa: PLC0415 - needs torch
 
     spec = CompareSpec(store=locations[0] if locations else None, **settings)
-    console = plain_console(stderr=True)
-    return compare_frameworks(spec, lambda line: console.print(escape_unprintable(line)), out)
+    return compare_frameworks(spec, print_note, out)
 
 
 def _is_path(location: str) -> bool:
@@ -116,15 +116,15 @@ def _compare_run_logs(locations: list[str], settings: dict[str, Any], by: str | 
     return compare_runs(curves, "tokens" if by == "tokens" else "step", settings.get("tolerance"))
 
 
-def _print_comparison(comparison: "AnyComparison", out: Path, *, as_json: bool) -> int:
+def _print_comparison(comparison: "AnyComparison", out: Path, *, as_json: bool) -> ExitCode:
     from batchloom.analysis.compare import compare_report as report  # noqa: PLC0415 - needs torch
 
     files = report.write_comparison(comparison, out)
     if as_json:
         print_json(report.comparison_to_plain(comparison))
-        return 0 if comparison.agree else 1
+        return ExitCode.DONE if comparison.agree else ExitCode.FAILED
     console = plain_console()
-    if not console.is_terminal:
+    if not sys.stdout.isatty():
         console.width = _TABLE_WIDTH
     if comparison.synthetic:
         console.print(report.make_banner(comparison), style="bold red")
@@ -135,4 +135,4 @@ def _print_comparison(comparison: "AnyComparison", out: Path, *, as_json: bool) 
         console.print(escape_unprintable(sentence))
     console.print(report.describe_verdict(comparison), style="bold" if comparison.agree else "bold red")
     console.print(f"Written: {', '.join(str(file) for file in files)}")
-    return 0 if comparison.agree else 1
+    return ExitCode.DONE if comparison.agree else ExitCode.FAILED

@@ -5,7 +5,8 @@ from typing import Annotated
 from batchloom.chat import parse_mapping
 from batchloom.cli.options import Argument, AsJson, Option
 from batchloom.cli.prepare import ProgressDisplay, unescape_marker
-from batchloom.cli.terminal import print_escaped, print_json
+from batchloom.cli.terminal import print_escaped, print_json, print_note
+from batchloom.core.errors import SettingsError
 from batchloom.core.wording import format_count
 from batchloom.preparation import convert as convert_rows
 from batchloom.preparation.conversion import ConversionResult
@@ -37,12 +38,13 @@ def convert(
     ] = None,
     split_on: Annotated[
         str,
-        Option(help="Where text files are split into documents, in the form prepare takes."),
+        Option(help="Part of a text file that becomes a row, in the form prepare takes."),
     ] = "auto",
     max_bad: Annotated[
         str,
         Option(
-            help="Maximum bad records: a number, or a share that allows at least 10. They go to OUT.quarantine.jsonl."
+            help="Maximum bad records: a number, or a share of all records, which allows at least 10. Bad records are "
+            "written to OUT.quarantine.jsonl."
         ),
     ] = "0.1%",
     force: Annotated[bool, Option("--force", help="Replace the output file if it exists.")] = False,
@@ -56,6 +58,8 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """Write the rows of any input as JSON Lines, JSON or Parquet."""
+    if as_json and out == "-":
+        raise SettingsError(["json: standard output holds the rows; leave --json out, or give --out a file"])
     with ProgressDisplay() as display:
         result = convert_rows(
             inputs,
@@ -69,11 +73,13 @@ def convert(
             follow_links=follow_links,
             listener=display.show,
         )
-    # Standard output may hold the rows.
-    if as_json and result.path is not None:
+    if as_json:
         print_json(result)
-        return
-    print_escaped(_format_summary(result), stderr=result.path is None)
+    elif result.path is None:
+        # Standard output holds the rows.
+        print_note(_format_summary(result))
+    else:
+        print_escaped(_format_summary(result))
 
 
 def _format_summary(result: ConversionResult) -> str:

@@ -10,7 +10,7 @@ from batchloom.cli.options import Argument, AsJson, Option, with_settings
 from batchloom.cli.prepare import ProgressDisplay, parse_setting_options
 from batchloom.cli.terminal import print_escaped, print_json, redact_urls
 from batchloom.core.addresses import redact_url
-from batchloom.core.errors import BatchloomError, SettingsError
+from batchloom.core.errors import BatchloomError, ExitCode, SettingsError
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
 from batchloom.preparation import Recipe
 from batchloom.preparation.documents import get_objective
@@ -43,7 +43,8 @@ def doctor(
     settings: dict[str, Any],
     seq_len: Annotated[int, Option(help="Number of tokens of a sequence, for the packing estimate.")] = 2048,
     global_batch_size: Annotated[
-        int | None, Option(help="Number of sequences of a step, for the steps of an epoch.")
+        int | None,
+        Option(help="Number of sequences of a step, for the steps of an epoch, which are not counted without it."),
     ] = None,
     full: Annotated[
         bool,
@@ -51,7 +52,7 @@ def doctor(
     ] = False,
     preview: Annotated[int, Option(help="Number of documents of each source to show as a model sees them.")] = 2,
     as_json: AsJson = False,
-) -> int:
+) -> ExitCode:
     """Inspect raw inputs: schema, lengths, faults, packing.
 
     Nothing is written. Exit code 0: sound, 1: faulty or missing, 2: wrong options.
@@ -75,7 +76,7 @@ def doctor(
         print_json(diagnosis.plain())
     else:
         _print_diagnosis(diagnosis)
-    return 0 if diagnosis.sound else 1
+    return ExitCode.DONE if diagnosis.sound else ExitCode.FAILED
 
 
 def _print_diagnosis(diagnosis: Diagnosis) -> None:

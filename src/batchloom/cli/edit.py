@@ -2,20 +2,21 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
-
-import click
+from typing import TYPE_CHECKING, Annotated, Any
 
 from batchloom import Edit
 from batchloom.analysis import parse_weights
 from batchloom.batches import read_mixture
-from batchloom.cli.options import Argument, DryRun, Option
-from batchloom.cli.terminal import print_escaped, show_load
-from batchloom.core.errors import SettingsError
+from batchloom.cli.options import Argument, AsJson, DryRun, Option
+from batchloom.cli.terminal import print_escaped, print_json, print_note, show_load
+from batchloom.core.errors import ExitCode, SettingsError
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import format_count
 from batchloom.core.yaml_reader import parse_yaml
 from batchloom.train import EDIT_TIMEOUT_S, require_train_packages
+
+if TYPE_CHECKING:
+    from batchloom.train import EditResult
 
 _MAX_LISTED = 20
 
@@ -27,7 +28,9 @@ def edit(
         int,
         Option(help="First step with the change, from 0; the checkpoint of step 40 continues with step 40."),
     ],
-    data: Annotated[str | None, Option(help="Store of the run: a folder or a URL.")] = None,
+    data: Annotated[
+        str | None, Option(help="Store of a run on one store: a folder or a URL. Give it or --mixture.")
+    ] = None,
     mixture: Annotated[
         str | None,
         Option(help="Mixture of the run, in the form train takes it; stores may be added."),
@@ -59,7 +62,8 @@ def edit(
         float, Option(minimum=0, help="Seconds to wait for the answer of a run that is training, at least 0.")
     ] = EDIT_TIMEOUT_S,
     dry_run: DryRun = False,
-) -> None:
+    as_json: AsJson = False,
+) -> ExitCode | None:
     """Change a run from a step on: weights, bans, sizes.
 
     Steps may also be left out. The change is added to the journal in the run's newest checkpoint, and train --resume
@@ -88,14 +92,20 @@ def edit(
             generation=generation,
             dry_run=dry_run,
             patience=wait,
-            print_line=print_escaped,
+            print_line=print_note,
         )
     except KeyboardInterrupt:
-        click.echo(
-            f"Stopped. If the run had received the edit, {run / 'edits'} holds it and the answer.",
-            err=True,
-        )
-        raise click.exceptions.Exit(130) from None
+        stop = f"Stopped. If the run had received the edit, {run / 'edits'} holds it and the answer."
+        print_escaped(stop, stderr=True)
+        return ExitCode.INTERRUPTED
+    if as_json:
+        print_json(result)
+    else:
+        _print_result(result, at_step, dry_run=dry_run)
+    return None
+
+
+def _print_result(result: "EditResult", at_step: int, *, dry_run: bool) -> None:
     for line in result.before:
         if line not in result.after:
             print_escaped(f"- {line}")

@@ -1,14 +1,13 @@
 """``batchloom export``."""
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, final
 
 from batchloom.cli.options import Argument, AsJson, Generation, Option, Split
-from batchloom.cli.terminal import print_escaped, print_json
+from batchloom.cli.terminal import print_escaped, print_json, print_note
 from batchloom.core.wording import format_count, format_size
-from batchloom.store import export_store
+from batchloom.store import ExportTarget, export_store
 
 _PROGRESS_SECONDS = 5.0
 
@@ -17,7 +16,7 @@ def export(
     path: Annotated[Path, Argument(metavar="STORE", help="Folder of a store, or a Megatron prefix.")],
     *,
     to: Annotated[
-        str,
+        ExportTarget,
         Option(
             help="Format: megatron (copies of the shards), flat (one file of ids), parquet, hf (for "
             "datasets.load_from_disk) or mds (for mosaicml-streaming)."
@@ -39,7 +38,7 @@ def export(
     """Write a store in a form that other tools read."""
     result = export_store(
         path,
-        to=to,  # type: ignore[arg-type]  # checked by the callee
+        to=to,
         out=out,
         split=split,
         merge=merge,
@@ -68,4 +67,4 @@ class _ExportProgress:
         self._documents += documents
         if time.monotonic() - self._last_report_time >= _PROGRESS_SECONDS:
             self._last_report_time = time.monotonic()
-            print(f"exporting: {self._documents:,} documents", file=sys.stderr)
+            print_note(f"exporting: {self._documents:,} documents")

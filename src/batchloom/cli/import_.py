@@ -34,7 +34,9 @@ def import_(
     vocab_size: Annotated[
         int | None, Option(help="Exclusive upper bound of the ids, if no tokenizer is given.")
     ] = None,
-    dtype: Annotated[str | None, Option(help="Type of the ids of a flat file: uint16, uint32, int32, ...")] = None,
+    dtype: Annotated[
+        str | None, Option(help="Type of the ids of a flat file: uint16, uint32, int32, ... A .npy file has its own.")
+    ] = None,
     eod: Annotated[
         int | None,
         Option(help="Id that ends each document of a flat file.", show_default="the tokenizer's end token"),
@@ -47,7 +49,9 @@ def import_(
         float,
         Option(help="With --copy, share of the documents for the subset val, chosen by hash."),
     ] = 0.0,
-    tokens_per_shard: Annotated[str, Option(help="With --copy, largest number of tokens of a shard.")] = "100M",
+    tokens_per_shard: Annotated[
+        str, Option(metavar="SIZE", help="With --copy, maximum tokens of a shard (100M, 1G).")
+    ] = "100M",
     copy: Annotated[bool, Option("--copy", help="Write new shards instead of linking the files.")] = False,
     symlink: Annotated[
         bool,
@@ -57,7 +61,7 @@ def import_(
         ),
     ] = False,
     as_json: AsJson = False,
-) -> int:
+) -> None:
     """Make a store around existing files of token ids."""
     if copy and symlink:
         raise SettingsError(["how: --copy and --symlink exclude each other"])
@@ -81,4 +85,3 @@ def import_(
         print_json(result)
     else:
         print_result(plain_console(), result)
-    return 0

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
+    from batchloom.core.errors import ExitCode
+
 # These commands write nothing that a stop could leave behind.
 _READ_ONLY_COMMANDS = ("doctor", "check", "inspect", "plan", "explain", "when", "compare", "log", "view", "datasets")
 _MEMORY_ADVICE = {
@@ -25,10 +27,7 @@ _RANK_COMMANDS = (["train"], ["worker"])
 
 
 def main() -> None:
-    """Run the command line and exit with its code.
-
-    0: done, 1: failed, 2: wrong usage, 129, 130 or 143: stopped by a signal.
-    """
+    """Run the command line and exit with its code."""
     # Searching modules for cycles takes a tenth of a short command. `SectionedCommand` enables the collector again.
     gc.disable()
     # If the shell ignores Ctrl-C (nohup, &), keep it ignored.
@@ -38,13 +37,14 @@ def main() -> None:
         signal.signal(signal.SIGINT, _exit_on_signal)
     _reopen_closed_streams()
     from batchloom.cli import commands  # noqa: F401, PLC0415 - slow import
+    from batchloom.core.errors import ExitCode  # noqa: PLC0415
 
     # Paths may have characters that the terminal's encoding lacks.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
-    code, ended = 130, list[int]()
+    code, ended = ExitCode.INTERRUPTED, list[int]()
 
     def end(number: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - a handler's signature
         # Schedulers and containers stop a process by SIGTERM.
@@ -68,7 +68,7 @@ def main() -> None:
     _release_standard_streams()
     # The system frees the memory: searching all objects for cycles at exit takes 0.05 to 0.2 s.
     gc.freeze()
-    sys.exit(128 + ended[0] if ended and code == 130 else code)
+    sys.exit(ExitCode(128 + ended[0]) if ended and code is ExitCode.INTERRUPTED else code)
 
 
 def _release_standard_streams() -> None:
@@ -92,7 +92,7 @@ def _reopen_closed_streams() -> None:
 def _exit_on_signal(number: int, frame: "FrameType | None") -> None:  # noqa: ARG001 - a handler's signature
     """Exit at once; nothing needs cleanup yet."""
     os.write(2, f"batchloom: {_describe_stop(sys.argv[1:])}\n".encode())
-    os._exit(130)
+    os._exit(128 + number)
 
 
 def _describe_stop(arguments: "Sequence[str]") -> str:
@@ -101,13 +101,13 @@ def _describe_stop(arguments: "Sequence[str]") -> str:
     return "Stopped. What was finished is whole; give the same command again to go on."
 
 
-def run_command_line(arguments: "Sequence[str]") -> int:
+def run_command_line(arguments: "Sequence[str]") -> "ExitCode":
     """Run one command line and return its exit code."""
     import errno  # noqa: PLC0415
 
     from batchloom.cli.commands import execute, name_options  # noqa: PLC0415 - slow import
     from batchloom.cli.terminal import redact_urls  # noqa: PLC0415
-    from batchloom.core.errors import BatchloomError, SettingsError  # noqa: PLC0415
+    from batchloom.core.errors import BatchloomError, ExitCode, SettingsError  # noqa: PLC0415
     from batchloom.core.files import describe_os_error  # noqa: PLC0415
 
     try:
@@ -115,28 +115,28 @@ def run_command_line(arguments: "Sequence[str]") -> int:
         # Flush here: the interpreter's flush at exit would print a traceback.
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return _print_failure(_describe_stop(arguments), 130)
+        return _print_failure(_describe_stop(arguments), ExitCode.INTERRUPTED)
     except SettingsError as error:
         problems = [name_options(problem, arguments) for problem in error.problems]
-        return _print_failure(redact_urls("\n".join(problems), arguments), 2)
+        return _print_failure(redact_urls("\n".join(problems), arguments), ExitCode.USAGE)
     except BatchloomError as error:
-        return _print_failure(redact_urls(str(error), arguments), 1)
+        return _print_failure(redact_urls(str(error), arguments), ExitCode.FAILED)
     except BrokenPipeError:
         # The reader closed the pipe (`| head`): no error, but no more output is possible.
-        return 1
+        return ExitCode.FAILED
     except MemoryError:
         command = next((word for word in arguments if not word.startswith("-")), "")
         remedy = _MEMORY_ADVICE.get(command, "Give the job more.")
-        return _print_failure(f"Out of memory. {remedy}", 1)
+        return _print_failure(f"Out of memory. {remedy}", ExitCode.FAILED)
     except OSError as error:
         file_note = f" ({error.filename})" if error.filename else ""
         name = errno.errorcode.get(error.errno or 0, "OSError")
         sentence = f"The system refused{file_note} [{name}]: {describe_os_error(error)}."
-        return _print_failure(redact_urls(sentence, arguments), 1)
+        return _print_failure(redact_urls(sentence, arguments), ExitCode.FAILED)
     return code
 
 
-def _print_failure(sentence: str, code: int) -> int:
+def _print_failure(sentence: str, code: "ExitCode") -> "ExitCode":
     from batchloom.core.wording import escape_unprintable  # noqa: PLC0415
 
     # File names, column names and template errors may contain terminal escape codes.

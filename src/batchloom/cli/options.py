@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, final, get_args, get_origin, get_type_hints
 
 import click
+from click.shell_completion import CompletionItem
 
+from batchloom.cli.terminal import set_quiet
+from batchloom.core.errors import ExitCode
 from batchloom.core.settings import SettingField, list_settings, quote_value, strip_none
 
 _PLACEHOLDERS = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
@@ -53,14 +56,30 @@ StorePath = Annotated[
     str | None,
     Argument(
         metavar="STORE",
-        help="Folder of a store, a Megatron prefix, or the name of synthetic data.",
+        help="Folder or URL of a store, a Megatron prefix, or the name of synthetic data.",
     ),
 ]
-WorldSize = Annotated[int | None, Option(help="Number of data-parallel ranks.", panel="Plan")]
-Split = Annotated[str, Option(help="Subset of the store: train, val or test.")]
+WorldSize = Annotated[int | None, Option(help="Number of data-parallel ranks, to show the part of each.", panel="Plan")]
+Split = Annotated[Literal["train", "val", "test"], Option(help="Subset of the store.")]
 Generation = Annotated[int | None, Option(help="Generation of the store.", show_default="the newest")]
 DryRun = Annotated[bool, Option("--dry-run", help="Show what would change, without changing anything.")]
 AsJson = Annotated[bool, Option("--json", help="Print the result as one line of JSON.")]
+
+
+@final
+class TextType(click.ParamType):  # type: ignore[type-arg]  # older versions of click take none
+    """Type of a text, which a shell completes to a choice or a file."""
+
+    name = "text"
+
+    def __init__(self, choices: tuple[str, ...] = ()) -> None:
+        self._choices = choices
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - click's signature
+        """Return the choices that begin with a text; without choices ask for files."""
+        if not self._choices:
+            return [CompletionItem(incomplete, type="file")]
+        return [CompletionItem(choice) for choice in self._choices if choice.startswith(incomplete)]
 
 
 @final
@@ -114,44 +133,66 @@ class DescribedArgument(click.Argument):
         return repr(self._declaration.metavar)
 
 
+QUIET = PanelOption(
+    ["-q", "--quiet"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=set_quiet,
+    help="Print only the result, warnings and errors: no progress and no notes.",
+)
+
+
 def make_parameters(function: Callable[..., object]) -> list[click.Parameter]:
-    """Return the options and arguments that the annotations of a function declare."""
+    """Return the parameters that annotations of a function declare, and `QUIET`."""
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters.values()
-    return [_make_parameter(parameter, *get_args(hints[parameter.name])[:2]) for parameter in parameters]
+    return [*(_make_parameter(parameter, *get_args(hints[parameter.name])[:2]) for parameter in parameters), QUIET]
 
 
 def _make_parameter(parameter: inspect.Parameter, hint: Any, declaration: Option | Argument) -> click.Parameter:
     kind = strip_none(hint)
     is_list = get_origin(kind) is list
+    # The command or the settings class refuses other values, and suggests the nearest one.
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    value_type = str if is_list or choices else kind
     values: dict[str, Any] = {"callback": _convert_to_list} if is_list else {}
     if parameter.default is inspect.Parameter.empty:
         values["required"] = True
     else:
         values |= {"required": False, "default": parameter.default}
     if isinstance(declaration, Argument):
-        values["type"] = _choose_type(str if is_list else kind)
+        values["type"] = _choose_type(value_type)
         return DescribedArgument(parameter.name, declaration, nargs=-1 if is_list else 1, **values)
     name = parameter.name.replace("_", "-")
     option = PanelOption(
         [parameter.name, declaration.names or (f"--{name}/--no-{name}" if kind is bool else f"--{name}")],
         help=declaration.help,
-        metavar=None if kind is bool else declaration.metavar or _PLACEHOLDERS.get(kind, "TEXT"),
+        metavar=None if kind is bool else declaration.metavar or "|".join(choices) or _PLACEHOLDERS.get(kind, "TEXT"),
         # False would make the value optional.
         is_flag=True if kind is bool else None,
         multiple=is_list,
-        type=_choose_type(str if is_list else kind, declaration.minimum),
-        show_default=parameter.default != "" and declaration.show_default,
+        type=_choose_type(value_type, declaration.minimum, choices),
+        show_default=_choose_default_text(parameter.default, declaration),
         **values,
     )
     option.panel = declaration.panel
     return option
 
 
-def _choose_type(kind: Any, minimum: int | None = None) -> Any:
+def _choose_default_text(default: object, declaration: Option) -> str | bool:
+    """Return the default shown in the help, or whether click shows the value."""
+    if isinstance(default, float) and declaration.show_default is True:
+        return f"{default:g}"
+    return default != "" and declaration.show_default
+
+
+def _choose_type(kind: Any, minimum: int | None = None, choices: tuple[str, ...] = ()) -> Any:
     """Return the type of click for a type of Python."""
     if kind is Path:
         return click.Path(path_type=Path)
+    if kind is str:
+        return TextType(choices)
     return NumberType(kind, minimum) if kind in (int, float) else kind
 
 
@@ -162,7 +203,7 @@ def _convert_to_list(ctx: click.Context, param: click.Parameter, values: tuple[s
 
 def with_settings(
     *classes: type[Any], only: tuple[str, ...] = (), parameter: str = "settings"
-) -> Callable[..., Callable[..., int]]:
+) -> Callable[..., Callable[..., ExitCode | None]]:
     """Replace a parameter of a command by one option per declared field.
 
     The command receives the given values in this parameter: a dict by field name, with those of a nested settings
@@ -175,9 +216,9 @@ def with_settings(
     """
     paths = {path: field for cls in classes for path, field in _list_options(cls) if not only or path[-1] in only}
 
-    def decorate(command: Callable[..., int]) -> Callable[..., int]:
+    def decorate(command: Callable[..., ExitCode | None]) -> Callable[..., ExitCode | None]:
         @wraps(command)
-        def run(**values: Any) -> int:
+        def run(**values: Any) -> ExitCode | None:
             settings: dict[str, Any] = {}
             for path in paths:
                 value = values.pop("_".join(path))
@@ -228,15 +269,12 @@ def _list_options(cls: Any) -> list[tuple[tuple[str, ...], SettingField]]:
 def _declare_option(name: str, field: SettingField) -> inspect.Parameter:
     setting = field.setting
     hint: Any = setting.option_type or field.hint
-    if get_origin(hint) is Literal:
-        hint = str
     if hint is list:
         hint = list[str]
-    is_choice = get_origin(field.hint) is Literal
     option = Option(
         "/".join(field.option_names),
         help=setting.help,
-        metavar=setting.metavar or ("|".join(get_args(field.hint)) if is_choice else ""),
+        metavar=setting.metavar or "",
         show_default=_format_default(field),
         panel=setting.panel,
     )
@@ -252,4 +290,6 @@ def _format_default(field: SettingField) -> str | bool:
         # A flag without a --no- form is off by default.
         names = field.option_names
         return len(names) == 2 and names[not field.default][2:]
+    if isinstance(field.default, float):
+        return f"{field.default:g}"
     return field.default not in (None, MISSING, ()) and str(field.default)

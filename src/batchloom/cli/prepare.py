@@ -10,9 +10,10 @@ import click
 import batchloom
 from batchloom.chat import parse_mapping
 from batchloom.cli.options import Argument, AsJson, Option, with_settings
-from batchloom.cli.terminal import make_table, plain_console, print_json
+from batchloom.cli.terminal import can_redraw_stderr, is_quiet, make_table, plain_console, print_json, print_note
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
+from batchloom.core.yaml_reader import parse_yaml
 from batchloom.preparation import (
     Note,
     PrepareReport,
@@ -92,13 +93,17 @@ def prepare(
     *,
     out: Annotated[
         str | None,
-        Option(help="Folder of the store, or a URL in an object store (s3://bucket/prefix)."),
+        Option(
+            help="Folder of the store, or a URL in an object store (s3://bucket/prefix). --print-recipe needs none."
+        ),
     ] = None,
     recipe: Annotated[
         str | None,
         Option(help="Recipe file (YAML or JSON), or a store to prepare again. Options and inputs override it."),
     ] = None,
-    print_recipe: Annotated[bool, Option("--print-recipe", help="Print the complete recipe as YAML and exit.")] = False,
+    print_recipe: Annotated[
+        bool, Option("--print-recipe", help="Print the complete recipe as YAML, or with --json as JSON, and exit.")
+    ] = False,
     settings: dict[str, Any],
     run: dict[str, Any],
     separate: Annotated[
@@ -109,9 +114,9 @@ def prepare(
             "weights, for train --mixture.",
         ),
     ] = False,
-    profile: Annotated[bool, Option("--profile", help="Print where the time went.")] = False,
+    profile: Annotated[bool, Option("--profile", help="Print the seconds and the speed of each stage.")] = False,
     as_json: AsJson = False,
-) -> int:
+) -> None:
     """Prepare files into a store: tokenize, clean, deduplicate.
 
     Run the same command again to resume an interrupted job. A finished store is left as it is.
@@ -123,11 +128,13 @@ def prepare(
     build_request = partial(make_append_request, out=out) if run_settings.append else make_request
     request = build_request(inputs or None, options, recipe)
     if print_recipe:
-        return _print_recipe(request)
+        _print_recipe(request, as_json=as_json)
+        return
     if out is None:
         raise click.BadParameter("missing: name the folder of the store", param_hint="--out")
     if separate:
-        return _prepare_separately(request, out, run_settings, as_json=as_json)
+        _prepare_separately(request, out, run_settings, as_json=as_json)
+        return
     with ProgressDisplay() as display:
         result = run_request(request, out, display.show, run_settings)
     if as_json:
@@ -136,29 +143,30 @@ def prepare(
         print_result(plain_console(), result)
     if profile:
         _print_profile(plain_console(stderr=as_json), read_last_report(out))
-    return 0
 
 
-def _prepare_separately(request: PrepareRequest, out: str, settings: RunSettings, *, as_json: bool) -> int:
+def _prepare_separately(request: PrepareRequest, out: str, settings: RunSettings, *, as_json: bool) -> None:
     with ProgressDisplay() as display:
         result = run_separately(request, out, display.show, settings)
     if as_json:
         print_json({"mixture": result.path, "stores": result.stores})
-        return 0
+        return
     console = plain_console()
     for name, store_result in result.stores.items():
         console.print(f"{name}:")
         print_result(console, store_result)
     if result.path is not None:
         console.print(f"batchloom train --mixture {result.path} mixes them by their weights.")
-    return 0
 
 
-def _print_recipe(request: PrepareRequest) -> int:
+def _print_recipe(request: PrepareRequest, *, as_json: bool) -> None:
     for note in request.notes:
-        plain_console(stderr=True).print(escape_unprintable(note))
-    sys.stdout.write(format_recipe(request.recipe, request.tokenizer_note))
-    return 0
+        print_note(note)
+    text = format_recipe(request.recipe, request.tokenizer_note)
+    if as_json:
+        print_json(parse_yaml(text.encode(), "the recipe"))
+    else:
+        sys.stdout.write(text)
 
 
 @final
@@ -166,7 +174,7 @@ class ProgressDisplay:
     """Notes and progress on standard error: live on a terminal, else periodic lines."""
 
     def __init__(self) -> None:
-        self._console = plain_console(stderr=True)
+        self._console, self._quiet = plain_console(stderr=True), is_quiet()
         self._phase = ""
         self._made_before = 0
         self._began = self._last_report_time = time.monotonic()
@@ -182,6 +190,8 @@ class ProgressDisplay:
 
     def show(self, event: Note | Progress) -> None:
         """Show one event of the job."""
+        if self._quiet:
+            return
         if isinstance(event, Note):
             self._console.print(escape_unprintable(event.text))
             return
@@ -189,7 +199,7 @@ class ProgressDisplay:
             # The first event of a phase arrives after part of its work is done.
             self._phase, self._began = event.phase, time.monotonic()
             self._made_before = event.bytes_done - event.bytes_found
-        if self._console.is_terminal:
+        if can_redraw_stderr():
             self._show_live(event)
         elif time.monotonic() - self._last_report_time >= _PROGRESS_SECONDS:
             self._last_report_time = time.monotonic()

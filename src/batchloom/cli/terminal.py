@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import sys
 import threading
@@ -25,6 +26,8 @@ _URL_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:([^/?#\s]*)@)?[^?#\s]*
 # URL parts of one character are wildcards, not secrets.
 _MIN_SECRET_LENGTH = 2
 _SPINNER_DELAY = 0.5
+_QUIET_KEY = "batchloom.quiet"
+_DUMB_TERMINALS = ("dumb", "unknown")
 
 
 def plain_console(*, stderr: bool = False) -> "Console":
@@ -35,6 +38,31 @@ def plain_console(*, stderr: bool = False) -> "Console":
 
 
 _get_console = cache(plain_console)
+
+
+def set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001, FBT001 - click's signature
+    """Record whether the command was given ``--quiet``."""
+    ctx.meta[_QUIET_KEY] = value
+
+
+def is_quiet() -> bool:
+    """Return whether the running command was given ``--quiet``."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_QUIET_KEY))
+
+
+def can_redraw_stderr() -> bool:
+    """Return whether standard error is a terminal that can overwrite lines.
+
+    ``FORCE_COLOR`` makes rich take a pipe for a terminal, and redrawn lines would fill a log.
+    """
+    return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in _DUMB_TERMINALS
+
+
+def print_note(text: str) -> None:
+    """Print progress or a note on standard error, unless the command is quiet."""
+    if not is_quiet():
+        print_escaped(text, stderr=True)
 
 
 def print_escaped(text: str, style: str = "", *, stderr: bool = False) -> None:
@@ -112,7 +140,9 @@ class _PrintingHandler(logging.Handler):
 def print_log(
     print_record: Callable[[logging.LogRecord], None] = _print_to_stderr, level: int = logging.INFO
 ) -> Iterator[None]:
-    """Print the log ``batchloom``, such as counting progress, from a level on."""
+    """Print the log ``batchloom`` from a level on; with ``--quiet`` only warnings."""
+    if is_quiet():
+        level = max(level, logging.WARNING)
     log, handler = logging.getLogger("batchloom"), _PrintingHandler(print_record, level)
     previous_level = log.level
     log.addHandler(handler)
@@ -127,7 +157,7 @@ def print_log(
 @contextmanager
 def show_load(name: str) -> Iterator[None]:
     """Show a spinner on a terminal if loading ``name`` takes over half a second."""
-    if not sys.stderr.isatty():
+    if is_quiet() or not can_redraw_stderr():
         yield
         return
     # Imported here: the thread would import rich while this one imports other modules.

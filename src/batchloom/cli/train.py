@@ -1,40 +1,82 @@
-"""``batchloom train`` and ``batchloom demo``."""
+"""``batchloom train``, ``batchloom worker`` and ``batchloom demo``."""
 
 import logging
 import os
+import re
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, final
 
 import click
 
 from batchloom.batches import read_mixture
-from batchloom.cli.options import Option, with_settings
-from batchloom.cli.terminal import parse_bytes, print_log, show_load
+from batchloom.cli.options import AsJson, Option, with_settings
+from batchloom.cli.terminal import is_quiet, parse_bytes, print_escaped, print_json, print_log, show_load
 from batchloom.core.addresses import is_url
+from batchloom.core.errors import ExitCode, SettingsError
 from batchloom.core.settings import from_plain
-from batchloom.train import TrainRequest, require_train_packages
+from batchloom.train import LeaveEvent, TrainRequest, WorkerConfig, require_train_packages
 
 _NOT_STARTED_MESSAGE = "Stopped before the run began; nothing was left behind."
+# Settings of a worker with another option name; one-word settings are left out, as errors use such words.
+_OPTION_NAMES = {"tokenizer_name": "--tokenizer"}
+_SETTING_PATTERN = re.compile("|".join(rf"\b{one.name}\b" for one in fields(WorkerConfig) if "_" in one.name))
 
 
 @with_settings(TrainRequest)
-def train(*, settings: dict[str, Any]) -> None:
+def train(*, settings: dict[str, Any], as_json: AsJson = False) -> None:
     """Train a small GPT, or finetune a pretrained model.
 
     Under torchrun every process is one rank.
     """
     require_train_packages()
-    with _run_in_terminal():
+    printer = _LinePrinter(as_json=as_json)
+    with _run_in_terminal(printer):
         with show_load("torch"):
             from batchloom.train import start_training  # noqa: PLC0415 - importing torch takes seconds
 
-        start_training(from_plain(TrainRequest, _parse_options(settings)), print_line)
+        request = from_plain(TrainRequest, _parse_options(settings))
+        result = start_training(request, printer.print_line)
+        if not _is_first_rank():
+            return
+        if as_json:
+            print_json({"path": request.run_path, "step": result.step, "val_loss": result.val_loss})
+        elif is_quiet():
+            loss = "" if result.val_loss is None else f", val loss {result.val_loss:.4f}"
+            print_escaped(f"{request.run_path}: step {result.step:,}{loss}")
+
+
+@with_settings(WorkerConfig)
+def worker(*, settings: dict[str, Any], as_json: AsJson = False) -> ExitCode | None:
+    """Train as one worker of a run that others join and leave.
+
+    Under torchrun (--nnodes 1:8) or Ray Train it finds the other workers. Otherwise it trains alone.
+    """
+    require_train_packages()
+    defaults = {"worker_id": f"{socket.gethostname()}-{os.getpid()}", "dataset_type": ""}
+    with _rename_settings_to_options():
+        config = WorkerConfig(**{**defaults, **settings})
+    with show_load("torch"):
+        from batchloom.train import run_worker  # noqa: PLC0415 - importing torch takes seconds
+
+    leave = LeaveEvent()
+    with _leave_on_signals(leave) as received_signals:
+        report = run_worker(config, _LinePrinter(as_json=as_json).print_line, leave)
+    if as_json:
+        print_json(report)
+    elif is_quiet():
+        print_escaped(f"{config.out}: step {report.step:,}, {report.tokens:,} tokens of {config.worker_id}")
+    if report.finished:
+        return None
+    # Exit this way even if another worker was signaled: torchrun restarts with the remaining ones.
+    return ExitCode(128 + (received_signals[0] if received_signals else signal.SIGTERM))
 
 
 def demo(
@@ -43,7 +85,7 @@ def demo(
     steps: Annotated[
         int | None, Option(help="Number of steps to train, at least 1.", minimum=1, show_default="250")
     ] = None,
-) -> None:
+) -> ExitCode | None:
     """Prepare, train and sample real text, in three minutes.
 
     The text comes with Python: the demo needs no network and no account.
@@ -53,10 +95,11 @@ def demo(
         from batchloom.train import run_demo  # noqa: PLC0415 - importing torch takes seconds
 
     try:
-        run_demo(out, steps, print_line)
+        run_demo(out, steps, _LinePrinter().print_line)
     except KeyboardInterrupt:
-        click.echo(f"\nStopped; the same command begins again in {out}.", err=True)
-        raise click.exceptions.Exit(130) from None
+        _echo(f"\nStopped; the same command begins again in {out}.", err=True)
+        return ExitCode.INTERRUPTED
+    return None
 
 
 def _parse_options(settings: dict[str, Any]) -> dict[str, Any]:
@@ -75,29 +118,46 @@ def _parse_options(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "data": data}
 
 
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
-def _run_in_terminal() -> Iterator[None]:
+def _run_in_terminal(printer: "_LinePrinter") -> Iterator[None]:
     """Print the log of a run to the terminal; Ctrl-C ends it with one sentence."""
     # Only one rank prints information.
-    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
+    level = logging.INFO if _is_first_rank() else logging.WARNING
     try:
-        with _handle_first_interrupt(), print_log(_print_record, level):
+        with _handle_first_interrupt(), print_log(printer.print_record, level):
             yield
     except KeyboardInterrupt as stop:
         # Ctrl-C reaches all ranks; only one prints.
-        if os.environ.get("RANK", "0") == "0":
-            click.echo(f"\n{stop.args[0] if stop.args else _NOT_STARTED_MESSAGE}", err=True)
-        raise click.exceptions.Exit(130) from None
+        if _is_first_rank():
+            _echo(f"\n{stop.args[0] if stop.args else _NOT_STARTED_MESSAGE}", err=True)
+        raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
 
 
-def print_line(line: str, *, err: bool = False) -> None:
+@final
+class _LinePrinter:
+    """Printer of the lines of a run; with ``--json`` on standard error."""
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self._err, self._quiet = as_json, is_quiet()
+
+    def print_line(self, line: str) -> None:
+        """Print a line of progress."""
+        if not self._quiet:
+            _echo(line, err=self._err)
+
+    def print_record(self, record: logging.LogRecord) -> None:
+        """Print a record of the log; warnings are printed on standard error, and always."""
+        _echo(record.getMessage(), err=self._err or record.levelno >= logging.WARNING)
+
+
+def _echo(line: str, *, err: bool) -> None:
     """Print a line, which may contain path bytes that are not valid text."""
     encoding = (sys.stderr if err else sys.stdout).encoding or "utf-8"
     click.echo(line.encode(encoding, "backslashreplace").decode(encoding), err=err)
-
-
-def _print_record(record: logging.LogRecord) -> None:
-    print_line(record.getMessage(), err=record.levelno >= logging.WARNING)
 
 
 @contextmanager
@@ -122,3 +182,40 @@ def _handle_first_interrupt() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGINT) is interrupt:
             signal.signal(signal.SIGINT, previous_handler)
+
+
+@contextmanager
+def _rename_settings_to_options() -> Iterator[None]:
+    """Rename settings in errors to options of the command line."""
+
+    def option(match: re.Match[str]) -> str:
+        return _OPTION_NAMES.get(match[0], f"--{match[0].replace('_', '-')}")
+
+    try:
+        yield
+    except SettingsError as error:
+        raise SettingsError([_SETTING_PATTERN.sub(option, problem) for problem in error.problems]) from None
+
+
+@contextmanager
+def _leave_on_signals(leave: LeaveEvent) -> Iterator[list[int]]:
+    """Request to leave on SIGINT and SIGTERM; yields the list of received signals."""
+    received_signals: list[int] = []
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        if not leave.heeded:
+            # Before the first step, which may be hours away, leaving loses nothing.
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        received_signals.append(number)
+        leave.set()
+
+    previous_handlers = {
+        number: signal.signal(number, ask)
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        yield received_signals
+    finally:
+        for number, handler in previous_handlers.items():
+            signal.signal(number, handler)

@@ -1,15 +1,40 @@
-"""Exception classes; each message states the fact, the value and the remedy.
+"""Exit codes and exception classes.
 
-Every class also derives from the matching built-in, so that
+Each message states the fact, the value and the remedy. Every class also derives from the matching built-in, so that
 ``except FileNotFoundError`` and ``except ValueError`` keep working.
 """
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from enum import IntEnum
+from typing import Any, Self
 
 # Prefix of the reason if a record is not JSON.
 INVALID_JSON_PREFIX = "not valid JSON: "
+
+
+class ExitCode(IntEnum):
+    """Exit code of a command.
+
+    Attributes:
+        meaning: what a script can conclude from the code.
+    """
+
+    meaning: str
+
+    DONE = 0, "The command is done, and a check found no fault."
+    FAILED = 1, "An input, a store or the machine stopped the command, or a check or comparison found a fault."
+    USAGE = 2, "An option, an argument or a settings file is wrong."
+    HUNG_UP = 129, "The terminal was closed (SIGHUP)."
+    INTERRUPTED = 130, "Ctrl-C stopped the command (SIGINT)."
+    TERMINATED = 143, "The process was terminated (SIGTERM), or another worker of its run left."
+
+    def __new__(cls, code: int, meaning: str = "") -> Self:
+        """Return the code with its meaning."""
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.meaning = meaning
+        return member
 
 
 class BatchloomError(Exception):

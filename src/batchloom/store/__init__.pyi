@@ -1,4 +1,8 @@
-from .export.export_targets import EXPORT_TARGETS as EXPORT_TARGETS, export_store as export_store
+from .export.export_targets import (
+    EXPORT_TARGETS as EXPORT_TARGETS,
+    ExportTarget as ExportTarget,
+    export_store as export_store,
+)
 from .format.block_checksums import compute_block_checksums as compute_block_checksums
 from .format.layout import (
     MANIFEST_NAME as MANIFEST_NAME,

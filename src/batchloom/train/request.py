@@ -72,9 +72,9 @@ class StreamOptions:
             shown_default="one per core",
         ),
     ] = None
-    keep: Annotated[Path | None, DataSetting(help="Folder in which the store of a --stream is written meanwhile.")] = (
-        None
-    )
+    keep: Annotated[
+        Path | None, DataSetting(help="Folder of a store that is written from a --stream during the run.")
+    ] = None
     follow_links: Annotated[
         bool, DataSetting(help="Follow symbolic links that lead out of an input folder. Without it they are skipped.")
     ] = False
@@ -112,7 +112,9 @@ class StoreOptions:
     ] = None
     cache_limit: Annotated[
         int | None,
-        DataSetting(help="Maximum size of the block cache, as 200GB.", option_type=str, shown_default="50GB"),
+        DataSetting(
+            help="Maximum size of the block cache (200GB).", option_type=str, metavar="SIZE", shown_default="50GB"
+        ),
     ] = None
     verify: Annotated[
         str | None,
@@ -156,7 +158,7 @@ class DataRequest:
     stream: Annotated[
         tuple[str, ...] | None,
         DataSetting(
-            help="File, folder, glob or URL to read during the run; may be given several times. Replaces --data.",
+            help="File, folder, glob or URL to read during the run. Repeatable. Replaces --data.",
             option_type=list,
         ),
     ] = None
@@ -184,8 +186,8 @@ class DataRequest:
     missing_media_lists: Annotated[
         tuple[str, ...],
         DataSetting(
-            help="List of documents whose media are missing (check --missing-media FILE), served as padding; may be "
-            "given several times.",
+            help="List of documents whose media are missing (check --missing-media FILE), served as padding. "
+            "Repeatable.",
             option="--missing-media",
             option_type=list,
         ),

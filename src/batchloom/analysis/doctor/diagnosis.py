@@ -31,6 +31,7 @@ from batchloom.preparation.request import (
     as_input_tuple,
     choose_file_settings,
     default_dedup,
+    default_tokenizer,
     input_name,
     resolve_inputs,
 )
@@ -103,11 +104,19 @@ def quote_for_shell(word: str) -> str:
     return f"$'{spelled}'"
 
 
-def _make_prepare_commands(recipe: Recipe, names: Sequence[str], examination: ExaminationResult) -> list[str]:
+def _make_prepare_commands(
+    recipe: Recipe, names: Sequence[str], examination: ExaminationResult, held: Mapping[str, Any]
+) -> list[str]:
     """Return the prepare commands: one, or one per distinct ``--map``.
 
     Empty if an input cannot be named on a command line, or if a fault remains that no ``--map`` fixes. A wrong mapping
     in a manifest is fixed in the manifest.
+
+    Args:
+        recipe: recipe of the diagnosis.
+        names: inputs as the command line names them.
+        examination: result of reading the inputs.
+        held: settings that the inputs state themselves, which a command need not repeat.
     """
     sources = () if recipe.sources else examination.diagnosis.sources
     suggested = {source.suggestion for source in sources if source.suggestion}
@@ -118,22 +127,24 @@ def _make_prepare_commands(recipe: Recipe, names: Sequence[str], examination: Ex
     if examination.tokenizer_missing:
         recipe = replace(recipe, tokenizer=_FALLBACK_TOKENIZER)
     if not suggested:
-        return [_make_prepare_command(recipe, names, "")]
+        return [_make_prepare_command(recipe, names, "", held)]
     if len(suggested) == 1 and not refused and all(source.suggestion for source in sources):
-        return [_make_prepare_command(recipe, names, suggested.pop())]
+        return [_make_prepare_command(recipe, names, suggested.pop(), held)]
     by_map: dict[str, list[str]] = {}
     for source in sources:
         if source not in refused:
             by_map.setdefault(source.suggestion or "", []).append(source.path)
     return [
-        _make_prepare_command(recipe, paths, mapping, f"-{number}")
+        _make_prepare_command(recipe, paths, mapping, held, f"-{number}")
         for number, (mapping, paths) in enumerate(by_map.items(), 1)
     ]
 
 
-def _make_prepare_command(recipe: Recipe, inputs: Iterable[str], suggestion: str, suffix: str = "") -> str:
+def _make_prepare_command(
+    recipe: Recipe, inputs: Iterable[str], suggestion: str, held: Mapping[str, Any], suffix: str = ""
+) -> str:
     words = ["batchloom", "prepare", *inputs, "--out", _choose_out_folder(_DEFAULT_OUT + suffix)]
-    words += ["--tokenizer", recipe.tokenizer]
+    words += ["--tokenizer", recipe.tokenizer] if recipe.tokenizer != held.get("tokenizer") else []
     mapping = suggestion or ",".join(f"{role}={column}" for role, column in recipe.reading.mapping.items())
     if mapping:
         words += ["--map", mapping]
@@ -164,12 +175,14 @@ def _make_prepare_command(recipe: Recipe, inputs: Iterable[str], suggestion: str
         defaults = {field.name: None if field.default is MISSING else field.default for field in fields(spec)}
         for name in names:
             value = getattr(spec, name)
-            if value != defaults[name]:
-                text = str(value)
+            if value != held.get(name, defaults[name]):
+                # An empty default_system removes that of a file.
+                text = "" if value is None else str(value)
                 if name == "split_on":
                     text = text.replace("\n", "\\n").replace("\t", "\\t")
                 words += [f"--{name.replace('_', '-')}", text]
-    for name, value in recipe.chat.template_args.items():
+    template_args = recipe.chat.template_args
+    for name, value in template_args.items() if template_args != held.get("template_args") else ():
         words += ["--template-arg", format_template_argument(name, value)]
     if recipe.follow_links:
         words.append("--follow-links")
@@ -256,7 +269,10 @@ def doctor(
         listed = ", ".join(facts.path for facts in prepared)
         warnings.append(f"Already prepared, so not an input of prepare: {listed}.")
     names = [input_name(argument) for argument in raw_inputs]
-    commands = _make_prepare_commands(replace(recipe, reading=reading), names, examination)
+    held = {name: setting.value for name, setting in resolved_inputs.settings}
+    if tokenizer is None and resolved_inputs.tokenizer != default_tokenizer(reading):
+        held["tokenizer"] = resolved_inputs.tokenizer
+    commands = _make_prepare_commands(replace(recipe, reading=reading), names, examination, held)
     return replace(
         found,
         prepared=prepared,

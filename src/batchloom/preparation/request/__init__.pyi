@@ -3,6 +3,7 @@ from .inputs import (
     ResolvedInputs as ResolvedInputs,
     as_input_tuple as as_input_tuple,
     choose_file_settings as choose_file_settings,
+    default_tokenizer as default_tokenizer,
     input_name as input_name,
     list_inputs as list_inputs,
     resolve_inputs as resolve_inputs,

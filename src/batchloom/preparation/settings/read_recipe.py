@@ -156,7 +156,7 @@ class ReadRecipe:
     mapping: Annotated[
         Mapping[str, str],
         Setting(
-            help="Columns by role, over the detected ones: prompt=q,response=a.",
+            help="Columns of the records by role, instead of the detected ones: prompt=q,response=a.",
             check=lambda _: "",
             option="--map",
             option_type=str,
@@ -186,9 +186,9 @@ class ReadRecipe:
     split_on: Annotated[
         str,
         Setting(
-            help="Document of a text file: auto (a file; a plain-text file above 1 MiB is cut at blank lines into "
-            "documents of about 64 KiB), file, line, paragraph, or any other string, at which texts are cut and "
-            r"which is removed (\n is a newline).",
+            help="Part of a text file that becomes a document: auto (the file; a plain-text file above 1 MiB is cut at "
+            "blank lines into documents of about 64 KiB), file, line, paragraph, or any other string, at which texts "
+            r"are cut and which is removed (\n is a newline).",
             check=_find_split_problem,
             option_type=str,
         ),
@@ -207,7 +207,7 @@ class ReadRecipe:
     fim: Annotated[
         FimRecipe | None,
         Setting(
-            help="Share of the texts whose middle is put last (fill-in-the-middle).",
+            help="Share of the texts whose middle is put last (fill-in-the-middle), from 0 to 1.",
             check=lambda value: "" if isinstance(value, FimRecipe) else "is no Fim; give Fim(rate=0.5)",
             option_type=float,
             metavar="RATE",

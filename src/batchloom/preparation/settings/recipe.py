@@ -78,7 +78,14 @@ TrainOnEosSetting = Annotated[
 ]
 # Token counts are stored in 64 bits.
 MaxTokensSetting = Annotated[
-    int | None, Setting(help="Maximum tokens of a conversation.", minimum=1, maximum=10**12, panel=CHAT_PANEL)
+    int | None,
+    Setting(
+        help="Maximum tokens of a conversation.",
+        minimum=1,
+        maximum=10**12,
+        shown_default="no limit",
+        panel=CHAT_PANEL,
+    ),
 ]
 OverlongSetting = Annotated[
     OverlongPolicy,
@@ -270,7 +277,7 @@ class ChatRecipe:
         template_args: variables of the template by name; those of a record override them.
         template_date: date that the template writes, as ``YYYY-MM-DD``; None for 2024-07-26.
         tool_format: format in which tools and tool calls are written into contents; None leaves them to the template.
-        default_system: system prompt of conversations that have none; None adds none.
+        default_system: system prompt of conversations that have none; None or an empty text adds none.
         train_on: turns to train on: ``assistant``, ``all``, ``last``, ``completion``, ``flagged``, or roles separated
             by commas; None for the completion of prompt-completion records and the assistant's turns of others.
         train_on_eos: stop tokens to train on: ``turn`` (those of trained turns), ``all`` (those of all turns),
@@ -326,7 +333,8 @@ class ChatRecipe:
     default_system: Annotated[
         str | None,
         Setting(
-            help="System prompt of conversations without one.",
+            help="System prompt of conversations without one. An empty text removes that of a recipe or job file.",
+            check=lambda value: "" if value == "" or is_text(value) else "is not a text of Unicode characters",
             metavar="TEXT",
             shown_default="the template's",
             panel=CHAT_PANEL,
@@ -340,6 +348,8 @@ class ChatRecipe:
 
     def __post_init__(self) -> None:
         problems = find_problems(self)
+        if self.default_system == "":
+            object.__setattr__(self, "default_system", None)
         problems += [f"template_args: {problem}" for problem in find_argument_problems(self.template_args)]
         if self.template == NO_TEMPLATE:
             problems += [
@@ -412,8 +422,8 @@ class Recipe:
     tokenizer: Annotated[
         str,
         Setting(
-            help="bytes, gpt2, train:N (learn one from the input), tiktoken:NAME, the path of a tokenizer.json or its "
-            "folder, or a Hub id.",
+            help="Tokenizer: bytes, gpt2, train:N (learn N ids from the input), tiktoken:NAME, the path of a "
+            "tokenizer.json or its folder, or a Hub id.",
             check=_find_tokenizer_problem,
             option_type=str,
             shown_default="that of a manifest or processor, else gpt2",
@@ -465,7 +475,8 @@ class Recipe:
     max_bad: Annotated[
         int | str,
         Setting(
-            help="Maximum bad records: a number, or a share that allows at least 10. They go to quarantine.jsonl.",
+            help="Maximum bad records: a number, or a share of all records, which allows at least 10. Bad records are "
+            "written to quarantine.jsonl.",
             check=_find_bad_budget_problem,
             option_type=str,
         ),

@@ -61,13 +61,22 @@ class ExecutionSettings:
     engine: Annotated[
         ExecutorName, Setting(help="Executor: pool (processes of this machine) or ray.", panel=_PANEL)
     ] = "pool"
-    address: Annotated[str | None, Setting(help="Address of a Ray cluster (host:port, auto).", panel=_PANEL)] = None
+    address: Annotated[
+        str | None,
+        Setting(
+            help="Address of the cluster for --engine ray: host:port, or auto for the one of this machine.",
+            shown_default="a new one on this machine",
+            panel=_PANEL,
+        ),
+    ] = None
     memory_per_worker: Annotated[
         int | None,
         Setting(
-            help="Memory limit of a worker (2G, 700M); a larger one is restarted.",
+            help="Maximum memory of a worker (2G, 700M). A worker that needs more is restarted.",
             check=_find_memory_problem,
             option_type=str,
+            metavar="SIZE",
+            shown_default="no limit",
             panel=_PANEL,
         ),
     ] = None

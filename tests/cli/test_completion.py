@@ -1,0 +1,140 @@
+"""Shell completion: real shells that load what ``--install-completion`` writes."""
+
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from batchloom.testing import write_store
+
+TIMEOUT_S = 60
+SHELL_COMMANDS = {"bash": ["bash", "-i"], "zsh": ["zsh", "-i"], "fish": ["fish", "-i"]}
+ESCAPE_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>()][0B]?|\x1b\][^\x07]*\x07|\x0f|\r")
+
+
+def make_environment(home, shell="bash"):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "ZDOTDIR"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**kept, "HOME": str(home), "PATH": path, "SHELL": f"/bin/{shell}", "TERM": "xterm"}
+
+
+def run_batchloom(home, *words, shell="bash"):
+    return subprocess.run(
+        [sys.executable, "-m", "batchloom", *words],
+        env=make_environment(home, shell),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+class Terminal:
+    """An interactive shell in a terminal of its own."""
+
+    def __init__(self, descriptor):
+        self.descriptor, self.output = descriptor, ""
+
+    def send(self, text):
+        os.write(self.descriptor, text.encode())
+
+    def wait_for(self, pattern):
+        """Read until a pattern occurs; return and forget the output up to its end."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (match := re.search(pattern, ESCAPE_CODE.sub("", self.output))):
+            left = deadline - time.monotonic()
+            assert left > 0, f"{pattern!r} is not in {self.output!r}"
+            if select.select([self.descriptor], [], [], left)[0]:
+                self.output += os.read(self.descriptor, 1 << 16).decode(errors="replace")
+        text = ESCAPE_CODE.sub("", self.output)
+        self.output = text[match.end() :]
+        return text[: match.end()]
+
+    def complete(self, line, pattern):
+        """Type a line and the Tab key, and wait for a pattern; then erase the line."""
+        self.send(line + "\t")
+        text = self.wait_for(pattern)
+        self.send("\x15")
+        return text
+
+
+@contextmanager
+def start_shell(shell, home, folder):
+    process, descriptor = pty.fork()
+    if process == 0:
+        os.chdir(folder)
+        os.execvpe(shell, SHELL_COMMANDS[shell], make_environment(home, shell))
+    terminal = Terminal(descriptor)
+    try:
+        terminal.send("echo re''ady\r")
+        terminal.wait_for(r"(?m)^ready")
+        yield terminal
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("shell", ["bash", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zsh", "fish"))])
+def test_a_shell_completes_commands_options_choices_and_paths(tmp_path, shell):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    home, folder = tmp_path / "home", tmp_path / "work"
+    home.mkdir()
+    folder.mkdir()
+    write_store(folder / "my_store", [[1, 2, 3]])
+    assert run_batchloom(home, "--install-completion", shell).returncode == 0
+    with start_shell(shell, home, folder) as terminal:
+        terminal.complete("batchloom insp", r"insp *ect")
+        terminal.complete("batchloom inspect --spl", r"--spl *it")
+        terminal.complete("batchloom inspect --split va", r"va *l ")
+        terminal.complete("batchloom plan --last d", r"d *rop")
+        terminal.complete("batchloom check my_st", r"my_st *ore")
+        terminal.complete("batchloom export my_store --to par", r"par *quet")
+        terminal.complete("batchloom prepare in.txt --recipe my_st", r"my_st *ore")
+
+
+@pytest.mark.parametrize(
+    ("shell", "script", "start_file"),
+    [
+        ("bash", ".local/share/batchloom/completion.bash", ".bashrc"),
+        ("zsh", ".local/share/batchloom/completion.zsh", ".zshrc"),
+        ("fish", ".config/fish/completions/batchloom.fish", None),
+    ],
+)
+def test_installing_twice_equals_installing_once(tmp_path, shell, script, start_file):
+    if start_file:
+        (tmp_path / start_file).write_text("alias ll='ls -l'")
+    first, second = (run_batchloom(tmp_path, "--install-completion", shell=shell) for _ in range(2))
+    assert (first.returncode, first.stderr) == (0, "")
+    assert f"Wrote {tmp_path / script}.\n" in first.stdout
+    assert (tmp_path / script).read_text() == run_batchloom(tmp_path, "--show-completion", shell).stdout
+    if start_file:
+        assert f"{tmp_path / start_file} loads it now.\n" in first.stdout
+        assert f"{tmp_path / start_file} loads it already.\n" in second.stdout
+        lines = (tmp_path / start_file).read_text().splitlines()
+        assert lines[0] == "alias ll='ls -l'"
+        assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "shell", "message"),
+    [
+        (["--install-completion"], "tcsh", "'/bin/tcsh' is none of bash, zsh, fish"),
+        (["--show-completion"], "tcsh", "name the shell"),
+        (["--install-completion", "tcsh"], "bash", "--install-completion: 'tcsh' is not one of"),
+    ],
+)
+def test_another_shell_is_refused(tmp_path, words, shell, message):
+    result = run_batchloom(tmp_path, *words, shell=shell)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert list(tmp_path.iterdir()) == []

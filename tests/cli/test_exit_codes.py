@@ -1,0 +1,90 @@
+"""Exit codes of real processes: one for each meaning in the table."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from batchloom.core.errors import ExitCode
+from batchloom.testing import write_store
+
+TEXT = [[*b"it was the best of times, it was the worst of times", 256]] * 20
+
+
+def run_batchloom(*words, cwd):
+    command = [sys.executable, "-m", "batchloom", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_store(tmp_path / "s", TEXT)
+    write_store(tmp_path / "faulty", TEXT)
+    shard = tmp_path / "faulty/train/shard_00000.bin"
+    shard.write_bytes(bytes(shard.stat().st_size))
+    (tmp_path / "bad.jsonl").write_text('{"text": 5}\n')
+    (tmp_path / "recipe.yaml").write_text("tokeniser: bytes\n")
+    for name, losses in (("a", [3.0, 2.0]), ("b", [3.0, 2.5])):
+        entries = [{"kind": "step", "step": step, "loss": loss, "trained": 9} for step, loss in enumerate(losses, 1)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["check", "s"], ExitCode.DONE),
+        (["--version"], ExitCode.DONE),
+        (["check", "faulty"], ExitCode.FAILED),
+        (["check", "missing"], ExitCode.FAILED),
+        (["doctor", "bad.jsonl"], ExitCode.FAILED),
+        (["inspect", "missing"], ExitCode.FAILED),
+        (["compare", "--runs", "a.jsonl", "b.jsonl", "--tolerance", "0.01"], ExitCode.FAILED),
+        ([], ExitCode.USAGE),
+        (["frobnicate"], ExitCode.USAGE),
+        (["check"], ExitCode.USAGE),
+        (["inspect", "s", "--seq-len", "many"], ExitCode.USAGE),
+        (["prepare", "bad.jsonl", "--out", "o", "--dedup", "fuzzy"], ExitCode.USAGE),
+        (["prepare", "bad.jsonl", "--out", "o", "--recipe", "recipe.yaml"], ExitCode.USAGE),
+    ],
+    ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else value.name,
+)
+def test_a_command_ends_with_its_exit_code(folder, words, code):
+    result = run_batchloom(*words, cwd=folder)
+    assert result.returncode == code, result.stderr
+    assert "Traceback" not in result.stderr
+    assert (result.stdout == "") == (code is ExitCode.USAGE or words[0] == "inspect")
+
+
+@pytest.mark.parametrize(
+    ("signal_number", "exit_code"),
+    [
+        (signal.SIGINT, ExitCode.INTERRUPTED),
+        (signal.SIGTERM, ExitCode.TERMINATED),
+        pytest.param(signal.SIGHUP, ExitCode.HUNG_UP, marks=pytest.mark.slow),
+    ],
+)
+def test_a_stop_in_the_middle_of_the_work(tmp_path, signal_number, exit_code):
+    """A signal during the work stops the command with its exit code."""
+    with (tmp_path / "a.txt").open("w") as file:
+        file.writelines(f"line {number}\n" for number in range(1_000_000))
+    arguments = ["prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out")]
+    # Under nohup, this process ignores SIGHUP, and the process that it starts would inherit that.
+    previous_handler = signal.signal(signal_number, signal.SIG_DFL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "batchloom", *arguments, "--tokenizer", "bytes", "--split-on", "line"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    signal.signal(signal_number, previous_handler)
+    while not (tmp_path / "out" / ".work" / "units").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal_number)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == exit_code
+    assert errors.strip().splitlines()[-1].startswith("batchloom: Stopped.")
+    assert "Traceback" not in errors

@@ -1,0 +1,101 @@
+"""Colors, progress and ``--quiet``, in pipes and terminals."""
+
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+from batchloom.cli import run_command_line
+from batchloom.testing import write_store
+
+TEXT = [[*b"it was the best of times, it was the worst of times", 256]] * 20
+RED, ERASE_LINE = b"\x1b[31m", b"\x1b[2K"
+COLOR_VARIABLES = ("NO_COLOR", "FORCE_COLOR", "TERM", "COLORTERM")
+
+
+def make_environment(variables):
+    return {name: value for name, value in os.environ.items() if name not in COLOR_VARIABLES} | variables
+
+
+def run_in_terminal(*words, cwd, **variables):
+    """Run a command whose output is a terminal; return what the terminal received."""
+    reader, terminal = pty.openpty()
+    command = [sys.executable, "-m", "batchloom", *words]
+    subprocess.run(command, cwd=cwd, env=make_environment(variables), stdout=terminal, stderr=terminal, check=False)
+    os.close(terminal)
+    output = b""
+    with suppress(OSError):  # the end of a terminal's output
+        while chunk := os.read(reader, 1 << 16):
+            output += chunk
+    os.close(reader)
+    return output
+
+
+def run_in_pipe(*words, cwd, **variables):
+    command = [sys.executable, "-m", "batchloom", *words]
+    return subprocess.run(command, cwd=cwd, env=make_environment(variables), capture_output=True, check=False)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    store = write_store(tmp_path / "s", TEXT)
+    (store.path / "train/shard_00000.bin").write_bytes(bytes(2080))
+    (tmp_path / "in.jsonl").write_text('{"text": "one"}\n{"text": "one"}\n{"text": "two"}\n')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_colors_follow_the_terminal_and_the_environment(folder):
+    assert RED in run_in_terminal("check", "s", cwd=folder, TERM="xterm")
+    for variables in ({"TERM": "xterm", "NO_COLOR": "1"}, {"TERM": "dumb"}):
+        output = run_in_terminal("check", "s", cwd=folder, **variables)
+        assert b"FAULT" in output
+        assert b"\x1b" not in output
+    assert b"\x1b" not in run_in_pipe("check", "s", cwd=folder, TERM="xterm").stdout
+    assert RED in run_in_pipe("check", "s", cwd=folder, TERM="xterm", FORCE_COLOR="1").stdout
+
+
+def test_progress_is_redrawn_on_a_terminal_only(folder):
+    words = ["prepare", "in.jsonl", "--tokenizer", "bytes", "--out"]
+    assert ERASE_LINE in run_in_terminal(*words, "a", cwd=folder, TERM="xterm")
+    assert b"\x1b" not in run_in_terminal(*words, "b", cwd=folder, TERM="dumb")
+    assert ERASE_LINE not in run_in_terminal(*words, "c", "--quiet", cwd=folder, TERM="xterm")
+    forced = run_in_pipe(*words, "d", cwd=folder, TERM="xterm", FORCE_COLOR="1")
+    assert forced.returncode == 0
+    assert ERASE_LINE not in forced.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "result"),
+    [
+        (["prepare", "in.jsonl", "--out", "o", "--tokenizer", "bytes"], "documents kept"),
+        (["convert", "in.jsonl", "--out", "-"], '{"text":"two"}'),
+    ],
+)
+def test_quiet_leaves_only_the_result(folder, words, result, capfd):
+    assert run_command_line(words) == 0
+    output = capfd.readouterr()
+    assert output.err
+    for path in folder.glob("o*"):
+        path.rename(folder / "earlier")
+    assert run_command_line([*words, "-q"]) == 0
+    quiet_output = capfd.readouterr()
+    assert quiet_output.err == ""
+    assert result in quiet_output.out
+    assert len(quiet_output.out.splitlines()) == len(output.out.splitlines())
+
+
+def test_quiet_training_prints_one_line(folder, capfd):
+    write_store("fine", TEXT)
+    sizes = ["--seq-len", "64", "--global-batch-size", "2", "--max-iters", "2"]
+    assert run_command_line(["train", "--data", "fine", *sizes, "--device", "cpu", "--out", "run", "-q"]) == 0
+    output = capfd.readouterr()
+    assert (output.out, output.err) == ("run: step 2\n", "")
+
+
+def test_quiet_keeps_errors(folder, capfd):
+    assert run_command_line(["prepare", "missing.jsonl", "--out", "o", "--quiet"]) == 1
+    assert capfd.readouterr().err.startswith("batchloom: ")
