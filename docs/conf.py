@@ -21,6 +21,9 @@ autodoc_default_options = {"exclude-members": "model_config, model_post_init"}
 # Frameworks that a build may lack.
 autodoc_mock_imports = [name for name in ("lightning", "megatron", "torchtitan") if find_spec(name) is None]
 
+# "--option" stays as it is.
+smartquotes = False
+
 html_theme = "furo"
 html_title = "batchloom"
 html_show_copyright = html_show_sphinx = False
