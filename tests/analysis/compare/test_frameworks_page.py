@@ -18,6 +18,11 @@ def read_pins():
     return {name.lower(): version for name, version in pairs}
 
 
+def _get_install_target(requirement):
+    bound = f">={requirement.least}" + (f",<{requirement.below}" if requirement.below else "")
+    return f"batchloom[{requirement.extra}]" if requirement.extra else f"{requirement.package}{bound}"
+
+
 def make_version_table():
     """Return the table that belongs between the marks of the page."""
     all_requirements = [
@@ -26,7 +31,7 @@ def make_version_table():
     tested_versions = read_pins()
     rows = [
         f"| {requirement.package} | >= {requirement.least}{f', < {requirement.below}' if requirement.below else ''} | "
-        f"{tested_versions.get(requirement.package, 'not installed')} | `batchloom[{requirement.extra}]` |"
+        f"{tested_versions.get(requirement.package, 'not installed')} | `{_get_install_target(requirement)}` |"
         for requirement in all_requirements
     ]
     return "\n".join(
