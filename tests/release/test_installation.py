@@ -116,5 +116,6 @@ def test_the_installed_package_prepares_checks_and_inspects(scripts, tmp_path):
 
 def test_the_demo_runs_with_the_extra_train(scripts, wheel, tmp_path):
     run(scripts / "python", "-m", "pip", "install", "--quiet", "-c", CONSTRAINTS, f"{wheel}[train]", cwd=tmp_path)
-    run(scripts / "batchloom", "demo", "--out", "demo", "--steps", "3", cwd=tmp_path)
-    assert (tmp_path / "demo").is_dir()
+    # Enough steps to get below the unigram entropy, which the demo requires.
+    run(scripts / "batchloom", "demo", "--out", "demo", "--steps", "40", cwd=tmp_path)
+    assert (tmp_path / "demo" / "run" / "loss.png").is_file()
