@@ -11,7 +11,7 @@ PYTEST = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(P
 # Processes that tests start read compiled modules instead of compiling them again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-slow golden mutants lint bench clean
+.PHONY: demo test test-all test-slow golden mutants lint docs bench clean
 
 demo: .venv/.demo
 	$(BIN)/batchloom demo
@@ -40,6 +40,11 @@ lint: .venv/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The site, in docs/_build: a broken link or a page outside the navigation is an error.
+docs: .venv/.test
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs docs/_build
+	@echo "Open docs/_build/index.html"
 
 bench: .venv-bench/.bench
 	for b in chart load first_batch pack share read prepare chain dedup quality; do .venv-bench/bin/python bench/$$b.py --peers || exit 1; done

@@ -1,6 +1,6 @@
 """Speed chart of batchloom and its peers, from one run.
 
-    python bench/chart.py [--out docs/speed.svg] [--seconds 3] [--mb 60] [--rounds 3]
+    python bench/chart.py [--out docs/images/speed.svg] [--seconds 3] [--mb 60] [--rounds 3]
 
 Three measurements on this machine, each with one process of one thread of work, peers alternating with batchloom:
 
@@ -171,7 +171,7 @@ def draw(panels: list[tuple[str, str, Results]], caption: str, out: Path) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("docs/speed.svg"))
+    parser.add_argument("--out", type=Path, default=Path("docs/images/speed.svg"))
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--mb", type=float, default=60)
     parser.add_argument("--conversations", type=int, default=4_000)

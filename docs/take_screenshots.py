@@ -1,4 +1,4 @@
-"""Take the screenshots of docs/view.md from a store of real conversations.
+"""Take the screenshots of docs/how-to/check/view.md from a store of real conversations.
 
     python docs/take_screenshots.py STORE
 

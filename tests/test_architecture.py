@@ -548,7 +548,7 @@ def test_public_names_are_listed():
 @pytest.mark.parametrize("name", sorted(batchloom.__all__))
 def test_public_names_exist_and_are_documented(name):
     assert getattr(batchloom, name).__doc__
-    assert name in (SOURCE.parent.parent / "docs" / "reference.md").read_text()
+    assert name in (SOURCE.parent.parent / "docs/reference/python.md").read_text()
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -6,6 +6,7 @@ import re
 import runpy
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from batchloom.preparation import make_request, parse_clean_steps
 from batchloom.preparation.request import format_recipe
 from batchloom.text import find_clean_problems
 from processes import run_module
+from run_blocks import check_shown_output
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -29,18 +31,46 @@ def find_blocks(page):
     return [(match[1], match[2]) for match in FENCE.finditer(page.read_text())]
 
 
+def find_runnable_blocks(page):
+    """Return language, text and shown output of the blocks to run.
+
+    The output is that of a ``text`` block that follows directly, on pages that promise real output, else None.
+    """
+    blocks, text = [], page.read_text()
+    matches = list(FENCE.finditer(text))
+    for match, following in zip(matches, [*matches[1:], None], strict=True):
+        is_output = following and following[1] == "text" and not text[match.end() : following.start()].strip()
+        if match[1] not in LANGUAGES_NOT_RUN:
+            blocks.append((match[1], match[2], following[2] if is_output and shows_real_output(page) else None))
+    return blocks
+
+
+def shows_real_output(page):
+    return page.name == "README.md" or page.parent.name == "tutorials"
+
+
 def get_page_name(page):
     return str(page.relative_to(ROOT))
 
 
 # Pages whose commands train models or compare frameworks, which takes over five seconds.
 LONG_PAGES = {
-    "docs/how-to/coming-from/own-scripts.md",
-    "docs/compare.md",
-    "docs/recipes.md",
-    "docs/train.md",
-    "docs/worker.md",
+    "docs/how-to/check/compare.md",
+    "docs/how-to/train/edits.md",
+    "docs/how-to/train/trainer.md",
+    "docs/how-to/train/elastic-workers.md",
+    "docs/tutorials/finetune.md",
+    "docs/tutorials/images.md",
+    "docs/tutorials/pretrain.md",
 }
+# Pages that docs/write_reference.py and the declarations write: their length is that of the code.
+GENERATED_PAGES = {
+    f"docs/reference/{name}.md"
+    for name in ("settings", "cleaning-steps", "cli", "python", "batch-keys", "metrics", "errors", "schemas")
+}
+# Normative: complete, whatever their length.
+SPECIFICATIONS = {"docs/reference/format.md", "docs/reference/order.md"}
+HAND_WRITTEN_PAGES = [page for page in PAGES if get_page_name(page) not in GENERATED_PAGES]
 PAGES_WITH_CODE = [page for page in PAGES if {name for name, _ in find_blocks(page)} - LANGUAGES_NOT_RUN]
 
 
@@ -66,23 +96,54 @@ def test_linked_pages_exist():
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/explanation/architecture.md"])
 def test_source_files_that_a_page_names_exist(page):
-    named = re.findall(r"`(?:src/batchloom/)?([a-z_]+/[\w/]+(?:\.py|/))`", (ROOT / page).read_text())
-    outside = ("docs/", "tests/", "bench/", "scripts/")
-    inside = [path for path in named if not path.startswith(outside)]
-    assert len(inside) >= 10
-    assert [path for path in inside if not (ROOT / "src/batchloom" / path).exists()] == []
+    named = re.findall(r"`((?:src/batchloom/)?[a-z_]+/(?:[\w/-]+(?:\.py|/))?)`", (ROOT / page).read_text())
+    assert len(named) >= 10
+    folders = (ROOT, ROOT / "src/batchloom")
+    assert [path for path in named if not any((folder / path).exists() for folder in folders)] == []
 
 
-def test_the_settings_page_is_that_of_the_declarations():
-    script = runpy.run_path(str(ROOT / "docs" / "write_settings_page.py"))
-    assert (ROOT / "docs" / "settings.md").read_text() == script["format_page"]()
-    assert (ROOT / "docs" / "recipe.schema.json").read_text() == script["format_recipe_schema"]()
+def count_words(page):
+    return len(page.read_text().split())
+
+
+@pytest.mark.parametrize(("page", "most_words"), [("README.md", 700), ("CONTRIBUTING.md", 800)])
+def test_first_pages_are_short(page, most_words):
+    assert count_words(ROOT / page) <= most_words
+
+
+def test_no_page_has_more_than_1200_words():
+    pages = [page for page in HAND_WRITTEN_PAGES if get_page_name(page) not in SPECIFICATIONS]
+    assert {get_page_name(page): count_words(page) for page in pages if count_words(page) > 1200} == {}
+
+
+def test_hand_written_pages_have_at_most_40000_words():
+    assert sum(map(count_words, HAND_WRITTEN_PAGES)) <= 40_000
+
+
+def test_the_site_builds_without_warnings(tmp_path):
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "-q", "-b", "html"]
+    result = subprocess.run([*command, ROOT / "docs", tmp_path], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+REFERENCE = runpy.run_path(str(ROOT / "docs/write_reference.py"))["PAGES"]
+
+
+# python.md imports every framework.
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] if page == "python.md" else []) for page in REFERENCE]
+)
+def test_a_reference_page_is_that_of_the_declarations(page):
+    if page == "python.md":
+        for framework in ("transformers", "lightning", "megatron.core", "torchtitan", "deepspeed", "accelerate"):
+            pytest.importorskip(framework)
+    assert (ROOT / "docs/reference" / page).read_text() == REFERENCE[page]()
 
 
 def test_the_schema_of_recipe_files_accepts_recipes_and_finds_mistakes(tmp_path):
     import jsonschema
 
-    schema = json.loads((ROOT / "docs" / "recipe.schema.json").read_text())
+    schema = json.loads((ROOT / "docs/reference/recipe.schema.json").read_text())
     (tmp_path / "a.txt").write_text("text")
     requests = [
         {"tokenizer": "bytes", "dedup": {"mode": "near", "similarity": 0.7}, "tokens_per_shard": "1M", "fim": 0.5},
@@ -96,12 +157,27 @@ def test_the_schema_of_recipe_files_accepts_recipes_and_finds_mistakes(tmp_path)
             jsonschema.validate({"inputs": ["a.txt"], **wrong}, schema)
 
 
-def test_every_page_is_named_in_the_readme_and_every_public_name_in_the_reference():
-    readme, reference = (ROOT / "README.md").read_text(), (ROOT / "docs/reference.md").read_text()
-    unnamed = [page.name for page in ROOT.glob("docs/*.md") if f"(docs/{page.name})" not in readme]
-    assert unnamed == []
+def test_every_public_name_is_in_the_reference():
+    reference = (ROOT / "docs/reference/python.md").read_text()
     names = {*batchloom.__all__, *batchloom.compat.__all__}
     assert {name for name in names if f"`{name}`" not in reference} == set()
+
+
+@pytest.mark.parametrize(
+    ("shown", "output", "matches"),
+    [
+        ("a 1\n", "a  1\n\n", True),
+        ("...\na\n", "a", True),
+        ("step ... loss 6.0...", "step 1/2\nloss 6.0084", True),
+        ("a b", "a\ntokenizing: 25%, 1.0 kB of 4.0 kB, 3 documents\nb", True),
+        ("a ... c", "a b", False),
+        ("a", "a b", False),
+        ("a.c", "abc", False),
+    ],
+)
+def test_shown_output_is_compared_with_the_real_one(shown, output, matches):
+    with nullcontext() if matches else pytest.raises(AssertionError, match="The page shows"):
+        check_shown_output(shown, output)
 
 
 def make_page_environment(cache):
@@ -110,10 +186,6 @@ def make_page_environment(cache):
         "XDG_CACHE_HOME": str(cache),
         "PYTHONWARNINGS": "default",
     }
-
-
-def find_runnable_blocks(page):
-    return [(language, text) for language, text in find_blocks(page) if language not in LANGUAGES_NOT_RUN]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +197,7 @@ def find_runnable_blocks(page):
     ids=get_page_name,
 )
 def test_blocks_run(page, tmp_path, monkeypatch):
-    """Run all blocks of a page in one process with most modules imported already.
+    """Run all blocks of a page in one process with most modules imported already; compare the output that it shows.
 
     They start in an empty folder: a page creates the files that it uses.
     """
@@ -143,14 +215,17 @@ def test_blocks_run_as_typed(page, tmp_path):
     """Run each block in a separate process, shell commands in a shell."""
     environment = {**os.environ, **make_page_environment(tmp_path / "cache")}
     (tmp_path / "empty").mkdir()
-    for language, text in find_runnable_blocks(page):
+    for language, text, shown in find_runnable_blocks(page):
         command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
         result = subprocess.run(
             command,
             cwd=tmp_path / "empty",
             env=environment,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             timeout=300,
         )
-        assert result.returncode == 0, f"{page.name}:\n{text}\n{result.stdout}\n{result.stderr}"
+        assert result.returncode == 0, f"{page.name}:\n{text}\n{result.stdout}"
+        if shown is not None:
+            check_shown_output(shown, result.stdout)

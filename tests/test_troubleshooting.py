@@ -1,4 +1,4 @@
-"""Check that the code reports every message of docs/troubleshooting.md."""
+"""Check that the code reports every message of docs/how-to/check/troubleshooting.md."""
 
 import builtins
 import json
@@ -26,7 +26,7 @@ from preparation.stores import write_jsonl
 from single_settings import make_loader
 from sources.hub_server import serve_hub
 
-PAGE = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
+PAGE = Path(__file__).parents[1] / "docs/how-to/check/troubleshooting.md"
 ROW = re.compile(r"^\| `(.+?)` \((\w[\w.]*|a warning|in quarantine)\) \|", re.M)
 
 

@@ -212,7 +212,7 @@ PINNED = [7, 9, 14, 16, 17, 22, 24, 42, 47, 56]
 
 
 def draw(seed, purpose, position, column):
-    """Return one draw in plain integers, as docs/augmentation.md defines it."""
+    """Return one draw in plain integers, as docs/reference/seeded-choices.md defines it."""
     first, second = derive_key("augment", seed, purpose)
     start = mix_int(mix_int((position + first) % 2**64) ^ second)
     word = mix_int((start + (column // 2 + 1) * GOLDEN) % 2**64)

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from batchloom import Plan, PlanSpec
-from batchloom.batches import IGNORE_INDEX, assemble_rows, assemble_varlen
+from batchloom import Loader, Plan, PlanSpec
+from batchloom.batches import BATCH_KEYS, IGNORE_INDEX, assemble_rows, assemble_varlen
 from batchloom.testing import write_store
 from tiers import examples
 
@@ -139,3 +139,26 @@ def test_a_varlen_step_without_spans_is_one_token_of_padding(make_folder):
     assert batch["input_ids"].tolist() == [[store.end_id]]
     assert batch["labels"].tolist() == [[IGNORE_INDEX]]
     assert batch["cu_seq_lens_q"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("form", ["rows", "varlen"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_batches_have_the_declared_keys(make_folder, form, weighted):
+    trained = [[0.5] * n for n in range(1, 9)] if weighted else None
+    store = write_store(make_folder(), [[n] * n for n in range(1, 9)], trained=trained)
+    batch = Loader(store, seq_len=16, global_batch_size=2, form=form, output="numpy")[0]
+    spans = int((batch["position_ids"] == 0).sum())
+    sizes = {"R": 2, "S": 16, "T": batch["input_ids"].shape[1], "N + 1": spans + 1}
+    presence = {"always", "if the data has loss weights"} if weighted else {"always"}
+    expected = {}
+    for key in BATCH_KEYS:
+        shape = key.rows_shape if form == "rows" else key.varlen_shape
+        if shape and key.presence in presence:
+            axes = shape.strip("[]").split(", ")
+            expected[key.name] = key.dtype if shape == "scalar" else (
+                key.dtype, tuple(sizes.get(axis) or int(axis) for axis in axes)
+            )  # fmt: skip
+    assert expected == {
+        name: type(value).__name__ if isinstance(value, int) else (str(value.dtype), value.shape)
+        for name, value in batch.items()
+    }

@@ -132,7 +132,7 @@ def test_the_count_of_trained_tokens_does_not_depend_on_weights(store):
 def test_a_loader_says_that_its_batches_have_weights(store, caplog):
     next(iter(batchloom.Loader(store, **SETTINGS)))
     assert [record.getMessage() for record in caplog.records if "loss_weights" in record.getMessage()] == [
-        f"Batches have loss_weights, which the loss must apply (docs/batches.md): those of {store.location.name}."
+        f"Batches have loss_weights, which the loss must apply (docs/how-to/train/loader.md): those of {store.location.name}."
     ]
 
 

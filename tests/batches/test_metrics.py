@@ -1,5 +1,6 @@
 """Metrics of all ranks computed on one rank, and exchange without waiting."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 import batchloom
 from batchloom import Mixture, PlanError, SettingsError
-from batchloom.batches import Batch, Meter, ModelCost, metrics as metrics_module, transformer_cost
+from batchloom.batches import METRICS, Batch, Meter, ModelCost, metrics as metrics_module, transformer_cost
 from batchloom.batches.metrics import MetricsExchange
 from batchloom.plan import Mesh
 from batchloom.testing import write_store
@@ -272,6 +273,18 @@ def test_a_stream_reports_this_rank_alone(tmp_path):
     assert metrics["rank/trained_share"] == pytest.approx(trained / metrics["rank/tokens"])
     assert metrics["rank/packing_efficiency"] == metrics["rank/tokens"] / (3 * 2 * 64)
     assert (metrics["data/step"], metrics["data/position"]) == (3, 12)
+    declared = {metric.name for metric in METRICS}
+    assert set(metrics) <= declared
+    assert {name for name in declared if name.startswith("rank/")} <= set(metrics)
+
+
+def test_the_metrics_of_a_mixture_are_the_declared_ones(mixture):
+    meter = Meter(build_loader(mixture), cost=transformer_cost(parameters=1000), peak_flops=1e12)
+    for _ in meter.over():
+        pass
+    metrics = {re.sub("/(web|code)/", "/NAME/", name) for name in meter.metrics()}
+    others = {metric.name for metric in METRICS if metric.scope == "ranks heard" or metric.name.startswith("rank/")}
+    assert metrics == {metric.name for metric in METRICS} - others - {"data/banned"}
 
 
 def test_synthetic_data_is_marked_and_counted_for_all_ranks():

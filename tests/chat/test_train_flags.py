@@ -516,7 +516,7 @@ def test_weights_are_stored_and_rounding_is_noted(tmp_path):
     rows[7]["messages"][1]["loss_weight"] = 0.123
     result = batchloom.prepare(write_rows(tmp_path / "in.jsonl", rows), out=tmp_path / "two", tokenizer="bytes")
     assert [note for note in result.notes if "rounded" in note] == [
-        "Loss weights are rounded to the nearest of 256 values, first in in.jsonl: docs/format.md lists them."
+        "Loss weights are rounded to the nearest of 256 values, first in in.jsonl: docs/reference/format.md lists them."
     ]
 
 

@@ -377,7 +377,7 @@ def test_a_remote_store_without_media_sizes_is_refused(local, tmp_path):
 def test_the_manifest_follows_its_schema(local, tmp_path):
     import jsonschema
 
-    schema = json.loads((Path(__file__).parents[2] / "docs" / "manifest.schema.json").read_text())
+    schema = json.loads((Path(__file__).parents[2] / "docs/reference/manifest.schema.json").read_text())
     data = (local[0].path / "dataset_metadata.json").read_bytes()
     manifest = json.loads(data)
     jsonschema.validate(manifest, schema)

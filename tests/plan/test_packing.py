@@ -33,7 +33,7 @@ def test_every_token_once_and_no_sequence_too_full(lengths, seq_len, strategy):
 
 
 def pack_best_fit(lengths, seq_len):
-    """Return sequences of documents by the best-fit rule of docs/order.md, section 4."""
+    """Return sequences of documents by the best-fit rule of docs/reference/order.md, section 4."""
     compute_rooms, since, sequences = [], [], [0] * len(lengths)
     for time, item in enumerate(sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))):
         fitting = [s for s, room in enumerate(compute_rooms) if room >= lengths[item]]
@@ -77,7 +77,7 @@ def test_first_fit_is_true_first_fit(lengths, seq_len):
 
 
 def pack_windows(lengths, seq_len, size):
-    """Return sequences of documents by the window rule of docs/order.md, section 4."""
+    """Return sequences of documents by the window rule of docs/reference/order.md, section 4."""
     sequences, number = [None] * len(lengths), 0
 
     def longest(items):

@@ -126,7 +126,7 @@ def test_the_parts_are_the_text_again(folder, tmp_path, rate):
 
 
 def test_the_cuts_are_pinned():
-    """Cut texts and positions are part of a store; docs/augmentation.md defines them."""
+    """Cut texts and positions are part of a store; docs/reference/seeded-choices.md defines them."""
     texts = [f"the text {n} of some" for n in range(200)]
     cutter = FimCutter(0.5, 0.5, derive_key("fim", 7), 1, 2, 3)
     cut = apply_fim(texts, hash_documents(texts), cutter)

@@ -41,7 +41,7 @@ def test_the_manifest_says_it(tmp_path):
 
     batchloom.prepare(SPEC, out=tmp_path / "s")
     manifest = json.loads((tmp_path / "s/dataset_metadata.json").read_text())
-    schema = Path(__file__).parents[2] / "docs" / "manifest.schema.json"
+    schema = Path(__file__).parents[2] / "docs/reference/manifest.schema.json"
     jsonschema.validate(manifest, json.loads(schema.read_text()))
     assert manifest["recipe"]["source"] == "synthetic"
     assert [(source["name"], source["kind"]) for source in manifest["sources"]] == [(SPEC, "synthetic")]

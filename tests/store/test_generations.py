@@ -76,7 +76,7 @@ def test_appended_documents_follow_the_old_ones(grown_store):
 
 
 def test_golden_bytes_of_a_second_generation(tmp_path):
-    """Names and bytes of docs/format.md. A change here needs a new format_version."""
+    """Names and bytes of docs/reference/format.md. A change here needs a new format_version."""
     write_store(tmp_path, FIRST, documents_per_shard=2)
     before = read_tree(tmp_path)
     append_documents(tmp_path, SECOND, documents_per_shard=1)
@@ -123,7 +123,7 @@ def test_golden_bytes_of_a_second_generation(tmp_path):
     assert manifest["history"][1]["documents"] == {"train": 5, "val": 1, "test": 1}
     import jsonschema
 
-    schema = json.loads((Path(__file__).parents[2] / "docs" / "manifest.schema.json").read_text())
+    schema = json.loads((Path(__file__).parents[2] / "docs/reference/manifest.schema.json").read_text())
     jsonschema.validate(manifest, schema)
 
 

@@ -1,4 +1,4 @@
-"""Golden bytes of docs/format.md. A change here needs a new format_version."""
+"""Golden bytes of docs/reference/format.md. A change here needs a new format_version."""
 
 import inspect
 import json
@@ -225,7 +225,7 @@ def test_the_manifest_matches_its_schema(tmp_path):
     import jsonschema
 
     write_store(tmp_path, DOCUMENTS)
-    schema = json.loads((Path(__file__).parents[2] / "docs" / "manifest.schema.json").read_text())
+    schema = json.loads((Path(__file__).parents[2] / "docs/reference/manifest.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     manifest = json.loads((tmp_path / "dataset_metadata.json").read_text())
     jsonschema.validate(manifest, schema)
@@ -280,7 +280,7 @@ def test_the_schema_matches_the_manifest_class():
         # From Python 3.13 on, a docstring has no indentation.
         return {**value, "description": inspect.cleandoc(value["description"])} if "description" in value else value
 
-    text = (Path(__file__).parents[2] / "docs" / "manifest.schema.json").read_text()
+    text = (Path(__file__).parents[2] / "docs/reference/manifest.schema.json").read_text()
     schema = json.loads(text, object_hook=clean)
     generated = json.loads(json.dumps(msgspec.json.schema(Manifest)), object_hook=clean)
     assert {key: schema[key] for key in generated} == generated

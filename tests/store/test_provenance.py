@@ -34,7 +34,7 @@ def test_a_part_outside_of_the_sources_is_damage(tmp_path, part):
     path = next(tmp_path.glob("s/train/*.docs"))
     data = bytearray(path.read_bytes())
     for document in range(len(store)):
-        # The column follows a header of 32 bytes; see docs/format.md.
+        # The column follows a header of 32 bytes; see docs/reference/format.md.
         offset = 32 + 32 * len(store) + 4 * document
         data[offset : offset + 4] = part.to_bytes(4, "little")
     path.write_bytes(data)
@@ -52,7 +52,7 @@ def test_a_record_outside_of_its_part_is_damage(tmp_path):
     assert store.provenance.of(70).record == 70
     path = next(tmp_path.glob("s/train/*.docs"))
     data = bytearray(path.read_bytes())
-    # The column follows a header of 32 bytes and the hashes; see docs/format.md.
+    # The column follows a header of 32 bytes and the hashes; see docs/reference/format.md.
     offset = 32 + 16 * len(store) + 8 * 70
     data[offset : offset + 8] = (1 << 40).to_bytes(8, "little")
     path.write_bytes(data)

@@ -1,6 +1,7 @@
 from .assembly.array_filling import IGNORE_INDEX as IGNORE_INDEX
 from .assembly.augment import Augment as Augment, add_augment_state as add_augment_state
 from .assembly.batch_assembly import (
+    BATCH_KEYS as BATCH_KEYS,
     TOKEN_KEYS as TOKEN_KEYS,
     Batch as Batch,
     assemble_rows as assemble_rows,
@@ -40,5 +41,5 @@ from .masks import (
     get_sliding_window as get_sliding_window,
 )
 from .media.media_stores import PairMediaCollator as PairMediaCollator
-from .metrics import Meter as Meter, ModelCost as ModelCost, transformer_cost as transformer_cost
+from .metrics import METRICS as METRICS, Meter as Meter, ModelCost as ModelCost, transformer_cost as transformer_cost
 from .mixture_file import read_mixture as read_mixture

@@ -77,9 +77,8 @@ def to_shifted(batch: Batch) -> Batch:
     Use it with a loss that does not shift.
 
     Returns:
-        The same arrays, with other ``labels``: int64 of the same shape, -100 at each span's last token and
-            wherever the
-        next token carries no loss.
+        The same arrays, with other ``labels``: int64 of the same shape, -100 at each span's last token and wherever
+        the next token carries no loss.
 
     Raises:
         PlanError: a batch that was rebuilt.

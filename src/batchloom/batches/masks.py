@@ -37,8 +37,7 @@ def add_dense_mask(batch: Batch, *, additive: str | None = None, config: Any = N
     Args:
         batch: a batch of the rows form, R rows of S tokens, numpy arrays or tensors on any device.
         additive: None for bool; or the float type of the scores that the mask is added to, as in transformers'
-            eager
-            attention: ``float32``, ``bfloat16`` (tensors only), ``float16`` or ``float64``.
+            eager attention: ``float32``, ``bfloat16`` (tensors only), ``float16`` or ``float64``.
         config: ``model.config``, for a model with a sliding window (Mistral, Gemma 2 and 3, Qwen with
             ``use_sliding_window``): tokens outside the window are not seen.
 
@@ -68,8 +67,7 @@ def add_block_mask(batch: Batch) -> Batch:
         batch: a batch of the rows form, R rows of S tokens, as tensors.
 
     Returns:
-        The same arrays, and ``attention_mask``: a ``torch.nn.attention.flex_attention.BlockMask`` of [R, 1, S,
-            S] on
+        The same arrays, and ``attention_mask``: a ``torch.nn.attention.flex_attention.BlockMask`` of [R, 1, S, S] on
         their device.
 
     Raises:

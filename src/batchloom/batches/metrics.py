@@ -1,6 +1,6 @@
 """Run metrics as a flat dict: from lengths over all ranks, and this rank's clock.
 
-``docs/metrics.md`` lists every metric with its unit.
+``METRICS`` lists every metric with its unit; docs/reference/metrics.md is made from it.
 
 Ranks exchange their latest clocks without a collective: one that a rank does not join would hang all others. A thread
 uses the key-value store of ``torch.distributed`` over its own connection; training passes metrics to it and takes
@@ -42,6 +42,72 @@ _MAX_NEW_RANKS_PER_READ = 64
 _MAX_ROWS = 1 << 16
 _MAX_STEPS = 1024
 _PUBLISH_SECONDS = 1.0
+
+
+class Metric(NamedTuple):
+    """A metric of a run; NAME stands for the name of a source."""
+
+    name: str
+    unit: str
+    scope: str
+    meaning: str
+
+
+METRICS = (
+    Metric("perf/steps", "steps", "all ranks", "number of steps that the metrics cover"),
+    Metric("perf/seconds", "s", "this rank's clock", "duration of these steps"),
+    Metric("perf/tokens", "tokens", "all ranks", "tokens of these steps, without padding"),
+    Metric("perf/tokens_per_s", "tokens/s", "all ranks", "`perf/tokens` divided by `perf/seconds`"),
+    Metric("perf/tokens_per_s_per_gpu", "tokens/s", "all ranks", "the same divided by `devices`"),
+    Metric("perf/global_seq_len_avg", "tokens", "all ranks", "tokens of a rank in a step, mean over ranks and steps"),
+    Metric("perf/global_seq_len_min", "tokens", "all ranks", "the minimum over ranks and steps"),
+    Metric("perf/global_seq_len_max", "tokens", "all ranks", "the maximum over ranks and steps"),
+    Metric("perf/packing_efficiency", "share", "all ranks", "tokens divided by the capacity of the sequences"),
+    Metric(
+        *("perf/padding_share", "share", "all ranks"),
+        "padding in all positions that ranks compute; in the varlen form only alignment, and one token for a rank "
+        "without documents",
+    ),
+    Metric(
+        *("perf/trained_share", "share", "all ranks"),
+        "tokens with a loss; for masked stores only with `meter.step(batch, trained=N)`, N over all ranks",
+    ),
+    Metric("perf/imbalance", "ratio", "all ranks", "highest attention cost of a rank over the mean, as distributed"),
+    Metric("perf/imbalance_in_order", "ratio", "all ranks", "the same without `balance`"),
+    Metric("perf/flops_per_s_per_gpu", "FLOP/s", "all ranks", "speed of one device; with `cost`"),
+    Metric("perf/mfu", "share", "all ranks", "share of `peak_flops`; with `cost` and `peak_flops`"),
+    Metric(
+        *("perf/data_wait_share", "share", "this rank's clock"),
+        "share of the time spent waiting for batches; with `meter.over`",
+    ),
+    Metric("perf/ranks_heard", "ranks", "ranks heard", "number of ranks whose clocks were read"),
+    Metric("perf/step_s_max", "s", "ranks heard", "mean step time of the slowest rank"),
+    Metric("perf/data_wait_share_max", "share", "ranks heard", "longest wait for data of a rank"),
+    Metric(
+        *("perf/steps_apart", "steps", "ranks heard"),
+        "steps between the most and the least advanced rank; it grows if a rank dies or hangs",
+    ),
+    Metric(
+        *("rank/trained_share", "share", "this rank"),
+        "replaces `perf/trained_share` where that is unknown; counted in the labels of its batches",
+    ),
+    Metric("rank/steps", "steps", "this rank, streams", "as `perf/steps`"),
+    Metric("rank/seconds", "s", "this rank, streams", "as `perf/seconds`"),
+    Metric("rank/tokens", "tokens", "this rank, streams", "as `perf/tokens`"),
+    Metric("rank/tokens_per_s", "tokens/s", "this rank, streams", "as `perf/tokens_per_s`"),
+    Metric("rank/tokens_per_s_per_gpu", "tokens/s", "this rank, streams", "as `perf/tokens_per_s_per_gpu`"),
+    Metric("rank/packing_efficiency", "share", "this rank, streams", "as `perf/packing_efficiency`"),
+    Metric("rank/padding_share", "share", "this rank, streams", "as `perf/padding_share`"),
+    Metric("data/step", "steps", "the run", "steps done so far"),
+    Metric("data/position", "sequences", "the run", "sequences done so far"),
+    Metric("data/NAME/tokens", "tokens", "all ranks", "tokens of the source in these steps; `data` for a single store"),
+    Metric("data/NAME/epoch", "passes", "the run", "passes over the source so far"),
+    Metric(
+        *("data/banned", "spans", "all ranks"),
+        "spans replaced by padding: their documents are banned or their media missing; only in such runs",
+    ),
+    Metric("data/synthetic", "0 or 1", "the run", "1 for synthetic data; always present"),
+)
 
 
 @dataclass(frozen=True, slots=True)

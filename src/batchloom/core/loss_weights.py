@@ -1,8 +1,8 @@
 """Loss weights of tokens, stored as one of 256 codes.
 
 Code 0 is weight 0 (not trained) and code 1 is weight 1, so an array of trained flags is an array of codes. The other
-codes are 0.01 to 0.99 in hundredths, 1.05 to 3 in steps of 0.05, 3.1 to 10 in tenths, and 11 to 55. ``docs/format.md``
-lists them.
+codes are 0.01 to 0.99 in hundredths, 1.05 to 3 in steps of 0.05, 3.1 to 10 in tenths, and 11 to 55.
+``docs/reference/format.md`` lists them.
 """
 
 from typing import Any

@@ -21,7 +21,7 @@ DUMMY, DISTRIBUTED_DUMMY = "dummy", "distributed_dummy"
 SYNTHETIC_NAMES = (DUMMY, DISTRIBUTED_DUMMY)
 # Label in manifests, log lines and batches.
 SYNTHETIC = "synthetic"
-# Version of lengths and ids; docs/synthetic.md describes each version.
+# Version of lengths and ids; docs/reference/seeded-choices.md describes each version.
 SYNTHETIC_VERSION = 1
 
 _MAX_SEED = (1 << 128) - 1

@@ -1,4 +1,4 @@
-"""DeepSpeed, ZeRO 2: ``deepspeed examples/with_deepspeed.py STORE OUT``."""
+"""DeepSpeed, ZeRO 2: ``torchrun examples/with_deepspeed.py STORE OUT``."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,7 @@
 """Data order: integer arithmetic from document lengths to the rows of each step.
 
 The package uses no files, clocks, environment or torch. `packing/` fills sequences, `mixture/` weighs sources,
-`order/` is the plan of a run. docs/order.md is the normative specification.
+`order/` is the plan of a run. docs/reference/order.md is the normative specification.
 """
 
 import lazy_loader

@@ -517,7 +517,7 @@ class LaneReader:
                     f"{source.name} holds {OBJECTIVES[record_parser.objective].contents} "
                     f"({record_parser.detected}), and a stream would train on them as texts. Prepare them (batchloom "
                     "prepare) for a trainer of that objective, or select the trained part with mapping= "
-                    "(docs/preferences.md)."
+                    "(docs/how-to/prepare/preferences.md)."
                 )
             self._has_conversations |= record_parser.templated
         return self._context.templated_context if self._has_conversations else self._context.encode_context

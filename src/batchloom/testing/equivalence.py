@@ -92,7 +92,7 @@ def assert_packed_equals_unpacked(
         seq_len: tokens of a row; None for four times the mean document.
         tolerance: maximum mean difference of a document in nats per token; 1e-4 is for float32.
         documents: number of documents to compare.
-        form: form of the batches, see docs/batches.md.
+        form: form of the batches, see docs/how-to/train/loader.md.
 
     Returns:
         The largest difference of a document, in nats per token.

@@ -61,7 +61,7 @@ class DecontaminationSettings:
         words: number of consecutive words that are an overlap.
         min_words: minimum length of a field with fewer than ``words`` words, which must match
             completely; shorter ones are not searched for.
-        index: path of the index of the sets; preparation sets it.
+        index: path of the index of the sets. Preparation sets it; leave it out.
     """
 
     sets: dict[str, str] = field(default_factory=dict)

@@ -31,9 +31,9 @@ class HtmlSettings:
     Attributes:
         when: ``begins``: a text is HTML if it begins with an HTML tag; ``anywhere``: if it
             contains one.
-        main: whether menus, footers and similar parts of a page are removed, unless the page has
-            nothing else. A text without ``<html>`` or ``<body>`` is a fragment, which is extracted completely.
-        links: whether link targets are written after the links.
+        main: remove menus, footers and similar parts of a page, unless the page has nothing else.
+            A text without ``<html>`` or ``<body>`` is a fragment, which is extracted completely.
+        links: write link targets after the links.
         most_depth: maximum nesting depth of elements; deeper pages are dropped.
     """
 

@@ -67,8 +67,8 @@ class ControlSettings:
     """Settings of the step ``control``.
 
     Attributes:
-        joiners: whether zero-width joiners and non-joiners stay after letters and signs that
-            they shape (Persian, scripts of India, emoji); others are always removed.
+        joiners: keep zero-width joiners and non-joiners after letters and signs that they shape
+            (Persian, scripts of India, emoji); others are always removed.
     """
 
     joiners: bool = True
@@ -108,9 +108,9 @@ class WhitespaceSettings:
     """Settings of the step ``whitespace``.
 
     Attributes:
-        spaces: whether other Unicode spaces (no-break, ideographic ...) become a space.
-        runs: whether runs of blanks inside a line become one space; indentation stays.
-        trailing: whether blanks at the end of a line are removed.
+        spaces: replace other Unicode spaces (no-break, ideographic ...) by a space.
+        runs: replace runs of blanks inside a line by one space; indentation stays.
+        trailing: remove blanks at the end of a line.
         blank_lines: maximum number of consecutive empty lines; None: no limit.
     """
 
@@ -162,10 +162,10 @@ class MojibakeSettings:
     """Settings of the step ``mojibake``; fixes beyond encodings are off.
 
     Attributes:
-        unescape_html: whether entities (``&amp;``) become their characters, in lines without ``<``.
-        uncurl_quotes: whether typographic quotes become straight ones.
-        width: whether full-width and half-width characters become ordinary ones.
-        ligatures: whether Latin ligatures become their letters.
+        unescape_html: replace entities (``&amp;``) by their characters, in lines without ``<``.
+        uncurl_quotes: replace typographic quotes by straight ones.
+        width: replace full-width and half-width characters by ordinary ones.
+        ligatures: replace Latin ligatures by their letters.
     """
 
     unescape_html: bool = False

@@ -25,11 +25,11 @@ class PiiSettings:
     """Settings of the step ``pii``.
 
     Attributes:
-        emails: whether email addresses are masked.
-        ips: whether public IPv4 and IPv6 addresses are masked.
-        phones: whether phone numbers are masked: ``+`` and 8 to 15 digits, and the North
+        emails: mask email addresses.
+        ips: mask public IPv4 and IPv6 addresses.
+        phones: mask phone numbers: ``+`` and 8 to 15 digits, and the North
             American ``(ddd) ddd-dddd``, ``ddd-ddd-dddd`` and ``ddd.ddd.dddd``.
-        cards: whether payment card numbers that pass the Luhn check are masked.
+        cards: mask payment card numbers that pass the Luhn check.
         email_masks: replacements for emails; these domains are reserved for examples.
         ipv4_masks: replacements for IPv4 addresses, as in FineWeb; they answered no requests.
         ipv6_masks: replacements for IPv6 addresses; the prefix is reserved for documentation.

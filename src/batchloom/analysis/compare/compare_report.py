@@ -45,7 +45,7 @@ _LEGEND_HANDLE_LENGTH = 4
 
 
 def comparison_to_plain(comparison: AnyComparison) -> dict[str, Any]:
-    """Return the content of ``compare.json``, see docs/compare.md.
+    """Return the content of ``compare.json``, see docs/how-to/check/compare.md.
 
     Numbers that are not finite become null.
     """

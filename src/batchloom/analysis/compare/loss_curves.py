@@ -33,7 +33,7 @@ _EVALUATION_NAMES = {"eval", "evaluation", "val", "valid", "validation", "test"}
 _EVALUATION_PREFIX = re.compile(rf"({'|'.join(sorted(_EVALUATION_NAMES))})[_/ ]")
 _EVENT_MAGIC, _EVENT_FILE_PATTERN = b"brain.Event:", "*tfevents*"
 _SYNTHETIC_LABEL = "source=synthetic"
-# The metric of docs/metrics.md.
+# The metric of docs/reference/metrics.md.
 _SYNTHETIC_METRIC = "data/synthetic"
 # Lightning adds this column to rows that use its own step count, which is 0 after the first optimizer step; other
 # trainers count 1 there. Rows with a user's own count lack it.

@@ -354,7 +354,7 @@ def _describe_prepared(prepared: PreparedFacts) -> str:
     if prepared.inspection and prepared.inspection.processor:
         return (
             f"{prepared.path} holds documents of a {prepared.inspection.processor}: FOLDER is the folder of a model "
-            "for that processor (docs/media.md)."
+            "for that processor (docs/how-to/prepare/media.md)."
         )
     return ""
 

@@ -25,7 +25,7 @@ from batchloom.plan.packing import Rows, align_lengths
 
 # State key that records how the batches were augmented.
 AUGMENT_KEY = "augment"
-# Version of the seeded token selection; docs/augmentation.md describes each version.
+# Version of the seeded token selection; docs/reference/seeded-choices.md describes each version.
 AUGMENT_VERSION = 1
 _PROBABILITIES = ("mask_prob", "mask_replace_prob", "random_replace_prob", "noise_prob", "loss_drop_prob")
 _MAX_IDS = 1 << 31

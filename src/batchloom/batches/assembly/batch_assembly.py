@@ -28,8 +28,55 @@ _INT64 = np.dtype(np.int64)
 TOKEN_AXES = 2
 # Prefixes that processors use for feature names.
 _MEDIA_PREFIXES = ("pixel_", "image_", "input_features", "feature_", "audio_")
+
+
+class BatchKey(NamedTuple):
+    """A key of a batch, with its shape in both forms; empty where a form lacks it.
+
+    R is the number of rows, S is ``seq_len``, T the number of tokens of all spans and N the number of spans.
+    """
+
+    name: str
+    dtype: str
+    rows_shape: str
+    varlen_shape: str
+    presence: str
+    meaning: str
+
+
+# docs/reference/batch-keys.md is made from this table.
+BATCH_KEYS = (
+    BatchKey("input_ids", "int64", "[R, S]", "[1, T]", "always", "token ids; padding is the end token"),
+    BatchKey(
+        *("labels", "int64", "[R, S]", "[1, T]", "always"),
+        'targets, -100 where there is no loss: the id at the same position (`labels="aligned"`), or that of the next '
+        'token (`labels="shifted"`)',
+    ),
+    BatchKey(
+        *("loss_weights", "float32", "[R, S]", "[1, T]", "if the data has loss weights"),
+        "weight of each label; 0 where the label is -100",
+    ),
+    BatchKey(
+        *("position_ids", "int64", "[R, S]", "[1, T]", "always"),
+        "position in the span, from 0; the padding of a row counts as one more span. Models with M-RoPE get "
+        "[4, R, S] or [4, 1, T]: text, time, height, width",
+    ),
+    BatchKey("seq_idx", "int32", "", "[1, T]", "always", "number of each token's span, from 0"),
+    BatchKey(
+        *("token_type_ids", "int64", "[R, S]", "[1, T]", "with Gemma 3's processor"),
+        "1 for the tokens of images, else 0",
+    ),
+    *(
+        BatchKey(name, "int32", "", "[N + 1]", "always", "start of each span, and T at the end")
+        for name in ("cu_seq_lens_q", "cu_seq_lens_k")
+    ),
+    *(
+        BatchKey(name, "int", "", "scalar", "always", "length of the longest span")
+        for name in ("max_length_q", "max_length_k")
+    ),
+)
 # Arrays of a batch with an entry per token.
-TOKEN_KEYS = ("input_ids", "labels", "loss_weights", "position_ids", "seq_idx", "token_type_ids")
+TOKEN_KEYS = tuple(key.name for key in BATCH_KEYS if key.varlen_shape == "[1, T]")
 
 # Takes the highest id of a batch, or 2**63 - 1 if one is negative, and raises if it is not valid.
 IdCheck = Callable[[int], None]

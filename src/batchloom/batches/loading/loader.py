@@ -107,7 +107,7 @@ class Loader:
         world_size: number of data-parallel ranks.
         labels: ``aligned`` (Hugging Face models shift them) or ``shifted`` (next-token targets).
         output: ``torch`` or ``numpy``.
-        form: ``rows`` or ``varlen``; for shapes see ``batches.assembly`` and docs/batches.md.
+        form: ``rows`` or ``varlen``; for shapes see ``batches.assembly`` and docs/how-to/train/loader.md.
         prefetch: number of batches that one producer thread makes ahead; 0 for none.
         device: ``cpu``, ``cuda`` (torch's current one now), ``cuda:N`` or a ``torch.device``: device of the
             tensors, which are copied ahead on a stream of their own. None for tensors in the memory they were
@@ -669,7 +669,8 @@ def check_text_only(loader: Loader, consumer: str) -> None:
     if loader.holds_media:
         raise InputError(
             f"{loader.origin} holds images or audio, which {consumer} does not pass on yet: the model would be "
-            "trained on their placeholders only. Give the model the Loader's batches as they are (docs/media.md)."
+            "trained on their placeholders only. Give the model the Loader's batches as they are "
+            "(docs/how-to/prepare/media.md)."
         )
 
 

@@ -186,7 +186,7 @@ def announce_loss_weights(plan: Plan) -> None:
     stores = [store for store in plan.stores.values() if isinstance(store, Store) and store.reader.weighted]
     if stores:
         make_data_logger(*stores).warning(
-            "Batches have loss_weights, which the loss must apply (docs/batches.md): those of %s.",
+            "Batches have loss_weights, which the loss must apply (docs/how-to/train/loader.md): those of %s.",
             ", ".join(store.location.name for store in stores),
         )
 

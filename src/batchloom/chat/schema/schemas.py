@@ -67,6 +67,7 @@ class FormRule:
     """A form: its required and optional roles, each with its known column names."""
 
     form: SchemaForm
+    result: str  # the documents that its records become
     required: dict[str, tuple[str, ...]]
     optional: dict[str, tuple[str, ...]]
 
@@ -107,31 +108,51 @@ FORM_RULES = (
     # OpenAI's pairs.
     FormRule(
         "pair",
+        "a preference pair (OpenAI)",
         {"prompt": (OPENAI_PROMPT,), "chosen": ("preferred_output",), "rejected": ("non_preferred_output",)},
         {"tools": ("input.tools",)},
     ),
     # ms-swift's pairs: a conversation, or a prompt and its response, with the rejected answer.
-    FormRule("pair", {"chosen": TURN_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS}, _PAIR_OPTIONAL_COLUMNS),
     FormRule(
         "pair",
+        "a preference pair (ms-swift): the rejected answer replaces the turns after the last question",
+        {"chosen": TURN_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS},
+        _PAIR_OPTIONAL_COLUMNS,
+    ),
+    FormRule(
+        "pair",
+        "a preference pair (ms-swift)",
         {"prompt": PROMPT_COLUMNS, "chosen": RESPONSE_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS},
         _ANSWERS_OPTIONAL_COLUMNS,
     ),
     FormRule(
         "messages",
+        "a conversation",
         {"messages": TURN_COLUMNS},
         _CONVERSATION_COLUMNS,
     ),
-    FormRule("pair", {"chosen": CHOSEN_COLUMNS, "rejected": REJECTED_COLUMNS}, _PAIR_OPTIONAL_COLUMNS),
+    FormRule(
+        "pair",
+        "a preference pair of conversations, or of texts if there is nothing else",
+        {"chosen": CHOSEN_COLUMNS, "rejected": REJECTED_COLUMNS},
+        _PAIR_OPTIONAL_COLUMNS,
+    ),
     # TRL's stepwise supervision.
-    FormRule("steps", {"prompt": ("prompt",), "completions": ("completions",), "labels": ("labels",)}, {}),
+    FormRule(
+        "steps",
+        "an answer in steps, each labelled good or bad",
+        {"prompt": ("prompt",), "completions": ("completions",), "labels": ("labels",)},
+        {},
+    ),
     FormRule(
         "prompt-completion",
+        "a conversation of a prompt and its completion",
         {"prompt": ("prompt",), "completion": ("completion",)},
         _CONVERSATION_COLUMNS,
     ),
     FormRule(
         "instruction",
+        "a conversation of two turns",
         {"prompt": PROMPT_COLUMNS, "response": RESPONSE_COLUMNS},
         {
             "context": _CONTEXT_COLUMNS,
@@ -147,12 +168,16 @@ FORM_RULES = (
     # axolotl's labelled conversations (kto chatml.argilla_chat).
     FormRule(
         "messages",
+        "a conversation (axolotl: a list of messages)",
         {"messages": ("completion",)},
         _CONVERSATION_COLUMNS,
     ),
-    FormRule("segments", {"segments": ("segments",)}, {"weight": _WEIGHT_COLUMNS}),
+    FormRule(
+        "segments", "texts that are each trained or not", {"segments": ("segments",)}, {"weight": _WEIGHT_COLUMNS}
+    ),
     FormRule(
         "tokens",
+        "token ids",
         {"input_ids": ("input_ids",)},
         {
             "labels": ("labels",),
@@ -162,7 +187,7 @@ FORM_RULES = (
             "weight": _WEIGHT_COLUMNS,
         },
     ),
-    FormRule("text", {"text": ("text", "content")}, {"weight": _WEIGHT_COLUMNS}),
+    FormRule("text", "a text", {"text": ("text", "content")}, {"weight": _WEIGHT_COLUMNS}),
 )
 _PROMPT_OPTIONAL_COLUMNS = {
     "system": _SYSTEM_COLUMNS,
@@ -174,18 +199,50 @@ PROMPTS_REMEDY = "for prompt-only data pass --prompts"
 PROMPT_RULES = (
     FormRule(
         "prompt",
+        "a prompt",
         {"prompt": ("prompt", "instruction", "question", "problem")},
         {"context": _CONTEXT_COLUMNS, "history": _HISTORY_COLUMNS, **_PROMPT_OPTIONAL_COLUMNS},
     ),
-    FormRule("prompt", {"messages": TURN_COLUMNS}, _PROMPT_OPTIONAL_COLUMNS),
+    FormRule(
+        "prompt", "a prompt: the turns up to the last answer", {"messages": TURN_COLUMNS}, _PROMPT_OPTIONAL_COLUMNS
+    ),
 )
 # Tried before texts if media are read. The last of these names are a text only next to a medium.
 INTERLEAVED_RULE = FormRule(
     "interleaved",
+    "a text with images or audio, if these are read",
     {"text": ("text", "content", "caption", "transcription", "texts")},
     {"weight": _WEIGHT_COLUMNS, **_MEDIA_COLUMNS},
 )
 COLUMN_ROLES = tuple(dict.fromkeys(role for rule in FORM_RULES for role in (*rule.required, *rule.optional)))
+# Meaning of each role, for docs/reference/schemas.md.
+ROLE_MEANINGS = {
+    "messages": "all turns of a conversation",
+    "system": "system turn before all others; must equal one that the conversation has",
+    "tools": "tools for the chat template: a list of objects, or JSON text of one",
+    "template_args": "variables of the chat template, an object or JSON text of one",
+    "prompt": "question, as a text or as messages",
+    "context": "appended to the prompt after one newline, unless it is empty",
+    "history": "earlier turns, a list of `[prompt, response]` or JSON text of one",
+    "response": "answer, as a text",
+    "completion": "answer, as a text or as messages; the store records where it begins",
+    "chosen": "preferred answer: a text, a message or messages, or the full conversation",
+    "rejected": "rejected answer, in the same forms",
+    "rejected_images": "images of the rejected answer",
+    "label": "true or false, 1 or 0: makes a conversation a good or bad answer (KTO); all records have it, or none",
+    "weight": "weight of the loss of the record",
+    "completions": "steps of an answer",
+    "labels": "true or false for each step; for token ids -100 or the id at the same position",
+    "segments": "list of `{text, label}`; each text is tokenized alone and trained if its label is true",
+    "input_ids": "token ids",
+    "loss_mask": "0 or 1 for each token",
+    "loss_weights": "weight of the loss of each token",
+    "attention_mask": "0 for padding, which is left out",
+    "text": "text",
+    "images": "images of the record",
+    "audios": "audio of the record",
+    "videos": "videos of the record",
+}
 # Forms without messages.
 _FLAT_FORMS = ("text", "interleaved", "tokens")
 # Column names that users write in place of a role.

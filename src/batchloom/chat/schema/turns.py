@@ -24,7 +24,7 @@ Turns = tuple[list[Message], list[TrainFlag]]
 # Senders of calls, whose content is the call itself: LLaMA-Factory's, and ms-swift's two.
 _CALL_ROLES = frozenset(("function_call", "function-call", "tool_call"))
 # Roles that other libraries read without any setting, as ``role`` or ``from``.
-_ROLE_BY_SENDER = {
+ROLE_BY_SENDER = {
     # FastChat, LLaMA-Factory, axolotl and ms-swift.
     "human": "user",
     "gpt": "assistant",
@@ -45,7 +45,7 @@ _ROLE_BY_SENDER = {
 ASKING_ROLES = ("user", "tool")
 # Role names that no library reads without a setting, and their equivalents.
 _ROLE_SUGGESTIONS = {
-    **{sender: role for sender, role in _ROLE_BY_SENDER.items() if sender != role},
+    **{sender: role for sender, role in ROLE_BY_SENDER.items() if sender != role},
     "model": "assistant",
     "ai": "assistant",
     "function": "tool",
@@ -124,7 +124,7 @@ def get_sender(message: object) -> Any:
 def get_role(message: object) -> str | None:
     """Return the role of a message as templates read it; None if it is unknown."""
     sender = get_sender(message)
-    return _ROLE_BY_SENDER.get(sender) if isinstance(sender, str) else None
+    return ROLE_BY_SENDER.get(sender) if isinstance(sender, str) else None
 
 
 def has_readable_names(message: dict[str, Any]) -> bool:
@@ -234,7 +234,7 @@ def _normalize_message(message: object, field_path: str) -> Message:
     check_keys(message, MESSAGE_KEYS.unsupported, field_path)
     role_key = "from" if message.get("role") is None and message.get("from") is not None else "role"
     role = message.get(role_key)
-    if not isinstance(role, str) or role not in _ROLE_BY_SENDER:
+    if not isinstance(role, str) or role not in ROLE_BY_SENDER:
         raise UnusableRecordError(_describe_unknown_role(message, role, f"{field_path}.{role_key}"))
     if role_key == "from" or role not in MESSAGE_ROLES or ("content" not in message and "value" in message):
         message = _convert_sender(message, role_key, field_path)
@@ -382,7 +382,7 @@ def _convert_sender(message: Message, role_key: str, field_path: str) -> Message
     if sender in _CALL_ROLES:
         calls = _parse_function_calls(value, f"{field_path}.{value_key}")
         return {"role": "assistant", "content": "", **other_fields, "tool_calls": calls}
-    return {"role": _ROLE_BY_SENDER[sender], **other_fields, "content": value}
+    return {"role": ROLE_BY_SENDER[sender], **other_fields, "content": value}
 
 
 def _parse_function_calls(value: object, field_path: str) -> list[dict[str, Any]]:
@@ -408,5 +408,5 @@ def _describe_unknown_role(message: Message, role: object, field_path: str) -> s
         name = "system_role" if suggested_role == "system" else suggested_role
         hint = f"; did you mean {suggested_role!r}? --map {name}={role} reads it so"
     else:
-        hint = suggest(suggested_role, sorted(_ROLE_BY_SENDER))
+        hint = suggest(suggested_role, sorted(ROLE_BY_SENDER))
     return f"{field_path} is {role!r}, not one of {_ROLE_LIST}{hint}"

@@ -1,8 +1,8 @@
-"""Lanes: the order of a stream, and of a plan that repeats it (docs/order.md, 8).
+"""Lanes: the order of a stream, and of a plan that repeats it.
 
 The input is cut into ranges of neighbouring documents, which are distributed over K lanes. Each lane reads its
 ranges one after the other, packs its next documents into a pool, and starts its next epoch at the end of its
-ranges. Position p of the run belongs to lane p mod K, and is its sequence p div K.
+ranges. Position p of the run belongs to lane p mod K, and is its sequence p div K (docs/reference/order.md, 8).
 """
 
 from bisect import bisect_right

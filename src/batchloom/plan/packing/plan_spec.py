@@ -10,7 +10,7 @@ from batchloom.plan.packing.strategies import STRATEGIES, is_strategy, strategy_
 OverlongMode = Literal["split", "drop", "truncate", "error"]
 LastStepPolicy = Literal["fill", "drop"]
 
-# Any change to pool membership or order increments this number; docs/order.md describes each version.
+# Any change to pool membership or order increments this number; docs/reference/order.md describes each version.
 ORDER_VERSION = 1
 
 POOL_SIZE = 65_536
@@ -24,7 +24,7 @@ MAX_STEPS = 1 << 48
 MAX_GROUPED_ROWS = 1 << 22
 # Default window in steps: little padding is left, and transformers' sampler uses the same number.
 DEFAULT_GROUPED_STEPS = 50
-# From this many documents on, blocks of neighbouring documents are permuted (docs/order.md).
+# From this many documents on, blocks of neighbouring documents are permuted (docs/reference/order.md).
 MIN_BLOCKED_DOCUMENTS = 4_000_000
 BLOCK_DOCUMENTS = 64
 # Positions are stored as signed 64-bit integers.

@@ -1,7 +1,7 @@
 """Assignment of documents to subsets by their hash, and balance of token shares.
 
 If hashes alone miss a share, single documents move: the rule and its reasons are in
-docs/decisions/0031-subset-shares.md, the exact text in docs/format.md.
+docs/explanation/decisions/0031-subset-shares.md, the exact text in docs/reference/format.md.
 """
 
 from collections.abc import Collection, Iterable, Mapping

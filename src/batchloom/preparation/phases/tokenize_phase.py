@@ -221,7 +221,7 @@ class TokenizePhase:
             if alteration not in self._noted_alterations:
                 self._noted_alterations.add(alteration)
                 remedy = (
-                    "docs/format.md lists them"
+                    "docs/reference/format.md lists them"
                     if alteration == ROUNDED_WEIGHTS
                     else "batchloom doctor counts such conversations and shows them as a model sees them"
                 )

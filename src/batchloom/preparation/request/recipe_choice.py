@@ -57,7 +57,7 @@ _SHORT_FORMS: dict[str, Callable[[Any], object]] = {
 }
 _COLUMN_SETTINGS = ("text_field", "mapping")
 _READING_SETTINGS = tuple(field.name for field in fields(ReadRecipe))
-# Lines and paragraphs repeat without being copies (docs/decisions/0012-dedup.md).
+# Lines and paragraphs repeat without being copies (docs/explanation/decisions/0012-dedup.md).
 _SPLIT_DEDUP_MODES = {"line": "lines", "paragraph": "paragraphs", "\n": "lines", "\n\n": "paragraphs"}
 _CHAT_SETTINGS = tuple(field.name for field in fields(ChatRecipe))
 

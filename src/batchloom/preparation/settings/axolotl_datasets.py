@@ -239,7 +239,7 @@ def _translate_type(reader: PeerKeyReader) -> tuple[dict[str, str] | None, str]:
         hint = suggest(kind, _TYPES) if isinstance(kind, str) else ""
         reader.problems.append(
             f"{reader.path}type: {quote_yaml(kind)} is not read{hint}; "
-            f"{remedy or 'name the columns of the records in a manifest (docs/manifests.md)'}"
+            f"{remedy or 'name the columns of the records in a manifest (docs/how-to/prepare/manifests.md)'}"
         )
         return None, ""
     if kind in _TEXT_TYPES:

@@ -2,8 +2,8 @@
 
 Importing modules and loading a tokenizer takes most of a second of a worker's start; a fork takes milliseconds and
 shares that memory. Only the server is forked, which has one thread and no locks, never the coordinator
-(docs/decisions/0013-execution.md). The server is started by module name and does not import the coordinator's main
-module.
+(docs/explanation/decisions/0013-execution.md). The server is started by module name and does not
+import the coordinator's main module.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Pool of worker processes on this machine, each with its own pipe.
 
 Workers share nothing, so a worker killed at any moment and by any cause loses only its own task
-(docs/decisions/0013-execution.md).
+(docs/explanation/decisions/0013-execution.md).
 """
 
 import contextlib

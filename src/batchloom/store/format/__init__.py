@@ -1,6 +1,6 @@
 """The files of a store: layout, dtypes, headers and the manifest.
 
-docs/format.md is the normative specification. Read `layout.py` and `manifest.py` first.
+docs/reference/format.md is the normative specification. Read `layout.py` and `manifest.py` first.
 """
 
 import lazy_loader

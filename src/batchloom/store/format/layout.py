@@ -1,6 +1,6 @@
 """Names, limits and dtypes of the store format, and errors for missing stores.
 
-``docs/format.md`` is the specification.
+``docs/reference/format.md`` is the specification.
 """
 
 import os
@@ -32,7 +32,7 @@ WORK_NAME = ".work"
 LOCK_NAME = "lock"
 SUBSETS = ("train", "val", "test")
 SHARD_NAME = re.compile(r"shard_\d{5,9}")
-# Byte limit of a manifest and of other files read into memory; docs/format.md lists the sizes of large stores.
+# Byte limit of a manifest and of other files read into memory.
 SMALL_FILE_LIMIT = 512 << 20
 # Megatron's IndexedDataset dtype codes (megatron/core/datasets/indexed_dataset.py, DType).
 DTYPE_CODES: dict[int, np.dtype[np.generic]] = {

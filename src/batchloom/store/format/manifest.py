@@ -299,7 +299,7 @@ class _RecipeShape(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Content of ``dataset_metadata.json``; ``docs/format.md`` documents each field.
+    """Content of ``dataset_metadata.json``; the format page documents each field.
 
     ``checksum`` is the XXH3-128 of the file without this field, which is the last one; empty in older stores.
     """
@@ -346,7 +346,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 def compute_subset_fingerprint(manifest: Manifest, subset: str) -> str:
-    """Return the fingerprint of a subset's content, as docs/format.md defines it."""
+    """Return the fingerprint of a subset's content, as the format page defines it."""
     entry = manifest.subsets[subset]
     removed_field = {"removed": entry.removed.file} if entry.removed else {}
     return fingerprint(

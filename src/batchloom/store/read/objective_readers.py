@@ -43,7 +43,7 @@ class PreferencePairs:
         _require_store(store)
         if store.contents.objective != "pairs":
             raise _make_wrong_contents_error(
-                store, "no preference pairs: prepare data with chosen and rejected columns (docs/schemas.md)"
+                store, "no preference pairs: prepare data with chosen and rejected columns (docs/reference/schemas.md)"
             )
         self.store = store
         for shard in range(len(store.shards)):
@@ -107,7 +107,7 @@ class LabelledAnswers:
         _require_store(store)
         if store.contents.objective not in ("pairs", "labels"):
             raise _make_wrong_contents_error(
-                store, "no labelled answers: prepare data with a column label (docs/schemas.md)"
+                store, "no labelled answers: prepare data with a column label (docs/reference/schemas.md)"
             )
         self.store = store
         sides = [store.shards.sides(shard).sides for shard in range(len(store.shards))]
@@ -267,7 +267,7 @@ class _CarriedFields:
     def __init__(self, store: Store, kind: str, problem: str) -> None:
         _require_store(store)
         if store.contents.objective != kind:
-            raise _make_wrong_contents_error(store, f"{problem} (docs/preferences.md)")
+            raise _make_wrong_contents_error(store, f"{problem} (docs/how-to/prepare/preferences.md)")
         self._store, self._kind, self._problem = store, kind, problem
         self._bounds = np.array(store.shards.bounds, np.int64)
         self._documents = _list_remaining(store, 1)

@@ -37,10 +37,10 @@ def open_store(
 
     Args:
         path: a store's folder, or its URL (``s3://``, ``gs://``, ``https://``, anything fsspec reads:
-            docs/remote.md); or ``path/name`` of a ``name.bin``/``name.idx`` pair from any writer and of any integer
-            dtype, with or without one of the two suffixes. An adjacent ``name.mask`` marks the trained tokens. If
-            the path does not exist, ``dummy`` and ``distributed_dummy``, also with settings
-            (``dummy:documents=1000,kind=text``), name synthetic data (docs/synthetic.md).
+            docs/how-to/prepare/remote.md); or ``path/name`` of a ``name.bin``/``name.idx`` pair from any writer and
+            of any integer dtype, with or without one of the two suffixes. An adjacent ``name.mask`` marks the
+            trained tokens. If the path does not exist, ``dummy`` and ``distributed_dummy``, also with settings
+            (``dummy:documents=1000,kind=text``), name synthetic data (docs/how-to/prepare/synthetic.md).
         split: ``train``, ``val`` or ``test``; a bare prefix has no subsets and ignores it.
         generation: number of a generation, for a store with appended or removed documents; None
             for the newest.
@@ -198,5 +198,5 @@ def refuse_media(manifest: Manifest | None, store_name: str, reader: str) -> Non
     if manifest is not None and manifest.processor is not None:
         raise InputError(
             f"{store_name} holds images or audio, which {reader} does not support yet: only their placeholders would "
-            "be read. Read it with batchloom.Loader (docs/media.md)."
+            "be read. Read it with batchloom.Loader (docs/how-to/prepare/media.md)."
         )

@@ -38,21 +38,21 @@ class C4:
     """Rules of C4; None or False disables one. Defaults are the published ones.
 
     Attributes:
-        max_word_length: lines with a longer word, in characters, are removed.
-        remove_citations: whether ``[1]``, ``[edit]`` and ``[citation needed]`` are removed.
-        terminal_punctuation: whether lines that do not end with ``. ? ! " '`` are removed, and
-            those that end with an ellipsis.
-        min_words: lines with fewer words are removed.
-        lorem_ipsum: whether documents with ``lorem ipsum`` are dropped.
-        javascript: whether lines with ``javascript`` are removed.
-        curly_bracket: whether documents with ``{`` are dropped.
-        policy: whether lines that mention cookies, terms of use or a privacy policy are removed.
-        min_sentences: documents with fewer sentences in the remaining lines are dropped.
-        min_paragraphs: documents with fewer lines of at least ``long_paragraph`` characters are
-            dropped; mC4 uses 3.
+        max_word_length: remove lines with a longer word, in characters.
+        remove_citations: remove ``[1]``, ``[edit]`` and ``[citation needed]``.
+        terminal_punctuation: remove lines that do not end with ``. ? ! " '``, and those that end
+            with an ellipsis.
+        min_words: remove lines with fewer words.
+        lorem_ipsum: drop documents with ``lorem ipsum``.
+        javascript: remove lines with ``javascript``.
+        curly_bracket: drop documents with ``{``.
+        policy: remove lines that mention cookies, terms of use or a privacy policy.
+        min_sentences: drop documents with fewer sentences in the remaining lines.
+        min_paragraphs: drop documents with fewer lines of at least ``long_paragraph`` characters;
+            mC4 uses 3.
         long_paragraph: length of a long line in characters.
-        bad_words: path of a list, one word or phrase in lower case per line; a document with
-            one between characters other than letters, digits and ``_`` is dropped.
+        bad_words: path of a list, one word or phrase in lower case per line. A document with one
+            between characters other than letters, digits and ``_`` is dropped.
     """
 
     max_word_length: Count | None = 1000

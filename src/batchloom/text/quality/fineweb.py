@@ -23,12 +23,12 @@ class FineWeb:
     """Limits of FineWeb's filters; None disables one. Defaults are as published.
 
     Attributes:
-        min_ended_lines: share of lines that end with terminal punctuation.
-        spare_unended: whether a document without any such line passes.
-        max_short_lines: share of lines of at most ``short_line`` characters.
+        min_ended_lines: minimum share of lines that end with terminal punctuation.
+        spare_unended: let a document without any such line pass.
+        max_short_lines: maximum share of lines of at most ``short_line`` characters.
         short_line: length of a short line in characters.
-        max_duplicate_characters: share of characters in lines that occurred before.
-        max_newlines: ratio of newlines to words.
+        max_duplicate_characters: maximum share of characters in lines that occurred before.
+        max_newlines: maximum ratio of newlines to words.
     """
 
     min_ended_lines: Share | None = 0.12

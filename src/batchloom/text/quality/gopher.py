@@ -36,13 +36,15 @@ class Gopher:
     """Limits of Gopher's quality rules; None disables one. Defaults are as published.
 
     Attributes:
-        min_words, max_words: number of words that are not only punctuation.
-        min_word_length, max_word_length: their mean length in characters.
-        max_symbols: ratio of ``#`` to words, and of ellipses to words.
-        max_bullet_lines: share of lines that begin with a bullet or a hyphen.
-        max_ellipsis_lines: share of lines that end with an ellipsis.
-        min_letter_words: share of words that have a letter.
-        min_stop_words: number of ``stop_words`` that occur.
+        min_words: minimum number of words that are not only punctuation.
+        max_words: maximum number of these words.
+        min_word_length: minimum mean length of these words in characters.
+        max_word_length: maximum mean length of these words in characters.
+        max_symbols: maximum ratio of ``#`` to words, and of ellipses to words.
+        max_bullet_lines: maximum share of lines that begin with a bullet or a hyphen.
+        max_ellipsis_lines: maximum share of lines that end with an ellipsis.
+        min_letter_words: minimum share of words that have a letter.
+        min_stop_words: minimum number of ``stop_words`` that occur.
         stop_words: stop words in lower case; matching is case-sensitive.
     """
 

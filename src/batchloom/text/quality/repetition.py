@@ -38,12 +38,12 @@ class Repetition:
     """Limits of Gopher's repetition rules; None or a missing pair disables one.
 
     Attributes:
-        max_duplicate_paragraphs, max_duplicate_lines: share of paragraphs (lines) that occurred
-            before in the document.
-        max_duplicate_paragraph_characters, max_duplicate_line_characters: share of the characters
-            in them.
-        top_ngrams: (n, limit) pairs: share of the characters in the most frequent n-gram of words.
-        duplicate_ngrams: (n, limit) pairs: share of the characters in repeated n-grams.
+        max_duplicate_paragraphs: maximum share of paragraphs that occurred before in the document.
+        max_duplicate_paragraph_characters: maximum share of the characters in these paragraphs.
+        max_duplicate_lines: maximum share of lines that occurred before in the document.
+        max_duplicate_line_characters: maximum share of the characters in these lines.
+        top_ngrams: (n, limit) pairs: maximum share of the characters in the most frequent n-gram of words.
+        duplicate_ngrams: (n, limit) pairs: maximum share of the characters in repeated n-grams.
     """
 
     max_duplicate_paragraphs: Share | None = 0.3
