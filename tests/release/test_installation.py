@@ -12,7 +12,12 @@ import pytest
 
 from batchloom.batches.assembly import find_compiler
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_compiler() is None, reason="no C compiler")]
+pytestmark = [
+    pytest.mark.slow,
+    # Installing torch takes minutes on a busy machine.
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(find_compiler() is None, reason="no C compiler"),
+]
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
