@@ -61,7 +61,7 @@ bench: .venv-bench/.bench
 
 .venv/.test: .venv/bin/python $(INSTALLED)
 	@echo "Installing batchloom and what its tests need into .venv: about a minute, longer on a slow network."
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[all]'
 # It wants an older datasets; what is tested of it needs none of that.
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps torchtitan
 	touch $@ .venv/.demo
@@ -70,7 +70,7 @@ bench: .venv-bench/.bench
 .venv-bench/.bench: $(INSTALLED)
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install --quiet --upgrade pip
-	.venv-bench/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	.venv-bench/bin/python -m pip install --quiet --constraint constraints.txt --group bench --editable '.[all]'
 # It wants an older google-cloud-storage than gcsfs; what is measured of it needs neither.
 	.venv-bench/bin/python -m pip install --quiet --constraint constraints.txt --no-deps mosaicml-streaming==0.13.0 python-snappy cramjam Brotli zstd
 	touch $@

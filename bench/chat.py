@@ -143,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("data", type=Path)
     parser.add_argument("--tokenizer", type=Path)
-    parser.add_argument("--peers", action="store_true", help="TRL too (extra bench-chat)")
+    parser.add_argument("--peers", action="store_true", help="TRL too")
     options = parser.parse_args()
     with options.data.open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]

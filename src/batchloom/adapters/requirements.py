@@ -16,29 +16,29 @@ class Requirement:
     Attributes:
         package: name on the package index.
         least: oldest version that the adapter works with.
-        extra: extra of batchloom that installs it.
+        extra: extra of batchloom that installs it; empty for a framework, which users install themselves.
         below: first version that is known not to work; empty for none.
     """
 
     package: str
     least: str
-    extra: str
+    extra: str = ""
     below: str = ""
 
 
 TORCH = Requirement("torch", "2.6", "train")
 # First version whose Trainer can preserve the data order (train_sampling_strategy).
-TRANSFORMERS = Requirement("transformers", "5.2", "trainer")
+TRANSFORMERS = Requirement("transformers", "5.2")
 DATASETS = Requirement("datasets", "4.0", "hf")
-TRL = Requirement("trl", "1.0", "trl")
-LIGHTNING = Requirement("lightning", "2.4", "lightning")
-ACCELERATE = Requirement("accelerate", "1.4", "accelerate")
-DEEPSPEED = Requirement("deepspeed", "0.16", "deepspeed")
-MEGATRON = Requirement("megatron-core", "0.13", "megatron")
-TORCHTITAN = Requirement("torchtitan", "0.3", "torchtitan")
+TRL = Requirement("trl", "1.0")
+LIGHTNING = Requirement("lightning", "2.4")
+ACCELERATE = Requirement("accelerate", "1.4")
+DEEPSPEED = Requirement("deepspeed", "0.16")
+MEGATRON = Requirement("megatron-core", "0.13")
+TORCHTITAN = Requirement("torchtitan", "0.3")
 RAY = Requirement("ray", "2.60", "ray")
 # ray.train cannot be imported without it, and ray does not depend on it.
-PANDAS = Requirement("pandas", "2.2", "ray-train")
+PANDAS = Requirement("pandas", "2.2", "ray")
 
 
 def require_installed(*requirements: Requirement) -> None:
@@ -56,7 +56,8 @@ def require_installed(*requirements: Requirement) -> None:
 def find_requirement_problem(requirement: Requirement) -> str | None:
     """Describe the problem of a package and its remedy; None if it can be used."""
     bound = f">={requirement.least}" + (f",<{requirement.below}" if requirement.below else "")
-    remedy = f"pip install 'batchloom[{requirement.extra}]' (or '{requirement.package}{bound}')."
+    target = f"batchloom[{requirement.extra}]" if requirement.extra else f"{requirement.package}{bound}"
+    remedy = f"pip install '{target}'."
     installed_version = get_installed_version(requirement.package)
     if installed_version is None:
         return f"{requirement.package} is needed and not installed: {remedy}"

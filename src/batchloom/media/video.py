@@ -264,7 +264,7 @@ def _open_video(content: MediaContent) -> Iterator[_VideoDecoder]:
     try:
         import av  # noqa: PLC0415 - imported late, only for videos
     except ImportError as error:
-        raise MissingDependencyError("Videos need PyAV: pip install 'batchloom[video]'.") from error
+        raise MissingDependencyError("Videos need PyAV: pip install 'batchloom[media]'.") from error
     try:
         with av.open(open_content(content), format=form, metadata_errors="ignore") as container:
             if not container.streams.video:

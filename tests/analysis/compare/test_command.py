@@ -33,7 +33,7 @@ from batchloom.testing import write_store
 from processes import start_processes
 
 FOLDER = Path(__file__).parent
-MISSING_FRAMEWORK = frameworks.Framework("nosuch", "nosuch", (Requirement("no-such-trainer", "2.1", "trainer"),))
+MISSING_FRAMEWORK = frameworks.Framework("nosuch", "nosuch", (Requirement("no-such-trainer", "2.1"),))
 SIZES = ["--steps", "6", "--seq-len", "64", "--global-batch-size", "8"]
 
 
@@ -229,7 +229,7 @@ def test_a_framework_that_is_asked_for_and_missing_is_refused(store, tmp_path, m
     monkeypatch.setattr(frameworks, "FRAMEWORKS", (*frameworks.FRAMEWORKS, MISSING_FRAMEWORK))
     out = str(tmp_path / "out")
     assert run_command_line(["compare", store, *SIZES, "--frameworks", "nosuch", "--out", out]) == 1
-    assert "pip install 'batchloom[trainer]'" in capsys.readouterr().err
+    assert "pip install 'no-such-trainer>=2.1'" in capsys.readouterr().err
 
 
 def test_finished_runs(tmp_path, capsys):

@@ -314,16 +314,16 @@ def test_an_unreadable_source_is_a_fault_and_the_others_are_examined(tmp_path):
 def test_records_are_examined_without_a_tokenizer(tmp_path, monkeypatch):
     path = write_jsonl(tmp_path / "in.jsonl", QUESTIONS)
     assert batchloom.doctor(path).tokenizer.name == "gpt2"
-    monkeypatch.setattr("batchloom.tokens.tokenizer_lookup.load_gpt2_from_package", lambda: None)
-    monkeypatch.setattr("batchloom.tokens.tokenizer_lookup.find_cached_file", lambda repo: None)
+    manifest = tmp_path / "all.yaml"
+    manifest.write_text("datasets:\n- path: in.jsonl\nprocessor_config:\n  processor_name: org/none\n")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    diagnosis = batchloom.doctor(path)
+    diagnosis = batchloom.doctor(manifest)
     assert (diagnosis.sound, diagnosis.tokens, diagnosis.documents) == (True, None, 60)
     assert diagnosis.commands[0].endswith("--tokenizer train:8192")
-    with pytest.raises(TokenizerError, match="gpt2 is neither"):
-        batchloom.doctor(path, tokenizer="gpt2")
+    with pytest.raises(TokenizerError, match="org/none is not in the local Hub cache"):
+        batchloom.doctor(path, tokenizer="org/none")
 
 
 def test_wrong_options_and_missing_inputs(tmp_path):

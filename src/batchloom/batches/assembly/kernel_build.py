@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("kernel.c")
@@ -44,6 +45,9 @@ def compile_kernel(folder: Path) -> Path:
     # The new library replaces the old one by a rename, since processes may have that one mapped.
     new_library = library.with_suffix(f".{os.getpid()}")
     options = ["-std=c11", "-O3", "-fPIC", "-shared", f"-DKERNEL_VERSION={compute_kernel_version()}"]
+    # The wheel of a universal Python on macOS is tagged for both architectures.
+    if sysconfig.get_platform().endswith("universal2"):
+        options += ["-arch", "arm64", "-arch", "x86_64"]
     result = subprocess.run(  # noqa: S603 - the compiler that the user chose
         [*compiler, *options, "-o", str(new_library), str(SOURCE)], capture_output=True, text=True, check=False
     )
