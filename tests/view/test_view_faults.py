@@ -72,6 +72,11 @@ def test_pages_follow_a_store_that_grows_shrinks_and_is_compacted(tmp_path):
         assert "There is no document 3" in read_error(client.get("/document/3"))
         append_documents(store.path, [[107] * 9])
         assert "kkkkkkkkk" in client.get("/document/3").text
+        overview = client.get("/").text
+        assert re.findall(r"<td>(prepared|appended)</td><td class=.number.>(\d+)</td>", overview) == [
+            ("appended", "4"),
+            ("prepared", "3"),
+        ]
         (tmp_path / "named").write_text(batchloom.open_store(store.path)[1].provenance.hash + "\n")
         batchloom.store.remove_documents(store.path, documents_file=tmp_path / "named")
         assert "served as end tokens without loss" in client.get("/document/1").text

@@ -140,15 +140,15 @@ def test_stored_bytes_that_are_cut_short_are_named_in_their_place(page, tmp_path
 def test_only_files_below_the_folder_of_the_inputs_are_served(tmp_path, processor):
     store = prepare(write_images(tmp_path / "in", count=2), tmp_path / "store", processor, "reference")
     outside = encode_image(make_image(31, 21, seed=1), quality=90)
-    (tmp_path / "secret_0.jpg").write_bytes(outside)
+    (tmp_path / "0.jpg").write_bytes(outside)
     file = store / "train" / "shard_00000.media"
     data = file.read_bytes()
     assert data.count(b"pictures/1_0.jpg") == 1
-    file.write_bytes(data.replace(b"pictures/1_0.jpg", b"../secret_0.jpg\0"[:16].replace(b"\0", b"x")))
-    file.write_bytes(data.replace(b"pictures/1_0.jpg", b"../.././etc/fstb"))
+    # The store names a file outside, which the resolver refuses before it is opened.
+    file.write_bytes(data.replace(b"pictures/1_0.jpg", b".././in/../0.jpg"))
     with serving(store) as address, httpx.Client(base_url=address, follow_redirects=True) as client:
         client.get("/", params={"token": TOKEN})
-        for path in ("/document/1/media/0", "/document/1/media/../../../secret_0.jpg", "/document/1/media/%2e%2e"):
+        for path in ("/document/1/media/0", "/document/1/media/../../../0.jpg", "/document/1/media/%2e%2e"):
             answer = client.get(path)
             assert answer.status_code in (400, 404)
             assert outside not in answer.content

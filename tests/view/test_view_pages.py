@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import batchloom
+from batchloom.testing import write_store
 from media.sample_media import make_messages
 from view.conftest import TOKEN, serving, write_chats
 
@@ -51,7 +52,7 @@ def test_a_document_shows_turns_origin_and_mask(opened):
 
 def test_keys_move_through_documents(opened):
     opened.keyboard.press("/")
-    opened.wait_for_url("**/documents")
+    opened.wait_for_url("**/documents*")
     for _ in range(3):
         opened.keyboard.press("j")
     opened.keyboard.press("k")
@@ -126,6 +127,29 @@ def test_a_span_of_a_step_opens_its_document(opened, address, chats):
     opened.goto(f"{address}/packing?seq_len=256&batch=4")
     opened.wait_for_selector("table >> text=window_1000")
     assert opened.locator("tr.current").inner_text().startswith("best_fit")
+    tokens = sum(span.stop - span.start for row in batchloom.explain(loader.plan, 0) for span in row.spans)
+    facts = opened.locator("p.tools").first.inner_text()
+    assert f"{tokens:,} tokens, {4 * 256 - tokens:,} of padding" in facts
+
+
+def test_the_packing_and_the_plan_of_a_subset_lead_to_its_documents(page, tmp_path):
+    store = write_store(tmp_path / "store", {"train": [[97] * 9] * 5, "val": [[118] * 7, [119] * 8]})
+    with serving(store.path) as served:
+        page.goto(f"{served}/documents?split=val&token={TOKEN}")
+        page.get_by_role("link", name="Packing").click()
+        page.wait_for_url("**/packing?split=val")
+        assert page.locator("h1").inner_text().endswith("subset val")
+        assert page.locator(".row a").count() == 2
+        page.locator(".row a .span").first.click()
+        page.wait_for_url("**split=val*")
+        assert page.locator(".text").inner_text() in ("v" * 7, "w" * 8)
+        page.get_by_role("link", name="Plan").click()
+        assert page.locator("h1").inner_text().endswith("subset val")
+        assert page.locator("#ranks .row a").count() == 2
+        page.get_by_label("Document or file:line").fill("1")
+        page.get_by_role("button", name="Find").click()
+        page.locator("#served td a").click()
+        page.wait_for_url("**/document/1?split=val")
 
 
 def test_the_loss_of_a_row_is_that_of_the_batch(opened, address, chats):

@@ -17,7 +17,7 @@ from batchloom.store.format import OBJECTIVES, QUARANTINE_NAME, SIDE_NAMES, form
 _LENGTHS_PER_STEP, _MAX_LENGTH_STEPS = 1 << 16, 64
 # A length has at most 32 binary digits.
 _MAX_DIGITS = 32
-_MAX_QUARANTINED = 50
+_MAX_QUARANTINED, _MAX_GENERATIONS = 50, 50
 # More lines of a quarantine are neither parsed nor counted.
 _MAX_QUARANTINE_LINES = 10_000
 
@@ -58,6 +58,16 @@ class QuarantineList:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationRow:
+    """A generation of a store: its number, its origin, and the counts after it."""
+
+    number: int
+    made: str
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoreOverview:
     """Content of the overview page of a store.
 
@@ -67,6 +77,7 @@ class StoreOverview:
         estimated: whether the histogram is of a sample.
         report: report of the newest generation that read inputs; None without one.
         quarantine: the first bad records.
+        generations: the last generations up to the open one, newest first; empty for a store that has one.
     """
 
     facts: list[tuple[str, str]]
@@ -74,6 +85,7 @@ class StoreOverview:
     estimated: bool
     report: PrepareReport | None
     quarantine: QuarantineList
+    generations: list[GenerationRow]
 
 
 def make_overview(store: Store) -> StoreOverview:
@@ -84,7 +96,9 @@ def make_overview(store: Store) -> StoreOverview:
     """
     lengths, estimated = _count_lengths(store)
     report = _read_newest_report(store)
-    return StoreOverview(_list_facts(store), lengths, estimated, report, _read_quarantine(store))
+    return StoreOverview(
+        _list_facts(store), lengths, estimated, report, _read_quarantine(store), _list_generations(store)
+    )
 
 
 def _list_facts(store: Store) -> list[tuple[str, str]]:
@@ -108,6 +122,16 @@ def _list_facts(store: Store) -> list[tuple[str, str]]:
     if (store.location.generation or 1) > 1:
         facts.append(("generation", str(store.location.generation)))
     return facts
+
+
+def _list_generations(store: Store) -> list[GenerationRow]:
+    history = store.manifest.all_history if store.manifest else ()
+    if len(history) < 2:
+        return []
+    return [
+        GenerationRow(entry.number, entry.made, sum(entry.documents.values()), sum(entry.tokens.values()))
+        for entry in reversed(history[-_MAX_GENERATIONS:])
+    ]
 
 
 def list_sides(store: Store) -> list[str]:

@@ -69,7 +69,7 @@ def _render_overview(store: Store) -> str:
 
 
 def _render_step(plan: Plan, step: int, most: int) -> str:
-    values = {"selection": {"split": ""}, "choice": {}, "is_counted": is_small(plan)}
+    values = {"selection": {}, "plan_split": "", "choice": {}, "is_counted": is_small(plan)}
     return render_file("packing.html.j2", {**values, **describe_step(plan, step, 0, most)})
 
 

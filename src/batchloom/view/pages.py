@@ -190,10 +190,13 @@ class Pages:
         step, first = read_number(request, "step", 0), read_number(request, "row", 0)
         is_counted = self._target.has_counts(plan)
         if not is_counted and not is_near(plan, step):
-            return respond("counting.html.j2", {**values, "step": step}, headers=RELOAD_HEADERS)
+            values |= {"step": step, "choice": describe_choice(choice)}
+            return respond("counting.html.j2", values, headers=RELOAD_HEADERS)
         details = {
             **describe_step(plan, step, first, PACKING_ROWS),
             "choice": describe_choice(choice),
+            # Other data have a subset of each source.
+            "plan_split": store.split if self._target.kind == "store" else "",
             "packings": list_packings(store),
             "is_counted": is_counted,
         }

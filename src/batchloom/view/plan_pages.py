@@ -126,7 +126,7 @@ class PlanPages:
         end = max(done or 0, 1) if is_endless(plan) else forecast.steps
         values = {
             "target": self._target,
-            "selection": {},
+            "selection": {"split": choice.split},
             "page": "plan",
             "plan": plan,
             "choice": describe_choice(choice),
@@ -136,6 +136,7 @@ class PlanPages:
             "done": done,
             "listed": _LISTED_SOURCES,
             "packing_rows": PACKING_ROWS,
+            "split": choice.split if self._target.kind == "store" else "",
             "sources": sorted(forecast.sources, key=lambda source: -source.tokens_served),
         }
         values |= _draw_shares(plan, forecast, parameters["from"] or 0, min(parameters["to"] or end, end))

@@ -32,7 +32,8 @@ _MAX_PLANS, _MAX_STORES = 8, 256
 class PlanChoice:
     """Settings of the plan on a page.
 
-    ``steps`` is None for one epoch of a store, and for the default of a mixture.
+    ``steps`` is None for one epoch of a store, and for the default of a mixture. ``split`` is the subset of a single
+    store; empty for the first one.
     """
 
     seq_len: int = 2048
@@ -40,6 +41,7 @@ class PlanChoice:
     packing: str = "best_fit"
     seed: int = 0
     steps: int | None = None
+    split: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +220,8 @@ class ViewTarget:
             if plan is None:
                 raise AssertionError("a run without a plan has a fault")
             return plan
-        fingerprints = tuple(self.open_store(name).fingerprint for name in self.source_names)
+        split = choice.split if self.kind == "store" else ""
+        fingerprints = tuple(self.open_store(name, split).fingerprint for name in self.source_names)
         return self._plans.get(choice, fingerprints, lambda: self._make_plan(choice))
 
     def has_counts(self, plan: Plan) -> bool:
@@ -231,11 +234,12 @@ class ViewTarget:
         return self.read_run().done_steps if self.kind == "run" else None
 
     def _make_plan(self, choice: PlanChoice) -> Plan:
+        settings = asdict(choice)
+        split = settings.pop("split")
         if self.kind == "store":
             # The open store has its tokenizer and its mapped files already.
-            store = self.open_store(_SINGLE)
-            return Loader(store, **asdict(choice), output="numpy", rank=0, world_size=1, prefetch=0).plan
-        settings = asdict(choice)
+            store = self.open_store(_SINGLE, split)
+            return Loader(store, **settings, output="numpy", rank=0, world_size=1, prefetch=0).plan
         if choice.steps is None:
             settings["steps"] = _MIXTURE_STEPS
         return resolve_plan(PlanRequest(mixture=self.path, settings=settings))[0]
