@@ -53,6 +53,8 @@ _MEDIA_CACHE_BYTES = 1 << 30
 
 @final
 class StoreSource:
+    """Media of the documents of a store."""
+
     remedy = (
         "batchloom check STORE --missing-media FILE lists such documents; MediaOptions(replace=FILE), or train "
         "--missing-media FILE, serves padding for them."
