@@ -99,6 +99,12 @@ def test_equal_documents_are_listed_without_signatures(page, tmp_path):
 
 def test_data_without_provenance_has_no_copies(page, tmp_path):
     store = write_store(tmp_path / "store", [[104, 105]])
-    with serving(store.path / "train" / "shard_00000") as address:
-        page.goto(f"{address}/document/0?token={TOKEN}")
-        assert page.locator("section[hx-get]").count() == 0
+    for data in (store.path / "train" / "shard_00000", "dummy:documents=2000000"):
+        with serving(data) as address:
+            page.goto(f"{address}/document/0?token={TOKEN}")
+            assert page.locator("section[hx-get]").count() == 0
+            for path in ("/document/0/copies", f"/documents?mode=hash&text={'0' * 32}"):
+                assert page.goto(address + path).status == 400
+                assert "hashes of" in page.get_by_role("alert").inner_text()
+            # Chromium reports the status as an error of the console.
+            page.problems.clear()

@@ -17,7 +17,7 @@ from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.store import Store, StoreMedia, decode_beginning, find_documents
 from batchloom.store.format import DocumentProvenance, mask_removed
 from batchloom.store.read import find_provenance
-from batchloom.view.documents.document_family import find_copies, has_signatures, read_removal_record
+from batchloom.view.documents.document_family import can_search_copies, find_copies, has_signatures, read_removal_record
 from batchloom.view.documents.document_media import list_media, read_shown_medium
 from batchloom.view.documents.document_search import (
     MAX_SEARCHED_TOKENS,
@@ -299,6 +299,7 @@ def describe_document(
         "removed": removed,
         "media": media,
         "more_media": more_media,
+        "has_copies": can_search_copies(store),
     }
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from batchloom.core.errors import InputError
 from batchloom.core.files import release_pages
 from batchloom.preparation import read_report
 from batchloom.store import Store, map_signature_file
@@ -70,6 +71,11 @@ class RemovalRecord:
     copies: list[RemovedCopy]
 
 
+def can_search_copies(store: Store) -> bool:
+    """Return whether a store records hashes that can be read fast: those in local files."""
+    return store.manifest is not None and store.location.on_disk and not store.location.is_remote
+
+
 def find_copies(store: Store, document: int, start: int = 0, *, seconds: float = 0.15) -> CopySearch:
     """Search for copies of a document from another one on, within a bounded time.
 
@@ -77,14 +83,17 @@ def find_copies(store: Store, document: int, start: int = 0, *, seconds: float =
     rows with probability s^r, so m of b shared bands estimate the similarity as (m / b)^(1 / r).
 
     Args:
-        store: the store, with a manifest.
+        store: the store.
         document: the document.
         start: first searched document.
         seconds: time after which the search ends at the next step.
 
     Raises:
+        InputError: the store is remote, or its documents have no recorded hashes.
         StoreError: a shard is missing or damaged.
     """
+    if not can_search_copies(store):
+        raise InputError("Copies are searched in local stores with hashes of their documents.")
     deadline = time.monotonic() + seconds
     bounds = store.shards.bounds
     shard = int(np.searchsorted(bounds, document, side="right")) - 1
@@ -126,20 +135,17 @@ def _iter_steps(bounds: tuple[int, ...], start: int) -> Iterator[tuple[int, int,
 
 
 def _map_signatures(store: Store, shard: int) -> MinHashSignatures | None:
-    """Map the signatures of a shard; None if it has none, or the store is remote."""
-    if store.manifest is None or store.location.is_remote:
-        return None
-    entry = store.manifest.subsets[store.split].shards[shard]
-    if entry.bands is None:
+    """Map the signatures of a shard; None if it has none."""
+    entry = store.manifest.subsets[store.split].shards[shard] if store.manifest else None
+    if entry is None or entry.bands is None:
         return None
     return map_signature_file(store.path / store.split / f"{entry.name}.bands", entry.documents)
 
 
 def has_signatures(store: Store) -> bool:
-    """Return whether any shard of a local store has MinHash signatures."""
-    if store.manifest is None or store.location.is_remote:
-        return False
-    return any(entry.bands is not None for entry in store.manifest.subsets[store.split].shards)
+    """Return whether any shard of a store has MinHash signatures."""
+    shards = store.manifest.subsets[store.split].shards if store.manifest else ()
+    return any(entry.bands is not None for entry in shards)
 
 
 def read_removal_record(store: Store, provenance: DocumentProvenance) -> RemovalRecord:
@@ -149,7 +155,7 @@ def read_removal_record(store: Store, provenance: DocumentProvenance) -> Removal
     """
     counts: dict[str, int] = {}
     copies: list[RemovedCopy] = []
-    if store.manifest is None or store.location.is_remote:
+    if store.manifest is None:
         return RemovalRecord(counts, copies)
     # A report counts records within the parts of a file, so that those of large files are ambiguous.
     parts = [len(source.parts) for source in store.manifest.sources if source.name == provenance.source]
