@@ -72,7 +72,7 @@ class RemovalRecord:
 
 
 def can_search_copies(store: Store) -> bool:
-    """Return whether a store records hashes that can be read fast: those in local files."""
+    """Return whether a store has hashes of its documents in local files."""
     return store.manifest is not None and store.location.on_disk and not store.location.is_remote
 
 
