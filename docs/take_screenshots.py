@@ -1,4 +1,4 @@
-"""Take the screenshots of docs/view.md from a store of real conversations and a run.
+"""Take the screenshots of docs/view.md from a store of real conversations.
 
     python docs/take_screenshots.py STORE RUN MIXTURE
 
@@ -23,7 +23,7 @@ STORE_SHOTS: tuple[Shot, ...] = (
     ("view-document", "/document/40", "light", 590),
     ("view-packing", "/packing?step=3", "dark", 555),
 )
-RUN_SHOTS: tuple[Shot, ...] = (("view-run", "/run?step=40", "light", 720),)
+RUN_SHOTS: tuple[Shot, ...] = (("view-run", "/run?step=40", "light", 1130),)
 
 
 def take_screenshots(arguments: list[str], shots: tuple[Shot, ...]) -> None:
