@@ -122,18 +122,18 @@ def test_a_link_on_another_web_page_opens_the_pages(browser, address, tmp_path):
     links = [f"{address}/documents?least=3&token={TOKEN}", f"{address}/documents?least=3", f"{address}/?token=wrong"]
     text = "".join(f'<a href="{html.escape(link)}">link {number}</a> ' for number, link in enumerate(links))
     (tmp_path / "links.html").write_text(text)
-    with serving_files(tmp_path) as elsewhere, contextlib.closing(browser.new_context()) as context:
+    with serving_files(tmp_path) as other_site, contextlib.closing(browser.new_context()) as context:
         page = context.new_page()
-        page.goto(f"{elsewhere}/links.html")
+        page.goto(f"{other_site}/links.html")
         page.get_by_text("link 1").click()
         page.wait_for_function("document.body.innerText.includes('it holds the token')")
         for link in ("link 0", "link 1"):
-            page.goto(f"{elsewhere}/links.html")
+            page.goto(f"{other_site}/links.html")
             page.get_by_text(link).click()
             page.locator("#list").wait_for()
             assert page.url == f"{address}/documents?least=3"
         other = browser.new_context().new_page()
-        other.goto(f"{elsewhere}/links.html")
+        other.goto(f"{other_site}/links.html")
         other.get_by_text("link 2").click()
         other.wait_for_function("document.body.innerText.includes('it holds the token')")
         other.context.close()

@@ -67,19 +67,19 @@ class AccessGuard:
             query = [pair for pair in parse_qsl(scope["query_string"].decode("latin-1")) if pair[0] != _TOKEN_PARAMETER]
             address = _make_address(scope, urlencode(query))
             response: Response = RedirectResponse(address, 303)
-            if _is_from_elsewhere(headers):
+            if _is_cross_site(headers):
                 response = _make_forwarding_page(address, 200)
             response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
             return response
         if hmac.compare_digest(_read_cookie(headers, self._cookie).encode(), self._token.encode()):
             return None
-        if _is_from_elsewhere(headers) and headers.get("sec-fetch-mode") == "navigate":
+        if _is_cross_site(headers) and headers.get("sec-fetch-mode") == "navigate":
             # The browser has the cookie perhaps, and sends it with the next request only.
             return _make_forwarding_page(_make_address(scope, scope["query_string"].decode("latin-1")), 403)
         return PlainTextResponse("Open the address that batchloom view printed: it holds the token.\n", 403)
 
 
-def _is_from_elsewhere(headers: Headers) -> bool:
+def _is_cross_site(headers: Headers) -> bool:
     """Return whether another web page or a local file made the request.
 
     A browser then sends no strict cookie, also not after a redirect.

@@ -18,7 +18,7 @@ from batchloom.store.format import SIDE_NAMES, mask_removed
 Ints = NDArray[np.int64]
 _DOCUMENTS_PER_STEP = 1 << 16
 # Texts are decoded in smaller steps, so that the limit of time is kept.
-_TEXTS_PER_STEP, _TOKENS_PER_STEP = 256, 1 << 18
+_TEXTS_PER_STEP, _TOKENS_PER_STEP = 256, 1 << 16
 MAX_SEARCHED_TOKENS = 1 << 20
 
 
