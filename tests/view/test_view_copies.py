@@ -54,6 +54,16 @@ def test_removed_copies_are_those_of_the_report(page, store):
         assert "no copy of this document is among them" in read_copies(page, address, 1).inner_text()
 
 
+def test_copies_in_a_report_by_folder_are_unknown(page, tmp_path):
+    (tmp_path / "in").mkdir()
+    for number in range(202):
+        write_rows(tmp_path / "in" / f"{number:03}.jsonl", [make_text(start=number), make_text(start=number % 2)])
+    with serving(prepare(tmp_path / "in", tmp_path / "store")) as address:
+        text = read_copies(page, address, 0).inner_text()
+        assert "removed 202 exact duplicates" in text
+        assert "so the copies of this document are unknown" in text
+
+
 def list_shingles(text):
     return {text.encode()[start : start + 5] for start in range(len(text) - 4)}
 

@@ -65,10 +65,13 @@ class RemovalRecord:
     Attributes:
         counts: number of removed documents by reason; empty if no report can be read.
         copies: removed copies of the document that a report names.
+        names_files: whether the reports name single files and records. They group the files of a large listing by
+            folder, and count the records of a large file by part.
     """
 
     counts: dict[str, int]
     copies: list[RemovedCopy]
+    names_files: bool = True
 
 
 def can_search_copies(store: Store) -> bool:
@@ -157,8 +160,8 @@ def read_removal_record(store: Store, provenance: DocumentProvenance) -> Removal
     copies: list[RemovedCopy] = []
     if store.manifest is None:
         return RemovalRecord(counts, copies)
-    # A report counts records within the parts of a file, so that those of large files are ambiguous.
-    parts = [len(source.parts) for source in store.manifest.sources if source.name == provenance.source]
+    sources = {source.name: len(source.parts) for source in store.manifest.sources}
+    names_files = sources.get(provenance.source) == 1
     for generation in store.manifest.all_history:
         report = read_report(store.path, generation.number) if generation.has_inputs else None
         if report is None:
@@ -166,11 +169,13 @@ def read_removal_record(store: Store, provenance: DocumentProvenance) -> Removal
         for reason, count in report.counts.dropped.items():
             if reason.endswith("duplicate"):
                 counts[reason] = counts.get(reason, 0) + count
-        for pair in report.content.duplicates if parts == [1] else ():
-            if pair.kept_in == provenance.source:
+        for pair in report.content.duplicates:
+            if pair.kept_in == provenance.source and names_files:
                 copies += [
                     RemovedCopy(pair.dropped_from, example.dropped_record + 1, example.words)
                     for example in pair.examples
                     if example.kept_record == provenance.record
                 ]
-    return RemovalRecord(counts, copies)
+            elif pair.dropped_from not in sources:
+                names_files = False
+    return RemovalRecord(counts, copies, names_files)
