@@ -40,11 +40,16 @@ PAGES = {
     "document": "/document/{middle}",
     "document as tokens": "/document/{middle}?as=tokens",
     "document as JSON": "/document/{middle}/json",
+    "copies of a document": "/document/{middle}/copies",
     "packing, first step": "/packing",
     "packing, a later step": "/packing?step=1000",
     "packing, a far step": "/packing?step=1000000",
     "packing, 512 rows": "/packing?batch=512&seq_len=4096",
     "packing strategies": "/packing/strategies",
+    "plan": "/plan",
+    "plan, a rank": "/plan?step=3&ranks=4&rank=2&workers=8",
+    "plan, other settings": "/plan?seq_len=4096&batch=64",
+    "plan, a document": "/plan?document={middle}",
     "stylesheet": "/static/view.css",
 }
 

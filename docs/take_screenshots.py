@@ -1,6 +1,6 @@
 """Take the screenshots of docs/how-to/check/view.md from a store of real conversations.
 
-    python docs/take_screenshots.py STORE
+    python docs/take_screenshots.py STORE RUN MIXTURE
 
 It needs Chromium, playwright and Pillow.
 """
@@ -17,16 +17,18 @@ from playwright.sync_api import sync_playwright
 IMAGES = Path(__file__).parent / "images"
 WIDTH, MAX_BYTES = 1120, 60_000
 # Name, address, colour scheme and height.
-SHOTS = (
+Shot = tuple[str, str, str, int]
+STORE_SHOTS: tuple[Shot, ...] = (
     ("view-overview", "/", "light", 500),
     ("view-document", "/document/40", "light", 590),
     ("view-packing", "/packing?step=3", "dark", 555),
 )
+RUN_SHOTS: tuple[Shot, ...] = (("view-run", "/run?step=40", "light", 1130),)
 
 
-def main(store: str) -> None:
-    """Serve a store and write one WebP image per page."""
-    command = [sys.executable, "-m", "batchloom", "view", store, "--no-browser"]
+def take_screenshots(arguments: list[str], shots: tuple[Shot, ...]) -> None:
+    """Serve data and write one WebP image per page."""
+    command = [sys.executable, "-m", "batchloom", "view", *arguments, "--no-browser"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own command
     address = next(iter(server.stdout or ())).strip()
     IMAGES.mkdir(exist_ok=True)
@@ -35,10 +37,10 @@ def main(store: str) -> None:
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             page = browser.new_page()
             page.goto(address)
-            for name, path, scheme, height in SHOTS:
+            for name, path, scheme, height in shots:
                 page.set_viewport_size({"width": WIDTH, "height": height})
                 page.emulate_media(color_scheme=scheme)
-                page.goto(address.partition("/?")[0] + path)
+                page.goto("/".join(address.split("/")[:3]) + path)
                 page.wait_for_load_state("networkidle")
                 file = IMAGES / f"{name}.webp"
                 Image.open(io.BytesIO(page.screenshot())).save(file, "WEBP", quality=80, method=6)
@@ -51,4 +53,5 @@ def main(store: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    take_screenshots([sys.argv[1]], STORE_SHOTS)
+    take_screenshots([sys.argv[2], "--mixture", sys.argv[3]], RUN_SHOTS)

@@ -1,6 +1,7 @@
 """A browser and servers for the tests of the pages."""
 
 import contextlib
+import json
 import shutil
 import socket
 import threading
@@ -8,9 +9,13 @@ import time
 
 import pytest
 
+import batchloom
 from batchloom.view import ViewSpec, make_pages, make_server
+from golden.inputs import make_tokenizer_json
+from media.sample_media import make_messages
 
 TOKEN = "a-token-of-the-tests"
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -32,6 +37,34 @@ def serving(path, **options):
             server.should_exit = True
             thread.join(30)
             assert not thread.is_alive()
+
+
+def write_chats(folder, rows=None):
+    """Write a store of conversations with masks; by default one is hostile and one a duplicate."""
+    if rows is None:
+        rows = [{"messages": make_messages(f"What is {n} + {n}?", str(2 * n))} for n in range(120)]
+        hostile = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+        rows.insert(7, {"messages": make_messages(hostile, "No.")})
+        rows.append(rows[3])
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "not JSON\n")
+    (folder / "tokenizer.json").write_text(make_tokenizer_json(CONTROL))
+    batchloom.prepare(
+        folder / "chats.jsonl",
+        out=folder / "store",
+        tokenizer=str(folder / "tokenizer.json"),
+        template="chatml",
+        train_on="assistant",
+        max_bad=1,
+        val_fraction=0,
+    )
+
+
+@pytest.fixture(scope="session")
+def chats(tmp_path_factory):
+    """A store of conversations; write another one to change it."""
+    folder = tmp_path_factory.mktemp("chats")
+    write_chats(folder)
+    return folder / "store"
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,11 @@
 """Who may read the pages, and what a page may load."""
 
+import contextlib
+import functools
+import html
+import http.server
+import threading
+
 import httpx
 import pytest
 
@@ -13,6 +19,25 @@ def address(tmp_path_factory):
     write_store(folder, [[104, 105], [60, 98, 62], [106] * 5000])
     with serving(folder) as served:
         yield served
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def serving_files(folder):
+    """Serve a folder as another site: localhost is not 127.0.0.1."""
+    handler = functools.partial(QuietHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://localhost:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture
@@ -90,3 +115,40 @@ def test_a_wrong_parameter_is_named(client, path, message):
 def test_static_files_cannot_be_left(client):
     assert client.get("/static/../pages.py").status_code == 404
     assert client.get("/static/%2e%2e/pages.py").status_code == 404
+
+
+def test_a_link_on_another_web_page_opens_the_pages(browser, address, tmp_path):
+    # The other page is on another site: browsers send no strict cookie with its links, also not after a redirect.
+    links = [f"{address}/documents?least=3&token={TOKEN}", f"{address}/documents?least=3", f"{address}/?token=wrong"]
+    text = "".join(f'<a href="{html.escape(link)}">link {number}</a> ' for number, link in enumerate(links))
+    (tmp_path / "links.html").write_text(text)
+    with serving_files(tmp_path) as other_site, contextlib.closing(browser.new_context()) as context:
+        page = context.new_page()
+        page.goto(f"{other_site}/links.html")
+        page.get_by_text("link 1").click()
+        page.wait_for_function("document.body.innerText.includes('it holds the token')")
+        for link in ("link 0", "link 1"):
+            page.goto(f"{other_site}/links.html")
+            page.get_by_text(link).click()
+            page.locator("#list").wait_for()
+            assert page.url == f"{address}/documents?least=3"
+        other = browser.new_context().new_page()
+        other.goto(f"{other_site}/links.html")
+        other.get_by_text("link 2").click()
+        other.wait_for_function("document.body.innerText.includes('it holds the token')")
+        other.context.close()
+
+
+def test_the_forwarding_page_stays_on_this_server(address):
+    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    for path in ('//evil.example/"><script>', "/%22%3E%3Cscript%3E?a=%22%3E%3Cb%3E", "//evil.example"):
+        response = httpx.get(address + path, headers=headers)
+        assert response.status_code == 403
+        assert "default-src 'none'" in response.headers["content-security-policy"]
+        assert "url=//" not in response.text
+        assert "<script" not in response.text
+        assert "set-cookie" not in response.headers
+    embedded = httpx.get(address, headers={**headers, "Sec-Fetch-Mode": "no-cors"})
+    assert (embedded.status_code, "refresh" in embedded.text) == (403, False)
+    response = httpx.get(f"{address}//evil.example?token={TOKEN}")
+    assert response.headers["location"] == "/evil.example"

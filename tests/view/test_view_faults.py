@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from html import unescape
 
@@ -18,6 +19,7 @@ import pytest
 
 import batchloom
 from batchloom.testing import append_documents, write_store
+from batchloom.view import ValueCache
 from golden.inputs import make_tokenizer_json
 from view.conftest import TOKEN, serving
 
@@ -58,7 +60,7 @@ def test_damage_while_the_store_is_served_is_named(tmp_path, capfd, damage, path
     with serving(tmp_path / "store") as address, open_client(address) as client:
         damage(tmp_path / "store")
         response = client.get(path)
-        assert response.status_code == 400
+        assert response.status_code == 500
         assert message in read_error(response)
         assert "Back to the overview" in response.text
     assert "Traceback" not in capfd.readouterr().err
@@ -70,6 +72,11 @@ def test_pages_follow_a_store_that_grows_shrinks_and_is_compacted(tmp_path):
         assert "There is no document 3" in read_error(client.get("/document/3"))
         append_documents(store.path, [[107] * 9])
         assert "kkkkkkkkk" in client.get("/document/3").text
+        overview = client.get("/").text
+        assert re.findall(r"<td>(prepared|appended)</td><td class=.number.>(\d+)</td>", overview) == [
+            ("appended", "4"),
+            ("prepared", "3"),
+        ]
         (tmp_path / "named").write_text(batchloom.open_store(store.path)[1].provenance.hash + "\n")
         batchloom.store.remove_documents(store.path, documents_file=tmp_path / "named")
         assert "served as end tokens without loss" in client.get("/document/1").text
@@ -158,6 +165,84 @@ def test_two_browsers_and_twenty_requests_at_once(tmp_path):
             for number, response in answers:
                 assert response.status_code == 200
                 assert response.text == expected[paths[number % len(paths)]]
+
+
+def test_two_browsers_read_while_plans_are_made(browser, tmp_path):
+    write_store(tmp_path / "store", [[97 + number % 26] * (1 + number % 60) for number in range(3000)])
+    with serving(tmp_path / "store") as address, contextlib.ExitStack() as stack:
+        pages = []
+        for _ in range(2):
+            context = stack.enter_context(contextlib.closing(browser.new_context()))
+            pages.append(context.new_page())
+            pages[-1].goto(f"{address}/?token={TOKEN}")
+        for number in range(4):
+            # Each plan is new, and both browsers ask for it at the same time.
+            for page in pages:
+                page.goto(f"{address}/packing?seq_len={100 + number}&batch=4", wait_until="commit")
+            headings = [page.locator("h1").inner_text() for page in pages]
+            assert headings == [f"Step 0 4 rows of {100 + number} tokens"] * 2
+            pages[number % 2].get_by_role("link", name="Documents").click()
+            pages[number % 2].locator("#list").wait_for()
+        assert pages[0].locator("html").get_attribute("data-theme") is None
+        pages[1].get_by_role("button", name="Switch between light and dark").click()
+        assert pages[0].locator("html").get_attribute("data-theme") is None
+
+
+def test_a_value_in_the_making_delays_only_those_who_need_it():
+    cache, begun, release, made = ValueCache(2), threading.Event(), threading.Event(), []
+
+    def make_slowly():
+        begun.set()
+        assert release.wait(30)
+        made.append("slow")
+        return "slow"
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        slow = [pool.submit(cache.get, "slow", 1, make_slowly) for _ in range(2)]
+        assert begun.wait(30)
+        assert [cache.get(name, 1, lambda name=name: name) for name in ("a", "b")] == ["a", "b"]
+        release.set()
+        assert [future.result(30) for future in slow] == ["slow", "slow"]
+    assert made == ["slow"]
+    assert cache.get("b", 1, lambda: "again") == "b"
+    assert cache.get("b", 2, lambda: "again") == "again"
+    # Two values stay: the least recently used one is made again.
+    assert cache.get("a", 1, lambda: "again") == "again"
+
+
+def test_an_error_while_a_value_is_made_is_not_kept():
+    cache = ValueCache(1)
+    with pytest.raises(ZeroDivisionError):
+        cache.get("value", 1, lambda: 1 / 0)
+    assert cache.get("value", 1, lambda: 5) == 5
+
+
+def test_damaged_lines_of_the_quarantine_are_counted(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "one"}\nbroken\n')
+    batchloom.prepare(tmp_path / "rows.jsonl", out=tmp_path / "store", tokenizer="bytes", max_bad=1, val_fraction=0)
+    lines = ["{", "[1]", '{"reason": 5}', "\xff"]
+    with (tmp_path / "store" / "quarantine.jsonl").open("a", encoding="latin-1") as file:
+        file.write("\n".join(lines) + "\n")
+        file.writelines(json.dumps({"source": "s", "line": n, "reason": "r"}) + "\n" for n in range(60))
+    with serving(tmp_path / "store") as address, open_client(address) as client:
+        text = unescape(client.get("/").text)
+    names = ", ".join(f"quarantine.jsonl:{number}" for number in range(2, 6))
+    assert f"4 lines of the quarantine are damaged and not shown: {names}." in text
+    assert "And 11 more, in quarantine.jsonl of the store." in text
+    assert "rows.jsonl" in text
+
+
+def test_data_that_cannot_be_read_are_no_fault_of_the_request(tmp_path):
+    write_store(tmp_path / "store", [[104, 105]])
+    with serving(tmp_path / "store") as address, open_client(address) as client:
+        (tmp_path / "store" / "quarantine.jsonl").symlink_to(tmp_path / "store" / "quarantine.jsonl")
+        assert client.get("/").status_code == 200
+        (tmp_path / "store" / "train" / "shard_00000.docs").unlink()
+        (tmp_path / "store" / "train" / "shard_00000.docs").mkdir()
+        answer = client.get("/document/0")
+        assert answer.status_code == 500
+        assert "shard_00000.docs" in read_error(answer)
+        assert client.get("/document/9").status_code == 400
 
 
 def start_server(*arguments):

@@ -1,44 +1,12 @@
 """The pages in a real browser: navigation, search, documents, masks and packed rows."""
 
-import json
-
 import numpy as np
 import pytest
 
 import batchloom
-from golden.inputs import make_tokenizer_json
-from media.processors import qwen2_audio, save_processor
-from media.sample_media import make_messages, write_sounds
-from view.conftest import TOKEN, serving
-
-CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-
-
-def write_chats(folder, rows=None):
-    """Write a store of conversations with masks; by default one is hostile and one a duplicate."""
-    if rows is None:
-        rows = [{"messages": make_messages(f"What is {n} + {n}?", str(2 * n))} for n in range(120)]
-        hostile = "<script>alert(1)</script><img src=x onerror=alert(2)>"
-        rows.insert(7, {"messages": make_messages(hostile, "No.")})
-        rows.append(rows[3])
-    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "not JSON\n")
-    (folder / "tokenizer.json").write_text(make_tokenizer_json(CONTROL))
-    batchloom.prepare(
-        folder / "chats.jsonl",
-        out=folder / "store",
-        tokenizer=str(folder / "tokenizer.json"),
-        template="chatml",
-        train_on="assistant",
-        max_bad=1,
-        val_fraction=0,
-    )
-
-
-@pytest.fixture(scope="module")
-def chats(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("chats")
-    write_chats(folder)
-    return folder / "store"
+from batchloom.testing import write_store
+from media.sample_media import make_messages
+from view.conftest import TOKEN, serving, write_chats
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +52,7 @@ def test_a_document_shows_turns_origin_and_mask(opened):
 
 def test_keys_move_through_documents(opened):
     opened.keyboard.press("/")
-    opened.wait_for_url("**/documents")
+    opened.wait_for_url("**/documents*")
     for _ in range(3):
         opened.keyboard.press("j")
     opened.keyboard.press("k")
@@ -159,6 +127,29 @@ def test_a_span_of_a_step_opens_its_document(opened, address, chats):
     opened.goto(f"{address}/packing?seq_len=256&batch=4")
     opened.wait_for_selector("table >> text=window_1000")
     assert opened.locator("tr.current").inner_text().startswith("best_fit")
+    tokens = sum(span.stop - span.start for row in batchloom.explain(loader.plan, 0) for span in row.spans)
+    facts = opened.locator("p.tools").first.inner_text()
+    assert f"{tokens:,} tokens, {4 * 256 - tokens:,} of padding" in facts
+
+
+def test_the_packing_and_the_plan_of_a_subset_lead_to_its_documents(page, tmp_path):
+    store = write_store(tmp_path / "store", {"train": [[97] * 9] * 5, "val": [[118] * 7, [119] * 8]})
+    with serving(store.path) as served:
+        page.goto(f"{served}/documents?split=val&token={TOKEN}")
+        page.get_by_role("link", name="Packing").click()
+        page.wait_for_url("**/packing?split=val")
+        assert page.locator("h1").inner_text().endswith("subset val")
+        assert page.locator(".row a").count() == 2
+        page.locator(".row a .span").first.click()
+        page.wait_for_url("**split=val*")
+        assert page.locator(".text").inner_text() in ("v" * 7, "w" * 8)
+        page.get_by_role("link", name="Plan").click()
+        assert page.locator("h1").inner_text().endswith("subset val")
+        assert page.locator("#ranks .row a").count() == 2
+        page.get_by_label("Document or file:line").fill("1")
+        page.get_by_role("button", name="Find").click()
+        page.locator("#served td a").click()
+        page.wait_for_url("**/document/1?split=val")
 
 
 def test_the_loss_of_a_row_is_that_of_the_batch(opened, address, chats):
@@ -184,13 +175,6 @@ def test_the_theme_can_be_switched_and_stays(opened, address):
     assert get_background() == dark
 
 
-@pytest.mark.parametrize("path", ["/", "/documents", "/document/7", "/document/7?as=tokens", "/packing?seq_len=256"])
-def test_pages_fit_a_narrow_screen(opened, address, path):
-    opened.set_viewport_size({"width": 400, "height": 800})
-    opened.goto(address + path)
-    assert opened.evaluate("document.documentElement.scrollWidth") <= 400
-
-
 def test_a_tool_call_is_folded_inside_its_turn(page, tmp_path):
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     write_chats(tmp_path, [{"messages": make_messages("Add.", f"I add. {call} Done.")}])
@@ -202,24 +186,3 @@ def test_a_tool_call_is_folded_inside_its_turn(page, tmp_path):
         folded.locator("summary").click()
         assert folded.locator(".text").inner_text() == call
         assert "I add." in page.locator("[data-role=assistant] > .text").first.inner_text()
-
-
-def test_a_stored_sound_can_be_played_and_a_file_next_to_the_store_is_not_served(page, tmp_path):
-    processor = save_processor(qwen2_audio(), tmp_path / "processor")
-    file = write_sounds(tmp_path / "in", count=2)
-    for name, keep in (("held", "embed"), ("named", "reference")):
-        media = {"processor": str(processor), "keep": keep}
-        batchloom.prepare(file, out=tmp_path / name, tokenizer=str(processor), media=media, val_fraction=0)
-    with serving(tmp_path / "held") as served:
-        page.goto(f"{served}/?token={TOKEN}")
-        page.goto(f"{served}/document/0")
-        seconds = page.locator("audio").first.evaluate(
-            "sound => new Promise((done, fail) => { sound.onloadedmetadata = () => done(sound.duration); "
-            "sound.onerror = () => fail(sound.error.message); sound.preload = 'metadata'; sound.load(); })"
-        )
-        assert seconds > 0
-    with serving(tmp_path / "named") as served:
-        page.goto(f"{served}/?token={TOKEN}")
-        page.goto(f"{served}/document/0")
-        assert page.locator("audio").count() == 0
-        assert "Its file is not in the store" in page.locator("figcaption").first.inner_text()

@@ -4,10 +4,13 @@ import json
 from collections import Counter
 
 import pytest
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import batchloom
+from batchloom.adapters.pytorch import LoaderIterable
 from batchloom.batches import read_mixture
 from batchloom.plan import Stage
+from view.axe import check_accessibility
 from view.conftest import TOKEN, serving
 
 WEIGHTS, LATER = {"web": 0.75, "code": 0.25}, {"web": 0.2, "code": 0.8}
@@ -93,17 +96,17 @@ def test_epochs_are_those_of_the_forecast(opened, plan):
     ("source", "text", "document"), [("code", "17", 17), ("", "code.jsonl:18", 17), ("web", "web.jsonl:1", 0)]
 )
 def test_a_document_is_found_in_the_steps_that_serve_it(opened, plan, source, text, document):
-    opened.locator("select[name=of]").select_option(source)
+    opened.locator("select[name=source]").select_option(source)
     opened.get_by_label("Document or file:line").fill(text)
     opened.get_by_role("button", name="Find").click()
     opened.wait_for_url("**document=*")
     name = source or "code"
     expected = [(showing.step, showing.row) for showing in batchloom.when(plan, document=document, source=name)]
-    rows = opened.locator("#showings tbody tr").all()
+    rows = opened.locator("#served tbody tr").all()
     shown = [(row.locator("th").inner_text(), row.locator("td").first.inner_text()) for row in rows]
     assert [(int(step), int(row)) for step, row in shown] == expected
     assert len(expected) > 1
-    opened.locator("#showings th a").first.click()
+    opened.locator("#served th a").first.click()
     opened.wait_for_url(f"**step={expected[0][0]}&row=*")
     assert "64 tokens" in opened.locator("h1").inner_text()
 
@@ -117,13 +120,13 @@ def test_the_page_of_a_large_store_waits_for_its_counts_and_loads_again(page, tm
             "The sequences of the data are being counted, once for this plan. This page loads again until it is done."
         )
         assert page.get_by_role("alert").all_inner_texts() == [note, note]
-        page.locator("#showings tbody tr").wait_for()
+        page.locator("#served tbody tr").wait_for()
         assert page.locator("#loads tbody tr").count() == 2
 
 
 def test_a_wrong_document_is_named_beside_the_form(opened, address):
     for document, message in (("99999", "no document 99,999"), ("some words", "neither the number of a document")):
-        opened.goto(f"{address}{ADDRESS}&document={document}&of=web")
+        opened.goto(f"{address}{ADDRESS}&document={document}&source=web")
         assert message in opened.locator("[role=alert]").inner_text()
         assert opened.locator("#loads").count() == 1
 
@@ -142,6 +145,36 @@ def test_the_rows_of_ranks_are_those_of_explain(opened, address, plan):
     assert "5" in opened.locator("#ranks [role=alert]").inner_text()
 
 
+class WorkerOfStep(IterableDataset):
+    """Worker and step of each batch that ``LoaderIterable`` makes in a worker."""
+
+    def __init__(self, loader):
+        self.batches = LoaderIterable(loader)
+
+    def __iter__(self):
+        for batch in self.batches:
+            yield get_worker_info().id, batch.step
+
+
+def test_the_worker_of_a_step_is_that_of_a_dataloader(opened, address, mixture):
+    loader = batchloom.Loader(read_mixture(str(mixture)), **SETTINGS, rank=0, world_size=4, prefetch=0)
+    made = dict(reversed(pair) for pair in DataLoader(WorkerOfStep(loader), batch_size=None, num_workers=2))
+    for step in (0, 7, 8):
+        opened.goto(f"{address}{ADDRESS}&step={step}&ranks=4&workers=2")
+        assert opened.locator("#ranks p strong").inner_text() == f"worker {made[step]}"
+        rows = opened.locator("#workers tbody tr").all()
+        shown = {
+            int(number): int(row.locator("th").inner_text())
+            for row in rows
+            for number in row.locator("td").inner_text().split(", ")
+        }
+        assert len(shown) >= 6
+        assert shown.items() <= made.items()
+        assert opened.locator("#workers .current th").inner_text() == str(made[step])
+    opened.locator("#workers a").last.click()
+    opened.wait_for_url("**workers=2#ranks")
+
+
 def test_a_mixture_without_end_is_shown_for_ten_thousand_steps(opened, address):
     opened.goto(f"{address}/plan?seq_len=64")
     assert opened.locator("h1").inner_text().startswith("Plan 10,000 steps")
@@ -152,10 +185,10 @@ def test_a_single_store_has_epochs_and_no_shares(page, mixture):
         page.goto(f"{address}/plan?seq_len=64&batch=4&document=5&token={TOKEN}")
         assert page.locator("#shares").count() == 0
         assert "1.00" in page.locator("section", has=page.locator("#sources")).locator("tbody").inner_text()
-        assert page.locator("#showings tbody tr").count() == 1
+        assert page.locator("#served tbody tr").count() == 1
 
 
-def test_the_page_fits_a_narrow_screen(opened, address):
-    opened.set_viewport_size({"width": 400, "height": 800})
-    opened.goto(f"{address}{ADDRESS}&document=17&of=code")
-    assert opened.evaluate("document.documentElement.scrollWidth") <= 400
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_breaks_no_rule_of_axe(opened, address, width, scheme):
+    check_accessibility(opened, f"{address}{ADDRESS}&document=17&source=code&step=3&ranks=4&workers=2", width, scheme)

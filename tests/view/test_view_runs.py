@@ -1,7 +1,11 @@
 """The page of a run in a real browser: curves, spikes, and the documents of a step."""
 
+import contextlib
 import json
 import math
+import re
+import shutil
+import threading
 
 import httpx
 import pytest
@@ -10,9 +14,12 @@ import batchloom
 from batchloom.adapters.logging import read_log
 from batchloom.adapters.rank_group import join_ranks
 from batchloom.analysis import PlanRequest, resolve_plan
+from batchloom.core.fingerprint import fingerprint
+from batchloom.plan import Edit
 from batchloom.train import DataRequest, RunFolder, RunLog, StreamOptions, make_settings, set_up_run, train
 from batchloom.view import ViewSpec, make_pages
 from train.runs import BASE_SETTINGS, run_training, small_store
+from view.axe import check_accessibility
 from view.conftest import TOKEN, serving
 
 STEPS = 12
@@ -151,6 +158,93 @@ def test_without_its_data_a_run_shows_curves_and_what_to_give(page, run):
         page.problems.clear()
 
 
+def copy_run(run, folder):
+    """Copy a run without its checkpoint."""
+    shutil.copytree(run[0], folder)
+    shutil.rmtree(folder / "checkpoints")
+    return folder
+
+
+def test_a_run_without_a_checkpoint_is_shown_by_its_settings(page, run, tmp_path):
+    folder = copy_run(run, tmp_path / "run")
+    with serving(folder, store=str(run[1].path)) as address:
+        page.goto(f"{address}/run?token={TOKEN}")
+        page.locator("[data-chart] a[data-step='5'] rect").click()
+        page.wait_for_url("**step=5#step")
+        assert read_rows(page) == list(enumerate(explain_step(run, 5)))
+        page.goto(f"{address}/plan")
+        assert "steps done at the newest checkpoint\n0" in page.locator(".facts").inner_text()
+
+
+def test_the_edits_of_a_log_are_in_the_plan(page, run, tmp_path):
+    folder = copy_run(run, tmp_path / "run")
+    plan, _ = resolve_plan(PlanRequest(checkpoint=run[0], store=str(run[1].path)))
+    banned = batchloom.explain(plan, 7)[0].spans[0].document
+    edited = plan.edited(Edit(step=6, ban={"data": [banned]}))
+    with serving(folder, store=str(run[1].path)) as address:
+        page.goto(f"{address}/run?step=8&token={TOKEN}")
+        assert "banned" not in page.locator(".ranked").inner_text()
+        with (folder / "log.jsonl").open("a") as log:
+            log.write(json.dumps({"kind": "edit", "step": 5, "edit": edited.journal[-1]}) + "\n")
+        page.reload()
+        assert "banned" in page.locator(".ranked").inner_text()
+        page.goto(f"{address}/plan")
+        assert "ban 1 documents of data" in page.locator("section", has_text="Changes of the run").inner_text()
+
+
+def test_a_run_without_a_checkpoint_refuses_the_store_of_another(run, tmp_path):
+    other = small_store(tmp_path / "other", longest=30)
+    folder = copy_run(run, tmp_path / "run")
+    with pytest.raises(batchloom.StateError, match="not those of the run"), serving(folder, store=str(other.path)):
+        pass
+
+
+def test_pages_follow_a_run_that_writes(run, tmp_path):
+    """The log grows and checkpoints are replaced while two clients read every page."""
+    folder, state = tmp_path / "run", "checkpoints/step_{:08d}/state.json"
+    loader = batchloom.Loader(run[1], seq_len=32, global_batch_size=4, steps=STEPS)
+    copy_run(run, folder)
+    lines = (run[0] / "log.jsonl").read_text().splitlines(keepends=True)
+    (folder / "log.jsonl").write_text(lines[0])
+    stop = threading.Event()
+
+    def write():
+        step = 0
+        while not stop.is_set():
+            step = step % STEPS + 1
+            with (folder / "log.jsonl").open("a") as log:
+                line = lines[step]
+                log.write(line[:20])
+                log.flush()
+                log.write(line[20:])
+            file = folder / state.format(step)
+            partial = file.parent.with_suffix(".partial")
+            partial.mkdir(parents=True)
+            saved = {"step": step, "loader": loader.state_at(step), "checksums": {}}
+            (partial / file.name).write_text(json.dumps({**saved, "check": fingerprint(saved)}))
+            shutil.rmtree(file.parent, ignore_errors=True)
+            partial.rename(file.parent)
+            for old in folder.glob("checkpoints/step_*"):
+                if old != file.parent:
+                    shutil.rmtree(old)
+
+    writer = threading.Thread(target=write)
+    with serving(folder, store=str(run[1].path)) as address, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(base_url=address, follow_redirects=True)) for _ in range(2)]
+        writer.start()
+        try:
+            for number in range(60):
+                client = clients[number % 2]
+                client.get("/static/icon.svg", params={"token": TOKEN})
+                path = ("/run", "/run?step=1", "/plan", "/packing?step=2", "/documents")[number % 5]
+                answer = client.get(path)
+                assert answer.status_code == 200, answer.text
+                assert "error" not in re.findall(r'<p class="(\w+)" role', answer.text)
+        finally:
+            stop.set()
+            writer.join(30)
+
+
 def test_the_store_of_another_run_is_refused(run, tmp_path):
     other = small_store(tmp_path / "other", longest=30)
     with pytest.raises(batchloom.StateError), serving(run[0], store=str(other.path)):
@@ -252,11 +346,11 @@ def test_the_checkpoint_of_another_trainer_leads_to_the_documents(page, run, tmp
         assert read_rows(page) == list(enumerate(explain_step(run, 3)))
 
 
-@pytest.mark.parametrize("path", ["/run", "/run?step=6", "/run?smooth=10&axis=log"])
-def test_the_page_fits_a_narrow_screen(opened, address, path):
-    opened.set_viewport_size({"width": 400, "height": 800})
-    opened.goto(address + path)
-    assert opened.evaluate("document.documentElement.scrollWidth") <= 400
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("path", ["/run", "/run?step=6", "/run?smooth=10&axis=log&step=99"])
+def test_the_page_breaks_no_rule_of_axe(opened, address, path, width, scheme):
+    check_accessibility(opened, address + path, width, scheme)
 
 
 def test_wrong_parameters_are_named(address):

@@ -10,14 +10,6 @@ import pytest
 import batchloom
 from batchloom.cli import run_command_line
 from batchloom.testing import write_store
-from view.test_view_pages import write_chats
-
-
-@pytest.fixture(scope="module")
-def chats(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("chats")
-    write_chats(folder)
-    return folder / "store"
 
 
 @pytest.fixture

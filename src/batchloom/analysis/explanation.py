@@ -418,12 +418,12 @@ def when(
 def find_serving_steps(
     data: Plan | Loader,
     *,
-    document: int | None,
-    source: str | None,
-    record: int | None,
-    file: str | None,
-    last_step: int | None,
-    world_size: int | None,
+    document: int | None = None,
+    source: str | None = None,
+    record: int | None = None,
+    file: str | None = None,
+    last_step: int | None = None,
+    world_size: int | None = None,
 ) -> tuple[tuple[ServedSequence, ...], tuple[UnservedDocument, ...]]:
     """Return the result of :func:`when`, and the documents in no step with reasons."""
     plan, (_, ranks) = get_plan(data), resolve_world(data, None, world_size)
@@ -453,7 +453,7 @@ def find_serving_steps(
                     banned=is_banned,
                 )
             )
-    served_sequences.sort(key=lambda showing: (showing.position, showing.document))
+    served_sequences.sort(key=lambda sequence: (sequence.position, sequence.document))
     return tuple(served_sequences), tuple(unserved)
 
 

@@ -316,13 +316,20 @@ class PlanForecast:
     shares: tuple[EffectiveShares, ...]
 
 
-def forecast_plan(plan: Plan, *, tokens_per_second: float | None = None, world_size: int = 1) -> PlanForecast:
+def forecast_plan(
+    plan: Plan,
+    *,
+    tokens_per_second: float | None = None,
+    world_size: int = 1,
+    most_pools: int = _SAMPLED_POOLS,
+) -> PlanForecast:
     """Forecast a complete run; samples the uncounted pools if there are many.
 
     Args:
         plan: the plan. It does not adopt the estimates.
         tokens_per_second: token slots trained per second, of all ranks together.
         world_size: number of data-parallel ranks.
+        most_pools: largest number of pools that are packed, over all sources.
 
     Raises:
         SettingsError: a number is invalid.
@@ -336,7 +343,7 @@ def forecast_plan(plan: Plan, *, tokens_per_second: float | None = None, world_s
         check_world(step_range.size, 0, world_size)
     plan_copy = copy.copy(plan)
     is_counted = not plan_copy.orders.run_layout.seq_len_changes and plan_copy.orders.is_counted
-    measures = _measure_sources(plan_copy.orders)
+    measures = _measure_sources(plan_copy.orders, most_pools)
     run = _RunSchedule(plan_copy, measures)
     sources = tuple(_forecast_source(run, number) for number in plan_copy.orders.weighted_sources)
     token_slots = run.token_slots
@@ -379,7 +386,7 @@ def forecast_shares(plan: Plan, first: int, stop: int, *, windows: int) -> tuple
         windows: largest number of ranges, of about equal size.
     """
     orders = copy.copy(plan).orders
-    _measure_sources(orders)
+    _measure_sources(orders, _SAMPLED_POOLS)
     bounds = np.unique(np.linspace(first, stop, windows + 1).astype(np.int64)).tolist()
     if len(bounds) < 2:
         return ()
@@ -435,14 +442,14 @@ def _compute_cut_padding(plan: Plan) -> float:
     return 1 - int(lengths.sum()) / (int(longest.sum()) * size)
 
 
-def _measure_sources(orders: SourceOrders) -> dict[tuple[int, int], EpochStatistics]:
+def _measure_sources(orders: SourceOrders, most_pools: int) -> dict[tuple[int, int], EpochStatistics]:
     """Measure every source in every packing that edits make of it.
 
     Measures of earlier packings determine the start of later ones.
     """
     eras = len(orders.run_layout.seq_len_changes) + 1
     pools = sum(orders.order(number).pools.count for number in orders.weighted_sources) * eras
-    most = max(_SAMPLED_POOLS // (len(orders.weighted_sources) * eras), 2)
+    most = max(most_pools // (len(orders.weighted_sources) * eras), 2)
     statistics: dict[tuple[int, int], EpochStatistics] = {}
     for era, numbers in enumerate(orders.weighted_sources_by_era):
         estimated = {number for (_, number), source_statistics in statistics.items() if not source_statistics.exact}
@@ -453,7 +460,7 @@ def _measure_sources(orders: SourceOrders) -> dict[tuple[int, int], EpochStatist
                 orders.source_cuts[era, number] = _estimate_pool_cut(orders.order(number, era - 1), served)
         for number in numbers:
             order = orders.order(number, era)
-            statistics[era, number] = measure_pools(order, pools if pools <= _SAMPLED_POOLS else most)
+            statistics[era, number] = measure_pools(order, pools if pools <= most_pools else most)
             _adopt_sequence_counts(order, statistics[era, number])
     return statistics
 

@@ -1,7 +1,7 @@
 """Plans to report on: of stores, mixtures or a checkpoint; without torch."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +24,7 @@ from batchloom.core.files import describe_missing_path, read_json_object
 from batchloom.core.fingerprint import find_broken_link, fingerprint
 from batchloom.core.settings import Setting, as_int, from_plain, quote_value, raise_problems
 from batchloom.plan import (
+    Edit,
     Mixture,
     Plan,
     PlanSpec,
@@ -74,8 +75,15 @@ def read_checkpoint(path: Path) -> SavedPosition:
         InputMissingError: nothing exists there, or the run has no checkpoint yet.
         StateError: the content is damaged or not a state.
     """
-    file = _find_state_file(path)
-    plain = _read_json_object(file)
+    file = find_state_file(path)
+    try:
+        plain = _read_json_object(file)
+    except StateError:
+        # A run deletes old checkpoints after it wrote a new one.
+        newest = find_state_file(path)
+        if newest == file:
+            raise
+        file, plain = newest, _read_json_object(newest)
     if "loader" in plain:
         checked_fields = {name: value for name, value in plain.items() if name != "check"}
         if plain.get("check") != fingerprint(checked_fields) or not isinstance(plain["loader"], dict):
@@ -92,7 +100,12 @@ def read_checkpoint(path: Path) -> SavedPosition:
     return SavedPosition(file, state, step, steps if isinstance(steps, int) else None)
 
 
-def _find_state_file(path: Path) -> Path:
+def find_state_file(path: Path) -> Path:
+    """Return the file with a state: of a run (newest checkpoint), or of a checkpoint.
+
+    Raises:
+        InputMissingError: nothing exists there, or the run has no checkpoint yet.
+    """
     if path.is_file():
         return path
     if (path / _STATE_FILE).is_file():
@@ -174,6 +187,11 @@ def is_endless(plan: Plan) -> bool:
     spec = plan.spec
     names = ("global_batch_size", "group_by_length")
     return spec.steps == _choose_endless_steps({name: getattr(spec, name) for name in names})
+
+
+def choose_last_step(plan: Plan, done_steps: int | None) -> int | None:
+    """Return the last step done of a plan without length; None for other plans."""
+    return max((done_steps or 0) - 1, 0) if is_endless(plan) else None
 
 
 def _make_plan_data(identity: Mapping[str, Any], stores: Mapping[str, PlanStore]) -> PlanStore | Mixture:
@@ -285,11 +303,82 @@ def resolve_plan(request: PlanRequest) -> tuple[Plan, SavedPosition | None]:
         raise SettingsError(missing)
     settings = {name: value for name, value in request.settings.items() if value is not None}
     if isinstance(data, Store) or (isinstance(data, Mixture) and request.assume is None):
-        # A loader chooses defaults of its own, and the plan must be the one it would serve.
-        options = PlanOptions(**{name: settings.pop(name) for name in _OPTIONS & settings.keys()})
-        loader = Loader(data, **settings, plan=options, output="numpy", rank=0, world_size=1, prefetch=0)
-        return loader.plan, None
+        return _make_loader_plan(data, settings), None
     return Plan(data, PlanSpec(**settings)), None
+
+
+def _make_loader_plan(data: Store | Mixture, settings: Mapping[str, Any]) -> Plan:
+    """Return the plan that a loader would serve, which chooses defaults of its own."""
+    options = PlanOptions(**{name: value for name, value in settings.items() if name in _OPTIONS})
+    others = {name: value for name, value in settings.items() if name not in _OPTIONS and value is not None}
+    return Loader(data, **others, plan=options, output="numpy", rank=0, world_size=1, prefetch=0).plan
+
+
+def resolve_first_plan(request: PlanRequest) -> Plan:
+    """Return the plan that a run begins with, from the settings in its folder.
+
+    It is for a run without a checkpoint.
+
+    Args:
+        request: the folder of the run as ``checkpoint``, and its store or mixture.
+
+    Raises:
+        SettingsError: the data of the run are not given.
+        StateError: ``run.json`` is no JSON, or the data are not those of the run.
+        InputError, StoreError: there are no such stores.
+    """
+    folder = request.checkpoint or Path()
+    run = _read_json_object(folder / _RUN_FILE)
+    recorded, order = run.get("data"), run.get("order")
+    if not isinstance(recorded, dict) or not isinstance(order, dict):
+        raise InputError(f"{folder / _RUN_FILE} does not say which data the run is on. {_SAVED_REMEDY}.")
+    if request.store is None and request.mixture is None:
+        if not (folder / _OWN_DATA_KEY).is_dir():
+            remedy = "the store" if "fingerprint" in recorded else "--mixture with the stores"
+            problem = f"{folder} does not hold the path of its data: give {remedy} of the run"
+            raise SettingsError([f"store: missing; {problem}"])
+        request = replace(request, store=str(folder / _OWN_DATA_KEY))
+    data = _open_request_data(replace(request, checkpoint=None))
+    if isinstance(data, Mixture):
+        entries = recorded.get("sources", {})
+        stores = {name: _open_initial_generation(store, entries.get(name)) for name, store in data.stores.items()}
+        data = replace(data, stores=stores)
+    elif request.generation is None:
+        data = _open_initial_generation(data, {"store": recorded.get("fingerprint")})
+    settings = {name: run.get(name) for name in ("seq_len", "global_batch_size", "steps", "seed")}
+    settings |= {name: order.get(name) for name in ("packing", "overlong", "shuffle")}
+    if not isinstance(data, Store | Mixture):
+        raise InputError("A run has no plan on assumed sources: give its store or mixture.")
+    plan = _make_loader_plan(data, settings)
+    expected = recorded if "mixture" in recorded else {"sources": {SOURCE: {"store": recorded.get("fingerprint")}}}
+    names = [name for name in ("mixture", "sources") if not _includes(plan.identity.get(name), expected.get(name))]
+    if names:
+        raise StateError(
+            f"The given data are not those of the run in {folder}: {' and '.join(names)} differ from its {_RUN_FILE}. "
+            "Give the store or the mixture that the run was started on."
+        )
+    return plan
+
+
+def _includes(actual: object, expected: object) -> bool:
+    """Return whether a value holds every key of an expected one, with equal values."""
+    if isinstance(actual, Mapping) and isinstance(expected, Mapping):
+        return all(name in actual and _includes(actual[name], value) for name, value in expected.items())
+    return expected is None or actual == expected
+
+
+def apply_logged_edits(plan: Plan, entries: Iterable[Mapping[str, Any]]) -> Plan:
+    """Return a plan with the later edits of a run's log, each of which continues it.
+
+    Raises:
+        PlanError, SettingsError, TypeError: an edit cannot be applied.
+    """
+    for entry in entries:
+        changes = {name: value for name, value in entry.items() if name != "fingerprint"}
+        if entry.get("fingerprint") == fingerprint([plan.fingerprint, changes]):
+            changes.pop("added", None)
+            plan = plan.edited(Edit(**changes))
+    return plan
 
 
 def _find_request_problems(request: PlanRequest) -> list[str]:

@@ -8,8 +8,8 @@ from batchloom.analysis import (
     ExplainedSpan,
     PlanRequest,
     ServedSequence,
+    choose_last_step,
     find_serving_steps,
-    is_endless,
     make_data_label,
     resolve_plan,
 )
@@ -109,9 +109,9 @@ def when(
         steps_done = (
             plan.orders.run_layout.step_at(int(saved_position.state["position"]))[0] if saved_position else None
         )
-        if last_step is None and steps_done is not None and is_endless(plan):
-            last_step = max(steps_done - 1, 0)
-        showings, unserved = find_serving_steps(
+        if last_step is None and steps_done is not None:
+            last_step = choose_last_step(plan, steps_done)
+        served_sequences, unserved = find_serving_steps(
             plan,
             document=document,
             source=source,
@@ -122,24 +122,24 @@ def when(
         )
     if as_json:
         header = {"fingerprint": plan.fingerprint, "step": steps_done, **make_data_label(plan)}
-        print_json({**header, "showings": showings, "unserved": unserved})
+        print_json({**header, "showings": served_sequences, "unserved": unserved})
         return
     mark = "".join(f"  {k}={v}" for k, v in make_data_label(plan).items())
     until = f" up to step {last_step:,}" if last_step is not None else ""
-    print_escaped(f"{format_count(len(showings), 'sequence')}{until} of plan {plan.fingerprint}{mark}")
-    for showing in showings:
-        print_escaped("  " + _format_served_sequence(showing, world_size, steps_done))
+    print_escaped(f"{format_count(len(served_sequences), 'sequence')}{until} of plan {plan.fingerprint}{mark}")
+    for sequence in served_sequences:
+        print_escaped("  " + _format_served_sequence(sequence, world_size, steps_done))
     for unserved_document in unserved:
         print_escaped(
             f"  {unserved_document.source} document {unserved_document.document:,}: {unserved_document.reason}."
         )
 
 
-def _format_served_sequence(showing: ServedSequence, world_size: int | None, steps_done: int | None) -> str:
-    ranks = f", rank {showing.rank}" if world_size else ""
-    past = "" if steps_done is None else (" (past)" if showing.step < steps_done else " (to come)")
-    ban = ", banned: served as padding" if showing.banned else ""
+def _format_served_sequence(sequence: ServedSequence, world_size: int | None, steps_done: int | None) -> str:
+    ranks = f", rank {sequence.rank}" if world_size else ""
+    past = "" if steps_done is None else (" (past)" if sequence.step < steps_done else " (to come)")
+    ban = ", banned: served as padding" if sequence.banned else ""
     return (
-        f"step {showing.step:,}{past}, row {showing.row}{ranks}: {showing.source} document {showing.document:,}, "
-        f"epoch {showing.epoch}{ban}"
+        f"step {sequence.step:,}{past}, row {sequence.row}{ranks}: {sequence.source} document {sequence.document:,}, "
+        f"epoch {sequence.epoch}{ban}"
     )

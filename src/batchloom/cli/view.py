@@ -25,4 +25,5 @@ def view(
     if spec.out is None:
         serve_view(spec, print_escaped)
     else:
-        print_escaped(f"Wrote {write_view(spec)}.")
+        write_view(spec, spec.out)
+        print_escaped(f"Wrote {spec.out}.")

@@ -29,4 +29,4 @@ from .processor_families import (
     compute_mrope_positions as compute_mrope_positions,
     get_model_traits as get_model_traits,
 )
-from .video import FrameSampling as FrameSampling
+from .video import FrameSampling as FrameSampling, decode_frames as decode_frames

@@ -7,3 +7,4 @@ from .server import (
     write_view as write_view,
 )
 from .target import PlanChoice as PlanChoice, ViewTarget as ViewTarget
+from .value_cache import ValueCache as ValueCache

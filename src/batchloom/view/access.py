@@ -1,13 +1,14 @@
 """Access to the pages from this machine, with the token and a strict policy."""
 
 import hmac
+import html
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, final
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _LOCAL_HOSTS = {"127.0.0.1", "localhost"}
@@ -62,13 +63,43 @@ class AccessGuard:
             return PlainTextResponse("Only GET and HEAD are supported.\n", 405)
         given = request.query_params.get(_TOKEN_PARAMETER)
         if given is not None and hmac.compare_digest(given.encode(), self._token.encode()):
+            # A link to share holds no token.
             query = [pair for pair in parse_qsl(scope["query_string"].decode("latin-1")) if pair[0] != _TOKEN_PARAMETER]
-            response = RedirectResponse(scope["path"] + (f"?{urlencode(query)}" if query else ""), 303)
+            address = _make_address(scope, urlencode(query))
+            response: Response = RedirectResponse(address, 303)
+            if _is_cross_site(headers):
+                response = _make_forwarding_page(address, 200)
             response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
             return response
         if hmac.compare_digest(_read_cookie(headers, self._cookie).encode(), self._token.encode()):
             return None
+        if _is_cross_site(headers) and headers.get("sec-fetch-mode") == "navigate":
+            # The browser has the cookie perhaps, and sends it with the next request only.
+            return _make_forwarding_page(_make_address(scope, scope["query_string"].decode("latin-1")), 403)
         return PlainTextResponse("Open the address that batchloom view printed: it holds the token.\n", 403)
+
+
+def _is_cross_site(headers: Headers) -> bool:
+    """Return whether another web page or a local file made the request.
+
+    A browser then sends no strict cookie, also not after a redirect.
+    """
+    return headers.get("sec-fetch-site") in ("cross-site", "same-site")
+
+
+def _make_address(scope: Scope, query: str) -> str:
+    # Two slashes would name another host.
+    return quote("/" + scope["path"].lstrip("/")) + (f"?{query}" if query else "")
+
+
+def _make_forwarding_page(address: str, status: int) -> Response:
+    """Return a page that opens an address of this server, with the strict cookie."""
+    target = html.escape(address)
+    return HTMLResponse(
+        f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={target}"><title>batchloom</title>'
+        f'<a href="{target}">Open batchloom view</a>\n',
+        status,
+    )
 
 
 def _read_cookie(headers: Headers, name: str) -> str:

@@ -85,6 +85,24 @@ class Spike:
     rise: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """Ranges of a drawing: steps, and values or their exponents."""
+
+    first: int
+    last: int
+    low: float
+    high: float
+
+    def get_x(self, step: float) -> float:
+        """Return the position of a step, 0 to 1."""
+        return _get_share(step, self.first, self.last)
+
+    def get_y(self, value: float) -> float:
+        """Return the position of a value from the top, 0 to 1."""
+        return 1 - (value - self.low) / (self.high - self.low)
+
+
 def make_chart(
     steps: Ints,
     values: Floats,
@@ -106,76 +124,91 @@ def make_chart(
     """
     if not len(steps):
         return None
-    first, last = int(steps[0]), int(steps[-1])
-    shown = np.where(values > 0, values, np.nan) if logarithmic else values
-    scaled = np.log10(shown) if logarithmic else shown
-    finite = scaled[np.isfinite(scaled)]
-    extra = [value for _, value in evaluations if math.isfinite(value) and (value > 0 or not logarithmic)]
-    extra = [math.log10(value) if logarithmic else value for value in extra]
-    low = min(float(finite.min()) if finite.size else math.inf, *extra, *([0.0] if small else []), math.inf)
-    high = max(float(finite.max()) if finite.size else -math.inf, *extra, -math.inf)
-    if low > high:
-        low, high = 0.0, 1.0
-    margin = (high - low) * _MARGIN or abs(high) * _MARGIN or 1.0
-    low, high = (low if small else low - margin), high + margin
-
-    def place(value: float) -> float:
-        return 1 - (value - low) / (high - low)
-
+    scaled = _scale(values, logarithmic=logarithmic)
+    scaled_evaluations = _scale(np.array([value for _, value in evaluations], np.float64), logarithmic=logarithmic)
+    low, high = _choose_range(np.concatenate([scaled, scaled_evaluations]), from_zero=small)
+    axes = _Axes(int(steps[0]), int(steps[-1]), low, high)
     buckets = [*pairwise(list_bucket_bounds(steps, MOST_POINTS))]
-    points, kept = [], []
-    for start, stop in buckets:
-        part = scaled[start:stop]
-        left, right = _get_edges(steps, start, stop)
-        if np.isfinite(part).any():
-            least, most = start + int(np.nanargmin(part)), start + int(np.nanargmax(part))
-            kept += sorted({least, most})
-            # A bucket with a value that is not finite opens that one.
-            lost = np.flatnonzero(~np.isfinite(values[start:stop]))
-            index = start + int(lost[0]) if lost.size else most
-        else:
-            kept.append(start)
-            index = start
-        value = float(values[index]) if np.isfinite(scaled[index]) else None
-        points.append(
-            ChartPoint(
-                int(steps[index]),
-                value,
-                100 * _get_share(int(steps[index]), first, last),
-                0.0 if value is None else 100 * place(float(scaled[index])),
-                100 * _get_share(left, first, last),
-                100 * (_get_share(right, first, last) - _get_share(left, first, last)),
-            )
-        )
     smoothed: list[str] = []
     if smooth > 1:
-        means = compute_trailing_means(shown, smooth)
-        means = np.log10(means) if logarithmic else means
+        means = compute_trailing_means(values if not logarithmic else np.where(values > 0, values, np.nan), smooth)
         ends = [stop - 1 for _, stop in buckets]
-        smoothed = _draw_lines(steps, means, ends, first, last, low, high)
-    dots = [
-        (
-            100 * _get_share(step, first, last),
-            100 * place(math.log10(value) if logarithmic else value),
-            f"evaluation after step {step:,}: {value:.4f}",
-        )
-        for step, value in evaluations
-        if math.isfinite(value) and (value > 0 or not logarithmic)
-    ]
+        smoothed = _draw_lines(steps, _scale(means, logarithmic=logarithmic), ends, axes)
     ticks = list_logarithmic_ticks(low, high) if logarithmic else [(tick, tick) for tick in list_ticks(low, high)]
+    step_ticks = list_step_ticks(axes.first, axes.last, 3 if small else 6)
     return Chart(
-        first=first,
-        last=last,
-        line=_draw_lines(steps, scaled, kept, first, last, low, high),
+        first=axes.first,
+        last=axes.last,
+        line=_draw_lines(steps, scaled, _list_extremes(scaled, buckets), axes),
         smooth=smoothed,
-        points=points,
-        dots=dots,
-        x_ticks=[
-            (100 * _get_share(tick, first, last), label)
-            for tick, label in list_step_ticks(first, last, 3 if small else 6)
-        ],
-        y_ticks=[(100 * place(position), format_tick(tick)) for position, tick in ticks],
+        points=[_make_point(steps, values, scaled, bucket, axes) for bucket in buckets],
+        dots=_place_evaluations(evaluations, scaled_evaluations, axes),
+        x_ticks=[(100 * axes.get_x(tick), label) for tick, label in step_ticks],
+        y_ticks=[(100 * axes.get_y(position), format_tick(tick)) for position, tick in ticks],
     )
+
+
+def _scale(values: Floats, *, logarithmic: bool) -> Floats:
+    """Return values as they are drawn; NaN for one that the axis does not have."""
+    if not logarithmic:
+        return values
+    return np.log10(np.where(values > 0, values, np.nan))
+
+
+def _choose_range(values: Floats, *, from_zero: bool) -> tuple[float, float]:
+    """Return the lowest and the highest value of an axis, with a margin."""
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        low, high = 0.0, 1.0
+    else:
+        low, high = float(finite.min()), float(finite.max())
+    low = min(low, 0.0) if from_zero else low
+    margin = (high - low) * _MARGIN or abs(high) * _MARGIN or 1.0
+    return (low if from_zero else low - margin), high + margin
+
+
+def _list_extremes(scaled: Floats, buckets: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the index of the smallest and the largest value of each range."""
+    indices: list[int] = []
+    for start, stop in buckets:
+        part = scaled[start:stop]
+        if np.isfinite(part).any():
+            indices += sorted({start + int(np.nanargmin(part)), start + int(np.nanargmax(part))})
+        else:
+            indices.append(start)
+    return indices
+
+
+def _make_point(steps: Ints, values: Floats, scaled: Floats, bucket: tuple[int, int], axes: _Axes) -> ChartPoint:
+    """Return the point of a range: its first missing value, or else its largest."""
+    start, stop = bucket
+    missing = np.flatnonzero(~np.isfinite(values[start:stop]))
+    if missing.size:
+        index = start + int(missing[0])
+    elif np.isfinite(scaled[start:stop]).any():
+        index = start + int(np.nanargmax(scaled[start:stop]))
+    else:
+        index = start
+    is_drawn = bool(np.isfinite(scaled[index]))
+    left, right = _get_edges(steps, start, stop)
+    return ChartPoint(
+        int(steps[index]),
+        float(values[index]) if is_drawn else None,
+        100 * axes.get_x(int(steps[index])),
+        100 * axes.get_y(float(scaled[index])) if is_drawn else 0.0,
+        100 * axes.get_x(left),
+        100 * (axes.get_x(right) - axes.get_x(left)),
+    )
+
+
+def _place_evaluations(
+    evaluations: Sequence[tuple[int, float]], scaled: Floats, axes: _Axes
+) -> list[tuple[float, float, str]]:
+    return [
+        (100 * axes.get_x(step), 100 * axes.get_y(height), f"evaluation after step {step:,}: {value:.4f}")
+        for (step, value), height in zip(evaluations, scaled.tolist(), strict=True)
+        if math.isfinite(height)
+    ]
 
 
 def list_bucket_bounds(steps: Ints, most: int) -> list[int]:
@@ -197,9 +230,7 @@ def _get_share(step: float, first: int, last: int) -> float:
     return (step - first) / (last - first) if last > first else 0.5
 
 
-def _draw_lines(
-    steps: Ints, values: Floats, indices: Sequence[int], first: int, last: int, low: float, high: float
-) -> list[str]:
+def _draw_lines(steps: Ints, values: Floats, indices: Sequence[int], axes: _Axes) -> list[str]:
     """Return polylines through some values; a missing value ends one."""
     lines: list[list[str]] = [[]]
     for index in indices:
@@ -207,8 +238,7 @@ def _draw_lines(
         if not math.isfinite(value):
             lines.append([])
             continue
-        x = _SIZE * _get_share(int(steps[index]), first, last)
-        lines[-1].append(f"{x:.1f},{_SIZE * (1 - (value - low) / (high - low)):.1f}")
+        lines[-1].append(f"{_SIZE * axes.get_x(int(steps[index])):.1f},{_SIZE * axes.get_y(value):.1f}")
     return [" ".join(line if len(line) > 1 else line * 2) for line in lines if line]
 
 

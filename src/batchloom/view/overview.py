@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +17,9 @@ from batchloom.store.format import OBJECTIVES, QUARANTINE_NAME, SIDE_NAMES, form
 _LENGTHS_PER_STEP, _MAX_LENGTH_STEPS = 1 << 16, 64
 # A length has at most 32 binary digits.
 _MAX_DIGITS = 32
-_MAX_QUARANTINED = 50
+_MAX_QUARANTINED, _MAX_GENERATIONS = 50, 50
+# More lines of a quarantine are neither parsed nor counted.
+_MAX_QUARANTINE_LINES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,33 @@ class QuarantinedRecord:
     reason: str
 
 
+@dataclass(slots=True)
+class QuarantineList:
+    """First bad records of a store.
+
+    Attributes:
+        records: the first ones.
+        more: number of further ones among the lines that were read.
+        damaged: ``file:line`` of the lines that are no records.
+        is_complete: whether every line was read.
+    """
+
+    records: list[QuarantinedRecord] = field(default_factory=list)
+    more: int = 0
+    damaged: list[str] = field(default_factory=list)
+    is_complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRow:
+    """A generation of a store: its number, its origin, and the counts after it."""
+
+    number: int
+    made: str
+    documents: int
+    tokens: int
+
+
 @dataclass(frozen=True, slots=True)
 class StoreOverview:
     """Content of the overview page of a store.
@@ -47,14 +76,16 @@ class StoreOverview:
         lengths: histogram of document lengths; bounds double.
         estimated: whether the histogram is of a sample.
         report: report of the newest generation that read inputs; None without one.
-        quarantined: the first bad records.
+        quarantine: the first bad records.
+        generations: the last generations up to the open one, newest first; empty for a store that has one.
     """
 
     facts: list[tuple[str, str]]
     lengths: list[LengthBar]
     estimated: bool
     report: PrepareReport | None
-    quarantined: list[QuarantinedRecord]
+    quarantine: QuarantineList
+    generations: list[GenerationRow]
 
 
 def make_overview(store: Store) -> StoreOverview:
@@ -64,8 +95,10 @@ def make_overview(store: Store) -> StoreOverview:
         StoreError: a file of the store is damaged.
     """
     lengths, estimated = _count_lengths(store)
-    quarantined = list(islice(_iter_quarantine(store), _MAX_QUARANTINED))
-    return StoreOverview(_list_facts(store), lengths, estimated, _read_newest_report(store), quarantined)
+    report = _read_newest_report(store)
+    return StoreOverview(
+        _list_facts(store), lengths, estimated, report, _read_quarantine(store), _list_generations(store)
+    )
 
 
 def _list_facts(store: Store) -> list[tuple[str, str]]:
@@ -89,6 +122,16 @@ def _list_facts(store: Store) -> list[tuple[str, str]]:
     if (store.location.generation or 1) > 1:
         facts.append(("generation", str(store.location.generation)))
     return facts
+
+
+def _list_generations(store: Store) -> list[GenerationRow]:
+    history = store.manifest.all_history if store.manifest else ()
+    if len(history) < 2:
+        return []
+    return [
+        GenerationRow(entry.number, entry.made, sum(entry.documents.values()), sum(entry.tokens.values()))
+        for entry in reversed(history[-_MAX_GENERATIONS:])
+    ]
 
 
 def list_sides(store: Store) -> list[str]:
@@ -131,18 +174,37 @@ def _read_newest_report(store: Store) -> PrepareReport | None:
     return read_report(store.path, numbers[-1]) if numbers else None
 
 
-def _iter_quarantine(store: Store) -> Iterator[QuarantinedRecord]:
+def _read_quarantine(store: Store) -> QuarantineList:
+    quarantine = QuarantineList()
+    lines = _iter_quarantine_lines(store)
+    for location, line in islice(lines, _MAX_QUARANTINE_LINES):
+        record = _parse_quarantined(line)
+        if record is None:
+            quarantine.damaged.append(location)
+        elif len(quarantine.records) < _MAX_QUARANTINED:
+            quarantine.records.append(record)
+        else:
+            quarantine.more += 1
+    quarantine.is_complete = next(lines, None) is None
+    return quarantine
+
+
+def _iter_quarantine_lines(store: Store) -> Iterator[tuple[str, bytes]]:
+    """Yield the lines of the quarantine of each generation, with ``file:line``."""
     for number in range(1, (store.location.generation or 1) + 1):
         path = Path(store.path) / format_generation_file_name(QUARANTINE_NAME, number)
-        if not path.is_file():
-            continue
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                try:
-                    entry = json.loads(line)
-                except ValueError:
-                    continue
-                if not isinstance(entry, dict):
-                    continue
-                position = f"line {entry['line']}" if "line" in entry else f"row {entry.get('row', '?')}"
-                yield QuarantinedRecord(str(entry.get("source")), position, str(entry.get("reason")))
+        if path.is_file():
+            with path.open("rb") as lines:
+                yield from ((f"{path.name}:{count}", line) for count, line in enumerate(lines, 1))
+
+
+def _parse_quarantined(line: bytes) -> QuarantinedRecord | None:
+    """Return the record of a line; None if it holds none."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict) or not {"source", "reason"} <= entry.keys():
+        return None
+    position = f"line {entry['line']}" if "line" in entry else f"row {entry.get('row', '?')}"
+    return QuarantinedRecord(str(entry["source"]), position, str(entry["reason"]))

@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.analysis import ExplainedSequence, ExplainedSpan, explain
+from batchloom.batches.loading import read_trained
 from batchloom.plan import Plan
-from batchloom.store import Store
-from batchloom.view.document_tokens import read_weights
 
 # Trained runs that are closer than this share of a row are drawn as one.
 _RESOLUTION = 1 / 1000
 COLOURS = 8
+# Rows on a page of a step.
+PACKING_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ def draw_rows(plan: Plan, step: int, rows: Iterable[int], text: int = 120) -> li
 def describe_step(plan: Plan, step: int, first: int, most: int) -> dict[str, Any]:
     """Return the template values of a step, with ``most`` rows from ``first`` on."""
     spec = plan.spec_at(step)
+    tokens = int(plan.rows(*plan.positions_of(step)).lengths.sum()) if plan.has_step(step) else 0
     rows = draw_rows(plan, step, range(first, min(first + most, spec.global_batch_size)))
     return {
         "plan": plan,
@@ -72,7 +74,8 @@ def describe_step(plan: Plan, step: int, first: int, most: int) -> dict[str, Any
         "rows": rows,
         "spec": spec,
         "drawn_rows": most,
-        "fill": sum(row.filled for row in rows) / max(len(rows) * spec.seq_len, 1),
+        "tokens": tokens,
+        "fill": tokens / (spec.global_batch_size * spec.seq_len),
         "colours": [(number % COLOURS, name) for number, name in enumerate(plan.names)],
         "is_last": not plan.has_step(step + 1),
     }
@@ -82,21 +85,13 @@ def _draw_spans(plan: Plan, sequence: ExplainedSequence) -> list[DrawnSpan]:
     drawn = []
     colours = {name: number % COLOURS for number, name in enumerate(plan.names)}
     for span in sequence.spans:
-        runs = [] if span.banned or span.removed else _find_trained_runs(plan.stores[span.source], span)
+        size = span.stop - span.start
+        is_served = not (span.banned or span.removed)
+        runs = find_runs(read_trained(plan.stores[span.source], span.document, span.start, size)) if is_served else []
         least = max(1, round(sequence.seq_len * _RESOLUTION))
         merged = merge_runs([(span.place + start, span.place + stop) for start, stop in runs], least)
         drawn.append(DrawnSpan(span, colours[span.source], merged))
     return drawn
-
-
-def _find_trained_runs(store: object, span: ExplainedSpan) -> list[tuple[int, int]]:
-    """Return the trained token ranges of a span; its first token never has a loss."""
-    size = span.stop - span.start
-    if not isinstance(store, Store) or size < 2:
-        return [(1, size)] if size > 1 else []
-    weights = read_weights(store, np.array([span.document]), np.array([span.start]), np.array([size]))
-    weights[0] = 0
-    return find_runs(weights > 0)
 
 
 def find_runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:

@@ -39,8 +39,8 @@ def make_page_file(
     store = target.open_store(target.source_names[0])
     if document is None:
         return _render_overview(store)
-    details = describe_document(store, check_number(store, document), 0, _FILE_TOKENS)
-    return render_file("document.html.j2", {"store": store, "place": {}, "as_tokens": False, **details})
+    details = describe_document(store, check_number(store, document), 0, _FILE_TOKENS, embed=True)
+    return render_file("document.html.j2", {"store": store, "selection": {}, "as_tokens": False, **details})
 
 
 def make_notebook_html(value: object) -> str | None:
@@ -58,12 +58,18 @@ def make_notebook_html(value: object) -> str | None:
 
 
 def _render_overview(store: Store) -> str:
-    values: dict[str, Any] = {"heading": store.location.name, "target": None, "source": "", "place": {}, "store": store}
+    values: dict[str, Any] = {
+        "heading": store.location.name,
+        "target": None,
+        "source": "",
+        "selection": {},
+        "store": store,
+    }
     return render_file("overview.html.j2", {**values, "overview": make_overview(store)})
 
 
 def _render_step(plan: Plan, step: int, most: int) -> str:
-    values = {"place": {"split": ""}, "choice": {}, "is_counted": is_small(plan)}
+    values = {"selection": {}, "plan_split": "", "choice": {}, "is_counted": is_small(plan)}
     return render_file("packing.html.j2", {**values, **describe_step(plan, step, 0, most)})
 
 

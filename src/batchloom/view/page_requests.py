@@ -37,6 +37,7 @@ def read_choice(request: Request) -> PlanChoice:
         packing=request.query_params.get("packing") or default.packing,
         seed=read_number(request, "seed", default.seed),
         steps=read_number(request, "steps", 0) or None,
+        split=request.query_params.get("split", ""),
     )
 
 
@@ -48,4 +49,5 @@ def describe_choice(choice: PlanChoice) -> dict[str, Any]:
         "packing": choice.packing,
         "seed": choice.seed,
         "steps": choice.steps,
+        "split": choice.split,
     }

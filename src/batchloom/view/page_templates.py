@@ -12,6 +12,7 @@ from jinja2 import ChoiceLoader, DictLoader, Environment, FileSystemLoader, Stri
 from markupsafe import Markup
 
 from batchloom.core.wording import escape_unprintable, format_count, format_size, shorten
+from batchloom.view.documents.document_tokens import list_runs
 
 _FOLDER = Path(__file__).parent
 STATIC_FOLDER = _FOLDER / "static"
@@ -36,12 +37,13 @@ def _make_environment(*, standalone: bool) -> Environment:
         loader=ChoiceLoader([DictLoader({"base.html.j2": frame}), templates]) if standalone else templates,
     )
     environment.filters |= {
-        "seen": escape_unprintable,
+        "printable": escape_unprintable,
         "count": "{:,}".format,
         "counted": format_count,
         "size": format_size,
         "percent": format_percent,
         "shorten": shorten,
+        "runs": list_runs,
     }
     environment.globals |= {"address": make_address, "standalone": standalone}
     if standalone:
@@ -51,7 +53,7 @@ def _make_environment(*, standalone: bool) -> Environment:
         environment.globals |= {
             "address": lambda *_: _NO_ADDRESS,
             "styles": Markup(styles),  # noqa: S704 - a file of this package
-            "content_policy": f"default-src 'none'; style-src 'sha256-{digest}'",
+            "content_policy": f"default-src 'none'; img-src data:; media-src data:; style-src 'sha256-{digest}'",
         }
     return environment
 

@@ -1,7 +1,6 @@
 """Pages: each reads parameters, collects values and renders a template."""
 
 import contextlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -18,36 +17,27 @@ from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.store import Store, StoreMedia, decode_beginning, find_documents
 from batchloom.store.format import DocumentProvenance, mask_removed
 from batchloom.store.read import find_provenance
-from batchloom.view.document_search import (
+from batchloom.view.documents.document_family import can_search_copies, find_copies, has_signatures, read_removal_record
+from batchloom.view.documents.document_media import list_media, read_shown_medium
+from batchloom.view.documents.document_search import (
     MAX_SEARCHED_TOKENS,
     DocumentFilter,
     SearchResult,
     find_by_hash,
     search_documents,
 )
-from batchloom.view.document_tokens import WINDOW_TOKENS, read_window
+from batchloom.view.documents.document_tokens import WINDOW_TOKENS, read_window
 from batchloom.view.overview import list_sides, make_overview
-from batchloom.view.packed_rows import describe_step
+from batchloom.view.packed_rows import PACKING_ROWS, describe_step
 from batchloom.view.page_requests import describe_choice, read_choice, read_number, respond
 from batchloom.view.plan_counts import RELOAD_HEADERS, is_near
 from batchloom.view.plan_pages import PlanPages
 from batchloom.view.run_pages import RunPages
 from batchloom.view.target import ViewTarget
 
-_LISTED_DOCUMENTS, _DRAWN_ROWS = 50, 16
+_LISTED_DOCUMENTS = 50
 _BEGINNING_TOKENS, _BEGINNING_CHARACTERS = 96, 240
 _SEARCH_MODES = ("text", "regex", "hash", "line")
-# Beginning of a file, which "." matches in any byte, and its type.
-_MEDIA_TYPES = {
-    rb"\x89PNG": "image/png",
-    rb"\xff\xd8\xff": "image/jpeg",
-    rb"GIF8": "image/gif",
-    rb"RIFF....WEBP": "image/webp",
-    rb"RIFF....WAVE": "audio/wav",
-    rb"OggS": "audio/ogg",
-    rb"fLaC": "audio/flac",
-    rb"ID3|\xff[\xe2-\xff]": "audio/mpeg",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +82,7 @@ class Pages:
             Route("/documents/more", self.show_more_documents),
             Route("/document/{number:int}", self.show_document),
             Route("/document/{number:int}/json", self.copy_document),
+            Route("/document/{number:int}/copies", self.show_copies),
             Route("/document/{number:int}/media/{index:int}", self.show_medium),
             Route("/packing", self.show_packing),
             Route("/packing/strategies", self.show_strategies),
@@ -104,19 +95,19 @@ class Pages:
         self._target.require_data()
         source = request.query_params.get("source") or self._target.source_names[0]
         store = self._target.open_store(source, request.query_params.get("split", ""))
-        place = {"source": source if len(self._target.source_names) > 1 else "", "split": store.split}
+        selection = {"source": source if len(self._target.source_names) > 1 else "", "split": store.split}
         return store, {
             "target": self._target,
             "heading": self._target.path,
             "store": store,
-            "place": place,
+            "selection": selection,
             "source": source,
             "page": request.url.path.strip("/").partition("/")[0] or "overview",
         }
 
     def show_overview(self, request: Request) -> Response:
         """Show what a store is, its sources and lengths, and what preparation removed."""
-        if self._target.kind == "run" and not self._target.source_names:
+        if self._target.kind == "run" and self._target.read_run().fault:
             return RedirectResponse("/run", 303)
         store, values = self._open(request)
         response = respond("overview.html.j2", {**values, "overview": make_overview(store)})
@@ -170,18 +161,26 @@ class Pages:
             }
         )
 
+    def show_copies(self, request: Request) -> Response:
+        """Show equal and similar documents, which the page of a document appends."""
+        store, values = self._open(request)
+        number = check_number(store, request.path_params["number"])
+        start = read_number(request, "start", 0)
+        search = find_copies(store, number, start)
+        numbers = [copy.number for copy in search.copies]
+        values |= {"number": number, "search": search, "first": not start, "has_signatures": has_signatures(store)}
+        values["documents"] = _list_documents(store, numbers)
+        provenance = find_provenance(store, [number])[0]
+        if provenance is not None and not start:
+            values["removal"] = read_removal_record(store, provenance)
+        return respond("copies.html.j2", values)
+
     def show_medium(self, request: Request) -> Response:
-        """Return the bytes of an image or a sound whose store holds them."""
+        """Return an image, a sound or a video frame of a document."""
         store, _ = self._open(request)
         number = check_number(store, request.path_params["number"])
-        store_media = StoreMedia(store)
-        media = store_media.of(np.array([number]))[0]
-        index = request.path_params["index"]
-        if index >= len(media) or media[index].blob is None:
-            raise InputError(f"Document {number:,} holds no bytes of medium {index}.")
-        data = store_media.read_bytes(media[index])
-        kinds = (kind for pattern, kind in _MEDIA_TYPES.items() if re.match(pattern, data, re.DOTALL))
-        return Response(data, media_type=next(kinds, "application/octet-stream"))
+        data, kind = read_shown_medium(store, number, request.path_params["index"])
+        return Response(data, media_type=kind)
 
     def show_packing(self, request: Request) -> Response:
         """Show the rows of a step to scale."""
@@ -191,10 +190,13 @@ class Pages:
         step, first = read_number(request, "step", 0), read_number(request, "row", 0)
         is_counted = self._target.has_counts(plan)
         if not is_counted and not is_near(plan, step):
-            return respond("counting.html.j2", {**values, "step": step}, headers=RELOAD_HEADERS)
+            values |= {"step": step, "choice": describe_choice(choice)}
+            return respond("counting.html.j2", values, headers=RELOAD_HEADERS)
         details = {
-            **describe_step(plan, step, first, _DRAWN_ROWS),
+            **describe_step(plan, step, first, PACKING_ROWS),
             "choice": describe_choice(choice),
+            # Other data have a subset of each source.
+            "plan_split": store.split if self._target.kind == "store" else "",
             "packings": list_packings(store),
             "is_counted": is_counted,
         }
@@ -280,16 +282,24 @@ def _decode(store: Store, ids: Any) -> str:
     return " ".join(text.split())[:_BEGINNING_CHARACTERS]
 
 
-def describe_document(store: Store, number: int, at: int, most: int = WINDOW_TOKENS) -> dict[str, Any]:
-    """Return the values of the template of a document, from token ``at`` on."""
-    media = StoreMedia(store).of(np.array([number]))[0]
+def describe_document(
+    store: Store, number: int, at: int, most: int = WINDOW_TOKENS, *, embed: bool = False
+) -> dict[str, Any]:
+    """Return the values of the template of a document, from token ``at`` on.
+
+    With ``embed`` they hold the bytes of its media, for a page in one file.
+    """
+    removed = bool(mask_removed(store.contents.removed, np.array([number]))[0])
+    media, more_media = ([], 0) if removed else list_media(store, number, embed=embed)
     return {
         "number": number,
         "window": read_window(store, number, at, most),
         "marked": store.masked or store.reader.weighted,
         "provenance": find_provenance(store, [number])[0],
-        "removed": bool(mask_removed(store.contents.removed, np.array([number]))[0]),
-        "media": list(enumerate(media)),
+        "removed": removed,
+        "media": media,
+        "more_media": more_media,
+        "has_copies": can_search_copies(store),
     }
 
 

@@ -14,6 +14,7 @@ from batchloom.analysis import (
     PlanForecast,
     ShareWindow,
     assign_step_ranks,
+    choose_last_step,
     find_serving_steps,
     forecast_plan,
     forecast_shares,
@@ -23,15 +24,18 @@ from batchloom.analysis import (
 )
 from batchloom.core.errors import BatchloomError, InputError
 from batchloom.plan import Mixture, Plan, compute_imbalance, compute_row_costs, deal_balanced
-from batchloom.view.packed_rows import COLOURS, draw_rows
+from batchloom.view.packed_rows import COLOURS, PACKING_ROWS, draw_rows
 from batchloom.view.page_requests import describe_choice, read_choice, read_number, respond
 from batchloom.view.plan_counts import COUNTING_NOTE, RELOAD_HEADERS, is_near
 from batchloom.view.target import ViewTarget
+from batchloom.view.value_cache import ValueCache
 
+# A sample of the pools of a large store, which takes a tenth of a second.
+_SAMPLED_POOLS, _MAX_FORECASTS = 16, 8
 _WINDOWS, _LISTED_SOURCES, _LISTED_CHANGES = 60, 50, 20
 # Further sources are drawn as one.
 _DRAWN_SOURCES = COLOURS
-_LISTED_STEPS, _LISTED_RANKS, _DRAWN_ROWS = 100, 64, 8
+_LISTED_STEPS, _LISTED_RANKS, _LISTED_WORKERS, _DRAWN_ROWS = 100, 64, 64, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class DrawnWindow:
 
     Attributes:
         window: the range.
-        left, width: its place.
+        left, width: its position and size.
         parts: (colour, top, height) of each source.
         lines: lines of its description.
     """
@@ -91,7 +95,8 @@ class PlanPages:
 
     def __init__(self, target: ViewTarget) -> None:
         self._target = target
-        self._forecast: tuple[Plan, PlanForecast] | None = None
+        # Sampled pools take a second, and a reader asks several questions about one plan.
+        self._forecasts = ValueCache[str, PlanForecast](_MAX_FORECASTS)
 
     def list_routes(self) -> list[Route]:
         """Return the address of the page."""
@@ -102,22 +107,26 @@ class PlanPages:
         self._target.require_data()
         choice = read_choice(request)
         plan = self._target.make_plan(choice)
-        forecast = self._make_forecast(plan)
+        # Once the pools are counted, estimates become exact.
+        forecast = self._forecasts.get(
+            plan.fingerprint, plan.orders.is_counted, lambda: forecast_plan(plan, most_pools=_SAMPLED_POOLS)
+        )
         parameters = {
             **(describe_choice(choice) if self._target.kind != "run" else {}),
             "from": read_number(request, "from", 0) or None,
             "to": read_number(request, "to", 0) or None,
             "document": request.query_params.get("document", "").strip(),
-            "of": request.query_params.get("of", ""),
+            "source": request.query_params.get("source", ""),
             "step": read_number(request, "step", 0) or None,
             "ranks": read_number(request, "ranks", 0) or None,
             "rank": read_number(request, "rank", 0) or None,
+            "workers": read_number(request, "workers", 0) or None,
         }
-        done = self._target.count_done_steps(plan)
+        done = self._target.count_done_steps()
         end = max(done or 0, 1) if is_endless(plan) else forecast.steps
         values = {
             "target": self._target,
-            "place": {},
+            "selection": {"split": choice.split},
             "page": "plan",
             "plan": plan,
             "choice": describe_choice(choice),
@@ -126,6 +135,8 @@ class PlanPages:
             "parameters": parameters,
             "done": done,
             "listed": _LISTED_SOURCES,
+            "packing_rows": PACKING_ROWS,
+            "split": choice.split if self._target.kind == "store" else "",
             "sources": sorted(forecast.sources, key=lambda source: -source.tokens_served),
         }
         values |= _draw_shares(plan, forecast, parameters["from"] or 0, min(parameters["to"] or end, end))
@@ -133,22 +144,15 @@ class PlanPages:
         if is_counted or not parameters["document"]:
             values |= _find_document(plan, request, done)
         else:
-            values |= {"showings": (), "unserved": (), "when_fault": COUNTING_NOTE}
+            values |= {"served": (), "unserved": (), "search_fault": COUNTING_NOTE}
         step = read_number(request, "step", 0)
+        values |= _assign_worker(request, step, done or 0)
         if is_counted or is_near(plan, step):
             values |= _show_ranks(plan, request)
         else:
             values |= {"step": step, "world_size": parameters["ranks"] or 1, "loads": [], "ranks_fault": COUNTING_NOTE}
-        waits = COUNTING_NOTE in (values["when_fault"], values["ranks_fault"])
+        waits = COUNTING_NOTE in (values["search_fault"], values["ranks_fault"])
         return respond("plan.html.j2", values, headers=RELOAD_HEADERS if waits else None)
-
-    def _make_forecast(self, plan: Plan) -> PlanForecast:
-        # Sampled pools take a second, and a reader asks several questions about one plan.
-        # Another request may replace the value meanwhile.
-        cached = self._forecast
-        if cached is None or cached[0] is not plan:
-            cached = self._forecast = plan, forecast_plan(plan)
-        return cached[1]
 
 
 def _draw_shares(plan: Plan, forecast: PlanForecast, first: int, stop: int) -> dict[str, Any]:
@@ -233,27 +237,26 @@ def _describe_edit(edit: JournalEntry) -> str:
 
 def _find_document(plan: Plan, request: Request, done: int | None) -> dict[str, Any]:
     """Return the steps of the document that a request names."""
-    text, source = request.query_params.get("document", "").strip(), request.query_params.get("of") or None
-    values: dict[str, Any] = {"showings": (), "unserved": (), "when_fault": "", "last_step": None}
+    text = request.query_params.get("document", "").strip()
+    values: dict[str, Any] = {"served": (), "unserved": (), "search_fault": "", "last_step": None}
     if not text:
         return values
-    last_step = max((done or 0) - 1, 0) if is_endless(plan) else None
+    last_step = choose_last_step(plan, done)
     try:
         document, file, record = _parse_document(text)
-        showings, unserved = find_serving_steps(
+        served, unserved = find_serving_steps(
             plan,
             document=document,
-            source=source,
+            source=request.query_params.get("source") or None,
             record=record,
             file=file,
             last_step=last_step,
-            world_size=None,
         )
     except BatchloomError as error:
         # The reader corrects the form on the same page.
-        return {**values, "when_fault": str(error)}
-    more = len(showings) - _LISTED_STEPS
-    return {**values, "showings": showings[:_LISTED_STEPS], "unserved": unserved, "last_step": last_step, "more": more}
+        return {**values, "search_fault": str(error)}
+    more = len(served) - _LISTED_STEPS
+    return {**values, "served": served[:_LISTED_STEPS], "unserved": unserved, "last_step": last_step, "more": more}
 
 
 def _parse_document(text: str) -> tuple[int | None, str | None, int | None]:
@@ -265,6 +268,32 @@ def _parse_document(text: str) -> tuple[int | None, str | None, int | None]:
     if not file or not line.isdecimal() or int(line) < 1:
         raise InputError(f"{text!r} is neither the number of a document nor FILE:LINE, such as data.jsonl:17.")
     return None, file, int(line) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSteps:
+    """Steps of a DataLoader worker, at most three on each side of a step."""
+
+    worker: int
+    steps: list[int]
+
+
+def _assign_worker(request: Request, step: int, begun: int) -> dict[str, Any]:
+    """Return the worker of a step, and the steps of each worker.
+
+    Worker w of n makes steps f + w, f + w + n, ... of a DataLoader that begins at step f, on every rank
+    (``LoaderIterable`` in ``adapters/pytorch.py``). A run that was resumed after the step began before it.
+    """
+    workers = read_number(request, "workers", 0)
+    first = begun if begun <= step else 0
+    if not workers:
+        return {"workers": 0, "worker_steps": [], "first_step": first}
+    listed = []
+    for worker in range(min(workers, _LISTED_WORKERS)):
+        nearest = step + (worker - (step - first)) % workers
+        around = range(nearest - 3 * workers, nearest + 3 * workers, workers)
+        listed.append(WorkerSteps(worker, [number for number in around if number >= first]))
+    return {"workers": workers, "worker": (step - first) % workers, "worker_steps": listed, "first_step": first}
 
 
 def _show_ranks(plan: Plan, request: Request) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from batchloom.view.curves import ChartMark, Floats, Ints, find_spikes, list_buc
 from batchloom.view.packed_rows import COLOURS, DrawnRow, draw_rows
 from batchloom.view.page_requests import read_number, respond
 from batchloom.view.plan_counts import COUNTING_NOTE, RELOAD_HEADERS, is_near
-from batchloom.view.step_log import LogView, StepLog, as_number
-from batchloom.view.target import ViewTarget
+from batchloom.view.step_log import LogView, as_number
+from batchloom.view.target import PlanChoice, ViewTarget
 
 _DRAWN_ROWS, _LISTED_SPANS = 8, 4
 _SMOOTHINGS = (0, 10, 50, 200, 1000)
@@ -51,7 +51,7 @@ class RunPages:
     """
 
     def __init__(self, target: ViewTarget) -> None:
-        self._target, self._log = target, StepLog(target.path)
+        self._target, self._log = target, target.log
 
     def list_routes(self) -> list[Route]:
         """Return the address of the page."""
@@ -95,7 +95,7 @@ class RunPages:
         tokens = {name: values[inside] for name, values in log.source_tokens.items()}
         values = {
             "target": self._target,
-            "place": {},
+            "selection": {},
             "page": "run",
             "log": log,
             "parameters": parameters,
@@ -137,9 +137,9 @@ class RunPages:
             "drawn_rows": _DRAWN_ROWS,
             "listed_spans": _LISTED_SPANS,
         }
-        if not self._target.source_names:
-            return {**details, "fault": self._target.find_data_fault()}
-        plan = self._target.make_plan(None)
+        if fault := self._target.read_run().fault:
+            return {**details, "fault": fault}
+        plan = self._target.make_plan(PlanChoice())
         # Trainers count the steps that are done, and the plan numbers them from 0.
         number = step - 1
         if not is_near(plan, number) and not self._target.has_counts(plan):

@@ -21,9 +21,10 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
-from batchloom.core.errors import BatchloomError, InputError
+from batchloom.core.errors import BatchloomError, InputError, StateError, StoreError
 from batchloom.core.files import describe_os_error
 from batchloom.core.settings import Setting
+from batchloom.store import write_file
 from batchloom.view.access import AccessGuard
 from batchloom.view.page_file import make_page_file
 from batchloom.view.page_templates import STATIC_FOLDER, render
@@ -64,9 +65,9 @@ class ViewSpec:
     seq_len: Annotated[int, Setting(help="Tokens of a row on the page of a step.", minimum=1)] = 2048
     global_batch_size: Annotated[int, Setting(help="Rows of a step on its page.", minimum=1)] = 8
     document: Annotated[int | None, Setting(help="Open the page of this document.", minimum=0)] = None
-    out: Annotated[str | None, Setting(help="Write the page to one HTML file, to share it, instead of serving it.")] = (
-        None
-    )
+    out: Annotated[
+        Path | None, Setting(help="Write the page to one HTML file, to share it, instead of serving it.")
+    ] = None
 
 
 def make_pages(spec: ViewSpec) -> Pages | RawInputPages:
@@ -126,16 +127,17 @@ def make_server(pages: Pages | RawInputPages, token: str) -> uvicorn.Server:
 
 
 def _show_error(request: Request, error: Exception) -> Response:
-    """Show the message of an error."""
+    """Show the message of an error, with status 400 for a request and 500 for data."""
     message, status = str(error), 400
     if isinstance(error, HTTPException):
         status = error.status_code
         if status == 404:
             message = f"There is no page {request.url.path}."
     elif isinstance(error, BatchloomError):
-        pass
+        if isinstance(error, StoreError | StateError | OSError):
+            status = 500
     elif isinstance(error, OSError):
-        message = f"{error.filename or 'A file'} cannot be read: {describe_os_error(error)}."
+        message, status = f"{error.filename or 'A file'} cannot be read: {describe_os_error(error)}.", 500
     else:
         message, status = (
             "This page failed because of a bug in batchloom. The terminal of the server shows the traceback.",
@@ -144,22 +146,21 @@ def _show_error(request: Request, error: Exception) -> Response:
     return HTMLResponse(render("error.html.j2", {"message": message}), status, {"Cache-Control": "no-store"})
 
 
-def write_view(spec: ViewSpec) -> Path:
-    """Write the page that ``spec`` names to one file, and return its path.
+def write_view(spec: ViewSpec, path: Path) -> None:
+    """Write the page that ``spec`` names to one file.
 
     Raises:
         InputError: there is no such page, or the data are raw inputs.
         StoreError: a store is damaged.
+        OutputError: the file cannot be written.
     """
     if _has_raw_inputs(spec):
         raise InputError(f"--out writes a page of prepared data. {_PREPARE_REMEDY}")
     _check_choice(spec)
     target = _open_target(spec)
     target.require_data()
-    path = Path(spec.out or "")
     choice = PlanChoice(seq_len=spec.seq_len, global_batch_size=spec.global_batch_size)
-    path.write_text(make_page_file(target, choice, step=spec.step, document=spec.document), encoding="utf-8")
-    return path
+    write_file(path, make_page_file(target, choice, step=spec.step, document=spec.document).encode())
 
 
 def _check_choice(spec: ViewSpec) -> None:
@@ -206,7 +207,8 @@ def _open_browser(address: str) -> None:
 
 
 def _listen(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # With the protocol, asyncio switches off Nagle's algorithm, which would delay each answer by 40 ms.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((_HOST, port))

@@ -17,6 +17,7 @@ import orjson
 from numpy.typing import NDArray
 
 from batchloom.analysis.compare import find_log_file, read_loss_curve
+from batchloom.core.errors import InputError
 from batchloom.plan.packing import MAX_STEPS
 
 Floats = NDArray[np.float64]
@@ -38,6 +39,7 @@ class LogColumns:
         evaluations: (step, loss) of each evaluation.
         starts: steps done before each resumed start.
         damaged_lines: numbers of the lines that are not entries.
+        edits: entries of the plan's journal that the log records.
     """
 
     steps: array[int] = field(default_factory=lambda: array("q"))
@@ -48,6 +50,7 @@ class LogColumns:
     evaluations: list[tuple[int, float]] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     damaged_lines: list[int] = field(default_factory=list)
+    edits: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, entry: dict[str, Any], step: int, offset: int) -> None:
         """Append a step; steps that a resumed run repeats replace the earlier ones."""
@@ -128,20 +131,33 @@ class StepLog:
             InputError: it is not the log of a run.
         """
         with self._lock:
-            file = find_log_file(Path(self._path))
-            status = file.stat()
-            if self._kind != "batchloom" or status.st_ino != self._stamp[0] or status.st_size < self._offset:
-                # A resumed run replaces its log.
-                self._kind = "batchloom" if _is_own_log(file) else ""
-                if self._kind or self._stamp != (status.st_ino, status.st_size, status.st_mtime_ns):
-                    self._columns, self._offset, self._lines = LogColumns(), 0, 0
-            if self._kind:
-                with file.open("rb") as opened:
-                    self._read_lines(opened)
-            elif not self._columns.steps:
-                self._read_curve()
-            self._stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+            self._read_on()
             return self._make_view()
+
+    def read_edits(self) -> list[dict[str, Any]]:
+        """Return the edits of the plan that the log records; none without a log."""
+        with self._lock:
+            try:
+                self._read_on()
+            except InputError:
+                # The page of the run shows the error.
+                return []
+            return list(self._columns.edits)
+
+    def _read_on(self) -> None:
+        file = find_log_file(Path(self._path))
+        status = file.stat()
+        if self._kind != "batchloom" or status.st_ino != self._stamp[0] or status.st_size < self._offset:
+            # A resumed run replaces its log.
+            self._kind = "batchloom" if _is_own_log(file) else ""
+            if self._kind or self._stamp != (status.st_ino, status.st_size, status.st_mtime_ns):
+                self._columns, self._offset, self._lines = LogColumns(), 0, 0
+        if self._kind:
+            with file.open("rb") as opened:
+                self._read_lines(opened)
+        elif not self._columns.steps:
+            self._read_curve()
+        self._stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
 
     def _read_curve(self) -> None:
         curve = read_loss_curve(self._path)
@@ -172,6 +188,8 @@ class StepLog:
             while columns.evaluations and columns.evaluations[-1][0] >= step:
                 columns.evaluations.pop()
             columns.evaluations.append((step, as_number(entry.get("loss"))))
+        elif entry.get("kind") == "edit" and isinstance(edit := entry.get("edit"), dict):
+            columns.edits.append(edit)
         elif entry.get("kind") == "start" and step:
             columns.starts.append(step)
 

@@ -1,12 +1,12 @@
 """Target of the pages: a store, a mixture of stores, or a run."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
-from batchloom.analysis import PlanRequest, read_checkpoint, resolve_plan
+from batchloom.analysis import PlanRequest, apply_logged_edits, find_state_file, resolve_first_plan, resolve_plan
 from batchloom.analysis.compare import is_run_log
 from batchloom.analysis.doctor import detect_prepared_kind
 from batchloom.batches import Loader, read_mixture
@@ -16,21 +16,24 @@ from batchloom.core.settings import suggest
 from batchloom.plan import Plan
 from batchloom.store import MANIFEST_NAME, Store, open_store
 from batchloom.view.plan_counts import PlanCounting
+from batchloom.view.step_log import StepLog
+from batchloom.view.value_cache import ValueCache
 
 _SINGLE = "data"
 _MIXTURE_SUFFIXES = (".yaml", ".yml")
-_RUN_FILE = "run.json"
+_RUN_FILE, _OWN_DATA = "run.json", "data"
 # Steps of a mixture that may repeat its sources without end.
 _MIXTURE_STEPS = 10_000
-# Plans that stay in memory: a reader compares a few settings.
-_MAX_PLANS = 8
+# Plans and stores that stay in memory: a reader compares a few settings.
+_MAX_PLANS, _MAX_STORES = 8, 256
 
 
 @dataclass(frozen=True, slots=True)
 class PlanChoice:
     """Settings of the plan on a page.
 
-    ``steps`` is None for one epoch of a store, and for the default of a mixture.
+    ``steps`` is None for one epoch of a store, and for the default of a mixture. ``split`` is the subset of a single
+    store; empty for the first one.
     """
 
     seq_len: int = 2048
@@ -38,6 +41,7 @@ class PlanChoice:
     packing: str = "best_fit"
     seed: int = 0
     steps: int | None = None
+    split: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +59,33 @@ class RunData:
     checkpoint: Path | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """Plan of a run, or why it is unknown.
+
+    Attributes:
+        plan: the plan; None if it is unknown.
+        done_steps: steps before the newest checkpoint; 0 before the first one.
+        fault: why the plan is unknown, and the remedy; empty if it is known.
+    """
+
+    plan: Plan | None
+    done_steps: int = 0
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreAddress:
+    address: str
+    options: Mapping[str, Any]
+    split: str
+
+
 @final
 class ViewTarget:
     """The data on the pages, reopened when they change on disk.
+
+    Requests in several threads wait for each other only if they need the same plan or the same store.
 
     Args:
         path: a store's folder, URL, prefix or synthetic name; the YAML file of a mixture; or the folder or log of a
@@ -80,78 +108,83 @@ class ViewTarget:
         self.path, self._split, self._generation = path, split, generation
         self._run_data = run_data or RunData()
         self.kind = _find_kind(path)
-        self._stores: dict[tuple[str, str], tuple[tuple[int, int] | None, Store]] = {}
-        self._plans: dict[PlanChoice | None, tuple[tuple[str, ...], Plan]] = {}
-        self._counting = PlanCounting()
-        # Pages are made in several threads.
-        self._lock = threading.RLock()
-        self._refresh_addresses()
+        self.log = StepLog(path)
+        self._mixture: tuple[object, dict[str, _StoreAddress]] | None = None
+        self._mixture_lock = threading.Lock()
+        self._stores = ValueCache[tuple[str, str], Store](_MAX_STORES)
+        self._plans = ValueCache[PlanChoice, Plan](_MAX_PLANS)
+        self._runs = ValueCache[None, RunPlan](1)
+        self._counting, self._counting_lock = PlanCounting(), threading.Lock()
+        self._list_addresses()
 
     @property
     def source_names(self) -> tuple[str, ...]:
         """Names of the sources; ``data`` for a single store, none for a run without data."""
-        if not self._addresses:
-            # The first checkpoint may have been made in the meantime.
-            self._refresh_addresses()
-        return tuple(self._addresses)
+        return tuple(self._list_addresses())
 
-    def _refresh_addresses(self) -> None:
-        self._addresses = self._find_addresses()
-        self._stamps = {name: _read_stamp(address) for name, (address, _, _) in self._addresses.items()}
-
-    def _find_addresses(self) -> dict[str, tuple[str, Mapping[str, Any], str]]:
-        """Return address, options and subset of the store of each source."""
+    def _list_addresses(self) -> dict[str, _StoreAddress]:
+        """Return the address of the store of each source."""
         if self.kind == "store":
-            return {_SINGLE: (self.path, {"generation": self._generation}, self._split)}
-        if self.kind == "run" and self.find_data_fault():
-            return {}
-        stores = read_mixture(self.path).stores if self.kind == "mixture" else self._resolve_run().stores
-        return {
-            name: (store.location.address, store.location.options, store.split)
-            for name, store in stores.items()
-            if isinstance(store, Store)
-        }
+            return {_SINGLE: _StoreAddress(self.path, {"generation": self._generation}, self._split)}
+        if self.kind == "run":
+            plan = self.read_run().plan
+            return _collect_addresses(plan.stores) if plan else {}
+        with self._mixture_lock:
+            if self._mixture is None or self._mixture[0] != self._read_mixture_stamp(self._mixture[1]):
+                addresses = _collect_addresses(read_mixture(self.path).stores)
+                self._mixture = self._read_mixture_stamp(addresses), addresses
+            return self._mixture[1]
 
-    @property
-    def _checkpoint(self) -> Path:
-        """Folder or file with the state of a run."""
-        return self._run_data.checkpoint or Path(self.path)
+    def _read_mixture_stamp(self, addresses: Mapping[str, _StoreAddress]) -> object:
+        # A mixture may fix the generation of a store, or take the newest.
+        return _read_stamp(Path(self.path)), [_read_manifest_stamp(store.address) for store in addresses.values()]
 
-    def _resolve_run(self) -> Plan:
-        data = self._run_data
-        return resolve_plan(
-            PlanRequest(
-                store=data.store,
-                mixture=data.mixture,
-                checkpoint=self._checkpoint,
-                split=self._split,
-                generation=self._generation,
-            )
-        )[0]
-
-    def find_data_fault(self) -> str:
-        """Return why a run's plan is unknown, and the remedy; empty if it is known."""
-        data = self._run_data
-        if data.checkpoint is None and not (Path(self.path) / _RUN_FILE).is_file():
-            return (
-                "This log does not say which data its run is on. Give --checkpoint with the state of its loader, and "
-                "--store or --mixture."
-            )
+    def read_run(self) -> RunPlan:
+        """Return the plan of the run, resolved again if its folder or its data changed."""
+        data, folder = self._run_data, Path(self.path)
         try:
-            read_checkpoint(self._checkpoint)
-        except InputMissingError as error:
-            return str(error)
-        if data.store is None and data.mixture is None:
-            try:
-                self._resolve_run()
-            except (InputError, SettingsError) as error:
-                return str(error)
-        return ""
+            state_file: Path | None = find_state_file(data.checkpoint or folder)
+        except InputMissingError:
+            state_file = None
+        edits = self.log.read_edits()
+        stamp = (
+            state_file,
+            len(edits),
+            *(_read_stamp(path) for path in (state_file, folder / _RUN_FILE) if path),
+            *(_read_manifest_stamp(path) for path in (data.store or str(folder / _OWN_DATA), data.mixture) if path),
+        )
+        return self._runs.get(None, stamp, lambda: self._resolve_run(edits, is_saved=state_file is not None))
+
+    def _resolve_run(self, edits: Sequence[Mapping[str, Any]], *, is_saved: bool) -> RunPlan:
+        data, folder = self._run_data, Path(self.path)
+        if data.checkpoint is None and not (folder / _RUN_FILE).is_file():
+            return RunPlan(
+                None,
+                fault="This log does not say which data its run is on. Give --checkpoint with the state of its loader, "
+                "and --store or --mixture.",
+            )
+        request = PlanRequest(
+            store=data.store,
+            mixture=data.mixture,
+            checkpoint=data.checkpoint or folder,
+            split=self._split,
+            generation=self._generation,
+        )
+        try:
+            if is_saved or data.checkpoint is not None:
+                plan, saved = resolve_plan(request)
+            else:
+                plan, saved = resolve_first_plan(request), None
+        except (InputError, SettingsError) as error:
+            return RunPlan(None, fault=str(error))
+        plan = apply_logged_edits(plan, edits)
+        position = int(saved.state["position"]) if saved else 0
+        return RunPlan(plan, plan.orders.run_layout.step_at(position)[0])
 
     def require_data(self) -> None:
         """Raise InputError if the data of a run are unknown."""
-        if not self.source_names:
-            raise InputError(self.find_data_fault())
+        if self.kind == "run" and (fault := self.read_run().fault):
+            raise InputError(fault)
 
     def open_store(self, source: str, split: str = "") -> Store:
         """Open the store of a source, again if its manifest changed on disk.
@@ -164,66 +197,60 @@ class ViewTarget:
             InputError: there is no such source or subset.
             StoreError: the store is missing or damaged.
         """
-        with self._lock:
-            address, _, own_split = self._find_address(source)
-            key, stamp = (source, split or own_split), _read_stamp(address)
-            cached = self._stores.get(key)
-            if cached is None or cached[0] != stamp:
-                if self._stamps[source] != stamp:
-                    # A mixture may fix the generation of a store, or take the newest.
-                    self._refresh_addresses()
-                address, options, _ = self._find_address(source)
-                cached = self._stores[key] = (stamp, open_store(address, key[1], **options))
-            return cached[1]
+        addresses = self._list_addresses()
+        if source not in addresses:
+            raise InputError(f"There is no source {source!r}{suggest(source, tuple(addresses)) or '.'}")
+        address = addresses[source]
+        subset = split or address.split
+        return self._stores.get(
+            (source, subset),
+            _read_manifest_stamp(address.address),
+            lambda: open_store(address.address, subset, **address.options),
+        )
 
-    def _find_address(self, source: str) -> tuple[str, Mapping[str, Any], str]:
-        if source not in self._addresses:
-            raise InputError(f"There is no source {source!r}{suggest(source, self.source_names) or '.'}")
-        return self._addresses[source]
-
-    def make_plan(self, choice: PlanChoice | None) -> Plan:
+    def make_plan(self, choice: PlanChoice) -> Plan:
         """Return the plan of a run, or the plan of the data with chosen settings.
 
         Raises:
             SettingsError, PlanError: no plan is possible with these settings.
         """
         if self.kind == "run":
-            choice = None
             self.require_data()
-        with self._lock:
-            fingerprints = tuple(self.open_store(name).fingerprint for name in self.source_names)
-            if self.kind == "run":
-                # Edits of a run are in its newer checkpoints.
-                fingerprints += (str(read_checkpoint(self._checkpoint).state.get("fingerprint")),)
-            cached = self._plans.get(choice)
-            if cached is None or cached[0] != fingerprints:
-                cached = self._plans[choice] = (fingerprints, self._make_plan(choice))
-                while len(self._plans) > _MAX_PLANS:
-                    self._plans.pop(next(iter(self._plans)))
-            return cached[1]
+            plan = self.read_run().plan
+            if plan is None:
+                raise AssertionError("a run without a plan has a fault")
+            return plan
+        split = choice.split if self.kind == "store" else ""
+        fingerprints = tuple(self.open_store(name, split).fingerprint for name in self.source_names)
+        return self._plans.get(choice, fingerprints, lambda: self._make_plan(choice))
 
     def has_counts(self, plan: Plan) -> bool:
         """Return whether the counts of a plan are known; start to count them otherwise."""
-        with self._lock:
+        with self._counting_lock:
             return self._counting.has_counts(plan)
 
-    def count_done_steps(self, plan: Plan) -> int | None:
+    def count_done_steps(self) -> int | None:
         """Return the steps done of a run; None for other data."""
-        if self.kind != "run":
-            return None
-        return plan.orders.run_layout.step_at(int(read_checkpoint(self._checkpoint).state["position"]))[0]
+        return self.read_run().done_steps if self.kind == "run" else None
 
-    def _make_plan(self, choice: PlanChoice | None) -> Plan:
-        if choice is None:
-            return self._resolve_run()
+    def _make_plan(self, choice: PlanChoice) -> Plan:
+        settings = asdict(choice)
+        split = settings.pop("split")
         if self.kind == "store":
             # The open store has its tokenizer and its mapped files already.
-            store = self.open_store(_SINGLE)
-            return Loader(store, **asdict(choice), output="numpy", rank=0, world_size=1, prefetch=0).plan
-        settings = asdict(choice)
+            store = self.open_store(_SINGLE, split)
+            return Loader(store, **settings, output="numpy", rank=0, world_size=1, prefetch=0).plan
         if choice.steps is None:
             settings["steps"] = _MIXTURE_STEPS
         return resolve_plan(PlanRequest(mixture=self.path, settings=settings))[0]
+
+
+def _collect_addresses(stores: Mapping[str, object]) -> dict[str, _StoreAddress]:
+    return {
+        name: _StoreAddress(store.location.address, store.location.options, store.split)
+        for name, store in stores.items()
+        if isinstance(store, Store)
+    }
 
 
 def _find_kind(path: str) -> str:
@@ -244,12 +271,17 @@ def is_raw_input(path: str) -> bool:
     return not is_url(path) and Path(path).exists() and _find_kind(path) == "store" and not detect_prepared_kind(path)
 
 
-def _read_stamp(address: str) -> tuple[int, int] | None:
-    """Return time and size of a local manifest, which a changed store writes anew."""
+def _read_manifest_stamp(address: str) -> tuple[int, ...] | None:
+    """Return the stamp of a store's local manifest, or of a file."""
     if is_url(address):
         return None
+    return _read_stamp(Path(address) / MANIFEST_NAME) or _read_stamp(Path(address))
+
+
+def _read_stamp(file: Path) -> tuple[int, ...] | None:
+    """Return time, size and number of a file; None if it cannot be read."""
     try:
-        status = (Path(address) / MANIFEST_NAME).stat()
+        status = file.stat()
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_size
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -8,7 +8,6 @@ from .frameworks import (
     run_example as run_example,
 )
 from .loss_curves import (
-    LossCurve as LossCurve,
     find_log_file as find_log_file,
     is_run_log as is_run_log,
     read_loss_curve as read_loss_curve,

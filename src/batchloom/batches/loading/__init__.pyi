@@ -3,6 +3,7 @@ from .loader import LoaderTemplate as LoaderTemplate, lose_track as lose_track, 
 from .loader_data import (
     check_next_token_objective as check_next_token_objective,
     get_first_store as get_first_store,
+    read_trained as read_trained,
 )
 from .pool_tables import (
     MAX_INLINE_POOLS as MAX_INLINE_POOLS,

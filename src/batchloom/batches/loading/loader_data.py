@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batchloom.batches.assembly.array_filling import Ids, TokenReader
 from batchloom.batches.assembly.augment import TokenizerSource
@@ -311,3 +312,14 @@ def _make_cut_media_error(setting: str, source_suffix: str, remedy: str) -> Plan
     return PlanError(
         f"{setting} cuts documents, and a document with images or audio{source_suffix} is never cut: give {remedy}."
     )
+
+
+def read_trained(store: object, document: int, start: int, length: int) -> NDArray[np.bool_]:
+    """Return whether each token of a span carries a loss, bool [length]."""
+    trained = np.ones(length, bool)
+    if isinstance(store, Store) and (store.masked or store.reader.weighted):
+        flags = store.reader.flags(np.array([document]), np.array([start]), np.array([length]))
+        trained = np.asarray(flags[0] != 0)
+    # The first token is predicted from nothing.
+    trained[:1] = False
+    return trained

@@ -4,10 +4,10 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from batchloom.batches.loading.loader_data import read_trained
 from batchloom.core.wording import escape_unprintable, format_count
 from batchloom.plan import Plan
 from batchloom.plan.packing import Rows, slice_rows
-from batchloom.store import Store
 
 _COLOURS = ("blue", "yellow", "green", "magenta", "cyan", "red", "bright_blue", "bright_green")
 _TRAINED, _UNTRAINED, _PADDING = "█", "▒", "·"
@@ -45,9 +45,10 @@ def _draw_row(plan: Plan, row: Rows, seq_len: int, width: int) -> Text:
     for span in range(len(row.lengths)):
         start, length = int(row.row_offsets[span]), int(row.lengths[span])
         spans[start : start + length] = span
-        is_banned = row.banned is not None and bool(row.banned[span])
-        # The first token of a span is predicted from nothing.
-        trained[start + 1 : start + length] = False if is_banned else _read_trained(plan, row, span)[1:]
+        if not (row.banned is not None and bool(row.banned[span])):
+            store = plan.stores[plan.names[int(row.sources[span])]]
+            document, first = int(row.documents[span]), int(row.starts[span])
+            trained[start : start + length] = read_trained(store, document, first, length)
     columns = ((np.arange(width) + 0.5) * seq_len / width).astype(np.int64)
     line = Text()
     for span, is_trained in zip(spans[columns].tolist(), trained[columns].tolist(), strict=True):
@@ -58,11 +59,3 @@ def _draw_row(plan: Plan, row: Rows, seq_len: int, width: int) -> Text:
         # Neighbours of one source differ in brightness.
         line.append(_TRAINED if is_trained else _UNTRAINED, f"dim {colour}" if span % 2 else colour)
     return line
-
-
-def _read_trained(plan: Plan, row: Rows, span: int) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-    store = plan.stores[plan.names[int(row.sources[span])]]
-    part = slice(span, span + 1)
-    if not isinstance(store, Store) or not (store.masked or store.reader.weighted):
-        return np.ones(int(row.lengths[span]), bool)
-    return np.asarray(store.reader.flags(row.documents[part], row.starts[part], row.lengths[part])[0] != 0)

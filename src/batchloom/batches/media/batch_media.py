@@ -445,7 +445,7 @@ class BatchMedia:
         return [message for some in self._map_in_threads(fault, files).finish() for message in some]
 
     def _extract_features(self, batch_media: Sequence[BatchMedium]) -> list[FeatureArrays]:
-        medium = batch_media[0].medium
+        source, medium = batch_media[0].source, batch_media[0].medium
         frames = [
             batch_medium.medium.facts
             for batch_medium in batch_media
@@ -454,12 +454,12 @@ class BatchMedia:
         decoded = sum(_estimate_decoded_bytes(batch_medium.medium.facts) for batch_medium in batch_media)
         try:
             room = _estimate_read_bytes(medium) + decoded
-            with self._budget.reserve(room), self._open_content(batch_media[0]) as content:
+            with self._budget.reserve(room), open_medium(source, medium, self._spec.folder) as content:
                 if medium.blob is None:
                     if not (frames or content.size != medium.size or isinstance(content, BytesContent)):
                         # Read the file once; a video is read in part.
                         content = BytesContent(content.read(0, content.size))  # noqa: PLW2901 - the same content
-                    _check_unchanged(medium, content)
+                    check_unchanged(medium, content)
                 if frames:
                     feature_arrays = self._features.extract_frames(content, frames)
                 else:
@@ -467,50 +467,58 @@ class BatchMedia:
             for batch_medium, features in zip(batch_media, feature_arrays, strict=True):
                 _check_grid(batch_medium.medium, features)
         except UnusableRecordError as error:
-            source = batch_media[0].source
             location = redact_url(medium.location) if medium.location else f"of {medium.size:,} bytes"
             raise MediumError(
                 f"{source.describe_document(medium.document)}: {medium.kind} {location} {error.reason}. {source.remedy}"
             ) from error
         return feature_arrays
 
-    @contextmanager
-    def _open_content(self, batch_medium: BatchMedium) -> Iterator[MediaContent]:
-        source, medium = batch_medium.source, batch_medium.medium
-        if medium.blob is not None:
-            path, _ = medium.blob
-            try:
-                data = source.read_bytes(medium)
-            except StoreError as error:
-                raise StoreError(
-                    f"{source.describe_document(medium.document)}: its {medium.kind} cannot be read: {error} "
-                    f"{source.remedy}"
-                ) from error
-            if len(data) != medium.size or hash_edges(len(data), *read_edges(BytesContent(data))) != medium.digest:
-                raise StoreError(
-                    f"{source.describe_document(medium.document)}: {path} does not hold the bytes of its "
-                    f"{medium.kind}: it is damaged. {source.remedy}"
-                )
-            yield BytesContent(data)
-            return
-        resolver = MediaResolver(self._folder(batch_medium), source.limits)
+
+@contextmanager
+def open_medium(source: MediaSource, medium: StoredMedium, folder: str | None = None) -> Iterator[MediaContent]:
+    """Open the bytes of a medium: those in the store, or the file that it names.
+
+    Args:
+        source: source of the medium.
+        medium: the medium.
+        folder: base folder of paths; None for the one that the source names.
+
+    Raises:
+        StoreError: the bytes in the store are damaged.
+        UnusableRecordError: the named file is missing, unreadable, or outside the folder.
+    """
+    if medium.blob is None:
+        resolver = MediaResolver(folder or _find_folder(source, medium), source.limits)
         with resolver.open(Medium(medium.kind, medium.location)) as content:
             yield content
+        return
+    path, _ = medium.blob
+    try:
+        data = source.read_bytes(medium)
+    except StoreError as error:
+        raise StoreError(
+            f"{source.describe_document(medium.document)}: its {medium.kind} cannot be read: {error} {source.remedy}"
+        ) from error
+    if len(data) != medium.size or hash_edges(len(data), *read_edges(BytesContent(data))) != medium.digest:
+        raise StoreError(
+            f"{source.describe_document(medium.document)}: {path} does not hold the bytes of its {medium.kind}: it "
+            f"is damaged. {source.remedy}"
+        )
+    yield BytesContent(data)
 
-    def _folder(self, batch_medium: BatchMedium) -> str:
-        """Return the base folder of the paths in a document's source."""
-        if self._spec.folder is not None:
-            return self._spec.folder
-        folder = batch_medium.source.folder_of(batch_medium.medium.document)
-        if folder is None:
-            raise UnusableRecordError(
-                "is stored as a path only, and the store's report does not name its folder: give "
-                "media=MediaOptions(folder=...)"
-            )
-        return folder
+
+def _find_folder(source: MediaSource, medium: StoredMedium) -> str:
+    """Return the base folder of the paths in a document's source."""
+    folder = source.folder_of(medium.document)
+    if folder is None:
+        raise UnusableRecordError(
+            "is stored as a path only, and the store's report does not name its folder: give "
+            "media=MediaOptions(folder=...)"
+        )
+    return folder
 
 
-def _check_unchanged(medium: StoredMedium, content: MediaContent) -> None:
+def check_unchanged(medium: StoredMedium, content: MediaContent) -> None:
     """Raise if a file is not the one that tokens were made for."""
     if content.size != medium.size:
         raise UnusableRecordError(

@@ -5,6 +5,7 @@ at the loader's first step, and so part of the run's journal and state.
 """
 
 import contextlib
+import io
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,12 +22,19 @@ from batchloom.batches.assembly.array_filling import Ids, TokenReader
 from batchloom.batches.assembly.batch_assembly import BatchLayout
 from batchloom.batches.assembly.batch_spec import DEFAULT_MEDIA_SPEC, MediaOptions
 from batchloom.batches.assembly.device import to_torch
-from batchloom.batches.media.batch_media import BatchMedia, BatchMedium, ProcessorContext
+from batchloom.batches.media.batch_media import (
+    BatchMedia,
+    BatchMedium,
+    ProcessorContext,
+    check_unchanged,
+    open_medium,
+)
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError, PlanError, StoreError
 from batchloom.core.files import JSON_DECODE_ERRORS, describe_os_error, read_regular_file
+from batchloom.core.medium import FrameFacts
 from batchloom.core.wording import format_count
-from batchloom.media import MediaLimits
+from batchloom.media import MediaContent, MediaLimits, decode_frames
 from batchloom.plan import Edit, Plan, with_journal
 from batchloom.plan.packing import Rows
 from batchloom.store import PreferencePairs, Store, StoreMedia, open_store, read_manifest, write_file
@@ -45,6 +53,8 @@ _MEDIA_CACHE_BYTES = 1 << 30
 
 @final
 class StoreSource:
+    """Media of the documents of a store."""
+
     remedy = (
         "batchloom check STORE --missing-media FILE lists such documents; MediaOptions(replace=FILE), or train "
         "--missing-media FILE, serves padding for them."
@@ -63,6 +73,42 @@ class StoreSource:
     def describe_document(self, document: int) -> str:
         origin = self.store.provenance.of(document)
         return f"Document {document} of {self.store.location.name} ({origin.source}, {origin.position})"
+
+
+@contextlib.contextmanager
+def _open_unchanged(source: StoreSource, medium: StoredMedium) -> Iterator[MediaContent]:
+    with open_medium(source, medium) as content:
+        if medium.blob is None:
+            check_unchanged(medium, content)
+        yield content
+
+
+def read_medium_head(source: StoreSource, medium: StoredMedium, size: int) -> bytes:
+    """Return the first bytes of a medium's file, after the checks of a batch.
+
+    Raises:
+        StoreError: the bytes in the store are damaged.
+        UnusableRecordError: the named file is missing, unreadable, changed, or outside the folder.
+    """
+    with _open_unchanged(source, medium) as content:
+        return content.read(0, size)
+
+
+def read_medium(source: StoreSource, medium: StoredMedium) -> bytes:
+    """Return the file of an image or a sound, or a frame of a video as PNG.
+
+    Raises:
+        StoreError: the bytes in the store are damaged.
+        UnusableRecordError: the named file is missing, unreadable, changed, or outside the folder.
+        MissingDependencyError: a package that decodes videos is missing.
+    """
+    with _open_unchanged(source, medium) as content:
+        if not isinstance(medium.facts, FrameFacts):
+            return content.read(0, content.size)
+        picture = io.BytesIO()
+        for frame in decode_frames(content, [medium.facts]):
+            frame.save(picture, "PNG")
+        return picture.getvalue()
 
 
 @final

@@ -1,4 +1,4 @@
-// Keys, the theme and copying. Everything else works without scripts.
+// Keys, the theme and copying. Links and forms work without scripts.
 "use strict";
 
 function isDark() {
@@ -62,6 +62,6 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     const search = document.getElementById("search");
     if (search) search.focus();
-    else location.href = "/documents";
+    else document.querySelector('nav a[href^="/documents"]')?.click();
   }
 });

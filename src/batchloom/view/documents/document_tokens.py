@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ _CALL_BEGIN, _CALL_END = "<tool_call>", "</tool_call>"
 _REPLACEMENT = "\ufffd"
 # A character has at most four bytes, and a token at least one; some tokenizers keep several replacements.
 _MAX_GROUP = 8
+# Repetitions of a control token that are shown as one.
+_MIN_RUN = 4
 # Enough for a role whose letters are a token each.
 _MAX_ROLE_TOKENS = 16
 ROLES = frozenset(
@@ -166,6 +169,15 @@ def group_tokens(tokenizer: Tokenizer, ids: NDArray[np.generic], weights: NDArra
         context = [] if is_control else members
         position += len(members)
     return groups
+
+
+def list_runs(groups: Sequence[TokenGroup]) -> list[tuple[TokenGroup, int]]:
+    """Return groups with their number of repetitions; only control tokens have many."""
+    runs: list[tuple[TokenGroup, int]] = []
+    for _, members in groupby(groups, key=lambda group: group.ids if group.control else id(group)):
+        same = list(members)
+        runs += [(same[0], len(same))] if len(same) >= _MIN_RUN else [(group, 1) for group in same]
+    return runs
 
 
 def split_turns(groups: Sequence[TokenGroup]) -> list[Turn]:

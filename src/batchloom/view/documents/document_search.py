@@ -18,7 +18,7 @@ from batchloom.store.format import SIDE_NAMES, mask_removed
 Ints = NDArray[np.int64]
 _DOCUMENTS_PER_STEP = 1 << 16
 # Texts are decoded in smaller steps, so that the limit of time is kept.
-_TEXTS_PER_STEP, _TOKENS_PER_STEP = 256, 1 << 18
+_TEXTS_PER_STEP, _TOKENS_PER_STEP = 256, 1 << 16
 MAX_SEARCHED_TOKENS = 1 << 20
 
 
@@ -188,7 +188,8 @@ def find_by_hash(store: Store, digest: str, start: int = 0, *, most: int = 50, s
         value = -1
     if not 0 <= value < 1 << 128 or len(digest) != 32:
         raise InputError(f"{digest!r} is not a hash: those of documents have 32 hex digits.")
-    if store.manifest is None:
+    if store.manifest is None or not store.location.on_disk:
+        # Synthetic data would compute them, which takes minutes.
         raise InputError("This data does not record the hashes of its documents.")
     low, high = np.uint64(value & ((1 << 64) - 1)), np.uint64(value >> 64)
     deadline = time.monotonic() + seconds

@@ -1,0 +1,1 @@
+"""Documents on the pages: search, tokens, media and copies."""
