@@ -1,9 +1,9 @@
 """Speed of the fast engine of a tokenizer against HF tokenizers, in one process and on one core.
 
-    python bench/engines.py [TOKENIZER ...] [--end-token TOKEN] [--mb 20] [--texts FOLDER]
+    python bench/engines.py [TOKENIZER ...] [--end-token TOKEN] [--mb 20] [--texts FOLDER | --corpus]
 
 A TOKENIZER is what `batchloom prepare --tokenizer` accepts. Without one, a Unigram and a WordPiece are trained on a part
-of the texts, those of bench/clean.py. Speeds are by processor time, the engines take turns at batches, and
+of the texts. These are the files of a folder, or with --corpus those of bench/real_corpus.py. Speeds are by processor time, the engines take turns at batches, and
 all ids are compared. Memory is that of the process, before and after the fast engine is loaded and has encoded.
 """
 
@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import sysconfig
+import tempfile
 import time
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from batchloom.tokens import resolve_tokenizer
 from batchloom.tokens.json_tokenizer import JsonTokenizer
 from batchloom.tokens.local_tokenizers import TokenizerHints, make_json_tokenizer
 from clean import pieces, texts_of
+from real_corpus import cache_folder, write_corpus
 
 METASPACE = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
 # Documents per batch, about as many as `prepare` encodes at once.
@@ -41,6 +43,15 @@ def train(name: str, texts: list[str]) -> JsonTokenizer:
         trained.normalizer, trained.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     trained.train_from_iterator((line for text in texts for line in text.splitlines()), trainer)
     return make_json_tokenizer(name, json.loads(trained.to_str()), TokenizerHints(), None)
+
+
+def read_corpus(megabytes: float) -> list[str]:
+    """Return documents of 2,000 characters, as bench/chain.py prepares them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "corpus.jsonl"
+        write_corpus(path, megabytes, 2000, cache_folder())
+        with path.open(encoding="utf-8") as lines:
+            return [json.loads(line)["text"] for line in lines]
 
 
 def read_memory() -> float:
@@ -77,9 +88,13 @@ def main() -> None:
     parser.add_argument("--end-token")
     parser.add_argument("--mb", type=int, default=20)
     parser.add_argument("--texts", type=Path, default=Path(sysconfig.get_paths()["stdlib"]))
+    parser.add_argument("--corpus", action="store_true")
     asked = parser.parse_args()
-    paths = [path for path in asked.texts.rglob("*") if path.suffix in (".py", ".txt", ".rst", ".gz")]
-    texts = pieces(texts_of(paths, asked.mb))
+    if asked.corpus:
+        texts = read_corpus(asked.mb)
+    else:
+        paths = [path for path in asked.texts.rglob("*") if path.suffix in (".py", ".txt", ".rst", ".gz")]
+        texts = pieces(texts_of(paths, asked.mb))
     if not asked.tokenizers:
         for name in ("Unigram", "WordPiece"):
             compare(train(name, texts[::20]), texts)

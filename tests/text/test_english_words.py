@@ -131,3 +131,18 @@ def test_a_large_text_is_measured_like_its_parts():
     words, paragraph_words = word_statistics.split_words([paragraph * 8]), word_statistics.split_words([paragraph])
     assert words.lengths.tolist() == paragraph_words.lengths.tolist() * 8
     assert word_statistics.split_words(["x" * 1_000_000]).lengths.tolist() == [1_000_000]
+
+
+def test_more_distinct_words_than_are_split_at_once_stay_in_order():
+    # Every second segment is two words, so words and segments have different numbers.
+    texts = [" ".join(f"{'x' * (number % 7)}{number} don't" for number in range(70_000)), "(one, two)"]
+    words = word_statistics.split_words(texts)
+    split = [word for text in texts for word in iter_words(text)]
+    vocabulary = words.vocabulary.take(words.numbers).to_pylist()
+    assert vocabulary == split
+    repeats, repeated = words.make_ngrams().find_repeats(1)
+    first = {}
+    for number, word in enumerate(split[: words.bounds[1]]):
+        first.setdefault(word, number)
+    assert repeats.tolist() == [number for number, word in enumerate(split[: words.bounds[1]]) if first[word] < number]
+    assert sorted({*repeats.tolist(), first["do"], first["n't"]}) == repeated.tolist()

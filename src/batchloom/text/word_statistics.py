@@ -6,7 +6,7 @@ letters and digits that are a word. Arrow splits these, too;
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar, final
@@ -28,6 +28,8 @@ _SURROGATE_STANDINS = {code: 0x100000 + code for code in range(0xD800, 0xE000)}
 # A word of ASCII, unless it ends with a unit after a digit.
 _ASCII_WORD, _UNIT_END = "^[a-zA-Z0-9_]+$", "[0-9][a-zA-Z]+$"
 _HASH_BASE = 0x9E3779B97F4A7C15
+# Strings that are processed at once. Each takes some hundred bytes meanwhile.
+_SLICE_STRINGS = 1 << 16
 # Length of the beginnings that are compared before n-grams are.
 _BEGINNING_BYTES = 16
 _INVERSE_BASE = pow(_HASH_BASE, -1, 1 << 64)
@@ -126,20 +128,18 @@ class Ngrams:
 
     def count(self, n: int, is_counted: Flags) -> I64:
         """Return how often each counted n-gram occurs in its text among them, else 0 [W]."""
-        order, is_new = _group(self._hash(n)[is_counted], np.flatnonzero(is_counted))
+        order, is_new = self._group(n, np.flatnonzero(is_counted))
         counts, run_lengths = np.zeros(len(self.texts), np.int64), np.diff(np.flatnonzero(is_new), append=len(order))
         counts[order] = np.repeat(run_lengths, run_lengths)
         return counts
 
-    def find_candidates(self, n: int) -> Flags:
-        """Return which n-grams may repeat: they are short, or begin like others [W]."""
-        is_candidate: Flags = self._is_shared | (self._subtract(self._byte_ends, n) < _BEGINNING_BYTES)
-        return is_candidate
-
-    def find_repeats(self, n: int, is_candidate: Flags) -> I64:
-        """Return the n-grams among the candidates that occurred before in their text."""
-        order, is_new = _group(self._hash(n)[is_candidate], np.flatnonzero(is_candidate))
-        return np.sort(order[~is_new])
+    def find_repeats(self, n: int) -> tuple[I64, I64]:
+        """Return the n-grams that occurred before in their text, and these with the first."""
+        # Others neither are short nor begin like others.
+        is_candidate = self._is_shared | (self._subtract(self._byte_ends, n) < _BEGINNING_BYTES)
+        order, is_new = self._group(n, np.flatnonzero(is_candidate))
+        is_single = is_new & np.append(is_new[1:], True)[: len(order)]
+        return np.sort(order[~is_new]), np.sort(order[~is_single])
 
     @functools.cached_property
     def _is_shared(self) -> Flags:
@@ -152,11 +152,12 @@ class Ngrams:
         is_shared[order] = ~(is_new & np.append(is_new[1:], True))
         return is_shared
 
-    def _hash(self, n: int) -> U64:
-        """Return a hash of the n-gram of each word and its text [W]."""
-        hashes = self._subtract(self._hash_sums, n) * self._inverses
-        hashes += self._text_keys
-        return hashes
+    def _group(self, n: int, first_words: I64) -> tuple[I64, Flags]:
+        """Order n-grams with equal ones of a text in a row, and mark the first of each."""
+        stops = np.minimum(first_words + n, len(self.texts))
+        hashes = (self._hash_sums[stops] - self._hash_sums[first_words]) * self._inverses[first_words]
+        hashes += self._text_keys[first_words]
+        return _group(hashes, first_words)
 
     def _subtract(self, sums: npt.NDArray[_N], n: int) -> npt.NDArray[_N]:
         """Return what the words of each n-gram add to sums [W]."""
@@ -183,8 +184,13 @@ def _group(keys: U64, numbers: I64) -> tuple[I64, Flags]:
 
 def _hash_strings(strings: pa.StringArray) -> U64:
     """Return the sum of key(b[i]) HASH_BASE^i over the bytes b of each string."""
+    return np.concatenate(list(map(_hash_slice, _iter_slices(strings))))
+
+
+def _hash_slice(strings: pa.StringArray) -> U64:
     offsets = _get_offsets(strings)
-    data = np.frombuffer(strings.buffers()[2] or b"", np.uint8)[: offsets[-1]]
+    data = np.frombuffer(strings.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
+    offsets = offsets - offsets[0]
     sums = np.zeros(len(data) + 1, np.uint64)
     np.cumsum(_KEYS[data] * _list_powers(_HASH_BASE, len(data)), out=sums[1:])
     hashes: U64 = (sums[offsets[1:]] - sums[offsets[:-1]]) * _list_powers(_INVERSE_BASE, len(data) + 1)[offsets[:-1]]
@@ -239,6 +245,14 @@ def split_words(texts: Sequence[str]) -> BatchWords:
 
 def _split_segments(segments: pa.StringArray) -> tuple[pa.StringArray, I64, I64]:
     """Return a vocabulary, the numbers of all words in it, and counts by segment."""
+    slices = map(_split_slice, _iter_slices(segments))
+    vocabularies, numbers, counts = zip(*slices, strict=True)
+    firsts = cumulate(np.array(list(map(len, vocabularies))))
+    shifted_numbers = [slice_numbers + first for slice_numbers, first in zip(numbers, firsts[:-1], strict=True)]
+    return pa.concat_arrays(vocabularies), np.concatenate(shifted_numbers), np.concatenate(counts)
+
+
+def _split_slice(segments: pa.StringArray) -> tuple[pa.StringArray, I64, I64]:
     rules, count = load_rules(), len(segments)
     cores = pc.utf8_trim(segments, rules.edges)
     sizes, core_sizes = _measure(segments), _measure(cores)
@@ -306,6 +320,12 @@ def _check_strings(
     foreign = other_strings.filter(pa.array(is_foreign)).to_pylist()
     flags[others[is_foreign]] = np.fromiter(map(check, foreign), bool, len(foreign))
     return flags
+
+
+def _iter_slices(strings: pa.StringArray) -> Iterator[pa.StringArray]:
+    """Yield slices of strings, at least one."""
+    for start in range(0, max(len(strings), 1), _SLICE_STRINGS):
+        yield strings.slice(start, _SLICE_STRINGS)
 
 
 def _slice_strings(strings: pa.StringArray, starts: I64, stops: I64) -> pa.StringArray:

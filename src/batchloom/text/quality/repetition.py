@@ -161,10 +161,12 @@ def _find_duplicate_candidates(
     """Yield n, its limit, and texts whose repeated n-grams may exceed it, with these."""
     sizes = _measure(texts)
     for n, limit in _sort_shares(shares):
-        is_candidate = ngrams.find_candidates(n)
-        characters = ngrams.measure_union(n, ngrams.find_repeats(n, is_candidate))
+        repeats, repeated = ngrams.find_repeats(n)
+        characters = ngrams.measure_union(n, repeats)
         for text in np.flatnonzero(characters > limit * sizes * _MARGIN).tolist():
-            yield n, limit, text, np.flatnonzero(is_candidate[slice(*ngrams.bounds[text : text + 2])]).tolist()
+            start, stop = ngrams.bounds[text : text + 2]
+            first, last = np.searchsorted(repeated, (start, stop))
+            yield n, limit, text, (repeated[first:last] - start).tolist()
 
 
 def _check_duplicate_ngrams(n: int, limit: float, text: str, ends: list[int], starts: list[int]) -> DroppedText | None:
