@@ -89,7 +89,8 @@ class Spool:
         """Delete leftovers of killed runs in the parent folder; only one run may use it."""
         if self._folder is not None and self._folder.is_dir():
             for leftover in self._folder.iterdir():
-                if leftover != self._spool_folder:
+                # From Python 3.12 on, mkdtemp returns an absolute path for a relative folder.
+                if leftover.name != self._spool_folder.name:
                     shutil.rmtree(leftover, ignore_errors=True)
 
     def _store_copy(self, name: str, chunks: Iterable[bytes]) -> str:

@@ -235,7 +235,9 @@ class _CsvReader:
                 yield start, line, self._skip_too_large(start, line)
                 rows = csv.reader(lines, delimiter=delimiter)
             except csv.Error as error:
-                yield start, line, self._make_bad_record(start, _CsvFault(f"not readable as CSV: {error}", line))
+                # The advice after the dash is for programmers, and differs between versions of Python.
+                reason = str(error).partition(" - ")[0]
+                yield start, line, self._make_bad_record(start, _CsvFault(f"not readable as CSV: {reason}", line))
                 rows = csv.reader(lines, delimiter=delimiter)
             else:
                 if lines.at_end:
