@@ -26,14 +26,15 @@ STORE_SHOTS: tuple[Shot, ...] = (
 RUN_SHOTS: tuple[Shot, ...] = (("view-run", "/run?step=40", "light", 1130),)
 
 
-def take_screenshots(arguments: list[str], shots: tuple[Shot, ...]) -> None:
-    """Serve data and write one WebP image per page."""
+def take_screenshots(arguments: list[str], shots: tuple[Shot, ...], folder: Path = IMAGES) -> None:
+    """Serve data and write one WebP image per page to a folder."""
     command = [sys.executable, "-m", "batchloom", "view", *arguments, "--no-browser"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own command
-    address = next(iter(server.stdout or ())).strip()
-    IMAGES.mkdir(exist_ok=True)
-    try:
-        with sync_playwright() as playwright:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server,  # noqa: S603 - our own command
+        sync_playwright() as playwright,
+    ):
+        try:
+            address = next(iter(server.stdout or ())).strip()
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             page = browser.new_page()
             page.goto(address)
@@ -42,14 +43,13 @@ def take_screenshots(arguments: list[str], shots: tuple[Shot, ...]) -> None:
                 page.emulate_media(color_scheme=scheme)
                 page.goto("/".join(address.split("/")[:3]) + path)
                 page.wait_for_load_state("networkidle")
-                file = IMAGES / f"{name}.webp"
+                file = folder / f"{name}.webp"
                 Image.open(io.BytesIO(page.screenshot())).save(file, "WEBP", quality=80, method=6)
                 if file.stat().st_size > MAX_BYTES:
                     raise SystemExit(f"{file} has {file.stat().st_size:,} bytes; the limit is {MAX_BYTES:,}.")
             browser.close()
-    finally:
-        server.terminate()
-        server.wait()
+        finally:
+            server.terminate()
 
 
 if __name__ == "__main__":
