@@ -124,7 +124,7 @@ def _print_forecast(forecast: PlanForecast, edits: list[JournalEntry], mark: str
 def _format_source_lines(source: SourceForecast, forecast: PlanForecast) -> list[str]:
     name = source.name + (" (assumed)" if source.assumed else "")
     near = "" if forecast.exact_tokens else "about "
-    served = f"{near}{source.tokens_served:,} tokens served, {source.share:.3%} of all"
+    served = f"{near}{source.tokens_served:,} tokens served, {source.share:.3%} of the run"
     size_text = f"{source.documents:,} documents, {source.tokens:,} tokens"
     lines = [f"{name}: {size_text}; {source.epochs:,.3f} epochs, {served}"]
     if source.weight == 0:

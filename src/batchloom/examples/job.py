@@ -56,6 +56,7 @@ class Job:
         """Save a checkpoint after ``step`` steps, if one is due."""
         if step % self.save_every == 0:
             path = Path(self.out) / f"step_{step}.pt"
+            path.parent.mkdir(parents=True, exist_ok=True)
             # Write to another name first, so that a kill leaves no torn file to resume from.
             torch.save(state, path.with_suffix(".partial"))
             path.with_suffix(".partial").replace(path)

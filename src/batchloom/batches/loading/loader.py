@@ -379,6 +379,8 @@ class Loader:
             )
         if not self.plan.orders.is_counted and step > 0:
             self._wait()
+        if self.plan.orders.is_counted:
+            self.announce()
         return self.batch(step)
 
     def batch(self, step: int) -> Batch:
