@@ -58,9 +58,8 @@ def test_fetching_goes_on_after_errors_that_pass_and_logs_them_once(stores, capl
     finally:
         fetching.end()
     assert not faults
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 1
-    assert "answered 503" in messages[0]
+    # Threads of earlier tests may log other messages.
+    assert sum("answered 503" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_an_edit_turns_the_thread_to_the_new_order(stores):
