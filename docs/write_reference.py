@@ -711,9 +711,9 @@ def format_cli() -> str:
 def _format_command(name: str) -> str:
     command = load_command(name)
     context = click.Context(command, info_name=f"batchloom {name}")
-    shown = [param for param in command.params if param is not QUIET]
-    arguments = [param for param in shown if isinstance(param, click.Argument)]
-    options = [param for param in shown if isinstance(param, click.Option)]
+    params = [param for param in command.params if param is not QUIET]
+    arguments = [param for param in params if isinstance(param, click.Argument)]
+    options = [param for param in params if isinstance(param, click.Option)]
     usage = " ".join([context.info_name or "", *command.collect_usage_pieces(context)])
     parts = [
         f"## batchloom {name}\n",
