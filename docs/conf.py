@@ -8,9 +8,8 @@ project = "batchloom"
 author = "The batchloom authors"
 version = release = batchloom.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
-nitpicky = False
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 autodoc_typehints = "description"

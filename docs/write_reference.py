@@ -10,10 +10,12 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
+
+import click
 
 from batchloom import PlanSpec
 from batchloom.batches import BATCH_KEYS, METRICS
@@ -22,6 +24,8 @@ from batchloom.chat.schema.message_names import MESSAGE_MAPPING_NAMES
 from batchloom.chat.schema.schemas import INTERLEAVED_RULE, PROMPT_RULES, ROLE_MEANINGS, FormRule
 from batchloom.chat.schema.train_flags import TRAIN_FLAGS
 from batchloom.chat.schema.turns import ROLE_BY_SENDER
+from batchloom.cli.commands import APP, COMMANDS, load_command
+from batchloom.cli.options import QUIET
 from batchloom.core import errors
 from batchloom.core.settings import SettingField, list_settings
 from batchloom.media import FrameSampling, MediaLimits
@@ -39,18 +43,32 @@ from batchloom.text import KNOWN_STEPS
 from batchloom.train import StreamOptions, TrainSettings
 
 REFERENCE = Path(__file__).parent / "reference"
+# An option in a sentence. As code it keeps its two hyphens, which a page may replace by a dash.
+_OPTION_PATTERN = re.compile(r"(?<![\w`-])--[a-z][a-z-]*")
 
 
 def format_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Return a Markdown table."""
     head = list(head)
-    lines = [f"| {' | '.join(cells)} |\n" for cells in (head, *rows)]
+    lines = [f"| {' | '.join(map(_escape_cell, cells))} |\n" for cells in (head, *rows)]
     return "".join([lines[0], "|---" * len(head) + "|\n", *lines[1:]])
+
+
+def _escape_cell(text: str) -> str:
+    """Escape a pipe anywhere, and outside code the characters that begin emphasis or HTML."""
+    parts = text.replace("|", r"\|").split("`")
+    parts[::2] = [part.replace("*", r"\*").replace("<", r"\<") for part in parts[::2]]
+    return "`".join(parts)
 
 
 def format_names(names: Iterable[str]) -> str:
     """Return names as code, separated by commas."""
     return ", ".join(f"`{name}`" for name in names)
+
+
+def mark_options(sentence: str) -> str:
+    """Mark the options in a sentence as code."""
+    return _OPTION_PATTERN.sub(r"`\g<0>`", sentence)
 
 
 # settings.md and recipe.schema.json
@@ -59,18 +77,27 @@ SETTINGS_HEAD = """# Settings
 
 Each setting is declared once, in a settings class. Its option on the command line, its keyword in Python, its key in a
 recipe file, the [schema of recipe files](recipe.schema.json) for editors and this page derive from the declaration.
+
+A key with a dot is nested: `dedup: {mode: near, similarity: 0.7}`.
 """
-# Prefix of a setting's key where several classes share one mapping.
-_KEY_PREFIXES: dict[type, str] = {FrameSampling: "video_"}
+# Prefix of the keys of a class: the mapping that holds them, and the beginning of their names in it.
+_KEY_PREFIXES: dict[type, str] = {
+    DedupRecipe: "dedup.",
+    MediaRecipe: "media.",
+    MediaLimits: "media.",
+    FrameSampling: "media.video_",
+    FimRecipe: "fim.",
+}
 _GROUPS: dict[str, tuple[type, ...]] = {
     "Preparing data: `prepare`, `stream`, `doctor`, recipe files": (
         *(Recipe, ReadRecipe, ChatRecipe, DedupRecipe, MediaRecipe),
     ),
     "Running `prepare`": (RunSettings, ExecutionSettings),
-    "Fill-in-the-middle: keys of `fim` in Python and recipe files": (FimRecipe,),
-    "Images, audio and video: more keys of `media` in Python and recipe files": (MediaLimits, FrameSampling),
+    "Fill-in-the-middle: Python and recipe files": (FimRecipe,),
+    "Images, audio and video: Python and recipe files": (MediaLimits, FrameSampling),
     "Data order: `Loader`, `plan`, `explain`, `when`": (PlanSpec,),
-    "Training: `train` and its configuration files": (TrainSettings, StreamOptions),
+    "Training: `train` and its configuration files": (TrainSettings,),
+    "Training from a stream: options of `train`": (StreamOptions,),
 }
 
 
@@ -89,18 +116,16 @@ def _list_fields(cls: type) -> list[SettingField]:
 
 
 def _describe_setting(cls: type, field: SettingField) -> tuple[str, ...]:
-    setting = field.setting
-    help_text = setting.help.replace("|", r"\|")
-    option = ", ".join(f"`{name}`" for name in field.option_names) if cls is not FimRecipe else ""
+    option = format_names(field.option_names) if cls is not FimRecipe else ""
     key = _KEY_PREFIXES.get(cls, "") + field.name
-    return f"`{key}`", option, _format_type(field), _format_default(field), help_text
+    return f"`{key}`", option, _format_type(field), _format_default(field), mark_options(field.setting.help)
 
 
 def _format_type(field: SettingField) -> str:
     setting = field.setting
     hint = setting.option_type if setting.check and setting.option_type else field.hint
     if typing.get_origin(hint) is typing.Literal:
-        return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
+        return format_names(typing.get_args(hint))
     name = _name_type(hint)
     # A check of the field itself replaces the bounds.
     if hint in (int, float) and not (setting.check and hint is field.hint):
@@ -111,7 +136,7 @@ def _format_type(field: SettingField) -> str:
 def _name_type(hint: Any) -> str:
     if isinstance(hint, types.UnionType):
         return " or ".join(_name_type(option) for option in typing.get_args(hint) if option is not types.NoneType)
-    names = {str: "text", int: "number", float: "number", bool: "yes or no", Path: "path", tuple: "list"}
+    names = {str: "text", int: "number", float: "number", bool: "yes or no", Path: "path", tuple: "list", list: "list"}
     kind = typing.get_origin(hint) or hint
     return names.get(kind) or ("mapping" if issubclass(kind, Mapping) else f"`{kind.__name__}`")
 
@@ -126,10 +151,12 @@ def _format_bounds(minimum: float | None, maximum: float | None, below: float | 
 
 def _format_default(field: SettingField) -> str:
     if field.setting.shown_default:
-        return field.setting.shown_default
+        return mark_options(field.setting.shown_default)
     if isinstance(field.default, bool):
         return "yes" if field.default else "no"
-    return "" if field.default in (None, MISSING, ()) else f"`{field.default}`"
+    if isinstance(field.default, float):
+        return f"{field.default:g}"
+    return "" if field.default in (None, MISSING, ()) else str(field.default)
 
 
 def format_recipe_schema() -> str:
@@ -160,7 +187,7 @@ def format_recipe_schema() -> str:
 
 def _describe_class(*classes: type) -> dict[str, Any]:
     properties = {
-        _KEY_PREFIXES.get(cls, "") + field.name: _describe_value(field)
+        _KEY_PREFIXES.get(cls, "").rpartition(".")[2] + field.name: _describe_value(field)
         for cls in classes
         for field in list_settings(cls)
     }
@@ -193,8 +220,10 @@ def _describe_value(field: SettingField) -> dict[str, Any]:
 _PUBLIC_NAMES: dict[str, dict[str, str]] = {
     "Prepare data": {
         "batchloom": "prepare Recipe DatasetConfig list_datasets",
-        "batchloom.preparation": "ReadRecipe ChatRecipe DedupRecipe MediaRecipe FimRecipe read_recipe convert "
-        "import_tokens",
+        "batchloom.preparation": "ReadRecipe ChatRecipe DedupRecipe MediaRecipe FimRecipe read_recipe read_report "
+        "prepare_mixture convert import_tokens",
+        "batchloom.tokens": "train_tokenizer",
+        "batchloom.chat": "detect_schema make_record_reader",
     },
     "Clean texts": {
         "batchloom.text": "parse_steps find_clean_problems make_clean_function TextCleaner detect_language",
@@ -224,6 +253,9 @@ _PUBLIC_NAMES: dict[str, dict[str, str]] = {
         "batchloom": "check doctor inspect explain when",
         "batchloom.analysis": "forecast_plan PlanRequest resolve_plan read_journal",
         "batchloom.analysis.compare": "CompareSpec compare judge_loss_curve read_loss_curve",
+    },
+    "Train": {
+        "batchloom.train": "run_worker",
     },
     "Train with a framework": {
         "batchloom.adapters": "apply_loss_weights sum_next_token_losses sum_token_losses MetricsCallback "
@@ -286,7 +318,7 @@ def _find(module: str, name: str) -> Any:
 def summarize(documented: Any) -> str:
     """Return the first paragraph of a docstring as Markdown."""
     summary = " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
-    return re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", summary).replace("``", "`").replace("|", r"\|")
+    return re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", summary).replace("``", "`")
 
 
 def _format_directive(module: str, name: str) -> str:
@@ -412,16 +444,15 @@ except FileNotFoundError as error:
     assert "missing.jsonl" in str(error)
 ```
 
-Import the names that `batchloom` does not have from `batchloom.core.errors`.
+Import the names that `batchloom` does not have from `batchloom.core.errors`. The command line turns an error into an
+[exit code](cli.md#exit-codes).
 """
 
 
 def format_errors() -> str:
-    """Return the page of the error classes, as a tree, and of the exit codes."""
+    """Return the page of the error classes, as a tree."""
     head = ("class", "built-in base", "meaning")
-    codes = format_table(("code", "meaning"), [(str(int(code)), code.meaning) for code in errors.ExitCode])
-    classes = format_table(head, _list_errors(errors.BatchloomError, 0))
-    return f"{ERRORS_HEAD}\n{classes}\n## Exit codes\n\n{codes}"
+    return f"{ERRORS_HEAD}\n{format_table(head, _list_errors(errors.BatchloomError, 0))}"
 
 
 def _list_errors(error: type, depth: int) -> list[tuple[str, ...]]:
@@ -456,9 +487,9 @@ assert make_record_reader(schema)(records[0]).messages == [
 
 ## Records
 
-The first row whose columns are in at least half of the first records applies. If none is, the row that most records
-match applies. Of several names, the first existing column is read. With an instruction, `tools` is read only if it is
-mapped. A conversation with images, audio or video is refused without `--processor`.
+The first row whose columns are in at least half of the first records applies. If there is none, the row that
+most records match applies. Of several names, the first existing column is read. With an instruction, `tools` is read
+only if it is mapped. A conversation with images, audio or video is refused without `--processor`.
 """
 SCHEMAS_PROMPTS = """
 With `--prompts`, records are read for their prompts only, and `--carry` stores further columns with each prompt:
@@ -575,11 +606,7 @@ def _list_unsupported() -> list[tuple[str, ...]]:
     rows = [(name, f"column: {', '.join(names)}", entry) for (name, entry), names in kinds.items()]
     rows += [(name, "message", entry) for name, entry in MESSAGE_KEYS.unsupported.items()]
     rows += [(name, "part of a content", entry) for name, entry in PART_KEYS.items()]
-    return [(f"`{name}`", place, entry.library, _escape(entry.effect), entry.remedy) for name, place, entry in rows]
-
-
-def _escape(text: str) -> str:
-    return text.replace("<", "&lt;")
+    return [(f"`{name}`", place, entry.library, entry.effect, entry.remedy) for name, place, entry in rows]
 
 
 # cleaning-steps.md
@@ -616,7 +643,7 @@ def _parse_attributes(settings: type) -> tuple[str, dict[str, str]]:
     summary, _, attributes = text.partition("\nAttributes:\n")
     meanings = {}
     for match in re.finditer(r"^    (\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE):
-        meaning = " ".join(match[2].split()).rstrip(".").replace("``", "`").replace("|", r"\|")
+        meaning = " ".join(match[2].split()).rstrip(".").replace("``", "`")
         meanings.update(dict.fromkeys(match[1].split(", "), meaning[0].upper() + meaning[1:] + "."))
     return " ".join(summary.split()).replace("``", "`"), meanings
 
@@ -629,9 +656,123 @@ def _format_step_default(field: "dataclasses.Field[Any]") -> str:
     return f"`{plain if isinstance(value, (tuple, bool)) else value}`"
 
 
+# cli.md
+
+CLI_HEAD = """# Command line
+
+`batchloom` and `python -m batchloom` are the same command. `batchloom COMMAND --help` prints the options below.
+"""
+CLI_OUTPUT = """## Output
+
+Commands print their result on standard output, and progress, notes, warnings and errors on standard error.
+`demo`, `train` and `worker` print their progress on standard output too. With `--json`, `train` and `worker` print it
+on standard error.
+
+- `--json` prints the result as one JSON document on one line. Standard output holds nothing else.
+- `NO_COLOR=1` removes colors. `FORCE_COLOR=1` keeps them in a pipe. `TERM=dumb` removes colors and redrawn lines.
+- An underscore in the name of an option reads as a hyphen: `--seq_len` is `--seq-len`.
+"""
+CLI_COMPLETION = """## Shell completion
+
+`batchloom --install-completion` completes commands, options, choices and file names by the Tab key.
+A second call changes nothing.
+
+| shell | script | loaded by |
+|---|---|---|
+| bash, from 4.4 | `~/.local/share/batchloom/completion.bash` | a line in `~/.bashrc` |
+| zsh | `~/.local/share/batchloom/completion.zsh` | a line in `~/.zshrc` |
+| fish | `~/.config/fish/completions/batchloom.fish` | fish |
+
+`XDG_DATA_HOME`, `XDG_CONFIG_HOME` and `ZDOTDIR` replace the folders `~/.local/share`, `~/.config` and `~`.
+"""
+
+
+def format_cli() -> str:
+    """Return the page of the commands, their options and the exit codes."""
+    context = click.Context(APP, info_name="batchloom", **APP.context_settings)
+    general_options = [*APP.get_params(context), QUIET]
+    commands = [(f"[`{name}`](#batchloom-{name})", entry[1]) for name, entry in COMMANDS.items()]
+    codes = [(str(int(code)), code.meaning) for code in errors.ExitCode]
+    sections = [
+        CLI_HEAD,
+        format_table(("command", "result"), commands),
+        "## General options\n",
+        "`-q` and `-h` follow the name of any command, as in `batchloom check store -q`. The others stand alone.\n",
+        _format_options(context, general_options),
+        CLI_OUTPUT,
+        "## Exit codes\n",
+        format_table(("code", "meaning"), codes),
+        CLI_COMPLETION,
+        *map(_format_command, COMMANDS),
+    ]
+    return "\n".join(sections)
+
+
+def _format_command(name: str) -> str:
+    command = load_command(name)
+    context = click.Context(command, info_name=f"batchloom {name}")
+    params = [param for param in command.params if param is not QUIET]
+    arguments = [param for param in params if isinstance(param, click.Argument)]
+    options = [param for param in params if isinstance(param, click.Option)]
+    usage = " ".join([context.info_name or "", *command.collect_usage_pieces(context)])
+    parts = [
+        f"## batchloom {name}\n",
+        f"{mark_options(inspect.cleandoc(command.help or ''))}\n",
+        _format_block("text", [usage]),
+    ]
+    if arguments:
+        parts.append(format_table(("argument", "meaning"), [_describe_argument(param, context) for param in arguments]))
+    # Options without a heading come first, as in the help text.
+    for panel in dict.fromkeys([None, *(getattr(option, "panel", None) for option in options)]):
+        members = [option for option in options if getattr(option, "panel", None) == panel]
+        if members:
+            parts += [f"**{panel}**\n"] * (panel is not None)
+            parts.append(_format_options(context, members))
+    parts.append(_format_block("sh", (command.epilog or "").splitlines()))
+    return "\n".join(parts)
+
+
+def _describe_argument(param: click.Argument, context: click.Context) -> tuple[str, str]:
+    placeholder, help_text = param.get_help_record(context) or ("", "")
+    return f"`{placeholder}`", mark_options(help_text.replace("  [required]", " Required."))
+
+
+def _format_options(context: click.Context, options: Iterable[click.Parameter]) -> str:
+    rows = [
+        (
+            format_names([*option.opts, *option.secondary_opts]),
+            _format_option_value(option),
+            mark_options(_format_option_default(option, context)),
+            mark_options(option.help or ""),
+        )
+        for option in options
+        if isinstance(option, click.Option)
+    ]
+    return format_table(("option", "value", "default", "meaning"), rows)
+
+
+def _format_option_value(option: click.Option) -> str:
+    if option.is_flag:
+        return ""
+    return format_names((option.metavar or "").strip("[]").split("|"))
+
+
+def _format_option_default(option: click.Option, context: click.Context) -> str:
+    if option.required:
+        return "required"
+    default = option.get_help_extra(context).get("default", "")
+    # click puts a default that is described in words in parentheses.
+    return default[1:-1] if default.startswith("(") else default
+
+
+def _format_block(language: str, lines: Sequence[str]) -> str:
+    return f"```{language}\n" + "".join(f"{line}\n" for line in lines) + "```\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": format_settings,
     "recipe.schema.json": format_recipe_schema,
+    "cli.md": format_cli,
     "python.md": format_python,
     "batch-keys.md": format_batch_keys,
     "metrics.md": format_metrics,

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 # Languages that are not run: setup commands (CI runs them itself), layouts, data.
-LANGUAGES_NOT_RUN = {"sh", "text", "json", "yaml", "mermaid"}
+LANGUAGES_NOT_RUN = {"sh", "text", "json", "yaml"}
 
 
 def find_blocks(page):
@@ -62,7 +62,7 @@ LONG_PAGES = {
     "docs/tutorials/images.md",
     "docs/tutorials/pretrain.md",
 }
-# Pages that docs/write_reference.py and the declarations write: their length is that of the code.
+# Pages that docs/write_reference.py writes: their length is that of the code.
 GENERATED_PAGES = {
     f"docs/reference/{name}.md"
     for name in ("settings", "cleaning-steps", "cli", "python", "batch-keys", "metrics", "errors", "schemas")
@@ -113,6 +113,7 @@ def test_hand_written_pages_have_at_most_40000_words():
     assert sum(map(count_words, pages)) <= 40_000
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_warnings(tmp_path):
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "-q", "-b", "html"]
     result = subprocess.run([*command, ROOT / "docs", tmp_path], capture_output=True, text=True)
@@ -150,10 +151,52 @@ def test_the_schema_of_recipe_files_accepts_recipes_and_finds_mistakes(tmp_path)
             jsonschema.validate({"inputs": ["a.txt"], **wrong}, schema)
 
 
+def test_recipe_files_take_the_keys_on_the_page_of_settings():
+    import jsonschema
+
+    schema = json.loads((ROOT / "docs/reference/recipe.schema.json").read_text())
+    sections = (ROOT / "docs/reference/settings.md").read_text().split("\n## ")
+    rows = "".join(section for section in sections if "recipe files\n" in section)
+    keys = re.findall(r"^\| `([\w.]+)`", rows, re.M)
+    recipe = {group: {} for group, dot, _ in (key.partition(".") for key in keys) if dot}
+    for key in keys:
+        group, _, name = key.rpartition(".")
+        (recipe[group] if group else recipe).setdefault(name)
+    assert {*recipe, "inputs"} == set(schema["properties"])
+    jsonschema.validate(recipe, schema)
+
+
 def test_every_public_name_is_in_the_reference():
     reference = (ROOT / "docs/reference/python.md").read_text()
     names = {*batchloom.__all__, *batchloom.compat.__all__}
     assert {name for name in names if f"`{name}`" not in reference} == set()
+
+
+# Pages that list the public names, and those that specify internals.
+PAGES_WITH_OTHER_NAMES = {f"docs/reference/{name}.md" for name in ("python", "errors", "order", "seeded-choices")}
+
+
+def find_names_of_batchloom(page):
+    """Return module and name of each import in the blocks of a page, and of each dotted name in its sentences."""
+    text = page.read_text()
+    imports = re.findall(r"^ *from (batchloom[\w.]*) import (\([^)]+\)|.+)$", text, re.M)
+    named = [(module, name) for module, names in imports for name in re.findall(r"\w+", names)]
+    return [*named, *re.findall(r"`(batchloom(?:\.\w+)*)\.([a-zA-Z]\w*)", text)]
+
+
+def test_every_name_on_a_page_is_in_the_reference():
+    reference = (ROOT / "docs/reference/python.md").read_text()
+    public = set(re.findall(r"^\| `(batchloom[\w.]*)` \| `(\w+)` \|", reference, re.M))
+    public |= {("batchloom", name) for name in batchloom.__all__} | {tuple(name.rsplit(".", 1)) for name, _ in public}
+    pages = [page for page in PAGES if page.parent.name != "decisions"]
+    names = {
+        (get_page_name(page), *name)
+        for page in pages
+        if get_page_name(page) not in PAGES_WITH_OTHER_NAMES
+        for name in find_names_of_batchloom(page)
+    }
+    assert len(names) >= 50
+    assert {name for name in names if name[1:] not in public} == set()
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ class WhitespaceSettings:
         spaces: replace other Unicode spaces (no-break, ideographic ...) by a space.
         runs: replace runs of blanks inside a line by one space; indentation stays.
         trailing: remove blanks at the end of a line.
-        blank_lines: maximum number of consecutive empty lines; None: no limit.
+        blank_lines: maximum number of consecutive empty lines.
     """
 
     spaces: bool = True

@@ -34,6 +34,7 @@ class BatchKey(NamedTuple):
     """A key of a batch, with its shape in both forms; empty where a form lacks it.
 
     R is the number of rows, S is ``seq_len``, T the number of tokens of all spans and N the number of spans.
+    ``per_token`` marks an array with an entry for each token.
     """
 
     name: str
@@ -42,41 +43,57 @@ class BatchKey(NamedTuple):
     varlen_shape: str
     presence: str
     meaning: str
+    per_token: bool = False
 
 
 # docs/reference/batch-keys.md is made from this table.
 BATCH_KEYS = (
-    BatchKey("input_ids", "int64", "[R, S]", "[1, T]", "always", "token ids; padding is the end token"),
+    BatchKey("input_ids", "int64", "[R, S]", "[1, T]", "always", "token ids; padding is the end token", per_token=True),
     BatchKey(
-        *("labels", "int64", "[R, S]", "[1, T]", "always"),
+        "labels",
+        "int64",
+        "[R, S]",
+        "[1, T]",
+        "always",
         'targets, -100 where there is no loss: the id at the same position (`labels="aligned"`), or that of the next '
         'token (`labels="shifted"`)',
+        per_token=True,
     ),
     BatchKey(
-        *("loss_weights", "float32", "[R, S]", "[1, T]", "if the data has loss weights"),
+        "loss_weights",
+        "float32",
+        "[R, S]",
+        "[1, T]",
+        "if the data has loss weights",
         "weight of each label; 0 where the label is -100",
+        per_token=True,
     ),
     BatchKey(
-        *("position_ids", "int64", "[R, S]", "[1, T]", "always"),
+        "position_ids",
+        "int64",
+        "[R, S]",
+        "[1, T]",
+        "always",
         "position in the span, from 0; the padding of a row counts as one more span. Models with M-RoPE get "
         "[4, R, S] or [4, 1, T]: text, time, height, width",
+        per_token=True,
     ),
-    BatchKey("seq_idx", "int32", "", "[1, T]", "always", "number of each token's span, from 0"),
+    BatchKey("seq_idx", "int32", "", "[1, T]", "always", "number of each token's span, from 0", per_token=True),
     BatchKey(
-        *("token_type_ids", "int64", "[R, S]", "[1, T]", "with Gemma 3's processor"),
+        "token_type_ids",
+        "int64",
+        "[R, S]",
+        "[1, T]",
+        "with Gemma 3's processor",
         "1 for the tokens of images, else 0",
+        per_token=True,
     ),
-    *(
-        BatchKey(name, "int32", "", "[N + 1]", "always", "start of each span, and T at the end")
-        for name in ("cu_seq_lens_q", "cu_seq_lens_k")
-    ),
-    *(
-        BatchKey(name, "int", "", "scalar", "always", "length of the longest span")
-        for name in ("max_length_q", "max_length_k")
-    ),
+    BatchKey("cu_seq_lens_q", "int32", "", "[N + 1]", "always", "start of each span, and T at the end"),
+    BatchKey("cu_seq_lens_k", "int32", "", "[N + 1]", "always", "start of each span, and T at the end"),
+    BatchKey("max_length_q", "int", "", "scalar", "always", "length of the longest span"),
+    BatchKey("max_length_k", "int", "", "scalar", "always", "length of the longest span"),
 )
-# Arrays of a batch with an entry per token.
-TOKEN_KEYS = tuple(key.name for key in BATCH_KEYS if key.varlen_shape == "[1, T]")
+TOKEN_KEYS = tuple(key.name for key in BATCH_KEYS if key.per_token)
 
 # Takes the highest id of a batch, or 2**63 - 1 if one is negative, and raises if it is not valid.
 IdCheck = Callable[[int], None]

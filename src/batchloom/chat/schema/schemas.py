@@ -64,10 +64,14 @@ _FIRST_PATH_STEP = re.compile(r"[^.\[\]]+")
 
 @dataclass(frozen=True, slots=True)
 class FormRule:
-    """A form: its required and optional roles, each with its known column names."""
+    """A form: its required and optional roles, each with its known column names.
+
+    Attributes:
+        result: the documents that its records become, for the reference of schemas.
+    """
 
     form: SchemaForm
-    result: str  # the documents that its records become
+    result: str
     required: dict[str, tuple[str, ...]]
     optional: dict[str, tuple[str, ...]]
 
@@ -215,7 +219,6 @@ INTERLEAVED_RULE = FormRule(
     {"weight": _WEIGHT_COLUMNS, **_MEDIA_COLUMNS},
 )
 COLUMN_ROLES = tuple(dict.fromkeys(role for rule in FORM_RULES for role in (*rule.required, *rule.optional)))
-# Meaning of each role, for docs/reference/schemas.md.
 ROLE_MEANINGS = {
     "messages": "all turns of a conversation",
     "system": "system turn before all others; must equal one that the conversation has",
@@ -243,6 +246,7 @@ ROLE_MEANINGS = {
     "audios": "audio of the record",
     "videos": "videos of the record",
 }
+"""Meaning of each role, for the reference of schemas."""
 # Forms without messages.
 _FLAT_FORMS = ("text", "interleaved", "tokens")
 # Column names that users write in place of a role.
