@@ -22,9 +22,9 @@ ESCAPE_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>()][0B]?|\x1b\][^\x07]*
 
 
 def make_environment(home, shell="bash"):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "ZDOTDIR"))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "ZDOTDIR"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**kept, "HOME": str(home), "PATH": path, "SHELL": f"/bin/{shell}", "TERM": "xterm"}
+    return {**inherited, "HOME": str(home), "PATH": path, "SHELL": f"/bin/{shell}", "TERM": "xterm"}
 
 
 def run_batchloom(home, *words, shell="bash"):
@@ -50,9 +50,9 @@ class Terminal:
         """Read until a pattern occurs; return and forget the output up to its end."""
         deadline = time.monotonic() + TIMEOUT_S
         while not (match := re.search(pattern, ESCAPE_CODE.sub("", self.output))):
-            left = deadline - time.monotonic()
-            assert left > 0, f"{pattern!r} is not in {self.output!r}"
-            if select.select([self.descriptor], [], [], left)[0]:
+            remaining_s = deadline - time.monotonic()
+            assert remaining_s > 0, f"{pattern!r} is not in {self.output!r}"
+            if select.select([self.descriptor], [], [], remaining_s)[0]:
                 self.output += os.read(self.descriptor, 1 << 16).decode(errors="replace")
         text = ESCAPE_CODE.sub("", self.output)
         self.output = text[match.end() :]
