@@ -95,10 +95,12 @@ def demo(
         from batchloom.train import run_demo  # noqa: PLC0415 - importing torch takes seconds
 
     try:
-        run_demo(out, steps, _LinePrinter().print_line)
+        result = run_demo(out, steps, _LinePrinter().print_line)
     except KeyboardInterrupt:
         _echo(f"\nStopped; the same command begins again in {out}.", err=True)
         return ExitCode.INTERRUPTED
+    if is_quiet():
+        print_escaped(f"{out}: val loss {result.val_loss:.3f}, unigram entropy {result.unigram_entropy:.3f}")
     return None
 
 
