@@ -24,12 +24,13 @@ def run_in_terminal(*words, cwd, **variables):
     """Run a command whose output is a terminal; return what the terminal received."""
     reader, terminal = pty.openpty()
     command = [sys.executable, "-m", "batchloom", *words]
-    subprocess.run(command, cwd=cwd, env=make_environment(variables), stdout=terminal, stderr=terminal, check=False)
-    os.close(terminal)
     output = b""
-    with suppress(OSError):  # the end of a terminal's output
-        while chunk := os.read(reader, 1 << 16):
-            output += chunk
+    # A terminal holds a few kilobytes: a command with more output waits for a reader.
+    with subprocess.Popen(command, cwd=cwd, env=make_environment(variables), stdout=terminal, stderr=terminal):
+        os.close(terminal)
+        with suppress(OSError):  # the end of a terminal's output
+            while chunk := os.read(reader, 1 << 16):
+                output += chunk
     os.close(reader)
     return output
 
