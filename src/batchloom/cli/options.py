@@ -68,7 +68,7 @@ AsJson = Annotated[bool, Option("--json", help="Print the result as one line of 
 
 @final
 class TextType(click.ParamType):  # type: ignore[type-arg]  # older versions of click take none
-    """Type of a text, or of one of several words; a shell completes it to a choice or a file."""
+    """Type of a text, or of one of several choices, which a shell completes."""
 
     name = "text"
 
