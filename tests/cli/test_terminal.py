@@ -1,5 +1,6 @@
 """Colors, progress and ``--quiet``, in pipes and terminals."""
 
+import json
 import os
 import pty
 import subprocess
@@ -70,13 +71,17 @@ def test_progress_is_redrawn_on_a_terminal_only(folder):
 
 
 @pytest.mark.parametrize(
-    ("words", "result"),
+    ("words", "result", "warnings"),
     [
-        (["prepare", "in.jsonl", "--out", "o", "--tokenizer", "bytes"], "documents kept"),
-        (["convert", "in.jsonl", "--out", "-"], '{"text":"two"}'),
+        (
+            ["prepare", "in.jsonl", "--out", "o", "--tokenizer", "bytes", "--val-fraction", "0"],
+            "documents kept",
+            ["Removing exact duplicates, keeping the first copy (--no-dedup keeps all)."],
+        ),
+        (["convert", "in.jsonl", "--out", "-"], '{"text":"two"}', []),
     ],
 )
-def test_quiet_leaves_only_the_result(folder, words, result, capfd):
+def test_quiet_leaves_only_the_result_and_warnings(folder, words, result, warnings, capfd):
     assert run_command_line(words) == 0
     output = capfd.readouterr()
     assert output.err
@@ -84,9 +89,28 @@ def test_quiet_leaves_only_the_result(folder, words, result, capfd):
         path.rename(folder / "earlier")
     assert run_command_line([*words, "-q"]) == 0
     quiet_output = capfd.readouterr()
-    assert quiet_output.err == ""
+    assert quiet_output.err.splitlines() == warnings
     assert result in quiet_output.out
     assert len(quiet_output.out.splitlines()) == len(output.out.splitlines())
+
+
+def test_quiet_keeps_warnings(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / ".hidden.jsonl").write_text("{}")
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (tmp_path / "in" / "m.jsonl").write_text(json.dumps({"messages": turns}))
+    words = ["prepare", "in", "--tokenizer", "bytes", "--val-fraction", "0.001", "--no-dedup", "--out"]
+    assert run_command_line([*words, "a"]) == 0
+    notes = capfd.readouterr().err.splitlines()
+    assert run_command_line([*words, "b", "-q"]) == 0
+    warnings = capfd.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in warnings] == [
+        "Left out of in",
+        "Tokenizer 'bytes' has no chat template",
+        "There is no val subset",
+    ]
+    assert set(warnings) < set(notes)
 
 
 def test_quiet_training_prints_one_line(folder, capfd):
