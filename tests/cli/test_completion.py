@@ -22,19 +22,30 @@ ESCAPE_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>()][0B]?|\x1b\][^\x07]*
 
 
 def make_environment(home, shell="bash"):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "ZDOTDIR"))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "ZDOTDIR"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**kept, "HOME": str(home), "PATH": path, "SHELL": f"/bin/{shell}", "TERM": "xterm"}
+    return {**inherited, "HOME": str(home), "PATH": path, "SHELL": f"/bin/{shell}", "TERM": "xterm"}
 
 
-def run_batchloom(home, *words, shell="bash"):
+def run_batchloom(home, *words, shell="bash", variables=()):
     return subprocess.run(
         [sys.executable, "-m", "batchloom", *words],
-        env=make_environment(home, shell),
+        env={**make_environment(home, shell), **dict(variables)},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def skip_without_completion(shell):
+    """Skip a test if a shell is missing, or if it is a bash before 4.4, as on macOS."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    if shell == "bash":
+        words = ["bash", "--norc", "-c", "echo ${BASH_VERSINFO[0]} ${BASH_VERSINFO[1]}"]
+        version = tuple(map(int, subprocess.run(words, capture_output=True, check=True).stdout.split()))
+        if version < (4, 4):
+            pytest.skip(f"bash has version {version}")
 
 
 class Terminal:
@@ -50,9 +61,9 @@ class Terminal:
         """Read until a pattern occurs; return and forget the output up to its end."""
         deadline = time.monotonic() + TIMEOUT_S
         while not (match := re.search(pattern, ESCAPE_CODE.sub("", self.output))):
-            left = deadline - time.monotonic()
-            assert left > 0, f"{pattern!r} is not in {self.output!r}"
-            if select.select([self.descriptor], [], [], left)[0]:
+            remaining_s = deadline - time.monotonic()
+            assert remaining_s > 0, f"{pattern!r} is not in {self.output!r}"
+            if select.select([self.descriptor], [], [], remaining_s)[0]:
                 self.output += os.read(self.descriptor, 1 << 16).decode(errors="replace")
         text = ESCAPE_CODE.sub("", self.output)
         self.output = text[match.end() :]
@@ -85,8 +96,7 @@ def start_shell(shell, home, folder):
 
 @pytest.mark.parametrize("shell", ["bash", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zsh", "fish"))])
 def test_a_shell_completes_commands_options_choices_and_paths(tmp_path, shell):
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
+    skip_without_completion(shell)
     home, folder = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     folder.mkdir()
@@ -111,6 +121,8 @@ def test_a_shell_completes_commands_options_choices_and_paths(tmp_path, shell):
     ],
 )
 def test_installing_twice_equals_installing_once(tmp_path, shell, script, start_file):
+    if shell == "bash":
+        skip_without_completion(shell)
     if start_file:
         (tmp_path / start_file).write_text("alias ll='ls -l'")
     first, second = (run_batchloom(tmp_path, "--install-completion", shell=shell) for _ in range(2))
@@ -128,9 +140,13 @@ def test_installing_twice_equals_installing_once(tmp_path, shell, script, start_
 @pytest.mark.parametrize(
     ("words", "shell", "message"),
     [
-        (["--install-completion"], "tcsh", "'/bin/tcsh' is none of bash, zsh, fish"),
-        (["--show-completion"], "tcsh", "name the shell"),
-        (["--install-completion", "tcsh"], "bash", "--install-completion: 'tcsh' is not one of"),
+        (
+            ["--install-completion"],
+            "tcsh",
+            "--install-completion: SHELL is '/bin/tcsh'; completion supports bash, zsh and fish: name one of them\n",
+        ),
+        (["--show-completion"], "tcsh", "name one of them\n"),
+        (["--install-completion", "tcsh"], "bash", "'tcsh' is not one of 'bash', 'zsh', 'fish'."),
     ],
 )
 def test_another_shell_is_refused(tmp_path, words, shell, message):
@@ -138,3 +154,31 @@ def test_another_shell_is_refused(tmp_path, words, shell, message):
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bash_before_4_4_is_refused(tmp_path):
+    bash = tmp_path / "bin" / "bash"
+    bash.parent.mkdir()
+    bash.write_text("#!/bin/sh\necho 3 2\n")
+    bash.chmod(0o755)
+    home = tmp_path / "home"
+    home.mkdir()
+    variables = {"PATH": f"{bash.parent}{os.pathsep}{os.environ['PATH']}"}
+    for option in ("--install-completion", "--show-completion"):
+        result = run_batchloom(home, option, variables=variables)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "bash has version 3.2, and completion needs 4.4; install a newer bash, or name zsh" in result.stderr
+    assert list(home.iterdir()) == []
+
+
+def test_a_missing_folder_of_the_start_file_is_made(tmp_path):
+    variables = {"ZDOTDIR": str(tmp_path / "new" / "zsh")}
+    assert run_batchloom(tmp_path, "--install-completion", "zsh", variables=variables).returncode == 0
+    assert "completion.zsh" in (tmp_path / "new" / "zsh" / ".zshrc").read_text()
+
+
+def test_the_version_and_an_installation_may_be_combined(tmp_path):
+    result = run_batchloom(tmp_path, "--version", "--install-completion", "fish")
+    assert result.returncode == 0
+    assert result.stdout.startswith("batchloom ")
+    assert (tmp_path / ".config/fish/completions/batchloom.fish").is_file()

@@ -123,6 +123,20 @@ def test_options_that_may_be_repeated_and_help_are_not_counted(tmp_path, capsys)
     assert "given 2 times" not in capsys.readouterr().err
 
 
+def test_a_value_that_is_no_choice_is_refused_with_a_suggestion(capsys):
+    assert run_command_line(["inspect", "missing", "--split", "vall"]) == 2
+    assert capsys.readouterr().err == ("batchloom: --split: 'vall' is none of train, val, test; did you mean 'val'?\n")
+
+
+def test_a_table_in_a_pipe_is_complete(capsys):
+    assert run_command_line(["datasets"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    for entry, line in zip(batchloom.list_datasets(), lines, strict=True):
+        assert line.split()[0] == entry["name"]
+        assert entry["input"] in line
+        assert line.rstrip().endswith(entry["description"])
+
+
 def test_old_names_work(tmp_path, capsys):
     (tmp_path / "in.txt").write_text("some text\n")
     out = tmp_path / "store"

@@ -105,9 +105,9 @@ def test_a_rebuilt_store_is_compared_with_the_original(folder, capsys):
             "r.yaml: tokenisers: unknown setting; did you mean 'tokenizer'?",
         ),
         (["--recipe", "r.yaml", "--recipe", "r.yaml"], "--recipe: it is given 2 times"),
-        (["--recipe", "s.yaml", "--out", "o", "--dtype", "x"], "\n--dtype: 'x' is none of"),
+        (["--recipe", "s.yaml", "--out", "o", "--test-fraction", "2"], "\n--test-fraction: 2.0 is not in [0, 1)"),
         (
-            ["--recipe", "s.yaml", "--out", "o", "--dtype", "x"],
+            ["--recipe", "s.yaml", "--out", "o", "--test-fraction", "2"],
             "s.yaml: val_fraction: 3 is not in [0, 1)",
         ),
     ],

@@ -1,5 +1,6 @@
 """Colors, progress and ``--quiet``, in pipes and terminals."""
 
+import json
 import os
 import pty
 import subprocess
@@ -24,12 +25,13 @@ def run_in_terminal(*words, cwd, **variables):
     """Run a command whose output is a terminal; return what the terminal received."""
     reader, terminal = pty.openpty()
     command = [sys.executable, "-m", "batchloom", *words]
-    subprocess.run(command, cwd=cwd, env=make_environment(variables), stdout=terminal, stderr=terminal, check=False)
-    os.close(terminal)
     output = b""
-    with suppress(OSError):  # the end of a terminal's output
-        while chunk := os.read(reader, 1 << 16):
-            output += chunk
+    # A terminal holds a few kilobytes: a command with more output waits for a reader.
+    with subprocess.Popen(command, cwd=cwd, env=make_environment(variables), stdout=terminal, stderr=terminal):
+        os.close(terminal)
+        with suppress(OSError):  # the end of a terminal's output
+            while chunk := os.read(reader, 1 << 16):
+                output += chunk
     os.close(reader)
     return output
 
@@ -69,13 +71,17 @@ def test_progress_is_redrawn_on_a_terminal_only(folder):
 
 
 @pytest.mark.parametrize(
-    ("words", "result"),
+    ("words", "result", "warnings"),
     [
-        (["prepare", "in.jsonl", "--out", "o", "--tokenizer", "bytes"], "documents kept"),
-        (["convert", "in.jsonl", "--out", "-"], '{"text":"two"}'),
+        (
+            ["prepare", "in.jsonl", "--out", "o", "--tokenizer", "bytes", "--val-fraction", "0"],
+            "documents kept",
+            ["Removing exact duplicates, keeping the first copy (--no-dedup keeps all)."],
+        ),
+        (["convert", "in.jsonl", "--out", "-"], '{"text":"two"}', []),
     ],
 )
-def test_quiet_leaves_only_the_result(folder, words, result, capfd):
+def test_quiet_leaves_only_the_result_and_warnings(folder, words, result, warnings, capfd):
     assert run_command_line(words) == 0
     output = capfd.readouterr()
     assert output.err
@@ -83,9 +89,28 @@ def test_quiet_leaves_only_the_result(folder, words, result, capfd):
         path.rename(folder / "earlier")
     assert run_command_line([*words, "-q"]) == 0
     quiet_output = capfd.readouterr()
-    assert quiet_output.err == ""
+    assert quiet_output.err.splitlines() == warnings
     assert result in quiet_output.out
     assert len(quiet_output.out.splitlines()) == len(output.out.splitlines())
+
+
+def test_quiet_keeps_warnings(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / ".hidden.jsonl").write_text("{}")
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (tmp_path / "in" / "m.jsonl").write_text(json.dumps({"messages": turns}))
+    words = ["prepare", "in", "--tokenizer", "bytes", "--val-fraction", "0.001", "--no-dedup", "--out"]
+    assert run_command_line([*words, "a"]) == 0
+    notes = capfd.readouterr().err.splitlines()
+    assert run_command_line([*words, "b", "-q"]) == 0
+    warnings = capfd.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in warnings] == [
+        "Left out of in",
+        "Tokenizer 'bytes' has no chat template",
+        "There is no val subset",
+    ]
+    assert set(warnings) < set(notes)
 
 
 def test_quiet_training_prints_one_line(folder, capfd):

@@ -1,6 +1,7 @@
 """The command ``batchloom demo``, with few steps."""
 
 import io
+import re
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
@@ -13,10 +14,10 @@ from batchloom.train import load_named_config
 FEW_STEPS = 40
 
 
-def run_demo(folder, steps):
+def run_demo(folder, steps, *options):
     """Run the command; return its exit code, stdout and stderr."""
     with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()) as errors:
-        code = run_command_line(["demo", "--out", str(folder), "--steps", str(steps)])
+        code = run_command_line(["demo", "--out", str(folder), "--steps", str(steps), *options])
     return code, printed.getvalue(), errors.getvalue()
 
 
@@ -48,6 +49,8 @@ def test_it_shows_every_stage_and_is_too_short_to_learn(demo):
     check_stages(folder, 1, printed)
     assert "is not below the unigram entropy" in errors
     assert "Traceback" not in errors
+    assert "Removing exact duplicates" in printed
+    assert "Removing exact duplicates" not in errors
     store = open_store(folder / "store")
     topics = sum(store[n].provenance.source.endswith(".txt") for n in range(len(store)))
     modules = sum(store[n].provenance.source.endswith(".py") for n in range(len(store)))
@@ -69,6 +72,9 @@ def test_it_learns_real_text(tmp_path):
     code, printed, _ = run_demo(tmp_path / "demo", FEW_STEPS)
     assert code == 0
     check_stages(tmp_path / "demo", FEW_STEPS, printed)
+    code, printed, errors = run_demo(tmp_path / "demo", FEW_STEPS, "--quiet")
+    assert (code, errors) == (0, "")
+    assert re.fullmatch(r".*/demo: val loss \d\.\d{3}, unigram entropy \d\.\d{3}\n", printed)
 
 
 def test_a_folder_of_another_run_is_left_unchanged(tmp_path, capsys):

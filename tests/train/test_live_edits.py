@@ -215,8 +215,12 @@ def test_a_ban_of_many_documents_is_saved_and_read_again(tmp_path, capfd):
     run_training(store, out, {"steps": 12}, stop_at=4)
     args = ["edit", str(out), "--data", str(store.path), "--at-step", "6", "--dry-run"]
     assert command([*args, "--ban", ",".join(map(str, range(9_000)))]) == 0
-    assert '{"data": "9,000 documents from 0 to 8999"}' in capfd.readouterr().out
-    edit_run(out, store.path, ban)
+    output = capfd.readouterr().out
+    assert '{"data": "9,000 documents from 0 to 8999"}' in output
+    assert "Would be written to" in output
+    assert command([*args, "--skip", "1", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["written"] is False
+    assert edit_run(out, store.path, ban).written
     path = submit_unanswered(out, Edit(step=7, ban={"data": range(60_500)}))
     run_training(store, out, {"steps": 12}, resume=True, stop_at=8)
     assert path.stat().st_size > 1 << 19

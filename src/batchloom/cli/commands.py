@@ -17,6 +17,7 @@ from batchloom import __version__
 from batchloom.cli.options import make_parameters
 from batchloom.cli.terminal import redact_urls, show_load
 from batchloom.core.errors import ExitCode, SettingsError
+from batchloom.core.settings import quote_value
 from batchloom.core.slow_loads import set_load_display
 
 # Functions of the commands with the summaries and examples of their help, the most used first. Importing all of them
@@ -167,11 +168,11 @@ _OPTIONS = {
     "optim.lr": "--lr",
     "model.init": "--init",
 }
-
-
-# Shells that complete command lines, and the variable by which they ask for completions.
+# Shells that complete command lines.
 SHELLS = ("bash", "zsh", "fish")
-LOGIN_SHELL = "auto"
+# Value of a shell option without a name.
+_LOGIN_SHELL = ""
+# Variable by which a shell asks for completions.
 COMPLETE_VARIABLE = "_BATCHLOOM_COMPLETE"
 # A default that is described in words, which click puts in parentheses.
 _DESCRIBED_DEFAULT = re.compile(r"\[default: \((.*)\)(?=[;\]])")
@@ -253,16 +254,34 @@ class LazyGroup(click.Group):
 def _run_group_options(*, version: bool, install_completion: str | None, show_completion: str | None) -> None:
     if version:
         print(f"batchloom {__version__}")
-    elif install_completion or show_completion:
+    if install_completion or show_completion:
         from batchloom.cli import completion  # noqa: PLC0415 - start-up time
 
         if install_completion:
             completion.install_completion(install_completion)
         if show_completion:
             completion.print_completion_script(show_completion)
-    else:
-        return
-    raise click.exceptions.Exit
+    if version or install_completion or show_completion:
+        raise click.exceptions.Exit
+
+
+@final
+class ShellType(click.Choice):  # type: ignore[type-arg]  # older versions of click take none
+    """Type of the name of a shell; without a name, the one in the variable SHELL."""
+
+    def __init__(self) -> None:
+        super().__init__(SHELLS)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name of a shell."""
+        if value != _LOGIN_SHELL:
+            return str(super().convert(value, param, ctx))
+        path = os.environ.get("SHELL", "")
+        name = path.rpartition("/")[2]
+        if name not in SHELLS:
+            supported = f"{', '.join(SHELLS[:-1])} and {SHELLS[-1]}"
+            self.fail(f"SHELL is {quote_value(path)}; completion supports {supported}: name one of them", param, ctx)
+        return name
 
 
 def _declare_shell_option(name: str, action: str) -> click.Option:
@@ -270,8 +289,8 @@ def _declare_shell_option(name: str, action: str) -> click.Option:
     return click.Option(
         [name],
         is_flag=False,
-        flag_value=LOGIN_SHELL,
-        type=click.Choice([*SHELLS, LOGIN_SHELL]),
+        flag_value=_LOGIN_SHELL,
+        type=ShellType(),
         metavar=f"[{'|'.join(SHELLS)}]",
         help=f"{action} Without a name: the shell in the variable SHELL.",
     )

@@ -101,11 +101,11 @@ def edit(
     if as_json:
         print_json(result)
     else:
-        _print_result(result, at_step, dry_run=dry_run)
+        _print_result(result, at_step)
     return None
 
 
-def _print_result(result: "EditResult", at_step: int, *, dry_run: bool) -> None:
+def _print_result(result: "EditResult", at_step: int) -> None:
     for line in result.before:
         if line not in result.after:
             print_escaped(f"- {line}")
@@ -119,7 +119,7 @@ def _print_result(result: "EditResult", at_step: int, *, dry_run: bool) -> None:
             f"journal, fingerprint {result.entry['fingerprint']}), and its next checkpoint records it."
         )
         return
-    print_escaped(f"Would be written to {journal_location}." if dry_run else f"Written to {journal_location}.")
+    print_escaped(f"{'Written' if result.written else 'Would be written'} to {journal_location}.")
 
 
 def _summarize_entry(entry: dict[str, Any]) -> dict[str, Any]:

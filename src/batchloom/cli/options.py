@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from batchloom.cli.terminal import set_quiet
 from batchloom.core.errors import ExitCode
-from batchloom.core.settings import SettingField, list_settings, quote_value, strip_none
+from batchloom.core.settings import SettingField, list_settings, quote_value, strip_none, suggest
 
 _PLACEHOLDERS = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
 
@@ -68,12 +68,19 @@ AsJson = Annotated[bool, Option("--json", help="Print the result as one line of 
 
 @final
 class TextType(click.ParamType):  # type: ignore[type-arg]  # older versions of click take none
-    """Type of a text, which a shell completes to a choice or a file."""
+    """Type of a text, or of one of several choices, which a shell completes."""
 
     name = "text"
 
     def __init__(self, choices: tuple[str, ...] = ()) -> None:
         self._choices = choices
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text; refuse one that is no choice, and suggest the nearest."""
+        if self._choices and value not in self._choices:
+            choices = ", ".join(self._choices)
+            self.fail(f"{quote_value(value)} is none of {choices}{suggest(value, self._choices)}", param, ctx)
+        return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002 - click's signature
         """Return the choices that begin with a text; without choices ask for files."""
@@ -153,7 +160,6 @@ def make_parameters(function: Callable[..., object]) -> list[click.Parameter]:
 def _make_parameter(parameter: inspect.Parameter, hint: Any, declaration: Option | Argument) -> click.Parameter:
     kind = strip_none(hint)
     is_list = get_origin(kind) is list
-    # The command or the settings class refuses other values, and suggests the nearest one.
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     value_type = str if is_list or choices else kind
     values: dict[str, Any] = {"callback": _convert_to_list} if is_list else {}

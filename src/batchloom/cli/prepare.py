@@ -190,10 +190,11 @@ class ProgressDisplay:
 
     def show(self, event: Note | Progress) -> None:
         """Show one event of the job."""
-        if self._quiet:
-            return
         if isinstance(event, Note):
-            self._console.print(escape_unprintable(event.text))
+            if event.is_warning or not self._quiet:
+                self._console.print(escape_unprintable(event.text))
+            return
+        if self._quiet:
             return
         if event.phase != self._phase:
             # The first event of a phase arrives after part of its work is done.

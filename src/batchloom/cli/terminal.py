@@ -27,6 +27,8 @@ _URL_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:([^/?#\s]*)@)?[^?#\s]*
 _MIN_SECRET_LENGTH = 2
 _SPINNER_DELAY = 0.5
 _QUIET_KEY = "batchloom.quiet"
+# Width of a file or a pipe: rich takes 80, and cuts the cells of wider tables.
+_PIPE_WIDTH = 1000
 _DUMB_TERMINALS = ("dumb", "unknown")
 
 
@@ -34,7 +36,9 @@ def plain_console(*, stderr: bool = False) -> "Console":
     """Return a console without markup and emoji codes, which names may contain."""
     from rich.console import Console  # noqa: PLC0415 - start-up time
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _PIPE_WIDTH
+    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 _get_console = cache(plain_console)

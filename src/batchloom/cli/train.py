@@ -27,7 +27,7 @@ from batchloom.train import LeaveEvent, TrainRequest, WorkerConfig, require_trai
 _NOT_STARTED_MESSAGE = "Stopped before the run began; nothing was left behind."
 # Settings of a worker with another option name; one-word settings are left out, as errors use such words.
 _OPTION_NAMES = {"tokenizer_name": "--tokenizer"}
-_SETTING_PATTERN = re.compile("|".join(rf"\b{one.name}\b" for one in fields(WorkerConfig) if "_" in one.name))
+_SETTING_PATTERN = re.compile("|".join(rf"\b{field.name}\b" for field in fields(WorkerConfig) if "_" in field.name))
 
 
 @with_settings(TrainRequest)
@@ -95,10 +95,12 @@ def demo(
         from batchloom.train import run_demo  # noqa: PLC0415 - importing torch takes seconds
 
     try:
-        run_demo(out, steps, _LinePrinter().print_line)
+        result = run_demo(out, steps, _LinePrinter().print_line)
     except KeyboardInterrupt:
         _echo(f"\nStopped; the same command begins again in {out}.", err=True)
         return ExitCode.INTERRUPTED
+    if is_quiet():
+        print_escaped(f"{out}: val loss {result.val_loss:.3f}, unigram entropy {result.unigram_entropy:.3f}")
     return None
 
 
@@ -202,7 +204,7 @@ def _leave_on_signals(leave: LeaveEvent) -> Iterator[list[int]]:
     """Request to leave on SIGINT and SIGTERM; yields the list of received signals."""
     received_signals: list[int] = []
 
-    def ask(number: int, _frame: FrameType | None) -> None:
+    def request_leave(number: int, _frame: FrameType | None) -> None:
         if not leave.heeded:
             # Before the first step, which may be hours away, leaving loses nothing.
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
@@ -210,7 +212,7 @@ def _leave_on_signals(leave: LeaveEvent) -> Iterator[list[int]]:
         leave.set()
 
     previous_handlers = {
-        number: signal.signal(number, ask)
+        number: signal.signal(number, request_leave)
         for number in (signal.SIGINT, signal.SIGTERM)
         if signal.getsignal(number) != signal.SIG_IGN
     }

@@ -23,7 +23,10 @@ class ExitCode(IntEnum):
     meaning: str
 
     DONE = 0, "The command is done, and a check found no fault."
-    FAILED = 1, "An input, a store or the machine stopped the command, or a check or comparison found a fault."
+    FAILED = (
+        1,
+        ("The command failed, a check or comparison found a fault, or the reader of the output stopped reading."),
+    )
     USAGE = 2, "An option, an argument or a settings file is wrong."
     HUNG_UP = 129, "The terminal was closed (SIGHUP)."
     INTERRUPTED = 130, "Ctrl-C stopped the command (SIGINT)."

@@ -158,5 +158,5 @@ def run_recipe(
             listing = list_inputs(
                 recipe, spool, exclude=out, streaming=settings.streaming, detected_files=detected_files
             )
-        listing = replace(listing, notes=(*request.initial_notes, *listing.notes))
+        listing = request.add_notes(listing)
         return make_store(request, out, listing, spool, settings, log, report)

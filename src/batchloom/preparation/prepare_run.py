@@ -178,8 +178,7 @@ def _append_generation(
     listing = select_new_inputs(listing, base, out, hashed=settings.hash_inputs)
     if not listing.sources:
         remove_leftover_work(out, base.generation)
-        for note in listing.notes:
-            log.note(note)
+        _report_notes(listing, log)
         result = make_result(out, base, seconds=log.elapsed, already_done=True, notes=listing.notes)
         return subtract_base(result, base)
     with lock_store(out):
@@ -274,10 +273,9 @@ class PrepareRun:
     def _announce(self) -> None:
         """Note what will be done with every source, before work begins."""
         sources, parsers = self._listing.sources, self._record_parsers
-        for text in self._listing.notes:
-            self._log.note(text)
+        _report_notes(self._listing, self._log)
         if weights := describe_unused_weights(self._recipe.sources):
-            self._log.note(weights)
+            self._log.add_warning(weights)
         self._announce_schemas()
         check_one_objective(sources, parsers)
         if self._settings.for_loader:
@@ -299,14 +297,14 @@ class PrepareRun:
         for detected, source_names in names.items():
             self._log.note(f"Detected {detected} in {format_list(source_names, 1)}.")
         if other_names and self._recipe.reading.clean:
-            self._log.note(f"Cleaning applies only to texts and does not change {format_list(other_names, 1)}.")
+            self._log.add_warning(f"Cleaning applies only to texts and does not change {format_list(other_names, 1)}.")
         if repeat_unit:
             self._log.note(
                 f"Repeated {repeat_unit} are removed from texts, except for the first copy, also in verse, "
                 f"tables and code (--dedup {repeat_unit}). --dedup exact does not change texts."
             )
         if other_names and repeat_unit:
-            self._log.note(
+            self._log.add_warning(
                 f"Repeated {repeat_unit} are removed only from texts. From {format_list(other_names, 1)} "
                 "only equal documents are removed."
             )
@@ -374,7 +372,7 @@ class PrepareRun:
             recipe,
             self._listing.sources,
             self._record_parsers,
-            self._log.note,
+            self._log.add_warning,
             self._tokenizer_state if state is None else state,
             keep,
         )
@@ -384,7 +382,7 @@ class PrepareRun:
     def _make_units(self, tokenizer: Tokenizer, server: ForkServer | None) -> JobResults:
         """Run all phases over the units; start over if an excluded record affects others."""
         recipe, parsers, note = self._recipe, self._record_parsers, self._log.note
-        chat = choose_job_template(recipe, self._listing.sources, parsers, tokenizer, note)
+        chat = choose_job_template(recipe, self._listing.sources, parsers, tokenizer, self._log.add_warning)
         if unused := find_unused_columns(map(parsers.get_parser, self._listing.sources), chat):
             note(f"Unused columns: {', '.join(unused)}")
         setup = WorkerSetup(
@@ -431,7 +429,7 @@ class PrepareRun:
             self._work,
             self._record_parsers.rules,
             JobCounters(log.listener, recipe.max_bad, self._listing.bytes),
-            CrashTracker(self._units, log.note, together=segments is not None),
+            CrashTracker(self._units, log.add_warning, together=segments is not None),
             log,
         )
         self._resumed = tokenize_phase.resumed
@@ -479,7 +477,7 @@ class PrepareRun:
         recipe, work, log = self._recipe, self._work, self._log
         base = read_base_generations(work, self._base, recipe.dedup)
         if base.without_signatures:
-            log.note(
+            log.add_warning(
                 f"{work.out} holds signatures of this kind for {len(base.signatures) - base.without_signatures:,} of "
                 f"its {len(base.signatures):,} shards (prepare with --dedup near writes them): near "
                 "duplicates of documents in the other shards are not removed."
@@ -498,9 +496,9 @@ class PrepareRun:
             dedup_counts = resolve_duplicates(executor, work, units, duplicate_files, settings, len(base.files))
         decision = decide(work, units, dedup_counts, settings, base, balance=recipe.balance_subsets)
         for text in self._describe_subsets(context.membership, decision, base, dedup_counts):
-            log.note(text)
+            log.add_warning(text)
         if note := describe_long_documents(units, dedup_counts, self._record_parsers.rules, recipe.tokens_per_shard):
-            log.note(note)
+            log.add_warning(note)
         with log.time("find duplicates"):
             inputs = describe_input_locations(recipe.inputs)["inputs"]
             pairs, omitted_pairs = find_duplicate_pairs(work, units, duplicate_files, base, inputs, context)
@@ -625,6 +623,12 @@ class PrepareRun:
             for name, folder in folders.items()
             if folder is not None
         }
+
+
+def _report_notes(listing: SourceListing, log: PrepareLog) -> None:
+    for text in listing.notes:
+        report = log.add_warning if text in listing.warnings else log.note
+        report(text)
 
 
 def _check_input_count(files: int) -> None:

@@ -354,7 +354,7 @@ def run_remote(request: PrepareRequest, url: str, listener: Listener, settings: 
             with Spool(store / WORK_NAME / SPOOL_NAME) as spool:
                 manifest = read_remote_manifest(remote_folder, files)
                 listing = list_inputs(request.recipe, spool, exclude=folder, streaming=settings.streaming)
-                listing = replace(listing, notes=(*request.initial_notes, *listing.notes))
+                listing = request.add_notes(listing)
                 if settings.hash_inputs and manifest is None:
                     listing = replace(listing, content=hash_sources(listing.sources))
                 job = _RemoteJob(remote_folder, request, listing, settings)

@@ -95,13 +95,15 @@ class SourceListing:
 
     Attributes:
         sources: the input files.
-        notes: sentences about skipped files.
+        notes: sentences about the input before work begins.
+        warnings: those of the notes that tell what is left out.
         duplicates: files of several inputs: name, number of the input that reads it, number of another.
         content: content hash by path, if the content was hashed.
     """
 
     sources: Sequence[Source]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
     duplicates: tuple[tuple[str, int, int], ...] = ()
     content: Mapping[str, str] = field(default_factory=dict)
 
@@ -157,7 +159,7 @@ def list_sources(
             lister.add(os.path.expanduser(strip_file_scheme(input_path)), label, number, declared_input)  # noqa: PTH111
         except InputError as error:
             reraise_with_location(error, declared_input.location)
-    return SourceListing(lister.sources, tuple(lister.notes), tuple(lister.shared))
+    return SourceListing(lister.sources, tuple(lister.notes), tuple(lister.warnings), tuple(lister.shared))
 
 
 def strip_wildcard_part(input_path: str) -> str:
@@ -189,6 +191,7 @@ class _SourceLister:
         self._spool, self._streaming = spool, streaming
         self.sources = SourceTable()
         self.notes: list[str] = []
+        self.warnings: list[str] = []
         self._exclude = _get_inode(exclude) if exclude else None
         # Number of the input that lists each file, by device and inode.
         self._files: defaultdict[int, dict[int, int]] = defaultdict(dict)
@@ -294,7 +297,7 @@ class _SourceLister:
         if self._unpaired_media and not self._has_records:
             self._skipped_counts["images and sounds without a text file of the same name"] = self._unpaired_media
         if self._outside_links:
-            self.notes.append(decode_file_name(self._make_links_note(label)))
+            self._warn(decode_file_name(self._make_links_note(label)))
         if self._skipped_counts:
             counts = _describe_counts(self._skipped_counts)
             # Among archives, only tars can supply media.
@@ -302,9 +305,9 @@ class _SourceLister:
                 detect_medium_kind(reason.removeprefix("binary ")) for reason in self._skipped_counts
             )
             hint = " A processor reads images and audio (--processor FOLDER)." if media else ""
-            self.notes.append(decode_file_name(f"Left out of {label}: {counts}.{hint}"))
+            self._warn(decode_file_name(f"Left out of {label}: {counts}.{hint}"))
         if self._unread_suffixes:
-            self.notes.append(
+            self._warn(
                 f"Files of samples in {label} with these suffixes are not read: "
                 f"{', '.join(sorted(self._unread_suffixes))}."
             )
@@ -312,6 +315,10 @@ class _SourceLister:
             self.notes.append(f"Read by content, not by name: {format_list(self._content_notes, 1)}.")
         if self._duplicates:
             self.notes.append(f"Named more than once, read once: {format_list(self._duplicates, 1)}.")
+
+    def _warn(self, text: str) -> None:
+        self.notes.append(text)
+        self.warnings.append(text)
 
     def _make_links_note(self, label: str) -> str:
         links = (

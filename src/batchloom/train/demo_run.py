@@ -9,6 +9,7 @@ import shutil
 import sysconfig
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -37,7 +38,20 @@ _PROGRESS_INTERVAL = 10
 _TEMPERATURE, _TOP_K = 0.8, 40
 
 
-def run_demo(out: Path, steps: int | None, print_line: PrintLine) -> None:
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """Result of a demo: two losses on val, in nats per token.
+
+    Attributes:
+        val_loss: loss of the trained model.
+        unigram_entropy: loss of guessing from token frequencies.
+    """
+
+    val_loss: float
+    unigram_entropy: float
+
+
+def run_demo(out: Path, steps: int | None, print_line: PrintLine) -> DemoResult:
     """Prepare, check, load, train and sample, printing the equivalent commands.
 
     Args:
@@ -57,7 +71,11 @@ def run_demo(out: Path, steps: int | None, print_line: PrintLine) -> None:
     print_line(f"{files} files, {size / 1e6:.1f} MB of text: Python's language reference and library.")
 
     print_line(f"\n$ batchloom prepare {text} --out {data} --tokenizer {DEMO_TOKENIZER} --val-fraction {VAL_FRACTION}")
-    result = batchloom.prepare([str(text)], out=data, tokenizer=DEMO_TOKENIZER, val_fraction=VAL_FRACTION)
+    result = batchloom.prepare(
+        [str(text)], out=data, tokenizer=DEMO_TOKENIZER, val_fraction=VAL_FRACTION, progress=lambda _: None
+    )
+    for note in result.notes:
+        print_line(note)
     prefix = "The store is already finished: " if result.already_done else ""
     subsets = ", ".join(
         f"{name} {subset.documents:,} documents, {subset.tokens:,} tokens"
@@ -105,6 +123,7 @@ def run_demo(out: Path, steps: int | None, print_line: PrintLine) -> None:
             f"The val loss {val_loss:.3f} is not below the unigram entropy {unigram:.3f} "
             f"after {outcome.step} steps: give more --steps."
         )
+    return DemoResult(val_loss, unigram)
 
 
 def _claim_folder(out: Path) -> None:

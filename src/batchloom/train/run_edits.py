@@ -81,6 +81,7 @@ class EditResult:
         entry: the edit in the form of the journal, with the new fingerprint of the plan.
         before: shares and exhaustion before the edit, one line each.
         after: shares and exhaustion after the edit.
+        written: whether a checkpoint or a running job has the edit; False with ``dry_run``.
     """
 
     checkpoint: Path | None
@@ -88,6 +89,7 @@ class EditResult:
     entry: dict[str, Any]
     before: list[str]
     after: list[str]
+    written: bool
 
 
 def find_run(run_path: Path) -> RunFolder:
@@ -169,7 +171,9 @@ def edit_run(
             print_line(f"{folder.path} is in use by {folder.read_holder()}: the edit is sent to it.")
             answer = submit_edit(folder.edits, edit, patience, acquire_lock)
             if answer is not None:
-                return EditResult(None, answer["number"], answer["taken"], answer["before"], answer["after"])
+                return EditResult(
+                    None, answer["number"], answer["taken"], answer["before"], answer["after"], written=True
+                )
             print_line("The run ended in the meantime.")
         _check_no_pending_edits(folder, run_path)
         return _edit_checkpoint(run_path, folder, data, edit, generation, print_line, write=not dry_run)
@@ -216,7 +220,7 @@ def _edit_checkpoint(
     if write:
         with wrap_write_errors(checkpoint, "Nothing was changed. Make room, or fix the folder."):
             write_state(checkpoint, step, loader.state_dict(), checksums)
-    return EditResult(checkpoint, len(journal), journal[-1], before, after)
+    return EditResult(checkpoint, len(journal), journal[-1], before, after, written=write)
 
 
 def _edit_loader(loader: Loader, edit: Edit, steps: int) -> tuple[list[str], list[str]]:

@@ -200,7 +200,7 @@ def test_a_throughput_run_is_labelled_in_every_output(tmp_path, capsys, monkeypa
         (["STORE", "STORE"], "store: one is compared on, and 2 are given"),
         (["STORE", "--by", "tokens"], "--by: is of --runs"),
         (["--runs"], "runs: missing; give the logs"),
-        (["--runs", "a", "--by", "hours"], "--by: 'hours' is neither step nor tokens"),
+        (["--runs", "a", "--by", "hours"], "--by: 'hours' is none of step, tokens"),
         (["--runs", "a", "--steps", "5"], "steps: is of frameworks that are run"),
     ],
 )

@@ -105,7 +105,7 @@ def quote_for_shell(word: str) -> str:
 
 
 def _make_prepare_commands(
-    recipe: Recipe, names: Sequence[str], examination: ExaminationResult, held: Mapping[str, Any]
+    recipe: Recipe, names: Sequence[str], examination: ExaminationResult, file_settings: Mapping[str, Any]
 ) -> list[str]:
     """Return the prepare commands: one, or one per distinct ``--map``.
 
@@ -116,7 +116,7 @@ def _make_prepare_commands(
         recipe: recipe of the diagnosis.
         names: inputs as the command line names them.
         examination: result of reading the inputs.
-        held: settings that the inputs state themselves, which a command need not repeat.
+        file_settings: settings that the inputs state themselves, which a command need not repeat.
     """
     sources = () if recipe.sources else examination.diagnosis.sources
     suggested = {source.suggestion for source in sources if source.suggestion}
@@ -127,24 +127,24 @@ def _make_prepare_commands(
     if examination.tokenizer_missing:
         recipe = replace(recipe, tokenizer=_FALLBACK_TOKENIZER)
     if not suggested:
-        return [_make_prepare_command(recipe, names, "", held)]
+        return [_make_prepare_command(recipe, names, "", file_settings)]
     if len(suggested) == 1 and not refused and all(source.suggestion for source in sources):
-        return [_make_prepare_command(recipe, names, suggested.pop(), held)]
+        return [_make_prepare_command(recipe, names, suggested.pop(), file_settings)]
     by_map: dict[str, list[str]] = {}
     for source in sources:
         if source not in refused:
             by_map.setdefault(source.suggestion or "", []).append(source.path)
     return [
-        _make_prepare_command(recipe, paths, mapping, held, f"-{number}")
+        _make_prepare_command(recipe, paths, mapping, file_settings, f"-{number}")
         for number, (mapping, paths) in enumerate(by_map.items(), 1)
     ]
 
 
 def _make_prepare_command(
-    recipe: Recipe, inputs: Iterable[str], suggestion: str, held: Mapping[str, Any], suffix: str = ""
+    recipe: Recipe, inputs: Iterable[str], suggestion: str, file_settings: Mapping[str, Any], suffix: str = ""
 ) -> str:
     words = ["batchloom", "prepare", *inputs, "--out", _choose_out_folder(_DEFAULT_OUT + suffix)]
-    words += ["--tokenizer", recipe.tokenizer] if recipe.tokenizer != held.get("tokenizer") else []
+    words += ["--tokenizer", recipe.tokenizer] if recipe.tokenizer != file_settings.get("tokenizer") else []
     mapping = suggestion or ",".join(f"{role}={column}" for role, column in recipe.reading.mapping.items())
     if mapping:
         words += ["--map", mapping]
@@ -175,14 +175,14 @@ def _make_prepare_command(
         defaults = {field.name: None if field.default is MISSING else field.default for field in fields(spec)}
         for name in names:
             value = getattr(spec, name)
-            if value != held.get(name, defaults[name]):
+            if value != file_settings.get(name, defaults[name]):
                 # An empty default_system removes that of a file.
                 text = "" if value is None else str(value)
                 if name == "split_on":
                     text = text.replace("\n", "\\n").replace("\t", "\\t")
                 words += [f"--{name.replace('_', '-')}", text]
     template_args = recipe.chat.template_args
-    for name, value in template_args.items() if template_args != held.get("template_args") else ():
+    for name, value in template_args.items() if template_args != file_settings.get("template_args") else ():
         words += ["--template-arg", format_template_argument(name, value)]
     if recipe.follow_links:
         words.append("--follow-links")
@@ -238,8 +238,8 @@ def doctor(
     reading = _make_read_recipe(options)
     tokenizer = options.get("tokenizer")
     resolved_inputs = resolve_inputs(raw_inputs or arguments, reading, tokenizer)
-    file_settings, file_notes = choose_file_settings(resolved_inputs.settings, _drop_unset(options))
-    recipe = _make_recipe(resolved_inputs, reading, overlong, {**file_settings, **_drop_unset(options)})
+    chosen_settings, file_notes = choose_file_settings(resolved_inputs.settings, _drop_unset(options))
+    recipe = _make_recipe(resolved_inputs, reading, overlong, {**chosen_settings, **_drop_unset(options)})
     PlanSpec(seq_len=seq_len, global_batch_size=1 if global_batch_size is None else global_batch_size)
     preview_count = as_int(preview)
     if preview_count is None or preview_count < 0:
@@ -250,17 +250,17 @@ def doctor(
         return prepared_diagnosis
     listener = progress or (lambda _: None)
     examination = examine_inputs(recipe, listener, full=full, preview=preview, tokenizer_optional=tokenizer is None)
-    found = examination.diagnosis
-    kinds = {source.way for source in found.sources if source.way}
-    media = any(source.media for source in found.sources)
+    diagnosis = examination.diagnosis
+    kinds = {source.way for source in diagnosis.sources if source.way}
+    media = any(source.media for source in diagnosis.sources)
     # A loader's default policy for overlong documents.
     drops = media or kinds <= TEMPLATED_KINDS
     packing = None
     if not any(map(get_objective, kinds)):
         packing = estimate_packing(examination.lengths, examination.weights, seq_len, global_batch_size, drops=drops)
-    warnings = list(found.warnings)
+    warnings = list(diagnosis.warnings)
     if packing and packing.longer:
-        longer = ("" if found.exact else "about ") + format_count(packing.longer, "document")
+        longer = ("" if diagnosis.exact else "about ") + format_count(packing.longer, "document")
         warnings.append(
             f"{longer} {'is' if packing.longer == 1 else 'are'} longer than seq_len {packing.seq_len:,}: "
             f"{_describe_overlong_handling(kinds, media=media)}{'' if packing.sequences else ', and none is left'}."
@@ -269,21 +269,21 @@ def doctor(
         listed = ", ".join(facts.path for facts in prepared)
         warnings.append(f"Already prepared, so not an input of prepare: {listed}.")
     names = [input_name(argument) for argument in raw_inputs]
-    held = {name: setting.value for name, setting in resolved_inputs.settings}
+    file_settings = {name: setting.value for name, setting in resolved_inputs.settings}
     if tokenizer is None and resolved_inputs.tokenizer != default_tokenizer(reading):
-        held["tokenizer"] = resolved_inputs.tokenizer
-    commands = _make_prepare_commands(replace(recipe, reading=reading), names, examination, held)
+        file_settings["tokenizer"] = resolved_inputs.tokenizer
+    commands = _make_prepare_commands(replace(recipe, reading=reading), names, examination, file_settings)
     return replace(
-        found,
+        diagnosis,
         prepared=prepared,
         packing=packing,
         ways=estimate_feeds(examination, packing),
-        faults=found.faults + prepared_diagnosis.faults,
+        faults=diagnosis.faults + prepared_diagnosis.faults,
         warnings=tuple(warnings),
         notes=(
             *file_notes,
             *resolved_inputs.notes,
-            *found.notes,
+            *diagnosis.notes,
             *filter(None, [describe_unused_weights(recipe.sources)]),
         ),
         commands=(*commands, *prepared_diagnosis.commands),
@@ -442,29 +442,35 @@ def estimate_packing(
 
 def estimate_feeds(examination: ExaminationResult, packing: PackingFacts | None) -> tuple[FeedEstimate, ...]:
     """Estimate both ways; empty if the resulting documents are unknown."""
-    found = examination.diagnosis
-    documents, tokens = found.documents, found.tokens or 0
-    if found.tokenizer is None or found.seconds is None or packing is None or not documents or not found.bytes:
+    diagnosis = examination.diagnosis
+    documents, tokens = diagnosis.documents, diagnosis.tokens or 0
+    if (
+        diagnosis.tokenizer is None
+        or diagnosis.seconds is None
+        or packing is None
+        or not documents
+        or not diagnosis.bytes
+    ):
         return ()
-    if found.faults:
+    if diagnosis.faults:
         return ()
     batch = packing.global_batch_size or _DEFAULT_BATCH_SIZE
     batch_bytes = _PREFETCHED_BATCHES * batch * packing.seq_len * _TOKEN_BYTES
     plan_bytes = _CACHED_POOLS * min(documents, POOL_SIZE) * _SPAN_BYTES
-    lanes = choose_default_lanes(batch, _estimate_record_ranges(found.sources))
+    lanes = choose_default_lanes(batch, _estimate_record_ranges(diagnosis.sources))
     lane_documents = documents / lanes
-    id_bytes = 2 if found.tokenizer.vocab_size < UINT16_IDS else 4
-    pool = choose_lane_pool_size(media=any(source.media for source in found.sources))
+    id_bytes = 2 if diagnosis.tokenizer.vocab_size < UINT16_IDS else 4
+    pool = choose_lane_pool_size(media=any(source.media for source in diagnosis.sources))
     pool_bytes = 2 * lanes * min(lane_documents, pool) * tokens / documents * id_bytes
     media_disk_bytes = min(examination.held_bytes, 2 * lanes * pool * examination.held_bytes / documents)
-    first_pool_bytes = max(min(lane_documents, FIRST_POOL) * found.bytes / documents, _CHUNK_BYTES)
-    first_pool_seconds = min(lanes * first_pool_bytes, found.bytes) / found.bytes * found.seconds
+    first_pool_bytes = max(min(lane_documents, FIRST_POOL) * diagnosis.bytes / documents, _CHUNK_BYTES)
+    first_pool_seconds = min(lanes * first_pool_bytes, diagnosis.bytes) / diagnosis.bytes * diagnosis.seconds
     return (
         FeedEstimate(
             way="prepare",
-            start_seconds=found.seconds,
+            start_seconds=diagnosis.seconds,
             memory_bytes=plan_bytes + batch_bytes,
-            disk_bytes=found.store_bytes or 0,
+            disk_bytes=diagnosis.store_bytes or 0,
             lanes=None,
             steps=packing.steps,
         ),

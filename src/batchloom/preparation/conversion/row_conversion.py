@@ -7,7 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, cast, final
@@ -512,7 +512,7 @@ def _list_conversion_inputs(recipe: Recipe, target: _ConversionTarget, hear: Lis
     """List the input without the output and its partial files."""
     listing = list_inputs(recipe)
     for note in listing.notes:
-        hear(Note(note))
+        hear(Note(note, is_warning=note in listing.warnings))
     if target.path is None or target.quarantine is None:
         return listing
     names = (target.path, target.quarantine)
@@ -521,8 +521,8 @@ def _list_conversion_inputs(recipe: Recipe, target: _ConversionTarget, hear: Lis
     if not remaining_sources:
         raise InputMissingError(f"{target.path} is both the output and the only input; name another output.")
     if len(remaining_sources) < len(listing.sources):
-        hear(Note(f"Left out an input that is the output: {target.path}."))
-    return SourceListing(remaining_sources, listing.notes)
+        hear(Note(f"Left out an input that is the output: {target.path}.", is_warning=True))
+    return replace(listing, sources=remaining_sources)
 
 
 def _resolve_mapping(
@@ -561,7 +561,7 @@ class _RowConversion:
     def run(self, target: _ConversionTarget) -> ConversionResult:
         schema, notes = self._infer_schema() if target.form == "parquet" else (None, ())
         for note in notes:
-            self._hear(Note(note))
+            self._hear(Note(note, is_warning=True))
         if target.path is None or target.quarantine is None:
             self._write(JsonRowFile(sys.stdout.buffer), None)
             counters = self._counters
@@ -607,7 +607,7 @@ class _RowConversion:
                     quarantine.write(encode_quarantine_line(source, self._rules, 0, bad))
                 elif reported_count < _MAX_REPORTED_BAD:
                     reported_count += 1
-                    self._hear(Note(f"Left out: {make_bad_record_error(source, self._rules, 0, bad)}"))
+                    self._hear(Note(f"Left out: {make_bad_record_error(source, self._rules, 0, bad)}", is_warning=True))
         file.finish()
 
     def _infer_schema(self) -> tuple[Any, tuple[str, ...]]:

@@ -552,7 +552,8 @@ class _ImportRun:
             return int(lasts.pop())
         self._note(
             "Documents do not all end with the same id, and --eod is not given: id 0 is recorded as the end "
-            "token, and is used for padding only."
+            "token, and is used for padding only.",
+            is_warning=True,
         )
         return 0
 
@@ -576,7 +577,7 @@ class _ImportRun:
         shares = {"val": self._spec.val_fraction}
         notes = describe_missed_shares(shares, by_subset, documents, balance=False, texts=False, splits=False)
         for text in notes:
-            self._note(text)
+            self._note(text, is_warning=True)
         plain = import_spec_to_plain(self._spec)
         manifest = Manifest(
             format_version=FORMAT_VERSION,
@@ -606,7 +607,8 @@ class _ImportRun:
         if self._tokenizer and not has_end:
             self._note(
                 f"Not every document of {token_input.name} ends with {tokenizer.name!r}'s end token "
-                f"{tokenizer.end_id}; the documents are not changed."
+                f"{tokenizer.end_id}; the documents are not changed.",
+                is_warning=True,
             )
         count = len(imported_file.file.lengths)
         return SourceEntry(
@@ -621,6 +623,6 @@ class _ImportRun:
             parts=(PartEntry(imported_file.file.header, token_input.size, count),),
         )
 
-    def _note(self, text: str) -> None:
+    def _note(self, text: str, *, is_warning: bool = False) -> None:
         self._notes.append(text)
-        self._listener(Note(text))
+        self._listener(Note(text, is_warning))

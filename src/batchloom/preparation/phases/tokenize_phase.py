@@ -225,7 +225,7 @@ class TokenizePhase:
                     if alteration == ROUNDED_WEIGHTS
                     else "batchloom doctor counts such conversations and shows them as a model sees them"
                 )
-                self._log.note(f"{alteration}, first in {source}: {remedy}.")
+                self._log.add_warning(f"{alteration}, first in {source}: {remedy}.")
 
     def _make_error(self, number: int, part: int, bad: BadRecord) -> Exception:
         unit = self._units[number]

@@ -25,9 +25,15 @@ _DENSITY_ERROR = 4
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A message for the user: a default exclusion, or work that was already done."""
+    """A message for the user: a default exclusion, or work that was already done.
+
+    Attributes:
+        text: one or more sentences.
+        is_warning: whether the data or the store differ from what was asked for; a quiet command prints warnings.
+    """
 
     text: str
+    is_warning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +96,15 @@ class PrepareLog:
 
     def note(self, text: str) -> None:
         """Report a note."""
-        self.notes.append(text)
-        self.listener(Note(text))
+        self._report(Note(text))
+
+    def add_warning(self, text: str) -> None:
+        """Report a difference from what was asked for."""
+        self._report(Note(text, is_warning=True))
+
+    def _report(self, note: Note) -> None:
+        self.notes.append(note.text)
+        self.listener(note)
 
     @contextmanager
     def time(self, phase: str) -> Iterator[None]:

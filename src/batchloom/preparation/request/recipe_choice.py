@@ -40,6 +40,7 @@ from batchloom.preparation.settings.recipe import (
     parse_dedup,
     parse_names,
 )
+from batchloom.sources import SourceListing
 from batchloom.store import MANIFEST_NAME, read_manifest
 from batchloom.store.format import split_checksum
 
@@ -83,10 +84,14 @@ class PrepareRequest:
     store: Path | None = None
     partial: str = ""
 
-    @property
-    def initial_notes(self) -> tuple[str, ...]:
-        """All notes to show before work begins."""
-        return (*self.notes, *filter(None, [self.dedup_note]))
+    def add_notes(self, listing: SourceListing) -> SourceListing:
+        """Return a listing with the notes of the request before its own."""
+        warnings = tuple(filter(None, [self.dedup_note]))
+        return replace(
+            listing,
+            notes=(*self.notes, *warnings, *listing.notes),
+            warnings=(*warnings, *listing.warnings),
+        )
 
     @property
     def tokenizer_note(self) -> str:
