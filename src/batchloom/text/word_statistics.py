@@ -134,8 +134,8 @@ class Ngrams:
         return counts
 
     def find_repeats(self, n: int) -> tuple[I64, I64]:
-        """Return the n-grams that occurred before in their text, and these with the first."""
-        # Others neither are short nor begin like others.
+        """Return repeated n-grams: without the first of each text, and with it."""
+        # A long n-gram repeats only if another one begins with the same bytes.
         is_candidate = self._is_shared | (self._subtract(self._byte_ends, n) < _BEGINNING_BYTES)
         order, is_new = self._group(n, np.flatnonzero(is_candidate))
         is_single = is_new & np.append(is_new[1:], True)[: len(order)]

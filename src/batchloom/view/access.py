@@ -74,7 +74,7 @@ class AccessGuard:
         if hmac.compare_digest(_read_cookie(headers, self._cookie).encode(), self._token.encode()):
             return None
         if _is_cross_site(headers) and headers.get("sec-fetch-mode") == "navigate":
-            # The browser has the cookie perhaps, and sends it with the next request only.
+            # The browser may have the cookie, but sends it only with requests of this site.
             return _make_forwarding_page(_make_address(scope, scope["query_string"].decode("latin-1")), 403)
         return PlainTextResponse("Open the address that batchloom view printed: it holds the token.\n", 403)
 

@@ -149,7 +149,7 @@ def make_chart(
 
 
 def _scale(values: Floats, *, logarithmic: bool) -> Floats:
-    """Return values as they are drawn; NaN for one that the axis does not have."""
+    """Return values as drawn; NaN where a logarithmic axis has no place for them."""
     if not logarithmic:
         return values
     return np.log10(np.where(values > 0, values, np.nan))

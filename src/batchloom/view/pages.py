@@ -195,7 +195,7 @@ class Pages:
         details = {
             **describe_step(plan, step, first, PACKING_ROWS),
             "choice": describe_choice(choice),
-            # Other data have a subset of each source.
+            # A mixture and a run name a subset for each source.
             "plan_split": store.split if self._target.kind == "store" else "",
             "packings": list_packings(store),
             "is_counted": is_counted,

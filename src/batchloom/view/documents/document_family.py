@@ -80,7 +80,7 @@ def can_search_copies(store: Store) -> bool:
 
 
 def find_copies(store: Store, document: int, start: int = 0, *, seconds: float = 0.15) -> CopySearch:
-    """Search for copies of a document from another one on, within a bounded time.
+    """Search the documents from a number on for copies of a document, in bounded time.
 
     Equal texts have the same hash. Similar ones share MinHash bands: two documents of similarity s share a band of r
     rows with probability s^r, so m of b shared bands estimate the similarity as (m / b)^(1 / r).

@@ -18,7 +18,7 @@ from batchloom.store.format import StoredMedium
 _LISTED_MEDIA = 48
 _MAX_BYTES, _MAX_EMBEDDED = 64 << 20, 16 << 20
 _HEAD_BYTES = 16
-# Beginning of a file, which "." matches in any byte, and its type. Nothing here can hold a script.
+# First bytes of a file, as regular expressions, and its media type. None of these formats can hold a script.
 _MEDIA_TYPES = {
     rb"\x89PNG": "image/png",
     rb"\xff\xd8\xff": "image/jpeg",
