@@ -210,7 +210,8 @@ def test_pages_follow_a_run_that_writes(run, tmp_path):
 
     def write():
         step = 0
-        while not stop.is_set():
+        # Runs make a checkpoint every few seconds at most.
+        while not stop.wait(0.05):
             step = step % STEPS + 1
             with (folder / "log.jsonl").open("a") as log:
                 line = lines[step]

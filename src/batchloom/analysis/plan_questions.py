@@ -111,15 +111,14 @@ def find_state_file(path: Path) -> Path:
     if (path / _STATE_FILE).is_file():
         return path / _STATE_FILE
     if (path / _RUN_FILE).is_file():
-        state_files = sorted(
-            (file for file in path.glob(f"checkpoints/step_*/{_STATE_FILE}") if _get_step(file).isdigit()),
-            key=lambda file: int(_get_step(file)),
+        # A run may replace its only checkpoint between the listing of the folders and that of their files.
+        for _ in range(3):
+            state_files = [file for file in path.glob(f"checkpoints/step_*/{_STATE_FILE}") if _get_step(file).isdigit()]
+            if state_files:
+                return max(state_files, key=lambda file: int(_get_step(file)))
+        raise InputMissingError(
+            f"The run in {path} has no checkpoint yet (--save-interval sets how often one is made)."
         )
-        if not state_files:
-            raise InputMissingError(
-                f"The run in {path} has no checkpoint yet (--save-interval sets how often one is made)."
-            )
-        return state_files[-1]
     if path.is_dir():
         raise InputMissingError(
             f"{path} is neither the folder of a run (with {_RUN_FILE}) nor of a checkpoint (with {_STATE_FILE})."
