@@ -93,3 +93,17 @@ def page(browser):
     yield opened
     context.close()
     assert problems == []
+
+
+@pytest.fixture(scope="module")
+def address(chats):
+    """Address of the pages of the conversations; other data override it."""
+    with serving(chats) as served:
+        yield served
+
+
+@pytest.fixture
+def opened(page, address):
+    """A browser page with the token."""
+    page.goto(f"{address}/?token={TOKEN}")
+    return page

@@ -4,24 +4,11 @@ import pytest
 
 from batchloom.view import ViewSpec, write_view
 from view.axe import check_accessibility, find_violations
-from view.conftest import TOKEN, serving
 
 PAGES = [
     *("/", "/documents", "/documents?text=nothing", "/document/3", "/document/3?as=tokens", "/packing?seq_len=256"),
     *("/packing?seq_len=256&batch=64&row=16", "/plan?seq_len=256&document=3&workers=2", "/nothing"),
 ]
-
-
-@pytest.fixture(scope="module")
-def address(chats):
-    with serving(chats) as served:
-        yield served
-
-
-@pytest.fixture
-def opened(page, address):
-    page.goto(f"{address}/?token={TOKEN}")
-    return page
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

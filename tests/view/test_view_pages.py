@@ -9,18 +9,6 @@ from media.sample_media import make_messages
 from view.conftest import TOKEN, serving, write_chats
 
 
-@pytest.fixture(scope="module")
-def address(chats):
-    with serving(chats) as served:
-        yield served
-
-
-@pytest.fixture
-def opened(page, address):
-    page.goto(f"{address}/?token={TOKEN}")
-    return page
-
-
 def test_the_overview_shows_counts_removed_documents_and_bad_records(opened, address):
     assert opened.url == f"{address}/"
     facts = opened.locator(".facts").inner_text()

@@ -367,7 +367,7 @@ def _includes(actual: object, expected: object) -> bool:
 
 
 def apply_logged_edits(plan: Plan, entries: Iterable[Mapping[str, Any]]) -> Plan:
-    """Return a plan with the later edits of a run's log, each of which continues it.
+    """Apply the edits in a run's log that a plan does not have yet.
 
     Raises:
         PlanError, SettingsError, TypeError: an edit cannot be applied.
