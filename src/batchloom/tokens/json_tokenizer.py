@@ -38,6 +38,7 @@ from batchloom.tokens.tokenizer_definition import (
     make_byte_alphabet,
     mark_control_tokens,
     read_vocabulary,
+    replace_unsplit_metaspace,
 )
 
 # tokenizers needs 100 to 150 bytes of memory per byte of text.
@@ -172,6 +173,8 @@ class JsonTokenizer:
         self.added = {token["content"]: token["id"] for token in tokens if not token["special"]}
         self.fingerprint = fingerprint_definition(tokenizer_json, self.end_id, self.bos_id)
         self._words, self._decoder_step = words, tokenizer_json.get("decoder")
+        supported_json = replace_unsplit_metaspace(tokenizer_json)
+        self._fastokens_json = self.json if supported_json is tokenizer_json else orjson.dumps(supported_json)
         self.lossy = is_lossy(tokenizer_json["model"], words)
         self._is_bpe = tokenizer_json["model"].get("type", "BPE") == "BPE"
         self.chat = chat or ChatTemplates()
@@ -322,7 +325,7 @@ class JsonTokenizer:
         os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
         from fastokens import Tokenizer  # noqa: PLC0415 - reading a store needs none
 
-        return Tokenizer.from_json_str(self.json.decode())
+        return Tokenizer.from_json_str(self._fastokens_json.decode())
 
     def _load_splintr(self) -> SplintrEncoder:
         if self.added:

@@ -1,5 +1,6 @@
 """Definition of a tokenizer.json: validation, vocabulary and fingerprint."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -150,6 +151,30 @@ def iter_steps(step: Any) -> Iterator[Mapping[str, Any]]:
         for key in ("normalizers", "pretokenizers"):
             for part in step.get(key) or ():
                 yield from iter_steps(part)
+
+
+def replace_unsplit_metaspace(tokenizer_json: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Replace a Metaspace pre-tokenizer that does not split by equal normalizers.
+
+    transformers writes such a step for the tokenizers of Llama and Mistral, and fastokens does not support it.
+    """
+    step = tokenizer_json.get("pre_tokenizer")
+    if not isinstance(step, Mapping) or step.get("type") != "Metaspace" or step.get("split", True):
+        return tokenizer_json
+    mark, scheme = step.get("replacement", "\u2581"), step.get("prepend_scheme", "always")
+    # An added token that matches in a text begins a part, and "first" marks only the first part.
+    if scheme == "first" and any(not token["special"] for token in tokenizer_json["added_tokens"]):
+        return tokenizer_json
+    marks = [{"type": "Replace", "pattern": {"String": " "}, "content": mark}]
+    if scheme != "never":
+        # A text that begins with a space has its mark already, and an empty one needs none.
+        marks.append({"type": "Replace", "pattern": {"Regex": f"^(?=[^{re.escape(mark)}])"}, "content": mark})
+    normalizers = [*iter_steps(tokenizer_json.get("normalizer")), *marks]
+    return {
+        **tokenizer_json,
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": None,
+    }
 
 
 def fingerprint_definition(tokenizer_json: Mapping[str, Any], end_id: int, bos_id: int | None) -> str:
