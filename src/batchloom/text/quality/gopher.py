@@ -6,18 +6,13 @@ See https://arxiv.org/abs/2112.11446. Counts are those of datatrove's ``GopherQu
 
 import functools
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-import numpy as np
+from typing import Final
 
 from batchloom.text.english_words import SEGMENT_WORDS, iter_words
-from batchloom.text.steps import CleanFunction, Count, DroppedText, Number, Share, Words, WordStep, check_limits
-
-if TYPE_CHECKING:
-    from batchloom.text.word_statistics import BatchWords
+from batchloom.text.steps import CleanFunction, Count, DroppedText, Number, Share, Words, check_limits
+from batchloom.text.words import WordCounts, count_words
 
 FEW_WORDS: Final = "gopher: too few words"
 MANY_WORDS: Final = "gopher: too many words"
@@ -65,40 +60,21 @@ class Gopher:
 
 def make_gopher_step(settings: Gopher) -> CleanFunction:
     """Return a function that drops texts that violate a rule."""
-    return WordStep(functools.partial(_find_drops, settings))
+    return functools.partial(_clean_text, settings)
 
 
-class _WordCounts(NamedTuple):
-    """Numbers of the words of a text, and of those that are not only punctuation."""
-
-    words: int
-    symbols: int
-    letter_words: int
-    # Of the words that are not symbols.
-    characters: int
-
-
-def _find_drops(settings: Gopher, texts: Sequence[str], words: "BatchWords") -> list[DroppedText | None]:
-    counts = map(
-        _WordCounts,
-        np.diff(words.bounds).tolist(),
-        words.add_by_text(words.symbols),
-        words.add_by_text(words.letters),
-        words.add_by_text(words.lengths * ~words.symbols),
-    )
-    return [_check_text(settings, text, count) for text, count in zip(texts, counts, strict=True)]
-
-
-def _check_text(settings: Gopher, text: str, counts: _WordCounts) -> DroppedText | None:
+def _clean_text(settings: Gopher, text: str) -> str | DroppedText:
+    counts = count_words(text)
     return (
         _check_words(settings, counts)
         or _check_symbols(settings, text, counts)
         or _check_lines(settings, text)
         or _check_word_kinds(settings, text, counts)
+        or text
     )
 
 
-def _check_words(settings: Gopher, counts: _WordCounts) -> DroppedText | None:
+def _check_words(settings: Gopher, counts: WordCounts) -> DroppedText | None:
     count = counts.words - counts.symbols
     if settings.min_words is not None and count < settings.min_words:
         return DroppedText(FEW_WORDS, f"{count:,} words, at least {settings.min_words:,}")
@@ -116,7 +92,7 @@ def _check_words(settings: Gopher, counts: _WordCounts) -> DroppedText | None:
     return None
 
 
-def _check_symbols(settings: Gopher, text: str, counts: _WordCounts) -> DroppedText | None:
+def _check_symbols(settings: Gopher, text: str, counts: WordCounts) -> DroppedText | None:
     count, most = counts.words, settings.max_symbols
     if most is not None and count:
         hashes, ellipses = text.count("#"), text.count("...") + text.count("…")
@@ -149,7 +125,7 @@ def _format_line_share(count: int, total: int, most: float) -> str:
     return f"{count:,} of {total:,} lines, at most {most:.0%}"
 
 
-def _check_word_kinds(settings: Gopher, text: str, counts: _WordCounts) -> DroppedText | None:
+def _check_word_kinds(settings: Gopher, text: str, counts: WordCounts) -> DroppedText | None:
     least, share = settings.min_letter_words, counts.letter_words / counts.words if counts.words else 1
     if least is not None and share < least:
         requirement = f"at least {least:.0%}"
