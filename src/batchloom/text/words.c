@@ -9,8 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Classes of bytes. LEAD bytes begin a character that may be white space.
-enum { SPACE = 1, LEAD = 2, LETTER = 4, DIGIT = 8, PUNCTUATION = 16, PREFIX = 32, SUFFIX = 64 };
+// Classes of bytes. LEAD bytes begin a character that may be white space, and OTHER bytes are those of control characters
+// and not of ASCII.
+enum { SPACE = 1, LEAD = 2, LETTER = 4, DIGIT = 8, PUNCTUATION = 16, PREFIX = 32, SUFFIX = 64, OTHER = 128 };
 // Kinds of words, as in words.py.
 enum { SYMBOL = 1, HAS_LETTER = 2 };
 enum { MOST_SEGMENTS = 1 << 17, MOST_SEGMENT_BYTES = 1 << 23, MOST_UNKNOWN = 1 << 12, MOST_RESERVED = 1 << 12 };
@@ -73,8 +74,11 @@ static int is_ascii;
 static Memory unknown;
 static int64_t unknown_size, unknown_count;
 
-// Of n-grams: slots, the first equal one and its count by first word, and words that begin like others.
-static Memory slot_memory, first_memory, times_memory, shared_memory;
+// N-grams are named by their first words. Of each: the first equal one, and its count. And those that may be repeated.
+static Memory first_memory, times_memory, candidate_memory;
+static int64_t candidate_count;
+// Slots of different n-grams.
+static Memory slot_memory;
 static uint64_t slot_mask;
 
 // Identifies the source that the library was built from; see core/native.py.
@@ -165,6 +169,7 @@ static void add_entry(Table *table, uint32_t size, uint32_t first_word, uint32_t
 // Returns OUT_OF_MEMORY without memory, as the other functions do.
 int64_t batchloom_set_rules(const char *prefixes, const char *suffixes, const char *pairs, const char *words)
 {
+    memset(classes, OTHER, 256);
     for (int byte = 0; byte < 128; byte++)
         if ((byte | 32) >= 'a' && (byte | 32) <= 'z')
             classes[byte] = LETTER;
@@ -174,7 +179,7 @@ int64_t batchloom_set_rules(const char *prefixes, const char *suffixes, const ch
             classes[byte] = PUNCTUATION;
         else if ((byte >= '\t' && byte <= '\r') || (byte >= 0x1C && byte <= ' '))
             classes[byte] = SPACE;
-    classes[0xC2] = classes[0xE1] = classes[0xE2] = classes[0xE3] = LEAD;
+    classes[0xC2] = classes[0xE1] = classes[0xE2] = classes[0xE3] = OTHER | LEAD;
     for (; *prefixes; prefixes++)
         classes[(uint8_t)*prefixes] |= PREFIX;
     for (; *suffixes; suffixes++)
@@ -205,11 +210,13 @@ static int64_t measure_space(const uint8_t *text, int64_t size)
     if (size < 3)
         return 0;
     uint8_t second = text[1], third = text[2];
-    int is_space = (byte == 0xE1 && second == 0x9A && third == 0x80) || (byte == 0xE3 && second == 0x80 && third == 0x80);
+    int is_space = byte == 0xE1 && second == 0x9A && third == 0x80;
     if (byte == 0xE2 && second == 0x80)
         is_space = third <= 0x8A || third == 0xA8 || third == 0xA9 || third == 0xAF;
-    else if (byte == 0xE2 && second == 0x81)
-        is_space = third == 0x9F;
+    else if (byte == 0xE2)
+        is_space = second == 0x81 && third == 0x9F;
+    else if (byte == 0xE3)
+        is_space = second == 0x80 && third == 0x80;
     return is_space ? 3 : 0;
 }
 
@@ -346,10 +353,13 @@ static int add_ascii_segment(const uint8_t *segment, int64_t size)
     return 1;
 }
 
-// Adds the words of a segment; returns 0 if they are unknown.
-static int add_segment(const uint8_t *segment, int64_t size, int is_segment_ascii)
+// Adds the words of a segment whose bytes are of some classes; returns 0 if they are unknown.
+static int add_segment(const uint8_t *segment, int64_t size, int all_classes)
 {
-    if (is_segment_ascii) {
+    int is_plain = !(all_classes & OTHER);
+    if (all_classes == LETTER && add_ascii_word(segment, size))
+        return 1;
+    if (is_plain) {
         Counts before = counts;
         if (add_ascii_segment(segment, size))
             return 1;
@@ -361,7 +371,7 @@ static int add_segment(const uint8_t *segment, int64_t size, int is_segment_asci
     const uint32_t *words = (const uint32_t *)segment_words.data + entry->first_word;
     for (uint32_t k = 0; k < entry->word_count; k++) {
         int64_t bytes = words[k] >> 2;
-        add_word(bytes, is_segment_ascii ? bytes : count_characters(segment, bytes), words[k] & 3);
+        add_word(bytes, is_plain ? bytes : count_characters(segment, bytes), words[k] & 3);
         segment += bytes;
     }
     return 1;
@@ -369,7 +379,8 @@ static int add_segment(const uint8_t *segment, int64_t size, int is_segment_asci
 
 static int start_text(int64_t size)
 {
-    Memory *memories[] = {&letter_memory, &bound_memory, &unknown, &slot_memory, &first_memory, &times_memory, &shared_memory};
+    Memory *memories[] = {&letter_memory, &bound_memory,     &unknown,    &first_memory,
+                          &times_memory,  &candidate_memory, &slot_memory};
     for (size_t k = 0; k < sizeof(memories) / sizeof(*memories); k++)
         release_large(memories[k]);
     // A text has at most as many words as bytes. Memory that is not written to takes no space.
@@ -410,14 +421,14 @@ int64_t batchloom_split(const uint8_t *text, int64_t size, int64_t is_new, Count
             at += space;
             continue;
         }
-        uint8_t bits = 0;
+        int all_classes = 0;
         for (start = at; at < size && !measure_space(text + at, size - at); at++)
-            bits |= text[at];
+            all_classes |= classes[text[at]];
         Counts before = counts;
-        int is_known = add_segment(text + start, at - start, bits < 128);
+        int is_known = add_segment(text + start, at - start, all_classes);
         if (is_known && !unknown_count) {
             memcpy(letters + bounds[before.words], text + start, at - start);
-            is_ascii &= bits < 128;
+            is_ascii &= !(all_classes & OTHER);
             position = at;
             continue;
         }
@@ -546,12 +557,15 @@ static int may_exceed(int64_t n, double characters)
     return 0;
 }
 
-// Finds words that begin like others of the text, together with what follows; returns 0 without memory.
-static int find_shared_beginnings(void)
+// Lists the words that n-grams, of at least n words, may be repeated from: a long one repeats only if another one
+// begins with the same bytes. Returns 0 without memory.
+static int list_candidates(int64_t n)
 {
-    if (!clear_slots(counts.words) || !reserve(&shared_memory, counts.words))
+    if (!clear_slots(counts.words) || !reserve(&candidate_memory, 4 * counts.words) ||
+        !reserve(&times_memory, 4 * counts.words))
         return 0;
-    uint8_t *is_shared = shared_memory.data;
+    // The counts are no longer needed.
+    uint32_t *candidates = candidate_memory.data, *is_shared = times_memory.data;
     Slot *slots = slot_memory.data;
     for (int64_t word = 0; word < counts.words; word++) {
         uint64_t hash = hash_bytes(letters + bounds[word], BEGINNING_BYTES), slot = hash & slot_mask;
@@ -566,38 +580,33 @@ static int find_shared_beginnings(void)
         else
             slots[slot] = (Slot){tag, word + 1};
     }
+    candidate_count = 0;
+    for (int64_t word = 0; word <= counts.words - n; word++)
+        if (is_shared[word] || bounds[word + n] - bounds[word] < BEGINNING_BYTES)
+            candidates[candidate_count++] = word;
     return 1;
-}
-
-// Returns if an n-gram may be repeated.
-static int is_candidate(int64_t word, int64_t n)
-{
-    const uint8_t *is_shared = shared_memory.data;
-    return is_shared[word] || bounds[word + n] - bounds[word] < BEGINNING_BYTES;
 }
 
 // Returns the characters of repeated n-grams, as datatrove's find_all_duplicate: their words are skipped, and n-grams
 // that begin in them are not recorded. Returns OUT_OF_MEMORY without memory.
 static int64_t measure_repeated_ngrams(int64_t n)
 {
-    int64_t last = counts.words - n, candidates = 0, characters = 0;
-    for (int64_t word = 0; word <= last; word++)
-        candidates += is_candidate(word, n);
-    if (!clear_slots(candidates))
+    if (!clear_slots(candidate_count))
         return OUT_OF_MEMORY;
-    for (int64_t word = 0; word <= last; word++)
-        if (is_candidate(word, n) && find_first(word, n, 0) != word) {
-            characters += measure_ngram(word, n);
-            word += n - 1;
+    const uint32_t *candidates = candidate_memory.data;
+    int64_t characters = 0, next = 0;
+    for (int64_t k = 0; k < candidate_count && candidates[k] + n <= counts.words; k++)
+        if (candidates[k] >= next && find_first(candidates[k], n, 0) != candidates[k]) {
+            characters += measure_ngram(candidates[k], n);
+            next = candidates[k] + n;
         }
     return characters;
 }
 
-// Finds the first limit that the text exceeds: those of its most frequent n-gram, in the order of n, and then those of
-// all its repeated n-grams. A limit is a share of the characters of the text.
-//
-// Returns the index of the limit, or NO_EXCESS; the characters are in result[0], and of the most frequent
-// n-gram result[1] is its count and result[2] its first word.
+// Finds the first limit that the text exceeds: first those of its most frequent n-gram, then those of all its repeated
+// n-grams, each by ascending n. A limit is a share of the characters of the text. Returns the index of the limit, or
+// NO_EXCESS. result[0] is the number of characters; of the most frequent n-gram, result[1] is its count, and result[2]
+// its first word.
 int64_t batchloom_find_excess(int64_t characters, int64_t tops, int64_t limit_count, const int64_t *sizes,
                               const double *limits, int64_t *result)
 {
@@ -619,7 +628,7 @@ int64_t batchloom_find_excess(int64_t characters, int64_t tops, int64_t limit_co
         if ((double)result[0] / characters > limits[k])
             return k;
     }
-    if (tops < limit_count && !find_shared_beginnings())
+    if (tops < limit_count && !list_candidates(sizes[tops]))
         return OUT_OF_MEMORY;
     for (int64_t k = tops; k < limit_count; k++) {
         result[0] = measure_repeated_ngrams(sizes[k]);

@@ -66,8 +66,8 @@ def find_excess(text: str, top_limits: NgramLimits, duplicate_limits: NgramLimit
         top_limits: limits of the most frequent n-gram, whose words are joined by spaces, by ascending n. Of n-grams
             that are as frequent, the first one counts.
         duplicate_limits: limits of all n-grams that occurred before, without spaces, as counted by datatrove's
-            ``find_all_duplicate``: the words of a repeated n-gram are skipped, and n-grams that begin in them are not
-            recorded.
+            ``find_all_duplicate``, by ascending n: the words of a repeated n-gram are skipped, and n-grams that begin
+            in them are not recorded.
     """
     kernel = find_word_kernel()
     find = find_excess_in_python if kernel is None else kernel.find_excess
@@ -76,11 +76,17 @@ def find_excess(text: str, top_limits: NgramLimits, duplicate_limits: NgramLimit
 
 def count_words_in_python(text: str) -> WordCounts:
     """Count words as :func:`count_words`, without the library."""
-    words = list(iter_words(text))
-    kinds = list(map(_WORD_KINDS.__getitem__, words))
-    symbols = [word for word, kind in zip(words, kinds, strict=True) if kind & _SYMBOL]
-    characters = sum(map(len, words)) - sum(map(len, symbols))
-    return WordCounts(len(words), len(symbols), sum(kind & _HAS_LETTER for kind in kinds) // _HAS_LETTER, characters)
+    words = symbols = letter_words = characters = 0
+    for word, times in Counter(iter_words(text)).items():
+        kind = _WORD_KINDS[word]
+        words += times
+        if kind & _HAS_LETTER:
+            letter_words += times
+        if kind & _SYMBOL:
+            symbols += times
+        else:
+            characters += times * len(word)
+    return WordCounts(words, symbols, letter_words, characters)
 
 
 def _classify_word(word: str) -> int:
@@ -105,27 +111,40 @@ def find_excess_in_python(text: str, top_limits: NgramLimits, duplicate_limits: 
         characters = times * len(" ".join(ngram))
         if characters / len(text) > share:
             return NgramExcess(n, share, characters, " ".join(ngram), times)
-    beginnings = [letters[start : start + _BEGINNING_LENGTH] for start in ends[:-1]]
-    beginning_counts = Counter(beginnings)
-    is_shared = [beginning_counts[beginning] > 1 for beginning in beginnings]
+    candidates = _list_candidates(letters, ends, duplicate_limits[0][0]) if duplicate_limits else []
     for n, share in duplicate_limits:
-        characters = _measure_repeated_ngrams(letters, ends, n, is_shared)
+        characters = _measure_repeated_ngrams(letters, ends, n, candidates)
         if characters / len(text) > share:
             return NgramExcess(n, share, characters)
     return None
 
 
-def _measure_repeated_ngrams(letters: str, ends: list[int], n: int, is_shared: list[bool]) -> int:
+def _list_candidates(letters: str, ends: list[int], n: int) -> list[int]:
+    """List the words that n-grams, of at least ``n`` words, may be repeated from.
+
+    A long n-gram repeats only if another one begins with the same characters.
+    """
+    beginnings = [letters[start : start + _BEGINNING_LENGTH] for start in ends[:-1]]
+    counts = Counter(beginnings)
+    sizes = map(operator.sub, ends[n:], ends)
+    return [
+        word
+        for word, (beginning, size) in enumerate(zip(beginnings, sizes, strict=False))
+        if counts[beginning] > 1 or size < _BEGINNING_LENGTH
+    ]
+
+
+def _measure_repeated_ngrams(letters: str, ends: list[int], n: int, candidates: list[int]) -> int:
     ngrams, characters, free = set[str](), 0, 0
-    for start, (first, last) in enumerate(zip(ends, ends[n:], strict=False)):
-        # A long n-gram repeats only if another one begins with the same characters.
-        if start < free or not (is_shared[start] or last - first < _BEGINNING_LENGTH):
+    for word in candidates:
+        if word < free or word + n >= len(ends):
             continue
-        ngram = letters[first:last]
+        ngram = letters[ends[word] : ends[word + n]]
         if ngram in ngrams:
-            characters += last - first
-            free = start + n
-        ngrams.add(ngram)
+            characters += len(ngram)
+            free = word + n
+        else:
+            ngrams.add(ngram)
     return characters
 
 

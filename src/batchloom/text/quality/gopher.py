@@ -68,7 +68,6 @@ def _clean_text(settings: Gopher, text: str) -> str | DroppedText:
     return (
         _check_words(settings, counts)
         or _check_symbols(settings, text, counts)
-        or _check_lines(settings, text)
         or _check_word_kinds(settings, text, counts)
         or text
     )
@@ -93,28 +92,28 @@ def _check_words(settings: Gopher, counts: WordCounts) -> DroppedText | None:
 
 
 def _check_symbols(settings: Gopher, text: str, counts: WordCounts) -> DroppedText | None:
-    count, most = counts.words, settings.max_symbols
+    count, most, ellipses = counts.words, settings.max_symbols, text.count("...") + text.count("…")
     if most is not None and count:
-        hashes, ellipses = text.count("#"), text.count("...") + text.count("…")
+        hashes = text.count("#")
         if hashes / count > most:
             return DroppedText(HASHES, f"{hashes:,} in {count:,} words, at most {most:g} per word")
         if ellipses / count > most:
             return DroppedText(ELLIPSES, f"{ellipses:,} in {count:,} words, at most {most:g} per word")
-    return None
+    return _check_lines(settings, text, ellipses)
 
 
-def _check_lines(settings: Gopher, text: str) -> DroppedText | None:
+def _check_lines(settings: Gopher, text: str, ellipses: int) -> DroppedText | None:
     most, most_ends = settings.max_bullet_lines, settings.max_ellipsis_lines
     # Most texts have too few of these characters for their line ends.
     least_lines = text.count("\n")
     may_have_bullets = most is not None and text.count("•") + text.count("-") > most * least_lines
-    may_have_ends = most_ends is not None and text.count("...") + text.count("…") > most_ends * least_lines
+    may_have_ends = most_ends is not None and ellipses > most_ends * least_lines
     lines = text.splitlines() if may_have_bullets or may_have_ends else []
-    if most is not None and lines:
+    if most is not None and may_have_bullets and lines:
         bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
         if bullets / len(lines) > most:
             return DroppedText(BULLETS, _format_line_share(bullets, len(lines), most))
-    if most_ends is not None and lines:
+    if most_ends is not None and may_have_ends and lines:
         ends = sum(line.rstrip().endswith(("...", "…")) for line in lines)
         if ends / len(lines) > most_ends:
             return DroppedText(ELLIPSIS_LINES, _format_line_share(ends, len(lines), most_ends))
