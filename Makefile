@@ -2,8 +2,9 @@
 PYTHON ?= $(shell for p in python3.11 python3.12 python3 python3.13; do \
 	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
 BIN := .venv/bin
-# An editable install compiles the kernel.
-INSTALLED = pyproject.toml constraints.txt hatch_build.py $(addprefix src/batchloom/batches/assembly/,kernel.c kernel_build.py)
+# An editable install compiles the native libraries.
+INSTALLED = pyproject.toml constraints.txt hatch_build.py \
+	$(addprefix src/batchloom/,core/native.py batches/assembly/kernel.c text/words.c)
 
 # make test PYTEST_ARGS="-p randomly" runs the tests in a random order, as CI does.
 # One process more than two cores: most tests wait for processes and servers that they start.

@@ -1,4 +1,4 @@
-"""Build hook that compiles the native kernel; without a compiler the package is built without it."""
+"""Build hook that compiles the native libraries; without a compiler the package is built without them."""
 
 import runpy
 import sysconfig
@@ -7,18 +7,15 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_FOLDER = "src/batchloom/batches/assembly"
 
-
-class KernelBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - the hook's signature
-        folder = Path(self.root, _FOLDER)
-        module = runpy.run_path(str(folder / "kernel_build.py"))
+        native = runpy.run_path(str(Path(self.root, "src/batchloom/core/native.py")))
         try:
-            library = module["compile_kernel"](folder)
+            libraries = [native["compile_library"](source, source.parent) for source in native["SOURCES"]]
         except OSError as error:
-            self.app.display_warning(f"The native kernel is not built, and batches are made by numpy: {error}")
+            self.app.display_warning(f"The native libraries are not built; numpy and Python do their work: {error}")
             return
-        build_data["artifacts"].append(f"{_FOLDER}/{library.name}")
+        build_data["artifacts"] += [str(library.relative_to(self.root)) for library in libraries]
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

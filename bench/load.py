@@ -85,7 +85,7 @@ def compare_kernel(folder: Path, rounds: int) -> None:
     """Print the processor time of a batch of each way, and each way's speed relative to the kernel's."""
     kernel = find_kernel()
     if kernel is None:
-        raise SystemExit("the native kernel was not built: python -m batchloom.batches.assembly.kernel_build")
+        raise SystemExit("the native kernel was not built: python -m batchloom.core.native")
     int32 = BatchOptions(dtype="int32")
     sources = {
         "kernel": (kernel, ours(folder, "numpy", 0)),

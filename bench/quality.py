@@ -3,11 +3,12 @@
     python bench/quality.py [--peers]
 
 The same documents for all: Python's documentation, its sources, and the prose under
-/usr/share/doc, cut at 20,000 characters. Speeds are by processor time. Each of our steps gets
-batches of about a million characters, and also documents that another one drops.
+/usr/share/doc, cut at 20,000 characters. Speeds are by processor time. Each step also gets documents that another
+one drops.
 """
 
 import argparse
+import functools
 import gzip
 import os
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 from batchloom.text import build_index
 from batchloom.text.decontamination import make_step_with_index
 from batchloom.text.quality import c4, fineweb, gopher, repetition
-from batchloom.text.steps import CleanFunction, WordSplitter, WordStep
+from batchloom.text.steps import CleanFunction
 
 MOST = 20_000
 STEPS: dict[str, CleanFunction] = {
@@ -52,40 +53,25 @@ def documents(most_bytes: int) -> list[str]:
     return [text for text in found[::step] if text and "\0" not in text]
 
 
-def speed(run: Callable[[Sequence[str]], object], batches: Sequence[Sequence[str]]) -> float:
+def speed(run: Callable[[Sequence[str]], object], texts: Sequence[str]) -> float:
     """Return MB/s of processor time, the better of two rounds."""
-    size, best = sum(len(text.encode()) for texts in batches for text in texts), 0.0
+    size, best = sum(len(text.encode()) for text in texts), 0.0
     for _ in range(2):
         begin = time.process_time()
-        for texts in batches:
-            run(texts)
+        run(texts)
         best = max(best, size / (time.process_time() - begin) / 1e6)
     return best
 
 
-def group(texts: Sequence[str], characters: int = 1_000_000) -> list[list[str]]:
-    """Group texts into batches of about a number of characters."""
-    batches: list[list[str]] = [[]]
+def run_step(step: CleanFunction, texts: Sequence[str]) -> None:
     for text in texts:
-        if sum(map(len, batches[-1])) > characters:
-            batches.append([])
-        batches[-1].append(text)
-    return batches
-
-
-def run_step(step: CleanFunction, texts: Sequence[str], splitter: WordSplitter) -> None:
-    if isinstance(step, WordStep):
-        step.clean(texts, splitter)
-    else:
-        for text in texts:
-            step(text)
+        step(text)
 
 
 def run_steps(texts: Sequence[str]) -> None:
     """Run all four steps in a row, whatever their verdicts."""
-    splitter = WordSplitter()
     for step in STEPS.values():
-        run_step(step, texts, splitter)
+        run_step(step, texts)
 
 
 def contamination(texts: Sequence[str]) -> CleanFunction:
@@ -117,15 +103,14 @@ def main() -> None:
                     split_into_parts.cache_clear()
                     check(Document(text=text, id="0"))
 
-            theirs[name] = speed(run, [some])
-    batches = group(texts)
+            theirs[name] = speed(run, some)
     for name, step in STEPS.items():
-        ours = speed(lambda texts, step=step: run_step(step, texts, WordSplitter()), batches)
+        ours = speed(functools.partial(run_step, step), texts)
         beside = f"   datatrove {theirs[name]:6.2f}   {ours / theirs[name]:5.1f}x" if theirs else ""
         print(f"{name:14} {ours:7.1f}{beside}")
-    print(f"{'the four':14} {speed(run_steps, batches):7.1f}")
+    print(f"{'the four':14} {speed(run_steps, texts):7.1f}")
     step = contamination(texts)
-    print(f"{'decontaminate':14} {speed(lambda texts: run_step(step, texts, WordSplitter()), batches):7.1f}")
+    print(f"{'decontaminate':14} {speed(functools.partial(run_step, step), texts):7.1f}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """The native kernel gives the bytes of numpy, and numpy takes over where the kernel cannot be used."""
 
-import logging
-import subprocess
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,8 +9,9 @@ from hypothesis import given, settings, strategies as st
 import batchloom
 from batchloom import Mixture, Plan, PlanSpec
 from batchloom.batches import BatchOptions, PlanOptions, assemble_rows, assemble_varlen
-from batchloom.batches.assembly import compile_kernel, find_compiler, find_kernel, load_kernel
+from batchloom.batches.assembly import get_kernel
 from batchloom.core.errors import SettingsError, StoreError
+from batchloom.core.native import KERNEL_SOURCE, compile_library, find_compiler, load_library
 from batchloom.store.format import encode_index
 from batchloom.testing import write_store
 from tiers import examples
@@ -24,7 +23,7 @@ SETTINGS = {"seq_len": 32, "global_batch_size": 4, "output": "numpy", "rank": 0,
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory):
-    return load_kernel(compile_kernel(tmp_path_factory.mktemp("kernel")))
+    return get_kernel(load_library(compile_library(KERNEL_SOURCE, tmp_path_factory.mktemp("kernel")), KERNEL_SOURCE))
 
 
 @pytest.fixture(scope="module")
@@ -191,51 +190,6 @@ def test_ids_outside_the_vocabulary_and_wrong_spans_are_the_same_errors(kernel, 
     assert "holds token id 300 in document 4" in messages[0][0]
 
 
-@pytest.fixture
-def own_folder(tmp_path, monkeypatch):
-    """Folder where the library is searched."""
-    monkeypatch.setattr("batchloom.batches.assembly.kernel.SOURCE", tmp_path / "kernel.c")
-    find_kernel.cache_clear()
-    yield tmp_path
-    find_kernel.cache_clear()
-
-
-@needs_compiler
-@pytest.mark.parametrize("library", ["damaged", "other version", "other library"])
-def test_an_unusable_library_is_named_once_and_numpy_is_used(own_folder, caplog, make_folder, library):
-    path = compile_kernel(own_folder)
-    if library == "damaged":
-        path.write_bytes(path.read_bytes()[:100])
-    else:
-        version = "long batchloom_kernel_version(void) { return 1; }" if library == "other version" else ""
-        source = own_folder / "other.c"
-        source.write_text(f"{version} long batchloom_fill(void) {{ return 0; }}")
-        subprocess.run([*find_compiler(), "-shared", "-fPIC", "-o", path, source], check=True)
-    with caplog.at_level(logging.INFO, "batchloom"):
-        batches = list(batchloom.Loader(write_store(make_folder() / "s", [[1, 2, 3]] * 20), **SETTINGS))
-    assert batches[0]["input_ids"][0, :3].tolist() == [1, 2, 3]
-    (line,) = [record for record in caplog.records if "numpy" in record.getMessage()]
-    assert line.levelno == logging.WARNING
-    assert ("was built from another version" if library == "other version" else path.name) in line.getMessage()
-
-
-def test_a_missing_library_is_named_once(own_folder, caplog):
-    with caplog.at_level(logging.INFO, "batchloom"):
-        assert [find_kernel(), find_kernel()] == [None, None]
-    assert [record.levelname for record in caplog.records] == ["INFO"]
-
-
-def test_without_a_working_compiler_nothing_is_built(tmp_path, monkeypatch):
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(OSError, match="no C compiler"):
-        compile_kernel(tmp_path)
-    monkeypatch.setenv("CC", "/bin/sh -c false")
-    with pytest.raises(OSError, match="/bin/sh failed"):
-        compile_kernel(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("form", ["rows", "varlen"])
 def test_int32_ids_and_labels(mixture, form):
     wide = batchloom.Loader(mixture, **SETTINGS, form=form, steps=4, augment={"noise_prob": 0.2, "vocab_size": 257})
@@ -257,14 +211,3 @@ def test_dtypes_that_do_not_hold_the_ids_are_refused(mixture, make_folder):
     (folder / "p.idx").write_bytes(encode_index(np.array([2], np.uint32), np.dtype("<i8")))
     with pytest.raises(StoreError, match="2\\*\\*31 or more, and dtype='int32'"):
         list(batchloom.Loader(batchloom.open_store(folder / "p"), **SETTINGS, batch=BatchOptions(dtype="int32")))
-
-
-def test_a_universal_python_gets_both_architectures(tmp_path, monkeypatch):
-    compiler = tmp_path / "compiler"
-    compiler.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\ntouch {tmp_path}/libbatchloom_kernel.$PPID\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
-    for platform, expected in (("macosx-10.13-universal2", True), ("macosx-11.0-arm64", False)):
-        monkeypatch.setattr("sysconfig.get_platform", lambda platform=platform: platform)
-        compile_kernel(tmp_path)
-        assert ("-arch arm64 -arch x86_64" in (tmp_path / "words").read_text()) == expected

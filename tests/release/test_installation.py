@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from batchloom.batches.assembly import find_compiler
+from batchloom.core.native import SOURCES, find_compiler, get_library_path
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,9 +21,12 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
-KERNEL = "batchloom/batches/assembly/libbatchloom_kernel.so"
+LIBRARIES = {str(get_library_path(path, path.parent).relative_to(ROOT / "src")) for path in SOURCES}
 LICENSES = {"LICENSE", "english.LICENSE", "gpt2_vocab.LICENSE", "htmx.LICENSE"}
-KERNEL_SCRIPT = "from batchloom.batches.assembly import find_kernel; assert find_kernel() is not None"
+LIBRARY_SCRIPT = """
+from batchloom.core.native import SOURCES, find_library
+assert all(find_library(source, "slow") for source in SOURCES)
+"""
 
 
 def make_environment(**extra):
@@ -78,11 +81,11 @@ def test_the_wheel_holds_the_package_alone(wheel):
     assert {name.split("/")[0] for name in names} == {"batchloom", metadata}
     tracked = run("git", "ls-files", "src/batchloom", cwd=ROOT).split()
     package = {name for name in names if not name.startswith(metadata)}
-    assert package == {path.removeprefix("src/") for path in tracked} | {KERNEL}
+    assert package == {path.removeprefix("src/") for path in tracked} | LIBRARIES
     assert {Path(name).name for name in names if ".dist-info/licenses/" in name} == LICENSES
 
 
-def test_the_tag_is_that_of_the_kernel(wheel):
+def test_the_tag_is_that_of_the_libraries(wheel):
     python, abi, platform = wheel.stem.split("-")[-3:]
     assert (python, abi) == ("py3", "none")
     assert platform.startswith(("linux_", "macosx_"))
@@ -111,7 +114,7 @@ def test_the_installed_package_prepares_checks_and_inspects(scripts, tmp_path):
     batchloom = scripts / "batchloom"
     location = run(scripts / "python", "-c", "import batchloom; print(batchloom.__file__)", cwd=tmp_path).strip()
     assert Path(location).is_relative_to(scripts.parent)
-    run(scripts / "python", "-c", KERNEL_SCRIPT, cwd=tmp_path)
+    run(scripts / "python", "-c", LIBRARY_SCRIPT, cwd=tmp_path)
     # The default tokenizer is part of the package.
     run(batchloom, "prepare", "in.jsonl", "--out", "store", cwd=tmp_path)
     run(batchloom, "check", "store", cwd=tmp_path)

@@ -1,14 +1,14 @@
-"""English words and sentences."""
+"""English words, sentences and n-grams; the native library and Python give the same ones."""
 
-from itertools import chain
-
-import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
-from batchloom.text import count_sentences, english_words, iter_words, word_statistics
+from batchloom.core.native import WORDS_SOURCE, compile_library, find_compiler, load_library
+from batchloom.text import count_sentences, english_words, iter_words
 from batchloom.text.english_words import split_segment_words
+from batchloom.text.words import WordKernel, count_words_in_python, find_excess_in_python
 from text.quality_texts import make_words
+from tiers import examples
 
 
 @pytest.mark.parametrize(
@@ -99,50 +99,73 @@ def test_cached_affixes_give_the_words_of_the_complete_rules(segment):
     assert split_segment_words(segment) == english_words._split_any_segment(segment)
 
 
+# (n, share) pairs: of all n-grams, and of many sizes of which some are exceeded.
+EVERY, SOME = ((1, 0.0), (2, 0.0)), ((1, 0.3), (2, 0.2), (3, 0.18), (4, 0.1), (7, 0.05))
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    if find_compiler() is None:
+        pytest.skip("no C compiler")
+    return WordKernel(load_library(compile_library(WORDS_SOURCE, tmp_path_factory.mktemp("words")), WORDS_SOURCE))
+
+
+def assert_same(kernel, text):
+    assert kernel.count_words(text) == count_words_in_python(text)
+    for limits in ((EVERY, ()), ((), EVERY), (SOME, SOME), ((), SOME), ((), ((5, 0.0),))) if text else ():
+        assert kernel.find_excess(text, *limits) == find_excess_in_python(text, *limits)
+
+
 SPACES = [" ", "  ", "\n", "\t", "\x1c", "\x85", "\u00a0", "\u2003", "\u2028", "\u3000", "\u200b", "\ufeff"]
 PIECES = st.sampled_from(
-    [*SEGMENT_PARTS, *SPACES, "\ud800", "\U000e0001", "\u0558", "x" * 70, "étc.", "語。", "a.b", "J.", "don't."]
+    [*SEGMENT_PARTS, *SPACES, "\ud800", "\U000e0001", "\u0558", "x" * 70, "étc.", "語。", "a.b", "J.", "don't.", "\x00"]
 )
 
 
-@given(st.lists(st.lists(PIECES, max_size=30).map("".join) | st.text(max_size=80), max_size=5))
-def test_words_of_a_batch_are_those_of_its_texts(texts):
-    words = word_statistics.split_words(texts)
-    words_by_text = [list(iter_words(text)) for text in texts]
-    split = list(chain.from_iterable(words_by_text))
-    assert np.diff(words.bounds).tolist() == list(map(len, words_by_text))
-    assert words.lengths.tolist() == list(map(len, split))
-    assert words.letters.tolist() == [any(map(str.isalpha, word)) for word in split]
-    assert words.symbols.tolist() == list(map(english_words.load_english_set("punctuation").issuperset, split))
-    some = list(range(0, len(texts), 2))
-    assert words.select(some).lengths.tolist() == [len(word) for at in some for word in words_by_text[at]]
+@given(st.lists(PIECES, max_size=60).map("".join) | st.text(max_size=80))
+@settings(max_examples=examples(300))
+def test_any_text_has_the_same_words_and_ngrams(kernel, text):
+    assert_same(kernel, text)
 
 
-def test_words_are_split_at_pythons_white_space():
-    spaces = [character for character in map(chr, range(0x110000)) if character.isspace()]
-    others = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000 and not chr(code).isspace()]
-    words = word_statistics.split_words([f"a{space}b" for space in spaces] + ["".join(others)])
-    assert np.diff(words.bounds[:-1]).tolist() == [2] * len(spaces)
-    assert words.lengths[words.bounds[-2] :].tolist() == list(map(len, iter_words("".join(others))))
+@given(st.text("ab1.-/'(): A$=~*_\x00\x7f", max_size=12))
+@settings(max_examples=examples(300))
+def test_any_segment_of_ascii_has_the_same_words(kernel, text):
+    assert_same(kernel, text)
 
 
-def test_a_large_text_is_measured_like_its_parts():
+@given(st.lists(st.sampled_from(["a", "ab", "b", "ba", "é", "the same beginning", "otherwise", ","]), max_size=60))
+def test_repeated_words_have_the_same_ngrams(kernel, words):
+    assert_same(kernel, " ".join(words))
+
+
+def test_words_are_split_at_pythons_white_space(kernel):
+    characters = [chr(code) for code in range(0x110000)]
+    for character in filter(str.isspace, characters):
+        assert kernel.count_words(f"a{character}b").words == 2
+    others = "".join(character for character in characters if not character.isspace())
+    assert kernel.count_words(others) == count_words_in_python(others)
+
+
+def test_large_texts_and_more_segments_than_the_library_keeps(kernel):
+    # Each of the segments has more than one word and is not split by the library.
+    text = " ".join(f"{'x' * (number % 7)}{number}km don't" for number in range(150_000))
+    assert kernel.count_words(text) == count_words_in_python(text)
+    assert kernel.count_words("x" * 1_000_000) == (1, 0, 1, 1_000_000)
+    assert kernel.count_words("é" * 9_000_000) == (1, 0, 1, 9_000_000)
     paragraph = " ".join(make_words(10_000)) + "\n"
-    words, paragraph_words = word_statistics.split_words([paragraph * 8]), word_statistics.split_words([paragraph])
-    assert words.lengths.tolist() == paragraph_words.lengths.tolist() * 8
-    assert word_statistics.split_words(["x" * 1_000_000]).lengths.tolist() == [1_000_000]
+    excess = kernel.find_excess(paragraph * 8, (), ((10, 0.5),))
+    assert excess == find_excess_in_python(paragraph * 8, (), ((10, 0.5),))
+    assert excess.characters == 7 * 60_000
 
 
-def test_more_distinct_words_than_are_split_at_once_stay_in_order():
-    # Every second segment is two words, so words and segments have different numbers.
-    texts = [" ".join(f"{'x' * (number % 7)}{number} don't" for number in range(70_000)), "(one, two)"]
-    words = word_statistics.split_words(texts)
-    split = [word for text in texts for word in iter_words(text)]
-    vocabulary = words.vocabulary.take(words.numbers).to_pylist()
-    assert vocabulary == split
-    repeats, repeated = words.make_ngrams().find_repeats(1)
-    first = {}
-    for number, word in enumerate(split[: words.bounds[1]]):
-        first.setdefault(word, number)
-    assert repeats.tolist() == [number for number, word in enumerate(split[: words.bounds[1]]) if first[word] < number]
-    assert sorted({*repeats.tolist(), first["do"], first["n't"]}) == repeated.tolist()
+def test_the_most_frequent_ngram_is_the_first_one_of_equals(kernel):
+    excess = kernel.find_excess("one two, one two. don't x don't x", ((2, 0.1),), ())
+    assert (excess.ngram, excess.times, excess.characters) == ("one two", 2, 14)
+
+
+def test_python_counts_repeats_like_datatrove(kernel):
+    words = ["a", "b", "c", "a", "b", "c", "a", "b", "c"]
+    assert list(iter_words(" ".join(words))) == words
+    # The words of a repeated n-gram are skipped.
+    assert kernel.find_excess(" ".join(words), (), ((3, 0.0),)).characters == 6

@@ -10,7 +10,7 @@ from batchloom.core.errors import MissingDependencyError, SettingsError
 from batchloom.core.settings import from_plain, is_text, quote_value, raise_problems, suggest, to_plain
 from batchloom.text import decontamination, html, language, length, normalization, pii
 from batchloom.text.quality import boilerplate, c4, fineweb, gopher, repetition
-from batchloom.text.steps import CleanFunction, CleanStep, DroppedText, WordSplitter, WordStep
+from batchloom.text.steps import CleanFunction, CleanStep, DroppedText
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,13 +231,10 @@ class TextCleaner:
         """Apply every step to every text, until a step drops it."""
         cleaned = CleanResult(list(texts), list(range(len(texts))))
         sizes = list(map(compute_utf8_length, texts))
-        counts, splitter = [], WordSplitter()
+        counts = []
         for number, clean in enumerate(self._cleans):
             documents, size = len(sizes), sum(sizes)
-            if isinstance(clean, WordStep):
-                results = clean.clean(cleaned.texts, splitter)
-            else:
-                results = list(map(clean, cleaned.texts))
+            results = list(map(clean, cleaned.texts))
             if isinstance(clean, language.LanguageStep):
                 cleaned.languages = clean.take()
             changed = _apply_step_results(cleaned, sizes, number, results)

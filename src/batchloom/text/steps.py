@@ -1,19 +1,12 @@
 """Cleaning steps (each maps a text to a text or a drop): types and settings."""
 
-import operator
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, final
+from typing import Annotated, Any, NamedTuple
 
 from batchloom.core.settings import as_int, is_bool, is_positive_number, is_text, quote_value, raise_problems
-
-if TYPE_CHECKING:
-    from batchloom.text.word_statistics import BatchWords
-
-# The words of a batch of about this many characters are in memory at once.
-_BATCH_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,67 +37,6 @@ class DroppedText:
 
 
 CleanFunction = Callable[[str], str | DroppedText]
-
-
-@final
-class WordSplitter:
-    """Cache of the words of a batch, shared by consecutive rules."""
-
-    def __init__(self) -> None:
-        self._batches: list[tuple[list[str], BatchWords]] = []
-
-    def split(self, texts: Sequence[str]) -> Iterator[tuple[list[str], "BatchWords"]]:
-        """Yield texts with their words, a batch at a time.
-
-        If the previous call had all these texts, too, their words are not split again.
-        """
-        remaining = set(map(id, texts))
-        selections = [[n for n, text in enumerate(batch) if id(text) in remaining] for batch, _ in self._batches]
-        known = [batch[n] for (batch, _), selection in zip(self._batches, selections, strict=True) for n in selection]
-        if len(known) == len(texts) and all(map(operator.is_, known, texts)):
-            batches = zip(self._batches, selections, strict=True)
-            self._batches = [
-                ([batch[n] for n in selection], words.select(selection)) for (batch, words), selection in batches
-            ]
-        else:
-            from batchloom.text.word_statistics import split_words  # noqa: PLC0415 - imports pyarrow
-
-            self._batches = [(batch, split_words(batch)) for batch in _iter_batches(texts)]
-        yield from self._batches
-
-
-def _iter_batches(texts: Sequence[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    characters = 0
-    for text in texts:
-        if batch and characters + len(text) > _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-        batch.append(text)
-        characters += len(text)
-    if batch:
-        yield batch
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class WordStep:
-    """Step that drops texts by their words, which are split for many texts at once.
-
-    ``find_drops`` returns the drop, or None, of each text of a batch.
-    """
-
-    find_drops: Callable[[Sequence[str], "BatchWords"], list[DroppedText | None]]
-
-    def __call__(self, text: str) -> str | DroppedText:
-        return self.clean([text], WordSplitter())[0]
-
-    def clean(self, texts: Sequence[str], splitter: WordSplitter) -> list[str | DroppedText]:
-        """Return each text or its drop."""
-        results: list[str | DroppedText] = []
-        for batch, words in splitter.split(texts):
-            results += [drop or text for text, drop in zip(batch, self.find_drops(batch, words), strict=True)]
-        return results
 
 
 class Limit(NamedTuple):

@@ -6,5 +6,4 @@ from .batch_spec import (
     Labels as Labels,
 )
 from .device import require_torch as require_torch, to_torch as to_torch
-from .kernel import find_kernel as find_kernel, load_kernel as load_kernel
-from .kernel_build import compile_kernel as compile_kernel, find_compiler as find_compiler
+from .kernel import find_kernel as find_kernel, get_kernel as get_kernel

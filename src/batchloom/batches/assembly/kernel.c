@@ -57,7 +57,7 @@ enum { LINE_BYTES = 64, PAGE_BYTES = 4096, SPANS_AHEAD = 4, MOST_PREFETCHED_BYTE
 #define VECTORIZED
 #endif
 
-// Identifies the source that the library was built from; see kernel_build.py.
+// Identifies the source that the library was built from; see core/native.py.
 int64_t batchloom_kernel_version(void)
 {
     return KERNEL_VERSION;

@@ -6,18 +6,13 @@ See https://arxiv.org/abs/2112.11446. Counts are those of datatrove's ``GopherQu
 
 import functools
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-import numpy as np
+from typing import Final
 
 from batchloom.text.english_words import SEGMENT_WORDS, iter_words
-from batchloom.text.steps import CleanFunction, Count, DroppedText, Number, Share, Words, WordStep, check_limits
-
-if TYPE_CHECKING:
-    from batchloom.text.word_statistics import BatchWords
+from batchloom.text.steps import CleanFunction, Count, DroppedText, Number, Share, Words, check_limits
+from batchloom.text.words import WordCounts, count_words
 
 FEW_WORDS: Final = "gopher: too few words"
 MANY_WORDS: Final = "gopher: too many words"
@@ -65,40 +60,20 @@ class Gopher:
 
 def make_gopher_step(settings: Gopher) -> CleanFunction:
     """Return a function that drops texts that violate a rule."""
-    return WordStep(functools.partial(_find_drops, settings))
+    return functools.partial(_clean_text, settings)
 
 
-class _WordCounts(NamedTuple):
-    """Numbers of the words of a text, and of those that are not only punctuation."""
-
-    words: int
-    symbols: int
-    letter_words: int
-    # Of the words that are not symbols.
-    characters: int
-
-
-def _find_drops(settings: Gopher, texts: Sequence[str], words: "BatchWords") -> list[DroppedText | None]:
-    counts = map(
-        _WordCounts,
-        np.diff(words.bounds).tolist(),
-        words.add_by_text(words.symbols),
-        words.add_by_text(words.letters),
-        words.add_by_text(words.lengths * ~words.symbols),
-    )
-    return [_check_text(settings, text, count) for text, count in zip(texts, counts, strict=True)]
-
-
-def _check_text(settings: Gopher, text: str, counts: _WordCounts) -> DroppedText | None:
+def _clean_text(settings: Gopher, text: str) -> str | DroppedText:
+    counts = count_words(text)
     return (
         _check_words(settings, counts)
         or _check_symbols(settings, text, counts)
-        or _check_lines(settings, text)
         or _check_word_kinds(settings, text, counts)
+        or text
     )
 
 
-def _check_words(settings: Gopher, counts: _WordCounts) -> DroppedText | None:
+def _check_words(settings: Gopher, counts: WordCounts) -> DroppedText | None:
     count = counts.words - counts.symbols
     if settings.min_words is not None and count < settings.min_words:
         return DroppedText(FEW_WORDS, f"{count:,} words, at least {settings.min_words:,}")
@@ -116,29 +91,29 @@ def _check_words(settings: Gopher, counts: _WordCounts) -> DroppedText | None:
     return None
 
 
-def _check_symbols(settings: Gopher, text: str, counts: _WordCounts) -> DroppedText | None:
-    count, most = counts.words, settings.max_symbols
+def _check_symbols(settings: Gopher, text: str, counts: WordCounts) -> DroppedText | None:
+    count, most, ellipses = counts.words, settings.max_symbols, text.count("...") + text.count("…")
     if most is not None and count:
-        hashes, ellipses = text.count("#"), text.count("...") + text.count("…")
+        hashes = text.count("#")
         if hashes / count > most:
             return DroppedText(HASHES, f"{hashes:,} in {count:,} words, at most {most:g} per word")
         if ellipses / count > most:
             return DroppedText(ELLIPSES, f"{ellipses:,} in {count:,} words, at most {most:g} per word")
-    return None
+    return _check_lines(settings, text, ellipses)
 
 
-def _check_lines(settings: Gopher, text: str) -> DroppedText | None:
+def _check_lines(settings: Gopher, text: str, ellipses: int) -> DroppedText | None:
     most, most_ends = settings.max_bullet_lines, settings.max_ellipsis_lines
     # Most texts have too few of these characters for their line ends.
     least_lines = text.count("\n")
     may_have_bullets = most is not None and text.count("•") + text.count("-") > most * least_lines
-    may_have_ends = most_ends is not None and text.count("...") + text.count("…") > most_ends * least_lines
+    may_have_ends = most_ends is not None and ellipses > most_ends * least_lines
     lines = text.splitlines() if may_have_bullets or may_have_ends else []
-    if most is not None and lines:
+    if most is not None and may_have_bullets and lines:
         bullets = sum(line.lstrip().startswith(("•", "-")) for line in lines)
         if bullets / len(lines) > most:
             return DroppedText(BULLETS, _format_line_share(bullets, len(lines), most))
-    if most_ends is not None and lines:
+    if most_ends is not None and may_have_ends and lines:
         ends = sum(line.rstrip().endswith(("...", "…")) for line in lines)
         if ends / len(lines) > most_ends:
             return DroppedText(ELLIPSIS_LINES, _format_line_share(ends, len(lines), most_ends))
@@ -149,7 +124,7 @@ def _format_line_share(count: int, total: int, most: float) -> str:
     return f"{count:,} of {total:,} lines, at most {most:.0%}"
 
 
-def _check_word_kinds(settings: Gopher, text: str, counts: _WordCounts) -> DroppedText | None:
+def _check_word_kinds(settings: Gopher, text: str, counts: WordCounts) -> DroppedText | None:
     least, share = settings.min_letter_words, counts.letter_words / counts.words if counts.words else 1
     if least is not None and share < least:
         requirement = f"at least {least:.0%}"

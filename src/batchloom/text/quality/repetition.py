@@ -5,19 +5,12 @@ characters of the complete text.
 """
 
 import functools
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
-from batchloom.text.steps import CleanFunction, DroppedText, NgramShares, Share, WordStep, check_limits
-
-if TYPE_CHECKING:
-    from batchloom.text.word_statistics import BatchWords, Ngrams
+from batchloom.text.steps import CleanFunction, DroppedText, NgramShares, Share, check_limits
+from batchloom.text.words import NgramLimits, find_excess
 
 REPETITION_EMPTY: Final = "repetition: empty"
 DUPLICATE_PARAGRAPHS: Final = "repetition: duplicate paragraphs"
@@ -26,11 +19,6 @@ DUPLICATE_LINES: Final = "repetition: duplicate lines"
 LINE_CHARACTERS: Final = "repetition: characters in duplicate lines"
 TOP_NGRAM: Final = "repetition: most frequent {}-gram"
 DUPLICATE_NGRAMS: Final = "repetition: duplicate {}-grams"
-
-# A bound decides only if it is below the limit by this factor, because of rounding.
-_MARGIN = 1 - 1e-9
-
-I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,18 +47,17 @@ class Repetition:
 
 def make_repetition_step(settings: Repetition) -> CleanFunction:
     """Return a function that drops texts with too much repetition."""
-    return WordStep(functools.partial(_find_drops, settings))
+    tops, duplicates = _sort_limits(settings.top_ngrams), _sort_limits(settings.duplicate_ngrams)
+    return functools.partial(_clean_text, settings, tops, duplicates)
 
 
-def _find_drops(settings: Repetition, texts: Sequence[str], words: "BatchWords") -> list[DroppedText | None]:
-    drops = [_check_duplicate_parts(settings, text) for text in texts]
-    ngrams = words.make_ngrams()
-    # Most texts are far from the limits. The n-grams of the others are compared letter by letter.
-    for n, limit, text in _find_top_candidates(settings.top_ngrams, ngrams, texts):
-        drops[text] = drops[text] or _check_top_ngram(n, limit, texts[text], words.get_ends(text))
-    for n, limit, text, starts in _find_duplicate_candidates(settings.duplicate_ngrams, ngrams, texts):
-        drops[text] = drops[text] or _check_duplicate_ngrams(n, limit, texts[text], words.get_ends(text), starts)
-    return drops
+def _sort_limits(shares: NgramShares) -> NgramLimits:
+    """Return (n, limit) by n; of those with the same n, the last counts."""
+    return tuple(sorted({int(n): float(limit) for n, limit in shares}.items()))
+
+
+def _clean_text(settings: Repetition, tops: NgramLimits, duplicates: NgramLimits, text: str) -> str | DroppedText:
+    return _check_duplicate_parts(settings, text) or _check_ngrams(tops, duplicates, text) or text
 
 
 def _check_duplicate_parts(settings: Repetition, text: str) -> DroppedText | None:
@@ -126,73 +113,11 @@ def count_duplicates(parts: Sequence[str]) -> tuple[int, int]:
     return len(parts) - len(distinct), characters
 
 
-def _find_top_candidates(
-    shares: NgramShares, ngrams: "Ngrams", texts: Sequence[str]
-) -> Iterator[tuple[int, float, int]]:
-    """Yield n, its limit, and each text whose most frequent n-gram may exceed it."""
-    sizes, times = _measure(texts)[ngrams.texts], None
-    for n, limit in _sort_shares(shares):
-        lengths, most = ngrams.measure(n) + n - 1, limit * sizes * _MARGIN
-        # An n-gram occurs at most as often as the shorter one that it begins with.
-        times = ngrams.count(n, np.ones(len(lengths), bool)) if times is None else times
-        candidates = times * lengths > most
-        candidates &= ngrams.count(n, candidates) * lengths > most
-        for text in np.unique(ngrams.texts[candidates]).tolist():
-            yield n, limit, text
-
-
-def _check_top_ngram(n: int, limit: float, text: str, ends: list[int]) -> DroppedText | None:
-    letters = "".join(text.split())
-    words = [letters[start:end] for start, end in pairwise(ends)]
-    if len(words) < n:
+def _check_ngrams(tops: NgramLimits, duplicates: NgramLimits, text: str) -> DroppedText | None:
+    excess = find_excess(text, tops, duplicates)
+    if excess is None:
         return None
-    # Of those that are as frequent, the first one counts.
-    (ngram, times), *_ = Counter(zip(*(words[start:] for start in range(n)), strict=False)).most_common(1)
-    characters = times * len(" ".join(ngram))
-    if characters / len(text) <= limit:
-        return None
-    detail = f"{' '.join(ngram)[:80]!r} {times:,} times, {_format_share(characters, len(text), limit)}"
-    return DroppedText(TOP_NGRAM.format(n), detail)
-
-
-def _find_duplicate_candidates(
-    shares: NgramShares, ngrams: "Ngrams", texts: Sequence[str]
-) -> Iterator[tuple[int, float, int, list[int]]]:
-    """Yield n, its limit, and texts whose repeated n-grams may exceed it, with these."""
-    sizes = _measure(texts)
-    for n, limit in _sort_shares(shares):
-        repeats, repeated = ngrams.find_repeats(n)
-        characters = ngrams.measure_union(n, repeats)
-        for text in np.flatnonzero(characters > limit * sizes * _MARGIN).tolist():
-            start, stop = ngrams.bounds[text : text + 2]
-            first, last = np.searchsorted(repeated, (start, stop))
-            yield n, limit, text, (repeated[first:last] - start).tolist()
-
-
-def _check_duplicate_ngrams(n: int, limit: float, text: str, ends: list[int], starts: list[int]) -> DroppedText | None:
-    """Check the share of repeated n-grams, like datatrove's ``find_all_duplicate``.
-
-    The words of a repeated n-gram are skipped, and n-grams that begin in them are not recorded.
-    """
-    letters, seen, characters, free = "".join(text.split()), set[str](), 0, 0
-    for start in starts:
-        if start < free or start + n >= len(ends):
-            continue
-        ngram = letters[ends[start] : ends[start + n]]
-        if ngram in seen:
-            characters += len(ngram)
-            free = start + n
-        else:
-            seen.add(ngram)
-    if characters / len(text) <= limit:
-        return None
-    return DroppedText(DUPLICATE_NGRAMS.format(n), _format_share(characters, len(text), limit))
-
-
-def _sort_shares(shares: NgramShares) -> list[tuple[int, float]]:
-    """Return (n, limit) by n; of those with the same n, the last counts."""
-    return sorted({int(n): limit for n, limit in shares}.items())
-
-
-def _measure(texts: Sequence[str]) -> I64:
-    return np.fromiter(map(len, texts), np.int64, len(texts))
+    detail = _format_share(excess.characters, len(text), excess.share)
+    if not excess.times:
+        return DroppedText(DUPLICATE_NGRAMS.format(excess.n), detail)
+    return DroppedText(TOP_NGRAM.format(excess.n), f"{excess.ngram[:80]!r} {excess.times:,} times, {detail}")

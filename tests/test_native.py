@@ -1,0 +1,103 @@
+"""Native libraries: where one cannot be used, numpy and Python take over with one line of log."""
+
+import logging
+import subprocess
+
+import pytest
+
+import batchloom
+from batchloom.batches.assembly import find_kernel
+from batchloom.core.native import SOURCES, compile_library, find_compiler, get_library_path
+from batchloom.testing import write_store
+from batchloom.text import count_words, find_word_kernel
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
+
+
+def fill_batch(folder):
+    store = write_store(folder / "s", [[1, 2, 3]] * 20)
+    loader = batchloom.Loader(store, seq_len=32, global_batch_size=4, output="numpy", rank=0, world_size=1, prefetch=0)
+    assert next(iter(loader))["input_ids"][0, :3].tolist() == [1, 2, 3]
+
+
+def split_text(_folder):
+    assert count_words("Hello, world!") == (4, 2, 2, 10)
+
+
+USERS = {
+    "kernel": ("batchloom.batches.assembly.kernel.KERNEL_SOURCE", find_kernel, fill_batch),
+    "words": ("batchloom.text.words.WORDS_SOURCE", find_word_kernel, split_text),
+}
+
+
+@pytest.fixture(params=SOURCES, ids=lambda source: source.stem)
+def installation(request, tmp_path, monkeypatch):
+    """A source whose library is searched in a folder of its own, and its user."""
+    name, find, use = USERS[request.param.stem]
+    source = tmp_path / request.param.name
+    source.write_bytes(request.param.read_bytes())
+    monkeypatch.setattr(name, source)
+    find.cache_clear()
+    yield source, find, use
+    find.cache_clear()
+
+
+@needs_compiler
+def test_a_compiled_library_is_used(installation, caplog):
+    source, find, use = installation
+    compile_library(source, source.parent)
+    with caplog.at_level(logging.INFO, "batchloom"):
+        assert find() is not None
+        use(source.parent)
+    assert caplog.records == []
+
+
+@needs_compiler
+@pytest.mark.parametrize("library", ["damaged", "other version", "other library"])
+def test_an_unusable_library_is_named_once_and_not_used(installation, caplog, library):
+    source, find, use = installation
+    path = compile_library(source, source.parent)
+    if library == "damaged":
+        path.write_bytes(path.read_bytes()[:100])
+    else:
+        version = "long batchloom_kernel_version(void) { return 1; }" if library == "other version" else ""
+        other = source.parent / "other.c"
+        other.write_text(f"{version} long batchloom_other(void) {{ return 0; }}")
+        subprocess.run([*find_compiler(), "-shared", "-fPIC", "-o", path, other], check=True)
+    with caplog.at_level(logging.INFO, "batchloom"):
+        use(source.parent)
+        assert find() is None
+    (line,) = [record for record in caplog.records if "slower" in record.getMessage()]
+    assert line.levelno == logging.WARNING
+    assert ("was built from another version" if library == "other version" else path.name) in line.getMessage()
+
+
+def test_a_missing_library_is_named_once(installation, caplog):
+    source, find, use = installation
+    with caplog.at_level(logging.INFO, "batchloom"):
+        use(source.parent)
+        assert find() is None
+    assert [record.levelname for record in caplog.records if "slower" in record.getMessage()] == ["INFO"]
+
+
+def test_without_a_working_compiler_nothing_is_built(tmp_path, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OSError, match="no C compiler"):
+        compile_library(SOURCES[0], tmp_path)
+    monkeypatch.setenv("CC", "/bin/sh -c false")
+    with pytest.raises(OSError, match="/bin/sh failed"):
+        compile_library(SOURCES[0], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_universal_python_gets_both_architectures(tmp_path, monkeypatch):
+    compiler = tmp_path / "compiler"
+    new_library = get_library_path(SOURCES[0], tmp_path).with_suffix(".$PPID")
+    compiler.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\ntouch {new_library}\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    for platform, expected in (("macosx-10.13-universal2", True), ("macosx-11.0-arm64", False)):
+        monkeypatch.setattr("sysconfig.get_platform", lambda platform=platform: platform)
+        compile_library(SOURCES[0], tmp_path)
+        assert ("-arch arm64 -arch x86_64" in (tmp_path / "words").read_text()) == expected
