@@ -41,7 +41,8 @@ def write_dropped_records(
 ) -> None:
     """Write the file of dropped duplicates.
 
-    Writing the shards deletes the files of the units that it is made of. A job that an older version began may have no such files any more; its store gets none, as in that version.
+    Phase C deletes the files of the units that it is made of. A job that an older version began may have none any more;
+    its store gets no such file.
     """
     name = format_generation_file_name(DUPLICATES_NAME, base.generation + 1)
     if not sum(count_records(file, DUPLICATE) for file in (*duplicate_files.exact, *duplicate_files.near)):

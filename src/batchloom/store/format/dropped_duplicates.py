@@ -1,9 +1,9 @@
 r"""The ``report.duplicates`` file: dropped records, and those kept in their place.
 
 Layout (little-endian): 8 bytes ``BLMDUPS\0``; u64 version 1; u64 records N; four u16 as in ``.bands``, zeros if only
-equal documents were dropped; u64 [2] XXH3-128 (low half, high half) of all that follows; then N rows of 26 bytes,
-``DROPPED_ROW``. The rows are sorted by (kept, dropped) within runs of ``RUN_ROWS``, so that a file of any size is
-written in bounded memory. A lookup searches each run.
+equal documents were dropped; u64 [2] XXH3-128 (low half, high half) of the rows followed by these 32 bytes; then N rows
+of 26 bytes, ``DROPPED_ROW``. The rows are sorted by (kept, dropped) within runs of ``RUN_ROWS``, so that a file of any
+size is written in bounded memory. A lookup searches each run.
 """
 
 import os
@@ -18,7 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
-from batchloom.core.files import PARTIAL_SUFFIX, wrap_os_errors
+from batchloom.core.files import PARTIAL_SUFFIX, release_pages, wrap_os_errors
 from batchloom.store.format.layout import DUPLICATES_NAME, format_generation_file_name
 from batchloom.store.format.megatron_index import map_file
 from batchloom.store.format.shard_sidecars import (
@@ -26,6 +26,7 @@ from batchloom.store.format.shard_sidecars import (
     HEADER,
     Banding,
     read_header,
+    split_pair_numbers,
     unpack_banding,
 )
 
@@ -37,7 +38,6 @@ RUN_ROWS = 1 << 20
 _MAGIC = b"BLMDUPS\x00"
 _CHECKSUM = struct.Struct("<QQ")
 _HEADER_BYTES = HEADER.size + _CHECKSUM.size
-_CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class DroppedDuplicates:
         path: path of the file.
         rows: the dropped records, DROPPED_ROW [N].
         banding: parameters of the MinHash bands; None if only equal documents were dropped.
-        checksum: checksum of the rows that the file records.
+        checksum: recorded checksum of the rows and the header.
     """
 
     path: Path
@@ -72,12 +72,22 @@ class DroppedDuplicates:
         for start in range(0, len(self.rows), RUN_ROWS):
             yield self.rows[start : start + RUN_ROWS]
 
-    def compute_checksum(self) -> int:
-        """Return the XXH3-128 of the rows."""
-        digest, data = xxhash.xxh3_128(), self.rows.view(np.uint8).data
-        for start in range(0, len(data), _CHUNK_BYTES):
-            digest.update(data[start : start + _CHUNK_BYTES])
-        return digest.intdigest()
+    def find_fault(self, record_counts: NDArray[np.uint64]) -> str:
+        """Describe the first fault, or return an empty string.
+
+        Args:
+            record_counts: number of records of each part of the store.
+        """
+        digest, is_in_range = xxhash.xxh3_128(), True
+        for run in self.iter_runs():
+            digest.update(run.tobytes())
+            parts, records = split_pair_numbers(np.concatenate([run["kept"], run["dropped"]]))
+            is_in_range &= int(parts.max()) < len(record_counts) and bool((records < record_counts[parts]).all())
+            release_pages(run)
+        digest.update(HEADER.pack(_MAGIC, 1, len(self.rows), self.banding.pack() if self.banding else 0))
+        if digest.intdigest() != self.checksum:
+            return "checksum differs from that in its header"
+        return "" if is_in_range else "it names records that no source has"
 
 
 def write_dropped_duplicates(path: Path, tables: Iterable[NDArray[np.void]], banding: Banding | None) -> None:
@@ -101,10 +111,10 @@ def write_dropped_duplicates(path: Path, tables: Iterable[NDArray[np.void]], ban
                 file.write(data)
                 digest.update(data)
                 count += len(run)
+            header = HEADER.pack(_MAGIC, 1, count, banding.pack() if banding else 0)
+            digest.update(header)
             file.seek(0)
-            file.write(HEADER.pack(_MAGIC, 1, count, banding.pack() if banding else 0))
-            checksum = digest.intdigest()
-            file.write(_CHECKSUM.pack(checksum & (1 << 64) - 1, checksum >> 64))
+            file.write(header + _CHECKSUM.pack(digest.intdigest() & (1 << 64) - 1, digest.intdigest() >> 64))
             file.flush()
             os.fsync(file.fileno())
         partial_path.replace(path)
