@@ -1,29 +1,24 @@
 """The file of dropped duplicates: all of them, each with the record that was kept."""
 
-import gzip
 import json
 import random
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from batchloom import check, open_store
+from batchloom import check
 from batchloom.store import compact_store, read_manifest, remove_documents
 from batchloom.store.format import (
     DROPPED_ROW,
     EQUAL,
     ProvenanceTable,
-    dropped_duplicates,
     make_part_table,
     map_dropped_duplicates,
     split_pair_numbers,
     write_dropped_duplicates,
 )
-from batchloom.view.documents.document_family import read_removed_copies
 from preparation.stores import hash_store_files, prepare_store, read_documents, write_jsonl
 
 NAME = "report.duplicates"
@@ -59,7 +54,7 @@ def read_rows(store, generation=1):
 @pytest.mark.parametrize("dedup", ["exact", "near"])
 @pytest.mark.parametrize("unit_bytes", [2_000, 1 << 40])
 def test_every_dropped_record_is_listed_with_the_kept_one(monkeypatch, dedup, unit_bytes):
-    monkeypatch.setattr(dropped_duplicates, "RUN_ROWS", 8)
+    monkeypatch.setattr("batchloom.store.format.dropped_duplicates.RUN_ROWS", 8)
     rng = random.Random(0)
     texts = {name: [make_text(rng.randrange(12), rng.randrange(4)) for _ in range(40)] for name in ("a", "b", "c")}
     files = [write_jsonl(f"{name}.jsonl", [{"text": text} for text in texts[name]]) for name in texts]
@@ -125,9 +120,6 @@ def test_the_two_documents_of_a_pair_are_one_record():
     pairs = [{"prompt": "p", "chosen": make_text(n), "rejected": make_text(n + 50)} for n in (0, 1, 0, 1, 0)]
     prepare_store(write_jsonl("a.jsonl", pairs), "s", template="plain", val_fraction=0)
     assert [(kept[1], dropped[1]) for kept, dropped, _, _ in read_rows("s")] == [(0, 2), (0, 4), (1, 3)]
-    store = open_store("s")
-    for number, lines in enumerate((["line 3", "line 5"], ["line 3", "line 5"], ["line 4"], ["line 4"])):
-        assert [copy.position for copy in read_removed_copies(store, number).copies] == lines
 
 
 def test_damaged_files_are_found():
@@ -157,86 +149,6 @@ def test_damaged_files_are_found():
     # Older stores have no such file, and it may be deleted with the report.
     path.unlink()
     assert check("s").sound
-
-
-def write_table(path, texts):
-    pq.write_table(pa.table({"text": texts, "id": list(range(len(texts)))}), path, row_group_size=3)
-
-
-def write_csv(path, texts):
-    Path(path).write_text("id,text\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(texts)))
-
-
-FORMATS = {
-    "a.jsonl": lambda path, texts: write_jsonl(path, [{"text": text} for text in texts]),
-    "a.jsonl.gz": lambda path, texts: Path(path).write_bytes(
-        gzip.compress(b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts))
-    ),
-    "a.json": lambda path, texts: Path(path).write_text(json.dumps([{"text": text} for text in texts])),
-    "a.csv": write_csv,
-    "a.parquet": write_table,
-    "a.txt": lambda path, texts: Path(path).write_text("\n\n".join(texts)),
-}
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_text_of_a_dropped_record_is_read_from_its_file(name):
-    texts = [f"the first text, {'long ' * 40}"] * 3 + [f"text {n} " * 20 for n in range(9)]
-    FORMATS[name](name, [*texts, *texts[5:]])
-    prepare_store(name, "s", split_on="paragraph", dedup="exact", val_fraction=0)
-    store = open_store("s")
-    for document, (_, text, _) in enumerate(read_documents("s")):
-        for copy in read_removed_copies(store, document).copies:
-            assert (copy.fault, copy.similarity) == ("", 1)
-            assert copy.words == " ".join(text[:240].split())
-    assert sum(read_removed_copies(store, document).total for document in range(len(store))) == 9
-
-
-def test_a_conversation_is_shown_as_its_record():
-    row = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"}]}
-    prepare_store(write_jsonl("a.jsonl", [row, row]), "s", template="plain", val_fraction=0)
-    (copy,) = read_removed_copies(open_store("s"), 0).copies
-    assert json.loads(copy.words) == row
-
-
-def test_why_a_text_cannot_be_read():
-    prepare_store(write_jsonl("a.jsonl", [{"text": "one text"}] * 2), "s", val_fraction=0)
-
-    def read_fault():
-        (copy,) = read_removed_copies(open_store("s"), 0).copies
-        assert (copy.source, copy.position, copy.words) == ("a.jsonl", "line 2", "")
-        return copy.fault
-
-    Path("a.jsonl").touch()
-    assert read_fault() == "Its file was changed after it was prepared."
-    Path("a.jsonl").unlink()
-    assert read_fault().startswith("Its file cannot be read: ")
-    report = json.loads(Path("s/report.json").read_text())
-    report["sources"][0]["path"] = "https://example.com/a.jsonl"
-    Path("s/report.json").write_text(json.dumps(report))
-    assert read_fault() == "Its file is remote and is not read here."
-    Path("s/report.json").unlink()
-    assert read_fault() == "The report of the store does not name its file."
-
-
-def test_a_record_far_inside_a_compressed_file_is_not_read():
-    texts = ["one text", *("".join(random.Random(n).choices("abcdef ", k=9_000)) for n in range(2000)), "one text"]
-    Path("a.jsonl.gz").write_bytes(gzip.compress(b"".join(json.dumps({"text": t}).encode() + b"\n" for t in texts)))
-    prepare_store("a.jsonl.gz", "s", val_fraction=0)
-    (copy,) = read_removed_copies(open_store("s"), 0).copies
-    assert copy.fault == "It is too far inside its file to be read here."
-
-
-def test_large_families_have_pages(monkeypatch):
-    monkeypatch.setattr(dropped_duplicates, "RUN_ROWS", 32)
-    prepare_store(write_jsonl("a.jsonl", [{"text": "same"}] * 121), "s", val_fraction=0)
-    store, lines, start = open_store("s"), [], 0
-    while start is not None:
-        copies = read_removed_copies(store, 0, start)
-        assert (copies.total, copies.is_complete) == (120, True)
-        lines += [copy.position for copy in copies.copies]
-        start = copies.next_start
-    assert lines == [f"line {number}" for number in range(2, 122)]
 
 
 def test_a_repeated_run_writes_the_same_file():

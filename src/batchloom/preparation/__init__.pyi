@@ -22,7 +22,7 @@ from .report.report import (
     ReportedSource as ReportedSource,
     read_report as read_report,
 )
-from .report.source_texts import read_source_text as read_source_text
+from .report.source_texts import read_source_texts as read_source_texts
 from .request.recipe_choice import make_request as make_request, read_recipe as read_recipe
 from .rerun import (
     begin_or_resume as begin_or_resume,

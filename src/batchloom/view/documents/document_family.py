@@ -1,7 +1,7 @@
 """Copies of a document: equal and similar ones in the store, and removed ones."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.files import release_pages
-from batchloom.preparation import ReportedSource, read_report, read_source_text
+from batchloom.preparation import PrepareReport, ReportedSource, read_report, read_source_texts
 from batchloom.store import REPORT_NAME, Store, map_signature_file
 from batchloom.store.format import (
     CHECK_REMEDY,
     DROPPED_ROW,
     EQUAL,
-    DocumentProvenance,
     DroppedDuplicates,
     GenerationEntry,
     MinHashSignatures,
@@ -207,11 +206,12 @@ def read_removed_copies(store: Store, document: int, start: int = 0) -> RemovedC
     for generation in manifest.all_history:
         duplicates = map_dropped_duplicates(store.path, generation.number) if generation.has_inputs else None
         if duplicates is None:
-            reported, names = _list_reported_copies(store, generation, provenance)
-            copies += reported[max(start - total, 0) : max(stop - total, 0)]
-            total += len(reported)
-            is_complete &= not generation.has_inputs
-            names_files &= names
+            report = read_report(store.path, generation.number) if generation.has_inputs else None
+            if report is not None:
+                reported, names_files = _list_reported_copies(store, report, provenance)
+                copies += reported[max(start - total, 0) : max(stop - total, 0)]
+                total += len(reported)
+            is_complete &= not generation.has_inputs or (report is not None and not report.content.duplicates)
             continue
         rows = [np.zeros(0, DROPPED_ROW)]
         for run_rows in duplicates.list_copies(kept):
@@ -241,39 +241,48 @@ class _RemovedCopyReader:
         parts, records = split_pair_numbers(rows["dropped"])
         if (parts >= len(self._table.records)).any() or (records >= self._table.records[parts]).any():
             raise StoreError(f"{self._duplicates.path} names records that the store did not read. {CHECK_REMEDY}")
+        texts, faults = dict[tuple[int, int], str](), dict[int, str]()
+        for part in np.unique(parts).tolist():
+            offsets = dict(zip(records[parts == part].tolist(), rows["offset"][parts == part].tolist(), strict=True))
+            try:
+                part_texts = self._read_texts(part, offsets)
+            except InputError as error:
+                faults[part] = str(error)
+            else:
+                texts |= {(part, record): text for record, text in part_texts.items()}
         hashes = np.zeros((len(rows), 2), np.uint64)
         positions = self._table.resolve_provenance(ProvenanceTable(hashes, records, rows["offset"], parts))
-        copies = []
-        for position, part, shared in zip(positions, parts.tolist(), rows["shared"].tolist(), strict=True):
-            words, fault = "", ""
-            try:
-                words = self._read_words(position, part)
-            except InputError as error:
-                fault = str(error)
-            copies.append(RemovedCopy(position.source, position.position, self._estimate(shared), words, fault))
-        return copies
+        keys = zip(parts.tolist(), records.tolist(), strict=True)
+        return [
+            RemovedCopy(
+                position.source,
+                position.position,
+                self._estimate_similarity(shared),
+                " ".join(texts.get(key, "")[:_SHOWN_CHARACTERS].split()),
+                "" if key in texts else faults.get(key[0], "It is too far inside its file to be read here."),
+            )
+            for position, key, shared in zip(positions, keys, rows["shared"].tolist(), strict=True)
+        ]
 
-    def _estimate(self, shared: int) -> float | None:
+    def _estimate_similarity(self, shared: int) -> float | None:
         banding = self._duplicates.banding
         return 1.0 if shared == EQUAL else banding.estimate_similarity(shared) if banding else None
 
-    def _read_words(self, position: DocumentProvenance, part: int) -> str:
+    def _read_texts(self, part: int, offsets: Mapping[int, int]) -> dict[int, str]:
+        """Return the texts of records of a part, whose byte offsets are given."""
         number = int(self._table.numbers[part])
         if number - self._first_source >= len(self._reported):
             raise InputError("The report of the store does not name its file.")
         if time.monotonic() > self._deadline:
             raise InputError("Its text is not read, as the page would take too long.")
         source = self._table.sources[number]
-        first_part = int(np.searchsorted(self._table.numbers, number))
-        text = read_source_text(
+        return read_source_texts(
             self._reported[number - self._first_source],
             source,
-            source.parts[part - first_part],
-            position.record - int(self._table.preceding_records[part]),
-            position.offset,
+            source.parts[part - int(np.searchsorted(self._table.numbers, number))],
+            offsets,
             self._generation.recipe.get("reading", {}).get("split_on", "auto"),
         )
-        return " ".join(text[:_SHOWN_CHARACTERS].split())
 
 
 def _list_reported_sources(store: Store, generation: GenerationEntry) -> list[ReportedSource]:
@@ -286,17 +295,14 @@ def _list_reported_sources(store: Store, generation: GenerationEntry) -> list[Re
 
 
 def _list_reported_copies(
-    store: Store, generation: GenerationEntry, provenance: ProvenanceTable
+    store: Store, report: PrepareReport, provenance: ProvenanceTable
 ) -> tuple[list[RemovedCopy], bool]:
     """List the removed copies of a document in the report of an older store.
 
     Also return whether the report names single files and records.
     """
-    report = read_report(store.path, generation.number) if generation.has_inputs else None
-    if report is None or store.manifest is None:
-        return [], True
     document = store.reader.part_table.resolve_provenance(provenance)[0]
-    part_counts = {source.name: len(source.parts) for source in store.manifest.sources}
+    part_counts = {source.name: len(source.parts) for source in store.reader.part_table.sources}
     names_files = part_counts.get(document.source) == 1
     copies = []
     for pair in report.content.duplicates:
