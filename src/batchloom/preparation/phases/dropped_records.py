@@ -104,6 +104,8 @@ class _DocumentTable:
 
     def count_removed(self, documents: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Count removed documents in the ids of stored ones; the exact search does not."""
+        if not any(map(len, self._removed)):
+            return documents
         documents = documents.copy()
         for unit, indices in _group_by_unit(documents):
             if unit < len(self._shards) and len(self._removed[unit]):
@@ -121,7 +123,8 @@ class _DocumentTable:
                 parts, unit_records, unit_offsets = provenance.parts, provenance.records, provenance.offsets
             else:
                 tokenized_unit = self._units[unit - len(self._shards)]
-                rows = map_records(tokenized_unit.folder / ROWS_NAME, ROW)[numbers]
+                # For records, np.take is several times as fast as indexing.
+                rows = np.take(map_records(tokenized_unit.folder / ROWS_NAME, ROW), numbers)
                 parts, unit_records, unit_offsets = rows["part"], rows["record"], rows["offset"]
                 parts = parts + np.uint32(tokenized_unit.unit.first_part)
             records[indices], offsets[indices] = compute_pair_numbers(parts, unit_records), unit_offsets
