@@ -1,8 +1,9 @@
 """Server time, memory and start-up of the pages of ``batchloom view`` on a large store.
 
-    python bench/view.py [--documents N] [--sources N] [--rounds N]
+    python bench/view.py [--documents N] [--sources N] [--copies N] [--rounds N]
 
-The store is sparse: its ids and source records are holes, its lengths and indexes are real. It is in
+The store is sparse: its ids and source records are holes, its lengths and indexes are real. All of its documents are
+the first record of an input, of which 100 of the COPIES removed copies are near duplicates. It is in
 BATCHLOOM_BENCH_CACHE, or a temporary folder. Each page is asked for ROUNDS + 1 times. The table has the first
 answer by the clock, the median of the others, each with the server's processor time, and the anonymous
 memory that the server gained with the page. The targets are 300 ms and 30 MB for each page, and 1.5 s to the first.
@@ -10,6 +11,7 @@ memory that the server gained with the page. The targets are 300 ms and 30 MB fo
 
 import argparse
 import http.client
+import json
 import os
 import shutil
 import statistics
@@ -17,14 +19,24 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
 
-from batchloom.store import MANIFEST_NAME, PartEntry, encode_manifest, read_manifest, write_file
-from batchloom.store.format import HEADER, seal_manifest
+from batchloom.preparation import PrepareReport, ReportedSource
+from batchloom.store import MANIFEST_NAME, REPORT_NAME, PartEntry, encode_manifest, read_manifest, write_file
+from batchloom.store.format import (
+    DROPPED_ROW,
+    DUPLICATES_NAME,
+    HEADER,
+    Banding,
+    SourceEntry,
+    seal_manifest,
+    write_dropped_duplicates,
+)
 from corpus import make_store
 
 PAGES = {
@@ -41,6 +53,7 @@ PAGES = {
     "document as tokens": "/document/{middle}?as=tokens",
     "document as JSON": "/document/{middle}/json",
     "copies of a document": "/document/{middle}/copies",
+    "removed copies": "/document/{middle}/copies/removed?start=50",
     "packing, first step": "/packing",
     "packing, a later step": "/packing?step=1000",
     "packing, a far step": "/packing?step=1000000",
@@ -54,7 +67,7 @@ PAGES = {
 }
 
 
-def make_large_store(folder: Path, documents: int, sources: int) -> Path:
+def make_large_store(folder: Path, documents: int, sources: int, copies: int) -> Path:
     """Make a sparse store whose documents name the first of many sources."""
     if (folder / MANIFEST_NAME).exists():
         return folder
@@ -74,8 +87,36 @@ def make_large_store(folder: Path, documents: int, sources: int) -> Path:
         for number, (count, size) in enumerate(zip(counts, sizes, strict=True))
     )
     manifest = msgspec.structs.replace(manifest, sources=entries)
+    add_removed_copies(folder, entries, copies)
     write_file(folder / MANIFEST_NAME, encode_manifest(seal_manifest(manifest)))
     return folder
+
+
+def add_removed_copies(folder: Path, sources: Sequence[SourceEntry], copies: int) -> None:
+    """Record removed copies, and write the input file that holds the first ones."""
+    line = json.dumps({"text": "many words " * 100}).encode() + b"\n"
+    file = folder.with_name(f"{folder.name}.jsonl")
+    file.write_bytes(line * sources[0].parts[0].records)
+    reported = [
+        ReportedSource(source.name, str(file), file.stat().st_size, file.stat().st_mtime_ns, "jsonl")
+        for source in sources
+    ]
+    (folder / REPORT_NAME).write_bytes(msgspec.json.encode(PrepareReport(sources=reported)))
+
+    def iter_tables() -> Iterator[np.ndarray]:
+        generator = np.random.default_rng(0)
+        for start in range(0, copies, 1 << 20):
+            rows = np.zeros(min(1 << 20, copies - start), DROPPED_ROW)
+            parts = generator.integers(1, len(sources), len(rows), np.uint64)
+            rows["kept"] = rows["dropped"] = (parts << np.uint64(40)) + np.arange(len(rows), dtype=np.uint64) % 1000
+            if not start:
+                rows["kept"][:100] = 0
+                rows["dropped"][:100] = np.arange(1, 101)
+                rows["offset"][:100] = len(line) * np.arange(1, 101)
+            rows["shared"] = 10
+            yield rows
+
+    write_dropped_duplicates(folder / DUPLICATES_NAME, iter_tables(), Banding(14, 8, 5, 1))
 
 
 class Server:
@@ -142,6 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--documents", type=int, default=100_000_000)
     parser.add_argument("--sources", type=int, default=10_000)
+    parser.add_argument("--copies", type=int, default=20_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", action="store_true", help="accepted for `make bench`; there is none here")
     asked = parser.parse_args()
@@ -149,7 +191,12 @@ def main() -> None:
     cache = Path(os.environ.get("BATCHLOOM_BENCH_CACHE") or work)
     os.environ["XDG_CACHE_HOME"] = str(work / "cache")
     try:
-        store = make_large_store(cache / f"view-{asked.documents}-{asked.sources}", asked.documents, asked.sources)
+        store = make_large_store(
+            cache / f"view-{asked.documents}-{asked.sources}-{asked.copies}",
+            asked.documents,
+            asked.sources,
+            asked.copies,
+        )
         shutil.rmtree(store / "plans", ignore_errors=True)
         starts = []
         for _ in range(3):

@@ -71,11 +71,11 @@ def read_texts(out):
 
 
 def hash_store_files(out):
-    """Return the name and content hash of every file of a store but the report."""
+    """Return the name and content hash of every file of a store but the reports with times."""
     return {
         str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(Path(out).rglob("*"))
-        if path.is_file() and path.stem.partition(".")[0] != "report"
+        if path.is_file() and (path.name.partition(".")[0] != "report" or path.suffix == ".duplicates")
     }
 
 

@@ -16,7 +16,13 @@ from .documents.tokenizer_choice import sample_texts as sample_texts
 from .imports.token_import import import_tokens as import_tokens
 from .prepare_job import prepare as prepare, run_recipe as run_recipe, run_request as run_request
 from .report.progress import Note as Note, Progress as Progress
-from .report.report import PrepareReport as PrepareReport, ReportContent as ReportContent, read_report as read_report
+from .report.report import (
+    PrepareReport as PrepareReport,
+    ReportContent as ReportContent,
+    ReportedSource as ReportedSource,
+    read_report as read_report,
+)
+from .report.source_texts import read_source_texts as read_source_texts
 from .request.recipe_choice import make_request as make_request, read_recipe as read_recipe
 from .rerun import (
     begin_or_resume as begin_or_resume,

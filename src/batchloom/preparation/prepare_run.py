@@ -45,6 +45,7 @@ from batchloom.preparation.documents.tokenizer_choice import (
     find_unused_columns,
 )
 from batchloom.preparation.phases import worker_setup
+from batchloom.preparation.phases.dropped_records import write_dropped_records
 from batchloom.preparation.phases.duplicate_resolution import (
     ShardSettings,
     decide,
@@ -504,6 +505,8 @@ class PrepareRun:
             pairs, omitted_pairs = find_duplicate_pairs(work, units, duplicate_files, base, inputs, context)
         shards: list[dict[str, list[ShardEntry]]] = []
         if not self._settings.dry_run:
+            with log.time("find duplicates"):
+                write_dropped_records(work, units, duplicate_files, base, recipe.dedup.banding)
             with log.time("write shards"):
                 shards = write_shards(executor, work, units, dedup_counts, decision, settings, log.listener)
         flows = _compute_flows(units, dedup_counts, context.dtype.itemsize)

@@ -41,6 +41,7 @@ from batchloom.sources import SourceListing
 from batchloom.sources.files import Spool
 from batchloom.store import MANIFEST_NAME, PAGE_NAME, REPORT_NAME, WORK_NAME, Manifest, wrap_write_errors, write_file
 from batchloom.store.format import (
+    DUPLICATES_NAME,
     LENGTHS_CHECKSUMS_NAME,
     LENGTHS_NAME,
     PROCESSOR_NAME,
@@ -59,7 +60,15 @@ _STORE_FILE = re.compile(
         [
             *map(
                 re.escape,
-                (MANIFEST_NAME, TOKENIZER_NAME, PROCESSOR_NAME, QUARANTINE_NAME, REPORT_NAME, PAGE_NAME),
+                (
+                    MANIFEST_NAME,
+                    TOKENIZER_NAME,
+                    PROCESSOR_NAME,
+                    QUARANTINE_NAME,
+                    REPORT_NAME,
+                    PAGE_NAME,
+                    DUPLICATES_NAME,
+                ),
             ),
             rf"({'|'.join(SUBSETS)})/({re.escape(LENGTHS_NAME)}|{re.escape(LENGTHS_CHECKSUMS_NAME)}|{SHARD_NAME.pattern}\.[a-z0-9]+)",
         ]

@@ -17,7 +17,7 @@ from batchloom.core.medium import MEDIUM_KINDS
 from batchloom.store import Store, StoreMedia, decode_beginning, find_documents
 from batchloom.store.format import DocumentProvenance, mask_removed
 from batchloom.store.read import find_provenance
-from batchloom.view.documents.document_family import can_search_copies, find_copies, has_signatures, read_removal_record
+from batchloom.view.documents.document_family import can_search_copies, find_copies, has_signatures, read_removed_copies
 from batchloom.view.documents.document_media import list_media, read_shown_medium
 from batchloom.view.documents.document_search import (
     MAX_SEARCHED_TOKENS,
@@ -83,6 +83,7 @@ class Pages:
             Route("/document/{number:int}", self.show_document),
             Route("/document/{number:int}/json", self.copy_document),
             Route("/document/{number:int}/copies", self.show_copies),
+            Route("/document/{number:int}/copies/removed", self.show_removed_copies),
             Route("/document/{number:int}/media/{index:int}", self.show_medium),
             Route("/packing", self.show_packing),
             Route("/packing/strategies", self.show_strategies),
@@ -170,10 +171,17 @@ class Pages:
         numbers = [copy.number for copy in search.copies]
         values |= {"number": number, "search": search, "first": not start, "has_signatures": has_signatures(store)}
         values["documents"] = _list_documents(store, numbers)
-        provenance = find_provenance(store, [number])[0]
-        if provenance is not None and not start:
-            values["removal"] = read_removal_record(store, provenance)
+        if not start:
+            values["removed"] = read_removed_copies(store, number)
         return respond("copies.html.j2", values)
+
+    def show_removed_copies(self, request: Request) -> Response:
+        """Show further rows of removed copies, which the page of a document appends."""
+        store, values = self._open(request)
+        number = check_number(store, request.path_params["number"])
+        start = read_number(request, "start", 0)
+        values |= {"number": number, "removed": read_removed_copies(store, number, start)}
+        return respond("removed_copies.html.j2", values)
 
     def show_medium(self, request: Request) -> Response:
         """Return an image, a sound or a video frame of a document."""

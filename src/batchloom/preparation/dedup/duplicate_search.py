@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple, Self, final
+from typing import Literal, NamedTuple, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +164,12 @@ def make_duplicate_rows(
         rows[f"{prefix}unit"], rows[f"{prefix}number"] = ids >> _U32, ids.astype("<u4")
         rows[f"{prefix}part"] = parts
     return rows
+
+
+def get_document_ids(rows: NDArray[np.void], prefix: Literal["", "first_"] = "") -> NDArray[np.uint64]:
+    """Return the ids of dropped (or first) documents of DUPLICATE records."""
+    units = rows[f"{prefix}unit"].astype(np.uint64)
+    return (units << _U32) | rows[f"{prefix}number"].astype(np.uint64)
 
 
 def read_unit_duplicates(files: Sequence[Path], unit: int, start: int = 0, stop: int = 1 << 32) -> NDArray[np.void]:

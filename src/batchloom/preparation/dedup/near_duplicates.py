@@ -26,7 +26,12 @@ from numpy.typing import NDArray
 from batchloom.core.errors import OutputError, SettingsError
 from batchloom.core.files import release_pages, wrap_os_errors
 from batchloom.core.keyed_hashing import GOLDEN, mix_in_place, mix_int
-from batchloom.preparation.dedup.duplicate_search import DUPLICATE, make_duplicate_rows, read_unit_duplicates
+from batchloom.preparation.dedup.duplicate_search import (
+    DUPLICATE,
+    get_document_ids,
+    make_duplicate_rows,
+    read_unit_duplicates,
+)
 from batchloom.preparation.dedup.sorted_keys import (
     SIGNATURE_KEY,
     count_records,
@@ -405,6 +410,27 @@ def find_components(links: Sequence[Path], scratch: Path, out: Path, first_new: 
         return _write_component_drops(pairs, parts, scratch, out, partitions, first_new)
 
 
+def find_kept_documents(drops: Sequence[Path], documents: _DocumentIds) -> _DocumentIds:
+    """Return the document that stays in the place of each one, usually itself.
+
+    Args:
+        drops: files of :func:`find_components`.
+        documents: document ids, uint64 [K].
+
+    Raises:
+        OutputError: a file cannot be read, or is truncated.
+    """
+    kept = documents.copy()
+    for path in drops:
+        rows = map_records(path, DUPLICATE)
+        dropped = get_document_ids(rows)
+        positions = np.searchsorted(dropped, documents)
+        positions[positions == len(dropped)] = 0
+        is_dropped = dropped[positions] == documents if len(dropped) else np.zeros(len(documents), bool)
+        kept[is_dropped] = get_document_ids(rows[positions[is_dropped]], "first_")
+    return kept
+
+
 def _spill_links(links: Sequence[Path], scratch: Path, partitions: int) -> tuple[_PairSpill, _PairSpill]:
     """Return the part of each linked document, and the links in both directions."""
     parts, once = (_PairSpill(scratch / "parts", partitions), _PairSpill(scratch / "once", partitions))
@@ -412,7 +438,7 @@ def _spill_links(links: Sequence[Path], scratch: Path, partitions: int) -> tuple
         rows = map_records(path, DUPLICATE)
         for start in range(0, len(rows), _CHUNK):
             chunk = rows[start : start + _CHUNK]
-            later, first = _document_ids(chunk, ""), _document_ids(chunk, "first_")
+            later, first = get_document_ids(chunk), get_document_ids(chunk, "first_")
             parts.add(*_unique_pairs(later, chunk["part"].astype("<u8")))
             parts.add(*_unique_pairs(first, chunk["first_part"].astype("<u8")))
             once.add(*_unique_pairs(later, first))
@@ -509,8 +535,3 @@ def _unique_pairs(nodes: _DocumentIds, values: _DocumentIds) -> tuple[_DocumentI
     new = np.ones(len(nodes), bool)
     new[1:] = (nodes[1:] != nodes[:-1]) | (values[1:] != values[:-1])
     return nodes[new], values[new]
-
-
-def _document_ids(rows: NDArray[np.void], prefix: str) -> _DocumentIds:
-    units = rows[f"{prefix}unit"].astype(np.uint64)
-    return (units << _U32) | rows[f"{prefix}number"].astype(np.uint64)

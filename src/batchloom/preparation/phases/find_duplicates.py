@@ -286,7 +286,7 @@ class DuplicatePairReader:
 
     def read_pairs(self, files: Iterable[Path]) -> PairList:
         """Read duplicates by pair of sources, and the counts of pairs not listed."""
-        for rows in _iter_duplicate_rows(files):
+        for rows in iter_duplicate_rows(files):
             dropped_groups = self._group(rows["unit"], rows["part"])
             kept_groups = self._group(rows["first_unit"], rows["first_part"])
             self._pair_counter.add(dropped_groups, kept_groups)
@@ -355,7 +355,8 @@ def _select_examples(dropped_groups: NDArray[np.int64], kept_groups: NDArray[np.
     return sorted(np.concatenate([np.zeros(0, np.int64), *selected_positions]).astype(np.int64).tolist())
 
 
-def _iter_duplicate_rows(files: Iterable[Path]) -> Iterator[NDArray[np.void]]:
+def iter_duplicate_rows(files: Iterable[Path]) -> Iterator[NDArray[np.void]]:
+    """Yield the DUPLICATE records of files in bounded chunks."""
     for path in files:
         with translate_read_errors(path), path.open("rb") as file:
             while (rows := np.fromfile(file, DUPLICATE, _CHUNK_ROWS)).size:

@@ -6,7 +6,15 @@ from .block_checksums import (
     count_entries as count_entries,
     map_checksum_file as map_checksum_file,
 )
+from .dropped_duplicates import (
+    DROPPED_ROW as DROPPED_ROW,
+    EQUAL as EQUAL,
+    DroppedDuplicates as DroppedDuplicates,
+    map_dropped_duplicates as map_dropped_duplicates,
+    write_dropped_duplicates as write_dropped_duplicates,
+)
 from .layout import (
+    DUPLICATES_NAME as DUPLICATES_NAME,
     FORMAT_VERSION as FORMAT_VERSION,
     GENERATIONS_NAME as GENERATIONS_NAME,
     LENGTHS_CHECKSUMS_NAME as LENGTHS_CHECKSUMS_NAME,
@@ -56,6 +64,7 @@ from .provenance import (
     make_part_table as make_part_table,
 )
 from .shard_sidecars import (
+    CHECK_REMEDY as CHECK_REMEDY,
     HEADER as HEADER,
     NO_FLAGS as NO_FLAGS,
     Banding as Banding,
@@ -70,5 +79,6 @@ from .shard_sidecars import (
     map_mask as map_mask,
     map_pair_index as map_pair_index,
     map_weights as map_weights,
+    split_pair_numbers as split_pair_numbers,
 )
 from .store_lengths import map_removed as map_removed, mask_removed as mask_removed

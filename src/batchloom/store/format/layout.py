@@ -22,6 +22,8 @@ PROCESSOR_NAME = "processor_state.json"
 QUARANTINE_NAME = "quarantine.jsonl"
 REPORT_NAME = "report.json"
 PAGE_NAME = "report.html"
+# Part of the report: the records that were dropped as duplicates.
+DUPLICATES_NAME = "report.duplicates"
 LENGTHS_NAME = "lengths.u32"
 LENGTHS_CHECKSUMS_NAME = "lengths.sums"
 # Folder of the manifests of older generations.

@@ -257,10 +257,14 @@ def compute_pair_numbers(parts: NDArray[np.uint32], records: NDArray[np.uint64])
     """
     if parts.size and (int(parts.max()) >= _MAX_PARTS or int(records.max()) >= 1 << _RECORD_BITS):
         raise InputError(
-            f"A store with an objective has at most {_MAX_PARTS:,} parts of at most 2**{_RECORD_BITS} records; give "
-            "fewer, larger files."
+            f"A store has at most {_MAX_PARTS:,} parts of at most 2**{_RECORD_BITS} records; give fewer, larger files."
         )
     return (parts.astype(np.uint64) << np.uint64(_RECORD_BITS)) | records.astype(np.uint64)
+
+
+def split_pair_numbers(pairs: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+    """Return part and record of each pair number; see :func:`compute_pair_numbers`."""
+    return (pairs >> np.uint64(_RECORD_BITS)).astype(np.uint32), pairs & np.uint64((1 << _RECORD_BITS) - 1)
 
 
 def map_pair_index(path: Path, documents: int, objective: ObjectiveName) -> PairIndex:
@@ -308,6 +312,19 @@ class Banding:
         for part in (self.minhash, self.bands, self.rows, self.shingle):
             value = (value << _BITS) | part
         return value
+
+    def estimate_similarity(self, shared: int) -> float:
+        """Estimate the Jaccard similarity of documents that share so many bands.
+
+        Documents of similarity s share a band of r rows with probability s^r, so m of b bands give (m / b)^(1 / r).
+        """
+        return float((shared / self.bands) ** (1 / self.rows))
+
+
+def unpack_banding(packed: int) -> Banding:
+    """Return the parameters of one u64; see :meth:`Banding.pack`."""
+    minhash, bands, rows, shingle = (packed >> bits & _MAX_VALUE for bits in (48, 32, 16, 0))
+    return Banding(bands, rows, shingle, minhash)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,14 +379,14 @@ def map_signature_file(path: Path, documents: int) -> MinHashSignatures:
         StoreError: the file is missing, of another type or version, or has another number of documents.
     """
     view, count, packed = map_file_with_header(path, _BANDS_MAGIC)
-    minhash, bands, rows, shingle = (packed >> bits & _MAX_VALUE for bits in (48, 32, 16, 0))
-    if count != documents or len(view) != HEADER.size + 8 * bands * documents:
+    banding = unpack_banding(packed)
+    if count != documents or len(view) != HEADER.size + 8 * banding.bands * documents:
         raise StoreError(
-            f"{path} declares {count:,} documents with {bands} bands in {len(view):,} bytes; its shard has "
+            f"{path} declares {count:,} documents with {banding.bands} bands in {len(view):,} bytes; its shard has "
             f"{documents:,} documents. {CHECK_REMEDY}"
         )
-    keys = np.frombuffer(view, "<u8", count * bands, HEADER.size).reshape(count, bands)
-    return MinHashSignatures(keys, Banding(bands, rows, shingle, minhash))
+    keys = np.frombuffer(view, "<u8", count * banding.bands, HEADER.size).reshape(count, banding.bands)
+    return MinHashSignatures(keys, banding)
 
 
 @final

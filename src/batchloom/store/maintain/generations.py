@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import JSON_DECODE_ERRORS, lock_exclusively, read_regular_file, refuse_url
 from batchloom.store.format.layout import (
+    DUPLICATES_NAME,
     GENERATIONS_NAME,
     LOCK_NAME,
     MANIFEST_NAME,
@@ -54,7 +55,7 @@ from batchloom.store.write.store_writer import make_folder, sync_folder, wrap_wr
 
 # Files that the store itself writes next to its manifest. Other files in its folder must not be deleted.
 _OWNED_FILE_PATTERNS = {
-    "": re.compile(r"(quarantine\.\d{5,}\.jsonl|report\.\d{5,}\.(json|html))(\.partial)?"),
+    "": re.compile(r"(quarantine\.\d{5,}\.jsonl|report\.\d{5,}\.(json|html|duplicates))(\.partial)?"),
     GENERATIONS_NAME: re.compile(r"\d{5,}\.json(\.partial)?"),
     **dict.fromkeys(
         SUBSETS,
@@ -167,13 +168,16 @@ def list_generation_files(manifest: Manifest) -> set[str]:
 
 
 def list_sidecars(manifest: Manifest) -> set[str]:
-    """List the report files of each generation, and the quarantine files of jobs."""
+    """List the report files of each generation and those of jobs; some may not exist."""
     history = manifest.all_history
     reports = {
         format_generation_file_name(name, entry.number) for entry in history for name in (REPORT_NAME, PAGE_NAME)
     }
     return reports | {
-        format_generation_file_name(QUARANTINE_NAME, entry.number) for entry in history if entry.has_inputs
+        format_generation_file_name(name, entry.number)
+        for entry in history
+        if entry.has_inputs
+        for name in (QUARANTINE_NAME, DUPLICATES_NAME)
     }
 
 

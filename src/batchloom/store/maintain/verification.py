@@ -2,6 +2,7 @@
 
 import contextlib
 import tempfile
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -29,6 +30,7 @@ from batchloom.remote import (
     run_with_retries,
 )
 from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums, compute_file_checksums
+from batchloom.store.format.dropped_duplicates import DroppedDuplicates, map_dropped_duplicates
 from batchloom.store.format.layout import (
     LENGTHS_NAME,
     MANIFEST_NAME,
@@ -174,6 +176,7 @@ def verify_store(
     if not verdict.faults:
         try:
             verdict.faults += _list_count_faults(folder, manifest)
+            verdict.faults += _list_duplicate_faults(folder, manifest)
         except StoreError as error:
             verdict.faults.append(str(error))
         _check_content(folder, manifest, verdict, open_subset)
@@ -598,6 +601,40 @@ def _list_count_faults(folder: Path, manifest: Manifest) -> list[str]:
         for label, expected_count, actual_phrase, actual_count in comparisons
         if expected_count != actual_count
     ]
+
+
+def _list_duplicate_faults(folder: Path, manifest: Manifest) -> list[str]:
+    """List the faults of the files of dropped duplicates, which older stores lack."""
+    faults = []
+    counts = np.array([part.records for source in manifest.sources for part in source.parts], np.uint64)
+    # A kept document may have been removed later, and is then missing after a compaction.
+    is_compacted = any(entry.made == "compacted" for entry in manifest.all_history)
+    for entry in manifest.all_history:
+        duplicates = map_dropped_duplicates(folder, entry.number) if entry.has_inputs else None
+        if duplicates is None:
+            continue
+        fault = duplicates.find_fault(counts)
+        if not fault and not is_compacted and (missing := _count_missing_records(folder, manifest, duplicates)):
+            fault = f"{missing:,} of its rows name a kept record that is not stored"
+        if fault:
+            faults.append(f"{duplicates.path}: {fault}; restore it from a copy, or delete it (only view reads it).")
+    return faults
+
+
+def _count_missing_records(folder: Path, manifest: Manifest, duplicates: DroppedDuplicates) -> int:
+    """Count the rows whose kept record has no document in the store."""
+    is_stored = np.zeros(len(duplicates.rows), bool)
+    for name, subset in manifest.subsets.items():
+        for shard in subset.shards:
+            provenance = map_provenance((folder / name / shard.name).with_suffix(".docs"))
+            stored = compute_pair_numbers(provenance.parts, provenance.records)
+            start = 0
+            for run in duplicates.iter_runs():
+                begin = bisect_left(run["kept"], stored.min())
+                end = bisect_right(run["kept"], stored.max(), begin)
+                is_stored[start + begin : start + end] |= np.isin(run["kept"][begin:end], stored)
+                start += len(run)
+    return int(np.count_nonzero(~is_stored))
 
 
 def _count_by_part(folder: Path, manifest: Manifest) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,20 +1,37 @@
 """Copies of a document: equal and similar ones in the store, and removed ones."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from batchloom.core.errors import InputError
+from batchloom.core.errors import InputError, StoreError
 from batchloom.core.files import release_pages
-from batchloom.preparation import read_report
-from batchloom.store import Store, map_signature_file
-from batchloom.store.format import DocumentProvenance, MinHashSignatures
+from batchloom.preparation import PrepareReport, ReportedSource, read_report, read_source_texts
+from batchloom.store import REPORT_NAME, Store, map_signature_file
+from batchloom.store.format import (
+    CHECK_REMEDY,
+    DROPPED_ROW,
+    EQUAL,
+    DroppedDuplicates,
+    GenerationEntry,
+    MinHashSignatures,
+    ProvenanceTable,
+    compute_pair_numbers,
+    format_generation_file_name,
+    map_dropped_duplicates,
+    split_pair_numbers,
+)
 
 _DOCUMENTS_PER_STEP = 1 << 16
 _LISTED_COPIES = 100
+REMOVED_COPIES_PER_PAGE = 50
+# Texts of removed copies are read in this time, their first characters are shown, and reports up to this size are read.
+_TEXT_SECONDS, _SHOWN_CHARACTERS, _MAX_REPORT_BYTES = 0.1, 240, 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +68,43 @@ class CopySearch:
 
 @dataclass(frozen=True, slots=True)
 class RemovedCopy:
-    """A removed copy: its file, its record counted from 1, and its first words."""
+    """A copy that preparation removed.
+
+    Attributes:
+        source: name of its file.
+        position: its line or row, such as ``line 3``.
+        similarity: estimated similarity to the document; 1 for an equal text; None if it is not recorded.
+        words: its first words; empty if they cannot be read.
+        fault: why they cannot be read; empty if they can.
+    """
 
     source: str
-    record: int
+    position: str
+    similarity: float | None
     words: str
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class RemovalRecord:
-    """Content of the reports on removed copies.
+class RemovedCopies:
+    """Copies of a document that preparation removed.
 
     Attributes:
-        counts: number of removed documents by reason; empty if no report can be read.
-        copies: removed copies of the document that a report names.
-        names_files: whether the reports name single files and records. They group the files of a large listing by
+        counts: number of removed documents of the store by reason.
+        copies: removed copies of the document.
+        total: their number, including those of other pages.
+        next_start: number of the first copy of the next page; None on the last page.
+        is_complete: whether the store records all removed copies. Older ones have a report, which has a few.
+        names_files: whether such reports name single files and records. They group the files of a large listing by
             folder, and count the records of a large file by part.
     """
 
     counts: dict[str, int]
     copies: list[RemovedCopy]
-    names_files: bool = True
+    total: int
+    next_start: int | None
+    is_complete: bool
+    names_files: bool
 
 
 def can_search_copies(store: Store) -> bool:
@@ -82,8 +115,7 @@ def can_search_copies(store: Store) -> bool:
 def find_copies(store: Store, document: int, start: int = 0, *, seconds: float = 0.15) -> CopySearch:
     """Search the documents from a number on for copies of a document, in bounded time.
 
-    Equal texts have the same hash. Similar ones share MinHash bands: two documents of similarity s share a band of r
-    rows with probability s^r, so m of b shared bands estimate the similarity as (m / b)^(1 / r).
+    Equal texts have the same hash. Similar ones share MinHash bands.
 
     Args:
         store: the store.
@@ -121,7 +153,7 @@ def find_copies(store: Store, document: int, start: int = 0, *, seconds: float =
             for index in np.flatnonzero(shared).tolist():
                 other, count = begin + index, int(shared[index])
                 if other != document and other not in equal:
-                    copies.append(StoredCopy(other, count, (count / banding.bands) ** (1 / banding.rows)))
+                    copies.append(StoredCopy(other, count, banding.estimate_similarity(count)))
         position = stop
         if time.monotonic() > deadline:
             break
@@ -151,31 +183,135 @@ def has_signatures(store: Store) -> bool:
     return any(entry.bands is not None for entry in shards)
 
 
-def read_removal_record(store: Store, provenance: DocumentProvenance) -> RemovalRecord:
-    """Return the removed copies of a document that the reports of its store name.
+def read_removed_copies(store: Store, document: int, start: int = 0) -> RemovedCopies:
+    """Return the copies of a document that preparation removed, from one of them on.
 
-    A report names the first few removed copies of each pair of files, and counts all of them.
+    Args:
+        store: a store on disk.
+        document: the document.
+        start: number of the first copy.
+
+    Raises:
+        StoreError: a file of removed copies is damaged.
     """
-    counts: dict[str, int] = {}
-    copies: list[RemovedCopy] = []
-    if store.manifest is None:
-        return RemovalRecord(counts, copies)
-    sources = {source.name: len(source.parts) for source in store.manifest.sources}
-    names_files = sources.get(provenance.source) == 1
-    for generation in store.manifest.all_history:
-        report = read_report(store.path, generation.number) if generation.has_inputs else None
-        if report is None:
+    manifest = store.manifest
+    if manifest is None:
+        return RemovedCopies({}, [], 0, None, is_complete=True, names_files=True)
+    shard = int(np.searchsorted(store.shards.bounds, document, side="right")) - 1
+    provenance = store.provenance.shard(shard).take(np.array([document - store.shards.bounds[shard]]))
+    kept = int(compute_pair_numbers(provenance.parts, provenance.records)[0])
+    stop = start + REMOVED_COPIES_PER_PAGE
+    deadline = time.monotonic() + _TEXT_SECONDS
+    copies, total, is_complete, names_files = list[RemovedCopy](), 0, True, True
+    for generation in manifest.all_history:
+        duplicates = map_dropped_duplicates(store.path, generation.number) if generation.has_inputs else None
+        if duplicates is None:
+            report = read_report(store.path, generation.number) if generation.has_inputs else None
+            if report is not None:
+                reported, names_files = _list_reported_copies(store, report, provenance)
+                copies += reported[max(start - total, 0) : max(stop - total, 0)]
+                total += len(reported)
+            is_complete &= not generation.has_inputs or (report is not None and not report.content.duplicates)
             continue
-        for reason, count in report.counts.dropped.items():
-            if reason.endswith("duplicate"):
-                counts[reason] = counts.get(reason, 0) + count
-        for pair in report.content.duplicates:
-            if pair.kept_in == provenance.source and names_files:
-                copies += [
-                    RemovedCopy(pair.dropped_from, example.dropped_record + 1, example.words)
-                    for example in pair.examples
-                    if example.kept_record == provenance.record
-                ]
-            elif pair.dropped_from not in sources:
-                names_files = False
-    return RemovalRecord(counts, copies, names_files)
+        rows = [np.zeros(0, DROPPED_ROW)]
+        for run_rows in duplicates.list_copies(kept):
+            rows.append(run_rows[max(start - total, 0) : max(stop - total, 0)])
+            total += len(run_rows)
+        if any(map(len, rows)):
+            copies += _RemovedCopyReader(store, generation, duplicates, deadline).read_copies(np.concatenate(rows))
+    counts = {reason: count for reason, count in manifest.counts.dropped.items() if reason.endswith("duplicate")}
+    return RemovedCopies(counts, copies, total, stop if stop < total else None, is_complete, names_files)
+
+
+@final
+class _RemovedCopyReader:
+    """Reader of removed copies, with texts of the original files while time is left."""
+
+    def __init__(
+        self, store: Store, generation: GenerationEntry, duplicates: DroppedDuplicates, deadline: float
+    ) -> None:
+        self._table, self._generation, self._duplicates = store.reader.part_table, generation, duplicates
+        self._deadline = deadline
+        sources = store.manifest.list_sources_of(generation) if store.manifest else ()
+        self._first_source = generation.sources - len(sources)
+        self._reported = _list_reported_sources(store, generation)
+
+    def read_copies(self, rows: NDArray[np.void]) -> list[RemovedCopy]:
+        """Return the removed copies of some rows."""
+        parts, records = split_pair_numbers(rows["dropped"])
+        if (parts >= len(self._table.records)).any() or (records >= self._table.records[parts]).any():
+            raise StoreError(f"{self._duplicates.path} names records that the store did not read. {CHECK_REMEDY}")
+        texts, faults = dict[tuple[int, int], str](), dict[int, str]()
+        for part in np.unique(parts).tolist():
+            offsets = dict(zip(records[parts == part].tolist(), rows["offset"][parts == part].tolist(), strict=True))
+            try:
+                part_texts = self._read_texts(part, offsets)
+            except InputError as error:
+                faults[part] = str(error)
+            else:
+                texts |= {(part, record): text for record, text in part_texts.items()}
+        hashes = np.zeros((len(rows), 2), np.uint64)
+        positions = self._table.resolve_provenance(ProvenanceTable(hashes, records, rows["offset"], parts))
+        keys = zip(parts.tolist(), records.tolist(), strict=True)
+        return [
+            RemovedCopy(
+                position.source,
+                position.position,
+                self._estimate_similarity(shared),
+                " ".join(texts.get(key, "")[:_SHOWN_CHARACTERS].split()),
+                "" if key in texts else faults.get(key[0], "It is too far inside its file to be read here."),
+            )
+            for position, key, shared in zip(positions, keys, rows["shared"].tolist(), strict=True)
+        ]
+
+    def _estimate_similarity(self, shared: int) -> float | None:
+        banding = self._duplicates.banding
+        return 1.0 if shared == EQUAL else banding.estimate_similarity(shared) if banding else None
+
+    def _read_texts(self, part: int, offsets: Mapping[int, int]) -> dict[int, str]:
+        """Return the texts of records of a part, whose byte offsets are given."""
+        number = int(self._table.numbers[part])
+        if number - self._first_source >= len(self._reported):
+            raise InputError("The report of the store does not name its file.")
+        if time.monotonic() > self._deadline:
+            raise InputError("Its text is not read, as the page would take too long.")
+        source = self._table.sources[number]
+        return read_source_texts(
+            self._reported[number - self._first_source],
+            source,
+            source.parts[part - int(np.searchsorted(self._table.numbers, number))],
+            offsets,
+            self._generation.recipe.get("reading", {}).get("split_on", "auto"),
+        )
+
+
+def _list_reported_sources(store: Store, generation: GenerationEntry) -> list[ReportedSource]:
+    """List the input files of a generation; none if its report is missing or large."""
+    path = store.path / format_generation_file_name(REPORT_NAME, generation.number)
+    if not path.exists() or path.stat().st_size > _MAX_REPORT_BYTES:
+        return []
+    report = read_report(store.path, generation.number)
+    return report.sources if report else []
+
+
+def _list_reported_copies(
+    store: Store, report: PrepareReport, provenance: ProvenanceTable
+) -> tuple[list[RemovedCopy], bool]:
+    """List the removed copies of a document in the report of an older store.
+
+    Also return whether the report names single files and records.
+    """
+    document = store.reader.part_table.resolve_provenance(provenance)[0]
+    part_counts = {source.name: len(source.parts) for source in store.reader.part_table.sources}
+    names_files = part_counts.get(document.source) == 1
+    copies = []
+    for pair in report.content.duplicates:
+        if pair.kept_in == document.source and names_files:
+            copies += [
+                RemovedCopy(pair.dropped_from, f"record {example.dropped_record + 1:,}", None, example.words)
+                for example in pair.examples
+                if example.kept_record == document.record
+            ]
+        elif pair.dropped_from not in part_counts:
+            names_files = False
+    return copies, names_files
