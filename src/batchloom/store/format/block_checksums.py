@@ -21,7 +21,7 @@ from batchloom.core.files import release_pages
 from batchloom.remote import BLOCK_BYTES
 from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wrong_format_error, read_header
+from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wrong_format_error, read_sidecar
 
 MAGIC = b"BLMSUMS\x00"
 # A checksum alone, or a checksum followed by the number of tokens before the block.
@@ -159,8 +159,7 @@ class ChecksumFile:
 
 def map_checksum_file(path: Path, expected_checksum: str, size: int) -> ChecksumFile:
     """Map the ``.sums`` file of a ``.bin`` of ``size`` bytes."""
-    view = map_file(path)
-    count, width = read_header(view, path, MAGIC)
+    view, count, width = read_sidecar(path, MAGIC)
     if width != PLAIN_ENTRY_BYTES:
         raise make_wrong_format_error(path)
     head = count_header_bytes(size, width)

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError
 from batchloom.core.files import describe_os_error
 from batchloom.core.medium import MEDIUM_KINDS, AudioFacts, FrameFacts, ImageFacts, MediumFacts, MediumKind
-from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, read_header
+from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, read_sidecar
 
 MAGIC = b"BLMEDIA\x00"
 NOT_STORED = (1 << 64) - 1
@@ -188,18 +187,18 @@ def iter_blob_chunks(path: Path, byte_ranges: Sequence[tuple[int, int]]) -> Iter
                 yield chunk
 
 
-def map_media(path: Path, documents: int) -> MediaRows:
-    """Map and verify the ``.media`` file of a shard of ``documents`` documents.
+def map_media(path: Path, documents: int, view: memoryview | None = None) -> MediaRows:
+    """Read and check the ``.media`` file of a shard of ``documents`` documents.
+
+    Args:
+        path: path of the file, for errors if the content is given.
+        documents: number of documents of the shard.
+        view: content of the file; None to map it.
 
     Raises:
         StoreError: the file is missing, of another type or version, or contradicts itself.
     """
-    return parse_media(map_file(path), path, documents)
-
-
-def parse_media(view: memoryview, path: Path, documents: int) -> MediaRows:
-    """Parse the content of a ``.media`` file; see :func:`map_media`."""
-    count, locations_size = read_header(view, path, MAGIC)
+    view, count, locations_size = read_sidecar(path, MAGIC, view)
     end = HEADER.size + MEDIA_ROW_DTYPE.itemsize * count
     if len(view) != end + locations_size:
         raise StoreError(

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
 from batchloom.store.format.manifest import SourceEntry
-from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wrong_format_error, read_header
+from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wrong_format_error, read_sidecar
 
 MAGIC = b"BLMDOCS\x00"
 PROVENANCE_ROW_BYTES = 36
@@ -91,19 +90,18 @@ def locate_provenance_columns(count: int) -> list[tuple[int, int]]:
     return [(offset, 16), (offset + 16 * count, 8), (offset + 24 * count, 8), (offset + 32 * count, 4)]
 
 
-def map_provenance(path: Path) -> ProvenanceTable:
-    """Map a ``.docs`` file; its columns are views of the file.
+def map_provenance(path: Path, view: memoryview | None = None) -> ProvenanceTable:
+    """Read a ``.docs`` file; the columns are views of its content.
+
+    Args:
+        path: path of the file, for errors if the content is given.
+        view: content of the file; None to map it.
 
     Raises:
         StoreError: the file is missing, of another type or version, or its count does not
             match its size.
     """
-    return parse_provenance(map_file(path), path)
-
-
-def parse_provenance(view: memoryview, path: Path) -> ProvenanceTable:
-    """Parse the content of a ``.docs`` file; see :func:`map_provenance`."""
-    count, zero = read_header(view, path, MAGIC)
+    view, count, zero = read_sidecar(path, MAGIC, view)
     if zero:
         raise make_wrong_format_error(path)
     if len(view) != HEADER.size + PROVENANCE_ROW_BYTES * count:

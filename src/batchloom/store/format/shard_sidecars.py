@@ -66,20 +66,21 @@ def get_address(array: NDArray[Any]) -> int:
     return address
 
 
-def map_file_with_header(path: Path, magic: bytes) -> tuple[memoryview, int, int]:
-    """Map a file and return its content, its count and the last header field."""
-    view = map_file(path)
-    return view, *read_header(view, path, magic)
+def read_sidecar(path: Path, magic: bytes, view: memoryview | None = None) -> tuple[memoryview, int, int]:
+    """Return the content of a file, its count and the last field of its header.
 
-
-def read_header(view: memoryview, path: Path, magic: bytes) -> tuple[int, int]:
-    """Return the count and the last field of a header; ``path`` is for errors."""
+    Args:
+        path: path of the file, for errors if the content is given.
+        magic: first bytes of its format.
+        view: its content; None to map the file.
+    """
+    view = map_file(path) if view is None else view
     if len(view) < HEADER.size:
         raise StoreError(f"{path} is cut short: {len(view)} bytes, its header alone has {HEADER.size}. {CHECK_REMEDY}")
     file_magic, version, count, last = HEADER.unpack_from(view)
     if file_magic != magic or version != 1:
         raise make_wrong_format_error(path)
-    return count, last
+    return view, count, last
 
 
 def make_wrong_format_error(path: Path) -> StoreError:
@@ -152,14 +153,9 @@ class LossMask:
         return int(np.bitwise_count(self.bits).sum(dtype=np.int64))
 
 
-def map_mask(path: Path, tokens: int) -> LossMask:
-    """Map the ``.mask`` file of a shard of ``tokens`` tokens."""
-    return parse_mask(map_file(path), path, tokens)
-
-
-def parse_mask(view: memoryview, path: Path, tokens: int) -> LossMask:
-    """Parse the content of a ``.mask`` file; see :func:`map_mask`."""
-    header_tokens, trained = read_header(view, path, _MASK_MAGIC)
+def map_mask(path: Path, tokens: int, view: memoryview | None = None) -> LossMask:
+    """Read the ``.mask`` file of a shard of ``tokens`` tokens; see :func:`read_sidecar`."""
+    view, header_tokens, trained = read_sidecar(path, _MASK_MAGIC, view)
     if header_tokens != tokens or len(view) != HEADER.size + (tokens + 7) // 8:
         raise StoreError(
             f"{path} declares {header_tokens:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK_REMEDY}"
@@ -191,14 +187,9 @@ class LossWeights:
         return int(np.count_nonzero(self.codes))
 
 
-def map_weights(path: Path, tokens: int) -> LossWeights:
-    """Map the ``.weights`` file of a shard of ``tokens`` tokens."""
-    return parse_weights(map_file(path), path, tokens)
-
-
-def parse_weights(view: memoryview, path: Path, tokens: int) -> LossWeights:
-    """Parse the content of a ``.weights`` file; see :func:`map_weights`."""
-    header_tokens, trained = read_header(view, path, _WEIGHTS_MAGIC)
+def map_weights(path: Path, tokens: int, view: memoryview | None = None) -> LossWeights:
+    """Read the ``.weights`` file of a shard of ``tokens`` tokens; see :func:`read_sidecar`."""
+    view, header_tokens, trained = read_sidecar(path, _WEIGHTS_MAGIC, view)
     if header_tokens != tokens or len(view) != HEADER.size + tokens:
         raise StoreError(
             f"{path} declares {header_tokens:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK_REMEDY}"
@@ -263,14 +254,9 @@ def compute_pair_numbers(parts: NDArray[np.uint32], records: NDArray[np.uint64])
     return (parts.astype(np.uint64) << np.uint64(_RECORD_BITS)) | records.astype(np.uint64)
 
 
-def map_pair_index(path: Path, documents: int, objective: ObjectiveName) -> PairIndex:
-    """Map and verify the ``.pairs`` file of a shard; the columns are views of it."""
-    return parse_pair_index(map_file(path), path, documents, objective)
-
-
-def parse_pair_index(view: memoryview, path: Path, documents: int, objective: ObjectiveName) -> PairIndex:
-    """Parse the content of a ``.pairs`` file; see :func:`map_pair_index`."""
-    count, zero = read_header(view, path, _PAIRS_MAGIC)
+def map_pair_index(path: Path, documents: int, objective: ObjectiveName, view: memoryview | None = None) -> PairIndex:
+    """Read and check the ``.pairs`` file of a shard; see :func:`read_sidecar`."""
+    view, count, zero = read_sidecar(path, _PAIRS_MAGIC, view)
     if zero:
         raise make_wrong_format_error(path)
     if count != documents or len(view) != HEADER.size + PAIR_ROW_BYTES * documents:
@@ -361,7 +347,7 @@ def map_signature_file(path: Path, documents: int) -> MinHashSignatures:
     Raises:
         StoreError: the file is missing, of another type or version, or has another number of documents.
     """
-    view, count, packed = map_file_with_header(path, _BANDS_MAGIC)
+    view, count, packed = read_sidecar(path, _BANDS_MAGIC)
     minhash, bands, rows, shingle = (packed >> bits & _MAX_VALUE for bits in (48, 32, 16, 0))
     if count != documents or len(view) != HEADER.size + 8 * bands * documents:
         raise StoreError(
@@ -421,18 +407,9 @@ class DocumentFields:
         return header + self.ends.astype("<u8").tobytes() + bytes(self.data)
 
 
-def map_fields(path: Path, documents: int) -> DocumentFields:
-    """Map and verify the ``.fields`` file of a shard of ``documents`` documents.
-
-    Raises:
-        StoreError: the file is missing, of another type or version, or contradicts itself.
-    """
-    return parse_fields(map_file(path), path, documents)
-
-
-def parse_fields(view: memoryview, path: Path, documents: int) -> DocumentFields:
-    """Parse the content of a ``.fields`` file; see :func:`map_fields`."""
-    count, size = read_header(view, path, _FIELDS_MAGIC)
+def map_fields(path: Path, documents: int, view: memoryview | None = None) -> DocumentFields:
+    """Read and check the ``.fields`` file of a shard; see :func:`read_sidecar`."""
+    view, count, size = read_sidecar(path, _FIELDS_MAGIC, view)
     start = HEADER.size + 8 * count
     if count != documents or len(view) != start + size:
         raise StoreError(
