@@ -1,8 +1,8 @@
 """Several stores read as one, with global document numbers and banned documents."""
 
 import logging
-from collections.abc import Iterable, Mapping, MutableMapping
-from typing import Any, final
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import Any, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,11 @@ from batchloom.store import Store
 from batchloom.store.format import LossMask, LossWeights
 from batchloom.store.read import MappedShard, MappedSpans, ShardAddresses, collect_addresses, compute_mapped_limit
 
-# Index of the store, its mapped shards, index of a shard, and the shift from bytes to its tokens.
-_ShardRange = tuple[int, "list[MappedShard | None] | None", int, int]
+# Index of the store, its mapped shards, and index of a shard.
+_ShardRange = tuple[int, "list[MappedShard | None] | None", int]
 _SYNTHETIC_LABEL = "source=synthetic"
 _LOG = logging.getLogger("batchloom")
-_NO_IDS = np.empty(0, np.int64)
+Array = TypeVar("Array")
 
 
 @final
@@ -77,12 +77,11 @@ class CombinedStore:
             first, mapped = int(self._firsts[number]), store.shards.mapped
             if mapped is None:
                 begins.append(first)
-                shard_ranges.append((number, None, 0, 0))
+                shard_ranges.append((number, None, 0))
                 continue
             begins += [first + bound for bound in store.shards.bounds[:-1]]
-            shift = store.dtype.itemsize.bit_length() - 1
-            shard_ranges += [(number, mapped, inside, shift) for inside in range(len(store.shards))]
-        return np.array(begins, np.int64), [*shard_ranges, (-1, None, 0, 0)]
+            shard_ranges += [(number, mapped, inside) for inside in range(len(store.shards))]
+        return np.array(begins, np.int64), [*shard_ranges, (-1, None, 0)]
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
@@ -99,39 +98,12 @@ class CombinedStore:
         return Rows(rows.pointers, rows.sources, documents, rows.starts, rows.lengths, rows.row_offsets)
 
     def read(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.generic]]:
-        """Return the ids of spans as ``Store.read`` does; end tokens for banned documents.
-
-        The plan's lengths are the stores' own, so a span never exceeds its document.
-        """
-        shards = self._begins.searchsorted(documents, side="right") - 1
-        begins = documents - self._begins[shards]
-        # One loop over all stores: one call per store that a batch holds spans of costs as much as the batch.
-        views: list[NDArray[np.generic]] = []
-        unmapped_spans: dict[int, list[int]] = {}
-        opened = 0
-        for shard, local, start, length in zip(
-            shards.tolist(), begins.tolist(), starts.tolist(), lengths.tolist(), strict=True
-        ):
-            number, mapped, inside, shift = self._shard_ranges[shard]
-            if mapped is None:
-                unmapped_spans.setdefault(number, []).append(len(views))
-                views.append(_NO_IDS)
-                continue
-            mapped_shard = self._mapped_shards[shard] or mapped[inside]
-            if mapped_shard is None:
-                opened += 1
-                if opened > self._most // 2:
-                    # A view keeps its shard's file open after the shard is evicted.
-                    views, opened = [view.copy() for view in views], 0
-                mapped_shard = self._map_shard(shard)
-            begin = (mapped_shard.pointers[local] >> shift) + start
-            views.append(mapped_shard.tokens[begin : begin + length])
-        for number, view_indices in unmapped_spans.items():
-            self._read_store_spans(number, views, np.array(view_indices), (documents, starts, lengths))
-        return views
+        """Return the ids of spans as ``Store.read`` does; end tokens for banned documents."""
+        spans = (documents, starts, lengths)
+        return self._read_by_store(spans, lambda store: store.read, lambda length: np.full(length, self.end_id))
 
     def _map_shard(self, shard: int) -> MappedShard:
-        number, _, inside, _ = self._shard_ranges[shard]
+        number, _, inside = self._shard_ranges[shard]
         mapped_shard = self._stores[number].shards.map(inside)
         if self._keep_all:
             self._mapped_shards[shard] = mapped_shard
@@ -148,7 +120,7 @@ class CombinedStore:
         for number in numbers.tolist():
             mapped_shard = self._mapped_shards[number]
             if mapped_shard is None:
-                _, mapped, inside, _ = self._shard_ranges[number]
+                _, mapped, inside = self._shard_ranges[number]
                 if mapped is None or opened > self._most // 2:
                     return None
                 opened += mapped[inside] is None
@@ -165,22 +137,28 @@ class CombinedStore:
         return collect_addresses(shards, flags)
 
     def _find_flag_file(self, shard: int) -> LossMask | LossWeights | None:
-        number, _, inside, _ = self._shard_ranges[shard]
+        number, _, inside = self._shard_ranges[shard]
         return self._stores[number].reader.find_flag_file(inside)
 
-    def _read_store_spans(
-        self, number: int, views: list[NDArray[np.generic]], view_indices: Ids, spans: tuple[Ids, Ids, Ids]
-    ) -> None:
-        """Fill in the spans of a store without mapped shards, or the banned ones (-1)."""
-        documents, starts, lengths = (array[view_indices] for array in spans)
-        if number < 0:
-            span_tokens: list[NDArray[np.generic]] = [
-                np.full(length, self.end_id, np.int64) for length in lengths.tolist()
-            ]
-        else:
-            span_tokens = self._stores[number].read(documents - self._firsts[number], starts, lengths)
-        for view_index, view in zip(view_indices.tolist(), span_tokens, strict=True):
-            views[view_index] = view
+    def _read_by_store(
+        self,
+        spans: tuple[Ids, Ids, Ids],
+        get_read: Callable[[Store], Callable[[Ids, Ids, Ids], list[Array]]],
+        fill: Callable[[int], Array],
+    ) -> list[Array]:
+        """Read an array for each span, store by store; ``fill`` makes those of banned documents."""
+        documents, starts, lengths = spans
+        numbers = self._firsts.searchsorted(documents, side="right") - 1
+        arrays_by_span: dict[int, Array] = {}
+        for number in np.unique(numbers).tolist():
+            indices = np.flatnonzero(numbers == number)
+            if number < 0:
+                arrays = [fill(length) for length in lengths[indices].tolist()]
+            else:
+                read = get_read(self._stores[number])
+                arrays = read(documents[indices] - self._firsts[number], starts[indices], lengths[indices])
+            arrays_by_span.update(zip(indices.tolist(), arrays, strict=True))
+        return [arrays_by_span[index] for index in range(len(documents))]
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """Return whether each span token carries a loss, as ``Store.mask`` does."""
@@ -188,20 +166,8 @@ class CombinedStore:
 
     def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[TokenFlags]:
         """Return the trained flags or weight codes of spans."""
-        span_flags: list[TokenFlags] = [np.empty(0, bool)] * len(documents)
-        numbers = self._firsts.searchsorted(documents, side="right") - 1
-        for number in np.unique(numbers).tolist():
-            span_indices = np.flatnonzero(numbers == number)
-            store_flags: list[TokenFlags]
-            if number < 0:
-                store_flags = [np.zeros(length, bool) for length in lengths[span_indices].tolist()]
-            else:
-                store_documents = documents[span_indices] - self._firsts[number]
-                reader = self._stores[number].reader
-                store_flags = reader.flags(store_documents, starts[span_indices], lengths[span_indices])
-            for span_index, flags in zip(span_indices.tolist(), store_flags, strict=True):
-                span_flags[span_index] = flags
-        return span_flags
+        spans = (documents, starts, lengths)
+        return self._read_by_store(spans, lambda store: store.reader.flags, lambda length: np.zeros(length, bool))
 
 
 def list_stores(store: Store | CombinedStore) -> list[Store]:
