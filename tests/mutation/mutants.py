@@ -112,7 +112,7 @@ PLAN = (
     # A longer run resumes after the last sequence of a shorter one, in the middle of a step.
     Mutant(
         "resumed-position-inside-a-step",
-        "plan/order/plan_state.py",
+        "plan/order/plan.py",
         "return orders.run_layout.first_position(step) if inside else int(end)",
         "return int(end)",
         ("plan/test_plan.py", "batches/test_loader.py"),
@@ -120,7 +120,7 @@ PLAN = (
     # A state that was edited by hand is accepted.
     Mutant(
         "state-check-not-compared",
-        "plan/order/plan_state.py",
+        "plan/order/plan.py",
         'is_unchanged = state["check"] == fingerprint(checked_fields)',
         'is_unchanged = bool(state["check"])',
         ("plan/test_plan.py", "plan/test_lanes.py"),
@@ -128,7 +128,7 @@ PLAN = (
     # The weight of a group is ignored: its sources get their shares of the group.
     Mutant(
         "group-weight-ignored",
-        "plan/mixture/schedule.py",
+        "plan/mixture.py",
         "flat_weights.update({source: group_weight * share for source, share in inside.items()})",
         "flat_weights.update(inside)",
         ("plan/test_mixture.py", "batches/test_mixture_file.py"),
@@ -267,7 +267,7 @@ BATCHES = (
     # In a mixture every span of a cut document has the mask of the document's first tokens.
     Mutant(
         "mixture-mask-of-the-first-span",
-        "batches/loading/combined_store.py",
+        "batches/loading/loader_data.py",
         "store_flags = reader.flags(store_documents, starts[span_indices], lengths[span_indices])",
         "store_flags = reader.flags(store_documents, 0 * starts[span_indices], lengths[span_indices])",
         ("batches/test_mixture.py", "preparation/test_chat.py"),
@@ -283,7 +283,7 @@ BATCHES = (
     # The first id behind the vocabulary reaches the model.
     Mutant(
         "id-at-vocabulary-size-served",
-        "batches/loading/combined_store.py",
+        "batches/loading/loader_data.py",
         "highest_id < store.vocab_size:",
         "highest_id <= store.vocab_size:",
         ("store/test_remote_stores.py", "batches/test_loader.py"),

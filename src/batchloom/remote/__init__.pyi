@@ -1,11 +1,9 @@
 from .block_cache import (
     BLOCK_BYTES as BLOCK_BYTES,
     BLOCK_TABLE_DTYPE as BLOCK_TABLE_DTYPE,
+    EMPTY_INDEX as EMPTY_INDEX,
     LOG as LOG,
     BlockCache as BlockCache,
-)
-from .block_index import (
-    EMPTY_INDEX as EMPTY_INDEX,
     CachedBlocks as CachedBlocks,
     CacheFile as CacheFile,
     CacheFileSet as CacheFileSet,

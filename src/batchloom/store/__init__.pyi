@@ -1,13 +1,19 @@
-from .export.export_targets import (
+from .export_targets import (
     EXPORT_TARGETS as EXPORT_TARGETS,
     ExportTarget as ExportTarget,
     export_store as export_store,
 )
 from .format.block_checksums import compute_block_checksums as compute_block_checksums
 from .format.layout import (
+    BAD as BAD,
+    CHOSEN as CHOSEN,
+    GOOD as GOOD,
     MANIFEST_NAME as MANIFEST_NAME,
     PAGE_NAME as PAGE_NAME,
+    PROMPT as PROMPT,
+    REJECTED as REJECTED,
     REPORT_NAME as REPORT_NAME,
+    STEPS as STEPS,
     WORK_NAME as WORK_NAME,
 )
 from .format.manifest import (
@@ -25,14 +31,6 @@ from .format.media_index import (
     map_media as map_media,
 )
 from .format.megatron_index import map_file as map_file
-from .format.objectives import (
-    BAD as BAD,
-    CHOSEN as CHOSEN,
-    GOOD as GOOD,
-    PROMPT as PROMPT,
-    REJECTED as REJECTED,
-    STEPS as STEPS,
-)
 from .format.provenance import map_provenance as map_provenance
 from .format.shard_sidecars import map_signature_file as map_signature_file
 from .format.store_lengths import StoreLengths as StoreLengths

@@ -24,6 +24,7 @@ from batchloom.plan.order import (
     LANES_VERSION,
     check_lane_world,
     check_lanes,
+    check_state,
     choose_default_lanes,
     list_differences,
     list_rank_lanes,
@@ -85,9 +86,8 @@ _MAX_SAMPLED_FILES = 64
 # Kinds of files that always hold plain text.
 _TEXT_KINDS = ("text", "code")
 
-# Fields of a state that identify its stream, and numbers of a lane in it.
+# Fields of a state that identify its stream.
 _STATE_FACTS = ("fingerprint", "identity", "recipe", "keep")
-_CURSOR_FIELDS = 8
 _FOLDER_PREFIX, _OWNER_FILE = "batchloom-stream-", "owner"
 
 
@@ -629,7 +629,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         raise StateError("There are no states to merge; gather state_dict() of every rank.")
     lanes: dict[str, list[int]] = {}
     for state in states:
-        lanes |= _validate_state(state)["lanes"]
+        check_state(state)
+        lanes |= state["lanes"]
     first = states[0]
     for state in states[1:]:
         for name in ("fingerprint", "position"):
@@ -646,7 +647,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _check_same_stream(state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Reject the state of a stream with another fingerprint than ``facts``."""
-    if _validate_state(state)["fingerprint"] == facts["fingerprint"]:
+    check_state(state)
+    if state["fingerprint"] == facts["fingerprint"]:
         return
     saved_fields, current_fields = dict(state["identity"]), dict(facts["identity"])
     saved_recipe = state.get("recipe")
@@ -675,28 +677,3 @@ def _read_cursors(state: Mapping[str, Any], rank_lanes: range) -> LaneCursors:
             "is the state of a single rank. Merge the states of all ranks with batchloom.streaming.merge_states."
         )
     return {lane: (LanePosition(*lanes[str(lane)][:-1]), lanes[str(lane)][-1]) for lane in rank_lanes}
-
-
-def _validate_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    try:
-        checked_fields = {name: value for name, value in state.items() if name != "check"}
-        checksum_matches = state["check"] == fingerprint(checked_fields)
-        sound = all(
-            len(cursor) == _CURSOR_FIELDS and all(isinstance(n, int) and n >= 0 for n in cursor)
-            for cursor in state["lanes"].values()
-        )
-        version = state["order_version"]
-        sound = sound and isinstance(state["position"], int) and bool(state["identity"].items())
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise StateError(f"This is not the state of a stream ({error!r}). Give what state_dict() returned.") from error
-    if version != ORDER_VERSION:
-        raise StateError(
-            f"The state has order_version {version}, and this batchloom writes {ORDER_VERSION}. Continue with the "
-            "version that wrote it, or start without it."
-        )
-    if not checksum_matches or not sound:
-        raise StateError(
-            "The state was changed after it was saved: its check does not match its fields. Use the state as it was "
-            "saved."
-        )
-    return state

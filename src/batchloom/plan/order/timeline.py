@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, coerce_int_fields, is_text, quote_value, raise_problems, suggest
-from batchloom.plan.mixture.mixture_spec import (
+from batchloom.plan.mixture import (
     Mixture,
     PlanStore,
+    Schedule,
     Stage,
     Weights,
     list_weight_problems,
+    make_schedule,
     uses_size_weights,
 )
-from batchloom.plan.mixture.schedule import Schedule, make_schedule
 from batchloom.plan.packing.plan_spec import PlanSpec, describe_window_conflict, list_window_problems
 from batchloom.plan.packing.rows import Ints
 

@@ -10,7 +10,7 @@ fully trained.
 token (``core/loss_weights.py``), 0 if it is not trained. Only a shard with another weight than 0 and 1 has the file.
 
 ``.pairs``, pair number and side of each document: ``BLMPAIR\0``, 1, documents D, 0; then the columns pair u64 [D] and
-side u8 [D]. Only stores with an objective (``objectives.py``) have it, for every shard. In a store of pairs, every
+side u8 [D]. Only stores with an objective (``layout.py``) have it, for every shard. In a store of pairs, every
 even document is a chosen answer and the next one the rejected answer of the same pair. Other documents each have a pair
 number of their own. Pair numbers ascend.
 
@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.files import release_pages
 from batchloom.core.loss_weights import TokenFlags
+from batchloom.store.format.layout import CHOSEN, OBJECTIVES, REJECTED, ObjectiveName
 from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.objectives import CHOSEN, OBJECTIVES, REJECTED, ObjectiveName
 
 # Address of flags, and whether they are bits.
 _FLAGS_ADDRESS = struct.Struct("=2q")
@@ -154,7 +154,7 @@ class LossMask:
 
 
 def map_mask(path: Path, tokens: int, view: memoryview | None = None) -> LossMask:
-    """Read the ``.mask`` file of a shard of ``tokens`` tokens; see :func:`read_sidecar`."""
+    """Read the ``.mask`` file of a shard; see :func:`read_sidecar`."""
     view, header_tokens, trained = read_sidecar(path, _MASK_MAGIC, view)
     if header_tokens != tokens or len(view) != HEADER.size + (tokens + 7) // 8:
         raise StoreError(
@@ -188,7 +188,7 @@ class LossWeights:
 
 
 def map_weights(path: Path, tokens: int, view: memoryview | None = None) -> LossWeights:
-    """Read the ``.weights`` file of a shard of ``tokens`` tokens; see :func:`read_sidecar`."""
+    """Read the ``.weights`` file of a shard; see :func:`read_sidecar`."""
     view, header_tokens, trained = read_sidecar(path, _WEIGHTS_MAGIC, view)
     if header_tokens != tokens or len(view) != HEADER.size + tokens:
         raise StoreError(

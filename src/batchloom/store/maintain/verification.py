@@ -32,6 +32,7 @@ from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChe
 from batchloom.store.format.layout import (
     LENGTHS_NAME,
     MANIFEST_NAME,
+    OBJECTIVES,
     PROCESSOR_NAME,
     QUARANTINE_NAME,
     SMALL_FILE_LIMIT,
@@ -49,7 +50,6 @@ from batchloom.store.format.manifest import (
 )
 from batchloom.store.format.media_index import NOT_STORED, map_media
 from batchloom.store.format.megatron_index import map_file, map_index
-from batchloom.store.format.objectives import OBJECTIVES
 from batchloom.store.format.provenance import map_provenance
 from batchloom.store.format.shard_sidecars import (
     compute_pair_numbers,
