@@ -214,7 +214,6 @@ class StreamPool:
     records: int = 0  # Number of records read for it; without media, in the lane's first epoch only
     bad: int = 0  # Number of these that cannot be used
     bad_messages: tuple[str, ...] = ()  # Messages about the first of these
-    conversations: bool = False  # Whether the lane has read any conversation so far
     media: PoolMedia | None = None  # Media of its documents; None if media are not read
 
 
@@ -440,7 +439,6 @@ class LaneReader:
             records=records,
             bad=bad,
             bad_messages=bad_messages,
-            conversations=self._has_conversations,
             media=None if self._media_spill is None else self._media_of(batches),
         )
 

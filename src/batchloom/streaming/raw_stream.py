@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, Unpack, final
 
@@ -64,7 +63,7 @@ from batchloom.preparation.units import plan_units
 from batchloom.sources.files import Source, Spool
 from batchloom.store import write_file
 from batchloom.streaming.keep import StreamStoreWriter, check_keep, find_abandoned_folder, resolve_keep_folder
-from batchloom.streaming.lane import LanePosition, StreamPool, StreamSetup
+from batchloom.streaming.lane import LanePosition, StreamSetup
 from batchloom.streaming.rank_feed import (
     FeedSettings,
     InlinePools,
@@ -81,8 +80,6 @@ _MAX_WORKERS = 1024
 _TOKENIZER_STATE_FILE = "tokenizer_state.json"
 _NOT_STREAM_SETTINGS = ("epochs", "steps", "last", "block", "group_by_length")
 
-# Number of files sampled for a warning; conversations in other files are reported when they are read.
-_MAX_SAMPLED_FILES = 64
 # Kinds of files that always hold plain text.
 _TEXT_KINDS = ("text", "code")
 
@@ -254,13 +251,7 @@ class Stream:
         self.spec = settings.spec
         if settings.choose_overlong:
             self.spec = replace(self.spec, overlong=choose_overlong(sources, record_parsers))
-        # By default, conversations mixed with texts are cut, which deserves a warning.
-        cuts_all = settings.choose_overlong and self.spec.overlong == "split"
-        cuts_conversations = cuts_all and has_conversations(sources, record_parsers)
-        self._pending_warning = (
-            describe_cut_conversations(self.spec) if cuts_conversations else describe_left_out(self.spec, media=media)
-        )
-        self._cuts_unknown = cuts_all and not cuts_conversations
+        self._left_out = describe_left_out(self.spec, media=media)
         self.lanes = self._choose_lanes(settings.lanes)
         self.tokenizer = choose_job_tokenizer(recipe, self._listing.sources, record_parsers, _LOG.info, tokenizer_state)
         self.processor = self._load_processor_state()
@@ -439,7 +430,7 @@ class Stream:
         )
         if rank == 0:
             self._announce(workers, len(rank_lanes))
-        return RankFeed(share, pools, cursors, self._announce_cut_conversations, media)
+        return RankFeed(share, pools, cursors, media)
 
     def finish(
         self,
@@ -479,18 +470,19 @@ class Stream:
             versions=collect_versions(clean),
         )
 
-    def _announce_cut_conversations(self, pool: StreamPool) -> None:
-        if pool.conversations and self._cuts_unknown:
-            self._cuts_unknown = False
-            _LOG.warning("%s", describe_cut_conversations(self.spec))
-
     def _announce(self, workers: int, lane_count: int) -> None:
-        if self._pending_warning:
-            _LOG.warning("%s", self._pending_warning)
-            self._pending_warning = ""
         if self._announced:
             return
         self._announced, recipe = True, self.recipe
+        if self._left_out:
+            _LOG.warning("%s", self._left_out)
+        elif self._settings.choose_overlong:
+            _LOG.info(
+                "Documents longer than seq_len %d are cut, conversations too: overlong='drop' drops them all, "
+                "stream(max_tokens=%d) only conversations.",
+                self.spec.seq_len,
+                self.spec.seq_len,
+            )
         left_out_shares = [
             f"{share:.3%} of them for {name}".replace(".000%", "%")
             for name, share in (("val", recipe.val_fraction), ("test", recipe.test_fraction))
@@ -546,26 +538,6 @@ def choose_overlong(sources: Sequence[Source], record_parsers: RecordParsers) ->
     texts_first = sorted(sources, key=lambda source: source.kind not in _TEXT_KINDS)
     alone = all(record_parsers.get_parser(source).templated for source in texts_first)
     return "drop" if alone else "split"
-
-
-def has_conversations(sources: Sequence[Source], record_parsers: RecordParsers) -> bool:
-    """Return whether sampled files hold conversations.
-
-    The sample begins with the first file of each input that may hold them.
-    """
-    unsure = [source for source in sources if source.kind not in _TEXT_KINDS]
-    first = {source.input: source for source in reversed(unsure)}
-    other_sources = (source for source in unsure if first[source.input] is not source)
-    sampled_sources = islice((*first.values(), *other_sources), _MAX_SAMPLED_FILES)
-    return any(record_parsers.get_parser(source).templated for source in sampled_sources)
-
-
-def describe_cut_conversations(spec: PlanSpec) -> str:
-    return (
-        f"The inputs hold texts and conversations, and all documents longer than seq_len {spec.seq_len} are cut, "
-        f"including conversations. overlong='drop' drops them all; stream(max_tokens={spec.seq_len}) drops only "
-        "conversations."
-    )
 
 
 def describe_left_out(spec: PlanSpec, *, media: bool) -> str:

@@ -21,7 +21,13 @@ from batchloom.core.files import release_pages
 from batchloom.remote import BLOCK_BYTES
 from batchloom.store.format.layout import compute_checksum
 from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wrong_format_error, read_sidecar
+from batchloom.store.format.shard_sidecars import (
+    CHECK_REMEDY,
+    HEADER,
+    check_size,
+    make_wrong_format_error,
+    read_sidecar,
+)
 
 MAGIC = b"BLMSUMS\x00"
 # A checksum alone, or a checksum followed by the number of tokens before the block.
@@ -163,11 +169,7 @@ def map_checksum_file(path: Path, expected_checksum: str, size: int) -> Checksum
     if width != PLAIN_ENTRY_BYTES:
         raise make_wrong_format_error(path)
     head = count_header_bytes(size, width)
-    if count != count_entries(size) or len(view) != head + count * width:
-        raise StoreError(
-            f"{path} declares {count:,} blocks in {len(view):,} bytes; its file has {count_entries(size):,}. "
-            f"{CHECK_REMEDY}"
-        )
+    check_size(path, view, head + count * width, count=count, expected=count_entries(size), noun="blocks")
     root_checksums = parse_root_checksums(view[:head], expected_checksum, size, width)
     if root_checksums is None:
         raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK_REMEDY}")

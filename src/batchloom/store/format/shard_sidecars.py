@@ -83,6 +83,14 @@ def read_sidecar(path: Path, magic: bytes, view: memoryview | None = None) -> tu
     return view, count, last
 
 
+def check_size(path: Path, view: memoryview, size: int, *, count: int, expected: int, noun: str) -> None:
+    """Refuse a file of another size than ``size``, or with another count than expected."""
+    if count != expected or len(view) != size:
+        raise StoreError(
+            f"{path} declares {count:,} {noun} in {len(view):,} bytes; its shard has {expected:,}. {CHECK_REMEDY}"
+        )
+
+
 def make_wrong_format_error(path: Path) -> StoreError:
     """Build the error for a file whose type or version does not match its suffix."""
     return StoreError(f"{path} is not a {path.suffix} file of version 1. {CHECK_REMEDY}")
@@ -156,10 +164,8 @@ class LossMask:
 def map_mask(path: Path, tokens: int, view: memoryview | None = None) -> LossMask:
     """Read the ``.mask`` file of a shard; see :func:`read_sidecar`."""
     view, header_tokens, trained = read_sidecar(path, _MASK_MAGIC, view)
-    if header_tokens != tokens or len(view) != HEADER.size + (tokens + 7) // 8:
-        raise StoreError(
-            f"{path} declares {header_tokens:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK_REMEDY}"
-        )
+    size = HEADER.size + (tokens + 7) // 8
+    check_size(path, view, size, count=header_tokens, expected=tokens, noun="tokens")
     return LossMask(tokens, trained, np.frombuffer(view, np.uint8, offset=HEADER.size))
 
 
@@ -190,10 +196,7 @@ class LossWeights:
 def map_weights(path: Path, tokens: int, view: memoryview | None = None) -> LossWeights:
     """Read the ``.weights`` file of a shard; see :func:`read_sidecar`."""
     view, header_tokens, trained = read_sidecar(path, _WEIGHTS_MAGIC, view)
-    if header_tokens != tokens or len(view) != HEADER.size + tokens:
-        raise StoreError(
-            f"{path} declares {header_tokens:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK_REMEDY}"
-        )
+    check_size(path, view, HEADER.size + tokens, count=header_tokens, expected=tokens, noun="tokens")
     return LossWeights(tokens, trained, np.frombuffer(view, np.uint8, offset=HEADER.size))
 
 
@@ -259,10 +262,8 @@ def map_pair_index(path: Path, documents: int, objective: ObjectiveName, view: m
     view, count, zero = read_sidecar(path, _PAIRS_MAGIC, view)
     if zero:
         raise make_wrong_format_error(path)
-    if count != documents or len(view) != HEADER.size + PAIR_ROW_BYTES * documents:
-        raise StoreError(
-            f"{path} declares {count:,} documents in {len(view):,} bytes; its shard has {documents:,}. {_DAMAGED}"
-        )
+    size = HEADER.size + PAIR_ROW_BYTES * documents
+    check_size(path, view, size, count=count, expected=documents, noun="documents")
     sides = PairIndex(
         pairs=np.frombuffer(view, "<u8", count, HEADER.size),
         sides=np.frombuffer(view, "u1", count, HEADER.size + 8 * count),
@@ -349,11 +350,8 @@ def map_signature_file(path: Path, documents: int) -> MinHashSignatures:
     """
     view, count, packed = read_sidecar(path, _BANDS_MAGIC)
     minhash, bands, rows, shingle = (packed >> bits & _MAX_VALUE for bits in (48, 32, 16, 0))
-    if count != documents or len(view) != HEADER.size + 8 * bands * documents:
-        raise StoreError(
-            f"{path} declares {count:,} documents with {bands} bands in {len(view):,} bytes; its shard has "
-            f"{documents:,} documents. {CHECK_REMEDY}"
-        )
+    size = HEADER.size + 8 * bands * documents
+    check_size(path, view, size, count=count, expected=documents, noun=f"documents with {bands} bands")
     keys = np.frombuffer(view, "<u8", count * bands, HEADER.size).reshape(count, bands)
     return MinHashSignatures(keys, Banding(bands, rows, shingle, minhash))
 
@@ -411,10 +409,7 @@ def map_fields(path: Path, documents: int, view: memoryview | None = None) -> Do
     """Read and check the ``.fields`` file of a shard; see :func:`read_sidecar`."""
     view, count, size = read_sidecar(path, _FIELDS_MAGIC, view)
     start = HEADER.size + 8 * count
-    if count != documents or len(view) != start + size:
-        raise StoreError(
-            f"{path} declares {count:,} documents in {len(view):,} bytes; its shard has {documents:,}. {CHECK_REMEDY}"
-        )
+    check_size(path, view, start + size, count=count, expected=documents, noun="documents")
     ends = np.frombuffer(view, "<u8", count, HEADER.size)
     if count and (int(ends[-1]) != size or (ends[1:] < ends[:-1]).any()):
         raise StoreError(f"{path} has ends that are out of order or beyond its bytes. {CHECK_REMEDY}")
