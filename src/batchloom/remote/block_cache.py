@@ -49,17 +49,11 @@ _EVICTION_CHECK_SHARE = 100
 
 
 class BlockTable(NamedTuple):
-    """Table of a block file.
+    """Table of a block file."""
 
-    Attributes:
-        rows: cached intervals, of ``BLOCK_TABLE_DTYPE``.
-        begin: byte offset of the first block.
-        written_this_boot: False after a reboot, because a power cut may leave zeros in unsynced data.
-    """
-
-    rows: NDArray[np.void]
-    begin: int
-    written_this_boot: bool
+    rows: NDArray[np.void]  # cached intervals, of ``BLOCK_TABLE_DTYPE``
+    begin: int  # byte offset of the first block
+    written_this_boot: bool  # False after a reboot, because a power cut may leave zeros in unsynced data
 
     @property
     def size(self) -> int:
@@ -460,27 +454,16 @@ class CacheFile:
 
 
 class BlockIndex(NamedTuple):
-    """Cached intervals, disjoint and ascending; arrays but ``sound`` are immutable.
+    """Cached intervals, disjoint and ascending; arrays but ``sound`` are immutable."""
 
-    Attributes:
-        starts: first block of each, int64.
-        stops: last block + 1 of each, int64.
-        block_offsets: block offset of each in its cache file, int64.
-        owners: number of the cache file of each, int64.
-        sound: whether this process has verified all blocks of each, bool.
-        runs: number of gaps before each, int64; intervals with the same number are contiguous.
-        ends: end of each in bytes, int64; 4096 times its ``stops``.
-        shifts: number to add to a byte position for the byte position in the cache file, int64.
-    """
-
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
-    block_offsets: NDArray[np.int64]
-    owners: NDArray[np.int64]
-    sound: NDArray[np.bool_]
-    runs: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    shifts: NDArray[np.int64]
+    starts: NDArray[np.int64]  # first block of each, int64
+    stops: NDArray[np.int64]  # last block + 1 of each, int64
+    block_offsets: NDArray[np.int64]  # block offset of each in its cache file, int64
+    owners: NDArray[np.int64]  # number of the cache file of each, int64
+    sound: NDArray[np.bool_]  # whether this process has verified all blocks of each, bool
+    runs: NDArray[np.int64]  # number of gaps before each, int64; intervals with the same number are contiguous
+    ends: NDArray[np.int64]  # end of each in bytes, int64; 4096 times its ``stops``
+    shifts: NDArray[np.int64]  # number to add to a byte position for the byte position in the cache file, int64
 
     @property
     def stored_columns(self) -> tuple[NDArray[Any], ...]:

@@ -256,23 +256,14 @@ class StreamStepReader:
 
 @dataclass(frozen=True, slots=True)
 class FeedSettings:
-    """Settings of a feed.
+    """Settings of a feed."""
 
-    Attributes:
-        spec: settings of the data order.
-        lanes: number of lanes.
-        rank: rank whose lanes are served.
-        world_size: number of ranks.
-        end_id: the id that fills padding.
-        max_bad: limit of bad records, as in a recipe.
-    """
-
-    spec: PlanSpec
-    lanes: int
-    rank: int
-    world_size: int
-    end_id: int
-    max_bad: int | str
+    spec: PlanSpec  # settings of the data order
+    lanes: int  # number of lanes
+    rank: int  # rank whose lanes are served
+    world_size: int  # number of ranks
+    end_id: int  # the id that fills padding
+    max_bad: int | str  # limit of bad records, as in a recipe
 
 
 @final

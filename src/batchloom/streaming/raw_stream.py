@@ -162,22 +162,14 @@ def stream(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """Settings of a stream besides its recipe.
+    """Settings of a stream besides its recipe."""
 
-    Attributes:
-        spec: settings of the data order.
-        choose_overlong: replace the overlong policy of ``spec`` by the one that fits the inputs.
-        lanes: number of lanes; None to choose it.
-        workers: worker processes of each rank; 0 for only its own process.
-        keep: folder of a store that grows during training.
-        run: sizes that decide units, not the defaults only in tests.
-    """
-
-    spec: PlanSpec
-    choose_overlong: bool = False
-    lanes: int | None = None
-    workers: int | Literal["auto"] = "auto"
-    keep: Path | None = None
+    spec: PlanSpec  # settings of the data order
+    choose_overlong: bool = False  # replace the overlong policy of ``spec`` by the one that fits the inputs
+    lanes: int | None = None  # number of lanes; None to choose it
+    workers: int | Literal["auto"] = "auto"  # worker processes of each rank; 0 for only its own process
+    keep: Path | None = None  # folder of a store that grows during training
+    # Sizes that decide units, not the defaults only in tests.
     run: RunSettings = field(default_factory=partial(RunSettings, unit_bytes=UNIT_BYTES))
 
     def __post_init__(self) -> None:

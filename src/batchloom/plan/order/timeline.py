@@ -341,16 +341,11 @@ class SourceTail(NamedTuple):
     A mixture does not use lanes equally often, so one lane ends before the others. From there on the remaining
     sequences of all lanes, lane after lane, are served by the source's turns one after the other, whatever their
     lane.
-
-    Attributes:
-        position: first position at which a lane has no sequence left.
-        begins: sequences that each lane has served before, int64 [lanes].
-        ends: total sequences of each lane, int64 [lanes].
     """
 
-    position: int
-    begins: Ints
-    ends: Ints
+    position: int  # first position at which a lane has no sequence left
+    begins: Ints  # sequences that each lane has served before, int64 [lanes]
+    ends: Ints  # total sequences of each lane, int64 [lanes]
 
     def at(self, turns: Ints) -> tuple[Ints, Ints]:
         """Return (lane, index) of the sequences that turns serve, counted in the era."""

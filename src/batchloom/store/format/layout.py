@@ -152,27 +152,16 @@ SIDE_NAMES = ("", "chosen", "rejected", "good", "bad", "prompt", "steps")
 
 
 class Objective(NamedTuple):
-    """Documents of an objective, with their trained part, trainers and reader.
+    """Documents of an objective, with their trained part, trainers and reader."""
 
-    Attributes:
-        contents: plural name of the documents.
-        layout: content of each document.
-        trained: what is trained.
-        trainers: plural name of the trainers that read the documents.
-        reader: class that reads them.
-        remedy: preparation of the same records for a loader.
-        sides: sides that ``.pairs`` may name.
-        carries: the documents carry columns in ``.fields``.
-    """
-
-    contents: str
-    layout: str
-    trained: str
-    trainers: str
-    reader: str
-    remedy: str
-    sides: tuple[int, ...]
-    carries: bool = False
+    contents: str  # plural name of the documents
+    layout: str  # content of each document
+    trained: str  # what is trained
+    trainers: str  # plural name of the trainers that read the documents
+    reader: str  # class that reads them
+    remedy: str  # preparation of the same records for a loader
+    sides: tuple[int, ...]  # sides that ``.pairs`` may name
+    carries: bool = False  # the documents carry columns in ``.fields``
 
     def describe_refusal(self, name: str) -> str:
         """Return the error of a loader for data of this objective."""

@@ -48,45 +48,27 @@ _CHUNK_BYTES = 8 << 20
 
 
 class StoredMedium(NamedTuple):
-    """A medium of a stored document.
+    """A medium of a stored document."""
 
-    Attributes:
-        document: number of the document.
-        kind: ``image``, ``audio``, or ``video`` for a single frame of a video.
-        start: position of its first token in the document.
-        tokens: number of its placeholder tokens.
-        grid: patches in time, height and width; zeros if the model uses no grid.
-        facts: facts from the header of the medium's file.
-        location: path or URL as given in the record; empty if the record held the bytes.
-        size: size of its file in bytes.
-        digest: digest that identifies the medium, 16 bytes.
-        blob: ``.blobs`` file and byte offset; None if the bytes are not stored.
-    """
-
-    document: int
-    kind: MediumKind
-    start: int
-    tokens: int
-    grid: tuple[int, int, int]
-    facts: MediumFacts
-    location: str
-    size: int
-    digest: bytes
-    blob: tuple[Path, int] | None
+    document: int  # number of the document
+    kind: MediumKind  # ``image``, ``audio``, or ``video`` for a single frame of a video
+    start: int  # position of its first token in the document
+    tokens: int  # number of its placeholder tokens
+    grid: tuple[int, int, int]  # patches in time, height and width; zeros if the model uses no grid
+    facts: MediumFacts  # facts from the header of the medium's file
+    location: str  # path or URL as given in the record; empty if the record held the bytes
+    size: int  # size of its file in bytes
+    digest: bytes  # digest that identifies the medium, 16 bytes
+    blob: tuple[Path, int] | None  # ``.blobs`` file and byte offset; None if the bytes are not stored
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class MediaRows:
-    """Media of a range of documents.
+    """Media of a range of documents."""
 
-    Attributes:
-        rows: rows in document order, [M] of ``MEDIA_ROW_DTYPE``.
-        location_bytes: UTF-8 paths and URLs, back to back.
-    """
-
-    rows: NDArray[np.void]
-    location_bytes: Any
+    rows: NDArray[np.void]  # rows in document order, [M] of ``MEDIA_ROW_DTYPE``
+    location_bytes: Any  # UTF-8 paths and URLs, back to back
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -128,15 +110,10 @@ def _iter_blob_ranges(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:
 @final
 @dataclass(frozen=True, slots=True)
 class ShardMedia:
-    """Media of a shard to write.
+    """Media of a shard to write."""
 
-    Attributes:
-        rows: media of its documents; their blob offsets refer to ``blobs``.
-        blobs: file with the stored bytes; None if no medium is stored.
-    """
-
-    rows: MediaRows
-    blobs: Path | None
+    rows: MediaRows  # media of its documents; their blob offsets refer to ``blobs``
+    blobs: Path | None  # file with the stored bytes; None if no medium is stored
 
     def take(self, documents: NDArray[np.int64]) -> "ShardMedia":
         """Return the media of some documents, ascending, int64 [D]."""

@@ -47,19 +47,12 @@ class DocumentProvenance:
 
 @dataclass(frozen=True, slots=True)
 class ProvenanceTable:
-    """Provenance and hash of documents, in columns of equal length D.
+    """Provenance and hash of documents, in columns of equal length D."""
 
-    Attributes:
-        hashes: XXH3-128 of each document's UTF-8 text as (low, high) halves, uint64 [D, 2].
-        records: 0-based number of the record inside its part of the source, uint64 [D].
-        offsets: byte offset of the record in the (decompressed) source, uint64 [D].
-        parts: index into the manifest's list of parts, uint32 [D].
-    """
-
-    hashes: NDArray[np.uint64]
-    records: NDArray[np.uint64]
-    offsets: NDArray[np.uint64]
-    parts: NDArray[np.uint32]
+    hashes: NDArray[np.uint64]  # XXH3-128 of each document's UTF-8 text as (low, high) halves, uint64 [D, 2]
+    records: NDArray[np.uint64]  # 0-based number of the record inside its part of the source, uint64 [D]
+    offsets: NDArray[np.uint64]  # byte offset of the record in the (decompressed) source, uint64 [D]
+    parts: NDArray[np.uint32]  # index into the manifest's list of parts, uint32 [D]
 
     def __len__(self) -> int:
         return len(self.records)

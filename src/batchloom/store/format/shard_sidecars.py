@@ -202,15 +202,10 @@ def map_weights(path: Path, tokens: int, view: memoryview | None = None) -> Loss
 
 @dataclass(frozen=True, slots=True)
 class PairIndex:
-    """Pair and side of documents, in columns of equal length D.
+    """Pair and side of documents, in columns of equal length D."""
 
-    Attributes:
-        pairs: pair number of each document, uint64 [D].
-        sides: ``CHOSEN``, ``REJECTED``, ``GOOD``, ``BAD``, ``PROMPT`` or ``STEPS``, uint8 [D].
-    """
-
-    pairs: NDArray[np.uint64]
-    sides: NDArray[np.uint8]
+    pairs: NDArray[np.uint64]  # pair number of each document, uint64 [D]
+    sides: NDArray[np.uint8]  # ``CHOSEN``, ``REJECTED``, ``GOOD``, ``BAD``, ``PROMPT`` or ``STEPS``, uint8 [D]
 
     def __len__(self) -> int:
         return len(self.sides)
@@ -275,19 +270,12 @@ def map_pair_index(path: Path, documents: int, objective: ObjectiveName, view: m
 
 @dataclass(frozen=True, slots=True)
 class Banding:
-    """Parameters of the band keys; keys of different parameters are not comparable.
+    """Parameters of the band keys; keys of different parameters are not comparable."""
 
-    Attributes:
-        bands: number of keys per document.
-        rows: number of hashes per band.
-        shingle: number of adjacent tokens that are hashed together.
-        minhash: version of the MinHash computation.
-    """
-
-    bands: int
-    rows: int
-    shingle: int
-    minhash: int
+    bands: int  # number of keys per document
+    rows: int  # number of hashes per band
+    shingle: int  # number of adjacent tokens that are hashed together
+    minhash: int  # version of the MinHash computation
 
     def pack(self) -> int:
         """Pack the parameters into one u64."""
@@ -299,16 +287,11 @@ class Banding:
 
 @dataclass(frozen=True, slots=True)
 class MinHashSignatures:
-    """Band keys of documents, usually mapped.
+    """Band keys of documents, usually mapped."""
 
-    Attributes:
-        keys: keys of the documents in the file, uint64 [N, bands].
-        banding: parameters of the keys.
-        selection: rows of ``keys`` that this object covers, in order, int64 [D]; None for all.
-    """
-
-    keys: NDArray[np.uint64]
-    banding: Banding
+    keys: NDArray[np.uint64]  # keys of the documents in the file, uint64 [N, bands]
+    banding: Banding  # parameters of the keys
+    # Rows of ``keys`` that this object covers, in order, int64 [D]; None for all.
     selection: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
@@ -359,17 +342,11 @@ def map_signature_file(path: Path, documents: int) -> MinHashSignatures:
 @final
 @dataclass(frozen=True, slots=True)
 class DocumentFields:
-    """Carried columns of documents.
+    """Carried columns of documents."""
 
-    Attributes:
-        ends: end of the JSON of each document in ``data``, uint64 [D].
-        data: JSON objects, back to back, as a buffer of bytes.
-        name: name of their file, for messages.
-    """
-
-    ends: NDArray[np.uint64]
-    data: Any
-    name: str = ""
+    ends: NDArray[np.uint64]  # end of the JSON of each document in ``data``, uint64 [D]
+    data: Any  # JSON objects, back to back, as a buffer of bytes
+    name: str = ""  # name of their file, for messages
 
     def __len__(self) -> int:
         return len(self.ends)

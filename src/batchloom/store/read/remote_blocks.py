@@ -62,29 +62,17 @@ CheckMethod = Literal["whole", "blocks", "entries", "nothing"]
 
 
 class RemoteStoreFile(NamedTuple):
-    """One remote file; header and entries of a ``.sums`` count as two.
+    """One remote file; header and entries of a ``.sums`` count as two."""
 
-    Attributes:
-        name: path relative to the store's URL.
-        size: size in bytes, from the manifest.
-        checksum: checksum in the manifest, which identifies the content.
-        check_method: verification method.
-        checksum_file: number of the file with its block checksums; -1 if there is none.
-        width: bytes per checksum entry, for a file verified by blocks.
-        covered_bytes: for a ``.sums`` header, the size of the checksummed file.
-        offset: byte offset in the file of that name.
-        base: number of its first block.
-    """
-
-    name: str
-    size: int
-    checksum: str
-    check_method: CheckMethod = "whole"
-    checksum_file: int = -1
-    width: int = 0
-    covered_bytes: int = 0
-    offset: int = 0
-    base: int = 0
+    name: str  # path relative to the store's URL
+    size: int  # size in bytes, from the manifest
+    checksum: str  # checksum in the manifest, which identifies the content
+    check_method: CheckMethod = "whole"  # verification method
+    checksum_file: int = -1  # number of the file with its block checksums; -1 if there is none
+    width: int = 0  # bytes per checksum entry, for a file verified by blocks
+    covered_bytes: int = 0  # for a ``.sums`` header, the size of the checksummed file
+    offset: int = 0  # byte offset in the file of that name
+    base: int = 0  # number of its first block
 
     @property
     def blocks(self) -> int:
