@@ -580,7 +580,7 @@ STREAMS = (
     # The end of each large file is never streamed.
     Mutant(
         "last-record-range-of-file-lost",
-        "streaming/record_ranges.py",
+        "streaming/lane.py",
         "pairwise([*range(part.start, part.stop, step), part.stop]):",
         "pairwise(range(part.start, part.stop, step)):",
         ("raw_streams/test_streams.py", "raw_streams/test_keep.py"),

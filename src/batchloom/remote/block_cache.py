@@ -436,21 +436,13 @@ _MAX_MAPPED_FILES, _MAX_MAPPED_BYTES = 256, 2 << 30
 _MAX_MEMORY_BYTES = 256 << 20
 
 
-@final
+@dataclass(slots=True)
 class CacheFile:
-    """Block file that a process knows.
+    """Block file that a process knows."""
 
-    Attributes:
-        name: name in the cache; None if the blocks are only in memory.
-        table: table of the file.
-        data: blocks, uint8; None while the file is not mapped.
-        used: whether the file was read since the last eviction; set without the lock, so it only orders the files.
-    """
-
-    __slots__ = ("data", "name", "table", "used")
-
-    def __init__(self, name: str | None, table: BlockTable, data: NDArray[np.uint8] | None) -> None:
-        self.name, self.table, self.data, self.used = name, table, data, False
+    name: str | None  # name in the cache; None if the blocks are only in memory
+    table: BlockTable
+    data: NDArray[np.uint8] | None  # blocks; None while the file is not mapped
 
 
 class BlockIndex(NamedTuple):
@@ -584,17 +576,11 @@ class CacheFileSet:
                 self._memory_bytes += cache_file.table.size
         self._mapped_numbers.move_to_end(number)
         removed_numbers: set[int] = set()
-        if not self._exceeds_limits():
-            return removed_numbers
-        # Recently read files are evicted last.
-        used_numbers = [other for other in self._mapped_numbers if other != number and self.cache_files[other].used]
-        for other in (*used_numbers, number):
-            self.cache_files[other].used = False
-            self._mapped_numbers.move_to_end(other)
-        evictable_numbers = [other for other in self._mapped_numbers if other not in pinned_owners and other != number]
-        for oldest_number in evictable_numbers:
+        for oldest_number in list(self._mapped_numbers):
             if not self._exceeds_limits():
                 break
+            if oldest_number in pinned_owners or oldest_number == number:
+                continue
             oldest_file = self.cache_files[oldest_number]
             self._unmap(oldest_number, oldest_file)
             if oldest_file.name is None:
@@ -634,31 +620,17 @@ def view_ranges(
     if split_ranges.size:
         # The row may belong to a cache file that was not requested. These ranges are joined below.
         arrays = {**dict.fromkeys(index.owners[rows[split_ranges]].tolist(), np.empty(0, np.uint8)), **arrays}
-    views = slice_ranges(index, arrays, rows, begins, sizes, dtype)
+    shift = dtype.itemsize.bit_length() - 1
+    typed = {owner: data.view(dtype) for owner, data in arrays.items()}
+    firsts, counts = (begins + index.shifts[rows]) >> shift, sizes >> shift
+    spans = zip(index.owners[rows].tolist(), firsts.tolist(), counts.tolist(), strict=True)
+    views = [typed[owner][first : first + count] for owner, first, count in spans]
     for number in split_ranges.tolist():
-        views[number] = join_range(cached_blocks, int(begins[number]), int(sizes[number])).view(dtype)
+        views[number] = _join_range(cached_blocks, int(begins[number]), int(sizes[number])).view(dtype)
     return views
 
 
-def slice_ranges(
-    index: BlockIndex,
-    arrays: dict[int, NDArray[np.uint8]],
-    rows: IntArray,
-    begins: IntArray,
-    sizes: IntArray,
-    dtype: np.dtype[np.generic],
-) -> list[NDArray[Any]]:
-    """Return byte ranges as views, each inside the interval at its index in ``rows``."""
-    shift = dtype.itemsize.bit_length() - 1
-    typed = {owner: data.view(dtype) for owner, data in arrays.items()}
-    firsts = (begins + index.shifts[rows]) >> shift
-    owners, counts = index.owners[rows].tolist(), (sizes >> shift).tolist()
-    return [
-        typed[owner][first : first + count] for owner, first, count in zip(owners, firsts.tolist(), counts, strict=True)
-    ]
-
-
-def join_range(cached_blocks: CachedBlocks, begin: int, size: int) -> NDArray[np.uint8]:
+def _join_range(cached_blocks: CachedBlocks, begin: int, size: int) -> NDArray[np.uint8]:
     """Return a cached byte range, copied if it spans several intervals."""
     parts, end, index = [], begin + size, cached_blocks.index
     while begin < end:

@@ -63,7 +63,7 @@ from batchloom.preparation.units import plan_units
 from batchloom.sources.files import Source, Spool
 from batchloom.store import write_file
 from batchloom.streaming.keep import StreamStoreWriter, check_keep, find_abandoned_folder, resolve_keep_folder
-from batchloom.streaming.lane import LanePosition, StreamSetup
+from batchloom.streaming.lane import LanePosition, StreamSetup, make_range_groups
 from batchloom.streaming.rank_feed import (
     FeedSettings,
     InlinePools,
@@ -72,7 +72,6 @@ from batchloom.streaming.rank_feed import (
     WorkerPools,
     choose_worker_count,
 )
-from batchloom.streaming.record_ranges import make_range_groups
 from batchloom.tokens import encode_state
 
 _LOG = logging.getLogger("batchloom")

@@ -26,7 +26,7 @@ from batchloom.store.format.shard_sidecars import (
     HEADER,
     check_size,
     make_wrong_format_error,
-    read_sidecar,
+    map_file_with_header,
 )
 
 MAGIC = b"BLMSUMS\x00"
@@ -165,7 +165,7 @@ class ChecksumFile:
 
 def map_checksum_file(path: Path, expected_checksum: str, size: int) -> ChecksumFile:
     """Map the ``.sums`` file of a ``.bin`` of ``size`` bytes."""
-    view, count, width = read_sidecar(path, MAGIC)
+    view, count, width = map_file_with_header(path, MAGIC)
     if width != PLAIN_ENTRY_BYTES:
         raise make_wrong_format_error(path)
     head = count_header_bytes(size, width)

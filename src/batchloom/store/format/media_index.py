@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError
 from batchloom.core.files import describe_os_error
 from batchloom.core.medium import MEDIUM_KINDS, AudioFacts, FrameFacts, ImageFacts, MediumFacts, MediumKind
-from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, read_sidecar
+from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, map_file_with_header
 
 MAGIC = b"BLMEDIA\x00"
 NOT_STORED = (1 << 64) - 1
@@ -175,7 +175,7 @@ def map_media(path: Path, documents: int, view: memoryview | None = None) -> Med
     Raises:
         StoreError: the file is missing, of another type or version, or contradicts itself.
     """
-    view, count, locations_size = read_sidecar(path, MAGIC, view)
+    view, count, locations_size = map_file_with_header(path, MAGIC, view)
     end = HEADER.size + MEDIA_ROW_DTYPE.itemsize * count
     if len(view) != end + locations_size:
         raise StoreError(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import StoreError
 from batchloom.store.format.manifest import SourceEntry
-from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wrong_format_error, read_sidecar
+from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wrong_format_error, map_file_with_header
 
 MAGIC = b"BLMDOCS\x00"
 PROVENANCE_ROW_BYTES = 36
@@ -94,7 +94,7 @@ def map_provenance(path: Path, view: memoryview | None = None) -> ProvenanceTabl
         StoreError: the file is missing, of another type or version, or its count does not
             match its size.
     """
-    view, count, zero = read_sidecar(path, MAGIC, view)
+    view, count, zero = map_file_with_header(path, MAGIC, view)
     if zero:
         raise make_wrong_format_error(path)
     if len(view) != HEADER.size + PROVENANCE_ROW_BYTES * count:

@@ -66,7 +66,7 @@ def get_address(array: NDArray[Any]) -> int:
     return address
 
 
-def read_sidecar(path: Path, magic: bytes, view: memoryview | None = None) -> tuple[memoryview, int, int]:
+def map_file_with_header(path: Path, magic: bytes, view: memoryview | None = None) -> tuple[memoryview, int, int]:
     """Return the content of a file, its count and the last field of its header.
 
     Args:
@@ -162,8 +162,8 @@ class LossMask:
 
 
 def map_mask(path: Path, tokens: int, view: memoryview | None = None) -> LossMask:
-    """Read the ``.mask`` file of a shard; see :func:`read_sidecar`."""
-    view, header_tokens, trained = read_sidecar(path, _MASK_MAGIC, view)
+    """Read the ``.mask`` file of a shard; see :func:`map_file_with_header`."""
+    view, header_tokens, trained = map_file_with_header(path, _MASK_MAGIC, view)
     size = HEADER.size + (tokens + 7) // 8
     check_size(path, view, size, count=header_tokens, expected=tokens, noun="tokens")
     return LossMask(tokens, trained, np.frombuffer(view, np.uint8, offset=HEADER.size))
@@ -194,8 +194,8 @@ class LossWeights:
 
 
 def map_weights(path: Path, tokens: int, view: memoryview | None = None) -> LossWeights:
-    """Read the ``.weights`` file of a shard; see :func:`read_sidecar`."""
-    view, header_tokens, trained = read_sidecar(path, _WEIGHTS_MAGIC, view)
+    """Read the ``.weights`` file of a shard; see :func:`map_file_with_header`."""
+    view, header_tokens, trained = map_file_with_header(path, _WEIGHTS_MAGIC, view)
     check_size(path, view, HEADER.size + tokens, count=header_tokens, expected=tokens, noun="tokens")
     return LossWeights(tokens, trained, np.frombuffer(view, np.uint8, offset=HEADER.size))
 
@@ -253,8 +253,8 @@ def compute_pair_numbers(parts: NDArray[np.uint32], records: NDArray[np.uint64])
 
 
 def map_pair_index(path: Path, documents: int, objective: ObjectiveName, view: memoryview | None = None) -> PairIndex:
-    """Read and check the ``.pairs`` file of a shard; see :func:`read_sidecar`."""
-    view, count, zero = read_sidecar(path, _PAIRS_MAGIC, view)
+    """Read and check the ``.pairs`` file of a shard; see :func:`map_file_with_header`."""
+    view, count, zero = map_file_with_header(path, _PAIRS_MAGIC, view)
     if zero:
         raise make_wrong_format_error(path)
     size = HEADER.size + PAIR_ROW_BYTES * documents
@@ -331,7 +331,7 @@ def map_signature_file(path: Path, documents: int) -> MinHashSignatures:
     Raises:
         StoreError: the file is missing, of another type or version, or has another number of documents.
     """
-    view, count, packed = read_sidecar(path, _BANDS_MAGIC)
+    view, count, packed = map_file_with_header(path, _BANDS_MAGIC)
     minhash, bands, rows, shingle = (packed >> bits & _MAX_VALUE for bits in (48, 32, 16, 0))
     size = HEADER.size + 8 * bands * documents
     check_size(path, view, size, count=count, expected=documents, noun=f"documents with {bands} bands")
@@ -383,8 +383,8 @@ class DocumentFields:
 
 
 def map_fields(path: Path, documents: int, view: memoryview | None = None) -> DocumentFields:
-    """Read and check the ``.fields`` file of a shard; see :func:`read_sidecar`."""
-    view, count, size = read_sidecar(path, _FIELDS_MAGIC, view)
+    """Read and check the ``.fields`` file of a shard; see :func:`map_file_with_header`."""
+    view, count, size = map_file_with_header(path, _FIELDS_MAGIC, view)
     start = HEADER.size + 8 * count
     check_size(path, view, start + size, count=count, expected=documents, noun="documents")
     ends = np.frombuffer(view, "<u8", count, HEADER.size)

@@ -17,7 +17,7 @@ from batchloom.core.files import release_pages
 from batchloom.store.format.layout import LENGTHS_NAME
 from batchloom.store.format.manifest import SubsetEntry
 from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wrong_format_error, read_sidecar
+from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wrong_format_error, map_file_with_header
 
 # Smaller lengths files are fast to read completely and need no read-ahead.
 _LARGE_ARRAY = 1 << 22
@@ -173,7 +173,7 @@ def map_removed(folder: Path, subset: SubsetEntry, view: memoryview | None = Non
     if subset.removed is None or subset.removed_file is None:
         return np.empty(0, np.int64)
     path = folder / subset.removed_file
-    view, count, zero = read_sidecar(path, _REMOVED_MAGIC, view)
+    view, count, zero = map_file_with_header(path, _REMOVED_MAGIC, view)
     if zero:
         raise make_wrong_format_error(path)
     expected_count = subset.removed.documents

@@ -33,12 +33,10 @@ from batchloom.remote import (
     bridge_gaps,
     count_interval_blocks,
     group_intervals,
-    join_range,
     make_remote_error,
     mask_overlaps,
     merge_intervals,
     remove_from_index,
-    slice_ranges,
     split_by_ranges,
     split_intervals,
     subtract_intervals,
@@ -330,34 +328,27 @@ class RemoteBlocks:
     ) -> list[NDArray[Any]] | None:
         """Return the views of :meth:`read` if all is mapped and verified, else None."""
         index, ends = self._index, begins + sizes
-        first_rows = index.starts.searchsorted(begins // BLOCK_BYTES, side="right") - 1
-        if not first_rows.size or not index.starts.size or first_rows.min() < 0:
+        if not begins.size or not index.starts.size:
             return None
-        split_ranges = np.flatnonzero(ends > index.ends[first_rows])
-        touched_rows = first_rows
-        if split_ranges.size:
-            last_rows = index.starts.searchsorted((ends[split_ranges] - 1) // BLOCK_BYTES, side="right") - 1
-            if (index.runs[last_rows] != index.runs[first_rows[split_ranges]]).any() or (
-                ends[split_ranges] > index.ends[last_rows]
-            ).any():
-                return None
-            row_bounds = zip((first_rows[split_ranges] + 1).tolist(), (last_rows + 1).tolist(), strict=True)
-            touched_rows = np.concatenate([first_rows, *(np.arange(*bounds) for bounds in row_bounds)])
-        if not index.sound[touched_rows].all():
+        first_rows, last_rows = (
+            index.starts.searchsorted(positions // BLOCK_BYTES, side="right") - 1
+            for positions in (begins, np.maximum(ends - 1, begins))
+        )
+        is_mapped = (index.runs[first_rows] == index.runs[last_rows]) & (ends <= index.ends[last_rows])
+        if first_rows.min() < 0 or not is_mapped.all():
+            return None
+        row_counts = last_rows - first_rows + 1
+        rows = np.repeat(first_rows - np.cumsum(row_counts) + row_counts, row_counts) + np.arange(row_counts.sum())
+        if not index.sound[rows].all():
             return None
         cache_files, arrays = self._cache_files.cache_files, {}
-        for owner in set(index.owners[touched_rows].tolist()):
+        for owner in set(index.owners[rows].tolist()):
             cache_file = cache_files.get(owner)
             data = cache_file.data if cache_file is not None else None
-            if cache_file is None or data is None:
+            if data is None:
                 return None
-            cache_file.used = True
             arrays[owner] = data
-        views = slice_ranges(index, arrays, first_rows, begins, sizes, dtype)
-        for number in split_ranges.tolist():
-            joined_range = join_range(CachedBlocks(index, arrays), int(begins[number]), int(sizes[number]))
-            views[number] = joined_range.view(dtype)
-        return views
+        return view_ranges(CachedBlocks(index, arrays), begins, sizes, dtype)
 
     def _map_verified(self, intervals: Intervals, *, always: bool) -> CachedBlocks | None:
         """Map and verify indexed blocks; None if some are missing or damaged."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import PlanError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.store.format.provenance import map_provenance
-from batchloom.store.format.shard_sidecars import HEADER, read_sidecar
+from batchloom.store.format.shard_sidecars import HEADER, map_file_with_header
 from batchloom.store.read.store_reader import Store
 from batchloom.store.write.store_writer import make_folder, write_file
 
@@ -75,7 +75,7 @@ def read_range_bounds(store: Store) -> NDArray[np.int64]:
             f"{store.path} ({store.split}) has no stream ranges: the order of lanes repeats a stream, and exists only "
             "for the train subset of a store that a stream wrote (batchloom.stream(keep=...), then finish())."
         )
-    view, count, order_hash = read_sidecar(path, MAGIC)
+    view, count, order_hash = map_file_with_header(path, MAGIC)
     if order_hash != _hash_document_order(store):
         raise PlanError(
             f"{path} belongs to another store, or documents were appended or moved since the stream ended: the order "
