@@ -273,14 +273,8 @@ class BatchMedia:
 def open_medium(source: MediaSource, medium: StoredMedium, folder: str | None = None) -> Iterator[MediaContent]:
     """Open the bytes of a medium: those in the store, or the file that it names.
 
-    Args:
-        source: source of the medium.
-        medium: the medium.
-        folder: base folder of paths; None for the one that the source names.
-
-    Raises:
-        StoreError: the bytes in the store are damaged.
-        UnusableRecordError: the named file is missing, unreadable, or outside the folder.
+    ``folder`` is the base folder of paths; None for the one that the source names. Damaged bytes raise StoreError, a
+    file that cannot be read UnusableRecordError.
     """
     if medium.blob is None:
         resolver = MediaResolver(folder or _find_folder(source, medium), source.limits)

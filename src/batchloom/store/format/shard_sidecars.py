@@ -69,10 +69,7 @@ def get_address(array: NDArray[Any]) -> int:
 def map_file_with_header(path: Path, magic: bytes, view: memoryview | None = None) -> tuple[memoryview, int, int]:
     """Return the content of a file, its count and the last field of its header.
 
-    Args:
-        path: path of the file, for errors if the content is given.
-        magic: first bytes of its format.
-        view: its content; None to map the file.
+    The file is mapped, or ``view`` is its content and ``path`` only its name for errors.
     """
     view = map_file(path) if view is None else view
     if len(view) < HEADER.size:
