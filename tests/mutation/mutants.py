@@ -264,12 +264,12 @@ BATCHES = (
         "following[:, -1] = values[:, -1]",
         ("batches/test_forms.py",),
     ),
-    # In a mixture every span of a cut document has the mask of the document's first tokens.
+    # In a mixture every span of a cut document has the tokens and the mask of the document's beginning.
     Mutant(
         "mixture-mask-of-the-first-span",
         "batches/loading/loader_data.py",
-        "store_flags = reader.flags(store_documents, starts[span_indices], lengths[span_indices])",
-        "store_flags = reader.flags(store_documents, 0 * starts[span_indices], lengths[span_indices])",
+        "arrays = read(documents[indices] - self._firsts[number], starts[indices], lengths[indices])",
+        "arrays = read(documents[indices] - self._firsts[number], 0 * starts[indices], lengths[indices])",
         ("batches/test_mixture.py", "preparation/test_chat.py"),
     ),
     # With shifted labels every label has the weight of the token before it.

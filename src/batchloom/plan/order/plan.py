@@ -271,7 +271,8 @@ def check_state(state: Mapping[str, Any]) -> None:
     """
     with wrap_state_errors():
         checked_fields = {name: value for name, value in state.items() if name != "check"}
-        version, is_unchanged = state["order_version"], state["check"] == fingerprint(checked_fields)
+        version = state["order_version"]
+        is_unchanged = state["check"] == fingerprint(checked_fields)
     if version != ORDER_VERSION:
         raise StateError(
             f"The state has order_version {version}, and this batchloom writes {ORDER_VERSION}. Continue with the "
