@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol, TypeVar, final
 
 import numpy as np
@@ -177,25 +178,17 @@ class BatchMedia:
     def _positions(self, plain: Ids, rows: Rows, batch_media: Sequence[BatchMedium], bounds: Ids | None) -> Ids:
         """Return text, time, height and width positions, int64 [4, rows, tokens]."""
         positions = np.repeat(plain[None], 4, axis=0)
-        merge = self._merge
-        first = 0
         owners = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
-        while first < len(batch_media):
-            span = batch_media[first].span
-            stop = first
-            while stop < len(batch_media) and batch_media[stop].span == span:
-                stop += 1
-            media = [
-                (batch_medium.medium.start, batch_medium.medium.tokens, batch_medium.medium.grid)
-                for batch_medium in batch_media[first:stop]
-            ]
-            for batch_medium in batch_media[first:stop]:
+        for span, span_media in groupby(batch_media, lambda batch_medium: batch_medium.span):
+            media = []
+            for batch_medium in span_media:
                 self._check_grid_unchanged(batch_medium)
+                medium = batch_medium.medium
+                media.append((medium.start, medium.tokens, medium.grid))
             length = int(rows.lengths[span])
             row = int(owners[span]) if bounds is None else 0
             offset = int(rows.row_offsets[span] if bounds is None else bounds[span])
-            positions[1:, row, offset : offset + length] = compute_mrope_positions(length, media, merge)
-            first = stop
+            positions[1:, row, offset : offset + length] = compute_mrope_positions(length, media, self._merge)
         return positions
 
     def _check_grid_unchanged(self, batch_medium: BatchMedium) -> None:

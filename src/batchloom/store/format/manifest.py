@@ -103,6 +103,13 @@ class GenerationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
         return self.made in ("prepared", "appended")
 
 
+# Fields of a shard's entry that are the checksum of the file with this suffix.
+_SHARD_FILES = (
+    *("bin", "idx", "docs", "mask", "weights", "pairs"),
+    *("bands", "sums", "media", "blobs", "blobsums", "fields"),
+)
+
+
 class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One shard: its name without suffix, its counts and the XXH3-128 of each file.
 
@@ -138,20 +145,7 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     @property
     def checksums(self) -> dict[str, str]:
         """Checksum of each file that the shard has, by suffix."""
-        checksums = {
-            ".bin": self.bin,
-            ".idx": self.idx,
-            ".docs": self.docs,
-            ".mask": self.mask,
-            ".weights": self.weights,
-            ".pairs": self.pairs,
-            ".bands": self.bands,
-            ".sums": self.sums,
-            ".media": self.media,
-            ".blobs": self.blobs,
-            ".blobsums": self.blobsums,
-            ".fields": self.fields,
-        }
+        checksums = {f".{name}": getattr(self, name) for name in _SHARD_FILES}
         return {suffix: checksum for suffix, checksum in checksums.items() if checksum is not None}
 
 
@@ -658,16 +652,14 @@ def _list_objective_faults(manifest: Manifest) -> list[str]:
         return [f"its sources have several objectives ({', '.join(sorted(name or 'none' for name in names))})"]
     has_pairs = bool(manifest.objective)
     has_fields = has_pairs and OBJECTIVES[manifest.objective].carries
+    requirements = (
+        (".pairs", has_pairs, "with an objective" if has_pairs else "without an objective"),
+        (".fields", has_fields, "of prompts or steps" if has_fields else "without prompts or steps"),
+    )
     return [
-        f"{name}/{shard.name} has {'no' if has_fields else 'a'} .fields file in a store "
-        f"{'of' if has_fields else 'without'} prompts or steps"
+        f"{name}/{shard.name} has {'no' if is_needed else 'a'} {suffix} file in a store {description}"
         for name, subset in manifest.subsets.items()
         for shard in subset.shards
-        if (shard.fields is not None) != has_fields
-    ] + [
-        f"{name}/{shard.name} has {'no' if has_pairs else 'a'} .pairs file in a store "
-        f"{'with' if has_pairs else 'without'} an objective"
-        for name, subset in manifest.subsets.items()
-        for shard in subset.shards
-        if (shard.pairs is not None) != has_pairs
+        for suffix, is_needed, description in requirements
+        if (suffix in shard.checksums) != is_needed
     ]
