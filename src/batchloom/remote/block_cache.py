@@ -443,6 +443,8 @@ class CacheFile:
     name: str | None  # name in the cache; None if the blocks are only in memory
     table: BlockTable
     data: NDArray[np.uint8] | None  # blocks; None while the file is not mapped
+    # Whether the file was read since the last eviction. It is set without the lock, so it only orders the files.
+    used: bool = False
 
 
 class BlockIndex(NamedTuple):
@@ -576,11 +578,16 @@ class CacheFileSet:
                 self._memory_bytes += cache_file.table.size
         self._mapped_numbers.move_to_end(number)
         removed_numbers: set[int] = set()
-        for oldest_number in list(self._mapped_numbers):
+        if not self._exceeds_limits():
+            return removed_numbers
+        # Recently read files are evicted last.
+        used_numbers = [other for other in self._mapped_numbers if other != number and self.cache_files[other].used]
+        for other in (*used_numbers, number):
+            self.cache_files[other].used = False
+            self._mapped_numbers.move_to_end(other)
+        for oldest_number in [other for other in self._mapped_numbers if other not in (number, *pinned_owners)]:
             if not self._exceeds_limits():
                 break
-            if oldest_number in pinned_owners or oldest_number == number:
-                continue
             oldest_file = self.cache_files[oldest_number]
             self._unmap(oldest_number, oldest_file)
             if oldest_file.name is None:

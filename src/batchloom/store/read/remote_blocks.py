@@ -345,8 +345,9 @@ class RemoteBlocks:
         for owner in set(index.owners[rows].tolist()):
             cache_file = cache_files.get(owner)
             data = cache_file.data if cache_file is not None else None
-            if data is None:
+            if cache_file is None or data is None:
                 return None
+            cache_file.used = True
             arrays[owner] = data
         return view_ranges(CachedBlocks(index, arrays), begins, sizes, dtype)
 
