@@ -326,7 +326,7 @@ STORE = (
     # The provenance of a document names the line before its own.
     Mutant(
         "provenance-line-off-by-one",
-        "store/format/provenance.py",
+        "store/format/shard_sidecars.py",
         'line = number + 1 if source.kind == "jsonl" else None',
         'line = number if source.kind == "jsonl" else None',
         ("store/test_provenance.py", "preparation/test_store.py", "cli/test_explain.py"),

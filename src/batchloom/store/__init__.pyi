@@ -3,7 +3,6 @@ from .export_targets import (
     ExportTarget as ExportTarget,
     export_store as export_store,
 )
-from .format.block_checksums import compute_block_checksums as compute_block_checksums
 from .format.layout import (
     BAD as BAD,
     CHOSEN as CHOSEN,
@@ -31,8 +30,11 @@ from .format.media_index import (
     map_media as map_media,
 )
 from .format.megatron_index import map_file as map_file
-from .format.provenance import map_provenance as map_provenance
-from .format.shard_sidecars import map_signature_file as map_signature_file
+from .format.shard_sidecars import (
+    compute_block_checksums as compute_block_checksums,
+    map_provenance as map_provenance,
+    map_signature_file as map_signature_file,
+)
 from .format.store_lengths import StoreLengths as StoreLengths
 from .maintain.generations import (
     add_generation as add_generation,

@@ -1,11 +1,3 @@
-from .block_checksums import (
-    COUNTED_ENTRY_BYTES as COUNTED_ENTRY_BYTES,
-    PLAIN_ENTRY_BYTES as PLAIN_ENTRY_BYTES,
-    BlockChecksums as BlockChecksums,
-    compute_file_checksums as compute_file_checksums,
-    count_entries as count_entries,
-    map_checksum_file as map_checksum_file,
-)
 from .layout import (
     FORMAT_VERSION as FORMAT_VERSION,
     GENERATIONS_NAME as GENERATIONS_NAME,
@@ -51,24 +43,28 @@ from .media_index import (
     read_blob as read_blob,
 )
 from .megatron_index import encode_index as encode_index, iter_index_chunks as iter_index_chunks, map_index as map_index
-from .provenance import (
-    DocumentProvenance as DocumentProvenance,
-    ProvenanceTable as ProvenanceTable,
-    iter_provenance_chunks as iter_provenance_chunks,
-    make_part_table as make_part_table,
-)
 from .shard_sidecars import (
+    COUNTED_ENTRY_BYTES as COUNTED_ENTRY_BYTES,
     HEADER as HEADER,
     NO_FLAGS as NO_FLAGS,
+    PLAIN_ENTRY_BYTES as PLAIN_ENTRY_BYTES,
     Banding as Banding,
+    BlockChecksums as BlockChecksums,
     DocumentFields as DocumentFields,
+    DocumentProvenance as DocumentProvenance,
     LossMask as LossMask,
     LossWeights as LossWeights,
     MaskBuilder as MaskBuilder,
     MinHashSignatures as MinHashSignatures,
     PairIndex as PairIndex,
+    ProvenanceTable as ProvenanceTable,
+    compute_file_checksums as compute_file_checksums,
     compute_pair_numbers as compute_pair_numbers,
+    count_entries as count_entries,
     get_address as get_address,
+    iter_provenance_chunks as iter_provenance_chunks,
+    make_part_table as make_part_table,
+    map_checksum_file as map_checksum_file,
     map_mask as map_mask,
     map_pair_index as map_pair_index,
     map_weights as map_weights,

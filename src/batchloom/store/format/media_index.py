@@ -9,7 +9,7 @@ u32 [3] (patches in time, height and width, or zeros), u32 bytes of its location
 first token in the document, u32 its number of tokens, u8 kind (0 image, 1 audio, 2 video frame), three zeros.
 
 ``.blobs`` holds the bytes of media back to back without a header; equal media share their bytes. ``.blobsums`` holds
-its block checksums in the format of ``.sums`` (``store/format/block_checksums.py``).
+its block checksums in the format of ``.sums`` (``store/format/shard_sidecars.py``).
 """
 
 import os

@@ -31,8 +31,7 @@ from batchloom.store.format.manifest import (
     read_manifest,
 )
 from batchloom.store.format.media_index import ShardMedia, map_media
-from batchloom.store.format.provenance import ProvenanceTable
-from batchloom.store.format.shard_sidecars import PairIndex, map_fields, map_signature_file
+from batchloom.store.format.shard_sidecars import PairIndex, ProvenanceTable, map_fields, map_signature_file
 from batchloom.store.format.store_lengths import encode_removed, mask_removed
 from batchloom.store.maintain.generations import (
     commit_manifest,

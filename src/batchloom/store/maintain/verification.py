@@ -20,7 +20,6 @@ from batchloom.core.errors import BatchloomError, GenerationError, StoreError, S
 from batchloom.core.files import read_regular_file
 from batchloom.core.wording import format_count
 from batchloom.remote import open_remote_file, stat_remote
-from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums, compute_file_checksums
 from batchloom.store.format.layout import (
     LENGTHS_NAME,
     MANIFEST_NAME,
@@ -42,12 +41,15 @@ from batchloom.store.format.manifest import (
 )
 from batchloom.store.format.media_index import NOT_STORED, map_media
 from batchloom.store.format.megatron_index import map_file, map_index
-from batchloom.store.format.provenance import map_provenance
 from batchloom.store.format.shard_sidecars import (
+    COUNTED_ENTRY_BYTES,
+    BlockChecksums,
+    compute_file_checksums,
     compute_pair_numbers,
     map_fields,
     map_mask,
     map_pair_index,
+    map_provenance,
     map_signature_file,
     map_weights,
 )

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import InputError
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.settings import quote_value, suggest
-from batchloom.store.format.provenance import DocumentProvenance, ProvenanceTable
-from batchloom.store.format.shard_sidecars import DocumentFields, PairIndex
+from batchloom.store.format.shard_sidecars import DocumentFields, DocumentProvenance, PairIndex, ProvenanceTable
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.store_reader import Store
 

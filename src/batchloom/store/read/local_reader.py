@@ -11,12 +11,17 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError
 from batchloom.core.files import read_regular_file
 from batchloom.remote import BLOCK_BYTES
-from batchloom.store.format.block_checksums import ENTRIES_PER_BLOCK, ChecksumFile, map_checksum_file
 from batchloom.store.format.layout import SMALL_FILE_LIMIT, TOKEN_DTYPES, compute_checksum
 from batchloom.store.format.manifest import Manifest, SubsetEntry, read_manifest
 from batchloom.store.format.media_index import read_blob
 from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.shard_sidecars import CHECK_REMEDY, map_mask
+from batchloom.store.format.shard_sidecars import (
+    CHECK_REMEDY,
+    ENTRIES_PER_BLOCK,
+    ChecksumFile,
+    map_checksum_file,
+    map_mask,
+)
 from batchloom.store.format.store_lengths import StoreLengths, map_lengths, map_removed
 from batchloom.store.read.mapped_shards import (
     IndexBlocks,

@@ -42,18 +42,19 @@ from batchloom.remote import (
     subtract_intervals,
     view_ranges,
 )
-from batchloom.store.format.block_checksums import (
+from batchloom.store.format.layout import compute_checksum
+from batchloom.store.format.manifest import Manifest, ShardEntry
+from batchloom.store.format.shard_sidecars import (
     COUNTED_ENTRY_BYTES,
+    HEADER,
+    PAIR_ROW_BYTES,
     PLAIN_ENTRY_BYTES,
+    PROVENANCE_ROW_BYTES,
     compute_block_checksums,
     count_entries,
     count_header_bytes,
     parse_root_checksums,
 )
-from batchloom.store.format.layout import compute_checksum
-from batchloom.store.format.manifest import Manifest, ShardEntry
-from batchloom.store.format.provenance import PROVENANCE_ROW_BYTES
-from batchloom.store.format.shard_sidecars import HEADER, PAIR_ROW_BYTES
 
 # whole: by the checksum of the file; blocks: by one .sums entry each; entries: by the root checksums of a .sums.
 CheckMethod = Literal["whole", "blocks", "entries", "nothing"]

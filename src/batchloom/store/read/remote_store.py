@@ -28,7 +28,7 @@ from batchloom.remote import (
 from batchloom.store.format.layout import MANIFEST_NAME, SMALL_FILE_LIMIT, TOKEN_DTYPES
 from batchloom.store.format.manifest import Manifest, read_generation_manifest
 from batchloom.store.format.media_index import NOT_STORED, MediaRows
-from batchloom.store.format.provenance import ProvenanceTable, locate_provenance_columns
+from batchloom.store.format.shard_sidecars import ProvenanceTable, locate_provenance_columns
 from batchloom.store.format.store_lengths import StoreLengths, map_removed, mask_removed
 from batchloom.store.read.mapped_shards import ShardLocation, ShardTable
 from batchloom.store.read.remote_blocks import MAX_FETCH_ATTEMPTS, RemoteBlocks, RemoteFileTable, RemoteStoreFile

@@ -16,15 +16,18 @@ from batchloom.core.loss_weights import TokenFlags
 from batchloom.store.format.layout import TOKENIZER_NAME, compute_checksum
 from batchloom.store.format.manifest import Manifest, TokenizerEntry, compute_subset_fingerprint
 from batchloom.store.format.media_index import MediaRows, map_media
-from batchloom.store.format.provenance import PartTable, ProvenanceTable, make_part_table, map_provenance
 from batchloom.store.format.shard_sidecars import (
     DocumentFields,
     LossMask,
     LossWeights,
     PairIndex,
+    PartTable,
+    ProvenanceTable,
+    make_part_table,
     map_fields,
     map_mask,
     map_pair_index,
+    map_provenance,
     map_weights,
 )
 from batchloom.store.format.store_lengths import mask_removed

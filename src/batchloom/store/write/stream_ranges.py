@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.store.format.provenance import map_provenance
-from batchloom.store.format.shard_sidecars import HEADER, map_file_with_header
+from batchloom.store.format.shard_sidecars import HEADER, map_file_with_header, map_provenance
 from batchloom.store.read.store_reader import Store
 from batchloom.store.write.store_writer import make_folder, write_file
 
