@@ -45,7 +45,11 @@ from .maintain.generations import (
 )
 from .maintain.removal import compact_store as compact_store, remove_documents as remove_documents
 from .maintain.verification import verify_prefix as verify_prefix, verify_store as verify_store
-from .read.document_walk import find_documents as find_documents, iter_document_ranges as iter_document_ranges
+from .read.document_walk import (
+    find_documents as find_documents,
+    iter_document_ranges as iter_document_ranges,
+    read_range_bounds as read_range_bounds,
+)
 from .read.objective_readers import (
     LabelledAnswers as LabelledAnswers,
     LabelledSteps as LabelledSteps,
@@ -60,4 +64,3 @@ from .write.store_writer import (
     wrap_write_errors as wrap_write_errors,
     write_file as write_file,
 )
-from .write.stream_ranges import read_range_bounds as read_range_bounds

@@ -23,7 +23,7 @@ _U32 = np.uint64(32)
 
 @final
 class Permutation:
-    """Keyed permutation of range(size): any index in O(1), vectorized, never materialised.
+    """Keyed permutation of range(size), computed for any index in O(1).
 
     Above ``MAX_MATERIALISED`` items it is a Feistel network over a mixed radix a x b just above n (Black and Rogaway:
     Ciphers with Arbitrary Finite Domains, CT-RSA 2002: generalised Feistel and cycle walking). A round adds a keyed,

@@ -1,4 +1,4 @@
-r"""Sidecar files of a shard: masks, weights, pairs, columns, signatures, provenance, sums.
+r"""Sidecar files of a shard: flags, pairs, columns, signatures, sources, sums.
 
 All are little-endian and begin with 8 bytes of magic, u64 version 1, u64 count, and a u64 that depends on the file.
 
@@ -26,11 +26,11 @@ B, MinHash version); then the keys u64 [D, B], all 0 for a document that matches
 bytes.
 
 ``.sums``, checksums of the 4 KiB blocks of a ``.bin`` or lengths file: ``BLMSUMS\0``, 1, entries N, bytes per entry
-W, 8 or 16; then the root checksums u64 [ceil(N W / 4096)], the XXH3-64 of each 4096 bytes of the entries; zero padding to a
-multiple of 4096; then the entries. An entry is the XXH3-64 of one 4096-byte block of the file (the last block may be
-shorter). In the ``.sums`` of a lengths file, each entry also holds the token count of all documents in earlier blocks,
-u64. The checksum in the manifest covers the bytes before the entries, which hold the checksums of the entries: reading
-a few blocks takes a few entries.
+W, 8 or 16; then the root checksums u64 [ceil(N W / 4096)], the XXH3-64 of each 4096 bytes of the entries; zero padding
+to a multiple of 4096; then the entries. An entry is the XXH3-64 of one 4096-byte block of the file (the last block may
+be shorter). In the ``.sums`` of a lengths file, each entry also holds the token count of all documents in earlier
+blocks, u64. The checksum in the manifest covers the bytes before the entries, which hold the checksums of the entries:
+reading a few blocks takes a few entries.
 """
 
 import json
@@ -95,7 +95,7 @@ def map_file_with_header(path: Path, magic: bytes, view: memoryview | None = Non
 
 
 def check_size(path: Path, view: memoryview, size: int, *, count: int, expected: int, noun: str) -> None:
-    """Refuse a file of another size than ``size``, or with another count than expected."""
+    """Refuse a file of another size or count than expected."""
     if count != expected or len(view) != size:
         raise StoreError(
             f"{path} declares {count:,} {noun} in {len(view):,} bytes; its shard has {expected:,}. {CHECK_REMEDY}"
@@ -394,7 +394,7 @@ class DocumentFields:
 
 
 def map_fields(path: Path, documents: int, view: memoryview | None = None) -> DocumentFields:
-    """Read and check the ``.fields`` file of a shard; see :func:`map_file_with_header`."""
+    """Read and check the ``.fields`` of a shard; see :func:`map_file_with_header`."""
     view, count, size = map_file_with_header(path, _FIELDS_MAGIC, view)
     start = HEADER.size + 8 * count
     check_size(path, view, start + size, count=count, expected=documents, noun="documents")
