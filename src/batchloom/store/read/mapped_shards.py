@@ -221,14 +221,22 @@ def map_prefix(stem: Path) -> tuple[MappedShard, IndexBlocks | None]:
             f"{stem}.idx holds {index.dtype.name} numbers, but token ids are integers: these are features or "
             "scores, not tokens. Name the prefix of the tokens they were computed from."
         )
-    needed = _check_sequences(index, stem)
+    itemsize = index.dtype.itemsize
+    for row_slice in _iter_chunks(index):
+        if (index.lengths[row_slice] < 0).any() or (index.pointers[row_slice] % itemsize).any():
+            raise StoreError(
+                f"{stem}.idx has negative lengths, or pointers into the middle of a token; it is damaged. "
+                "Make it again from its source."
+            )
     is_plain = _is_one_sequence_each(index)
     lengths = index.lengths.view("<u4") if is_plain else _sum_sequence_lengths(index, stem)
     view = map_file(stem.with_name(stem.name + ".bin"))
+    needed = sum(int(index.lengths[rows].sum(dtype=np.int64)) for rows in _iter_chunks(index)) * itemsize
     if len(view) != needed:
         raise StoreError(
             f"{stem}.bin has {len(view)} bytes; its index describes {needed}: one of the two is cut short."
         )
+    _refuse_overlap(index, stem)
     pointers = index.pointers
     if not is_plain:
         # An empty document at the end may point past the last sequence; its pointer is never read.
@@ -256,23 +264,33 @@ def collect_addresses(shards: Sequence[MappedShard], flags: Sequence[LossMask | 
     return ShardAddresses(b"".join([shard.address for shard in shards]), flag_addresses or None, (*shards, *flags))
 
 
-def _check_sequences(index: MegatronIndex, stem: Path) -> int:
-    """Refuse sequences that are not stored one after the other; return their bytes."""
+def _refuse_overlap(index: MegatronIndex, stem: Path) -> None:
+    """Refuse an index whose sequences do not cover each byte of the ``.bin`` once.
+
+    Sequences may be in any order. The total size was compared before, so that a gap implies an overlap or a sequence
+    outside the file.
+    """
     expected = 0
     for row_slice in _iter_chunks(index):
         sizes = index.lengths[row_slice].astype(np.int64) * index.dtype.itemsize
         ends = expected + np.cumsum(sizes)
-        wrong = np.flatnonzero((index.pointers[row_slice] != ends - sizes) | (sizes < 0))
-        if wrong.size:
-            first = int(wrong[0])
-            sequence, begin = row_slice.start + first, int(ends[first] - sizes[first])
-            raise StoreError(
-                f"{stem}.idx points sequence {sequence}, of {index.lengths[sequence]} tokens, to byte "
-                f"{index.pointers[sequence]} of the .bin, but the sequences before it end at {begin}: documents would "
-                "hold tokens of others. Make the prefix again from its source, with its sequences in order."
-            )
+        if not np.array_equal(index.pointers[row_slice], ends - sizes):
+            break
         expected = int(ends[-1])
-    return expected
+    else:
+        return
+    # Empty sequences may point anywhere.
+    nonempty = np.flatnonzero(index.lengths)
+    order = nonempty[np.argsort(index.pointers[nonempty], kind="stable")]
+    sizes = index.lengths[order].astype(np.int64) * index.dtype.itemsize
+    wrong = np.flatnonzero(index.pointers[order] != np.cumsum(sizes) - sizes)
+    if wrong.size:
+        sequence, expected_byte = int(order[wrong[0]]), int(sizes[: wrong[0]].sum())
+        raise StoreError(
+            f"{stem}.idx points sequence {sequence} to byte {index.pointers[sequence]} of the .bin, but the one "
+            f"before it ends at {expected_byte}: sequences overlap or leave gaps, so documents hold tokens of "
+            "others. Make the prefix again from its source."
+        )
 
 
 def _is_one_sequence_each(index: MegatronIndex) -> bool:
@@ -301,6 +319,14 @@ def _sum_sequence_lengths(index: MegatronIndex, stem: Path) -> NDArray[np.uint32
     if (np.diff(index.documents) < 0).any():
         raise StoreError(
             f"{stem}.idx has document bounds that run backwards; it is damaged. Make it again from its source."
+        )
+    ends = index.pointers + index.lengths.astype(np.int64) * index.dtype.itemsize
+    is_inner = np.ones(max(len(ends) - 1, 0), bool)
+    first = index.documents[:-1]
+    is_inner[first[(first > 0) & (first < len(ends))] - 1] = False
+    if (ends[:-1] != index.pointers[1:])[is_inner].any():
+        raise StoreError(
+            f"{stem}.idx has a document whose sequences are not consecutive; merge it again with Megatron's own tools."
         )
     token_offsets = np.zeros(len(index.lengths) + 1, np.int64)
     np.cumsum(index.lengths, out=token_offsets[1:])
