@@ -32,7 +32,7 @@ from batchloom.store.format import (
     make_tokenizer_entry,
     seal_manifest,
 )
-from batchloom.store.format.block_checksums import MAGIC
+from batchloom.store.format.shard_sidecars import SUMS_MAGIC
 from batchloom.store.write import LengthsWriter, ShardWriter
 from batchloom.tokens import resolve_tokenizer
 
@@ -99,7 +99,7 @@ def _zero_sums(stem: Path, size: int) -> str:
     entries = np.full(count_entries(size), compute_block_checksums(bytes(BLOCK_BYTES))[0])
     if size % BLOCK_BYTES:
         entries[-1] = compute_block_checksums(bytes(size % BLOCK_BYTES))[0]
-    head = HEADER.pack(MAGIC, 1, len(entries), PLAIN_ENTRY_BYTES) + compute_block_checksums(entries.data).tobytes()
+    head = HEADER.pack(SUMS_MAGIC, 1, len(entries), PLAIN_ENTRY_BYTES) + compute_block_checksums(entries.data).tobytes()
     head += bytes(-len(head) % BLOCK_BYTES)
     write_file(stem.with_suffix(".sums"), head + entries.tobytes())
     return compute_checksum(head)

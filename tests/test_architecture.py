@@ -272,9 +272,9 @@ def test_module_names_are_unique():
 
 
 def test_the_import_rule_detects_late_imports(tmp_path):
-    offender = SOURCE / "plan" / "packing" / "permutation.py"
+    offender = SOURCE / "plan" / "packing" / "pools.py"
     text = offender.read_text() + "\ndef late():\n    from batchloom.store import reader\n"
-    copy = tmp_path / "permutation.py"
+    copy = tmp_path / "pools.py"
     copy.write_text(text)
     assert (len(text.splitlines()), "batchloom.store") in list_imports(copy)
 
@@ -402,8 +402,8 @@ def test_a_loader_has_few_public_names():
 # initial weights, dropout and the text a trained model generates.
 SYNTHESIZING_MODULES = {
     "core/synthetic_data.py",
-    "plan/mixture/schedule.py",
-    *(f"plan/packing/{name}.py" for name in ("permutation", "pools", "rows")),
+    "plan/mixture.py",
+    *(f"plan/packing/{name}.py" for name in ("pools", "rows")),
     *(f"plan/order/{name}.py" for name in ("assumed_lengths", "lane_plan", "run_positions")),
 }
 # Modules that hash existing data with the same functions and draw nothing.

@@ -34,7 +34,7 @@ _HOMES = {
     "Edit": "batchloom.plan.order.timeline",
     "InputError": "batchloom.core.errors",
     "Loader": "batchloom.batches.loading.loader",
-    "Mixture": "batchloom.plan.mixture.mixture_spec",
+    "Mixture": "batchloom.plan.mixture",
     "OutputError": "batchloom.core.errors",
     "Plan": "batchloom.plan.order.plan",
     "PlanError": "batchloom.core.errors",

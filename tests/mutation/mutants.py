@@ -112,7 +112,7 @@ PLAN = (
     # A longer run resumes after the last sequence of a shorter one, in the middle of a step.
     Mutant(
         "resumed-position-inside-a-step",
-        "plan/order/plan_state.py",
+        "plan/order/plan.py",
         "return orders.run_layout.first_position(step) if inside else int(end)",
         "return int(end)",
         ("plan/test_plan.py", "batches/test_loader.py"),
@@ -120,7 +120,7 @@ PLAN = (
     # A state that was edited by hand is accepted.
     Mutant(
         "state-check-not-compared",
-        "plan/order/plan_state.py",
+        "plan/order/plan.py",
         'is_unchanged = state["check"] == fingerprint(checked_fields)',
         'is_unchanged = bool(state["check"])',
         ("plan/test_plan.py", "plan/test_lanes.py"),
@@ -128,7 +128,7 @@ PLAN = (
     # The weight of a group is ignored: its sources get their shares of the group.
     Mutant(
         "group-weight-ignored",
-        "plan/mixture/schedule.py",
+        "plan/mixture.py",
         "flat_weights.update({source: group_weight * share for source, share in inside.items()})",
         "flat_weights.update(inside)",
         ("plan/test_mixture.py", "batches/test_mixture_file.py"),
@@ -264,12 +264,12 @@ BATCHES = (
         "following[:, -1] = values[:, -1]",
         ("batches/test_forms.py",),
     ),
-    # In a mixture every span of a cut document has the mask of the document's first tokens.
+    # In a mixture every span of a cut document has the tokens and the mask of the document's beginning.
     Mutant(
         "mixture-mask-of-the-first-span",
-        "batches/loading/combined_store.py",
-        "store_flags = reader.flags(store_documents, starts[span_indices], lengths[span_indices])",
-        "store_flags = reader.flags(store_documents, 0 * starts[span_indices], lengths[span_indices])",
+        "batches/loading/loader_data.py",
+        "arrays = read(documents[indices] - self._firsts[number], starts[indices], lengths[indices])",
+        "arrays = read(documents[indices] - self._firsts[number], 0 * starts[indices], lengths[indices])",
         ("batches/test_mixture.py", "preparation/test_chat.py"),
     ),
     # With shifted labels every label has the weight of the token before it.
@@ -283,7 +283,7 @@ BATCHES = (
     # The first id behind the vocabulary reaches the model.
     Mutant(
         "id-at-vocabulary-size-served",
-        "batches/loading/combined_store.py",
+        "batches/loading/loader_data.py",
         "highest_id < store.vocab_size:",
         "highest_id <= store.vocab_size:",
         ("store/test_remote_stores.py", "batches/test_loader.py"),
@@ -326,7 +326,7 @@ STORE = (
     # The provenance of a document names the line before its own.
     Mutant(
         "provenance-line-off-by-one",
-        "store/format/provenance.py",
+        "store/format/shard_sidecars.py",
         'line = number + 1 if source.kind == "jsonl" else None',
         'line = number if source.kind == "jsonl" else None',
         ("store/test_provenance.py", "preparation/test_store.py", "cli/test_explain.py"),
@@ -580,7 +580,7 @@ STREAMS = (
     # The end of each large file is never streamed.
     Mutant(
         "last-record-range-of-file-lost",
-        "streaming/record_ranges.py",
+        "streaming/lane.py",
         "pairwise([*range(part.start, part.stop, step), part.stop]):",
         "pairwise(range(part.start, part.stop, step)):",
         ("raw_streams/test_streams.py", "raw_streams/test_keep.py"),

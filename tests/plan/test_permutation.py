@@ -5,7 +5,7 @@ from hypothesis import given, settings, strategies as st
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import hash_indices, mix_in_place, mix_int, shuffle_range
 from batchloom.plan import Permutation
-from batchloom.plan.packing.permutation import MAX_MATERIALISED
+from batchloom.plan.packing.pools import MAX_MATERIALISED
 from tiers import examples
 
 PINNED_KEY = (890676244826588921, 6515656868070552722)

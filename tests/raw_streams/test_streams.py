@@ -188,7 +188,7 @@ def test_a_state_of_another_stream_is_refused(lines, tmp_path):
             Loader(stream, output="numpy").load_state_dict(state)
     with pytest.raises(StateError, match="changed after it was saved"):
         loader.load_state_dict({**state, "position": 16})
-    with pytest.raises(StateError, match="not the state of a stream"):
+    with pytest.raises(StateError, match="not a loader's state"):
         loader.load_state_dict({"position": 8})
     rank_state = Loader(make_small_stream(lines), rank=0, world_size=2, output="numpy").state_dict()
     with pytest.raises(StateError, match="this rank needs lane 1"):

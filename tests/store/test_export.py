@@ -63,7 +63,7 @@ def test_shards_are_copied_where_there_are_no_links(tmp_path, store, monkeypatch
     def refuse(self, target):
         raise OSError(18, "Invalid cross-device link")
 
-    monkeypatch.setattr("batchloom.store.export.export_targets.Path.hardlink_to", refuse)
+    monkeypatch.setattr("batchloom.store.export_targets.Path.hardlink_to", refuse)
     export_store(store.path, to="megatron", out=tmp_path / "m")
     assert read_megatron_documents(tmp_path / "m/shard_00003") == DOCUMENTS[180:]
     assert (tmp_path / "m/shard_00003.bin").stat().st_nlink == 1
@@ -193,7 +193,7 @@ print(json.dumps([rows, len(json.load(open(sys.argv[1] + "/index.json"))["shards
 
 @pytest.mark.skipif(not importlib.util.find_spec("streaming"), reason="mosaicml-streaming is not installed")
 def test_mosaic_streaming_reads_mds(tmp_path, store, monkeypatch):
-    monkeypatch.setattr("batchloom.store.export.export_tables._MDS_SHARD_BYTES", 20_000)
+    monkeypatch.setattr("batchloom.store.export_tables._MDS_SHARD_BYTES", 20_000)
     export_store(store.path, to="mds", out=tmp_path / "m")
     process = subprocess.run(
         [sys.executable, "-c", STREAMING, str(tmp_path / "m"), str(tmp_path / "theirs")],

@@ -16,7 +16,7 @@ from batchloom import InputError, Loader, SettingsError, StoreError, check, insp
 from batchloom.batches import PlanOptions
 from batchloom.batches.loading import remote_fetch
 from batchloom.core.errors import GenerationError, StoreMissingError
-from batchloom.remote import block_cache, block_index
+from batchloom.remote import block_cache
 from batchloom.store import (
     compact_store,
     compute_block_checksums,
@@ -302,7 +302,7 @@ def test_recently_used_blocks_stay_cached(url, tmp_path):
 
 
 def test_frequently_read_blocks_stay_mapped(remote, tmp_path, monkeypatch):
-    monkeypatch.setattr(block_index, "_MAX_MAPPED_FILES", 3)
+    monkeypatch.setattr(block_cache, "_MAX_MAPPED_FILES", 3)
     hot, *cold = (0, 100, 200, 300, 400)
     remote[hot]
     first = set(list_block_files(tmp_path / "cache"))

@@ -21,8 +21,7 @@ from batchloom.core.loss_weights import count_loss_weights
 from batchloom.core.medium import MediumKind
 from batchloom.core.settings import as_int, quote_value, raise_problems, suggest
 from batchloom.core.wording import format_count, format_list
-from batchloom.plan import Plan, find_document_positions
-from batchloom.plan.mixture import list_weighted_sources
+from batchloom.plan import Plan, find_document_positions, list_weighted_sources
 from batchloom.plan.packing import MAX_STEPS, Rows, reorder_rows, slice_rows
 from batchloom.store import Store, StoreMedia, decode_beginning, find_documents, open_store
 from batchloom.store.format import (

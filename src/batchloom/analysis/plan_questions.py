@@ -28,6 +28,7 @@ from batchloom.plan import (
     Mixture,
     Plan,
     PlanSpec,
+    PlanStore,
     SourceSpec,
     Stage,
     check_world,
@@ -36,7 +37,6 @@ from batchloom.plan import (
     parse_assumed_stores,
     with_journal,
 )
-from batchloom.plan.mixture import PlanStore
 from batchloom.plan.order import SOURCE, AssumedStore, refuse_lane_order, sort_by_cost
 from batchloom.plan.packing import MAX_STEPS, strategy_from_identity
 from batchloom.store import Store, open_store

@@ -10,13 +10,14 @@ store fails.
 
 import json
 import logging
+import queue
 import sys
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from typing import Any, NamedTuple, Protocol, final
@@ -26,8 +27,8 @@ from numpy.typing import NDArray
 
 from batchloom.batches.assembly.array_filling import IGNORE_INDEX, Ids
 from batchloom.batches.assembly.batch_assembly import Batch
-from batchloom.batches.loading.combined_store import is_replicated
 from batchloom.batches.loading.loader import Loader
+from batchloom.batches.loading.loader_data import is_replicated
 from batchloom.batches.loading.rank_share import assign_balanced_ranks, make_rank_share, select_rank_rows
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, is_positive_number, quote_value, raise_problems
@@ -210,14 +211,8 @@ def open_default_store() -> KeyValueStore | None:
         return None
 
 
-@dataclass(slots=True)
-class _ExchangeState:
-    wake: threading.Event = field(default_factory=threading.Event)
-    # Holds the latest message only; an atomic pop loses no concurrent message.
-    outgoing: deque[str] = field(default_factory=lambda: deque(maxlen=1))
-    rank_metrics: dict[int, dict[str, float]] = field(default_factory=dict)
-    read_requested: threading.Event = field(default_factory=threading.Event)
-    is_closed: bool = False
+# Request of the exchange for the metrics of other ranks; every other request is a message to publish.
+_READ = ""
 
 
 @final
@@ -225,48 +220,52 @@ class MetricsExchange:
     """One rank's view of the metrics exchange; no call blocks."""
 
     def __init__(self, store: KeyValueStore, rank: int, world_size: int, name: str) -> None:
-        self._state = _ExchangeState()
-        weakref.finalize(self, _stop_exchange, self._state)
+        self._requests: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._rank_metrics: dict[int, dict[str, float]] = {}
         keys = [f"batchloom/{name}/{n}" for n in range(world_size)]
-        threading.Thread(
-            target=_run_exchange, args=(self._state, store, keys, rank), name="batchloom-board", daemon=True
-        ).start()
+        # The thread must not refer to this object, so that None ends it when nothing else does.
+        weakref.finalize(self, self._requests.put, None)
+        arguments = (self._requests, self._rank_metrics, store, keys, rank)
+        threading.Thread(target=_run_exchange, args=arguments, name="batchloom-board", daemon=True).start()
 
     def publish(self, metrics: Mapping[str, float]) -> None:
-        self._state.outgoing.append(json.dumps(dict(metrics)))
-        self._state.wake.set()
+        self._requests.put(json.dumps(dict(metrics)))
 
     def get_rank_metrics(self) -> dict[int, dict[str, float]]:
         """Return the last read metrics by rank, and request a read for the next call."""
-        self._state.read_requested.set()
-        self._state.wake.set()
-        return dict(self._state.rank_metrics)
+        self._requests.put(_READ)
+        return dict(self._rank_metrics)
 
 
-def _stop_exchange(slots: _ExchangeState) -> None:
-    slots.is_closed = True
-    slots.wake.set()
-
-
-def _run_exchange(slots: _ExchangeState, store: KeyValueStore, keys: list[str], rank: int) -> None:
+def _run_exchange(
+    requests: "queue.SimpleQueue[str | None]",
+    rank_metrics: dict[int, dict[str, float]],
+    store: KeyValueStore,
+    keys: list[str],
+    rank: int,
+) -> None:
     active_ranks: list[int] = []
     silent_ranks = list(range(len(keys)))
-    while not slots.is_closed:
-        slots.wake.wait()
-        slots.wake.clear()
+    while True:
+        # If the store is slow, only the latest of several messages is published.
+        waiting = [requests.get()]
+        while not requests.empty():
+            waiting.append(requests.get())
+        if None in waiting:
+            return
+        messages = [request for request in waiting if request]
         try:
-            if slots.outgoing:
-                store.set(keys[rank], slots.outgoing.pop())
-            if slots.read_requested.is_set() and not slots.is_closed:
-                slots.read_requested.clear()
-                slots.rank_metrics = _read_rank_metrics(store, keys, active_ranks, silent_ranks)
+            if messages:
+                store.set(keys[rank], messages[-1])
+            if _READ in waiting:
+                rank_metrics.update(_read_rank_metrics(store, keys, active_ranks, silent_ranks))
         except (RuntimeError, OSError, ValueError) as error:
             _LOG.warning(
                 "Metrics of other ranks are no longer read: %s. Training and this rank's own metrics continue.",
                 str(error).splitlines()[0] if str(error) else type(error).__name__,
             )
             # Old values would stay forever and look current.
-            slots.rank_metrics = {}
+            rank_metrics.clear()
             return
 
 

@@ -12,8 +12,7 @@ from batchloom.core.errors import BatchloomError, SettingsError
 from batchloom.core.settings import quote_value, raise_problems, suggest
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES
 from batchloom.core.yaml_reader import read_yaml
-from batchloom.plan import Mixture, SourceSpec, Stage
-from batchloom.plan.mixture import list_weight_problems
+from batchloom.plan import Mixture, SourceSpec, Stage, list_weight_problems
 from batchloom.plan.order import AssumedStore
 from batchloom.store import Store, open_store
 

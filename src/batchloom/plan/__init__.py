@@ -1,6 +1,6 @@
 """Data order: integer arithmetic from document lengths to the rows of each step.
 
-The package uses no files, clocks, environment or torch. `packing/` fills sequences, `mixture/` weighs sources,
+The package uses no files, clocks, environment or torch. `packing/` fills sequences, `mixture.py` weighs sources,
 `order/` is the plan of a run. docs/reference/order.md is the normative specification.
 """
 

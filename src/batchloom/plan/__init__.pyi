@@ -1,5 +1,12 @@
-from .mixture.mixture_spec import Mixture as Mixture, SourceSpec as SourceSpec, Stage as Stage
-from .mixture.schedule import Schedule as Schedule
+from .mixture import (
+    Mixture as Mixture,
+    PlanStore as PlanStore,
+    Schedule as Schedule,
+    SourceSpec as SourceSpec,
+    Stage as Stage,
+    list_weight_problems as list_weight_problems,
+    list_weighted_sources as list_weighted_sources,
+)
 from .order.assumed_lengths import parse_assumed_stores as parse_assumed_stores
 from .order.lane_plan import (
     LanePlan as LanePlan,
@@ -18,7 +25,6 @@ from .order.rank_slices import (
     slice_indices as slice_indices,
 )
 from .order.timeline import Edit as Edit
-from .packing.permutation import Permutation as Permutation
 from .packing.plan_spec import ORDER_VERSION as ORDER_VERSION, PlanSpec as PlanSpec
-from .packing.pools import Pools as Pools
+from .packing.pools import Permutation as Permutation, Pools as Pools
 from .packing.strategies import compute_min_sequences as compute_min_sequences, count_sequences as count_sequences

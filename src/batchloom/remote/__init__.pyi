@@ -1,11 +1,9 @@
 from .block_cache import (
     BLOCK_BYTES as BLOCK_BYTES,
     BLOCK_TABLE_DTYPE as BLOCK_TABLE_DTYPE,
+    EMPTY_INDEX as EMPTY_INDEX,
     LOG as LOG,
     BlockCache as BlockCache,
-)
-from .block_index import (
-    EMPTY_INDEX as EMPTY_INDEX,
     CachedBlocks as CachedBlocks,
     CacheFile as CacheFile,
     CacheFileSet as CacheFileSet,
@@ -15,11 +13,9 @@ from .block_index import (
     bridge_gaps as bridge_gaps,
     count_interval_blocks as count_interval_blocks,
     group_intervals as group_intervals,
-    join_range as join_range,
     mask_overlaps as mask_overlaps,
     merge_intervals as merge_intervals,
     remove_from_index as remove_from_index,
-    slice_ranges as slice_ranges,
     split_by_ranges as split_by_ranges,
     split_intervals as split_intervals,
     subtract_intervals as subtract_intervals,

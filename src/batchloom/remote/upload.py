@@ -258,7 +258,8 @@ class S3ObjectWriter:
                 job.cancel()
             # A part that arrives after the abort would be orphaned.
             wait(jobs)
-            self._abort_with_retries(location)
+            # If this fails, too, the next run aborts the upload.
+            capture_fault(lambda: self._abort_upload(location))
             raise
 
     def _put_body(
@@ -289,15 +290,6 @@ class S3ObjectWriter:
 
     def _abort_upload(self, location: dict[str, Any]) -> None:
         self._fs.call_s3("abort_multipart_upload", location)
-
-    def _abort_with_retries(self, location: dict[str, Any]) -> None:
-        """Abort a failed upload; if that fails too, the next run aborts it."""
-        for tries in range(1, MAX_FIRST_ATTEMPTS + 1):
-            result = capture_fault(lambda: self._abort_upload(location))
-            if not isinstance(result, RemoteFault) or result.kind not in ("passing", "unreachable"):
-                return
-            if tries < MAX_FIRST_ATTEMPTS:
-                time.sleep(compute_jittered_backoff(tries, location["UploadId"]))
 
     def _list_checksum_arguments(self, checksums: PartChecksums) -> dict[str, str]:
         return {"ChecksumSHA256": encode_base64(checksums.sha256)} if self._sends_checksums else {}

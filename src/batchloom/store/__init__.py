@@ -1,7 +1,7 @@
 """The store: Megatron shards with manifest, tokenizer and provenance.
 
 `format/` defines the files, `read/` opens them, `write/` makes them, `maintain/` changes and verifies stores,
-`export/` converts them. docs/reference/format.md is the normative specification.
+`export_targets.py` converts them. docs/reference/format.md is the normative specification.
 """
 
 import lazy_loader

@@ -1,13 +1,18 @@
-from .export.export_targets import (
+from .export_targets import (
     EXPORT_TARGETS as EXPORT_TARGETS,
     ExportTarget as ExportTarget,
     export_store as export_store,
 )
-from .format.block_checksums import compute_block_checksums as compute_block_checksums
 from .format.layout import (
+    BAD as BAD,
+    CHOSEN as CHOSEN,
+    GOOD as GOOD,
     MANIFEST_NAME as MANIFEST_NAME,
     PAGE_NAME as PAGE_NAME,
+    PROMPT as PROMPT,
+    REJECTED as REJECTED,
     REPORT_NAME as REPORT_NAME,
+    STEPS as STEPS,
     WORK_NAME as WORK_NAME,
 )
 from .format.manifest import (
@@ -25,16 +30,11 @@ from .format.media_index import (
     map_media as map_media,
 )
 from .format.megatron_index import map_file as map_file
-from .format.objectives import (
-    BAD as BAD,
-    CHOSEN as CHOSEN,
-    GOOD as GOOD,
-    PROMPT as PROMPT,
-    REJECTED as REJECTED,
-    STEPS as STEPS,
+from .format.shard_sidecars import (
+    compute_block_checksums as compute_block_checksums,
+    map_provenance as map_provenance,
+    map_signature_file as map_signature_file,
 )
-from .format.provenance import map_provenance as map_provenance
-from .format.shard_sidecars import map_signature_file as map_signature_file
 from .format.store_lengths import StoreLengths as StoreLengths
 from .maintain.generations import (
     add_generation as add_generation,
@@ -45,7 +45,11 @@ from .maintain.generations import (
 )
 from .maintain.removal import compact_store as compact_store, remove_documents as remove_documents
 from .maintain.verification import verify_prefix as verify_prefix, verify_store as verify_store
-from .read.document_walk import find_documents as find_documents, iter_document_ranges as iter_document_ranges
+from .read.document_walk import (
+    find_documents as find_documents,
+    iter_document_ranges as iter_document_ranges,
+    read_range_bounds as read_range_bounds,
+)
 from .read.objective_readers import (
     LabelledAnswers as LabelledAnswers,
     LabelledSteps as LabelledSteps,
@@ -60,4 +64,3 @@ from .write.store_writer import (
     wrap_write_errors as wrap_write_errors,
     write_file as write_file,
 )
-from .write.stream_ranges import read_range_bounds as read_range_bounds

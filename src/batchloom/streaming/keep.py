@@ -33,9 +33,8 @@ from batchloom.preparation.settings import is_valid_path
 from batchloom.preparation.units import Unit, compute_unit_identity, read_stream_batches
 from batchloom.sources import RecordBounds, SourceListing
 from batchloom.store import MANIFEST_NAME, WORK_NAME, open_store, write_file
-from batchloom.store.write import compute_range_bounds, write_range_bounds
-from batchloom.streaming.lane import CachedRanges
-from batchloom.streaming.record_ranges import RangeGroup, is_sequential_text
+from batchloom.store.read import compute_range_bounds, write_range_bounds
+from batchloom.streaming.lane import CachedRanges, RangeGroup, is_sequential_text
 from batchloom.tokens import Tokenizer
 
 _LOG = logging.getLogger("batchloom")

@@ -6,7 +6,7 @@ import shutil
 import threading
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, final
@@ -256,23 +256,14 @@ class StreamStepReader:
 
 @dataclass(frozen=True, slots=True)
 class FeedSettings:
-    """Settings of a feed.
+    """Settings of a feed."""
 
-    Attributes:
-        spec: settings of the data order.
-        lanes: number of lanes.
-        rank: rank whose lanes are served.
-        world_size: number of ranks.
-        end_id: the id that fills padding.
-        max_bad: limit of bad records, as in a recipe.
-    """
-
-    spec: PlanSpec
-    lanes: int
-    rank: int
-    world_size: int
-    end_id: int
-    max_bad: int | str
+    spec: PlanSpec  # settings of the data order
+    lanes: int  # number of lanes
+    rank: int  # rank whose lanes are served
+    world_size: int  # number of ranks
+    end_id: int  # the id that fills padding
+    max_bad: int | str  # limit of bad records, as in a recipe
 
 
 @final
@@ -335,7 +326,6 @@ class RankFeed:
         share: settings of the feed.
         pools: source of pools.
         cursors: start position of each lane of the rank.
-        progress: called with each received pool.
         media: spill folder of media bytes, deleted on close; None without media.
     """
 
@@ -344,11 +334,10 @@ class RankFeed:
         share: FeedSettings,
         pools: PoolSource,
         cursors: LaneCursors,
-        progress: Callable[[StreamPool], object] = lambda _: None,
         media: Path | None = None,
     ) -> None:
         self._media = media
-        self._share, self._pools, self._progress = share, pools, progress
+        self._share, self._pools = share, pools
         rank_lanes = list_rank_lanes(share.lanes, share.rank, share.world_size)
         self._lanes = [_LaneFeed(lane, *cursors[lane]) for lane in rank_lanes]
         self._round = share.spec.global_batch_size // share.lanes
@@ -422,7 +411,6 @@ class RankFeed:
         rows = pack_lane_pool(pool.lengths, self._share.spec, lane.lane, pool.epoch, pool.pool)
         with self._lock:
             lane.add(pool, rows, self._share)
-        self._progress(pool)
 
     def _count(self, pool: StreamPool) -> None:
         """Log bad records, and raise if there are too many."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, Unpack, final
 
@@ -24,6 +23,7 @@ from batchloom.plan.order import (
     LANES_VERSION,
     check_lane_world,
     check_lanes,
+    check_state,
     choose_default_lanes,
     list_differences,
     list_rank_lanes,
@@ -63,7 +63,7 @@ from batchloom.preparation.units import plan_units
 from batchloom.sources.files import Source, Spool
 from batchloom.store import write_file
 from batchloom.streaming.keep import StreamStoreWriter, check_keep, find_abandoned_folder, resolve_keep_folder
-from batchloom.streaming.lane import LanePosition, StreamPool, StreamSetup
+from batchloom.streaming.lane import LanePosition, StreamSetup, make_range_groups
 from batchloom.streaming.rank_feed import (
     FeedSettings,
     InlinePools,
@@ -72,7 +72,6 @@ from batchloom.streaming.rank_feed import (
     WorkerPools,
     choose_worker_count,
 )
-from batchloom.streaming.record_ranges import make_range_groups
 from batchloom.tokens import encode_state
 
 _LOG = logging.getLogger("batchloom")
@@ -80,14 +79,11 @@ _MAX_WORKERS = 1024
 _TOKENIZER_STATE_FILE = "tokenizer_state.json"
 _NOT_STREAM_SETTINGS = ("epochs", "steps", "last", "block", "group_by_length")
 
-# Number of files sampled for a warning; conversations in other files are reported when they are read.
-_MAX_SAMPLED_FILES = 64
 # Kinds of files that always hold plain text.
 _TEXT_KINDS = ("text", "code")
 
-# Fields of a state that identify its stream, and numbers of a lane in it.
+# Fields of a state that identify its stream.
 _STATE_FACTS = ("fingerprint", "identity", "recipe", "keep")
-_CURSOR_FIELDS = 8
 _FOLDER_PREFIX, _OWNER_FILE = "batchloom-stream-", "owner"
 
 
@@ -165,22 +161,14 @@ def stream(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """Settings of a stream besides its recipe.
+    """Settings of a stream besides its recipe."""
 
-    Attributes:
-        spec: settings of the data order.
-        choose_overlong: replace the overlong policy of ``spec`` by the one that fits the inputs.
-        lanes: number of lanes; None to choose it.
-        workers: worker processes of each rank; 0 for only its own process.
-        keep: folder of a store that grows during training.
-        run: sizes that decide units, not the defaults only in tests.
-    """
-
-    spec: PlanSpec
-    choose_overlong: bool = False
-    lanes: int | None = None
-    workers: int | Literal["auto"] = "auto"
-    keep: Path | None = None
+    spec: PlanSpec  # settings of the data order
+    choose_overlong: bool = False  # replace the overlong policy of ``spec`` by the one that fits the inputs
+    lanes: int | None = None  # number of lanes; None to choose it
+    workers: int | Literal["auto"] = "auto"  # worker processes of each rank; 0 for only its own process
+    keep: Path | None = None  # folder of a store that grows during training
+    # Sizes that decide units, not the defaults only in tests.
     run: RunSettings = field(default_factory=partial(RunSettings, unit_bytes=UNIT_BYTES))
 
     def __post_init__(self) -> None:
@@ -254,13 +242,7 @@ class Stream:
         self.spec = settings.spec
         if settings.choose_overlong:
             self.spec = replace(self.spec, overlong=choose_overlong(sources, record_parsers))
-        # By default, conversations mixed with texts are cut, which deserves a warning.
-        cuts_all = settings.choose_overlong and self.spec.overlong == "split"
-        cuts_conversations = cuts_all and has_conversations(sources, record_parsers)
-        self._pending_warning = (
-            describe_cut_conversations(self.spec) if cuts_conversations else describe_left_out(self.spec, media=media)
-        )
-        self._cuts_unknown = cuts_all and not cuts_conversations
+        self._left_out = describe_left_out(self.spec, media=media)
         self.lanes = self._choose_lanes(settings.lanes)
         self.tokenizer = choose_job_tokenizer(recipe, self._listing.sources, record_parsers, _LOG.info, tokenizer_state)
         self.processor = self._load_processor_state()
@@ -439,7 +421,7 @@ class Stream:
         )
         if rank == 0:
             self._announce(workers, len(rank_lanes))
-        return RankFeed(share, pools, cursors, self._announce_cut_conversations, media)
+        return RankFeed(share, pools, cursors, media)
 
     def finish(
         self,
@@ -479,18 +461,19 @@ class Stream:
             versions=collect_versions(clean),
         )
 
-    def _announce_cut_conversations(self, pool: StreamPool) -> None:
-        if pool.conversations and self._cuts_unknown:
-            self._cuts_unknown = False
-            _LOG.warning("%s", describe_cut_conversations(self.spec))
-
     def _announce(self, workers: int, lane_count: int) -> None:
-        if self._pending_warning:
-            _LOG.warning("%s", self._pending_warning)
-            self._pending_warning = ""
         if self._announced:
             return
         self._announced, recipe = True, self.recipe
+        if self._left_out:
+            _LOG.warning("%s", self._left_out)
+        elif self._settings.choose_overlong:
+            _LOG.info(
+                "Documents longer than seq_len %d are cut, conversations too: overlong='drop' drops them all, "
+                "stream(max_tokens=%d) only conversations.",
+                self.spec.seq_len,
+                self.spec.seq_len,
+            )
         left_out_shares = [
             f"{share:.3%} of them for {name}".replace(".000%", "%")
             for name, share in (("val", recipe.val_fraction), ("test", recipe.test_fraction))
@@ -546,26 +529,6 @@ def choose_overlong(sources: Sequence[Source], record_parsers: RecordParsers) ->
     texts_first = sorted(sources, key=lambda source: source.kind not in _TEXT_KINDS)
     alone = all(record_parsers.get_parser(source).templated for source in texts_first)
     return "drop" if alone else "split"
-
-
-def has_conversations(sources: Sequence[Source], record_parsers: RecordParsers) -> bool:
-    """Return whether sampled files hold conversations.
-
-    The sample begins with the first file of each input that may hold them.
-    """
-    unsure = [source for source in sources if source.kind not in _TEXT_KINDS]
-    first = {source.input: source for source in reversed(unsure)}
-    other_sources = (source for source in unsure if first[source.input] is not source)
-    sampled_sources = islice((*first.values(), *other_sources), _MAX_SAMPLED_FILES)
-    return any(record_parsers.get_parser(source).templated for source in sampled_sources)
-
-
-def describe_cut_conversations(spec: PlanSpec) -> str:
-    return (
-        f"The inputs hold texts and conversations, and all documents longer than seq_len {spec.seq_len} are cut, "
-        f"including conversations. overlong='drop' drops them all; stream(max_tokens={spec.seq_len}) drops only "
-        "conversations."
-    )
 
 
 def describe_left_out(spec: PlanSpec, *, media: bool) -> str:
@@ -629,7 +592,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         raise StateError("There are no states to merge; gather state_dict() of every rank.")
     lanes: dict[str, list[int]] = {}
     for state in states:
-        lanes |= _validate_state(state)["lanes"]
+        check_state(state)
+        lanes |= state["lanes"]
     first = states[0]
     for state in states[1:]:
         for name in ("fingerprint", "position"):
@@ -646,7 +610,8 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _check_same_stream(state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Reject the state of a stream with another fingerprint than ``facts``."""
-    if _validate_state(state)["fingerprint"] == facts["fingerprint"]:
+    check_state(state)
+    if state["fingerprint"] == facts["fingerprint"]:
         return
     saved_fields, current_fields = dict(state["identity"]), dict(facts["identity"])
     saved_recipe = state.get("recipe")
@@ -675,28 +640,3 @@ def _read_cursors(state: Mapping[str, Any], rank_lanes: range) -> LaneCursors:
             "is the state of a single rank. Merge the states of all ranks with batchloom.streaming.merge_states."
         )
     return {lane: (LanePosition(*lanes[str(lane)][:-1]), lanes[str(lane)][-1]) for lane in rank_lanes}
-
-
-def _validate_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    try:
-        checked_fields = {name: value for name, value in state.items() if name != "check"}
-        checksum_matches = state["check"] == fingerprint(checked_fields)
-        sound = all(
-            len(cursor) == _CURSOR_FIELDS and all(isinstance(n, int) and n >= 0 for n in cursor)
-            for cursor in state["lanes"].values()
-        )
-        version = state["order_version"]
-        sound = sound and isinstance(state["position"], int) and bool(state["identity"].items())
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise StateError(f"This is not the state of a stream ({error!r}). Give what state_dict() returned.") from error
-    if version != ORDER_VERSION:
-        raise StateError(
-            f"The state has order_version {version}, and this batchloom writes {ORDER_VERSION}. Continue with the "
-            "version that wrote it, or start without it."
-        )
-    if not checksum_matches or not sound:
-        raise StateError(
-            "The state was changed after it was saved: its check does not match its fields. Use the state as it was "
-            "saved."
-        )
-    return state

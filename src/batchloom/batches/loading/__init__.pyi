@@ -1,8 +1,9 @@
-from .combined_store import get_token_reader as get_token_reader, is_replicated as is_replicated
 from .loader import LoaderTemplate as LoaderTemplate, lose_track as lose_track, make_run_share as make_run_share
 from .loader_data import (
     check_next_token_objective as check_next_token_objective,
     get_first_store as get_first_store,
+    get_token_reader as get_token_reader,
+    is_replicated as is_replicated,
     read_trained as read_trained,
 )
 from .pool_tables import (

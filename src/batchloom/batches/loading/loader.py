@@ -30,15 +30,8 @@ from batchloom.batches.assembly.batch_spec import (
     refuse_other_types,
 )
 from batchloom.batches.assembly.device import StagedBatch, make_stager
-from batchloom.batches.loading.combined_store import (
-    CombinedStore,
-    check_id_range,
-    describe_data_source,
-    get_token_reader,
-    is_replicated,
-    list_stores,
-)
 from batchloom.batches.loading.loader_data import (
+    CombinedStore,
     LoaderData,
     announce_left_out,
     announce_loss_weights,
@@ -46,8 +39,13 @@ from batchloom.batches.loading.loader_data import (
     announce_unused_weights,
     check_edit_keeps_media,
     check_generation,
+    check_id_range,
     count_left_out,
+    describe_data_source,
     find_tokenizer_source,
+    get_token_reader,
+    is_replicated,
+    list_stores,
     make_loader_plan,
     make_plan_store,
     make_store_media,

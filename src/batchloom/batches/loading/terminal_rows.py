@@ -14,14 +14,7 @@ _TRAINED, _UNTRAINED, _PADDING = "█", "▒", "·"
 
 
 def print_rows(plan: Plan, step: int, rows: Rows, most: int) -> None:
-    """Print the first ``most`` rows of a step, one per line.
-
-    Args:
-        plan: the data order.
-        step: the step.
-        rows: its rows, or those of a rank.
-        most: largest number of printed rows.
-    """
+    """Print the first ``most`` rows of a step or of a rank, one per line."""
     console, seq_len = Console(highlight=False), plan.spec_at(step).seq_len
     console.print(f"Step {step:,}: {format_count(len(rows), 'row')} of {seq_len:,} tokens", soft_wrap=True)
     number_width = len(f"{len(rows):,}")

@@ -1,22 +1,16 @@
 """Media of a batch: threads read and process them ahead, in row order."""
 
-import contextlib
-import math
 import os
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate
-from math import prod
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol, TypeVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchloom.batches.assembly.array_filling import Ids, TokenReader
 from batchloom.batches.assembly.batch_assembly import (
@@ -45,183 +39,16 @@ from batchloom.media import (
     hash_edges,
     join_features,
     read_edges,
-    stack_padded,
 )
 from batchloom.plan.packing import Rows
 from batchloom.store import Store, StoreMedia
 from batchloom.store.format import StoredMedium
 from batchloom.store.read import has_media
 
-# Smaller arrays are left to the allocator, which retains freed blocks (glibc: up to 32 MiB).
-_MIN_REUSED_BYTES = 4 << 20
-# Number of free blocks for reuse.
-_MAX_FREE_BLOCKS = 2
 T = TypeVar("T")
 R = TypeVar("R")
-# Arrays of a batch, and the offsets of each row's features in them.
-_FeaturesAndOffsets = tuple[FeatureArrays, MediaOffsetsByName]
 # Memory for decoding a pixel or a sample: the 3 bytes and as many 32-bit numbers, partly twice.
 _BYTES_PER_PIXEL, _BYTES_PER_SAMPLE = 30, 12
-
-
-@final
-class ArrayPool:
-    """Pool of arrays whose memory is reused once no array or view refers to it.
-
-    The last base of a numpy view is the array from the pool, so the array lives as long as its views; a torch
-    tensor holds the array it was made of.
-    """
-
-    def __init__(self) -> None:
-        # Finalizers run in any thread at any point, so only atomic operations are used: append and pop.
-        self._free: deque[NDArray[np.uint8]] = deque(maxlen=_MAX_FREE_BLOCKS)
-
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an uninitialized array."""
-        size = math.prod(shape) * dtype.itemsize
-        if size < _MIN_REUSED_BYTES:
-            return np.empty(shape, dtype)
-        block = self._block(size)
-        array = np.frombuffer(block.data, dtype, math.prod(shape))
-        weakref.finalize(array, self._free.append, block).atexit = False
-        return array.reshape(shape)
-
-    def _block(self, size: int) -> NDArray[np.uint8]:
-        """Return the smallest free block of ``size`` to twice its bytes, or a new one."""
-        waiting = []
-        with contextlib.suppress(IndexError):  # the pool is empty
-            while True:
-                waiting.append(self._free.pop())
-        candidates = [n for n, block in enumerate(waiting) if size <= len(block) <= 2 * size]
-        best_index = min(candidates, key=lambda n: len(waiting[n]), default=None)
-        self._free.extend(block for n, block in enumerate(waiting) if n != best_index)
-        return np.empty(size + size // 8, np.uint8) if best_index is None else waiting[best_index]
-
-
-class _FeatureShape(NamedTuple):
-    """Shape of a feature: ``rows`` per medium, or one row per patch if it is 0."""
-
-    rows: int
-    sides: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
-@final
-class FeatureShapes:
-    """Shapes of features, learned from earlier media; unknown if they vary."""
-
-    def __init__(self) -> None:
-        self._known_shapes: dict[bool, dict[str, _FeatureShape]] = {}
-        self._varied: set[bool] = set()
-
-    def of(self, medium: StoredMedium) -> dict[str, _FeatureShape] | None:
-        """Return the expected features of a medium, by name; None if unknown."""
-        return self._known_shapes.get(_is_audio(medium))
-
-    def learn(self, media: Sequence[StoredMedium], features: Sequence[FeatureArrays]) -> None:
-        """Record the features of media that were unknown or deviated from the expectation."""
-        for is_audio in {_is_audio(medium) for medium in media} - self._varied:
-            indices = [n for n, medium in enumerate(media) if _is_audio(medium) == is_audio]
-            shapes = _find_common_shapes([media[n] for n in indices], [features[n] for n in indices])
-            if shapes is None or self._known_shapes.get(is_audio, shapes) != shapes:
-                self._varied.add(is_audio)
-                self._known_shapes.pop(is_audio, None)
-            else:
-                self._known_shapes[is_audio] = shapes
-
-
-@final
-class FeatureJoin:
-    """Concatenation of media features, as :func:`batchloom.media.join_features` does.
-
-    If the shapes are known, each thread copies its features into place and frees its own memory: the thread's
-    next medium reuses it, and no copy is needed afterwards.
-    """
-
-    def __init__(self, shapes: FeatureShapes, memory: ArrayPool, media: Sequence[StoredMedium]) -> None:
-        self._shapes, self._media = shapes, media
-        self._unplaced_features: dict[int, FeatureArrays] = {}
-        self._placed: list[FeatureArrays] = [{} for _ in media]
-        self._joined_arrays: FeatureArrays = {}
-        expected = [shapes.of(medium) for medium in media]
-        if all(medium_shapes is not None for medium_shapes in expected):
-            self._allocate_features([medium_shapes or {} for medium_shapes in expected], memory)
-
-    def _allocate_features(self, expected: Sequence[dict[str, _FeatureShape]], memory: ArrayPool) -> None:
-        names = dict.fromkeys(name for medium_shapes in expected for name in medium_shapes)
-        for name in names:
-            shape = next(medium_shapes[name] for medium_shapes in expected if name in medium_shapes)
-            sizes = [
-                (medium_shapes[name].rows or prod(medium.grid)) if name in medium_shapes else 0
-                for medium_shapes, medium in zip(expected, self._media, strict=True)
-            ]
-            joined_array = self._joined_arrays[name] = memory.array((sum(sizes), *shape.sides), shape.dtype)
-            ends = np.cumsum(sizes).tolist()
-            for reserved_arrays, medium_shapes, size, end in zip(self._placed, expected, sizes, ends, strict=True):
-                if name in medium_shapes:
-                    reserved_arrays[name] = joined_array[end - size : end]
-
-    def put(self, number: int, features: FeatureArrays) -> None:
-        """Store the features of a medium by its index; threads call it concurrently."""
-        reserved_arrays = self._placed[number]
-        fits_reserved = reserved_arrays.keys() == features.keys() and all(
-            (feature.shape, feature.dtype) == (reserved_arrays[name].shape, reserved_arrays[name].dtype)
-            for name, feature in features.items()
-        )
-        if not fits_reserved:
-            self._unplaced_features[number] = features
-            return
-        for name, array in features.items():
-            reserved_arrays[name][...] = array
-
-    def done(self) -> tuple[FeatureArrays, dict[str, list[int]]]:
-        """Return the joined features, and the length of each medium's part, by name."""
-        if not self._unplaced_features:
-            return self._joined_arrays, _collect_feature_sizes(self._placed)
-        features = [
-            self._unplaced_features.get(number, reserved_arrays) for number, reserved_arrays in enumerate(self._placed)
-        ]
-        self._shapes.learn(self._media, features)
-        sizes = _collect_feature_sizes(features)
-        return {
-            name: stack_padded([medium_features[name] for medium_features in features if name in medium_features])
-            for name in sizes
-        }, sizes
-
-
-def _collect_feature_sizes(features: Sequence[FeatureArrays]) -> dict[str, list[int]]:
-    names = dict.fromkeys(name for medium_features in features for name in medium_features)
-    return {
-        name: [len(medium_features[name]) if name in medium_features else 0 for medium_features in features]
-        for name in names
-    }
-
-
-def _is_audio(medium: StoredMedium) -> bool:
-    return isinstance(medium.facts, AudioFacts)
-
-
-def _find_common_shapes(
-    media: Sequence[StoredMedium], features: Sequence[FeatureArrays]
-) -> dict[str, _FeatureShape] | None:
-    """Return the common shapes of the media's features; None if they differ."""
-    shapes = {}
-    for name, first in features[0].items():
-        if any(name not in medium_features for medium_features in features):
-            return None
-        arrays = [medium_features[name] for medium_features in features]
-        if any((array.shape[1:], array.dtype) != (first.shape[1:], first.dtype) for array in arrays):
-            return None
-        patches = [prod(medium.grid) for medium in media]
-        lengths = [len(array) for array in arrays]
-        if lengths == patches and first.ndim > 1:
-            rows = 0
-        elif len(set(lengths)) == 1:
-            rows = lengths[0]
-        else:
-            return None
-        shapes[name] = _FeatureShape(rows, first.shape[1:], first.dtype)
-    return shapes if all(medium_features.keys() == shapes.keys() for medium_features in features) else None
 
 
 class MediaSource(Protocol):
@@ -271,8 +98,7 @@ class BatchMedia:
         self._files = ProcessorFiles.from_state(processing.state)
         self.traits = get_model_traits(self._files.name)
         self._features = FeatureExtractor(self._files)
-        self._budget, self._memory = _MemoryBudget(spec.memory), ArrayPool()
-        self._shapes = FeatureShapes()
+        self._budget = _MemoryBudget(spec.memory)
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     @property
@@ -304,63 +130,33 @@ class BatchMedia:
             return PendingItem(lambda: layout)
         spans = np.array([batch_medium.span for batch_medium in batch_media], np.int64)
         owners = np.searchsorted(rows.pointers, spans, side="right") - 1
-        if self.traits.by_row:
-            pending = self._join_by_row(batch_media, owners, len(rows), varlen=varlen)
-        else:
-            pending = self._join(batch_media, owners, len(rows))
-
-        def finish() -> BatchLayout:
-            features, media = pending.finish()
-            arrays.update(features)
-            return replace(layout, media=media)
-
-        return PendingItem(finish, pending.drop)
-
-    def _join(self, batch_media: Sequence[BatchMedium], owners: Ids, rows: int) -> PendingItem[_FeaturesAndOffsets]:
-        joining = FeatureJoin(self._shapes, self._memory, [batch_medium.medium for batch_medium in batch_media])
-
-        def make(numbered: tuple[int, Sequence[BatchMedium]]) -> None:
-            first, some = numbered
-            for number, features in enumerate(self._extract_features(some), first):
-                joining.put(number, features)
-
-        files_media = _group_video_frames(batch_media)
-        firsts = accumulate(map(len, files_media), initial=0)
-        files = self._map_in_threads(make, zip(firsts, files_media, strict=False))
-
-        def finish() -> _FeaturesAndOffsets:
-            files.finish()
-            features, sizes = joining.done()
-            counts = _row_offsets(owners, [1] * len(owners), rows)
-            return features, {
-                name: MediaOffsets(0, _row_offsets(owners, each, rows), counts) for name, each in sizes.items()
-            }
-
-        return PendingItem(finish, files.drop)
-
-    def _join_by_row(
-        self, batch_media: Sequence[BatchMedium], owners: Ids, rows: int, *, varlen: bool
-    ) -> PendingItem[_FeaturesAndOffsets]:
-        """Stack features that have an axis of rows."""
         files = self._map_in_threads(self._extract_features, _group_video_frames(batch_media))
 
-        def finish() -> _FeaturesAndOffsets:
-            features = [arrays for some in files.finish() for arrays in some]
-            row_owners = np.zeros_like(owners) if varlen else owners
-            stacked_features = stack_by_row(features, row_owners, 1 if varlen else rows)
-            counts = _row_offsets(owners, [1] * len(owners), rows)
-            if not varlen:
-                return stacked_features, {
-                    name: MediaOffsets(0, np.arange(rows + 1), counts) for name in stacked_features
-                }
-            return stacked_features, {
-                name: MediaOffsets(
-                    1, _row_offsets(owners, [arrays[name].shape[1] for arrays in features], rows), counts
-                )
-                for name in stacked_features
-            }
+        def finish() -> BatchLayout:
+            features = [medium_features for some in files.finish() for medium_features in some]
+            joined_features, media = self._join(features, owners, len(rows), varlen=varlen)
+            arrays.update(joined_features)
+            return replace(layout, media=media)
 
         return PendingItem(finish, files.drop)
+
+    def _join(
+        self, features: Sequence[FeatureArrays], owners: Ids, rows: int, *, varlen: bool
+    ) -> tuple[FeatureArrays, MediaOffsetsByName]:
+        """Join the features of media, and return the offsets of each row's features."""
+        counts = _row_offsets(owners, [1] * len(owners), rows)
+        if not self.traits.by_row:
+            joined_features, axis = join_features(features), 0
+        elif varlen:
+            joined_features, axis = stack_by_row(features, np.zeros_like(owners), 1), 1
+        else:
+            joined_features = stack_by_row(features, owners, rows)
+            return joined_features, {name: MediaOffsets(0, np.arange(rows + 1), counts) for name in joined_features}
+        offsets = {}
+        for name in joined_features:
+            sizes = [arrays[name].shape[axis] if name in arrays else 0 for arrays in features]
+            offsets[name] = MediaOffsets(axis, _row_offsets(owners, sizes, rows), counts)
+        return joined_features, offsets
 
     def _map_in_threads(self, make: Callable[[T], R], items: Iterable[T]) -> PendingItem[list[R]]:
         """Apply ``make`` in threads; results and errors come in order."""
@@ -382,25 +178,17 @@ class BatchMedia:
     def _positions(self, plain: Ids, rows: Rows, batch_media: Sequence[BatchMedium], bounds: Ids | None) -> Ids:
         """Return text, time, height and width positions, int64 [4, rows, tokens]."""
         positions = np.repeat(plain[None], 4, axis=0)
-        merge = self._merge
-        first = 0
         owners = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
-        while first < len(batch_media):
-            span = batch_media[first].span
-            stop = first
-            while stop < len(batch_media) and batch_media[stop].span == span:
-                stop += 1
-            media = [
-                (batch_medium.medium.start, batch_medium.medium.tokens, batch_medium.medium.grid)
-                for batch_medium in batch_media[first:stop]
-            ]
-            for batch_medium in batch_media[first:stop]:
+        for span, span_media in groupby(batch_media, lambda batch_medium: batch_medium.span):
+            media = []
+            for batch_medium in span_media:
                 self._check_grid_unchanged(batch_medium)
+                medium = batch_medium.medium
+                media.append((medium.start, medium.tokens, medium.grid))
             length = int(rows.lengths[span])
             row = int(owners[span]) if bounds is None else 0
             offset = int(rows.row_offsets[span] if bounds is None else bounds[span])
-            positions[1:, row, offset : offset + length] = compute_mrope_positions(length, media, merge)
-            first = stop
+            positions[1:, row, offset : offset + length] = compute_mrope_positions(length, media, self._merge)
         return positions
 
     def _check_grid_unchanged(self, batch_medium: BatchMedium) -> None:
@@ -478,14 +266,8 @@ class BatchMedia:
 def open_medium(source: MediaSource, medium: StoredMedium, folder: str | None = None) -> Iterator[MediaContent]:
     """Open the bytes of a medium: those in the store, or the file that it names.
 
-    Args:
-        source: source of the medium.
-        medium: the medium.
-        folder: base folder of paths; None for the one that the source names.
-
-    Raises:
-        StoreError: the bytes in the store are damaged.
-        UnusableRecordError: the named file is missing, unreadable, or outside the folder.
+    ``folder`` is the base folder of paths; None for the one that the source names. Damaged bytes raise StoreError, a
+    file that cannot be read UnusableRecordError.
     """
     if medium.blob is None:
         resolver = MediaResolver(folder or _find_folder(source, medium), source.limits)

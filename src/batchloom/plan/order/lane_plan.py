@@ -14,19 +14,19 @@ from typing import Any, NoReturn, final
 import numpy as np
 from numpy.typing import NDArray
 
-from batchloom.core.errors import PlanError
+from batchloom.core.errors import PlanError, StateError
 from batchloom.core.fingerprint import derive_key, fingerprint
 from batchloom.core.keyed_hashing import HashKey, shuffle_range
 from batchloom.core.wording import format_count
-from batchloom.plan.mixture.mixture_spec import PlanStore
-from batchloom.plan.order.plan_state import check_state_belongs, describe_other_settings, wrap_state_errors
+from batchloom.plan.mixture import PlanStore
+from batchloom.plan.order.plan import check_state, describe_other_settings, wrap_state_errors
 from batchloom.plan.order.rank_slices import check_rank, format_near_divisors, list_divisors
 from batchloom.plan.order.run_positions import WHOLE
 from batchloom.plan.order.source_order import SourceOrder
 from batchloom.plan.order.source_orders import SOURCE
 from batchloom.plan.order.timeline import Edit, StepRange, build_run_layout
-from batchloom.plan.packing.permutation import Permutation
 from batchloom.plan.packing.plan_spec import ORDER_VERSION, PlanSpec
+from batchloom.plan.packing.pools import Permutation
 from batchloom.plan.packing.rows import Rows, fit_lengths, join_rows, pack_rows, reorder_rows, slice_rows
 
 # Increment this number whenever the order of any stream changes.
@@ -421,10 +421,9 @@ class LanePlan:
         with wrap_state_errors():
             state_identity = state["identity"]
             state_fingerprint, position = state["fingerprint"], int(state["position"])
-        plan_identity = self.identity
-        check_state_belongs(
-            state, self.fingerprint, lambda: describe_other_settings(state_identity, plan_identity, state_fingerprint)
-        )
+        check_state(state)
+        if state_fingerprint != self.fingerprint:
+            raise StateError(describe_other_settings(state_identity, self.identity, state_fingerprint))
         with wrap_state_errors():
             pools = [_LanePoolPosition(*state["lanes"][str(lane)]) for lane in list_rank_lanes(self.spec.lanes, 0, 1)]
         with self.orders.lock:

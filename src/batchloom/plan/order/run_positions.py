@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.keyed_hashing import HashKey, shuffle_range
-from batchloom.plan.mixture.mixture_spec import Mixture
+from batchloom.plan.mixture import Mixture
 from batchloom.plan.order.source_order import SequenceLocation
 from batchloom.plan.order.source_orders import SourceOrders
 from batchloom.plan.order.timeline import TimelineSegment

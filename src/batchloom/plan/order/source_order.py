@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from batchloom.core.errors import PlanError
-from batchloom.plan.mixture.mixture_spec import PlanStore
+from batchloom.plan.mixture import PlanStore
 from batchloom.plan.packing.plan_spec import ORDER_VERSION, PlanSpec
 from batchloom.plan.packing.pools import Pools
 from batchloom.plan.packing.rows import Ints, Rows, slice_rows

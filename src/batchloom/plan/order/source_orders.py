@@ -10,13 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError, SettingsError
-from batchloom.plan.mixture.mixture_spec import Mixture, PlanStore, SourceSpec, Weights, list_weighted_sources
-from batchloom.plan.mixture.schedule import (
+from batchloom.plan.mixture import (
     EpochCap,
+    Mixture,
+    PlanStore,
+    SourceSpec,
     SourceStatistics,
+    Weights,
     apportion,
     compute_sequence_shares,
     flatten_weights,
+    list_weighted_sources,
     measure_source,
 )
 from batchloom.plan.order.source_order import Cursor, PoolCountCache, SourceOrder, compute_quotas

@@ -13,15 +13,16 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import PlanError, SettingsError
 from batchloom.core.settings import as_int, coerce_int_fields, is_text, quote_value, raise_problems, suggest
-from batchloom.plan.mixture.mixture_spec import (
+from batchloom.plan.mixture import (
     Mixture,
     PlanStore,
+    Schedule,
     Stage,
     Weights,
     list_weight_problems,
+    make_schedule,
     uses_size_weights,
 )
-from batchloom.plan.mixture.schedule import Schedule, make_schedule
 from batchloom.plan.packing.plan_spec import PlanSpec, describe_window_conflict, list_window_problems
 from batchloom.plan.packing.rows import Ints
 
@@ -340,16 +341,11 @@ class SourceTail(NamedTuple):
     A mixture does not use lanes equally often, so one lane ends before the others. From there on the remaining
     sequences of all lanes, lane after lane, are served by the source's turns one after the other, whatever their
     lane.
-
-    Attributes:
-        position: first position at which a lane has no sequence left.
-        begins: sequences that each lane has served before, int64 [lanes].
-        ends: total sequences of each lane, int64 [lanes].
     """
 
-    position: int
-    begins: Ints
-    ends: Ints
+    position: int  # first position at which a lane has no sequence left
+    begins: Ints  # sequences that each lane has served before, int64 [lanes]
+    ends: Ints  # total sequences of each lane, int64 [lanes]
 
     def at(self, turns: Ints) -> tuple[Ints, Ints]:
         """Return (lane, index) of the sequences that turns serve, counted in the era."""

@@ -127,7 +127,7 @@ def open_token_file(token_input: TokenInput, cutting: DocumentBoundaries, scratc
     write_chunks(scratch, (chunk.astype("<u4").tobytes() for chunk in lengths))
     sizes = np.frombuffer(map_file(scratch), "<u4")
     tokens = tokens.reshape(-1)
-    sidecars = _read_sidecars(token_input.path, tokens.size)
+    sidecars = _map_file_with_headers(token_input.path, tokens.size)
     return TokenFile(token_input, tokens, sizes, None, header, *sidecars)
 
 
@@ -147,7 +147,7 @@ def _open_prefix(token_input: TokenInput, cutting: DocumentBoundaries) -> TokenF
     starts = None if _is_contiguous(pointers, lengths, shard.tokens.dtype.itemsize) else pointers
     if starts is not None:
         starts = starts // shard.tokens.dtype.itemsize
-    sidecars = _read_sidecars(token_input.path, shard.tokens.size)
+    sidecars = _map_file_with_headers(token_input.path, shard.tokens.size)
     return TokenFile(token_input, shard.tokens, lengths, starts, 0, *sidecars)
 
 
@@ -263,7 +263,7 @@ def _iter_even_lengths(total: int, document_tokens: int) -> Iterator[NDArray[np.
         yield np.array([remainder], np.uint32)
 
 
-def _read_sidecars(path: Path, tokens: int) -> tuple[LossMask | None, LossWeights | None]:
+def _map_file_with_headers(path: Path, tokens: int) -> tuple[LossMask | None, LossWeights | None]:
     """Read the ``.mask`` and ``.weights`` that ``batchloom export`` writes."""
     mask, weights_path = _read_mask_sidecar(path, tokens), path.with_suffix(".weights")
     if not weights_path.is_file():

@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError
 from batchloom.core.files import PARTIAL_SUFFIX, release_pages, wrap_os_errors
 from batchloom.store.format.layout import DUPLICATES_NAME, format_generation_file_name
-from batchloom.store.format.megatron_index import map_file
 from batchloom.store.format.shard_sidecars import (
     CHECK_REMEDY,
     HEADER,
     Banding,
-    read_header,
+    map_file_with_header,
     split_pair_numbers,
     unpack_banding,
 )
@@ -141,8 +140,7 @@ def map_dropped_duplicates(folder: Path, generation: int) -> DroppedDuplicates |
     path = folder / format_generation_file_name(DUPLICATES_NAME, generation)
     if not path.exists():
         return None
-    view = map_file(path)
-    count, packed = read_header(view, path, _MAGIC)
+    view, count, packed = map_file_with_header(path, _MAGIC)
     if len(view) != _HEADER_BYTES + DROPPED_ROW.itemsize * count:
         raise StoreError(f"{path} declares {count:,} records, which do not fit its {len(view):,} bytes. {CHECK_REMEDY}")
     low, high = _CHECKSUM.unpack_from(view, HEADER.size)

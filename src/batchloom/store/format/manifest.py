@@ -23,17 +23,18 @@ from batchloom.store.format.layout import (
     LENGTHS_CHECKSUMS_NAME,
     LENGTHS_NAME,
     MANIFEST_NAME,
+    OBJECTIVES,
     SHARD_NAME,
     SMALL_FILE_LIMIT,
     SUBSETS,
     TOKEN_DTYPES,
+    ObjectiveName,
     compute_checksum,
     format_generation_file_name,
     format_generation_name,
     format_removed_name,
     make_missing_store_error,
 )
-from batchloom.store.format.objectives import OBJECTIVES, ObjectiveName
 from batchloom.tokens import Tokenizer
 
 # Limit of list and object elements. It bounds memory: a decoded `[]` takes 30 times its two bytes.
@@ -102,6 +103,13 @@ class GenerationEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
         return self.made in ("prepared", "appended")
 
 
+# Fields of a shard's entry that are the checksum of the file with this suffix.
+_SHARD_FILES = (
+    *("bin", "idx", "docs", "mask", "weights", "pairs"),
+    *("bands", "sums", "media", "blobs", "blobsums", "fields"),
+)
+
+
 class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One shard: its name without suffix, its counts and the XXH3-128 of each file.
 
@@ -137,20 +145,7 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     @property
     def checksums(self) -> dict[str, str]:
         """Checksum of each file that the shard has, by suffix."""
-        checksums = {
-            ".bin": self.bin,
-            ".idx": self.idx,
-            ".docs": self.docs,
-            ".mask": self.mask,
-            ".weights": self.weights,
-            ".pairs": self.pairs,
-            ".bands": self.bands,
-            ".sums": self.sums,
-            ".media": self.media,
-            ".blobs": self.blobs,
-            ".blobsums": self.blobsums,
-            ".fields": self.fields,
-        }
+        checksums = {f".{name}": getattr(self, name) for name in _SHARD_FILES}
         return {suffix: checksum for suffix, checksum in checksums.items() if checksum is not None}
 
 
@@ -278,24 +273,6 @@ class StoreCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     dropped: dict[str, Count]
     further: Count = 0
     truncated: Count = 0
-
-
-# A cleaning step: its name, mapped to its settings.
-_CleanStepShape = Annotated[dict[str, dict[str, Any]], msgspec.Meta(min_length=1, max_length=1)]
-
-
-class _ReadingShape(msgspec.Struct):
-    clean: list[str | _CleanStepShape] = []
-
-
-class _RecipeShape(msgspec.Struct):
-    """Types of the recipe's values that are used before a Recipe checks them all."""
-
-    inputs: list[str] = []
-    sources: list[dict[str, Any]] | None = None
-    reading: _ReadingShape | None = None
-    val_fraction: float | None = None
-    test_fraction: float | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -559,19 +536,6 @@ def decode_manifest(data: bytes, path: Path | str) -> Manifest:
     return manifest
 
 
-def _list_recipe_faults(manifest: Manifest) -> list[str]:
-    """List the first value of the wrong type in each recipe, one phrase each."""
-    older_recipes = {f"history[{index}].recipe": entry.recipe for index, entry in enumerate(manifest.history)}
-    faults = []
-    for recipe_path, recipe in {"recipe": manifest.recipe, **older_recipes}.items():
-        try:
-            msgspec.convert(recipe, _RecipeShape)
-        except msgspec.ValidationError as error:
-            message, _, path = str(error).rpartition(" - at `$")
-            faults.append(f"{recipe_path}{path.rstrip('`')}: {message}")
-    return faults
-
-
 def _list_contradictions(manifest: Manifest) -> list[str]:
     problems = []
     tokenizer = manifest.tokenizer
@@ -582,7 +546,6 @@ def _list_contradictions(manifest: Manifest) -> list[str]:
         if value is not None and not 0 <= value < tokenizer.vocab_size:
             problems.append(f"{field} {value} is not in the vocabulary")
     problems += _list_objective_faults(manifest)
-    problems += _list_recipe_faults(manifest)
     problems += _list_history_faults(manifest)
     records = sum(part.records for source in manifest.sources for part in source.parts)
     if records > _MAX_RECORDS:
@@ -657,16 +620,14 @@ def _list_objective_faults(manifest: Manifest) -> list[str]:
         return [f"its sources have several objectives ({', '.join(sorted(name or 'none' for name in names))})"]
     has_pairs = bool(manifest.objective)
     has_fields = has_pairs and OBJECTIVES[manifest.objective].carries
+    requirements = (
+        (".pairs", has_pairs, "with an objective" if has_pairs else "without an objective"),
+        (".fields", has_fields, "of prompts or steps" if has_fields else "without prompts or steps"),
+    )
     return [
-        f"{name}/{shard.name} has {'no' if has_fields else 'a'} .fields file in a store "
-        f"{'of' if has_fields else 'without'} prompts or steps"
+        f"{name}/{shard.name} has {'no' if is_needed else 'a'} {suffix} file in a store {description}"
         for name, subset in manifest.subsets.items()
         for shard in subset.shards
-        if (shard.fields is not None) != has_fields
-    ] + [
-        f"{name}/{shard.name} has {'no' if has_pairs else 'a'} .pairs file in a store "
-        f"{'with' if has_pairs else 'without'} an objective"
-        for name, subset in manifest.subsets.items()
-        for shard in subset.shards
-        if (shard.pairs is not None) != has_pairs
+        for suffix, is_needed, description in requirements
+        if (suffix in shard.checksums) != is_needed
     ]

@@ -9,7 +9,7 @@ u32 [3] (patches in time, height and width, or zeros), u32 bytes of its location
 first token in the document, u32 its number of tokens, u8 kind (0 image, 1 audio, 2 video frame), three zeros.
 
 ``.blobs`` holds the bytes of media back to back without a header; equal media share their bytes. ``.blobsums`` holds
-its block checksums in the format of ``.sums`` (``store/format/block_checksums.py``).
+its block checksums in the format of ``.sums`` (``store/format/shard_sidecars.py``).
 """
 
 import os
@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError
 from batchloom.core.files import describe_os_error
 from batchloom.core.medium import MEDIUM_KINDS, AudioFacts, FrameFacts, ImageFacts, MediumFacts, MediumKind
-from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, read_header
+from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, map_file_with_header
 
 MAGIC = b"BLMEDIA\x00"
 NOT_STORED = (1 << 64) - 1
@@ -49,45 +48,27 @@ _CHUNK_BYTES = 8 << 20
 
 
 class StoredMedium(NamedTuple):
-    """A medium of a stored document.
+    """A medium of a stored document."""
 
-    Attributes:
-        document: number of the document.
-        kind: ``image``, ``audio``, or ``video`` for a single frame of a video.
-        start: position of its first token in the document.
-        tokens: number of its placeholder tokens.
-        grid: patches in time, height and width; zeros if the model uses no grid.
-        facts: facts from the header of the medium's file.
-        location: path or URL as given in the record; empty if the record held the bytes.
-        size: size of its file in bytes.
-        digest: digest that identifies the medium, 16 bytes.
-        blob: ``.blobs`` file and byte offset; None if the bytes are not stored.
-    """
-
-    document: int
-    kind: MediumKind
-    start: int
-    tokens: int
-    grid: tuple[int, int, int]
-    facts: MediumFacts
-    location: str
-    size: int
-    digest: bytes
-    blob: tuple[Path, int] | None
+    document: int  # number of the document
+    kind: MediumKind  # ``image``, ``audio``, or ``video`` for a single frame of a video
+    start: int  # position of its first token in the document
+    tokens: int  # number of its placeholder tokens
+    grid: tuple[int, int, int]  # patches in time, height and width; zeros if the model uses no grid
+    facts: MediumFacts  # facts from the header of the medium's file
+    location: str  # path or URL as given in the record; empty if the record held the bytes
+    size: int  # size of its file in bytes
+    digest: bytes  # digest that identifies the medium, 16 bytes
+    blob: tuple[Path, int] | None  # ``.blobs`` file and byte offset; None if the bytes are not stored
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class MediaRows:
-    """Media of a range of documents.
+    """Media of a range of documents."""
 
-    Attributes:
-        rows: rows in document order, [M] of ``MEDIA_ROW_DTYPE``.
-        location_bytes: UTF-8 paths and URLs, back to back.
-    """
-
-    rows: NDArray[np.void]
-    location_bytes: Any
+    rows: NDArray[np.void]  # rows in document order, [M] of ``MEDIA_ROW_DTYPE``
+    location_bytes: Any  # UTF-8 paths and URLs, back to back
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -129,15 +110,10 @@ def _iter_blob_ranges(rows: NDArray[np.void]) -> Iterator[tuple[int, int]]:
 @final
 @dataclass(frozen=True, slots=True)
 class ShardMedia:
-    """Media of a shard to write.
+    """Media of a shard to write."""
 
-    Attributes:
-        rows: media of its documents; their blob offsets refer to ``blobs``.
-        blobs: file with the stored bytes; None if no medium is stored.
-    """
-
-    rows: MediaRows
-    blobs: Path | None
+    rows: MediaRows  # media of its documents; their blob offsets refer to ``blobs``
+    blobs: Path | None  # file with the stored bytes; None if no medium is stored
 
     def take(self, documents: NDArray[np.int64]) -> "ShardMedia":
         """Return the media of some documents, ascending, int64 [D]."""
@@ -188,18 +164,18 @@ def iter_blob_chunks(path: Path, byte_ranges: Sequence[tuple[int, int]]) -> Iter
                 yield chunk
 
 
-def map_media(path: Path, documents: int) -> MediaRows:
-    """Map and verify the ``.media`` file of a shard of ``documents`` documents.
+def map_media(path: Path, documents: int, view: memoryview | None = None) -> MediaRows:
+    """Read and check the ``.media`` file of a shard of ``documents`` documents.
+
+    Args:
+        path: path of the file, for errors if the content is given.
+        documents: number of documents of the shard.
+        view: content of the file; None to map it.
 
     Raises:
         StoreError: the file is missing, of another type or version, or contradicts itself.
     """
-    return parse_media(map_file(path), path, documents)
-
-
-def parse_media(view: memoryview, path: Path, documents: int) -> MediaRows:
-    """Parse the content of a ``.media`` file; see :func:`map_media`."""
-    count, locations_size = read_header(view, path, MAGIC)
+    view, count, locations_size = map_file_with_header(path, MAGIC, view)
     end = HEADER.size + MEDIA_ROW_DTYPE.itemsize * count
     if len(view) != end + locations_size:
         raise StoreError(

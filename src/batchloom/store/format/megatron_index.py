@@ -57,21 +57,13 @@ def iter_index_chunks(lengths: NDArray[np.uint32], dtype: np.dtype[np.generic]) 
 
 @dataclass(frozen=True, slots=True)
 class MegatronIndex:
-    """A mapped ``.idx`` file: its arrays are views of the file, not copies.
+    """A mapped ``.idx`` file: its arrays are views of the file, not copies."""
 
-    Attributes:
-        dtype: dtype of a token in the ``.bin``.
-        lengths: tokens of each sequence, int32 [S].
-        pointers: byte offset of each sequence in the ``.bin``, int64 [S].
-        documents: first sequence of each document, and S at the end, int64 [D].
-        size: size of the ``.idx`` in bytes.
-    """
-
-    dtype: np.dtype[np.generic]
-    lengths: NDArray[np.int32]
-    pointers: NDArray[np.int64]
-    documents: NDArray[np.int64]
-    size: int
+    dtype: np.dtype[np.generic]  # dtype of a token in the ``.bin``
+    lengths: NDArray[np.int32]  # tokens of each sequence, int32 [S]
+    pointers: NDArray[np.int64]  # byte offset of each sequence in the ``.bin``, int64 [S]
+    documents: NDArray[np.int64]  # first sequence of each document, and S at the end, int64 [D]
+    size: int  # size of the ``.idx`` in bytes
 
 
 def map_index(path: Path) -> MegatronIndex:

@@ -1,4 +1,4 @@
-r"""Sidecar files of a shard: masks, weights, pairs, carried columns, signatures.
+r"""Sidecar files of a shard: flags, pairs, columns, signatures, sources, sums.
 
 All are little-endian and begin with 8 bytes of magic, u64 version 1, u64 count, and a u64 that depends on the file.
 
@@ -10,7 +10,7 @@ fully trained.
 token (``core/loss_weights.py``), 0 if it is not trained. Only a shard with another weight than 0 and 1 has the file.
 
 ``.pairs``, pair number and side of each document: ``BLMPAIR\0``, 1, documents D, 0; then the columns pair u64 [D] and
-side u8 [D]. Only stores with an objective (``objectives.py``) have it, for every shard. In a store of pairs, every
+side u8 [D]. Only stores with an objective (``layout.py``) have it, for every shard. In a store of pairs, every
 even document is a chosen answer and the next one the rejected answer of the same pair. Other documents each have a pair
 number of their own. Pair numbers ascend.
 
@@ -20,23 +20,37 @@ document's JSON, u64 [D], ascending; then P bytes: one JSON object per document,
 ``.bands``, MinHash signatures that find near duplicates: ``BLMBAND\0``, 1, documents D, four u16 (shingle, rows, bands
 B, MinHash version); then the keys u64 [D, B], all 0 for a document that matches nothing. Only shards prepared with
 ``dedup: near`` have it. ``preparation/dedup/near_duplicates.py`` defines the keys.
+
+``.docs``, source record and text hash of each document: ``BLMDOCS\0``, 1, documents D, 0; then the columns hash u64
+[D, 2] (low half, high half), record u64 [D], offset u64 [D], part u32 [D]. Every column begins at a multiple of 8
+bytes.
+
+``.sums``, checksums of the 4 KiB blocks of a ``.bin`` or lengths file: ``BLMSUMS\0``, 1, entries N, bytes per entry
+W, 8 or 16; then the root checksums u64 [ceil(N W / 4096)], the XXH3-64 of each 4096 bytes of the entries; zero padding
+to a multiple of 4096; then the entries. An entry is the XXH3-64 of one 4096-byte block of the file (the last block may
+be shorter). In the ``.sums`` of a lengths file, each entry also holds the token count of all documents in earlier
+blocks, u64. The checksum in the manifest covers the bytes before the entries, which hold the checksums of the entries:
+reading a few blocks takes a few entries.
 """
 
 import json
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, NamedTuple, Self, final
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.files import release_pages
 from batchloom.core.loss_weights import TokenFlags
+from batchloom.remote import BLOCK_BYTES
+from batchloom.store.format.layout import CHOSEN, OBJECTIVES, REJECTED, ObjectiveName, compute_checksum
+from batchloom.store.format.manifest import SourceEntry
 from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.objectives import CHOSEN, OBJECTIVES, REJECTED, ObjectiveName
 
 # Address of flags, and whether they are bits.
 _FLAGS_ADDRESS = struct.Struct("=2q")
@@ -66,20 +80,26 @@ def get_address(array: NDArray[Any]) -> int:
     return address
 
 
-def map_file_with_header(path: Path, magic: bytes) -> tuple[memoryview, int, int]:
-    """Map a file and return its content, its count and the last header field."""
-    view = map_file(path)
-    return view, *read_header(view, path, magic)
+def map_file_with_header(path: Path, magic: bytes, view: memoryview | None = None) -> tuple[memoryview, int, int]:
+    """Return the content of a file, its count and the last field of its header.
 
-
-def read_header(view: memoryview, path: Path, magic: bytes) -> tuple[int, int]:
-    """Return the count and the last field of a header; ``path`` is for errors."""
+    The file is mapped, or ``view`` is its content and ``path`` only its name for errors.
+    """
+    view = map_file(path) if view is None else view
     if len(view) < HEADER.size:
         raise StoreError(f"{path} is cut short: {len(view)} bytes, its header alone has {HEADER.size}. {CHECK_REMEDY}")
     file_magic, version, count, last = HEADER.unpack_from(view)
     if file_magic != magic or version != 1:
         raise make_wrong_format_error(path)
-    return count, last
+    return view, count, last
+
+
+def check_size(path: Path, view: memoryview, size: int, *, count: int, expected: int, noun: str) -> None:
+    """Refuse a file of another size or count than expected."""
+    if count != expected or len(view) != size:
+        raise StoreError(
+            f"{path} declares {count:,} {noun} in {len(view):,} bytes; its shard has {expected:,}. {CHECK_REMEDY}"
+        )
 
 
 def make_wrong_format_error(path: Path) -> StoreError:
@@ -152,18 +172,11 @@ class LossMask:
         return int(np.bitwise_count(self.bits).sum(dtype=np.int64))
 
 
-def map_mask(path: Path, tokens: int) -> LossMask:
-    """Map the ``.mask`` file of a shard of ``tokens`` tokens."""
-    return parse_mask(map_file(path), path, tokens)
-
-
-def parse_mask(view: memoryview, path: Path, tokens: int) -> LossMask:
-    """Parse the content of a ``.mask`` file; see :func:`map_mask`."""
-    header_tokens, trained = read_header(view, path, _MASK_MAGIC)
-    if header_tokens != tokens or len(view) != HEADER.size + (tokens + 7) // 8:
-        raise StoreError(
-            f"{path} declares {header_tokens:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK_REMEDY}"
-        )
+def map_mask(path: Path, tokens: int, view: memoryview | None = None) -> LossMask:
+    """Read the ``.mask`` file of a shard; see :func:`map_file_with_header`."""
+    view, header_tokens, trained = map_file_with_header(path, _MASK_MAGIC, view)
+    size = HEADER.size + (tokens + 7) // 8
+    check_size(path, view, size, count=header_tokens, expected=tokens, noun="tokens")
     return LossMask(tokens, trained, np.frombuffer(view, np.uint8, offset=HEADER.size))
 
 
@@ -191,32 +204,19 @@ class LossWeights:
         return int(np.count_nonzero(self.codes))
 
 
-def map_weights(path: Path, tokens: int) -> LossWeights:
-    """Map the ``.weights`` file of a shard of ``tokens`` tokens."""
-    return parse_weights(map_file(path), path, tokens)
-
-
-def parse_weights(view: memoryview, path: Path, tokens: int) -> LossWeights:
-    """Parse the content of a ``.weights`` file; see :func:`map_weights`."""
-    header_tokens, trained = read_header(view, path, _WEIGHTS_MAGIC)
-    if header_tokens != tokens or len(view) != HEADER.size + tokens:
-        raise StoreError(
-            f"{path} declares {header_tokens:,} tokens in {len(view):,} bytes; its shard has {tokens:,}. {CHECK_REMEDY}"
-        )
+def map_weights(path: Path, tokens: int, view: memoryview | None = None) -> LossWeights:
+    """Read the ``.weights`` file of a shard; see :func:`map_file_with_header`."""
+    view, header_tokens, trained = map_file_with_header(path, _WEIGHTS_MAGIC, view)
+    check_size(path, view, HEADER.size + tokens, count=header_tokens, expected=tokens, noun="tokens")
     return LossWeights(tokens, trained, np.frombuffer(view, np.uint8, offset=HEADER.size))
 
 
 @dataclass(frozen=True, slots=True)
 class PairIndex:
-    """Pair and side of documents, in columns of equal length D.
+    """Pair and side of documents, in columns of equal length D."""
 
-    Attributes:
-        pairs: pair number of each document, uint64 [D].
-        sides: ``CHOSEN``, ``REJECTED``, ``GOOD``, ``BAD``, ``PROMPT`` or ``STEPS``, uint8 [D].
-    """
-
-    pairs: NDArray[np.uint64]
-    sides: NDArray[np.uint8]
+    pairs: NDArray[np.uint64]  # pair number of each document, uint64 [D]
+    sides: NDArray[np.uint8]  # ``CHOSEN``, ``REJECTED``, ``GOOD``, ``BAD``, ``PROMPT`` or ``STEPS``, uint8 [D]
 
     def __len__(self) -> int:
         return len(self.sides)
@@ -267,20 +267,13 @@ def split_pair_numbers(pairs: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], N
     return (pairs >> np.uint64(_RECORD_BITS)).astype(np.uint32), pairs & np.uint64((1 << _RECORD_BITS) - 1)
 
 
-def map_pair_index(path: Path, documents: int, objective: ObjectiveName) -> PairIndex:
-    """Map and verify the ``.pairs`` file of a shard; the columns are views of it."""
-    return parse_pair_index(map_file(path), path, documents, objective)
-
-
-def parse_pair_index(view: memoryview, path: Path, documents: int, objective: ObjectiveName) -> PairIndex:
-    """Parse the content of a ``.pairs`` file; see :func:`map_pair_index`."""
-    count, zero = read_header(view, path, _PAIRS_MAGIC)
+def map_pair_index(path: Path, documents: int, objective: ObjectiveName, view: memoryview | None = None) -> PairIndex:
+    """Read and check the ``.pairs`` file of a shard; see :func:`map_file_with_header`."""
+    view, count, zero = map_file_with_header(path, _PAIRS_MAGIC, view)
     if zero:
         raise make_wrong_format_error(path)
-    if count != documents or len(view) != HEADER.size + PAIR_ROW_BYTES * documents:
-        raise StoreError(
-            f"{path} declares {count:,} documents in {len(view):,} bytes; its shard has {documents:,}. {_DAMAGED}"
-        )
+    size = HEADER.size + PAIR_ROW_BYTES * documents
+    check_size(path, view, size, count=count, expected=documents, noun="documents")
     sides = PairIndex(
         pairs=np.frombuffer(view, "<u8", count, HEADER.size),
         sides=np.frombuffer(view, "u1", count, HEADER.size + 8 * count),
@@ -292,19 +285,12 @@ def parse_pair_index(view: memoryview, path: Path, documents: int, objective: Ob
 
 @dataclass(frozen=True, slots=True)
 class Banding:
-    """Parameters of the band keys; keys of different parameters are not comparable.
+    """Parameters of the band keys; keys of different parameters are not comparable."""
 
-    Attributes:
-        bands: number of keys per document.
-        rows: number of hashes per band.
-        shingle: number of adjacent tokens that are hashed together.
-        minhash: version of the MinHash computation.
-    """
-
-    bands: int
-    rows: int
-    shingle: int
-    minhash: int
+    bands: int  # number of keys per document
+    rows: int  # number of hashes per band
+    shingle: int  # number of adjacent tokens that are hashed together
+    minhash: int  # version of the MinHash computation
 
     def pack(self) -> int:
         """Pack the parameters into one u64."""
@@ -329,16 +315,11 @@ def unpack_banding(packed: int) -> Banding:
 
 @dataclass(frozen=True, slots=True)
 class MinHashSignatures:
-    """Band keys of documents, usually mapped.
+    """Band keys of documents, usually mapped."""
 
-    Attributes:
-        keys: keys of the documents in the file, uint64 [N, bands].
-        banding: parameters of the keys.
-        selection: rows of ``keys`` that this object covers, in order, int64 [D]; None for all.
-    """
-
-    keys: NDArray[np.uint64]
-    banding: Banding
+    keys: NDArray[np.uint64]  # keys of the documents in the file, uint64 [N, bands]
+    banding: Banding  # parameters of the keys
+    # Rows of ``keys`` that this object covers, in order, int64 [D]; None for all.
     selection: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
@@ -380,11 +361,8 @@ def map_signature_file(path: Path, documents: int) -> MinHashSignatures:
     """
     view, count, packed = map_file_with_header(path, _BANDS_MAGIC)
     banding = unpack_banding(packed)
-    if count != documents or len(view) != HEADER.size + 8 * banding.bands * documents:
-        raise StoreError(
-            f"{path} declares {count:,} documents with {banding.bands} bands in {len(view):,} bytes; its shard has "
-            f"{documents:,} documents. {CHECK_REMEDY}"
-        )
+    size = HEADER.size + 8 * banding.bands * documents
+    check_size(path, view, size, count=count, expected=documents, noun=f"documents with {banding.bands} bands")
     keys = np.frombuffer(view, "<u8", count * banding.bands, HEADER.size).reshape(count, banding.bands)
     return MinHashSignatures(keys, banding)
 
@@ -392,17 +370,11 @@ def map_signature_file(path: Path, documents: int) -> MinHashSignatures:
 @final
 @dataclass(frozen=True, slots=True)
 class DocumentFields:
-    """Carried columns of documents.
+    """Carried columns of documents."""
 
-    Attributes:
-        ends: end of the JSON of each document in ``data``, uint64 [D].
-        data: JSON objects, back to back, as a buffer of bytes.
-        name: name of their file, for messages.
-    """
-
-    ends: NDArray[np.uint64]
-    data: Any
-    name: str = ""
+    ends: NDArray[np.uint64]  # end of the JSON of each document in ``data``, uint64 [D]
+    data: Any  # JSON objects, back to back, as a buffer of bytes
+    name: str = ""  # name of their file, for messages
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -438,24 +410,293 @@ class DocumentFields:
         return header + self.ends.astype("<u8").tobytes() + bytes(self.data)
 
 
-def map_fields(path: Path, documents: int) -> DocumentFields:
-    """Map and verify the ``.fields`` file of a shard of ``documents`` documents.
-
-    Raises:
-        StoreError: the file is missing, of another type or version, or contradicts itself.
-    """
-    return parse_fields(map_file(path), path, documents)
-
-
-def parse_fields(view: memoryview, path: Path, documents: int) -> DocumentFields:
-    """Parse the content of a ``.fields`` file; see :func:`map_fields`."""
-    count, size = read_header(view, path, _FIELDS_MAGIC)
+def map_fields(path: Path, documents: int, view: memoryview | None = None) -> DocumentFields:
+    """Read and check the ``.fields`` of a shard; see :func:`map_file_with_header`."""
+    view, count, size = map_file_with_header(path, _FIELDS_MAGIC, view)
     start = HEADER.size + 8 * count
-    if count != documents or len(view) != start + size:
-        raise StoreError(
-            f"{path} declares {count:,} documents in {len(view):,} bytes; its shard has {documents:,}. {CHECK_REMEDY}"
-        )
+    check_size(path, view, start + size, count=count, expected=documents, noun="documents")
     ends = np.frombuffer(view, "<u8", count, HEADER.size)
     if count and (int(ends[-1]) != size or (ends[1:] < ends[:-1]).any()):
         raise StoreError(f"{path} has ends that are out of order or beyond its bytes. {CHECK_REMEDY}")
     return DocumentFields(ends, view[start:], str(path))
+
+
+SUMS_MAGIC = b"BLMSUMS\x00"
+# A checksum alone, or a checksum followed by the number of tokens before the block.
+PLAIN_ENTRY_BYTES, COUNTED_ENTRY_BYTES = 8, 16
+# Checksums of a .bin that one root checksum covers.
+ENTRIES_PER_BLOCK = BLOCK_BYTES // PLAIN_ENTRY_BYTES
+
+ChecksumArray = NDArray[np.uint64]
+
+
+def compute_block_checksums(data: Any) -> ChecksumArray:
+    """Return the XXH3-64 of each 4096 bytes of ``data``, u64 [N].
+
+    The last block may be shorter.
+    """
+    view, digest = memoryview(data).cast("B"), xxhash.xxh3_64_intdigest
+    checksums = [digest(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES)]
+    return np.array(checksums, np.uint64)
+
+
+@final
+class BlockChecksums:
+    """Incremental block checksums of a file.
+
+    Args:
+        width: bytes per entry: ``PLAIN_ENTRY_BYTES``, or ``COUNTED_ENTRY_BYTES`` for lengths as u32.
+    """
+
+    def __init__(self, width: int = PLAIN_ENTRY_BYTES) -> None:
+        self._width, self._partial_block = width, bytearray()
+        self._checksums: list[ChecksumArray] = []
+        self._tokens: list[ChecksumArray] = []
+
+    def append(self, data: Any) -> None:
+        """Add the next bytes of the file."""
+        view = memoryview(data).cast("B")
+        if self._partial_block:
+            completion = view[: BLOCK_BYTES - len(self._partial_block)]
+            self._partial_block += completion
+            view = view[len(completion) :]
+            if len(self._partial_block) < BLOCK_BYTES:
+                return
+            self._add(self._partial_block)
+            self._partial_block = bytearray()
+        aligned_size = len(view) // BLOCK_BYTES * BLOCK_BYTES
+        if aligned_size:
+            self._add(view[:aligned_size])
+        self._partial_block += view[aligned_size:]
+
+    def iter_and_add(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the chunks unchanged, adding each one."""
+        for chunk in chunks:
+            self.append(chunk)
+            yield chunk
+
+    def _add(self, blocks: Any) -> None:
+        self._checksums.append(compute_block_checksums(blocks))
+        if self._width == COUNTED_ENTRY_BYTES:
+            lengths = np.frombuffer(blocks, "<u4").reshape(-1, BLOCK_BYTES // 4)
+            self._tokens.append(lengths.sum(axis=1, dtype=np.uint64))
+
+    def to_bytes(self) -> tuple[bytes, str]:
+        """Return the complete ``.sums`` file and the checksum of its header."""
+        checksum_arrays = [*self._checksums, compute_block_checksums(self._partial_block)]
+        checksums = np.concatenate(checksum_arrays) if len(checksum_arrays) > 1 else checksum_arrays[0]
+        if self._width == COUNTED_ENTRY_BYTES:
+            tokens = np.concatenate([np.zeros(1, np.uint64), *self._tokens])
+            preceding_tokens = np.cumsum(tokens, dtype=np.uint64)[: checksums.size]
+            entries = np.stack([checksums, preceding_tokens], axis=1).tobytes()
+        else:
+            entries = checksums.tobytes()
+        head = HEADER.pack(SUMS_MAGIC, 1, checksums.size, self._width) + compute_block_checksums(entries).tobytes()
+        head += bytes(-len(head) % BLOCK_BYTES)
+        return head + entries, compute_checksum(head)
+
+
+def compute_file_checksums(path: Path) -> BlockChecksums:
+    """Compute the block checksums of a file."""
+    checksums, view = BlockChecksums(), map_file(path)
+    for start in range(0, len(view), _CHUNK_BYTES):
+        chunk = np.frombuffer(view[start : start + _CHUNK_BYTES], np.uint8)
+        checksums.append(chunk.data)
+        release_pages(chunk)
+    return checksums
+
+
+def count_entries(size: int) -> int:
+    """Return the number of entries in the ``.sums`` of a file of ``size`` bytes."""
+    return -(-size // BLOCK_BYTES)
+
+
+def count_header_bytes(size: int, width: int) -> int:
+    """Return the number of bytes before the entries of a ``.sums`` file."""
+    return -(-(HEADER.size + 8 * _count_root_checksums(size, width)) // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _count_root_checksums(size: int, width: int) -> int:
+    return -(-count_entries(size) * width // BLOCK_BYTES)
+
+
+def parse_root_checksums(
+    head: bytes | memoryview, expected_checksum: str, size: int, width: int
+) -> ChecksumArray | None:
+    """Return the root checksums in the header of a ``.sums`` file, u64."""
+    if len(head) != count_header_bytes(size, width) or compute_checksum(head) != expected_checksum:
+        return None
+    if HEADER.unpack_from(head) != (SUMS_MAGIC, 1, count_entries(size), width):
+        return None
+    return np.frombuffer(head, "<u8", _count_root_checksums(size, width), HEADER.size)
+
+
+@final
+class ChecksumFile:
+    """A mapped ``.sums`` file of a ``.bin``.
+
+    Attributes:
+        entries: checksums of all blocks, as Python ints; trustworthy after :meth:`verify_entry`.
+        verified: flag of each 4 KiB of the entries.
+    """
+
+    def __init__(self, path: Path, root_checksums: ChecksumArray, data: memoryview) -> None:
+        self.path, self._root_checksums, self._data = path, root_checksums, data
+        self.entries = data.cast("Q")
+        self.verified = bytearray(len(root_checksums))
+
+    def verify_entry(self, block: int) -> None:
+        """Verify the 4 KiB of entries that hold the checksum of a block."""
+        number = block // ENTRIES_PER_BLOCK
+        data = self._data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
+        if xxhash.xxh3_64_intdigest(data) != self._root_checksums[number]:
+            raise StoreError(f"{self.path}: checksum differs from the manifest's. {CHECK_REMEDY}")
+        self.verified[number] = 1
+
+
+def map_checksum_file(path: Path, expected_checksum: str, size: int) -> ChecksumFile:
+    """Map the ``.sums`` file of a ``.bin`` of ``size`` bytes."""
+    view, count, width = map_file_with_header(path, SUMS_MAGIC)
+    if width != PLAIN_ENTRY_BYTES:
+        raise make_wrong_format_error(path)
+    head = count_header_bytes(size, width)
+    check_size(path, view, head + count * width, count=count, expected=count_entries(size), noun="blocks")
+    root_checksums = parse_root_checksums(view[:head], expected_checksum, size, width)
+    if root_checksums is None:
+        raise StoreError(f"{path}: checksum differs from the manifest's. {CHECK_REMEDY}")
+    return ChecksumFile(path, root_checksums, view[head:])
+
+
+DOCS_MAGIC = b"BLMDOCS\x00"
+PROVENANCE_ROW_BYTES = 36
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentProvenance:
+    """Provenance of one document.
+
+    Attributes:
+        source: name of the input file, relative to the inputs.
+        record: 0-based number of the record in that file.
+        offset: byte offset of the record in that file, after decompression.
+        line: 1-based line number, for files with one record per line; else None.
+        hash: XXH3-128 of the document's UTF-8 text, 32 hex digits.
+    """
+
+    source: str
+    record: int
+    offset: int
+    line: int | None
+    hash: str
+
+    @property
+    def position(self) -> str:
+        """Line or row of the record, counted from 1."""
+        return f"line {self.line:,}" if self.line is not None else f"row {self.record + 1:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenanceTable:
+    """Provenance and hash of documents, in columns of equal length D."""
+
+    hashes: NDArray[np.uint64]  # XXH3-128 of each document's UTF-8 text as (low, high) halves, uint64 [D, 2]
+    records: NDArray[np.uint64]  # 0-based number of the record inside its part of the source, uint64 [D]
+    offsets: NDArray[np.uint64]  # byte offset of the record in the (decompressed) source, uint64 [D]
+    parts: NDArray[np.uint32]  # index into the manifest's list of parts, uint32 [D]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def take(self, selection: NDArray[np.int64] | NDArray[np.bool_]) -> Self:
+        """Return the rows ``selection`` (indices or a mask), in that order."""
+        return type(self)(
+            self.hashes[selection], self.records[selection], self.offsets[selection], self.parts[selection]
+        )
+
+    def to_bytes(self) -> bytes:
+        """Return the complete ``.docs`` file."""
+        columns = ([self.hashes], [self.records], [self.offsets], [self.parts])
+        return b"".join(iter_provenance_chunks(len(self), columns))
+
+
+def iter_provenance_chunks(count: int, columns: Sequence[Iterable[NDArray[np.generic]]]) -> Iterator[bytes]:
+    """Yield the bytes of a ``.docs`` file without needing all columns in memory."""
+    yield HEADER.pack(DOCS_MAGIC, 1, count, 0)
+    for column, dtype in zip(columns, ("<u8", "<u8", "<u8", "<u4"), strict=True):
+        for chunk in column:
+            yield chunk.astype(dtype).tobytes()
+
+
+def locate_provenance_columns(count: int) -> list[tuple[int, int]]:
+    """Return byte offset and row size of each column of a ``.docs`` file."""
+    offset = HEADER.size
+    return [(offset, 16), (offset + 16 * count, 8), (offset + 24 * count, 8), (offset + 32 * count, 4)]
+
+
+def map_provenance(path: Path, view: memoryview | None = None) -> ProvenanceTable:
+    """Read a ``.docs`` file; the columns are views of its content.
+
+    Args:
+        path: path of the file, for errors if the content is given.
+        view: content of the file; None to map it.
+
+    Raises:
+        StoreError: the file is missing, of another type or version, or its count does not
+            match its size.
+    """
+    view, count, zero = map_file_with_header(path, DOCS_MAGIC, view)
+    if zero:
+        raise make_wrong_format_error(path)
+    if len(view) != HEADER.size + PROVENANCE_ROW_BYTES * count:
+        raise StoreError(f"{path} declares {count} documents, which do not fit its {len(view)} bytes.")
+    offset = HEADER.size
+    return ProvenanceTable(
+        hashes=np.frombuffer(view, "<u8", 2 * count, offset).reshape(count, 2),
+        records=np.frombuffer(view, "<u8", count, offset + 16 * count),
+        offsets=np.frombuffer(view, "<u8", count, offset + 24 * count),
+        parts=np.frombuffer(view, "<u4", count, offset + 32 * count),
+    )
+
+
+class PartTable(NamedTuple):
+    """Source, record count and preceding records of every part of a store.
+
+    ``numbers`` holds source indices; ``preceding_records`` counts the records of the same source before the part.
+    """
+
+    sources: Sequence[SourceEntry]
+    numbers: NDArray[np.int64]
+    records: NDArray[np.int64]
+    preceding_records: NDArray[np.int64]
+
+    def resolve_provenance(self, provenance: ProvenanceTable) -> list[DocumentProvenance]:
+        """Look up source names and record numbers of documents."""
+        invalid_rows = np.flatnonzero(provenance.records >= self.records[provenance.parts].astype(np.uint64))
+        if invalid_rows.size:
+            row = int(invalid_rows[0])
+            part = int(provenance.parts[row])
+            raise StoreError(
+                f"A document names record {int(provenance.records[row]):,} of a part of "
+                f"{self.sources[int(self.numbers[part])].name} that has {int(self.records[part]):,}: its .docs file "
+                f"is damaged. {CHECK_REMEDY}"
+            )
+        documents = []
+        columns = (provenance.parts, provenance.records, provenance.offsets, provenance.hashes)
+        for part, record, offset, halves in zip(*(column.tolist() for column in columns), strict=True):
+            source = self.sources[int(self.numbers[part])]
+            number = int(self.preceding_records[part]) + record
+            line = number + 1 if source.kind == "jsonl" else None
+            name = f"{(halves[1] << 64) | halves[0]:032x}"
+            documents.append(DocumentProvenance(source.name, number, offset, line, name))
+        return documents
+
+
+def make_part_table(sources: Sequence[SourceEntry]) -> PartTable:
+    """Return the source and the preceding records of each part of a store."""
+    sizes = np.array([len(source.parts) for source in sources], np.int64)
+    records = np.array([part.records for source in sources for part in source.parts], np.int64)
+    numbers = np.repeat(np.arange(len(sources)), sizes)
+    all_before = np.cumsum(records) - records
+    firsts = np.cumsum(sizes) - sizes
+    first = all_before[np.minimum(firsts, max(len(records) - 1, 0))] if len(records) else firsts
+    return PartTable(sources, numbers, records, all_before - np.repeat(first, sizes))

@@ -17,7 +17,7 @@ from batchloom.core.files import release_pages
 from batchloom.store.format.layout import LENGTHS_NAME
 from batchloom.store.format.manifest import SubsetEntry
 from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wrong_format_error, read_header
+from batchloom.store.format.shard_sidecars import CHECK_REMEDY, HEADER, make_wrong_format_error, map_file_with_header
 
 # Smaller lengths files are fast to read completely and need no read-ahead.
 _LARGE_ARRAY = 1 << 22
@@ -165,22 +165,15 @@ def encode_removed(documents: NDArray[np.int64]) -> bytes:
     return HEADER.pack(_REMOVED_MAGIC, 1, len(documents), 0) + documents.astype("<u8").tobytes()
 
 
-def map_removed(folder: Path, subset: SubsetEntry) -> NDArray[np.int64]:
+def map_removed(folder: Path, subset: SubsetEntry, view: memoryview | None = None) -> NDArray[np.int64]:
     """Return the removed documents of a subset, ascending, int64 [D].
 
-    The array is empty if none are removed.
+    The array is empty if none are removed. ``view`` is the content of their file; None to map it.
     """
     if subset.removed is None or subset.removed_file is None:
         return np.empty(0, np.int64)
     path = folder / subset.removed_file
-    return parse_removed(map_file(path), path, subset)
-
-
-def parse_removed(view: memoryview, path: Path, subset: SubsetEntry) -> NDArray[np.int64]:
-    """Parse the content of a removed-documents file; see :func:`map_removed`."""
-    if subset.removed is None:
-        return np.empty(0, np.int64)
-    count, zero = read_header(view, path, _REMOVED_MAGIC)
+    view, count, zero = map_file_with_header(path, _REMOVED_MAGIC, view)
     if zero:
         raise make_wrong_format_error(path)
     expected_count = subset.removed.documents

@@ -325,17 +325,11 @@ def delete_stale_files(folder: Path, newest: Manifest) -> int:
 
 
 class ShardDocuments(NamedTuple):
-    """Documents of one shard that are not removed.
+    """Documents of one shard that are not removed."""
 
-    Attributes:
-        hashes: XXH3-128 of their texts as (low, high) halves, uint64 [D, 2].
-        parts: part number of each document, uint32 [D].
-        sides: side of each document, uint8 [D]; None without an objective.
-    """
-
-    hashes: NDArray[np.uint64]
-    parts: NDArray[np.uint32]
-    sides: NDArray[np.uint8] | None
+    hashes: NDArray[np.uint64]  # XXH3-128 of their texts as (low, high) halves, uint64 [D, 2]
+    parts: NDArray[np.uint32]  # part number of each document, uint32 [D]
+    sides: NDArray[np.uint8] | None  # side of each document, uint8 [D]; None without an objective
 
 
 def iter_shard_documents(folder: Path, manifest: Manifest | None = None) -> Iterator[ShardDocuments]:
@@ -361,31 +355,18 @@ def iter_shard_documents(folder: Path, manifest: Manifest | None = None) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class GenerationLogEntry:
-    """Log entry of one generation.
+    """Log entry of one generation."""
 
-    Attributes:
-        number: number of the generation.
-        made: ``prepared``, ``appended``, ``removed`` or ``compacted``.
-        documents: documents of each subset after it, without removed ones.
-        tokens: tokens of each subset after it, without removed ones.
-        sources: names of the sources it added.
-        recipe_fingerprint: fingerprint of the job's recipe; empty if no job read inputs.
-        selected: source names given to a removal.
-        fingerprints: fingerprint of each subset.
-        when: start time from its report; empty if the report is missing.
-        readable: whether it can be opened.
-    """
-
-    number: int
-    made: str
-    documents: dict[str, int]
-    tokens: dict[str, int]
-    sources: tuple[str, ...]
-    recipe_fingerprint: str
-    selected: tuple[str, ...]
-    fingerprints: dict[str, str]
-    when: str
-    readable: bool
+    number: int  # number of the generation
+    made: str  # ``prepared``, ``appended``, ``removed`` or ``compacted``
+    documents: dict[str, int]  # documents of each subset after it, without removed ones
+    tokens: dict[str, int]  # tokens of each subset after it, without removed ones
+    sources: tuple[str, ...]  # names of the sources it added
+    recipe_fingerprint: str  # fingerprint of the job's recipe; empty if no job read inputs
+    selected: tuple[str, ...]  # source names given to a removal
+    fingerprints: dict[str, str]  # fingerprint of each subset
+    when: str  # start time from its report; empty if the report is missing
+    readable: bool  # whether it can be opened
 
 
 class _GenerationReport(msgspec.Struct, frozen=True):

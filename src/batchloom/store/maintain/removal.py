@@ -31,8 +31,7 @@ from batchloom.store.format.manifest import (
     read_manifest,
 )
 from batchloom.store.format.media_index import ShardMedia, map_media
-from batchloom.store.format.provenance import ProvenanceTable
-from batchloom.store.format.shard_sidecars import PairIndex, map_fields, map_signature_file
+from batchloom.store.format.shard_sidecars import PairIndex, ProvenanceTable, map_fields, map_signature_file
 from batchloom.store.format.store_lengths import encode_removed, mask_removed
 from batchloom.store.maintain.generations import (
     commit_manifest,
@@ -378,25 +377,15 @@ def _commit_removal(
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """Result of a compaction.
+    """Result of a compaction."""
 
-    Attributes:
-        path: folder of the store.
-        generation: number of its only remaining generation.
-        made: whether a new generation was made.
-        documents: number of removed documents whose text was deleted.
-        shards: number of rewritten shards.
-        files: number of deleted files.
-        ended: numbers of the generations that can no longer be opened.
-    """
-
-    path: Path
-    generation: int
-    made: bool
-    documents: int = 0
-    shards: int = 0
-    files: int = 0
-    ended: tuple[int, ...] = ()
+    path: Path  # folder of the store
+    generation: int  # number of its only remaining generation
+    made: bool  # whether a new generation was made
+    documents: int = 0  # number of removed documents whose text was deleted
+    shards: int = 0  # number of rewritten shards
+    files: int = 0  # number of deleted files
+    ended: tuple[int, ...] = ()  # numbers of the generations that can no longer be opened
 
 
 def compact_store(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> CompactionResult:

@@ -1,15 +1,15 @@
 """Verification of a store: checksums, id ranges and counts."""
 
 import contextlib
+import shutil
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, final
+from typing import Literal, final
 
 import numpy as np
 import xxhash
@@ -20,20 +20,12 @@ from batchloom.core.addresses import redact_url
 from batchloom.core.errors import BatchloomError, GenerationError, StoreError, StoreMissingError
 from batchloom.core.files import read_regular_file
 from batchloom.core.wording import format_count
-from batchloom.remote import (
-    RangeError,
-    RangeFetcher,
-    fetch_file_info,
-    is_web_url,
-    make_no_ranges_error,
-    make_remote_error,
-    run_with_retries,
-)
-from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums, compute_file_checksums
+from batchloom.remote import open_remote_file, stat_remote
 from batchloom.store.format.dropped_duplicates import DroppedDuplicates, map_dropped_duplicates
 from batchloom.store.format.layout import (
     LENGTHS_NAME,
     MANIFEST_NAME,
+    OBJECTIVES,
     PROCESSOR_NAME,
     QUARANTINE_NAME,
     SMALL_FILE_LIMIT,
@@ -51,13 +43,15 @@ from batchloom.store.format.manifest import (
 )
 from batchloom.store.format.media_index import NOT_STORED, map_media
 from batchloom.store.format.megatron_index import map_file, map_index
-from batchloom.store.format.objectives import OBJECTIVES
-from batchloom.store.format.provenance import map_provenance
 from batchloom.store.format.shard_sidecars import (
+    COUNTED_ENTRY_BYTES,
+    BlockChecksums,
+    compute_file_checksums,
     compute_pair_numbers,
     map_fields,
     map_mask,
     map_pair_index,
+    map_provenance,
     map_signature_file,
     map_weights,
 )
@@ -69,10 +63,6 @@ from batchloom.store.read.store_opening import open_store
 from batchloom.store.read.store_reader import Store, decode_beginning
 from batchloom.store.read.stored_media import read_processor_state
 from batchloom.store.read.synthetic_store import is_synthetic
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-
 
 _CHUNK_BYTES = 8 << 20
 _SAMPLED_IDS = 64
@@ -664,8 +654,6 @@ def _count_lines(path: Path) -> int:
     return sum(bytes(view[at : at + _CHUNK_BYTES]).count(b"\n") for at in range(0, len(view), _CHUNK_BYTES))
 
 
-# A file is fetched in ranges of 4 MiB, up to 16 at the same time.
-_FETCH_BYTES, _MAX_CONCURRENT = 4 << 20, 16
 # Block cache for decoded documents; it is deleted with the temporary folder.
 _CACHE_BYTES = 1 << 30
 # Files of a shard that later checks need.
@@ -723,7 +711,7 @@ class _StoreCopy:
     """Local copy of a remote store's files, downloaded when needed."""
 
     def __init__(self, base: str, folder: Path) -> None:
-        self._base, self._folder, self._ranges = base, folder, RangeFetcher(base)
+        self._base, self._folder = base, folder
 
     def copy_store_files(self) -> None:
         self._copy_manifest(MANIFEST_NAME, None)
@@ -770,27 +758,10 @@ class _StoreCopy:
     def _copy_file(self, name: str) -> None:
         """Copy a file; the verification reports a missing one."""
         url = f"{self._base}/{name}"
-        try:
-            info = run_with_retries(url, lambda: fetch_file_info(url))
-        except FileNotFoundError:
+        status = stat_remote(url)
+        if status is None:
             return
-        if is_web_url(url) and not info["ranges"]:
-            raise make_no_ranges_error(url, info)
-        size = int(info["size"])
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        pending: deque[Future[bytes]] = deque()
-        with path.open("wb") as file:
-            try:
-                for start in range(0, size, _FETCH_BYTES):
-                    stop = min(start + _FETCH_BYTES, size)
-                    pending.append(self._ranges.submit(name, start, stop, size))
-                    if len(pending) == _MAX_CONCURRENT:
-                        file.write(pending.popleft().result())
-                while pending:
-                    file.write(pending.popleft().result())
-            except RangeError as error:
-                raise make_remote_error(error.fault, url) from None
-            finally:
-                for future in pending:
-                    future.cancel()
+        with open_remote_file(url, status.st_size, status.st_mtime_ns) as source, path.open("wb") as file:
+            shutil.copyfileobj(source, file, _CHUNK_BYTES)

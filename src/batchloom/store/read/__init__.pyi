@@ -1,4 +1,9 @@
-from .document_walk import find_provenance as find_provenance, find_source_names as find_source_names
+from .document_walk import (
+    compute_range_bounds as compute_range_bounds,
+    find_provenance as find_provenance,
+    find_source_names as find_source_names,
+    write_range_bounds as write_range_bounds,
+)
 from .mapped_shards import (
     MappedShard as MappedShard,
     MappedSpans as MappedSpans,

@@ -11,22 +11,16 @@ from numpy.typing import NDArray
 from batchloom.core.errors import StoreError
 from batchloom.core.files import read_regular_file
 from batchloom.remote import BLOCK_BYTES
-from batchloom.store.format.block_checksums import ENTRIES_PER_BLOCK, ChecksumFile, map_checksum_file
 from batchloom.store.format.layout import SMALL_FILE_LIMIT, TOKEN_DTYPES, compute_checksum
 from batchloom.store.format.manifest import Manifest, SubsetEntry, read_manifest
-from batchloom.store.format.media_index import MediaRows, map_media, read_blob
+from batchloom.store.format.media_index import read_blob
 from batchloom.store.format.megatron_index import map_file
-from batchloom.store.format.provenance import ProvenanceTable, map_provenance
 from batchloom.store.format.shard_sidecars import (
     CHECK_REMEDY,
-    DocumentFields,
-    LossMask,
-    LossWeights,
-    PairIndex,
-    map_fields,
+    ENTRIES_PER_BLOCK,
+    ChecksumFile,
+    map_checksum_file,
     map_mask,
-    map_pair_index,
-    map_weights,
 )
 from batchloom.store.format.store_lengths import StoreLengths, map_lengths, map_removed
 from batchloom.store.read.mapped_shards import (
@@ -73,7 +67,7 @@ class LocalReader(SubsetReader):
         # Addresses of all shards, once all of them are mapped for good.
         self._addresses: ShardAddresses | None = None
         if self._checks is not None:
-            self._limit = compute_mapped_limit(len(locations), 4 + bool(self._mask_suffixes) + self.weighted)
+            self._limit = compute_mapped_limit(len(locations), 4 + bool(self._flag_suffixes))
         self.limit_mapped(self._limit)
 
     def _list_shards_with(self, suffix: str) -> list[int]:
@@ -92,14 +86,14 @@ class LocalReader(SubsetReader):
     @property
     def trained_tokens(self) -> int:
         if self.manifest is None and self.masked:
-            return self._get_flag_file(0, ".mask").count()
+            return map_mask(self._name_file(0, ".mask"), self.tokens).count()
         return super().trained_tokens
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the subset's content; of the edges of its files for a prefix."""
         if self.manifest is None:
-            sidecars = {*self._mask_suffixes.values(), *self._flag_suffixes.values()}
+            sidecars = [suffix for suffix in (".mask", ".weights") if self._list_shards_with(suffix)]
             return compute_prefix_fingerprint(self._path, self.dtype, sidecars)
         return super().fingerprint
 
@@ -176,26 +170,11 @@ class LocalReader(SubsetReader):
                 begins[index] = self._shards.map(shard).pointers[row] >> self._shift
         return begins
 
-    def _load_flag_file(self, shard: int, suffix: str) -> LossMask | LossWeights:
-        if self._checks is not None:
+    def _open_file(self, shard: int, suffix: str) -> tuple[Path, memoryview]:
+        if self._checks is not None and suffix in (".mask", ".weights"):
             self._checks.verify_sidecar(shard, suffix)
-        tokens = self.table.locations[shard].bytes // self.dtype.itemsize
-        map_flags = map_weights if suffix == ".weights" else map_mask
-        return map_flags(self._name_file(shard, suffix), tokens)
-
-    def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
-        provenance = self._check_provenance(map_provenance(self._name_file(shard, ".docs")), shard)
-        return self._check_parts(provenance if rows is None else provenance.take(rows))
-
-    def sides(self, shard: int) -> PairIndex:
-        objective = self.manifest.objective if self.manifest else ""
-        return map_pair_index(self._name_file(shard, ".pairs"), self.table.locations[shard].documents, objective)
-
-    def media(self, shard: int) -> MediaRows:
-        return map_media(self._name_file(shard, ".media"), self.table.locations[shard].documents)
-
-    def fields(self, shard: int) -> DocumentFields:
-        return map_fields(self._name_file(shard, ".fields"), self.table.locations[shard].documents)
+        path = self._name_file(shard, suffix)
+        return path, map_file(path)
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:
         return read_blob(self._name_file(shard, ".blobs"), begin, size)

@@ -93,31 +93,20 @@ class ShardAddresses(NamedTuple):
     """Addresses of shards for the native kernel.
 
     The shards stay mapped as long as this value exists.
-
-    Attributes:
-        shards: ``Shard`` of kernel.c for each shard.
-        flags: ``Flags`` for each shard; None if all tokens are trained.
-        owners: objects that own the memory.
     """
 
-    shards: bytes
-    flags: bytes | None
-    owners: tuple[object, ...]
+    shards: bytes  # ``Shard`` of kernel.c for each shard
+    flags: bytes | None  # ``Flags`` for each shard; None if all tokens are trained
+    owners: tuple[object, ...]  # objects that own the memory
 
 
 @final
 class MappedSpans(NamedTuple):
-    """Locations of N spans in mapped shards.
+    """Locations of N spans in mapped shards."""
 
-    Attributes:
-        addresses: addresses of the shards.
-        numbers: index of each span's shard in ``addresses``, int64 [N].
-        documents: index of each span's document in its shard, int64 [N].
-    """
-
-    addresses: ShardAddresses
-    numbers: NDArray[np.int64]
-    documents: NDArray[np.int64]
+    addresses: ShardAddresses  # addresses of the shards
+    numbers: NDArray[np.int64]  # index of each span's shard in ``addresses``, int64 [N]
+    documents: NDArray[np.int64]  # index of each span's document in its shard, int64 [N]
 
 
 @final

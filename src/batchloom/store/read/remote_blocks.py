@@ -33,58 +33,45 @@ from batchloom.remote import (
     bridge_gaps,
     count_interval_blocks,
     group_intervals,
-    join_range,
     make_remote_error,
     mask_overlaps,
     merge_intervals,
     remove_from_index,
-    slice_ranges,
     split_by_ranges,
     split_intervals,
     subtract_intervals,
     view_ranges,
 )
-from batchloom.store.format.block_checksums import (
+from batchloom.store.format.layout import compute_checksum
+from batchloom.store.format.manifest import Manifest, ShardEntry
+from batchloom.store.format.shard_sidecars import (
     COUNTED_ENTRY_BYTES,
+    HEADER,
+    PAIR_ROW_BYTES,
     PLAIN_ENTRY_BYTES,
+    PROVENANCE_ROW_BYTES,
     compute_block_checksums,
     count_entries,
     count_header_bytes,
     parse_root_checksums,
 )
-from batchloom.store.format.layout import TOKEN_DTYPES, compute_checksum
-from batchloom.store.format.manifest import Manifest
-from batchloom.store.format.provenance import PROVENANCE_ROW_BYTES
-from batchloom.store.format.shard_sidecars import HEADER, PAIR_ROW_BYTES
 
 # whole: by the checksum of the file; blocks: by one .sums entry each; entries: by the root checksums of a .sums.
 CheckMethod = Literal["whole", "blocks", "entries", "nothing"]
 
 
 class RemoteStoreFile(NamedTuple):
-    """One remote file; header and entries of a ``.sums`` count as two.
+    """One remote file; header and entries of a ``.sums`` count as two."""
 
-    Attributes:
-        name: path relative to the store's URL.
-        size: size in bytes, from the manifest.
-        checksum: checksum in the manifest, which identifies the content.
-        check_method: verification method.
-        checksum_file: number of the file with its block checksums; -1 if there is none.
-        width: bytes per checksum entry, for a file verified by blocks.
-        covered_bytes: for a ``.sums`` header, the size of the checksummed file.
-        offset: byte offset in the file of that name.
-        base: number of its first block.
-    """
-
-    name: str
-    size: int
-    checksum: str
-    check_method: CheckMethod = "whole"
-    checksum_file: int = -1
-    width: int = 0
-    covered_bytes: int = 0
-    offset: int = 0
-    base: int = 0
+    name: str  # path relative to the store's URL
+    size: int  # size in bytes, from the manifest
+    checksum: str  # checksum in the manifest, which identifies the content
+    check_method: CheckMethod = "whole"  # verification method
+    checksum_file: int = -1  # number of the file with its block checksums; -1 if there is none
+    width: int = 0  # bytes per checksum entry, for a file verified by blocks
+    covered_bytes: int = 0  # for a ``.sums`` header, the size of the checksummed file
+    offset: int = 0  # byte offset in the file of that name
+    base: int = 0  # number of its first block
 
     @property
     def blocks(self) -> int:
@@ -101,9 +88,9 @@ class RemoteFileTable:
 
     Attributes:
         files: all files.
-        lengths, bins, masks, weights, docs, pairs, fields, media, blobs: file numbers for each layer or shard; -1 for a
-            missing file.
-        removed: number of the file of removed documents; -1 if there is none.
+        lengths: file number of the lengths of each layer.
+        removed: number of the file of removed documents; None if there is none.
+        shard_files: file numbers of each shard by suffix.
         bases: first block of each file, ascending, int64.
         sizes: size of each file in bytes, int64.
         by_blocks: True for files verified by blocks, bool.
@@ -115,7 +102,6 @@ class RemoteFileTable:
         self.files: list[RemoteStoreFile] = []
         self._next = 0
         entry = manifest.subsets[subset]
-        itemsize = TOKEN_DTYPES[manifest.dtype].itemsize
         self.lengths: list[int] = []
         for name, checksum_name, layer in zip(
             entry.length_files, entry.length_checksum_files, entry.all_layers, strict=True
@@ -124,37 +110,11 @@ class RemoteFileTable:
             self.lengths.append(
                 self._add_with_checksums(lengths, f"{subset}/{checksum_name}", layer.sums, COUNTED_ENTRY_BYTES)
             )
-        self.removed = -1
+        self.removed: int | None = None
         if entry.removed:
             size = HEADER.size + 8 * entry.removed.documents
-            self.removed = self._add_optional(f"{subset}/{entry.removed_file}", size, entry.removed.file)
-        self.bins: list[int] = []
-        self.masks: list[int] = []
-        self.weights: list[int] = []
-        self.docs: list[int] = []
-        self.pairs: list[int] = []
-        self.fields: list[int] = []
-        self.media: list[int] = []
-        self.blobs: list[int] = []
-        for shard in entry.shards:
-            stem = f"{subset}/{shard.name}"
-            bin_ = RemoteStoreFile(f"{stem}.bin", shard.tokens * itemsize, shard.bin, "nothing")
-            self.bins.append(self._add_with_checksums(bin_, f"{stem}.sums", shard.sums, PLAIN_ENTRY_BYTES))
-            mask = HEADER.size + (shard.tokens + 7) // 8
-            self.masks.append(self._add_optional(f"{stem}.mask", mask, shard.mask))
-            weights = HEADER.size + shard.tokens
-            self.weights.append(self._add_optional(f"{stem}.weights", weights, shard.weights))
-            docs = HEADER.size + PROVENANCE_ROW_BYTES * shard.documents
-            self.docs.append(self._add_optional(f"{stem}.docs", docs, shard.docs))
-            pairs = HEADER.size + PAIR_ROW_BYTES * shard.documents
-            self.pairs.append(self._add_optional(f"{stem}.pairs", pairs, shard.pairs))
-            self.fields.append(self._add_optional(f"{stem}.fields", shard.fields_bytes or 0, shard.fields))
-            self.media.append(self._add_optional(f"{stem}.media", shard.media_bytes or 0, shard.media))
-            blobs = -1
-            if shard.blobs is not None and shard.blobs_bytes is not None:
-                file = RemoteStoreFile(f"{stem}.blobs", shard.blobs_bytes, shard.blobs, "nothing")
-                blobs = self._add_with_checksums(file, f"{stem}.blobsums", shard.blobsums, PLAIN_ENTRY_BYTES)
-            self.blobs.append(blobs)
+            self.removed = self._add(RemoteStoreFile(f"{subset}/{entry.removed_file}", size, entry.removed.file))
+        self.shard_files = [self._add_shard(f"{subset}/{shard.name}", shard) for shard in entry.shards]
         self.bases = np.array([file.base for file in self.files], np.int64)
         self.by_blocks = np.array([file.check_method == "blocks" for file in self.files], bool)
         dense = [file.check_method == "entries" or file.width == COUNTED_ENTRY_BYTES for file in self.files]
@@ -166,6 +126,34 @@ class RemoteFileTable:
         keys = [(digest & (1 << 64) - 1 ^ flip, digest >> 64) for digest, flip in zip(digests, flips, strict=True)]
         self.keys = np.array(keys, np.uint64).reshape(-1, 2)
 
+    def _add_shard(self, stem: str, shard: ShardEntry) -> dict[str, int]:
+        sizes = {
+            ".bin": shard.bytes,
+            ".mask": HEADER.size + (shard.tokens + 7) // 8,
+            ".weights": HEADER.size + shard.tokens,
+            ".docs": HEADER.size + PROVENANCE_ROW_BYTES * shard.documents,
+            ".pairs": HEADER.size + PAIR_ROW_BYTES * shard.documents,
+            ".fields": shard.fields_bytes or 0,
+            ".media": shard.media_bytes or 0,
+            ".blobs": shard.blobs_bytes or 0,
+        }
+        checksum_suffixes = {".bin": ".sums", ".blobs": ".blobsums"}
+        numbers = {}
+        for suffix, size in sizes.items():
+            checksum = shard.checksums.get(suffix)
+            if checksum is None:
+                continue
+            file = RemoteStoreFile(f"{stem}{suffix}", size, checksum)
+            if suffix in checksum_suffixes:
+                sums = checksum_suffixes[suffix]
+                file = file._replace(check_method="nothing")
+                numbers[suffix] = self._add_with_checksums(
+                    file, f"{stem}{sums}", shard.checksums.get(sums), PLAIN_ENTRY_BYTES
+                )
+            else:
+                numbers[suffix] = self._add(file)
+        return numbers
+
     def _add_with_checksums(self, file: RemoteStoreFile, name: str, checksum: str | None, width: int) -> int:
         """Add a file, and its ``.sums`` if it has one."""
         if checksum is None:
@@ -175,9 +163,6 @@ class RemoteFileTable:
         entries_size = count_entries(file.size) * width
         entries = self._add(RemoteStoreFile(name, entries_size, checksum, "entries", head, offset=size))
         return self._add(file._replace(check_method="blocks", checksum_file=entries, width=width))
-
-    def _add_optional(self, name: str, size: int, checksum: str | None) -> int:
-        return -1 if checksum is None else self._add(RemoteStoreFile(name, size, checksum))
 
     def _add(self, file: RemoteStoreFile) -> int:
         self.files.append(file._replace(base=self._next))
@@ -344,34 +329,28 @@ class RemoteBlocks:
     ) -> list[NDArray[Any]] | None:
         """Return the views of :meth:`read` if all is mapped and verified, else None."""
         index, ends = self._index, begins + sizes
-        first_rows = index.starts.searchsorted(begins // BLOCK_BYTES, side="right") - 1
-        if not first_rows.size or not index.starts.size or first_rows.min() < 0:
+        if not begins.size or not index.starts.size:
             return None
-        split_ranges = np.flatnonzero(ends > index.ends[first_rows])
-        touched_rows = first_rows
-        if split_ranges.size:
-            last_rows = index.starts.searchsorted((ends[split_ranges] - 1) // BLOCK_BYTES, side="right") - 1
-            if (index.runs[last_rows] != index.runs[first_rows[split_ranges]]).any() or (
-                ends[split_ranges] > index.ends[last_rows]
-            ).any():
-                return None
-            row_bounds = zip((first_rows[split_ranges] + 1).tolist(), (last_rows + 1).tolist(), strict=True)
-            touched_rows = np.concatenate([first_rows, *(np.arange(*bounds) for bounds in row_bounds)])
-        if not index.sound[touched_rows].all():
+        first_rows, last_rows = (
+            index.starts.searchsorted(positions // BLOCK_BYTES, side="right") - 1
+            for positions in (begins, np.maximum(ends - 1, begins))
+        )
+        is_mapped = (index.runs[first_rows] == index.runs[last_rows]) & (ends <= index.ends[last_rows])
+        if first_rows.min() < 0 or not is_mapped.all():
+            return None
+        row_counts = last_rows - first_rows + 1
+        rows = np.repeat(first_rows - np.cumsum(row_counts) + row_counts, row_counts) + np.arange(row_counts.sum())
+        if not index.sound[rows].all():
             return None
         cache_files, arrays = self._cache_files.cache_files, {}
-        for owner in set(index.owners[touched_rows].tolist()):
+        for owner in set(index.owners[rows].tolist()):
             cache_file = cache_files.get(owner)
             data = cache_file.data if cache_file is not None else None
             if cache_file is None or data is None:
                 return None
             cache_file.used = True
             arrays[owner] = data
-        views = slice_ranges(index, arrays, first_rows, begins, sizes, dtype)
-        for number in split_ranges.tolist():
-            joined_range = join_range(CachedBlocks(index, arrays), int(begins[number]), int(sizes[number]))
-            views[number] = joined_range.view(dtype)
-        return views
+        return view_ranges(CachedBlocks(index, arrays), begins, sizes, dtype)
 
     def _map_verified(self, intervals: Intervals, *, always: bool) -> CachedBlocks | None:
         """Map and verify indexed blocks; None if some are missing or damaged."""

@@ -27,21 +27,11 @@ from batchloom.remote import (
 )
 from batchloom.store.format.layout import MANIFEST_NAME, SMALL_FILE_LIMIT, TOKEN_DTYPES
 from batchloom.store.format.manifest import Manifest, read_generation_manifest
-from batchloom.store.format.media_index import NOT_STORED, MediaRows, parse_media
-from batchloom.store.format.provenance import ProvenanceTable, locate_provenance_columns, parse_provenance
-from batchloom.store.format.shard_sidecars import (
-    DocumentFields,
-    LossMask,
-    LossWeights,
-    PairIndex,
-    parse_fields,
-    parse_mask,
-    parse_pair_index,
-    parse_weights,
-)
-from batchloom.store.format.store_lengths import StoreLengths, mask_removed, parse_removed
+from batchloom.store.format.media_index import NOT_STORED, MediaRows
+from batchloom.store.format.shard_sidecars import ProvenanceTable, locate_provenance_columns
+from batchloom.store.format.store_lengths import StoreLengths, map_removed, mask_removed
 from batchloom.store.read.mapped_shards import ShardLocation, ShardTable
-from batchloom.store.read.remote_blocks import MAX_FETCH_ATTEMPTS, RemoteBlocks, RemoteFileTable
+from batchloom.store.read.remote_blocks import MAX_FETCH_ATTEMPTS, RemoteBlocks, RemoteFileTable, RemoteStoreFile
 from batchloom.store.read.subset_reader import Ids, SubsetReader, make_span_error
 
 VerifyMode = Literal["off", "first-read", "full"]
@@ -156,12 +146,12 @@ class RemoteSubset(SubsetReader):
             layer_ends = self._documents.searchsorted(np.cumsum([0, *layers]))
             lengths = RemoteLengths(self._blocks, layers, np.diff(self._tokens[layer_ends]).tolist())
         removed = np.empty(0, np.int64)
-        if self._files.removed >= 0:
-            removed = parse_removed(*self._read_file(self._files.removed), entry)
+        if self._files.removed is not None:
+            removed = map_removed(folder, entry, self._read_file(self._files.removed))
         dtype = TOKEN_DTYPES[manifest.dtype]
         super().__init__(name, manifest, subset, table, dtype, lengths=lengths, removed=removed)
         self._own_bytes = sum(shard.bytes + (shard.blobs_bytes or 0) for shard in entry.shards)
-        bins = BLOCK_BYTES * self._files.bases[self._files.bins]
+        bins = BLOCK_BYTES * self._files.bases[[files[".bin"] for files in self._files.shard_files]]
         # Added to the byte offset of a token in the subset, a shift gives its byte offset in the block numbering.
         self._shifts = bins - self._tokens[:-1] * dtype.itemsize
 
@@ -171,9 +161,10 @@ class RemoteSubset(SubsetReader):
 
     @property
     def is_fully_cached(self) -> bool:
-        files = self._files
-        media = [number for number in (*files.media, *files.blobs) if number >= 0]
-        return self._blocks.are_cached([*files.bins, *media])
+        suffixes = (".bin", ".media", ".blobs")
+        return self._blocks.are_cached(
+            [files[suffix] for files in self._files.shard_files for suffix in suffixes if suffix in files]
+        )
 
     @property
     def bytes_a_token(self) -> int:
@@ -206,12 +197,12 @@ class RemoteSubset(SubsetReader):
         shards = self.table.shards_of(documents)
         starts, stops = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for shard in np.unique(shards).tolist():
-            if self._files.blobs[shard] < 0:
+            if ".blobs" not in self._files.shard_files[shard]:
                 continue
             is_requested = np.zeros(self._entry.shards[shard].documents, bool)
             is_requested[documents[shards == shard] - self._documents[shard]] = True
             rows = self.media(shard).rows
-            size = self._files.files[self._files.blobs[shard]].size
+            size = self._find_file(shard, ".blobs").size
             media_rows = rows[is_requested[rows["document"]] & (rows["blob"] != NOT_STORED)]
             # Offsets beyond the file, in a damaged index, are reported when the medium is read.
             media_rows = media_rows[(media_rows["blob"] <= size) & (media_rows["size"] <= size)]
@@ -262,10 +253,15 @@ class RemoteSubset(SubsetReader):
         size = self.dtype.itemsize
         return self._shifts[shards] + (begins + starts) * size, lengths * size
 
-    def _load_flag_file(self, shard: int, suffix: str) -> LossMask | LossWeights:
-        if suffix == ".weights":
-            return parse_weights(*self._read_file(self._files.weights[shard]), self._entry.shards[shard].tokens)
-        return parse_mask(*self._read_file(self._files.masks[shard]), self._entry.shards[shard].tokens)
+    def _find_file(self, shard: int, suffix: str) -> RemoteStoreFile:
+        return self._files.files[self._files.shard_files[shard][suffix]]
+
+    def _open_file(self, shard: int, suffix: str) -> tuple[Path, memoryview]:
+        stem = self.table.locations[shard].stem
+        return stem.with_suffix(suffix), self._read_file(self._files.shard_files[shard][suffix])
+
+    def _read_file(self, number: int) -> memoryview:
+        return self._blocks.read_files([number])[0].data
 
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
         """Read the provenance of rows of a shard, or of all documents if ``rows`` is None.
@@ -273,10 +269,9 @@ class RemoteSubset(SubsetReader):
         For ``rows``, only their blocks are fetched, and they are not verified against a checksum.
         """
         if rows is None:
-            provenance = parse_provenance(*self._read_file(self._files.docs[shard]))
-            return self._check_parts(self._check_provenance(provenance, shard))
+            return super().provenance(shard)
         columns = locate_provenance_columns(self._entry.shards[shard].documents)
-        begin = BLOCK_BYTES * self._files.files[self._files.docs[shard]].base
+        begin = BLOCK_BYTES * self._find_file(shard, ".docs").base
         begins = begin + np.concatenate([offset + width * rows for offset, width in columns])
         sizes = np.repeat([width for _, width in columns], len(rows))
         views = iter(self._blocks.read(begins, sizes, np.dtype(np.uint8)))
@@ -290,15 +285,6 @@ class RemoteSubset(SubsetReader):
             )
         )
 
-    def sides(self, shard: int) -> PairIndex:
-        content = self._read_file(self._files.pairs[shard])
-        objective = self.manifest.objective if self.manifest else ""
-        return parse_pair_index(*content, self._entry.shards[shard].documents, objective)
-
-    def fields(self, shard: int) -> DocumentFields:
-        content = self._read_file(self._files.fields[shard])
-        return parse_fields(*content, self._entry.shards[shard].documents)
-
     def media(self, shard: int) -> MediaRows:
         """Read the media index of a shard that has one; some are cached in memory."""
         media_rows = self._media.get(shard)
@@ -309,15 +295,16 @@ class RemoteSubset(SubsetReader):
                     f"The manifest of {self.name} does not record the size of the media files of {entry.name}, because "
                     "an older batchloom wrote it: copy the store here, or prepare the data again."
                 )
-            media_rows = parse_media(*self._read_file(self._files.media[shard]), entry.documents)
+            media_rows = super().media(shard)
             if len(self._media) >= _MAX_CACHED_MEDIA:
                 self._media.clear()
             self._media[shard] = media_rows
         return media_rows
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:
-        number = self._files.blobs[shard]
-        size = min(size, 0 if number < 0 else self._files.files[number].size - begin)
+        if ".blobs" not in self._files.shard_files[shard]:
+            return b""
+        size = min(size, self._find_file(shard, ".blobs").size - begin)
         if size <= 0:
             return b""
         begins = np.array([self._find_blobs(shard) + begin], np.int64)
@@ -326,11 +313,7 @@ class RemoteSubset(SubsetReader):
 
     def _find_blobs(self, shard: int) -> int:
         """Return the offset of a shard's ``.blobs`` in the block numbering, in bytes."""
-        return BLOCK_BYTES * self._files.files[self._files.blobs[shard]].base
-
-    def _read_file(self, number: int) -> tuple[memoryview, Path]:
-        """Return the content of a file, and its name for error messages."""
-        return self._blocks.read_files([number])[0].data, Path(f"{self.name}/{self._files.files[number].name}")
+        return BLOCK_BYTES * self._find_file(shard, ".blobs").base
 
     def file(self, name: str) -> bytes:
         return _read_remote_file(self.url, name)

@@ -69,21 +69,13 @@ class MediaCount(NamedTuple):
 
 
 class _ShardMediaSummary(NamedTuple):
-    """Media of a shard, with totals of its documents that hold some [D], ascending.
+    """Media of a shard, with totals of its documents that hold some [D], ascending."""
 
-    Attributes:
-        rows: media of the shard.
-        owners: document of each medium, as a contiguous array for faster searches.
-        documents: shard-relative numbers of documents with media, uint32 [D].
-        tokens: placeholder tokens of each document, int64 [D].
-        kinds: kinds of each document, one bit per kind in the order of ``MEDIUM_KINDS``, uint8 [D].
-    """
-
-    rows: MediaRows
-    owners: NDArray[np.uint32]
-    documents: NDArray[np.uint32]
-    tokens: NDArray[np.int64]
-    kinds: NDArray[np.uint8]
+    rows: MediaRows  # media of the shard
+    owners: NDArray[np.uint32]  # document of each medium, as a contiguous array for faster searches
+    documents: NDArray[np.uint32]  # shard-relative numbers of documents with media, uint32 [D]
+    tokens: NDArray[np.int64]  # placeholder tokens of each document, int64 [D]
+    kinds: NDArray[np.uint8]  # kinds of each document, one bit per kind in the order of ``MEDIUM_KINDS``, uint8 [D]
 
 
 def _summarize_rows(rows: MediaRows) -> _ShardMediaSummary:

@@ -1,7 +1,8 @@
 """Base class of the readers of a subset, and the lengths they read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from typing import Protocol, final
 from weakref import WeakValueDictionary
 
@@ -14,9 +15,21 @@ from batchloom.core.files import describe_os_error
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.store.format.layout import TOKENIZER_NAME, compute_checksum
 from batchloom.store.format.manifest import Manifest, TokenizerEntry, compute_subset_fingerprint
-from batchloom.store.format.media_index import MediaRows
-from batchloom.store.format.provenance import PartTable, ProvenanceTable, make_part_table
-from batchloom.store.format.shard_sidecars import DocumentFields, LossMask, LossWeights, PairIndex
+from batchloom.store.format.media_index import MediaRows, map_media
+from batchloom.store.format.shard_sidecars import (
+    DocumentFields,
+    LossMask,
+    LossWeights,
+    PairIndex,
+    PartTable,
+    ProvenanceTable,
+    make_part_table,
+    map_fields,
+    map_mask,
+    map_pair_index,
+    map_provenance,
+    map_weights,
+)
 from batchloom.store.format.store_lengths import mask_removed
 from batchloom.store.read.mapped_shards import MappedShards, MappedSpans, ShardTable, compute_mapped_limit
 from batchloom.tokens import Tokenizer, restore_tokenizer
@@ -104,10 +117,9 @@ class SubsetReader:
         self.end_id = manifest.tokenizer.end_id if manifest else 0
         masked, weighted = (self._list_shards_with(suffix) for suffix in (".mask", ".weights"))
         self.masked, self.weighted = bool(masked or removed.size), bool(weighted)
-        # Suffix of the file that has the flags of a shard; one with weights has them there, too.
-        self._mask_suffixes = dict.fromkeys(masked, ".mask")
-        self._flag_suffixes = self._mask_suffixes | dict.fromkeys(weighted, ".weights")
-        self._flag_files: dict[tuple[int, str], LossMask | LossWeights] = {}
+        # Suffix of the file that has the flags of a shard; the weights of a shard include its mask.
+        self._flag_suffixes = dict.fromkeys(masked, ".mask") | dict.fromkeys(weighted, ".weights")
+        self._flag_files: dict[int, LossMask | LossWeights] = {}
         self._limit = compute_mapped_limit(len(table.locations), 2 + bool(masked) + bool(weighted))
 
     def _list_shards_with(self, suffix: str) -> list[int]:
@@ -162,25 +174,17 @@ class SubsetReader:
 
     def mask(self, documents: Ids, starts: Ids, lengths: Ids) -> list[NDArray[np.bool_]]:
         """Read the trained flags of token ranges; see :meth:`Store.mask`."""
-        return [flags.view(np.bool_) for flags in self._read_flags(documents, starts, lengths, self._mask_suffixes)]
+        return [flags != 0 for flags in self.flags(documents, starts, lengths)]
 
     def flags(self, documents: Ids, starts: Ids, lengths: Ids) -> list[TokenFlags]:
         """Read the trained flags or weight codes of token ranges; see :meth:`read`."""
-        return self._read_flags(documents, starts, lengths, self._flag_suffixes)
-
-    def _read_flags(self, documents: Ids, starts: Ids, lengths: Ids, suffixes: Mapping[int, str]) -> list[TokenFlags]:
-        flags: list[TokenFlags]
-        if suffixes:
+        flags: list[TokenFlags] = [np.ones(length, bool) for length in lengths.tolist()]
+        if self._flag_suffixes:
             shards = self.table.shards_of(documents)
             begins = self._find_begins(documents, shards) + starts
-            flags = [
-                self._get_flag_file(shard, suffixes[shard]).slice(begin, begin + length)
-                if shard in suffixes
-                else np.ones(length, bool)
-                for shard, begin, length in zip(shards.tolist(), begins.tolist(), lengths.tolist(), strict=True)
-            ]
-        else:
-            flags = [np.ones(length, bool) for length in lengths.tolist()]
+            for index, (shard, begin) in enumerate(zip(shards.tolist(), begins.tolist(), strict=True)):
+                if (flag_file := self.find_flag_file(shard)) is not None:
+                    flags[index] = flag_file.slice(begin, begin + flags[index].size)
         for index in self._list_removed_indices(documents):
             flags[index] = np.zeros(flags[index].size, bool)
         return flags
@@ -191,19 +195,14 @@ class SubsetReader:
 
     def find_flag_file(self, shard: int) -> LossMask | LossWeights | None:
         """Return the trained flags or weight codes of a shard; None if all are trained."""
-        suffix = self._flag_suffixes.get(shard)
-        return None if suffix is None else self._get_flag_file(shard, suffix)
-
-    def _load_flag_file(self, shard: int, suffix: str) -> LossMask | LossWeights:
-        """Map the ``.mask`` or ``.weights`` of a shard."""
-        raise NotImplementedError
-
-    def _get_flag_file(self, shard: int, suffix: str) -> LossMask | LossWeights:
-        flag_file = self._flag_files.get((shard, suffix))
-        if flag_file is None:
+        flag_file = self._flag_files.get(shard)
+        if flag_file is None and (suffix := self._flag_suffixes.get(shard)) is not None:
             if len(self._flag_files) >= self._limit:
                 self._flag_files.clear()
-            flag_file = self._flag_files[shard, suffix] = self._load_flag_file(shard, suffix)
+            path, view = self._open_file(shard, suffix)
+            map_flags = map_weights if suffix == ".weights" else map_mask
+            flag_file = map_flags(path, self.table.locations[shard].bytes // self.dtype.itemsize, view)
+            self._flag_files[shard] = flag_file
         return flag_file
 
     def _list_removed_indices(self, documents: Ids) -> list[int]:
@@ -220,21 +219,36 @@ class SubsetReader:
     def fetch(self, documents: Ids, block: int = 1) -> None:
         """Fetch documents, ascending, with their blocks; do nothing for local data."""
 
+    def _open_file(self, shard: int, suffix: str) -> tuple[Path, memoryview]:
+        """Return the path of a file of a shard, for messages, and its content."""
+        raise NotImplementedError
+
     def provenance(self, shard: int, rows: Ids | None = None) -> ProvenanceTable:
         """Read the provenance of rows of a shard, or of all documents if ``rows`` is None."""
-        raise NotImplementedError
+        path, view = self._open_file(shard, ".docs")
+        provenance, documents = map_provenance(path, view), self.table.locations[shard].documents
+        if len(provenance) != documents:
+            raise StoreError(
+                f"{path} has {len(provenance)} documents, the manifest says {documents}. The store is damaged: "
+                "run batchloom check on it."
+            )
+        return self._check_parts(provenance if rows is None else provenance.take(rows))
 
     def sides(self, shard: int) -> PairIndex:
         """Read the pairs and sides of a shard of a preference store."""
-        raise NotImplementedError
+        path, view = self._open_file(shard, ".pairs")
+        objective = self.manifest.objective if self.manifest else ""
+        return map_pair_index(path, self.table.locations[shard].documents, objective, view)
 
     def media(self, shard: int) -> MediaRows:
         """Read the media index of a shard that has one."""
-        raise NotImplementedError
+        path, view = self._open_file(shard, ".media")
+        return map_media(path, self.table.locations[shard].documents, view)
 
     def fields(self, shard: int) -> DocumentFields:
         """Read the columns that the documents of a shard carry."""
-        raise NotImplementedError
+        path, view = self._open_file(shard, ".fields")
+        return map_fields(path, self.table.locations[shard].documents, view)
 
     def blob(self, shard: int, begin: int, size: int) -> bytes:
         """Read bytes of the ``.blobs`` of a shard, fewer at the end of the file."""
@@ -256,16 +270,6 @@ class SubsetReader:
         if self.manifest is None:
             raise StoreError(f"{self.name} is a bare Megatron prefix: it does not say which tokenizer made it.")
         return _load_tokenizer(self.file, self.name, self.manifest.tokenizer)
-
-    def _check_provenance(self, provenance: ProvenanceTable, shard: int) -> ProvenanceTable:
-        """Return a table that must have a row for each document of a shard."""
-        stem, documents = self.table.locations[shard][:2]
-        if len(provenance) != documents:
-            raise StoreError(
-                f"{stem}.docs has {len(provenance)} documents, the manifest says {documents}. The store is damaged: "
-                "run batchloom check on it."
-            )
-        return provenance
 
     def _check_parts(self, provenance: ProvenanceTable) -> ProvenanceTable:
         """Return ``provenance`` after checking that the manifest lists all its parts."""

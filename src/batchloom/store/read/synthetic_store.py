@@ -23,7 +23,7 @@ from batchloom.store.format.manifest import (
     SubsetEntry,
     make_tokenizer_entry,
 )
-from batchloom.store.format.provenance import ProvenanceTable
+from batchloom.store.format.shard_sidecars import ProvenanceTable
 from batchloom.store.read.mapped_shards import ShardTable
 from batchloom.store.read.subset_reader import Ids, SubsetReader, refuse_ranges_beyond
 from batchloom.tokens import UnknownTokenizer

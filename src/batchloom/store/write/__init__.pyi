@@ -7,4 +7,3 @@ from .store_writer import (
     write_chunks as write_chunks,
     write_mask as write_mask,
 )
-from .stream_ranges import compute_range_bounds as compute_range_bounds, write_range_bounds as write_range_bounds

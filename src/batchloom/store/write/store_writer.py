@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively, refuse_url, sync_path, wrap_os_errors
 from batchloom.core.loss_weights import TokenFlags, has_loss_weights
-from batchloom.store.format.block_checksums import COUNTED_ENTRY_BYTES, BlockChecksums, compute_file_checksums
 from batchloom.store.format.layout import (
     LENGTHS_CHECKSUMS_NAME,
     LENGTHS_NAME,
@@ -24,12 +23,15 @@ from batchloom.store.format.layout import (
 from batchloom.store.format.manifest import ShardEntry
 from batchloom.store.format.media_index import ShardMedia, iter_blob_chunks
 from batchloom.store.format.megatron_index import encode_index, map_file
-from batchloom.store.format.provenance import ProvenanceTable
 from batchloom.store.format.shard_sidecars import (
+    COUNTED_ENTRY_BYTES,
+    BlockChecksums,
     DocumentFields,
     MaskBuilder,
     MinHashSignatures,
     PairIndex,
+    ProvenanceTable,
+    compute_file_checksums,
     encode_weights_header,
 )
 

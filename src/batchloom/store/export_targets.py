@@ -18,9 +18,8 @@ from batchloom.core.errors import InputError, StoreConflictError, StoreError
 from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively
 from batchloom.core.loss_weights import TokenFlags, has_loss_weights
 from batchloom.core.settings import raise_problems, suggest
-from batchloom.store.format.layout import compute_checksum
+from batchloom.store.format.layout import OBJECTIVES, compute_checksum
 from batchloom.store.format.megatron_index import iter_index_chunks, map_file
-from batchloom.store.format.objectives import OBJECTIVES
 from batchloom.store.format.shard_sidecars import CHECK_REMEDY, encode_weights_header, iter_mask_chunks
 from batchloom.store.read.document_walk import DocumentRange, iter_document_ranges, read_remaining_lengths
 from batchloom.store.read.store_opening import open_store, refuse_media
@@ -110,7 +109,7 @@ def export_store(
             notes = _export_flat(store, folder, tick)
         else:
             # Importing pyarrow takes long.
-            tables = importlib.import_module("batchloom.store.export.export_tables")
+            tables = importlib.import_module("batchloom.store.export_tables")
             export = {"parquet": tables.export_parquet, "hf": tables.export_hf, "mds": tables.export_mds}[to]
             export(store, folder, tick)
     if to in ("megatron", "flat"):
