@@ -2,11 +2,11 @@
 
     python bench/media.py [--images 2000] [--steps 300] [--workers 2] [--seq-len 4096] [--rows 4]
 
-Inspection is reported in images/s of one process, with Pillow's opening of the same files for comparison. Loading is a
-share of the speed at which as many threads decode the same images and call the same image processor. Both alternate in
-one run: each round is a run of its own with the defaults, from before its first batch to its end, after one untimed
-batch from which a loader learns the shapes of features. All files are in the page cache. With --steps 10000 the
-memory of each tenth of such a run is reported. The processor is Qwen2-VL's, over a tokenizer trained here.
+Inspection is reported in images/s of one process, with Pillow's opening of the same files for comparison. Loading is
+a share of the speed at which as many threads decode the same images and call the same image processor. Both alternate
+in one run: each round is a run of its own with the defaults, from before its first batch to its end, after one
+untimed batch. All files are in the page cache. With --steps 10000 the memory of each tenth of such a run is reported.
+The processor is Qwen2-VL's, over a tokenizer trained here.
 """
 
 import argparse

@@ -1,22 +1,15 @@
 """Media of a batch: threads read and process them ahead, in row order."""
 
-import contextlib
-import math
 import os
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate
-from math import prod
 from typing import Any, NamedTuple, Protocol, TypeVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batchloom.batches.assembly.array_filling import Ids, TokenReader
 from batchloom.batches.assembly.batch_assembly import (
@@ -45,183 +38,18 @@ from batchloom.media import (
     hash_edges,
     join_features,
     read_edges,
-    stack_padded,
 )
 from batchloom.plan.packing import Rows
 from batchloom.store import Store, StoreMedia
 from batchloom.store.format import StoredMedium
 from batchloom.store.read import has_media
 
-# Smaller arrays are left to the allocator, which retains freed blocks (glibc: up to 32 MiB).
-_MIN_REUSED_BYTES = 4 << 20
-# Number of free blocks for reuse.
-_MAX_FREE_BLOCKS = 2
 T = TypeVar("T")
 R = TypeVar("R")
 # Arrays of a batch, and the offsets of each row's features in them.
 _FeaturesAndOffsets = tuple[FeatureArrays, MediaOffsetsByName]
 # Memory for decoding a pixel or a sample: the 3 bytes and as many 32-bit numbers, partly twice.
 _BYTES_PER_PIXEL, _BYTES_PER_SAMPLE = 30, 12
-
-
-@final
-class ArrayPool:
-    """Pool of arrays whose memory is reused once no array or view refers to it.
-
-    The last base of a numpy view is the array from the pool, so the array lives as long as its views; a torch
-    tensor holds the array it was made of.
-    """
-
-    def __init__(self) -> None:
-        # Finalizers run in any thread at any point, so only atomic operations are used: append and pop.
-        self._free: deque[NDArray[np.uint8]] = deque(maxlen=_MAX_FREE_BLOCKS)
-
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return an uninitialized array."""
-        size = math.prod(shape) * dtype.itemsize
-        if size < _MIN_REUSED_BYTES:
-            return np.empty(shape, dtype)
-        block = self._block(size)
-        array = np.frombuffer(block.data, dtype, math.prod(shape))
-        weakref.finalize(array, self._free.append, block).atexit = False
-        return array.reshape(shape)
-
-    def _block(self, size: int) -> NDArray[np.uint8]:
-        """Return the smallest free block of ``size`` to twice its bytes, or a new one."""
-        waiting = []
-        with contextlib.suppress(IndexError):  # the pool is empty
-            while True:
-                waiting.append(self._free.pop())
-        candidates = [n for n, block in enumerate(waiting) if size <= len(block) <= 2 * size]
-        best_index = min(candidates, key=lambda n: len(waiting[n]), default=None)
-        self._free.extend(block for n, block in enumerate(waiting) if n != best_index)
-        return np.empty(size + size // 8, np.uint8) if best_index is None else waiting[best_index]
-
-
-class _FeatureShape(NamedTuple):
-    """Shape of a feature: ``rows`` per medium, or one row per patch if it is 0."""
-
-    rows: int
-    sides: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
-@final
-class FeatureShapes:
-    """Shapes of features, learned from earlier media; unknown if they vary."""
-
-    def __init__(self) -> None:
-        self._known_shapes: dict[bool, dict[str, _FeatureShape]] = {}
-        self._varied: set[bool] = set()
-
-    def of(self, medium: StoredMedium) -> dict[str, _FeatureShape] | None:
-        """Return the expected features of a medium, by name; None if unknown."""
-        return self._known_shapes.get(_is_audio(medium))
-
-    def learn(self, media: Sequence[StoredMedium], features: Sequence[FeatureArrays]) -> None:
-        """Record the features of media that were unknown or deviated from the expectation."""
-        for is_audio in {_is_audio(medium) for medium in media} - self._varied:
-            indices = [n for n, medium in enumerate(media) if _is_audio(medium) == is_audio]
-            shapes = _find_common_shapes([media[n] for n in indices], [features[n] for n in indices])
-            if shapes is None or self._known_shapes.get(is_audio, shapes) != shapes:
-                self._varied.add(is_audio)
-                self._known_shapes.pop(is_audio, None)
-            else:
-                self._known_shapes[is_audio] = shapes
-
-
-@final
-class FeatureJoin:
-    """Concatenation of media features, as :func:`batchloom.media.join_features` does.
-
-    If the shapes are known, each thread copies its features into place and frees its own memory: the thread's
-    next medium reuses it, and no copy is needed afterwards.
-    """
-
-    def __init__(self, shapes: FeatureShapes, memory: ArrayPool, media: Sequence[StoredMedium]) -> None:
-        self._shapes, self._media = shapes, media
-        self._unplaced_features: dict[int, FeatureArrays] = {}
-        self._placed: list[FeatureArrays] = [{} for _ in media]
-        self._joined_arrays: FeatureArrays = {}
-        expected = [shapes.of(medium) for medium in media]
-        if all(medium_shapes is not None for medium_shapes in expected):
-            self._allocate_features([medium_shapes or {} for medium_shapes in expected], memory)
-
-    def _allocate_features(self, expected: Sequence[dict[str, _FeatureShape]], memory: ArrayPool) -> None:
-        names = dict.fromkeys(name for medium_shapes in expected for name in medium_shapes)
-        for name in names:
-            shape = next(medium_shapes[name] for medium_shapes in expected if name in medium_shapes)
-            sizes = [
-                (medium_shapes[name].rows or prod(medium.grid)) if name in medium_shapes else 0
-                for medium_shapes, medium in zip(expected, self._media, strict=True)
-            ]
-            joined_array = self._joined_arrays[name] = memory.array((sum(sizes), *shape.sides), shape.dtype)
-            ends = np.cumsum(sizes).tolist()
-            for reserved_arrays, medium_shapes, size, end in zip(self._placed, expected, sizes, ends, strict=True):
-                if name in medium_shapes:
-                    reserved_arrays[name] = joined_array[end - size : end]
-
-    def put(self, number: int, features: FeatureArrays) -> None:
-        """Store the features of a medium by its index; threads call it concurrently."""
-        reserved_arrays = self._placed[number]
-        fits_reserved = reserved_arrays.keys() == features.keys() and all(
-            (feature.shape, feature.dtype) == (reserved_arrays[name].shape, reserved_arrays[name].dtype)
-            for name, feature in features.items()
-        )
-        if not fits_reserved:
-            self._unplaced_features[number] = features
-            return
-        for name, array in features.items():
-            reserved_arrays[name][...] = array
-
-    def done(self) -> tuple[FeatureArrays, dict[str, list[int]]]:
-        """Return the joined features, and the length of each medium's part, by name."""
-        if not self._unplaced_features:
-            return self._joined_arrays, _collect_feature_sizes(self._placed)
-        features = [
-            self._unplaced_features.get(number, reserved_arrays) for number, reserved_arrays in enumerate(self._placed)
-        ]
-        self._shapes.learn(self._media, features)
-        sizes = _collect_feature_sizes(features)
-        return {
-            name: stack_padded([medium_features[name] for medium_features in features if name in medium_features])
-            for name in sizes
-        }, sizes
-
-
-def _collect_feature_sizes(features: Sequence[FeatureArrays]) -> dict[str, list[int]]:
-    names = dict.fromkeys(name for medium_features in features for name in medium_features)
-    return {
-        name: [len(medium_features[name]) if name in medium_features else 0 for medium_features in features]
-        for name in names
-    }
-
-
-def _is_audio(medium: StoredMedium) -> bool:
-    return isinstance(medium.facts, AudioFacts)
-
-
-def _find_common_shapes(
-    media: Sequence[StoredMedium], features: Sequence[FeatureArrays]
-) -> dict[str, _FeatureShape] | None:
-    """Return the common shapes of the media's features; None if they differ."""
-    shapes = {}
-    for name, first in features[0].items():
-        if any(name not in medium_features for medium_features in features):
-            return None
-        arrays = [medium_features[name] for medium_features in features]
-        if any((array.shape[1:], array.dtype) != (first.shape[1:], first.dtype) for array in arrays):
-            return None
-        patches = [prod(medium.grid) for medium in media]
-        lengths = [len(array) for array in arrays]
-        if lengths == patches and first.ndim > 1:
-            rows = 0
-        elif len(set(lengths)) == 1:
-            rows = lengths[0]
-        else:
-            return None
-        shapes[name] = _FeatureShape(rows, first.shape[1:], first.dtype)
-    return shapes if all(medium_features.keys() == shapes.keys() for medium_features in features) else None
 
 
 class MediaSource(Protocol):
@@ -271,8 +99,7 @@ class BatchMedia:
         self._files = ProcessorFiles.from_state(processing.state)
         self.traits = get_model_traits(self._files.name)
         self._features = FeatureExtractor(self._files)
-        self._budget, self._memory = _MemoryBudget(spec.memory), ArrayPool()
-        self._shapes = FeatureShapes()
+        self._budget = _MemoryBudget(spec.memory)
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     @property
@@ -304,10 +131,7 @@ class BatchMedia:
             return PendingItem(lambda: layout)
         spans = np.array([batch_medium.span for batch_medium in batch_media], np.int64)
         owners = np.searchsorted(rows.pointers, spans, side="right") - 1
-        if self.traits.by_row:
-            pending = self._join_by_row(batch_media, owners, len(rows), varlen=varlen)
-        else:
-            pending = self._join(batch_media, owners, len(rows))
+        pending = self._join(batch_media, owners, len(rows), varlen=varlen)
 
         def finish() -> BatchLayout:
             features, media = pending.finish()
@@ -316,49 +140,28 @@ class BatchMedia:
 
         return PendingItem(finish, pending.drop)
 
-    def _join(self, batch_media: Sequence[BatchMedium], owners: Ids, rows: int) -> PendingItem[_FeaturesAndOffsets]:
-        joining = FeatureJoin(self._shapes, self._memory, [batch_medium.medium for batch_medium in batch_media])
-
-        def make(numbered: tuple[int, Sequence[BatchMedium]]) -> None:
-            first, some = numbered
-            for number, features in enumerate(self._extract_features(some), first):
-                joining.put(number, features)
-
-        files_media = _group_video_frames(batch_media)
-        firsts = accumulate(map(len, files_media), initial=0)
-        files = self._map_in_threads(make, zip(firsts, files_media, strict=False))
-
-        def finish() -> _FeaturesAndOffsets:
-            files.finish()
-            features, sizes = joining.done()
-            counts = _row_offsets(owners, [1] * len(owners), rows)
-            return features, {
-                name: MediaOffsets(0, _row_offsets(owners, each, rows), counts) for name, each in sizes.items()
-            }
-
-        return PendingItem(finish, files.drop)
-
-    def _join_by_row(
+    def _join(
         self, batch_media: Sequence[BatchMedium], owners: Ids, rows: int, *, varlen: bool
     ) -> PendingItem[_FeaturesAndOffsets]:
-        """Stack features that have an axis of rows."""
         files = self._map_in_threads(self._extract_features, _group_video_frames(batch_media))
 
         def finish() -> _FeaturesAndOffsets:
             features = [arrays for some in files.finish() for arrays in some]
-            row_owners = np.zeros_like(owners) if varlen else owners
-            stacked_features = stack_by_row(features, row_owners, 1 if varlen else rows)
             counts = _row_offsets(owners, [1] * len(owners), rows)
-            if not varlen:
-                return stacked_features, {
-                    name: MediaOffsets(0, np.arange(rows + 1), counts) for name in stacked_features
-                }
-            return stacked_features, {
-                name: MediaOffsets(
-                    1, _row_offsets(owners, [arrays[name].shape[1] for arrays in features], rows), counts
-                )
-                for name in stacked_features
-            }
+
+            def list_offsets(name: str, axis: int) -> MediaOffsets:
+                sizes = [arrays[name].shape[axis] if name in arrays else 0 for arrays in features]
+                return MediaOffsets(axis, _row_offsets(owners, sizes, rows), counts)
+
+            if not self.traits.by_row:
+                joined = join_features(features)
+                return joined, {name: list_offsets(name, 0) for name in joined}
+            if varlen:
+                # All rows are one, with the media along the second axis.
+                stacked = stack_by_row(features, np.zeros_like(owners), 1)
+                return stacked, {name: list_offsets(name, 1) for name in stacked}
+            stacked = stack_by_row(features, owners, rows)
+            return stacked, {name: MediaOffsets(0, np.arange(rows + 1), counts) for name in stacked}
 
         return PendingItem(finish, files.drop)
 
