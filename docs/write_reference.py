@@ -23,9 +23,8 @@ import click
 from batchloom import PlanSpec
 from batchloom.batches import BATCH_KEYS, METRICS
 from batchloom.chat import COLUMN_TABLES, FORM_RULES, MESSAGE_KEYS, PART_KEYS
-from batchloom.chat.schema.message_names import MESSAGE_MAPPING_NAMES
-from batchloom.chat.schema.schemas import INTERLEAVED_RULE, PROMPT_RULES, ROLE_MEANINGS, FormRule
-from batchloom.chat.schema.train_flags import TRAIN_FLAGS
+from batchloom.chat.schema.record_keys import TRAIN_FLAGS
+from batchloom.chat.schema.schemas import INTERLEAVED_RULE, MESSAGE_MAPPING_NAMES, PROMPT_RULES, ROLE_MEANINGS, FormRule
 from batchloom.chat.schema.turns import ROLE_BY_SENDER
 from batchloom.cli.commands import APP, COMMANDS, load_command
 from batchloom.cli.options import QUIET

@@ -1,11 +1,12 @@
-"""Reports: self-contained HTML pages (inline styles, no script) and plots."""
+"""Reports: HTML pages with inline styles and no script, notebooks, plots."""
 
+import importlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchloom.core.errors import OutputError
+from batchloom.core.errors import MissingDependencyError, OutputError
 from batchloom.core.wording import escape_unprintable, shorten
 
 if TYPE_CHECKING:
@@ -41,6 +42,20 @@ def _make_environment(template: Path) -> "Environment":
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, loader=pages)
     environment.filters |= {"seen": escape_unprintable, "count": "{:,}".format}
     return environment
+
+
+def make_notebook_html(value: object) -> str | None:
+    """Return the display of a value, made by ``batchloom.view``.
+
+    Without the packages of the pages it is None, and a notebook shows the ``repr``.
+    """
+    try:
+        # By name, so that the packages of these values do not depend on the pages. Only a notebook comes here.
+        pages = importlib.import_module("batchloom.view")
+    except MissingDependencyError:
+        return None
+    display: str | None = pages.make_notebook_html(value)
+    return display
 
 
 def escape_plot_text(text: str) -> str:

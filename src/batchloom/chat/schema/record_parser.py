@@ -40,8 +40,14 @@ from batchloom.chat.schema.schemas import (
     parse_label,
     top_level_columns,
 )
-from batchloom.chat.schema.train_flags import read_segment_weight
-from batchloom.chat.schema.turns import ASKING_ROLES, Turns, is_empty_text, read_tools, read_turns
+from batchloom.chat.schema.turns import (
+    ASKING_ROLES,
+    Turns,
+    is_empty_text,
+    read_segment_weight,
+    read_tools,
+    read_turns,
+)
 from batchloom.chat.templates.template_arguments import read_template_arguments
 from batchloom.core.document import (
     CarryingPrompt,

@@ -9,7 +9,7 @@ import numpy as np
 
 from batchloom.core.errors import PlanError, SettingsError, StateError
 from batchloom.core.fingerprint import find_broken_link
-from batchloom.core.notebook import make_notebook_html
+from batchloom.core.report_output import make_notebook_html
 from batchloom.plan.mixture.mixture_spec import Mixture, PlanStore
 from batchloom.plan.order.plan_state import (
     build_journal,
