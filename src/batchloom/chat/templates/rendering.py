@@ -27,7 +27,6 @@ from batchloom.chat.templates.template_arguments import RESERVED_ARGUMENTS, Temp
 from batchloom.chat.templates.turn_positions import (
     ASSISTANT,
     MARKING_SCOPES,
-    MAX_MARKED_STRINGS,
     STRUCTURAL_KEYS,
     TOOLS_OWNER,
     MarkedText,
@@ -69,10 +68,6 @@ _MAX_CACHED_SHAPES = 4096
 _MAX_CACHED_ARGUMENTS = 64
 _CHANGED_PROBLEM = "changes contents or leaves out parts of them"
 _OMITTED_PROBLEMS = {"tools": "leaves out the list of tools", **dict.fromkeys(REASONING_KEYS, "leaves out reasoning")}
-_TOO_MANY_PROBLEM = (
-    f"it holds more than {MAX_MARKED_STRINGS:,} messages or other strings, the limit of one conversation; split it "
-    "into several records"
-)
 
 
 def get_conversation_shape(messages: Sequence[dict[str, Any]]) -> ConversationShape | None:
@@ -594,9 +589,6 @@ class _TemplateRenderer:
             marked_text = self._render_with_marks(messages, tools, marker, scope, prompt=prompt)
             if marked_text is None or marked_text.text != output.text:
                 continue
-            if marker.full:
-                problem = _TOO_MANY_PROBLEM
-                continue
             if hostile and (scope.role is not None or not marked_text.intact):
                 continue
             if hostile:
@@ -611,8 +603,6 @@ class _TemplateRenderer:
             return ConversationText(
                 output.text, turns, problem, control, output.generation, altered, media_spans, content_spans
             )
-        if hostile and problem == _TOO_MANY_PROBLEM:
-            raise RenderError(problem)
         if hostile:
             raise RenderError(
                 "it spells a control token, and the template changes its contents, so that the token cannot be "

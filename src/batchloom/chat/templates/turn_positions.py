@@ -37,8 +37,6 @@ class Marker:
     owners: list[int] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     strings: list[str] = field(default_factory=list)
-    # Whether marks ran out.
-    full: bool = False
 
     def mark(self, text: str, owner: int, key: str) -> str:
         """Return ``text`` marked inside its surrounding white space; blank text unchanged."""
@@ -46,8 +44,10 @@ class Marker:
         if not core:
             return text
         if len(self.owners) >= MAX_MARKED_STRINGS:
-            self.full = True
-            return text
+            raise RenderError(
+                f"it holds more than {MAX_MARKED_STRINGS:,} messages or other strings, the limit of one conversation; "
+                "split it into several records"
+            )
         offset, first = text.index(core), _PLANE_STARTS[self.plane] + 2 * len(self.owners)
         self.owners.append(owner)
         self.keys.append(key)

@@ -10,15 +10,15 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Self, final
 
 import xxhash
 
 from batchloom.core.addresses import redact_url
-from batchloom.core.errors import InputError, OutputError
-from batchloom.core.files import describe_os_error
+from batchloom.core.errors import InputError
+from batchloom.core.files import wrap_os_errors
 from batchloom.remote import PAGE_CACHE, RemoteFault, iter_web_file, make_remote_error, retry_transient
 
 _CHUNK_BYTES = 1 << 20
@@ -100,14 +100,14 @@ class Spool:
         ending = next((end for (at, magic), end in archives if first.startswith(magic, at)), "")
         path = self._make_path(name if PurePosixPath(name).suffix else name + ending)
         digest = xxhash.xxh3_64()
-        with _wrap_disk_errors(path):
+        with wrap_os_errors("write", path):
             file = path.open("wb")
         with file:
             for chunk in itertools.chain([first], stream):
                 digest.update(chunk)
-                with _wrap_disk_errors(path):
+                with wrap_os_errors("write", path):
                     file.write(chunk)
-            with _wrap_disk_errors(path):
+            with wrap_os_errors("write", path):
                 file.flush()
         stamp = digest.intdigest() >> 4
         os.utime(path, ns=(stamp, stamp))
@@ -115,7 +115,7 @@ class Spool:
 
     def _make_path(self, name: str) -> Path:
         if not self._spool_folder.name:
-            with _wrap_disk_errors(self._folder or Path(tempfile.gettempdir())):
+            with wrap_os_errors("write", self._folder or Path(tempfile.gettempdir())):
                 if self._folder is not None:
                     missing = [folder for folder in (self._folder, *self._folder.parents) if not folder.exists()]
                     self._folder.mkdir(parents=True, exist_ok=True)
@@ -124,14 +124,3 @@ class Spool:
         subfolder = self._spool_folder / str(len(list(self._spool_folder.iterdir())))
         subfolder.mkdir()
         return subfolder / name
-
-
-@contextlib.contextmanager
-def _wrap_disk_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(
-            f"Cannot cache a copy of an input in {path.parent}: {describe_os_error(error)}; free space there, or "
-            "name files."
-        ) from error

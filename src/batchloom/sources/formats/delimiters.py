@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import final
 
 from batchloom.sources.files.part_stream import PartStream, ReadLimits
 from batchloom.sources.formats.record_faults import SNIPPET_BYTES
@@ -13,45 +13,33 @@ _BLANK_LINES = re.compile(rb"\r?\n(?:[ \t\r]*\n)++")
 _MAX_BLOCK_BYTES = 8 << 20
 
 
-class Delimiter(Protocol):
-    """Protocol that finds record ends in a buffer that begins at a record start."""
-
-    def first_end(self, buffer: bytes, *, final: bool) -> int:
-        """Return the end of the first delimiter, -1 if none is certain."""
-
-    def last_end(self, buffer: bytes) -> int:
-        """Return the end of the last certain delimiter, 0 if there is none."""
-
-    def overlap(self, buffer: bytes) -> int:
-        """Return how many trailing bytes may belong to an incomplete delimiter."""
-
-    def count_reread(self, before: bytes) -> int:
-        """Return how many bytes before an offset belong to a delimiter that may end there."""
-
-    def split(self, block: bytes) -> tuple[list[bytes], list[int]]:
-        """Return records of a complete block, without delimiters, and their offsets."""
-
-
 @final
 class FixedDelimiter:
-    """A fixed byte string, matched from left to right without overlaps."""
+    """A fixed byte string, matched from left to right without overlaps.
+
+    The buffers of a delimiter begin at the start of a record.
+    """
 
     def __init__(self, mark: bytes) -> None:
         self._mark = mark
 
     def first_end(self, buffer: bytes, *, final: bool) -> int:  # noqa: ARG002 - a match is always certain
+        """Return the end of the first delimiter, -1 if none is certain."""
         start = buffer.find(self._mark)
         return start + len(self._mark) if start >= 0 else -1
 
     def last_end(self, buffer: bytes) -> int:
+        """Return the end of the last certain delimiter, 0 if there is none."""
         if len(self._mark) == 1:
             return buffer.rfind(self._mark) + 1
         return len(buffer) - len(buffer.split(self._mark)[-1])
 
     def overlap(self, buffer: bytes) -> int:
+        """Return how many trailing bytes may belong to an incomplete delimiter."""
         return min(len(self._mark) - 1, len(buffer))
 
     def count_reread(self, before: bytes) -> int:
+        """Return how many bytes before an offset belong to a delimiter that may end there."""
         # Marks match from left to right without overlaps, so earlier marks matter too.
         position = 0
         while (mark_start := before.find(self._mark, position)) >= 0:
@@ -61,6 +49,7 @@ class FixedDelimiter:
         return len(before) - max(position, len(before) - len(self._mark) + 1)
 
     def split(self, block: bytes) -> tuple[list[bytes], list[int]]:
+        """Return records of a complete block, without delimiters, and their offsets."""
         records = block.split(self._mark)
         if not records[-1]:
             records.pop()
@@ -117,6 +106,7 @@ def _is_run_complete(buffer: bytes, end: int) -> bool:
     return match is not None and match.end() < len(buffer)
 
 
+Delimiter = FixedDelimiter | BlankLineDelimiter
 NEWLINE = FixedDelimiter(b"\n")
 
 

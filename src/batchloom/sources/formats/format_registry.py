@@ -7,22 +7,16 @@ cutting, positions in messages and labels derive from the entries.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 from batchloom.core.document import Records
 from batchloom.sources.files.part_stream import PartStart, PartStream, ReadRules, Source
 from batchloom.sources.formats.csv_format import find_row_cut, read_csv
-from batchloom.sources.formats.delimiters import NEWLINE, BlankLineDelimiter, Delimiter
+from batchloom.sources.formats.delimiters import NEWLINE, BlankLineDelimiter, Delimiter, FixedDelimiter
 from batchloom.sources.formats.json_list_format import find_list_cut, read_json
 from batchloom.sources.formats.jsonl_format import read_jsonl
-from batchloom.sources.formats.text_format import (
-    make_marker,
-    read_cut,
-    read_lines,
-    read_marked,
-    read_paragraphs,
-    read_text_file,
-)
+from batchloom.sources.formats.text_format import read_cut, read_delimited, read_text_file
 from batchloom.sources.formats.webdataset_format import read_samples
 
 # Formats that an input can be declared to have (``data_type``).
@@ -56,6 +50,13 @@ class ReadMethod:
     numbers: Literal["line", "row"] | None = None
 
 
+def _make_delimited_method(
+    name: str, make_delimiter: Callable[[ReadRules], Delimiter], numbers: Literal["line"] | None = None
+) -> ReadMethod:
+    read = partial(read_delimited, make_delimiter=make_delimiter)
+    return ReadMethod(name, "delimiter", read, delimiter=make_delimiter, numbers=numbers)
+
+
 READ_METHODS = {
     method.name: method
     for method in (
@@ -66,9 +67,9 @@ READ_METHODS = {
         ReadMethod("samples", "whole", read_samples, numbers="row"),
         ReadMethod("file", "whole", read_text_file),
         ReadMethod("cut", "text", read_cut),
-        ReadMethod("line", "delimiter", read_lines, delimiter=lambda _: NEWLINE, numbers="line"),
-        ReadMethod("paragraph", "delimiter", read_paragraphs, delimiter=lambda _: BlankLineDelimiter()),
-        ReadMethod("marker", "delimiter", read_marked, delimiter=make_marker),
+        _make_delimited_method("line", lambda _: NEWLINE, "line"),
+        _make_delimited_method("paragraph", lambda _: BlankLineDelimiter()),
+        _make_delimited_method("marker", lambda rules: FixedDelimiter(rules.split_on.encode())),
     )
 }
 

@@ -1,15 +1,13 @@
 """Plain text and code: complete files, or files cut into documents."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from batchloom.core.document import Records
 from batchloom.sources.files.part_stream import BOM, PartStream, ReadLimits, ReadRules
 from batchloom.sources.formats.delimiters import (
     NEWLINE,
-    BlankLineDelimiter,
     Delimiter,
-    FixedDelimiter,
     RecordBlock,
     iter_record_blocks,
 )
@@ -59,46 +57,27 @@ def read_cut(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
         yield batch
 
 
-def read_lines(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
-    """Yield text documents that are lines, without their line ends."""
-    return _read_delimited(stream, rules.limits, NEWLINE, end=b"\r")
-
-
-def read_paragraphs(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
-    """Yield text documents between blank lines."""
-    return _read_delimited(stream, rules.limits, BlankLineDelimiter())
-
-
-def read_marked(stream: PartStream, rules: ReadRules) -> Iterator[Records]:
-    """Yield text documents between markers."""
-    return _read_delimited(stream, rules.limits, make_marker(rules))
-
-
-def make_marker(rules: ReadRules) -> FixedDelimiter:
-    """Return the marker between documents."""
-    return FixedDelimiter(rules.split_on.encode())
-
-
-def _read_delimited(
-    stream: PartStream, limits: ReadLimits, delimiter: Delimiter, end: bytes = b""
+def read_delimited(
+    stream: PartStream, rules: ReadRules, *, make_delimiter: Callable[[ReadRules], Delimiter]
 ) -> Iterator[Records]:
-    record = 0
+    """Yield text documents between delimiters; lines come without their line ends."""
+    record, delimiter, limits = 0, make_delimiter(rules), rules.limits
     for block in iter_record_blocks(stream, delimiter, limits):
-        batch = _split_block(block, record, delimiter, end, limits.record_bytes)
+        batch = _split_block(block, record, delimiter, limits.record_bytes)
         record += batch.records_read
         # A suspended generator keeps its locals alive, and a record may be very large.
         del block
         yield batch
 
 
-def _split_block(block: RecordBlock, record: int, delimiter: Delimiter, end: bytes, max_bytes: int) -> Records:
-    """Return the records of a block without ``end``; ``record`` numbers the first."""
+def _split_block(block: RecordBlock, record: int, delimiter: Delimiter, max_bytes: int) -> Records:
+    """Return the records of a block; ``record`` numbers the first."""
     if block.oversize:
         return Records(bad=[make_too_large_record(record, block.offset, block.data, max_bytes)], records_read=1)
     batch = Records()
     contents, starts = delimiter.split(block.data)
     for number, (content, start) in enumerate(zip(contents, starts, strict=True), record):
-        document = content.removesuffix(end)
+        document = content.removesuffix(b"\r") if delimiter is NEWLINE else content
         if len(document) > max_bytes:
             batch.bad.append(make_too_large_record(number, block.offset + start, document, max_bytes))
         elif document:
