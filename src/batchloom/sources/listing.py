@@ -45,8 +45,7 @@ from batchloom.remote import (
 )
 from batchloom.sources.files.archives import Archive, ArchiveKind, detect_archive_by_name
 from batchloom.sources.files.file_opening import Compression, find_cached_copy, get_pinned_revision
-from batchloom.sources.files.part_stream import Source
-from batchloom.sources.files.source_table import SourceTable
+from batchloom.sources.files.part_stream import Source, SourceTable
 from batchloom.sources.files.spool import Spool
 from batchloom.sources.format_detection import (
     DeclaredInput,

@@ -63,7 +63,7 @@ _VALUE_SEPARATOR = "|"
 # suggested, because a key such as ``text`` may also be something else.
 _ROLE_KEYS = ("role", "from", "speaker", "sender", "author", "participant", "actor", "who", "user", "agent")
 _CONTENT_KEYS = ("content", "value", "utterance", "text", "message", "msg", "body", "sentence")
-_ROLE_GUESSES = {
+ROLE_GUESSES = {
     **dict.fromkeys(("user", "human", "client", "customer", "usr", "person", "prompter"), "user"),
     **dict.fromkeys(("assistant", "bot", "gpt", "chatbot", "model", "ai", "agent", "chatgpt"), "assistant"),
     **dict.fromkeys(("tool", "function", "ipython", "tools"), "tool"),
@@ -506,7 +506,7 @@ def guess_message_names(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str
     values_by_role: dict[str, list[str]] = {}
     for value in dict.fromkeys(message.get(role_key) for message in messages):
         if isinstance(value, str):
-            values_by_role.setdefault(_ROLE_GUESSES.get(value.lower(), ""), []).append(value)
+            values_by_role.setdefault(ROLE_GUESSES.get(value.lower(), ""), []).append(value)
     unknown_values = values_by_role.pop("", [])
     for role, values in values_by_role.items():
         if values != [NAMED_ROLES[role]]:

@@ -21,6 +21,7 @@ from batchloom.chat.schema.record_keys import (
     check_keys,
 )
 from batchloom.chat.schema.record_media import is_extracted_medium
+from batchloom.chat.schema.schemas import NAMED_ROLES, ROLE_GUESSES
 from batchloom.core.document import MESSAGE_ROLES, ContentRange, TrainFlag, TurnWeight
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.loss_weights import parse_loss_weight
@@ -53,15 +54,6 @@ ROLE_BY_SENDER = {
 }
 # Roles of a turn that the model answers.
 ASKING_ROLES = ("user", "tool")
-# Role names that no library reads without a setting, and their equivalents.
-_ROLE_SUGGESTIONS = {
-    **{sender: role for sender, role in ROLE_BY_SENDER.items() if sender != role},
-    "model": "assistant",
-    "ai": "assistant",
-    "function": "tool",
-    "ipython": "tool",
-    "tools": "tool",
-}
 _MAX_DEPTH = 100
 # White space and zero-width characters: spaces, joiners, soft hyphens, byte order marks.
 _INVISIBLE_CHARACTERS = (
@@ -415,12 +407,12 @@ def _describe_unknown_role(message: Message, role: object, field_path: str) -> s
         return f"{field_path} is missing: the message has {keys}; a message has role and content (or from and value)"
     if not isinstance(role, str):
         return f"{field_path} holds {describe_json_type(role)}, not one of {_ROLE_LIST}"
-    suggested_role = _ROLE_SUGGESTIONS.get(role.lower(), role.lower())
-    if suggested_role in MESSAGE_ROLES:
-        name = "system_role" if suggested_role == "system" else suggested_role
-        hint = f"; did you mean {suggested_role!r}? --map {name}={role} reads it so"
+    # Role names that no library reads without a setting, and known ones in another case.
+    name = ROLE_GUESSES.get(role.lower()) or ROLE_BY_SENDER.get(role.lower())
+    if name is not None:
+        hint = f"; did you mean {NAMED_ROLES[name]!r}? --map {name}={role} reads it so"
     else:
-        hint = suggest(suggested_role, sorted(ROLE_BY_SENDER))
+        hint = suggest(role.lower(), sorted(ROLE_BY_SENDER))
     return f"{field_path} is {role!r}, not one of {_ROLE_LIST}{hint}"
 
 

@@ -4,11 +4,12 @@ from .file_opening import (
     get_suffix as get_suffix,
 )
 from .part_stream import (
+    CompactParts as CompactParts,
+    CompactSequence as CompactSequence,
     PartStart as PartStart,
     RecordSample as RecordSample,
     Source as Source,
     choose_random_records as choose_random_records,
     open_source as open_source,
 )
-from .source_table import CompactParts as CompactParts, CompactSequence as CompactSequence
 from .spool import Spool as Spool

@@ -13,10 +13,17 @@ from typing import Literal, get_args
 from batchloom.core.document import Records
 from batchloom.sources.files.part_stream import PartStart, PartStream, ReadRules, Source
 from batchloom.sources.formats.csv_format import find_row_cut, read_csv
-from batchloom.sources.formats.delimiters import NEWLINE, BlankLineDelimiter, Delimiter, FixedDelimiter
 from batchloom.sources.formats.json_list_format import find_list_cut, read_json
 from batchloom.sources.formats.jsonl_format import read_jsonl
-from batchloom.sources.formats.text_format import read_cut, read_delimited, read_text_file
+from batchloom.sources.formats.text_format import (
+    NEWLINE,
+    BlankLineDelimiter,
+    Delimiter,
+    FixedDelimiter,
+    read_cut,
+    read_delimited,
+    read_text_file,
+)
 from batchloom.sources.formats.webdataset_format import read_samples
 
 # Formats that an input can be declared to have (``data_type``).
