@@ -4,7 +4,7 @@ from .files.part_stream import (
     ReadRules as ReadRules,
     SourcePart as SourcePart,
 )
-from .format_detection import (
+from .formats.format_registry import (
     DeclaredInput as DeclaredInput,
     DetectedFile as DetectedFile,
     detect_kind_by_name as detect_kind_by_name,

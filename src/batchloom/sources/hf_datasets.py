@@ -29,7 +29,7 @@ from batchloom.core.wording import format_list
 from batchloom.remote import MAX_CONNECT_ATTEMPTS, RemoteFault, check_hub_endpoint, make_stat_result, retry_transient
 from batchloom.sources.files.archives import detect_archive_by_name
 from batchloom.sources.files.file_opening import get_pinned_revision, split_pinned_url
-from batchloom.sources.format_detection import detect_kind_by_name
+from batchloom.sources.formats.format_registry import detect_kind_by_name
 
 # Larger datasets are streamed by default; others are downloaded once.
 STREAMING_MIN_BYTES = 10 * 10**9

@@ -44,10 +44,10 @@ from batchloom.remote import (
     supports_ranges,
 )
 from batchloom.sources.files.archives import Archive, ArchiveKind, detect_archive_by_name
-from batchloom.sources.files.file_opening import Compression, find_cached_copy, get_pinned_revision
+from batchloom.sources.files.file_opening import Compression, Spool, find_cached_copy, get_pinned_revision
 from batchloom.sources.files.part_stream import Source, SourceTable
-from batchloom.sources.files.spool import Spool
-from batchloom.sources.format_detection import (
+from batchloom.sources.formats.format_registry import (
+    FORMATS,
     DeclaredInput,
     DetectedFile,
     FileDetection,
@@ -60,7 +60,6 @@ from batchloom.sources.format_detection import (
     needs_content,
     reraise_with_location,
 )
-from batchloom.sources.formats.format_registry import FORMATS
 from batchloom.sources.formats.webdataset_format import find_unread_suffixes
 from batchloom.sources.hf_datasets import (
     HubDatasetName,

@@ -1,5 +1,6 @@
 from .file_opening import (
     Compression as Compression,
+    Spool as Spool,
     get_pinned_revision as get_pinned_revision,
     get_suffix as get_suffix,
 )
@@ -12,4 +13,3 @@ from .part_stream import (
     choose_random_records as choose_random_records,
     open_source as open_source,
 )
-from .spool import Spool as Spool

@@ -1,4 +1,4 @@
-"""Plain text and code: files, files cut into documents, records between delimiters."""
+"""Plain text and code: complete files, long texts, records between delimiters."""
 
 import re
 from collections.abc import Callable, Iterator
