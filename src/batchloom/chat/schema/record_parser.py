@@ -28,6 +28,7 @@ from batchloom.chat.schema.record_media import (
     reorder_media,
 )
 from batchloom.chat.schema.schemas import (
+    MEDIA_COLUMNS,
     PROMPTS_REMEDY,
     TURN_COLUMNS,
     Row,
@@ -71,7 +72,7 @@ from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
 from batchloom.core.wording import BYTES_REMEDY, describe_json_type, format_count
 
 _MESSAGES_PATTERN = re.compile(r"\s*\[\s*\{")
-_MEDIA_COLUMNS = frozenset({"images", "image", "videos", "video", "audios", "audio"})
+_MEDIA_COLUMNS = frozenset(name for names in MEDIA_COLUMNS.values() for name in names)
 _LEADING_ROLES = ("system", "developer")
 # The name under which a prompt carries its messages.
 _PROMPT_FIELD = "prompt"

@@ -74,22 +74,29 @@ ROLE_GUESSES = {
 PROMPT_COLUMNS = ("instruction", "prompt", "question", "query")
 RESPONSE_COLUMNS = ("response", "output", "answer", "completion", "answers.text[0]")
 TURN_COLUMNS = ("messages", "conversations", "conversation")
-_CONTEXT_COLUMNS = ("input", "context")
-_SYSTEM_COLUMNS = ("system", "system_prompt")
-_TOOLS_COLUMNS = ("tools",)
-_TEMPLATE_ARGS_COLUMNS = ("chat_template_kwargs",)
-_LABEL_COLUMNS = ("label", "kto_tag")
-_WEIGHT_COLUMNS = ("weight",)
 _SWIFT_REJECTED_COLUMNS = ("rejected_response", "rejected_messages")
 CHOSEN_COLUMNS = ("chosen", "chosen_response")
 REJECTED_COLUMNS = ("rejected", "rejected_response")
 # The prompt of axolotl's pairs (chatml.icr), which is a context next to any other prompt.
 LAST_PROMPT_COLUMN = "input"
 OPENAI_PROMPT = "input.messages"
-_MEDIA_COLUMNS: dict[str, tuple[str, ...]] = {
+MEDIA_COLUMNS: dict[str, tuple[str, ...]] = {
     "images": ("images", "image"),
     "audios": ("audios", "audio"),
     "videos": ("videos", "video"),
+}
+# Known columns of the roles that are optional in several forms.
+_OPTIONAL_COLUMNS: dict[str, tuple[str, ...]] = {
+    "context": ("input", "context"),
+    "history": ("history",),
+    "system": ("system", "system_prompt"),
+    "tools": ("tools",),
+    "template_args": ("chat_template_kwargs",),
+    "label": ("label", "kto_tag"),
+    "weight": ("weight",),
+    **MEDIA_COLUMNS,
+    # ms-swift's images of the rejected side, in place of the images.
+    "rejected_images": ("rejected_images",),
 }
 _FIRST_PATH_STEP = re.compile(r"[^.\[\]]+")
 
@@ -117,26 +124,20 @@ class FormRule:
         return frozenset((kind, "preference") if kind == "conversation" else (kind,))
 
 
-_HISTORY_COLUMNS = ("history",)
-_ANSWERS_OPTIONAL_COLUMNS = {
-    "context": _CONTEXT_COLUMNS,
-    "history": _HISTORY_COLUMNS,
-    "system": _SYSTEM_COLUMNS,
-    "tools": _TOOLS_COLUMNS,
-    "template_args": _TEMPLATE_ARGS_COLUMNS,
-    **_MEDIA_COLUMNS,
-    # ms-swift's images of the rejected side, in place of the images.
-    "rejected_images": ("rejected_images",),
+def _list_optional_columns(*roles: str) -> dict[str, tuple[str, ...]]:
+    return {role: _OPTIONAL_COLUMNS[role] for role in roles}
+
+
+_WEIGHT = _list_optional_columns("weight")
+_PROMPT_ROLES = _list_optional_columns("system", "tools", "template_args")
+_ANSWERS_ROLES = {
+    **_list_optional_columns("context", "history"),
+    **_PROMPT_ROLES,
+    **MEDIA_COLUMNS,
+    **_list_optional_columns("rejected_images"),
 }
-_CONVERSATION_COLUMNS = {
-    "system": _SYSTEM_COLUMNS,
-    "tools": _TOOLS_COLUMNS,
-    "template_args": _TEMPLATE_ARGS_COLUMNS,
-    "label": _LABEL_COLUMNS,
-    "weight": _WEIGHT_COLUMNS,
-    **_MEDIA_COLUMNS,
-}
-_PAIR_OPTIONAL_COLUMNS = {"prompt": PROMPT_COLUMNS, **_ANSWERS_OPTIONAL_COLUMNS}
+_CONVERSATION_ROLES = {**_PROMPT_ROLES, **_list_optional_columns("label", "weight"), **MEDIA_COLUMNS}
+_PAIR_ROLES = {"prompt": PROMPT_COLUMNS, **_ANSWERS_ROLES}
 FORM_RULES = (
     # OpenAI's pairs.
     FormRule(
@@ -150,25 +151,25 @@ FORM_RULES = (
         "pair",
         "a preference pair (ms-swift): the rejected answer replaces the turns after the last question",
         {"chosen": TURN_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS},
-        _PAIR_OPTIONAL_COLUMNS,
+        _PAIR_ROLES,
     ),
     FormRule(
         "pair",
         "a preference pair (ms-swift)",
         {"prompt": PROMPT_COLUMNS, "chosen": RESPONSE_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS},
-        _ANSWERS_OPTIONAL_COLUMNS,
+        _ANSWERS_ROLES,
     ),
     FormRule(
         "messages",
         "a conversation",
         {"messages": TURN_COLUMNS},
-        _CONVERSATION_COLUMNS,
+        _CONVERSATION_ROLES,
     ),
     FormRule(
         "pair",
         "a preference pair of conversations, or of texts if there is nothing else",
         {"chosen": CHOSEN_COLUMNS, "rejected": REJECTED_COLUMNS},
-        _PAIR_OPTIONAL_COLUMNS,
+        _PAIR_ROLES,
     ),
     # TRL's stepwise supervision.
     FormRule(
@@ -181,33 +182,23 @@ FORM_RULES = (
         "prompt-completion",
         "a conversation of a prompt and its completion",
         {"prompt": ("prompt",), "completion": ("completion",)},
-        _CONVERSATION_COLUMNS,
+        _CONVERSATION_ROLES,
     ),
     FormRule(
         "instruction",
         "a conversation of two turns",
         {"prompt": PROMPT_COLUMNS, "response": RESPONSE_COLUMNS},
-        {
-            "context": _CONTEXT_COLUMNS,
-            "history": _HISTORY_COLUMNS,
-            "system": _SYSTEM_COLUMNS,
-            "tools": (),
-            "template_args": _TEMPLATE_ARGS_COLUMNS,
-            "label": _LABEL_COLUMNS,
-            "weight": _WEIGHT_COLUMNS,
-            **_MEDIA_COLUMNS,
-        },
+        # Tools are read only if they are mapped.
+        {**_list_optional_columns("context", "history"), **_CONVERSATION_ROLES, "tools": ()},
     ),
     # axolotl's labelled conversations (kto chatml.argilla_chat).
     FormRule(
         "messages",
         "a conversation (axolotl: a list of messages)",
         {"messages": ("completion",)},
-        _CONVERSATION_COLUMNS,
+        _CONVERSATION_ROLES,
     ),
-    FormRule(
-        "segments", "texts that are each trained or not", {"segments": ("segments",)}, {"weight": _WEIGHT_COLUMNS}
-    ),
+    FormRule("segments", "texts that are each trained or not", {"segments": ("segments",)}, _WEIGHT),
     FormRule(
         "tokens",
         "token ids",
@@ -217,16 +208,11 @@ FORM_RULES = (
             "loss_mask": ("loss_mask",),
             "loss_weights": ("loss_weights", "loss_scale"),
             "attention_mask": ("attention_mask",),
-            "weight": _WEIGHT_COLUMNS,
+            **_WEIGHT,
         },
     ),
-    FormRule("text", "a text", {"text": ("text", "content")}, {"weight": _WEIGHT_COLUMNS}),
+    FormRule("text", "a text", {"text": ("text", "content")}, _WEIGHT),
 )
-_PROMPT_OPTIONAL_COLUMNS = {
-    "system": _SYSTEM_COLUMNS,
-    "tools": _TOOLS_COLUMNS,
-    "template_args": _TEMPLATE_ARGS_COLUMNS,
-}
 # Forms for --prompts, which reads no answers, and the remedy for records without one.
 PROMPTS_REMEDY = "for prompt-only data pass --prompts"
 PROMPT_RULES = (
@@ -234,18 +220,16 @@ PROMPT_RULES = (
         "prompt",
         "a prompt",
         {"prompt": ("prompt", "instruction", "question", "problem")},
-        {"context": _CONTEXT_COLUMNS, "history": _HISTORY_COLUMNS, **_PROMPT_OPTIONAL_COLUMNS},
+        {**_list_optional_columns("context", "history"), **_PROMPT_ROLES},
     ),
-    FormRule(
-        "prompt", "a prompt: the turns up to the last answer", {"messages": TURN_COLUMNS}, _PROMPT_OPTIONAL_COLUMNS
-    ),
+    FormRule("prompt", "a prompt: the turns up to the last answer", {"messages": TURN_COLUMNS}, _PROMPT_ROLES),
 )
 # Tried before texts if media are read. The last of these names are a text only next to a medium.
 INTERLEAVED_RULE = FormRule(
     "interleaved",
     "a text with images or audio, if these are read",
     {"text": ("text", "content", "caption", "transcription", "texts")},
-    {"weight": _WEIGHT_COLUMNS, **_MEDIA_COLUMNS},
+    {**_WEIGHT, **MEDIA_COLUMNS},
 )
 COLUMN_ROLES = tuple(dict.fromkeys(role for rule in FORM_RULES for role in (*rule.required, *rule.optional)))
 ROLE_MEANINGS = {

@@ -14,7 +14,7 @@ from batchloom.core.document import Records
 from batchloom.core.errors import InputError, InputMissingError
 from batchloom.core.files import describe_os_error
 from batchloom.remote import stat_remote
-from batchloom.sources.files.archives import BOMB_BYTES, BOMB_RATIO, ArchiveMember, open_member
+from batchloom.sources.files.archives import BOMB_BYTES, BOMB_RATIO, ArchiveMember, describe_bomb, open_member
 from batchloom.sources.files.file_opening import (
     Compression,
     DecompressionError,
@@ -413,10 +413,7 @@ class PartStream:
         if (member := self.source.member) is not None:
             packed = min(packed, member.packed, member.archive.size)
         if position > max(BOMB_BYTES, BOMB_RATIO * packed):
-            raise InputError(
-                f"{self.source.name} unpacks to more than {BOMB_RATIO:,} times its size ({position:,} bytes from "
-                f"{packed:,}), like a zip bomb; if it is not one, unpack it yourself."
-            )
+            raise InputError(describe_bomb(self.source.name, position, packed))
 
     def _find_compression_mismatch(self) -> InputError | None:
         """Return the error for a file whose beginning contradicts its suffix, else None."""
