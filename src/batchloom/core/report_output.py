@@ -6,7 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchloom.core.errors import MissingDependencyError, OutputError
+from batchloom.core.errors import MissingDependencyError
+from batchloom.core.files import replace_file
 from batchloom.core.wording import escape_unprintable, shorten
 
 if TYPE_CHECKING:
@@ -68,9 +69,5 @@ def escape_plot_text(text: str) -> str:
 
 def save_figure(figure: Any, png: Path) -> None:
     """Write a figure as PNG, through a temporary file."""
-    partial_path = png.with_name(png.name + ".partial")
-    try:
+    with replace_file(png) as partial_path:
         figure.savefig(partial_path, format="png", dpi=120)
-        partial_path.rename(png)
-    except OSError as error:
-        raise OutputError(f"{png} cannot be written: {error.strerror}.") from error

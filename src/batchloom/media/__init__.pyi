@@ -20,6 +20,7 @@ from .processor import (
     join_features as join_features,
     open_processor as open_processor,
     read_processor_files as read_processor_files,
+    stack_padded as stack_padded,
 )
 from .processor_families import (
     ModelTraits as ModelTraits,

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol, TypeVar, final
 
 import numpy as np
@@ -38,6 +39,7 @@ from batchloom.media import (
     hash_edges,
     join_features,
     read_edges,
+    stack_padded,
 )
 from batchloom.plan.packing import Rows
 from batchloom.store import Store, StoreMedia
@@ -185,25 +187,16 @@ class BatchMedia:
     def _positions(self, plain: Ids, rows: Rows, batch_media: Sequence[BatchMedium], bounds: Ids | None) -> Ids:
         """Return text, time, height and width positions, int64 [4, rows, tokens]."""
         positions = np.repeat(plain[None], 4, axis=0)
-        merge = self._merge
-        first = 0
         owners = np.repeat(np.arange(len(rows)), np.diff(rows.pointers))
-        while first < len(batch_media):
-            span = batch_media[first].span
-            stop = first
-            while stop < len(batch_media) and batch_media[stop].span == span:
-                stop += 1
-            media = [
-                (batch_medium.medium.start, batch_medium.medium.tokens, batch_medium.medium.grid)
-                for batch_medium in batch_media[first:stop]
-            ]
-            for batch_medium in batch_media[first:stop]:
+        for span, group in groupby(batch_media, key=lambda batch_medium: batch_medium.span):
+            media = []
+            for batch_medium in group:
                 self._check_grid_unchanged(batch_medium)
+                media.append((batch_medium.medium.start, batch_medium.medium.tokens, batch_medium.medium.grid))
             length = int(rows.lengths[span])
             row = int(owners[span]) if bounds is None else 0
             offset = int(rows.row_offsets[span] if bounds is None else bounds[span])
-            positions[1:, row, offset : offset + length] = compute_mrope_positions(length, media, merge)
-            first = stop
+            positions[1:, row, offset : offset + length] = compute_mrope_positions(length, media, self._merge)
         return positions
 
     def _check_grid_unchanged(self, batch_medium: BatchMedium) -> None:
@@ -388,16 +381,12 @@ def _row_offsets(owners: Ids, sizes: Sequence[int], rows: int) -> Ids:
 def stack_by_row(features: Sequence[FeatureArrays], owners: Ids, rows: int) -> FeatureArrays:
     """Stack features by row: the images of a row are concatenated, then zero-padded."""
     stacked_features: FeatureArrays = {}
-    for name in features[0]:
-        flat = [[features[at][name][0] for at in np.flatnonzero(owners == row).tolist()] for row in range(rows)]
-        parts = [np.concatenate(some) if some else None for some in flat]
-        present_parts = [part for part in parts if part is not None]
-        largest = [max(sides) for sides in zip(*(part.shape for part in present_parts), strict=True)]
-        padded = np.zeros((rows, *largest), present_parts[0].dtype)
-        for row, part in enumerate(parts):
-            if part is not None:
-                padded[row][tuple(slice(0, side) for side in part.shape)] = part
-        stacked_features[name] = padded
+    for name, first in features[0].items():
+        parts = []
+        for row in range(rows):
+            images = [features[at][name] for at in np.flatnonzero(owners == row).tolist()]
+            parts.append(np.concatenate(images, axis=1) if images else first[:, :0])
+        stacked_features[name] = stack_padded(parts)
     return stacked_features
 
 
