@@ -120,7 +120,15 @@ def test_the_site_builds_without_warnings(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-REFERENCE = runpy.run_path(str(ROOT / "docs/write_reference.py"))["PAGES"]
+WRITER = runpy.run_path(str(ROOT / "docs/write_reference.py"))
+REFERENCE = WRITER["PAGES"]
+
+
+def test_each_part_that_the_code_declares_is_on_a_page():
+    pages = "".join((ROOT / "docs/reference" / name).read_text() for name in REFERENCE)
+    assert set(re.findall(r"<!-- begin ([\w-]+)", pages)) == WRITER["PARTS"].keys()
+    classes = re.findall(r"<!-- begin settings (.*?) -->", pages)
+    assert {name for names in classes for name in names.split()} == WRITER["SETTINGS_CLASSES"].keys()
 
 
 # python.md imports every framework.

@@ -377,8 +377,8 @@ HUMAN_EVAL = {
         ({"utterance": "u", "response": "r"}, "", "prompt=utterance,response=response"),
         (
             {"question": "q", "answer": ["a"]},
-            "'answer' (an array)",
-            "prompt=question,response=answer[0]",
+            "'answer' (an array); 'question' is a known prompt column, but there is no response",
+            None,
         ),
         ({"question": "q", "answer": 3, "choices": [1]}, "'answer' (a number)", None),
         ({"conversatons": TALK}, "'conversatons' is near 'conversations'", "messages=conversatons"),

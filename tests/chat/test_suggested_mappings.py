@@ -80,11 +80,6 @@ CONVERSATIONS = [
         {"Query": "<asked>", "reply": "<good>", "Context": "<context>", "System": "<system>"},
         "prompt=Query,response=reply,context=Context,system=System",
     ),
-    (
-        {"id": "7", "data": {"query": "<asked>", "reply": "<good>"}},
-        "prompt=data.query,response=data.reply",
-    ),
-    ({"question": "<asked>", "answer": ["<good>"]}, "prompt=question,response=answer[0]"),
     ({"body": "<good>", "id": "7", "lang": "en"}, "text=body"),
 ]
 
@@ -174,8 +169,6 @@ def test_a_label_makes_a_labelled_answer(tmp_path):
         ({"User query": "q", "reply": "r", "label": "nice"}, "'label'"),
         ({"User query": "q", "reply": "r", "previous_turns": "c"}, "'previous_turns'"),
         ({"Question": "q", "choices": ["a", "b"], "Answer": "B"}, "'choices'"),
-        ({"question": "q", "answer": ["a", "b"]}, "'answer[1]'"),
-        ({"data": {"query": "q", "reply": "a", "history": "c"}}, "'data.history'"),
         ({"dialog": [QUESTION, answer("a")], "functions": [{"name": "f"}]}, "'functions'"),
         (
             {

@@ -482,11 +482,6 @@ def test_no_prompt_and_no_answer_is_ever_empty(records):
     [
         ([{"prompt ": "q", "response": "a"}], "prompt=prompt ,response=response", "q"),
         ([{" question": "q", "Answer ": "a"}], "prompt= question,response=Answer ", "q"),
-        (
-            [{"data": {"prompt": "q", "response": "a"}}],
-            "prompt=data.prompt,response=data.response",
-            "q",
-        ),
     ],
 )
 def test_a_suggested_mapping_can_be_parsed(records, suggestion, prompt):

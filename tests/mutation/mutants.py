@@ -513,7 +513,7 @@ CHAT = (
     # The default weight of 1 makes a user's or a system's turn a trained one.
     Mutant(
         "weight-trains-user-turns",
-        "chat/schema/train_flags.py",
+        "chat/schema/turns.py",
         "if not is_assistant:",
         "if not trained:",
         ("chat/test_train_flags.py", "chat/test_turns.py"),
@@ -521,7 +521,7 @@ CHAT = (
     # The last character of a range of axolotl's train_detail is not trained.
     Mutant(
         "range-without-its-end",
-        "chat/schema/train_flags.py",
+        "chat/schema/turns.py",
         "min(end + 1, len(content))",
         "min(end, len(content))",
         ("chat/test_train_flags.py",),

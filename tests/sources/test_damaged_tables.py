@@ -258,22 +258,12 @@ def test_a_crash_of_the_parser_is_an_error_that_names_the_file(tmp_path, command
     assert run().returncode == 0
 
 
-@pytest.mark.parametrize("kills", [1, 3])
-def test_a_killed_probe_process_does_not_blame_the_file(tmp_path, kills):
-    """A killed probe is retried; after three kills the error suspects memory."""
-    parser = CRASHING_PARSER.replace(
-        "os.kill(os.getpid(), signal.SIGSEGV)",
-        "n = len(os.listdir('deaths'))\n"
-        f"                if n < {kills}:\n"
-        "                    os.mkdir(f'deaths/{n}')\n"
-        "                    os.kill(os.getpid(), signal.SIGKILL)",
-    )
-    (tmp_path / "sitecustomize.py").write_text(parser)
-    (tmp_path / "deaths").mkdir()
+def test_a_killed_probe_process_does_not_blame_the_file(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(CRASHING_PARSER.replace("SIGSEGV", "SIGKILL"))
     pq.write_table(pa.table({"text": ["crash"] * 3}), tmp_path / "b.parquet")
     command = [sys.executable, "-m", "batchloom", "convert", "b.parquet", "--out", "out.jsonl"]
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     output = result.stdout + result.stderr
-    assert ("b.parquet cannot be read: the process that opened it was killed 3 times" in output) == (kills == 3), output
-    assert result.returncode == (kills == 3)
+    assert "b.parquet cannot be read: the process that opened it was killed (out of memory?)" in output
+    assert result.returncode == 1

@@ -61,7 +61,7 @@ def test_the_train_split_is_read_unless_another_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [
-        ("{", "state.json cannot be read"),
+        ("{", "state.json is not JSON"),
         ("{}", "does not name its data files"),
         ('{"_data_files": [{"filename": "../../secret.arrow"}]}', "does not name its data files"),
         (

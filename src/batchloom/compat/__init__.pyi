@@ -4,9 +4,14 @@ from .gpt import (
     PretrainingDataset as PretrainingDataset,
 )
 from .hub import create_huggingface_dataset as create_huggingface_dataset
-from .jsonl import iter_jsonl_file as iter_jsonl_file, load_jsonl_file as load_jsonl_file
-from .lmms_engine import load_lmms_engine_config as load_lmms_engine_config
-from .multimodal import MultiModalDataset as MultiModalDataset
+from .multimodal import (
+    MultiModalDataset as MultiModalDataset,
+    load_lmms_engine_config as load_lmms_engine_config,
+)
 from .multimodal_stream import MultiModalIterableDataset as MultiModalIterableDataset
-from .sft import SFTDataset as SFTDataset
+from .sft import (
+    SFTDataset as SFTDataset,
+    iter_jsonl_file as iter_jsonl_file,
+    load_jsonl_file as load_jsonl_file,
+)
 from .worker_client import WorkerClient as WorkerClient, WorkerConfig as WorkerConfig

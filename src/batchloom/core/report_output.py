@@ -1,11 +1,13 @@
-"""Reports: self-contained HTML pages (inline styles, no script) and plots."""
+"""Reports: HTML pages with inline styles and no script, notebooks, plots."""
 
+import importlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchloom.core.errors import OutputError
+from batchloom.core.errors import MissingDependencyError
+from batchloom.core.files import replace_file
 from batchloom.core.wording import escape_unprintable, shorten
 
 if TYPE_CHECKING:
@@ -43,6 +45,20 @@ def _make_environment(template: Path) -> "Environment":
     return environment
 
 
+def make_notebook_html(value: object) -> str | None:
+    """Return the display of a value, made by ``batchloom.view``.
+
+    Without the packages of the pages it is None, and a notebook shows the ``repr``.
+    """
+    try:
+        # By name, so that the packages of these values do not depend on the pages. Only a notebook comes here.
+        pages = importlib.import_module("batchloom.view")
+    except MissingDependencyError:
+        return None
+    display: str | None = pages.make_notebook_html(value)
+    return display
+
+
 def escape_plot_text(text: str) -> str:
     """Escape a text for matplotlib: characters missing in the font, and dollars.
 
@@ -53,9 +69,5 @@ def escape_plot_text(text: str) -> str:
 
 def save_figure(figure: Any, png: Path) -> None:
     """Write a figure as PNG, through a temporary file."""
-    partial_path = png.with_name(png.name + ".partial")
-    try:
+    with replace_file(png) as partial_path:
         figure.savefig(partial_path, format="png", dpi=120)
-        partial_path.rename(png)
-    except OSError as error:
-        raise OutputError(f"{png} cannot be written: {error.strerror}.") from error

@@ -274,10 +274,20 @@ class ProcessorParts(NamedTuple):
     tokens: Mapping[str, str]
 
 
-def find_known_family(name: str, parts: ProcessorParts) -> ProcessorFamily | None:
-    """Return the family of a processor class; None if class or settings are unknown."""
-    make = _KNOWN_FAMILIES.get(name)
-    return None if make is None else make(parts)
+class ModelTraits(NamedTuple):
+    """Differences in the batches of a model with media.
+
+    Attributes:
+        mrope: whether positions add time, height and width (M-RoPE) after those of the text.
+        by_row: whether image features are grouped by row, ``[rows, images, ...]``.
+        token_types: whether ``token_type_ids`` mark the image tokens.
+        internal_outputs: processor outputs that no model takes.
+    """
+
+    mrope: bool = False
+    by_row: bool = False
+    token_types: bool = False
+    internal_outputs: tuple[str, ...] = ()
 
 
 def _make_patch_grid(parts: ProcessorParts) -> ProcessorFamily | None:
@@ -375,47 +385,32 @@ def _get_size(image: Any, name: str) -> dict[str, int]:
     return {key: value for key in names if (value := getattr(size, key, None))}
 
 
-_KNOWN_FAMILIES: dict[str, Callable[[ProcessorParts], ProcessorFamily | None]] = {
-    **dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), _make_patch_grid),
-    "LlavaProcessor": _make_llava,
-    "LlavaNextProcessor": _make_tiles,
-    **dict.fromkeys(("Idefics3Processor", "SmolVLMProcessor"), _make_splits),
-    "Gemma3Processor": _make_gemma3,
-    "Qwen2AudioProcessor": _make_audio_encoder,
+FamilyMaker = Callable[[ProcessorParts], ProcessorFamily | None]
+_QWEN_VL = (_make_patch_grid, ModelTraits(mrope=True))
+_SPLITTING = (_make_splits, ModelTraits(by_row=True, internal_outputs=("rows", "cols")))
+_KNOWN_PROCESSORS: dict[str, tuple[FamilyMaker, ModelTraits]] = {
+    **dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), _QWEN_VL),
+    "LlavaProcessor": (_make_llava, ModelTraits()),
+    "LlavaNextProcessor": (_make_tiles, ModelTraits()),
+    **dict.fromkeys(("Idefics3Processor", "SmolVLMProcessor"), _SPLITTING),
+    "Gemma3Processor": (_make_gemma3, ModelTraits(token_types=True, internal_outputs=("num_crops",))),
+    "Qwen2AudioProcessor": (_make_audio_encoder, ModelTraits()),
 }
 
-PatchGridShape = tuple[int, int, int]
 
-
-class ModelTraits(NamedTuple):
-    """Differences in the batches of a model with media.
-
-    Attributes:
-        mrope: whether positions add time, height and width (M-RoPE) after those of the text.
-        by_row: whether image features are grouped by row, ``[rows, images, ...]``.
-        token_types: whether ``token_type_ids`` mark the image tokens.
-        internal_outputs: processor outputs that no model takes.
-    """
-
-    mrope: bool = False
-    by_row: bool = False
-    token_types: bool = False
-    internal_outputs: tuple[str, ...] = ()
-
-
-_TRAITS_BY_PROCESSOR: dict[str, ModelTraits] = {
-    **dict.fromkeys(("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"), ModelTraits(mrope=True)),
-    **dict.fromkeys(
-        ("Idefics3Processor", "SmolVLMProcessor"),
-        ModelTraits(by_row=True, internal_outputs=("rows", "cols")),
-    ),
-    "Gemma3Processor": ModelTraits(token_types=True, internal_outputs=("num_crops",)),
-}
+def find_known_family(name: str, parts: ProcessorParts) -> ProcessorFamily | None:
+    """Return the family of a processor class; None if class or settings are unknown."""
+    known = _KNOWN_PROCESSORS.get(name)
+    return None if known is None else known[0](parts)
 
 
 def get_model_traits(name: str) -> ModelTraits:
     """Return the traits of a transformers processor class; defaults for unknown ones."""
-    return _TRAITS_BY_PROCESSOR.get(name, ModelTraits())
+    known = _KNOWN_PROCESSORS.get(name)
+    return ModelTraits() if known is None else known[1]
+
+
+PatchGridShape = tuple[int, int, int]
 
 
 def compute_mrope_positions(

@@ -4,7 +4,7 @@ from .files.part_stream import (
     ReadRules as ReadRules,
     SourcePart as SourcePart,
 )
-from .format_detection import (
+from .formats.format_registry import (
     DeclaredInput as DeclaredInput,
     DetectedFile as DetectedFile,
     detect_kind_by_name as detect_kind_by_name,
@@ -26,6 +26,7 @@ from .listing import (
     describe_missing_input as describe_missing_input,
     is_inside as is_inside,
     list_sources as list_sources,
+    prefetch_sources as prefetch_sources,
     strip_wildcard_part as strip_wildcard_part,
 )
 from .part_reader import (
@@ -41,4 +42,3 @@ from .part_reader import (
     open_table as open_table,
     split_source as split_source,
 )
-from .prefetch import prefetch_sources as prefetch_sources

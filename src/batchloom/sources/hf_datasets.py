@@ -10,10 +10,8 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn, TypeVar
-
-import msgspec
 
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import (
@@ -23,13 +21,14 @@ from batchloom.core.errors import (
     InputMissingError,
     MissingDependencyError,
 )
+from batchloom.core.files import read_json_object
 from batchloom.core.settings import suggest
 from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, DUMMY, SYNTHETIC, SYNTHETIC_NAMES
 from batchloom.core.wording import format_list
 from batchloom.remote import MAX_CONNECT_ATTEMPTS, RemoteFault, check_hub_endpoint, make_stat_result, retry_transient
 from batchloom.sources.files.archives import detect_archive_by_name
 from batchloom.sources.files.file_opening import get_pinned_revision, split_pinned_url
-from batchloom.sources.format_detection import detect_kind_by_name
+from batchloom.sources.formats.format_registry import detect_kind_by_name
 
 # Larger datasets are streamed by default; others are downloaded once.
 STREAMING_MIN_BYTES = 10 * 10**9
@@ -473,7 +472,6 @@ def _is_plain_name(name: Any) -> bool:
 
 def _read_json(path: str) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
-            return msgspec.json.decode(file.read(16 << 20), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read ({error}); save the dataset again.") from error
+        return read_json_object(Path(path), 16 << 20)
+    except ValueError as error:
+        raise InputError(f"{path} {error}; save the dataset again.") from error

@@ -4,15 +4,16 @@ import glob
 import os
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import final
+from typing import TypeVar, final
 
 from batchloom.core.addresses import (
     STANDARD_INPUT,
     UniqueNames,
     check_url,
+    get_scheme,
     has_wildcard,
     is_url,
     is_url_or_stdin,
@@ -34,17 +35,19 @@ from batchloom.core.wording import format_list
 from batchloom.remote import (
     PAGE_CACHE,
     clear_status_cache,
+    fetch_through_cache,
     glob_remote,
     list_remote_files,
+    prefetch_items,
+    prefetch_status,
     stat_remote,
     supports_ranges,
 )
 from batchloom.sources.files.archives import Archive, ArchiveKind, detect_archive_by_name
-from batchloom.sources.files.file_opening import Compression, get_pinned_revision
-from batchloom.sources.files.part_stream import Source
-from batchloom.sources.files.source_table import SourceTable
-from batchloom.sources.files.spool import Spool
-from batchloom.sources.format_detection import (
+from batchloom.sources.files.file_opening import Compression, Spool, find_cached_copy, get_pinned_revision
+from batchloom.sources.files.part_stream import Source, SourceTable
+from batchloom.sources.formats.format_registry import (
+    FORMATS,
     DeclaredInput,
     DetectedFile,
     FileDetection,
@@ -57,7 +60,6 @@ from batchloom.sources.format_detection import (
     needs_content,
     reraise_with_location,
 )
-from batchloom.sources.formats.format_registry import FORMATS
 from batchloom.sources.formats.webdataset_format import find_unread_suffixes
 from batchloom.sources.hf_datasets import (
     HubDatasetName,
@@ -72,7 +74,8 @@ from batchloom.sources.hf_datasets import (
     pin_revision,
     strip_revision,
 )
-from batchloom.sources.prefetch import prefetch_files, prefetch_inputs
+
+T = TypeVar("T")
 
 # A folder with this file is a store, which is not an input.
 STORE_MARKER_NAME = "dataset_metadata.json"
@@ -87,6 +90,7 @@ _SINGULAR = {
     "stores": "store",
     "tables compressed in an archive": "table compressed in an archive",
 }
+_BEGINNING_BYTES, _SMALL_FILE_BYTES = 256 << 10, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -761,3 +765,50 @@ class LinkBounds:
 def is_inside(path: str, folder: str) -> bool:
     """Return whether an absolute path is a folder or is below it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+# Prefetching only fills caches: readers find the data there or request it again. So the order does not change, and
+# errors are raised by the reader of the file, under its name.
+def prefetch_inputs(inputs: Sequence[T], get_location: Callable[[T], str]) -> Iterable[T]:
+    """Yield inputs in order, with status and beginning of remote files prefetched."""
+
+    def begin(item: T) -> None:
+        url = get_location(item)
+        if is_url(url) and get_scheme(url) != "hf" and parse_hub_name(url) is None:
+            status = prefetch_status(url)
+            if status is not None:
+                _prefetch_beginning(url, status)
+
+    return prefetch_items(inputs, begin) if any(is_url(get_location(item)) for item in inputs[1:]) else inputs
+
+
+def prefetch_files(files: Sequence[T], get_file: Callable[[T], tuple[str, os.stat_result]]) -> Iterator[T]:
+    """Yield listed files in order, with beginnings prefetched for content detection."""
+    return prefetch_items(files, lambda one: _prefetch_beginning(*get_file(one)))
+
+
+def prefetch_sources(items: Sequence[T], get_source: Callable[[T], Source]) -> Iterable[T]:
+    """Yield items in order, with their small remote sources prefetched and checked."""
+
+    def begin(item: T) -> None:
+        listed_source = get_source(item)
+        if not _is_small(listed_source) or find_cached_copy(listed_source.path, listed_source.size) is not None:
+            return
+        version = listed_source.path, listed_source.size, listed_source.mtime_ns
+        fetch_through_cache(version, 0, listed_source.size)
+        # The reader checks at the end whether the file is unchanged; this answer is prefetched too.
+        if not listed_source.revision and PAGE_CACHE.holds(version):
+            prefetch_status(listed_source.path)
+
+    return prefetch_items(items, begin) if any(_is_small(get_source(item)) for item in items) else items
+
+
+def _is_small(source: Source) -> bool:
+    return is_url(source.path) and source.member is None and 0 < source.size <= _SMALL_FILE_BYTES
+
+
+def _prefetch_beginning(url: str, status: os.stat_result) -> None:
+    is_sniffed = needs_content(detect_kind_by_name(redact_url(url))) and detect_archive_by_name(redact_url(url)) is None
+    size = status.st_size
+    if is_sniffed and size and find_cached_copy(url, size) is None:
+        fetch_through_cache((url, size, status.st_mtime_ns), 0, min(size, _BEGINNING_BYTES))

@@ -18,10 +18,9 @@ from batchloom.core.errors import InputError, RecordError, make_record_error
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.wording import shorten
 from batchloom.sources.files.part_stream import PartStart, PartStream, ReadRules, Source, SourcePart, open_source
-from batchloom.sources.formats.delimiters import NEWLINE, Delimiter
 from batchloom.sources.formats.format_registry import get_read_method, is_sequential, is_splittable
 from batchloom.sources.formats.table_probe import require_no_crash
-from batchloom.sources.formats.text_format import find_best_cut, find_character_start
+from batchloom.sources.formats.text_format import NEWLINE, Delimiter, find_best_cut, find_character_start
 
 if TYPE_CHECKING:
     from batchloom.sources.formats.table_format import TableReader

@@ -16,7 +16,7 @@ from batchloom.batches.assembly.array_filling import (
     fill_arrays,
 )
 from batchloom.core.errors import PlanError
-from batchloom.core.notebook import make_notebook_html
+from batchloom.core.report_output import make_notebook_html
 from batchloom.core.settings import as_int, quote_value
 from batchloom.plan.order import list_divisors
 from batchloom.plan.packing import Rows, align_lengths

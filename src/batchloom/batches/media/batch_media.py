@@ -39,6 +39,7 @@ from batchloom.media import (
     hash_edges,
     join_features,
     read_edges,
+    stack_padded,
 )
 from batchloom.plan.packing import Rows
 from batchloom.store import Store, StoreMedia
@@ -367,16 +368,12 @@ def _row_offsets(owners: Ids, sizes: Sequence[int], rows: int) -> Ids:
 def stack_by_row(features: Sequence[FeatureArrays], owners: Ids, rows: int) -> FeatureArrays:
     """Stack features by row: the images of a row are concatenated, then zero-padded."""
     stacked_features: FeatureArrays = {}
-    for name in features[0]:
-        flat = [[features[at][name][0] for at in np.flatnonzero(owners == row).tolist()] for row in range(rows)]
-        parts = [np.concatenate(some) if some else None for some in flat]
-        present_parts = [part for part in parts if part is not None]
-        largest = [max(sides) for sides in zip(*(part.shape for part in present_parts), strict=True)]
-        padded = np.zeros((rows, *largest), present_parts[0].dtype)
-        for row, part in enumerate(parts):
-            if part is not None:
-                padded[row][tuple(slice(0, side) for side in part.shape)] = part
-        stacked_features[name] = padded
+    for name, first in features[0].items():
+        parts = []
+        for row in range(rows):
+            images = [features[at][name] for at in np.flatnonzero(owners == row).tolist()]
+            parts.append(np.concatenate(images, axis=1) if images else first[:, :0])
+        stacked_features[name] = stack_padded(parts)
     return stacked_features
 
 

@@ -9,13 +9,6 @@ from typing import Any
 
 import orjson
 
-from batchloom.chat.schema.message_names import (
-    MESSAGE_MAPPING_NAMES,
-    NAMED_KEYS,
-    NAMED_ROLES,
-    guess_message_names,
-    make_message_names,
-)
 from batchloom.chat.schema.record_keys import (
     TURN_ROLES,
     check_first_records,
@@ -29,6 +22,9 @@ from batchloom.chat.schema.schemas import (
     FORM_RULES,
     INTERLEAVED_RULE,
     LAST_PROMPT_COLUMN,
+    MESSAGE_MAPPING_NAMES,
+    NAMED_KEYS,
+    NAMED_ROLES,
     PROMPT_COLUMNS,
     PROMPT_RULES,
     PROMPTS_REMEDY,
@@ -41,7 +37,9 @@ from batchloom.chat.schema.schemas import (
     find_mapping_problems,
     format_columns,
     get_column_value,
+    guess_message_names,
     is_non_empty,
+    make_message_names,
     match_mapping_columns,
     parse_label,
 )
@@ -496,19 +494,19 @@ def _describe_schema(rule: FormRule, columns: RoleColumns, records: Sequence[Row
     )
 
 
+_RESULTS: dict[SchemaForm, str] = {
+    "text": "plain text",
+    "interleaved": "text with media",
+    "segments": "text segments",
+    "tokens": "token ids",
+    "prompt": "prompts",
+    "steps": "steps with labels",
+}
+
+
 def _describe_result(rule: FormRule, columns: RoleColumns, records: Sequence[Row]) -> str:
-    if rule.form == "text":
-        return "plain text"
-    if rule.form == "interleaved":
-        return "text with media"
-    if rule.form == "segments":
-        return "text segments"
-    if rule.form == "tokens":
-        return "token ids"
-    if rule.form == "prompt":
-        return "prompts"
-    if rule.form == "steps":
-        return "steps with labels"
+    if rule.form in _RESULTS:
+        return _RESULTS[rule.form]
     if rule.form == "pair":
         return "preference pairs" + ("" if "prompt" in columns else ", the prompt in both")
     first = "messages" if rule.form == "messages" else "prompt"
@@ -542,7 +540,7 @@ def unrecognised_schema_error(rows: Sequence[Row], mapping: Mapping[str, str]) -
     if prompt and guess.get("messages") == prompt and _asks(list_messages(columns[prompt])):
         guess = {}
     prompts_remedy = [PROMPTS_REMEDY] if prompt and "chosen" not in guess else []
-    left_out = _find_unused_columns(guess, columns, rows)
+    left_out = _find_unused_columns(guess, columns)
     if left_out:
         guess = {}
         parts.append(f"no --map is suggested because it would leave out {format_columns(left_out)}")
@@ -605,37 +603,14 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
     for good, bad in _PREFERENCE_WORDS:
         if pair := _guess_pair_mapping(columns, good, bad):
             return pair
-    # Another mapping would leave these answers out.
-    for rejected in ("rejected_response", "rejected_messages"):
-        if rejected in columns:
-            speech = [name for name, value in columns.items() if name != rejected and _is_speech(value)]
-            answer = _find_closest_column("response", RESPONSE_COLUMNS, speech)
-            prompt = _find_closest_column("prompt", PROMPT_COLUMNS, [name for name in speech if name != answer])
-            if answer and prompt:
-                pair = {"chosen": answer, "rejected": rejected, "prompt": prompt}
-                return pair | _find_optional_roles("pair", columns, set(pair.values()))
     if messages_mapping := _guess_messages_mapping(columns):
         return messages_mapping
-    texts = {name: name for name, value in columns.items() if isinstance(value, str)}
-    # A list may hold the answer. Several answers in a list would be lost.
-    texts |= {
-        name: f"{name}[0]"
+    texts = [
+        name
         for name, value in columns.items()
-        if isinstance(value, list) and value and isinstance(value[0], str)
-    }
-    texts = {name: path for name, path in texts.items() if not _split_column_name(name) & _METADATA_WORDS}
-    if not texts:
-        # The records may be wrapped in an object.
-        texts = {
-            path: path
-            for name, value in columns.items()
-            if isinstance(value, dict)
-            for key, inner in value.items()
-            if isinstance(inner, str)
-            and not _split_column_name(str(key)) & _METADATA_WORDS
-            and get_column_value(columns, path := f"{name}.{key}") is inner
-        }
-    prompt = _find_closest_column("prompt", PROMPT_COLUMNS, list(texts))
+        if isinstance(value, str) and not _split_column_name(name) & _METADATA_WORDS
+    ]
+    prompt = _find_closest_column("prompt", PROMPT_COLUMNS, texts)
     response = _find_closest_column("response", RESPONSE_COLUMNS, [name for name in texts if name != prompt])
     remaining_columns = [name for name in texts if name not in (prompt, response)]
     if response and not prompt and len(remaining_columns) == 1:
@@ -644,11 +619,11 @@ def _guess_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
         response = remaining_columns[0]
     if prompt and response:
         optional_roles = _find_optional_roles("instruction", columns, {prompt, response})
-        return {"prompt": texts[prompt], "response": texts[response], **optional_roles}
-    text = _find_closest_column("text", ("text", "content"), list(texts)) or (
-        next(iter(texts)) if len(texts) == 1 and prompt is None and response is None else None
+        return {"prompt": prompt, "response": response, **optional_roles}
+    text = _find_closest_column("text", ("text", "content"), texts) or (
+        texts[0] if len(texts) == 1 and prompt is None and response is None else None
     )
-    return {"text": texts[text]} if text else {}
+    return {"text": text} if text else {}
 
 
 def _guess_messages_mapping(columns: Mapping[str, Any]) -> dict[str, str]:
@@ -705,7 +680,7 @@ def _find_optional_roles(form: SchemaForm, columns: Mapping[str, Any], used: Abs
     return optional_roles
 
 
-def _find_unused_columns(guess: Mapping[str, str], columns: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
+def _find_unused_columns(guess: Mapping[str, str], columns: Mapping[str, Any]) -> list[str]:
     """Return the columns that matter for training and that a guess would not use."""
     if not guess:
         return []
@@ -718,19 +693,10 @@ def _find_unused_columns(guess: Mapping[str, str], columns: Mapping[str, Any], r
     }
     left_out = []
     for name, value in columns.items():
-        # An object that is not a message holds columns.
-        is_plain = isinstance(value, dict) and not get_sender(value)
-        inner = {f"{name}.{key}": item for key, item in value.items()} if is_plain else {}
-        for path, item in (inner or {name: value}).items():
-            if path in guess.values() or path in optional_columns or not is_non_empty(item):
-                continue
-            if f"{path}[0]" in guess.values():
-                if any(len(get_column_value(row, path) or ()) > 1 for row in rows):
-                    left_out.append(f"{path}[1]")
-                continue
-            words = _split_column_name(path)
-            if _is_messages(item) or (words & _TRAINING_WORDS and not words & _METADATA_WORDS):
-                left_out.append(path)
+        if name not in guess.values() and name not in optional_columns and is_non_empty(value):
+            words = _split_column_name(name)
+            if _is_messages(value) or (words & _TRAINING_WORDS and not words & _METADATA_WORDS):
+                left_out.append(name)
     return left_out
 
 

@@ -4,20 +4,24 @@ A column or key that changes training in other libraries must not be ignored sil
 record has one table. A key is *used* (it has a role in ``schemas.FORM_RULES``), *metadata* (ids, sources,
 dates, scores: never reported), *unsupported* (another library gives it a meaning that batchloom does
 not support: an error) or unknown (reported as unused).
+
+``TRAIN_FLAGS`` lists the train flags of other libraries. A *switch* says whether a turn is trained. A *weight* does,
+too, and weights its loss. A *factor* weights a turn that is trained anyway, without its stop token. *Ranges* are
+characters of the content.
 """
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from batchloom.chat.schema.message_names import MessageNames
 from batchloom.chat.schema.schemas import (
     FORM_RULES,
     INTERLEAVED_RULE,
     OPENAI_PROMPT,
     PROMPT_RULES,
+    MessageNames,
     Row,
     Schema,
     SchemaKind,
@@ -26,7 +30,6 @@ from batchloom.chat.schema.schemas import (
     is_non_empty,
     top_level_columns,
 )
-from batchloom.chat.schema.train_flags import PART_FLAGS, SEGMENT_FLAGS, TRAIN_FLAGS
 from batchloom.chat.templates.template_arguments import read_template_arguments
 from batchloom.core.errors import SchemaError, UnusableRecordError
 
@@ -222,6 +225,34 @@ COLUMN_TABLES: dict[SchemaKind, KeyTable] = {
             "position_ids": _ROW_OF_SEVERAL._replace(library="transformers", is_neutral=_counts_up),
         },
     ),
+}
+
+
+class FlagRule(NamedTuple):
+    """Meaning of a flag."""
+
+    library: str
+    kind: Literal["switch", "inverted switch", "weight", "factor", "ranges"]
+    # Whether the flag of another turn can only exclude it, because the library trains only assistant turns.
+    is_assistant_only: bool = False
+    # Whether parts of a content may have it, too.
+    is_for_parts: bool = True
+
+
+TRAIN_FLAGS: dict[str, FlagRule] = {
+    "train": FlagRule("axolotl and batchloom", "switch"),
+    "training": FlagRule("axolotl", "switch"),
+    "loss": FlagRule("ms-swift", "switch", is_assistant_only=True),
+    "masked": FlagRule("torchtune", "inverted switch", is_for_parts=False),
+    "weight": FlagRule("OpenAI and Mistral", "weight", is_assistant_only=True),
+    "loss_weight": FlagRule("LLaMA-Factory", "weight"),
+    "loss_scale": FlagRule("ms-swift", "factor", is_assistant_only=True),
+    "train_detail": FlagRule("axolotl", "ranges", is_for_parts=False),
+}
+PART_FLAGS = frozenset(name for name, rule in TRAIN_FLAGS.items() if rule.is_for_parts)
+SEGMENT_FLAGS = {
+    "label": FlagRule("axolotl", "switch"),
+    **{name: rule for name, rule in TRAIN_FLAGS.items() if rule.kind != "ranges"},
 }
 MESSAGE_KEYS = KeyTable(
     frozenset(

@@ -28,6 +28,7 @@ from batchloom.chat.schema.record_media import (
     reorder_media,
 )
 from batchloom.chat.schema.schemas import (
+    MEDIA_COLUMNS,
     PROMPTS_REMEDY,
     TURN_COLUMNS,
     Row,
@@ -40,8 +41,14 @@ from batchloom.chat.schema.schemas import (
     parse_label,
     top_level_columns,
 )
-from batchloom.chat.schema.train_flags import read_segment_weight
-from batchloom.chat.schema.turns import ASKING_ROLES, Turns, is_empty_text, read_tools, read_turns
+from batchloom.chat.schema.turns import (
+    ASKING_ROLES,
+    Turns,
+    is_empty_text,
+    read_segment_weight,
+    read_tools,
+    read_turns,
+)
 from batchloom.chat.templates.template_arguments import read_template_arguments
 from batchloom.core.document import (
     CarryingPrompt,
@@ -65,7 +72,7 @@ from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind
 from batchloom.core.wording import BYTES_REMEDY, describe_json_type, format_count
 
 _MESSAGES_PATTERN = re.compile(r"\s*\[\s*\{")
-_MEDIA_COLUMNS = frozenset({"images", "image", "videos", "video", "audios", "audio"})
+_MEDIA_COLUMNS = frozenset(name for names in MEDIA_COLUMNS.values() for name in names)
 _LEADING_ROLES = ("system", "developer")
 # The name under which a prompt carries its messages.
 _PROMPT_FIELD = "prompt"

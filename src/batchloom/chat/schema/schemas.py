@@ -3,15 +3,17 @@
 A role is the purpose of a column (``prompt``, ``response``, ``messages`` ...); a form is a set of
 roles that makes a record. Forms, and the names of each role, are listed in the order in which they
 are tried.
+
+Names inside messages: ``role=speaker,content=utterance`` names keys of messages, ``assistant=bot`` the value that a
+role has in the records. Several values of one role are separated by ``|``.
 """
 
 import functools
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from batchloom.chat.schema.message_names import MESSAGE_MAPPING_NAMES, MessageNames, find_name_problems
 from batchloom.core.errors import UnusableRecordError
 from batchloom.core.settings import raise_problems, suggest
 from batchloom.core.wording import describe_json_type, format_list
@@ -37,27 +39,64 @@ SchemaForm = Literal[
     "interleaved",
     "text",
 ]
+# Kind of the records of each form; a conversation with a label is a preference.
+_KIND_BY_FORM: dict[SchemaForm, SchemaKind] = {
+    **{form: form for form in get_args(SchemaKind) if form in get_args(SchemaForm)},
+    "pair": "preference",
+    **dict.fromkeys(("messages", "prompt-completion", "instruction"), "conversation"),
+}
+
+# Keys of a message that a mapping can name.
+NAMED_KEYS = ("role", "content", "tool_calls", "reasoning_content", "train", "train_detail")
+# Roles whose values a mapping can name. ``system`` is the role of a column, so its value has another name.
+NAMED_ROLES = {
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "developer": "developer",
+    "system_role": "system",
+    "function_call": "function_call",
+}
+MESSAGE_MAPPING_NAMES = (*NAMED_KEYS, *NAMED_ROLES)
+_VALUE_SEPARATOR = "|"
+# Keys that other conventions use for the two parts of a message, and values that they use for roles. They are only
+# suggested, because a key such as ``text`` may also be something else.
+_ROLE_KEYS = ("role", "from", "speaker", "sender", "author", "participant", "actor", "who", "user", "agent")
+_CONTENT_KEYS = ("content", "value", "utterance", "text", "message", "msg", "body", "sentence")
+ROLE_GUESSES = {
+    **dict.fromkeys(("user", "human", "client", "customer", "usr", "person", "prompter"), "user"),
+    **dict.fromkeys(("assistant", "bot", "gpt", "chatbot", "model", "ai", "agent", "chatgpt"), "assistant"),
+    **dict.fromkeys(("tool", "function", "ipython", "tools"), "tool"),
+    "system": "system_role",
+}
 
 # ``query`` is ms-swift's.
 PROMPT_COLUMNS = ("instruction", "prompt", "question", "query")
 RESPONSE_COLUMNS = ("response", "output", "answer", "completion", "answers.text[0]")
 TURN_COLUMNS = ("messages", "conversations", "conversation")
-_CONTEXT_COLUMNS = ("input", "context")
-_SYSTEM_COLUMNS = ("system", "system_prompt")
-_TOOLS_COLUMNS = ("tools",)
-_TEMPLATE_ARGS_COLUMNS = ("chat_template_kwargs",)
-_LABEL_COLUMNS = ("label", "kto_tag")
-_WEIGHT_COLUMNS = ("weight",)
 _SWIFT_REJECTED_COLUMNS = ("rejected_response", "rejected_messages")
 CHOSEN_COLUMNS = ("chosen", "chosen_response")
 REJECTED_COLUMNS = ("rejected", "rejected_response")
 # The prompt of axolotl's pairs (chatml.icr), which is a context next to any other prompt.
 LAST_PROMPT_COLUMN = "input"
 OPENAI_PROMPT = "input.messages"
-_MEDIA_COLUMNS: dict[str, tuple[str, ...]] = {
+MEDIA_COLUMNS: dict[str, tuple[str, ...]] = {
     "images": ("images", "image"),
     "audios": ("audios", "audio"),
     "videos": ("videos", "video"),
+}
+# Known columns of the roles that are optional in several forms.
+_OPTIONAL_COLUMNS: dict[str, tuple[str, ...]] = {
+    "context": ("input", "context"),
+    "history": ("history",),
+    "system": ("system", "system_prompt"),
+    "tools": ("tools",),
+    "template_args": ("chat_template_kwargs",),
+    "label": ("label", "kto_tag"),
+    "weight": ("weight",),
+    **MEDIA_COLUMNS,
+    # ms-swift's images of the rejected side, in place of the images.
+    "rejected_images": ("rejected_images",),
 }
 _FIRST_PATH_STEP = re.compile(r"[^.\[\]]+")
 
@@ -81,33 +120,24 @@ class FormRule:
 
     @property
     def kinds(self) -> frozenset[SchemaKind]:
-        if self.form in ("text", "interleaved", "segments", "prompt", "steps", "tokens"):
-            return frozenset((self.form,))
-        if self.form == "pair":
-            return frozenset(("preference",))
-        return frozenset(("conversation", "preference"))
+        kind = _KIND_BY_FORM[self.form]
+        return frozenset((kind, "preference") if kind == "conversation" else (kind,))
 
 
-_HISTORY_COLUMNS = ("history",)
-_ANSWERS_OPTIONAL_COLUMNS = {
-    "context": _CONTEXT_COLUMNS,
-    "history": _HISTORY_COLUMNS,
-    "system": _SYSTEM_COLUMNS,
-    "tools": _TOOLS_COLUMNS,
-    "template_args": _TEMPLATE_ARGS_COLUMNS,
-    **_MEDIA_COLUMNS,
-    # ms-swift's images of the rejected side, in place of the images.
-    "rejected_images": ("rejected_images",),
+def _list_optional_columns(*roles: str) -> dict[str, tuple[str, ...]]:
+    return {role: _OPTIONAL_COLUMNS[role] for role in roles}
+
+
+_WEIGHT = _list_optional_columns("weight")
+_PROMPT_ROLES = _list_optional_columns("system", "tools", "template_args")
+_ANSWERS_ROLES = {
+    **_list_optional_columns("context", "history"),
+    **_PROMPT_ROLES,
+    **MEDIA_COLUMNS,
+    **_list_optional_columns("rejected_images"),
 }
-_CONVERSATION_COLUMNS = {
-    "system": _SYSTEM_COLUMNS,
-    "tools": _TOOLS_COLUMNS,
-    "template_args": _TEMPLATE_ARGS_COLUMNS,
-    "label": _LABEL_COLUMNS,
-    "weight": _WEIGHT_COLUMNS,
-    **_MEDIA_COLUMNS,
-}
-_PAIR_OPTIONAL_COLUMNS = {"prompt": PROMPT_COLUMNS, **_ANSWERS_OPTIONAL_COLUMNS}
+_CONVERSATION_ROLES = {**_PROMPT_ROLES, **_list_optional_columns("label", "weight"), **MEDIA_COLUMNS}
+_PAIR_ROLES = {"prompt": PROMPT_COLUMNS, **_ANSWERS_ROLES}
 FORM_RULES = (
     # OpenAI's pairs.
     FormRule(
@@ -121,25 +151,25 @@ FORM_RULES = (
         "pair",
         "a preference pair (ms-swift): the rejected answer replaces the turns after the last question",
         {"chosen": TURN_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS},
-        _PAIR_OPTIONAL_COLUMNS,
+        _PAIR_ROLES,
     ),
     FormRule(
         "pair",
         "a preference pair (ms-swift)",
         {"prompt": PROMPT_COLUMNS, "chosen": RESPONSE_COLUMNS, "rejected": _SWIFT_REJECTED_COLUMNS},
-        _ANSWERS_OPTIONAL_COLUMNS,
+        _ANSWERS_ROLES,
     ),
     FormRule(
         "messages",
         "a conversation",
         {"messages": TURN_COLUMNS},
-        _CONVERSATION_COLUMNS,
+        _CONVERSATION_ROLES,
     ),
     FormRule(
         "pair",
         "a preference pair of conversations, or of texts if there is nothing else",
         {"chosen": CHOSEN_COLUMNS, "rejected": REJECTED_COLUMNS},
-        _PAIR_OPTIONAL_COLUMNS,
+        _PAIR_ROLES,
     ),
     # TRL's stepwise supervision.
     FormRule(
@@ -152,33 +182,23 @@ FORM_RULES = (
         "prompt-completion",
         "a conversation of a prompt and its completion",
         {"prompt": ("prompt",), "completion": ("completion",)},
-        _CONVERSATION_COLUMNS,
+        _CONVERSATION_ROLES,
     ),
     FormRule(
         "instruction",
         "a conversation of two turns",
         {"prompt": PROMPT_COLUMNS, "response": RESPONSE_COLUMNS},
-        {
-            "context": _CONTEXT_COLUMNS,
-            "history": _HISTORY_COLUMNS,
-            "system": _SYSTEM_COLUMNS,
-            "tools": (),
-            "template_args": _TEMPLATE_ARGS_COLUMNS,
-            "label": _LABEL_COLUMNS,
-            "weight": _WEIGHT_COLUMNS,
-            **_MEDIA_COLUMNS,
-        },
+        # Tools are read only if they are mapped.
+        {**_list_optional_columns("context", "history"), **_CONVERSATION_ROLES, "tools": ()},
     ),
     # axolotl's labelled conversations (kto chatml.argilla_chat).
     FormRule(
         "messages",
         "a conversation (axolotl: a list of messages)",
         {"messages": ("completion",)},
-        _CONVERSATION_COLUMNS,
+        _CONVERSATION_ROLES,
     ),
-    FormRule(
-        "segments", "texts that are each trained or not", {"segments": ("segments",)}, {"weight": _WEIGHT_COLUMNS}
-    ),
+    FormRule("segments", "texts that are each trained or not", {"segments": ("segments",)}, _WEIGHT),
     FormRule(
         "tokens",
         "token ids",
@@ -188,16 +208,11 @@ FORM_RULES = (
             "loss_mask": ("loss_mask",),
             "loss_weights": ("loss_weights", "loss_scale"),
             "attention_mask": ("attention_mask",),
-            "weight": _WEIGHT_COLUMNS,
+            **_WEIGHT,
         },
     ),
-    FormRule("text", "a text", {"text": ("text", "content")}, {"weight": _WEIGHT_COLUMNS}),
+    FormRule("text", "a text", {"text": ("text", "content")}, _WEIGHT),
 )
-_PROMPT_OPTIONAL_COLUMNS = {
-    "system": _SYSTEM_COLUMNS,
-    "tools": _TOOLS_COLUMNS,
-    "template_args": _TEMPLATE_ARGS_COLUMNS,
-}
 # Forms for --prompts, which reads no answers, and the remedy for records without one.
 PROMPTS_REMEDY = "for prompt-only data pass --prompts"
 PROMPT_RULES = (
@@ -205,18 +220,16 @@ PROMPT_RULES = (
         "prompt",
         "a prompt",
         {"prompt": ("prompt", "instruction", "question", "problem")},
-        {"context": _CONTEXT_COLUMNS, "history": _HISTORY_COLUMNS, **_PROMPT_OPTIONAL_COLUMNS},
+        {**_list_optional_columns("context", "history"), **_PROMPT_ROLES},
     ),
-    FormRule(
-        "prompt", "a prompt: the turns up to the last answer", {"messages": TURN_COLUMNS}, _PROMPT_OPTIONAL_COLUMNS
-    ),
+    FormRule("prompt", "a prompt: the turns up to the last answer", {"messages": TURN_COLUMNS}, _PROMPT_ROLES),
 )
 # Tried before texts if media are read. The last of these names are a text only next to a medium.
 INTERLEAVED_RULE = FormRule(
     "interleaved",
     "a text with images or audio, if these are read",
     {"text": ("text", "content", "caption", "transcription", "texts")},
-    {"weight": _WEIGHT_COLUMNS, **_MEDIA_COLUMNS},
+    {**_WEIGHT, **MEDIA_COLUMNS},
 )
 COLUMN_ROLES = tuple(dict.fromkeys(role for rule in FORM_RULES for role in (*rule.required, *rule.optional)))
 ROLE_MEANINGS = {
@@ -260,6 +273,51 @@ _ROLE_BY_COLUMN = {
 
 
 @dataclass(frozen=True, slots=True)
+class MessageNames:
+    """Names of the keys and roles of messages in the records of one source.
+
+    Attributes:
+        keys: key in the records by the key that templates read.
+        roles: role by its value in the records.
+    """
+
+    keys: Mapping[str, str]
+    roles: Mapping[str, str]
+
+    def occur_in(self, message: Mapping[str, Any]) -> bool:
+        """Return whether a message has a role under its name."""
+        return any(name in message for name in (self.keys.get("role", "role"), "from"))
+
+    def rename(self, message: Mapping[str, Any], field_path: str) -> dict[str, Any]:
+        """Return a message with the keys and roles that templates read.
+
+        Raises:
+            UnusableRecordError: the key of the role is missing, or a key occurs under both names.
+        """
+        renamed = dict(message)
+        for key, own_key in self.keys.items():
+            value = None if own_key == key else renamed.pop(own_key, None)
+            if value is None:
+                if key == "role" and renamed.get("role") is None:
+                    keys = ", ".join(repr(str(name)) for name in message) or "nothing"
+                    raise UnusableRecordError(f"{field_path} has no {own_key!r}: the message has {keys}")
+                continue
+            if renamed.get(key) is not None:
+                raise UnusableRecordError(
+                    f"{field_path} has {own_key!r} and {key!r}, and both mean the {key}; leave one of them out with "
+                    f"--ignore 'messages[].{key}'"
+                )
+            renamed[key] = value
+        if "role" in self.keys and "content" not in renamed and "value" in renamed:
+            renamed["content"] = renamed.pop("value")
+        sender_key = "role" if renamed.get("role") is not None else "from"
+        sender = renamed.get(sender_key)
+        if isinstance(sender, str):
+            renamed[sender_key] = self.roles.get(sender, sender)
+        return renamed
+
+
+@dataclass(frozen=True, slots=True)
 class Schema:
     """Rules for reading the records of one source.
 
@@ -289,11 +347,7 @@ class Schema:
 
     @property
     def kind(self) -> SchemaKind:
-        if self.form in ("text", "interleaved", "segments", "prompt", "steps", "tokens"):
-            return self.form
-        if self.form == "pair" or "label" in self.columns:
-            return "preference"
-        return "conversation"
+        return "preference" if "label" in self.columns else _KIND_BY_FORM[self.form]
 
 
 def parse_mapping(text: str) -> dict[str, str]:
@@ -301,7 +355,7 @@ def parse_mapping(text: str) -> dict[str, str]:
 
     A column may be a path such as ``answers.text[0]``; an empty one (``context=``) disables the
     role. ``role`` and ``content`` name keys of messages, and ``assistant`` the value of a role
-    (``message_names.py``). Columns whose names hold a comma must be passed to ``detect_schema`` as a dict.
+    . Columns whose names hold a comma must be passed to ``detect_schema`` as a dict.
 
     Raises:
         SettingsError: items that are not role=column, roles that are unknown, repeated, or cannot be
@@ -383,6 +437,75 @@ def _find_role_conflicts(mapped_roles: set[str]) -> list[str]:
         for rule in FORM_RULES
         if mapped_roles & rule.roles
     ]
+
+
+def make_message_names(mapping: Mapping[str, str]) -> MessageNames | None:
+    """Return the names inside messages of a mapping; None if it has none."""
+    keys = {key: mapping[key] for key in NAMED_KEYS if mapping.get(key)}
+    roles = {
+        value: role for name, role in NAMED_ROLES.items() for value in _split_values(mapping.get(name, "")) if value
+    }
+    return MessageNames(keys, roles) if keys or roles else None
+
+
+def find_name_problems(mapping: Mapping[str, str]) -> list[str]:
+    """List the problems of the names inside messages, one sentence each."""
+    names = {role: value for role, value in mapping.items() if role in MESSAGE_MAPPING_NAMES}
+    problems = [
+        f"map.{role}: names no {'key' if role in NAMED_KEYS else 'value'} of messages; write one, or leave it out"
+        for role, value in names.items()
+        if not all(_split_values(value))
+    ]
+    for group in (NAMED_KEYS, tuple(NAMED_ROLES)):
+        pairs = [(value, role) for role in group for value in _split_values(names.get(role, "")) if value]
+        first_role = dict(reversed(pairs))
+        problems += [
+            f"map.{role}: {value!r} is already the name of {first_role[value]}; write each name once"
+            for value, role in pairs
+            if first_role[value] != role
+        ]
+    return problems
+
+
+def _split_values(text: str) -> list[str]:
+    return [value.strip() for value in text.split(_VALUE_SEPARATOR)]
+
+
+def guess_message_names(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], list[str]]:
+    """Guess the mapping that reads messages of unknown keys or roles.
+
+    Returns:
+        The mapping, empty unless exactly one key can be the role and one the content; and the values of the role
+        for which no role is known.
+    """
+    keys = {key: value for message in messages for key, value in message.items() if isinstance(value, str)}
+    role_key, content_key = _find_key(keys, _ROLE_KEYS), _find_key(keys, _CONTENT_KEYS)
+    if role_key is None or content_key is None:
+        return {}, []
+    mapping = {
+        role: key
+        for role, key, known_keys in (("role", role_key, ("role", "from")), ("content", content_key, _CONTENT_KEYS[:2]))
+        if key not in known_keys
+    }
+    values_by_role: dict[str, list[str]] = {}
+    for value in dict.fromkeys(message.get(role_key) for message in messages):
+        if isinstance(value, str):
+            values_by_role.setdefault(ROLE_GUESSES.get(value.lower(), ""), []).append(value)
+    unknown_values = values_by_role.pop("", [])
+    for role, values in values_by_role.items():
+        if values != [NAMED_ROLES[role]]:
+            mapping[role] = _VALUE_SEPARATOR.join(values)
+    return mapping, unknown_values
+
+
+def _find_key(keys: Iterable[str], known_keys: Sequence[str]) -> str | None:
+    """Return the key that is or resembles a known one; None if none or several do."""
+    names = list(keys)
+    for known_key in known_keys[:2]:
+        if known_key in names:
+            return known_key
+    similar_keys = [name for name in names if name.lower() in known_keys]
+    return similar_keys[0] if len(similar_keys) == 1 else None
 
 
 @functools.lru_cache(maxsize=1024)

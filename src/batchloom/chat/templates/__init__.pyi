@@ -1,5 +1,4 @@
 from .chat_template import DEFAULT_DATE as DEFAULT_DATE
-from .placeholders import PlaceholderFormat as PlaceholderFormat, PlaceholderSpan as PlaceholderSpan
 from .rendering import (
     CharacterSpan as CharacterSpan,
     ConversationRenderer as ConversationRenderer,
@@ -26,4 +25,8 @@ from .trained_spans import (
     compute_weighted_spans as compute_weighted_spans,
     find_train_on_problem as find_train_on_problem,
 )
-from .turn_positions import make_control_pattern as make_control_pattern
+from .turn_positions import (
+    PlaceholderFormat as PlaceholderFormat,
+    PlaceholderSpan as PlaceholderSpan,
+    make_control_pattern as make_control_pattern,
+)

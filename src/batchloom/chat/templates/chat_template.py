@@ -27,7 +27,6 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from batchloom.chat.templates.template_arguments import TemplateArguments
-from batchloom.chat.templates.turn_positions import REASONING_KEYS
 from batchloom.core.errors import InputMissingError, TemplateError
 from batchloom.core.files import describe_os_error, read_regular_file, refuse_url
 from batchloom.core.settings import suggest
@@ -41,6 +40,8 @@ BUILT_IN_TEMPLATES: dict[str, tuple[str, ...]] = {
 }
 # Name that joins the texts of a prompt and its completion without a template, for base models.
 NO_TEMPLATE = "none"
+# Names of the reasoning of a message.
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 # Names that are never files.
 TEMPLATE_NAMES = (*BUILT_IN_TEMPLATES, NO_TEMPLATE)
 _MAX_TEMPLATE_BYTES = 1 << 20

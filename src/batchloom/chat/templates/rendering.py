@@ -16,41 +16,38 @@ from batchloom.chat.templates.chat_template import (
     BUILT_IN_TEMPLATES,
     DEFAULT_DATE,
     NO_TEMPLATE,
+    REASONING_KEYS,
     ChatTemplate,
     ChosenTemplate,
     RenderError,
     TemplateOutput,
     normalize_message,
 )
-from batchloom.chat.templates.placeholders import (
-    MediaStyle,
-    PlaceholderFormats,
-    PlaceholderSpan,
-    add_media_blocks,
-    convert_media_messages,
-    detect_media_style,
-    find_placeholder_spans,
-    list_media_owners,
-)
 from batchloom.chat.templates.template_arguments import RESERVED_ARGUMENTS, TemplateArguments
 from batchloom.chat.templates.turn_positions import (
     ASSISTANT,
     MARKING_SCOPES,
-    MAX_MARKED_STRINGS,
-    REASONING_KEYS,
     STRUCTURAL_KEYS,
     TOOLS_OWNER,
     MarkedText,
     Marker,
     MarkingScope,
+    MediaStyle,
+    PlaceholderFormats,
+    PlaceholderSpan,
     TurnGrammar,
     TurnPosition,
     TurnPositionError,
+    add_media_blocks,
     contains_match,
+    convert_media_messages,
     describe_alterations,
     detect_grammar,
+    detect_media_style,
     extract_marks,
+    find_placeholder_spans,
     find_unused_plane,
+    list_media_owners,
     locate_turns,
     make_control_pattern,
     mark_messages,
@@ -71,10 +68,6 @@ _MAX_CACHED_SHAPES = 4096
 _MAX_CACHED_ARGUMENTS = 64
 _CHANGED_PROBLEM = "changes contents or leaves out parts of them"
 _OMITTED_PROBLEMS = {"tools": "leaves out the list of tools", **dict.fromkeys(REASONING_KEYS, "leaves out reasoning")}
-_TOO_MANY_PROBLEM = (
-    f"it holds more than {MAX_MARKED_STRINGS:,} messages or other strings, the limit of one conversation; split it "
-    "into several records"
-)
 
 
 def get_conversation_shape(messages: Sequence[dict[str, Any]]) -> ConversationShape | None:
@@ -596,9 +589,6 @@ class _TemplateRenderer:
             marked_text = self._render_with_marks(messages, tools, marker, scope, prompt=prompt)
             if marked_text is None or marked_text.text != output.text:
                 continue
-            if marker.full:
-                problem = _TOO_MANY_PROBLEM
-                continue
             if hostile and (scope.role is not None or not marked_text.intact):
                 continue
             if hostile:
@@ -613,8 +603,6 @@ class _TemplateRenderer:
             return ConversationText(
                 output.text, turns, problem, control, output.generation, altered, media_spans, content_spans
             )
-        if hostile and problem == _TOO_MANY_PROBLEM:
-            raise RenderError(problem)
         if hostile:
             raise RenderError(
                 "it spells a control token, and the template changes its contents, so that the token cannot be "

@@ -1,4 +1,4 @@
-"""Positions of strings and turns in a rendered conversation.
+"""Positions of strings, turns and media in a rendered conversation.
 
 A mark is a character of a private-use plane that neither the conversation nor the template uses.
 A template that treats the marked conversation like the plain one gives the same text once the marks
@@ -9,16 +9,21 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+from batchloom.chat.templates.chat_template import REASONING_KEYS, ChatTemplate, RenderError
+from batchloom.core.medium import MediumKind
+from batchloom.core.wording import format_count
 
 # Marks of string k: the even character opens, the next one closes.
 _PLANE_STARTS = (0xF0000, 0x100000)
 MAX_MARKED_STRINGS = 0x7FFE
 _PLANE_PATTERNS = tuple(re.compile(f"[{chr(plane)}-{chr(plane + 0xFFFD)}]") for plane in _PLANE_STARTS)
+# Candidates for the mark of a medium in a content that a template accepts only as a string.
+_MEDIUM_MARK_CODES = range(0xE000, 0xE800)
 
 TOOLS_OWNER = -1
-REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 # Values that a template branches on rather than writes.
 STRUCTURAL_KEYS = frozenset(("id", "type", "tool_call_id"))
 
@@ -32,8 +37,6 @@ class Marker:
     owners: list[int] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     strings: list[str] = field(default_factory=list)
-    # Whether marks ran out.
-    full: bool = False
 
     def mark(self, text: str, owner: int, key: str) -> str:
         """Return ``text`` marked inside its surrounding white space; blank text unchanged."""
@@ -41,8 +44,10 @@ class Marker:
         if not core:
             return text
         if len(self.owners) >= MAX_MARKED_STRINGS:
-            self.full = True
-            return text
+            raise RenderError(
+                f"it holds more than {MAX_MARKED_STRINGS:,} messages or other strings, the limit of one conversation; "
+                "split it into several records"
+            )
         offset, first = text.index(core), _PLANE_STARTS[self.plane] + 2 * len(self.owners)
         self.owners.append(owner)
         self.keys.append(key)
@@ -392,3 +397,177 @@ def describe_alterations(turns: Sequence[TurnPosition | None]) -> tuple[str, ...
     if positions != sorted(positions):
         altered += ("writes messages in another order",)
     return altered
+
+
+class PlaceholderFormat(NamedTuple):
+    """Text form of media of one kind.
+
+    Attributes:
+        placeholder: control token that templates write for a medium.
+        fallback_text: text for a medium under a template without media support, including the placeholder.
+    """
+
+    placeholder: str
+    fallback_text: str
+
+
+PlaceholderFormats = Mapping[MediumKind, PlaceholderFormat]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaStyle:
+    """Form in which a template accepts media."""
+
+    # Kinds whose parts become placeholders; others are put into contents as strings.
+    typed: frozenset[MediumKind] = frozenset()
+    # Whether contents must be lists of parts, never strings.
+    listed: bool = False
+
+
+class PlaceholderSpan(NamedTuple):
+    """Text written for a medium, in characters.
+
+    Attributes:
+        start: offset of its first character.
+        stop: offset after its last character.
+        kind: kind of the medium.
+        typed: whether the template wrote a placeholder; otherwise it is the mark from a content.
+    """
+
+    start: int
+    stop: int
+    kind: MediumKind
+    typed: bool
+
+
+def detect_media_style(template: ChatTemplate, placeholder_formats: PlaceholderFormats) -> MediaStyle:
+    """Detect how a template accepts media, by rendering probes."""
+    listed = _render_answer(template, "y") != _render_answer(template, [{"type": "text", "text": "y"}])
+    listed = listed and "y" not in _render_answer(template, "y")
+    answer: Any = [{"type": "text", "text": "y"}] if listed else "y"
+    typed = set()
+    for kind, placeholder_format in placeholder_formats.items():
+        user_content = [{"type": kind}, {"type": "text", "text": "x"}]
+        output = _try_render(template, user_content, answer)
+        if output.count(placeholder_format.placeholder) == 1 and "x" in output and "y" in output:
+            typed.add(kind)
+    return MediaStyle(frozenset(typed), listed)
+
+
+def _render_answer(template: ChatTemplate, answer: Any) -> str:
+    """Return the output for an answer; "" if an empty answer renders the same."""
+    user_content: Any = "x" if isinstance(answer, str) else [{"type": "text", "text": "x"}]
+    output = _try_render(template, user_content, answer)
+    return output if output != _try_render(template, user_content, "") else ""
+
+
+def _try_render(template: ChatTemplate, user_content: Any, answer: Any) -> str:
+    messages = [{"role": "user", "content": user_content}, {"role": "assistant", "content": answer}]
+    try:
+        return template.render(messages).text
+    except RenderError:
+        return ""
+
+
+def convert_media_messages(messages: list[dict[str, Any]], media_style: MediaStyle) -> tuple[list[dict[str, Any]], str]:
+    """Convert messages to a template's media style; also return the mark of a medium.
+
+    Raises:
+        RenderError: the messages use every candidate mark.
+    """
+    mark = _choose_unused_mark(messages)
+    return [_convert_media_message(message, media_style, mark) for message in messages], mark
+
+
+def _convert_media_message(message: dict[str, Any], media_style: MediaStyle, mark: str) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, str):
+        if media_style.listed:
+            return {**message, "content": [{"type": "text", "text": content}]}
+        return message
+    if not isinstance(content, list) or all(
+        part.get("type") == "text" or part.get("type") in media_style.typed for part in content
+    ):
+        return message
+    texts = [
+        part if part.get("type") in media_style.typed else {"type": "text", "text": part.get("text", mark)}
+        for part in content
+    ]
+    if all(part["type"] == "text" for part in texts) and not media_style.listed:
+        return {**message, "content": "".join(part["text"] for part in texts)}
+    return {**message, "content": texts}
+
+
+def _choose_unused_mark(messages: list[dict[str, Any]]) -> str:
+    for mark in map(chr, _MEDIUM_MARK_CODES):
+        if not contains_match(messages, re.compile(mark)):
+            return mark
+    raise RenderError("it uses every private-use character that could mark a medium")
+
+
+def find_placeholder_spans(
+    text: str,
+    control: Sequence[int],
+    kinds: Sequence[MediumKind],
+    mark: str,
+    placeholder_formats: PlaceholderFormats,
+    media_style: MediaStyle,
+) -> list[PlaceholderSpan]:
+    """Locate the text that a template wrote for each medium.
+
+    ``control`` holds the offsets of control tokens; ``mark`` replaces media in strings.
+
+    Raises:
+        RenderError: the template omitted, repeated or reordered media.
+    """
+    spans = [
+        PlaceholderSpan(position, position + len(placeholder_formats[kind].placeholder), kind, typed=True)
+        for position in control
+        for kind in media_style.typed
+        if text.startswith(placeholder_formats[kind].placeholder, position)
+    ]
+    strings = [kind for kind in kinds if kind not in media_style.typed]
+    marks = [match.start() for match in re.finditer(re.escape(mark), text)] if strings else []
+    if len(marks) != len(strings):
+        raise RenderError(_describe_wrong_count(strings, len(marks)))
+    spans += [
+        PlaceholderSpan(position, position + len(mark), kind, typed=False)
+        for position, kind in zip(marks, strings, strict=True)
+    ]
+    spans.sort()
+    if [span.kind for span in spans] != list(kinds):
+        raise RenderError(_describe_wrong_count(kinds, len(spans)))
+    return spans
+
+
+def _describe_wrong_count(kinds: Sequence[MediumKind], count: int) -> str:
+    media = format_count(len(kinds), "medium").replace("mediums", "media")
+    if count == len(kinds):
+        return "the template writes its media in another order"
+    return f"the template writes {format_count(count, 'placeholder')} for its {media}"
+
+
+def add_media_blocks(marked_text: MarkedText, spans: Sequence[PlaceholderSpan], owners: Sequence[int]) -> MarkedText:
+    """Add media to the blocks of their messages: a turn may hold nothing else."""
+    media = [
+        MarkedBlock(owner, span.start, span.stop, opened=True, closed=True)
+        for owner, span in zip(owners, spans, strict=True)
+    ]
+    blocks: list[MarkedBlock] = []
+    for block in sorted([*marked_text.blocks, *media], key=lambda one: (one.start, one.stop)):
+        previous = blocks[-1] if blocks else None
+        if previous is not None and previous.owner == block.owner:
+            blocks[-1] = replace(previous, stop=max(previous.stop, block.stop), closed=block.closed)
+        else:
+            blocks.append(block)
+    return replace(marked_text, blocks=blocks)
+
+
+def list_media_owners(messages: Sequence[dict[str, Any]], placeholder_formats: PlaceholderFormats) -> list[int]:
+    return [
+        number
+        for number, message in enumerate(messages)
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+        if part.get("type") in placeholder_formats
+    ]

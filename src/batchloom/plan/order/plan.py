@@ -10,7 +10,7 @@ import numpy as np
 
 from batchloom.core.errors import PlanError, SettingsError, StateError
 from batchloom.core.fingerprint import find_broken_link, fingerprint
-from batchloom.core.notebook import make_notebook_html
+from batchloom.core.report_output import make_notebook_html
 from batchloom.core.settings import to_plain
 from batchloom.plan.mixture import Mixture, PlanStore, list_weighted_sources
 from batchloom.plan.order.run_positions import WHOLE, RunPositions

@@ -1,14 +1,15 @@
 from .file_opening import (
     Compression as Compression,
+    Spool as Spool,
     get_pinned_revision as get_pinned_revision,
     get_suffix as get_suffix,
 )
 from .part_stream import (
+    CompactParts as CompactParts,
+    CompactSequence as CompactSequence,
     PartStart as PartStart,
     RecordSample as RecordSample,
     Source as Source,
     choose_random_records as choose_random_records,
     open_source as open_source,
 )
-from .source_table import CompactParts as CompactParts, CompactSequence as CompactSequence
-from .spool import Spool as Spool

@@ -127,7 +127,7 @@ def list_archive(archive: Archive, skipped_counts: Counter[str]) -> Iterator[Arc
             for entry in iter_entries(archive, file, skipped_counts):
                 total += entry.member.size
                 if total > max(BOMB_BYTES, BOMB_RATIO * archive.size):
-                    raise InputError(_describe_bomb(archive.name, total, archive.size))
+                    raise InputError(describe_bomb(archive.name, total, archive.size))
                 if not _count_if_ignored(entry.name, skipped_counts):
                     yield entry
     except _ARCHIVE_ERRORS as error:
@@ -144,7 +144,8 @@ def list_archive(archive: Archive, skipped_counts: Counter[str]) -> Iterator[Arc
         raise InputError(f"{archive.name} cannot be read: {describe_os_error(error)}.") from error
 
 
-def _describe_bomb(name: str, unpacked: int, packed: int) -> str:
+def describe_bomb(name: str, unpacked: int, packed: int) -> str:
+    """Describe data that unpacks to far more bytes than a file usually does."""
     return (
         f"{name} unpacks to more than {BOMB_RATIO:,} times its size ({unpacked:,} bytes from {packed:,}), like a "
         "zip bomb; if it is not one, unpack it yourself."
@@ -364,7 +365,7 @@ class _SequentialTar:
             raise
         self.position += len(data)
         if self.position > BOMB_BYTES and self.position > BOMB_RATIO * max(self.file.tell(), 1):
-            raise InputError(_describe_bomb(self.archive.name, self.position, self.file.tell()))
+            raise InputError(describe_bomb(self.archive.name, self.position, self.file.tell()))
         return data
 
 

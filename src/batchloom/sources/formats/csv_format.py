@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError
+from batchloom.core.wording import format_size
 from batchloom.sources.files.part_stream import PartStart, PartStream, ReadRules, Source
 from batchloom.sources.formats.record_faults import (
     SNIPPET_BYTES,
@@ -25,7 +26,6 @@ from batchloom.sources.formats.record_faults import (
     describe_missing_field,
     excerpt_around,
     excerpt_record,
-    make_too_large_record,
     refuse_wide_encoding,
 )
 
@@ -69,7 +69,7 @@ class _CsvFault(NamedTuple):
 
 @final
 class _CsvLineReader:
-    """Iterator of lines for csv that tracks the size and quotes of each record."""
+    """Iterator of lines for csv that tracks the size and first fault of each record."""
 
     def __init__(self, stream: PartStream, max_record_bytes: int) -> None:
         self._stream, self._max_record_bytes = stream, max_record_bytes
@@ -78,14 +78,12 @@ class _CsvLineReader:
         self._carry = b""
         self.line = stream.begin.line if stream.begin else 1
         self.offset, self.at_end = stream.position, False
-        self.start = b""
-        self._size = self._quotes = 0
-        self._ended = True
-        self.fault: _CsvFault | None = None
+        self.begin()
 
     def begin(self) -> None:
         """Begin a record with the next line."""
-        self.start, self._size, self._quotes, self.fault = b"", 0, 0, None
+        self.start, self._first_line, self._size = b"", self.line, 0
+        self.fault: _CsvFault | None = None
 
     def __iter__(self) -> "_CsvLineReader":
         return self
@@ -98,10 +96,11 @@ class _CsvLineReader:
         if len(self.start) < SNIPPET_BYTES:
             self.start += data[:SNIPPET_BYTES]
         self._size += len(data)
-        self._quotes += data.count(b'"')
-        self._ended = data.endswith(b"\n")
         if self._size > self._max_record_bytes:
-            raise _TooLargeError
+            raise InputError(
+                f"{self._stream.source.name}, line {self._first_line}: the record that begins here has more than "
+                f"{format_size(self._max_record_bytes)}; close its quotes if they are open, or write it as JSON Lines"
+            )
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
@@ -130,25 +129,6 @@ class _CsvLineReader:
         self.line += data.endswith(b"\n")
         return data
 
-    def skip_rest_of_record(self) -> bool:
-        """Skip the rest of an oversize record; return False if the stream ends in it."""
-        odd = self._quotes % 2
-        ended = not odd and self._ended
-        self.begin()
-        data = b"".join(self._lines[self._next_index :]) + self._carry
-        self._lines, self._next_index, self._carry = [], 0, data
-        while not ended:
-            data = self._carry or self._stream.read_up_to(_CHUNK_BYTES)
-            if not data:
-                return not odd
-            end, odd = _find_record_end(data, odd)
-            ended = end > 0
-            end = end or len(data)
-            self.offset += end
-            self.line += data.count(b"\n", 0, end)
-            self._carry = data[end:]
-        return True
-
     def _fill(self) -> None:
         data = self._carry + self._stream.read_up_to(_CHUNK_BYTES)
         while data and b"\n" not in data and len(data) <= self._max_record_bytes:
@@ -159,21 +139,6 @@ class _CsvLineReader:
         self._lines, self._next_index, self._carry = _split_lines(data), 0, b""
         if self._lines and not self._lines[-1].endswith(b"\n") and len(self._lines) > 1:
             self._carry = self._lines.pop()
-
-
-def _find_record_end(data: bytes, odd: int) -> tuple[int, int]:
-    """Return the end of the record in ``data`` (0: none) and its final quote parity.
-
-    ``odd`` is the quote parity before ``data``: 1 while a quoted field is open.
-    """
-    array = np.frombuffer(data, np.uint8)
-    newlines, quotes = np.flatnonzero(array == _NEWLINE), np.flatnonzero(array == _QUOTE)
-    even = newlines[(np.searchsorted(quotes, newlines) + odd) % 2 == 0]
-    return (int(even[0]) + 1, 0) if len(even) else (0, (odd + len(quotes)) % 2)
-
-
-class _TooLargeError(Exception):
-    """The record is above the limit."""
 
 
 def _split_lines(data: bytes) -> list[bytes]:
@@ -231,9 +196,6 @@ class _CsvReader:
                 row = next(rows)
             except StopIteration:
                 return
-            except _TooLargeError:
-                yield start, line, self._skip_too_large(start, line)
-                rows = csv.reader(lines, delimiter=delimiter)
             except csv.Error as error:
                 # The advice after the dash is for programmers, and differs between versions of Python.
                 reason = str(error).partition(" - ")[0]
@@ -247,10 +209,7 @@ class _CsvReader:
     def read_header(self) -> CsvHeader:
         """Read the header from the beginning of the source."""
         lines = self._lines
-        try:
-            first = next(lines, "")
-        except _TooLargeError as error:
-            raise InputError(f"{self._name} has no readable header (it does not end): {_HEADER_REMEDY}") from error
+        first = next(lines, "")
         refuse_wide_encoding(self._name, lines.start)
         if "\r" in first.rstrip("\r\n"):
             raise InputError(f"{self._name} ends its lines with CR alone; convert it with: tr '\\r' '\\n'")
@@ -258,9 +217,8 @@ class _CsvReader:
         rows = csv.reader(itertools.chain(filter(None, [first.removeprefix("\ufeff")]), lines), delimiter=delimiter)
         try:
             names = next(rows, [])
-        except (csv.Error, _TooLargeError) as error:
-            reason = str(error) or "it does not end"
-            raise InputError(f"{self._name} has no readable header ({reason}): {_HEADER_REMEDY}") from error
+        except csv.Error as error:
+            raise InputError(f"{self._name} has no readable header ({error}): {_HEADER_REMEDY}") from error
         if lines.at_end and names:
             raise InputError(self._make_unclosed_record(1))
         if lines.fault:
@@ -284,12 +242,6 @@ class _CsvReader:
     def _make_bad_record(self, offset: int, fault: _CsvFault) -> BadRecord:
         words = fault.snippet or excerpt_record(self._lines.start)
         return BadRecord(self._record, offset, fault.column, fault.reason, words, fault.line)
-
-    def _skip_too_large(self, offset: int, line: int) -> BadRecord:
-        start = self._lines.start
-        if not self._lines.skip_rest_of_record():
-            raise InputError(self._make_unclosed_record(line))
-        return make_too_large_record(self._record, offset, start, self._max_record_bytes, line)
 
     def _make_unclosed_record(self, line: int) -> str:
         return (
@@ -362,7 +314,7 @@ class _RowCutScanner:
                 end = data.rfind(b"\n") + 1
                 carry = data[end:]
                 if len(carry) > self._max_record_bytes:
-                    # The end of so large a row is known only after reading it.
+                    # The reader refuses so large a row, unless a quote at another position ends it earlier.
                     self.offset += len(data)
                     self.uncertain = True
                     return None

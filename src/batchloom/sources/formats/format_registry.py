@@ -1,26 +1,50 @@
-"""Registry of the source formats: one entry per format.
+"""Registry of the source formats, and detection of a file's format.
 
 A new format is a module in this folder, an entry in ``READ_METHODS`` unless it shares a method, and an entry in
 ``FORMATS``. A format that can be declared (``data_type``) is also named in ``InputFormat``. Detection by name, reading,
 cutting, positions in messages and labels derive from the entries.
+
+The format of a file is detected by its name, by its first bytes, or declared.
 """
 
+import codecs
+import io
+import re
+import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal, get_args
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, BinaryIO, Literal, NoReturn, final, get_args
 
+import msgspec
+import numpy as np
+
+from batchloom.core.addresses import redact_url
 from batchloom.core.document import Records
-from batchloom.sources.files.part_stream import PartStart, PartStream, ReadRules, Source
+from batchloom.core.errors import AccessError, DownloadError, InputError, InputMissingError
+from batchloom.core.files import JSON_DECODE_ERRORS
+from batchloom.sources.files.archives import Archive, ArchiveEntry, list_archive
+from batchloom.sources.files.file_opening import (
+    COMPRESSION_BY_SUFFIX,
+    Compression,
+    DecompressionError,
+    detect_compression,
+    get_suffix,
+    make_decompressor,
+)
+from batchloom.sources.files.part_stream import BOM, PartStart, PartStream, ReadRules, Source
 from batchloom.sources.formats.csv_format import find_row_cut, read_csv
-from batchloom.sources.formats.delimiters import NEWLINE, BlankLineDelimiter, Delimiter
-from batchloom.sources.formats.json_list_format import find_list_cut, read_json
+from batchloom.sources.formats.json_list_format import WRAPPERS, find_list_cut, read_json, scan_brackets
 from batchloom.sources.formats.jsonl_format import read_jsonl
 from batchloom.sources.formats.text_format import (
-    make_marker,
+    NEWLINE,
+    BlankLineDelimiter,
+    Delimiter,
+    FixedDelimiter,
     read_cut,
-    read_lines,
-    read_marked,
-    read_paragraphs,
+    read_delimited,
     read_text_file,
 )
 from batchloom.sources.formats.webdataset_format import read_samples
@@ -56,6 +80,13 @@ class ReadMethod:
     numbers: Literal["line", "row"] | None = None
 
 
+def _make_delimited_method(
+    name: str, make_delimiter: Callable[[ReadRules], Delimiter], numbers: Literal["line"] | None = None
+) -> ReadMethod:
+    read = partial(read_delimited, make_delimiter=make_delimiter)
+    return ReadMethod(name, "delimiter", read, delimiter=make_delimiter, numbers=numbers)
+
+
 READ_METHODS = {
     method.name: method
     for method in (
@@ -66,9 +97,9 @@ READ_METHODS = {
         ReadMethod("samples", "whole", read_samples, numbers="row"),
         ReadMethod("file", "whole", read_text_file),
         ReadMethod("cut", "text", read_cut),
-        ReadMethod("line", "delimiter", read_lines, delimiter=lambda _: NEWLINE, numbers="line"),
-        ReadMethod("paragraph", "delimiter", read_paragraphs, delimiter=lambda _: BlankLineDelimiter()),
-        ReadMethod("marker", "delimiter", read_marked, delimiter=make_marker),
+        _make_delimited_method("line", lambda _: NEWLINE, "line"),
+        _make_delimited_method("paragraph", lambda _: BlankLineDelimiter()),
+        _make_delimited_method("marker", lambda rules: FixedDelimiter(rules.split_on.encode())),
     )
 }
 
@@ -193,3 +224,354 @@ def is_splittable(source: Source, rules: ReadRules) -> bool:
 def is_sequential(source: Source, rules: ReadRules) -> bool:
     """Return whether record starts depend on all bytes before them."""
     return get_read_method(source, rules).cut == "ordered"
+
+
+_WRAPPED_LIST_PATTERN = re.compile(rb'"(?:%b)"\s*:\s*$' % "|".join(WRAPPERS).encode())
+_KEY_REACH = 64
+_NO_VALUE = object()
+
+# A list of records, one record per line, a single record on one line, or anything else.
+JsonShape = Literal["list", "lines", "line", "other"]
+_FEATHER_1 = b"FEA1"
+SNIFF_BYTES = 8192
+FIRST_LINE_BYTES = 1 << 20
+
+_FEATHER_REMEDY = "write it again with pyarrow.feather.write_feather(table, path)"
+_TO_JSONL_REMEDY = "convert it to JSON Lines (one object with a text field per line) first"
+_UNREADABLE_REMEDIES = {
+    **dict.fromkeys(parse_suffixes("ipynb orc avro xlsx xls db sqlite pkl pickle pt npz"), _TO_JSONL_REMEDY),
+    **dict.fromkeys(parse_suffixes("pdf docx doc odt epub rtf"), "extract its text first"),
+    **dict.fromkeys(parse_suffixes("7z rar"), "unpack it first, then name the folder"),
+    ".br": "compress it with gzip or zstd instead",
+}
+_COMPRESSED_TABLE_REMEDY = "decompress it first: tables need random access, and are compressed internally"
+_RELOCATED_ERRORS = (InputError, InputMissingError, AccessError, DownloadError)
+_MAX_COMPRESSED_BYTES = 64 << 10
+
+
+def starts_with_list(start: bytes) -> bool:
+    """Return whether the text begins with a list."""
+    return start.removeprefix(BOM).lstrip().startswith(b"[")
+
+
+def detect_json_shape(start: bytes, *, truncated: bool) -> JsonShape:
+    """Return the layout of a JSON file that begins with ``start``.
+
+    ``start`` holds a complete line unless the line is too long. ``truncated`` states whether the file
+    continues after ``start`` without a line end.
+    """
+    text = start.removeprefix(BOM).lstrip()
+    line, newline, next_lines = text.partition(b"\n")
+    value = _decode_line(line)
+    if text.startswith(b"["):
+        # Complete lists, one per line, count as records, though bad ones.
+        if value is not _NO_VALUE and next_lines.strip():
+            return "lines"
+        return "list" if text[1:].lstrip()[:1] in (b"{", b"]", b"") else "other"
+    if not text.startswith(b"{"):
+        return "other"
+    if isinstance(value, dict):
+        if next_lines.strip():
+            return "lines"
+        wrapped = any(isinstance(value.get(key), list) for key in WRAPPERS)
+        return "list" if wrapped else "line"
+    if _opens_wrapped(text):
+        return "list"
+    if newline or not truncated:
+        return "lines" if isinstance(_decode_line(next_lines.partition(b"\n")[0]), dict) else "other"
+    return "lines"
+
+
+def _decode_line(line: bytes) -> Any:
+    try:
+        return msgspec.json.decode(line)
+    except JSON_DECODE_ERRORS:
+        return _NO_VALUE
+
+
+def _opens_wrapped(text: bytes) -> bool:
+    """Return whether a list opens under one of the known keys."""
+    scan = scan_brackets(text)
+    opened_offsets = scan.offsets[np.flatnonzero((scan.depths == 2) & (scan.steps > 0))]
+    return any(
+        text[offset : offset + 1] == b"[" and _WRAPPED_LIST_PATTERN.search(text[max(0, offset - _KEY_REACH) : offset])
+        for offset in opened_offsets.tolist()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FileDetection:
+    """Detected kind of a file."""
+
+    kind: str | None
+    compression: Compression | None = None
+    # What an unreadable file is counted as (``.csv``, ``binary``), and the advice for it.
+    label: str = ""
+    remedy: str = ""
+    # A file that seems to hold neither records nor text is read only if an input names it.
+    sure: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DetectedFile:
+    """Earlier detection result, valid for this size and modification time."""
+
+    size: int
+    mtime_ns: int
+    kind: str
+    compression: Compression | None
+
+
+def detect_kind_by_name(name: str) -> FileDetection | None:
+    """Return the kind of a file by its name; None if its content must decide."""
+    last = (name.rpartition("/")[2] or name.rstrip("/").rpartition("/")[2]).lower()
+    ending = get_suffix(last)
+    if ending not in COMPRESSION_BY_SUFFIX:
+        return _detect_kind_by_suffixes(ending, None, KIND_BY_FILE_NAME.get(last))
+    last = last[: -len(ending)]
+    return _detect_kind_by_suffixes(get_suffix(last), ending, KIND_BY_FILE_NAME.get(last))
+
+
+@lru_cache(maxsize=1024)
+def _detect_kind_by_suffixes(suffix: str, packed: str | None, kind_by_name: str | None) -> FileDetection | None:
+    """Return the kind by suffix and compression suffix, else that of the name."""
+    compression = COMPRESSION_BY_SUFFIX[packed] if packed else None
+    if suffix in _UNREADABLE_REMEDIES:
+        return FileDetection(None, compression, suffix, _UNREADABLE_REMEDIES[suffix])
+    kind = KIND_BY_SUFFIX.get(suffix, kind_by_name)
+    if kind in COLUMNAR_KINDS and packed:
+        return FileDetection(None, compression, suffix + packed, _COMPRESSED_TABLE_REMEDY)
+    return FileDetection(kind, compression) if kind else None
+
+
+def needs_content(name_detection: FileDetection | None) -> bool:
+    """Return whether the content of a file decides its kind regardless of the name."""
+    return name_detection is None or (name_detection.kind is not None and FORMATS[name_detection.kind].sniffed)
+
+
+def detect_kind_by_content(
+    name_detection: FileDetection | None, name: str, start: bytes, compression: Compression | None
+) -> FileDetection:
+    """Return the kind of a file by its first bytes, decompressed.
+
+    ``start`` holds at least ``SNIFF_BYTES`` and a line, or the complete file if it is shorter.
+    """
+    if name_detection is None or name_detection.kind in COLUMNAR_KINDS:
+        table = _detect_columnar(start, compression) or name_detection
+        if table is not None:
+            return table
+    if name_detection is not None:
+        return _detect_json(start, compression, lines=name_detection.kind == "jsonl")
+    text = _decode_text(start)
+    if text is None:
+        label = get_suffix(name).lower() or "without suffix"
+        return FileDetection(None, compression, f"binary {label}", "only text, code, JSON, CSV and tables are read")
+    if text.startswith("{") and isinstance(_decode_line(text.splitlines()[0].encode()), dict):
+        return FileDetection("jsonl", compression)
+    if starts_with_list(start) and text[1:].lstrip().startswith("{"):
+        return _detect_json(start, compression)
+    return FileDetection("text", compression)
+
+
+def _detect_json(start: bytes, compression: Compression | None, *, lines: bool = False) -> FileDetection:
+    """Detect one record per line or a list; ``lines`` if the name means JSON Lines."""
+    shape = detect_json_shape(start, truncated=len(start) >= FIRST_LINE_BYTES)
+    if lines:
+        return FileDetection("json" if starts_with_list(start) and shape != "lines" else "jsonl", compression)
+    if shape in ("list", "lines"):
+        return FileDetection("json" if shape == "list" else "jsonl", compression)
+    return FileDetection("jsonl" if shape == "line" else "json", compression, "JSON without records", sure=False)
+
+
+def _detect_columnar(start: bytes, compression: Compression | None) -> FileDetection | None:
+    """Return the kind of a columnar file, or None for another file."""
+    if start.startswith(_FEATHER_1):
+        return FileDetection(None, compression, "Feather version 1", _FEATHER_REMEDY)
+    kind = next((kind for magic, kind in KIND_BY_MAGIC.items() if start.startswith(magic)), None)
+    if kind and compression:
+        return FileDetection(None, compression, f"compressed {kind}", _COMPRESSED_TABLE_REMEDY)
+    return FileDetection(kind) if kind else None
+
+
+def _decode_text(start: bytes) -> str | None:
+    if b"\x00" in start:
+        return None
+    try:
+        # A character cut at the end of the block is valid.
+        return codecs.getincrementaldecoder("utf-8")().decode(start).removeprefix("\ufeff")
+    except UnicodeDecodeError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredInput:
+    """Declaration of one input.
+
+    Attributes:
+        form: format of its files; None to detect it by name and content.
+        location: origin of the declaration, for messages; empty if the input itself declares it.
+        follow_links: whether to follow symbolic links that lead out of its folder.
+    """
+
+    form: InputFormat | None = None
+    location: str = ""
+    follow_links: bool = False
+
+
+def matches_format(form: InputFormat | None, kind: str | None) -> bool:
+    """Return whether files of this kind match the declared format."""
+    return form in (None, "hf_dataset") or (kind is not None and form in FORMATS[kind].data_types)
+
+
+def describe_format_mismatch(form: InputFormat, kind: str) -> str:
+    """Describe a file whose kind contradicts the declared format."""
+    label = FORMATS[kind].label
+    if kind in INPUT_FORMATS:
+        return f"holds {label} ({kind}), and data_type says {form}; write data_type: {kind}, or leave data_type out"
+    return f"holds {label}, and data_type says {form}; leave data_type out, or name another file"
+
+
+def reraise_with_location(error: InputError, location: str) -> NoReturn:
+    """Raise the error of an input again, prefixed with the declaration's location."""
+    if location and type(error) in _RELOCATED_ERRORS:
+        raise type(error)(f"{location}: {error}") from error
+    raise error
+
+
+def detect_kind(
+    name_detection: FileDetection | None, name: str, read_start: Callable[[Compression | None], bytes]
+) -> FileDetection:
+    """Return the kind of a file by its name, or by its first bytes if they decide.
+
+    ``read_start`` returns the first bytes, decompressed; it is called only if needed.
+    """
+    if name_detection is not None and not needs_content(name_detection):
+        return name_detection
+    compression = COMPRESSION_BY_SUFFIX.get(get_suffix(name.lower()))
+    head = read_start(compression)
+    if compression is None:
+        compression = detect_compression(head)
+        head = read_start(compression) if compression else head
+    return detect_kind_by_content(name_detection, name, head, compression)
+
+
+def detect_file_kind(source: Source) -> FileDetection:
+    """Return the kind of a local or remote file; the kind of ``source`` is ignored."""
+    name = redact_url(source.path)
+    return detect_kind(detect_kind_by_name(name), name, partial(_read_start, source))
+
+
+def detect_declared_kind(source: Source, verdict: FileDetection, form: InputFormat | None) -> FileDetection:
+    """Return the kind of a file with a declared format; ``verdict`` is as detected."""
+    if form in (None, "hf_dataset") or verdict.kind is None or FORMATS[verdict.kind].method:
+        return verdict
+    # The name is that of a text, so the content decides.
+    name_detection = FileDetection("json") if form in ("json", "jsonl") else None
+    head = _read_start(source, verdict.compression)
+    content_detection = detect_kind_by_content(name_detection, redact_url(source.path), head, verdict.compression)
+    if form == "csv" and content_detection.kind == "text":
+        # Any text may be CSV, unless it holds records of another kind.
+        return FileDetection("csv", verdict.compression)
+    if matches_format(form, content_detection.kind) and (content_detection.sure or content_detection.kind == form):
+        return content_detection
+    return verdict
+
+
+def _read_start(source: Source, compression: Compression | None) -> bytes:
+    """Return the first bytes of a file, decompressed, with a full line of JSON."""
+    decoded_source = source if source.compression == compression else replace(source, compression=compression)
+    with PartStream(decoded_source) as stream:
+        head = stream.read_up_to(SNIFF_BYTES)
+        return head + stream.read_up_to(FIRST_LINE_BYTES) if _needs_line(head) else head
+
+
+def _needs_line(start: bytes) -> bool:
+    """Return whether the first line of JSON is still incomplete."""
+    return b"\n" not in start and start.lstrip()[:1] in (b"{", b"[")
+
+
+def list_archive_sources(archive: Archive, skipped_counts: Counter[str]) -> Iterator[tuple[str, Source]]:
+    """Yield the name and source, named ``archive/member``, of each readable member."""
+    names: Counter[str] = Counter()
+    for entry in list_archive(archive, skipped_counts):
+        verdict = _detect_member_kind(archive, entry)
+        if verdict.kind is None or not verdict.sure:
+            skipped_counts[verdict.label] += 1
+        elif verdict.kind in COLUMNAR_KINDS and not entry.member.direct:
+            skipped_counts["tables compressed in an archive"] += 1
+        else:
+            # An archive may hold a name twice, and paths must identify sources.
+            names[entry.name] += 1
+            repeat_suffix = f"#{names[entry.name]}" if names[entry.name] > 1 else ""
+            yield (
+                entry.name,
+                Source(
+                    f"{archive.name}/{entry.name}{repeat_suffix}",
+                    f"{archive.path}/{entry.name}{repeat_suffix}",
+                    verdict.kind,
+                    verdict.compression,
+                    entry.member.size,
+                    archive.mtime_ns,
+                    entry.member,
+                    archive.revision,
+                ),
+            )
+
+
+def _detect_member_kind(archive: Archive, entry: ArchiveEntry) -> FileDetection:
+    """Return the kind of a member, "broken" if it contradicts its own name."""
+    if not needs_content(name_detection := detect_kind_by_name(entry.name)):
+        return name_detection or FileDetection(None, None, "unknown")
+    try:
+        with closing(entry.start()) as file:
+            head = _FileHead(file)
+            try:
+                return detect_kind(name_detection, entry.name, head.read_start)
+            except (DecompressionError, EOFError):
+                if head.damaged:
+                    raise
+                return FileDetection(None, None, "broken")
+    except (DecompressionError, EOFError, tarfile.TarError) as error:
+        raise InputError(
+            f"{archive.name}/{entry.name} is broken ({str(error) or 'it is cut short'}): fetch or pack the archive "
+            "again, or leave it out."
+        ) from error
+
+
+@final
+class _FileHead:
+    """First bytes of a file that can be read once, front to back."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._raw = file, b""
+        self.damaged = False
+
+    def read_start(self, compression: Compression | None) -> bytes:
+        """Return the first bytes of the file, decompressed."""
+        raw = self._read_raw(_MAX_COMPRESSED_BYTES if compression else SNIFF_BYTES)
+        head = _decompress_start(raw, compression)
+        if _needs_line(head):
+            head = _decompress_start(self._read_raw(FIRST_LINE_BYTES), compression)
+        return head
+
+    def _read_raw(self, size: int) -> bytes:
+        self.damaged = True
+        while len(self._raw) < size and (data := self._file.read(size - len(self._raw))):
+            self._raw += data
+        self.damaged = False
+        return self._raw
+
+
+def _decompress_start(raw: bytes, compression: Compression | None) -> bytes:
+    """Decompress the beginning of a file, which may be cut anywhere."""
+    if compression is None:
+        return raw
+    stream, chunks = make_decompressor(compression, io.BytesIO(raw)), []
+    size = 0
+    try:
+        while size < FIRST_LINE_BYTES and (data := stream.read(SNIFF_BYTES)):
+            chunks.append(data)
+            size += len(data)
+    except EOFError:
+        pass
+    return b"".join(chunks)

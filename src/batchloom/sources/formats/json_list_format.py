@@ -26,8 +26,6 @@ from batchloom.sources.formats.jsonl_format import JsonRowReader, count_leading_
 from batchloom.sources.formats.record_faults import diagnose_json, make_too_large_record, refuse_wide_encoding
 
 _QUOTE, _SLASH = b'"\\'
-# Longer runs of backslashes take another method.
-_MAX_WALKED = 8
 # Table for bytes.translate: 1 for a quote or a bracket, else 0.
 _IS_MARK = bytes(byte in b'"{}[]' for byte in range(256))
 _DEPTH_STEPS = np.zeros(256, np.int8)
@@ -36,6 +34,7 @@ _DEPTH_STEPS[list(b"}]")] = -1
 _CHUNK_BYTES = 1 << 20
 _MAX_WINDOW_BYTES = 8 << 20
 _MAX_SCALAR_BYTES = 1 << 16
+_SPACE = b" \t\r\n"
 _SPACE_PATTERN = re.compile(rb"[ \t\r\n]*")
 _STRING_PATTERN = re.compile(rb'"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
 _SCALAR_PATTERN = re.compile(rb"[^,\[\]{}\s]*")
@@ -44,8 +43,6 @@ _MUST_BE_LIST = "JSON file must contain a list of objects"
 _MAX_KEYS_LISTED = 8
 _MAX_KEY_BYTES = 1 << 16
 _LEAD_PATTERN = re.compile(rb"[ \t\r\n]*(,?)[ \t\r\n]*")
-# Parsers reject such nesting, and searching for its end would take long.
-_DEEP_PATTERN = re.compile(rb"[\[{]{1000000}")
 _SCALAR_END_PATTERN = re.compile(rb"[,\]]")
 # In text with unbalanced quotes, the text between strings reads as strings.
 _BETWEEN_PATTERN = re.compile(rb"[\s\[\]{},:]*[,:][\s\[\]{},:]*")
@@ -108,22 +105,16 @@ def _mask_escaped(array: NDArray[np.uint8], marks: NDArray[np.int64], *, escaped
     # Few marks follow one backslash, and fewer follow two: runs are walked back from those.
     candidates = np.flatnonzero(marks > 0)
     candidates = candidates[array[marks[candidates] - 1] == _SLASH]
-    for back in range(2, _MAX_WALKED + 2):
+    back = 1
+    while len(candidates):
         is_escaped[candidates] ^= True
+        back += 1
         previous = marks[candidates] - back
-        inside = previous >= 0
         # An escaped backslash escapes nothing.
         if escaped:
             is_escaped[candidates[previous == -1]] ^= True
+        inside = previous >= 0
         candidates = candidates[inside][array[previous[inside]] == _SLASH]
-        if not len(candidates):
-            return is_escaped
-    slashes = np.flatnonzero(array == _SLASH)
-    breaks = np.flatnonzero(np.diff(slashes) != 1)
-    firsts = slashes[np.concatenate([[0], breaks + 1])]
-    first = firsts[np.searchsorted(firsts, marks[candidates] - 1, "right") - 1]
-    run = marks[candidates] - first - (escaped & (first == 0))
-    is_escaped[candidates] = run % 2 == 1
     return is_escaped
 
 
@@ -354,8 +345,6 @@ class _JsonListReader:
                 yield batch
             elif not self._closed:
                 start = self._find_next_start()
-                if start is not None and _DEEP_PATTERN.match(text.data, start):
-                    text.fail("values are nested more than 1,000,000 deep", start)
                 if start is not None and len(text.data) - start > self._max_record_bytes:
                     yield self._read_oversize(start)
                 elif not text.read_more():
@@ -546,13 +535,9 @@ def _scan_elements(text: _JsonTextWindow, nominal: int, *, comma: bool, max_reco
 
 def _count_certain(data: bytes, starts: list[int], ends: list[int], *, comma: bool) -> int:
     """Return the number of elements before the first doubt."""
-    gaps = [data[stop:start] for stop, start in zip([0, *ends], starts, strict=False)]
-    doubtful = {gap for gap in set(gaps) if not _is_gap(gap, comma=True)}
-    if gaps and not comma and _is_gap(gaps[0], comma=False):
-        return next((n for n, gap in enumerate(gaps[1:], 1) if gap in doubtful), len(gaps))
-    return next((n for n, gap in enumerate(gaps) if gap in doubtful or not comma), len(gaps))
-
-
-def _is_gap(gap: bytes, *, comma: bool) -> bool:
-    lead = _LEAD_PATTERN.fullmatch(gap)
-    return lead is not None and bool(lead[1]) == comma
+    expected = b"," if comma else b""
+    for number, (stop, start) in enumerate(zip([0, *ends], starts, strict=False)):
+        if data[stop:start].strip(_SPACE) != expected:
+            return number
+        expected = b","
+    return len(starts)

@@ -13,7 +13,6 @@ from batchloom.core.document import BadRecord, Records
 from batchloom.core.errors import InputError, RecordError, make_record_error
 from batchloom.core.files import JSON_DECODE_ERRORS
 from batchloom.sources.files.part_stream import BOM, PartStream, ReadRules
-from batchloom.sources.formats.delimiters import FixedDelimiter, RecordBlock, iter_record_blocks
 from batchloom.sources.formats.record_faults import (
     MissingFieldError,
     describe_wide_encoding,
@@ -22,6 +21,7 @@ from batchloom.sources.formats.record_faults import (
     excerpt_record,
     make_too_large_record,
 )
+from batchloom.sources.formats.text_format import FixedDelimiter, RecordBlock, iter_record_blocks
 
 # If this many first records all lack the text field, the field is wrong for the source.
 _FIRST_RECORDS = 100

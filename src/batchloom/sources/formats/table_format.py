@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, BinaryIO, Protocol, Self, cast, final
+from typing import Any, BinaryIO, Self, cast, final
 
 import msgspec
 import pyarrow as pa
@@ -60,7 +60,7 @@ class TableReader:
         self.source, self.consumed = source, 0
         self._file = file
         with _wrap_arrow_errors(source):
-            self._groups: _RowGroups = (
+            self._groups: _ParquetGroups | _ArrowGroups = (
                 _ParquetGroups(self._file, source.size)
                 if source.kind == "parquet"
                 else _ArrowGroups(self._file, source)
@@ -109,17 +109,6 @@ class TableReader:
             hint = f"; --text-field {text_columns[0]!r} does" if text_columns else ""
             hint = f"; {BYTES_REMEDY}" if is_binary_type(kind) else hint
             raise RecordError(self.source.name, None, None, f"column {field!r} holds {kind}, not text{hint}")
-
-
-class _RowGroups(Protocol):
-    """Protocol of a columnar file: ``schema``, ``starts``, ``rows`` and ``batches``."""
-
-    schema: pa.Schema
-    starts: list[int]
-    rows: list[int] | None
-
-    def batches(self, first: int, last: int, field: str | None) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield record batches of groups [first, last), each with its group's offset."""
 
 
 @dataclass(frozen=True, slots=True)

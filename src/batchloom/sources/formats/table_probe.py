@@ -24,7 +24,6 @@ from batchloom.core.files import RangeFile
 from batchloom.core.process_state import is_worker
 from batchloom.sources.files.part_stream import ReadRules, Source
 
-_MAX_ATTEMPTS = 3
 # The search path is set before anything of batchloom is imported.
 _START_CODE = (
     "import sys; sys.path[:] = sys.argv[2:]; "
@@ -57,13 +56,12 @@ class _ProbeProcess:
         with self._lock:
             if key in self._survived:
                 return
-            # A parser does not kill its own process, so something else did.
-            statuses = (self._ask(source, file) for _ in range(_MAX_ATTEMPTS))
-            status = next((status for status in statuses if status != -signal.SIGKILL), -signal.SIGKILL)
+            status = self._ask(source, file)
             if status == -signal.SIGKILL:
+                # A parser does not kill its own process, so something else did.
                 raise InputError(
-                    f"{source.name} cannot be read: the process that opened it was killed {_MAX_ATTEMPTS} times (out "
-                    "of memory?). Give the job more memory."
+                    f"{source.name} cannot be read: the process that opened it was killed (out of memory?). Give the "
+                    "job more memory, then the same command again."
                 )
             if status is not None:
                 raise InputError(

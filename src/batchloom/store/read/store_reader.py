@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from batchloom.core.errors import InputError, StoreError
 from batchloom.core.loss_weights import decode_loss_weights
-from batchloom.core.notebook import make_notebook_html
+from batchloom.core.report_output import make_notebook_html
 from batchloom.core.settings import check_index
 from batchloom.store.format.layout import ObjectiveName
 from batchloom.store.format.manifest import compute_filtered_fingerprint, find_generation
