@@ -29,7 +29,18 @@ _LEGEND = (
 @with_settings(
     Recipe,
     only=(
-        *("tokenizer", "end_token", "text_field", "mapping", "ignore", "prompts", "carry", "split_on", "normalize"),
+        *(
+            "tokenizer",
+            "end_token",
+            "text_field",
+            "mapping",
+            "ignore",
+            "prompts",
+            "carry",
+            "split_on",
+            "normalize",
+            "clean",
+        ),
         *("max_bad", "template", "template_args", "template_date", "tool_format", "default_system"),
         *("train_on", "train_on_eos", "max_tokens", "overlong", "processor", "data_folder", "follow_links"),
     ),

@@ -23,7 +23,7 @@ from batchloom.core.wording import format_count
 from batchloom.plan import PlanSpec, choose_lane_pool_size, compute_min_sequences, count_sequences
 from batchloom.plan.order import FIRST_POOL, choose_default_lanes
 from batchloom.plan.packing import POOL_SIZE
-from batchloom.preparation import ChatRecipe, Note, Progress, ReadRecipe, Recipe
+from batchloom.preparation import ChatRecipe, Note, Progress, ReadRecipe, Recipe, parse_clean_steps
 from batchloom.preparation.documents import TEMPLATED_KINDS, get_objective
 from batchloom.preparation.request import (
     InputArgument,
@@ -122,7 +122,9 @@ def _make_prepare_commands(
     suggested = {source.suggestion for source in sources if source.suggestion}
     refused = [source for source in sources if source.fault and not source.suggestion]
     curable_faults = {source.fault for source in sources if source.fault and source.suggestion}
-    if not all(names) or not curable_faults >= {*examination.diagnosis.faults}:
+    # Only names of steps are words of a command line.
+    has_step_settings = any(step.settings for step in recipe.reading.clean)
+    if has_step_settings or not all(names) or not curable_faults >= {*examination.diagnosis.faults}:
         return []
     if examination.tokenizer_missing:
         recipe = replace(recipe, tokenizer=_FALLBACK_TOKENIZER)
@@ -149,7 +151,12 @@ def _make_prepare_command(
     if mapping:
         words += ["--map", mapping]
     words += ["--prompts"] if recipe.reading.prompts else []
-    for name, columns in (("--ignore", recipe.reading.ignore), ("--carry", recipe.reading.carry)):
+    step_names = [step.name for step in recipe.reading.clean]
+    for name, columns in (
+        ("--ignore", recipe.reading.ignore),
+        ("--carry", recipe.reading.carry),
+        ("--clean", step_names),
+    ):
         words += [name, ",".join(columns)] if columns else []
     if (media := recipe.reading.media) is not None:
         words += ["--processor", media.processor]
@@ -298,6 +305,7 @@ def _make_read_recipe(options: DocumentOptions) -> ReadRecipe:
         prompts=given.get("prompts", False),
         carry=parse_names(given.get("carry", ()), "carry"),
         media=parse_media(given.get("media")),
+        clean=parse_clean_steps(given.get("clean")),
         **_select(given, ("text_field", "split_on", "normalize")),
     )
 
