@@ -25,10 +25,8 @@ from batchloom.analysis import (
 from batchloom.core.errors import BatchloomError, InputError
 from batchloom.plan import Mixture, Plan, compute_imbalance, compute_row_costs, deal_balanced
 from batchloom.view.packed_rows import COLOURS, PACKING_ROWS, draw_rows
-from batchloom.view.page_requests import describe_choice, read_choice, read_number, respond
-from batchloom.view.plan_counts import COUNTING_NOTE, RELOAD_HEADERS, is_near
-from batchloom.view.target import ViewTarget
-from batchloom.view.value_cache import ValueCache
+from batchloom.view.page_templates import describe_choice, read_choice, read_number, respond
+from batchloom.view.target import COUNTING_NOTE, RELOAD_HEADERS, ValueCache, ViewTarget, is_near
 
 # A sample of the pools of a large store, which takes a tenth of a second.
 _SAMPLED_POOLS, _MAX_FORECASTS = 16, 8

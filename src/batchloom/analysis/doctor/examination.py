@@ -213,7 +213,7 @@ class SourceGroup:
     def count_tokens(
         self, lengths: NDArray[np.uint32], sides: NDArray[np.uint8], trained: TokenFlags | None, tokens: int
     ) -> None:
-        """Count the lengths of documents in tokens, their trained tokens, and both for each side."""
+        """Count lengths in tokens and trained tokens, in total and by side."""
         self.lengths.update(lengths.tolist())
         self.masked |= trained is not None
         self.trained += tokens if trained is None else int(np.count_nonzero(trained))
@@ -441,7 +441,7 @@ class Examination:
     def _read_part(
         self, part: SourcePart, max_characters: int | None, bounds: RecordBounds | None, duplicates: DuplicateCounter
     ) -> None:
-        """Run what ``prepare`` runs over a part, up to about ``max_characters`` of its documents."""
+        """Run what ``prepare`` runs, up to about ``max_characters`` of a part."""
         began = time.perf_counter()
         group = self._group_of[part.source.name]
         sink = MemorySink(partial(self._count_documents, group, duplicates), partial(self._list_bad, part))

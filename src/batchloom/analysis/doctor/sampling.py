@@ -180,7 +180,7 @@ class InputSample:
 
 @final
 class SampleReader:
-    """Reader of a part that cuts the batches of sampled tables and estimates the bytes that records represent."""
+    """Reader of a part that cuts sampled tables short and estimates its share."""
 
     def __init__(self, reader: PartReader, part: SourcePart, sample: InputSample) -> None:
         self._reader, self._part, self._sample = reader, part, sample
@@ -229,7 +229,7 @@ class SampleReader:
 
 
 def _truncate_records(batch: Records, first: int, max_characters: int) -> None:
-    """Cut a batch of table rows to about ``max_characters``; the rest counts as not read."""
+    """Cut table rows to about ``max_characters``; the rest counts as not read."""
     size = 0
     for number, row in enumerate(batch.values[:-1], 1):
         size += len(row) if isinstance(row, str) else len(str(row))
@@ -292,7 +292,7 @@ class DocumentPreview:
 
 @dataclass(frozen=True, slots=True)
 class MemorySink:
-    """Document sink that hands documents and bad records to functions and writes nothing."""
+    """Document sink that calls functions instead of writing files."""
 
     take_documents: Callable[
         [NDArray[np.generic], NDArray[np.void], TokenFlags | None, Sequence[Sequence[PlacedMedium]]], None
@@ -323,7 +323,7 @@ class MemorySink:
 
 
 def encode_nothing(_parser: RecordParser, documents: list[Any], _weights: Sequence[float]) -> EncodedBatch:
-    """Return documents without tokens, for inputs that no tokenizer or template can encode."""
+    """Return documents without tokens, where there is no tokenizer or template."""
     return EncodedBatch(ids=np.zeros(0, np.uint32), lengths=np.zeros(len(documents), np.uint32))
 
 

@@ -179,7 +179,7 @@ def build_step_indexes(
 
 
 def make_cleaner(steps: Sequence[CleanStep], folder: Path, notify: Callable[[str], None]) -> TextCleaner | None:
-    """Return the cleaner of a recipe's steps, with indexes in ``folder``; None without steps."""
+    """Return the cleaner of steps, with indexes in ``folder``; None without steps."""
     return TextCleaner(build_step_indexes(steps, folder, notify)) if steps else None
 
 
