@@ -1,4 +1,5 @@
 from .explanation import (
+    DocumentQuery as DocumentQuery,
     ExplainedSequence as ExplainedSequence,
     ExplainedSpan as ExplainedSpan,
     ServedSequence as ServedSequence,

@@ -404,53 +404,47 @@ def when(
         SettingsError: neither a document nor a record is given, or both.
         PlanError: the world size does not divide the step.
     """
-    return find_serving_steps(
-        data,
-        document=document,
-        source=source,
-        record=record,
-        file=file,
-        last_step=last_step,
-        world_size=world_size,
-    )[0]
+    query = DocumentQuery(document=document, source=source, record=record, file=file)
+    return find_serving_steps(data, query, last_step=last_step, world_size=world_size)[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentQuery:
+    """Arguments of :func:`when` that name a document, or the documents of a record."""
+
+    document: int | None = None
+    source: str | None = None
+    record: int | None = None
+    file: str | None = None
 
 
 def find_serving_steps(
-    data: Plan | Loader,
-    *,
-    document: int | None = None,
-    source: str | None = None,
-    record: int | None = None,
-    file: str | None = None,
-    last_step: int | None = None,
-    world_size: int | None = None,
+    data: Plan | Loader, query: DocumentQuery, *, last_step: int | None = None, world_size: int | None = None
 ) -> tuple[tuple[ServedSequence, ...], tuple[UnservedDocument, ...]]:
     """Return the result of :func:`when`, and the documents in no step with reasons."""
     plan, (_, ranks) = get_plan(data), resolve_world(data, None, world_size)
-    request_numbers = _validate_request(document, record, last_step)
-    number, documents = _select_documents(plan, request_numbers, source, file)
+    request_numbers = _validate_request(query.document, query.record, last_step)
+    number, documents = _select_documents(plan, request_numbers, query.source, query.file)
     ensure_tables(plan)
     last = plan.steps - 1 if request_numbers["last_step"] is None else min(request_numbers["last_step"], plan.steps - 1)
     name, served_sequences, unserved = plan.names[number], [], []
-    for document_number in documents:
-        bans = [p for p, n, numbers in plan.orders.run_layout.bans if n == name and document_number in numbers]
-        locations = find_document_positions(plan, number, document_number, last) if last >= 0 else []
+    for document in documents:
+        bans = [p for p, n, numbers in plan.orders.run_layout.bans if n == name and document in numbers]
+        locations = find_document_positions(plan, number, document, last) if last >= 0 else []
         if not locations:
-            reason = explain_unserved(plan, number, document_number, last)
-            unserved.append(UnservedDocument(name, document_number, reason))
+            unserved.append(UnservedDocument(name, document, explain_unserved(plan, number, document, last)))
         for location in locations:
             rank = int(assign_step_ranks(data, location.step, ranks)[location.row]) if ranks > 1 else 0
-            is_banned = any(location.position >= position for position in bans)
             served_sequences.append(
                 ServedSequence(
                     source=name,
-                    document=document_number,
+                    document=document,
                     step=location.step,
                     row=location.row,
                     rank=rank,
                     position=location.position,
                     epoch=location.epoch,
-                    banned=is_banned,
+                    banned=any(location.position >= position for position in bans),
                 )
             )
     served_sequences.sort(key=lambda sequence: (sequence.position, sequence.document))
