@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from batchloom.core.addresses import redact_url as shown_address
 from batchloom.core.errors import InputError, PlanError, SettingsError
 from batchloom.core.loss_weights import count_loss_weights
 from batchloom.core.medium import MediumKind
-from batchloom.core.settings import as_int, quote_value, raise_problems, suggest
+from batchloom.core.settings import Setting, as_int, convert_int_settings, quote_value, raise_problems, suggest
 from batchloom.core.wording import format_count, format_list
 from batchloom.plan import Plan, find_document_positions
 from batchloom.plan.mixture import list_weighted_sources
@@ -35,6 +36,7 @@ from batchloom.store.format import (
 from batchloom.store.read import find_provenance, find_source_names, has_media
 
 _MAX_TEXT_TOKENS = 1 << 20
+_MAX_NUMBER = (1 << 63) - 1
 
 Ints = NDArray[np.int64]
 _MAX_LISTED = 5
@@ -404,29 +406,47 @@ def when(
         SettingsError: neither a document nor a record is given, or both.
         PlanError: the world size does not divide the step.
     """
-    query = DocumentQuery(document=document, source=source, record=record, file=file)
-    return find_serving_steps(data, query, last_step=last_step, world_size=world_size)[0]
+    query = DocumentQuery(document=document, source=source, record=record, file=file, last_step=last_step)
+    return find_serving_steps(data, query, world_size)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentQuery:
     """Arguments of :func:`when` that name a document, or the documents of a record."""
 
-    document: int | None = None
-    source: str | None = None
-    record: int | None = None
-    file: str | None = None
+    document: Annotated[
+        int | None, Setting(help="Number of a document in its store.", minimum=0, maximum=_MAX_NUMBER)
+    ] = None
+    source: Annotated[
+        str | None, Setting(help="Source of a mixture; of a single store, an input file or data set.")
+    ] = None
+    record: Annotated[
+        int | None,
+        Setting(
+            help="Number of a record in its file, from 0: its line or row, less 1.", minimum=0, maximum=_MAX_NUMBER
+        ),
+    ] = None
+    file: Annotated[str | None, Setting(help="Input file, if the source has several.")] = None
+    last_step: Annotated[
+        int | None,
+        Setting(help="Last step to search.", minimum=0, maximum=_MAX_NUMBER, shown_default="the last step of the run"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        problems = convert_int_settings(self)
+        if (self.document is None) == (self.record is None):
+            problems.append("document: give a document (--document), or a record of a source (--source with --record)")
+        raise_problems(problems)
 
 
 def find_serving_steps(
-    data: Plan | Loader, query: DocumentQuery, *, last_step: int | None = None, world_size: int | None = None
+    data: Plan | Loader, query: DocumentQuery, world_size: int | None = None
 ) -> tuple[tuple[ServedSequence, ...], tuple[UnservedDocument, ...]]:
     """Return the result of :func:`when`, and the documents in no step with reasons."""
     plan, (_, ranks) = get_plan(data), resolve_world(data, None, world_size)
-    request_numbers = _validate_request(query.document, query.record, last_step)
-    number, documents = _select_documents(plan, request_numbers, query.source, query.file)
+    number, documents = _select_documents(plan, query)
     ensure_tables(plan)
-    last = plan.steps - 1 if request_numbers["last_step"] is None else min(request_numbers["last_step"], plan.steps - 1)
+    last = plan.steps - 1 if query.last_step is None else min(query.last_step, plan.steps - 1)
     name, served_sequences, unserved = plan.names[number], [], []
     for document in documents:
         bans = [p for p, n, numbers in plan.orders.run_layout.bans if n == name and document in numbers]
@@ -451,26 +471,10 @@ def find_serving_steps(
     return tuple(served_sequences), tuple(unserved)
 
 
-def _validate_request(document: object, record: object, last_step: object) -> dict[str, int | None]:
-    arguments = {"document": document, "record": record, "last_step": last_step}
-    numbers = {name: as_int(value) for name, value in arguments.items()}
-    problems = [
-        f"{name}: {quote_value(value)} is not a whole number of at least 0"
-        for name, value in arguments.items()
-        if value is not None and (numbers[name] is None or int(numbers[name] or 0) < 0)
-    ]
-    if (document is None) == (record is None):
-        problems.append("document: give a document (--document), or a record of a source (--source with --record)")
-    raise_problems(problems)
-    return numbers
-
-
-def _select_documents(
-    plan: Plan, request_numbers: dict[str, int | None], source: str | None, file: str | None
-) -> tuple[int, list[int]]:
+def _select_documents(plan: Plan, query: DocumentQuery) -> tuple[int, list[int]]:
     """Return the source number in the plan and the requested documents."""
     names = [plan.names[n] for n in plan.orders.weighted_sources]
-    document, record = request_numbers["document"], request_numbers["record"]
+    document, record, source = query.document, query.record, query.source
     if document is not None:
         name = source if source in plan.names else None
         if name is None and (source is not None or len(plan.names) > 1):
@@ -484,7 +488,7 @@ def _select_documents(
         if document >= size:
             raise InputError(f"There is no document {document:,} in {name}: there are {size:,}, numbered from 0.")
         return _find_source_number(plan, name, names), [document]
-    name, input_name = _resolve_input(plan, source, file)
+    name, input_name = _resolve_input(plan, source, query.file)
     store = plan.stores[name]
     if not isinstance(store, Store) or record is None:
         raise InputError(f"Source {name!r} has only lengths; give the number of a document.")

@@ -79,22 +79,12 @@ def _format_span(span: ExplainedSpan) -> str:
     return ", ".join(facts) + begins
 
 
+@with_settings(DocumentQuery, parameter="query")
 @with_settings(PlanRequest)
 def when(
     store: StorePath = None,
     *,
-    document: Annotated[int | None, Option(help="Number of a document in its store.")] = None,
-    source: Annotated[
-        str | None,
-        Option(help="Source of a mixture; of a single store, an input file or data set."),
-    ] = None,
-    record: Annotated[
-        int | None, Option(help="Number of a record in its file, from 0: its line or row, less 1.")
-    ] = None,
-    file: Annotated[str | None, Option(help="Input file, if the source has several.")] = None,
-    last_step: Annotated[
-        int | None, Option(help="Last step to search.", show_default="the last step of the run")
-    ] = None,
+    query: dict[str, Any],
     world_size: WorldSize = None,
     settings: dict[str, Any],
     as_json: AsJson = False,
@@ -106,13 +96,12 @@ def when(
         steps_done = (
             plan.orders.run_layout.step_at(int(saved_position.state["position"]))[0] if saved_position else None
         )
-        if last_step is None and steps_done is not None:
-            last_step = choose_last_step(plan, steps_done)
-        query = DocumentQuery(document=document, source=source, record=record, file=file)
-        served, unserved = find_serving_steps(plan, query, last_step=last_step, world_size=world_size)
+        if steps_done is not None and (last_done := choose_last_step(plan, steps_done)) is not None:
+            query.setdefault("last_step", last_done)
+        served, unserved = find_serving_steps(plan, DocumentQuery(**query), world_size)
     label = make_data_label(plan)
     values = {"fingerprint": plan.fingerprint, "step": steps_done, **label, "showings": served, "unserved": unserved}
-    until = f" up to step {last_step:,}" if last_step is not None else ""
+    until = f" up to step {query['last_step']:,}" if "last_step" in query else ""
     lines = [
         f"{format_count(len(served), 'sequence')}{until} of plan {plan.fingerprint}{format_marks(label)}",
         *("  " + _format_served_sequence(sequence, world_size, steps_done) for sequence in served),

@@ -229,8 +229,8 @@ def _find_document(plan: Plan, request: Request, done: int | None) -> dict[str, 
         return values
     last_step = choose_last_step(plan, done)
     try:
-        query = _parse_document(text, request.query_params.get("source") or None)
-        served, unserved = find_serving_steps(plan, query, last_step=last_step)
+        source = request.query_params.get("source") or None
+        served, unserved = find_serving_steps(plan, _parse_document(text, source, last_step))
     except BatchloomError as error:
         # The reader corrects the form on the same page.
         return {**values, "search_fault": str(error)}
@@ -238,15 +238,15 @@ def _find_document(plan: Plan, request: Request, done: int | None) -> dict[str, 
     return {**values, "served": served[:_LISTED_STEPS], "unserved": unserved, "last_step": last_step, "more": more}
 
 
-def _parse_document(text: str, source: str | None) -> DocumentQuery:
+def _parse_document(text: str, source: str | None, last_step: int | None) -> DocumentQuery:
     """Return the query of the number of a document, or of the record ``FILE:LINE``."""
     number = text.replace(",", "")
     if number.isdecimal():
-        return DocumentQuery(document=int(number), source=source)
+        return DocumentQuery(document=int(number), source=source, last_step=last_step)
     file, _, line = text.rpartition(":")
     if not file or not line.isdecimal() or int(line) < 1:
         raise InputError(f"{text!r} is neither the number of a document nor FILE:LINE, such as data.jsonl:17.")
-    return DocumentQuery(file=file, record=int(line) - 1, source=source)
+    return DocumentQuery(file=file, record=int(line) - 1, source=source, last_step=last_step)
 
 
 @dataclass(frozen=True, slots=True)
