@@ -6,6 +6,7 @@ from .explanation import (
     explain as explain,
     explain_unserved as explain_unserved,
     find_serving_steps as find_serving_steps,
+    iter_quarantine as iter_quarantine,
     when as when,
 )
 from .inspection import (

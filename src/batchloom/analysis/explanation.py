@@ -1,8 +1,9 @@
 """``explain`` and ``when``: documents of a step, and the steps of a document."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -572,18 +573,24 @@ def _explain_left_out(store: Store, file: str, record: int) -> str:
 
 
 def _explain_quarantined(store: Store, file: str, record: int) -> str:
+    for _, entry in iter_quarantine(store):
+        if entry and entry["source"] == file and record + 1 in (entry.get("line"), entry.get("row")):
+            return str(entry["reason"])
+    return ""
+
+
+def iter_quarantine(store: Store) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Yield ``file:line`` and entry of each bad record; None for a damaged line."""
     for number in range(1, (store.location.generation or 1) + 1):
         path = store.path / format_generation_file_name(QUARANTINE_NAME, number)
-        if not path.is_file():
-            continue
-        with path.open("rb") as lines:
-            for line in lines:
-                try:
-                    entry = json.loads(line)
-                except ValueError:
-                    continue
-                if not isinstance(entry, dict) or entry.get("source") != file:
-                    continue
-                if record + 1 in (entry.get("line"), entry.get("row")):
-                    return str(entry.get("reason"))
-    return ""
+        if path.is_file():
+            with path.open("rb") as lines:
+                yield from ((f"{path.name}:{count}", _parse_quarantined(line)) for count, line in enumerate(lines, 1))
+
+
+def _parse_quarantined(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) and {"source", "reason"} <= entry.keys() else None

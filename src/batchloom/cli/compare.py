@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from batchloom.analysis.compare import CompareSpec, compare_runs, read_loss_curve, require_compare_packages
 from batchloom.cli.options import Argument, AsJson, Option, with_settings
 from batchloom.cli.terminal import Line, make_table, print_note, report
-from batchloom.core.addresses import is_url
-from batchloom.core.errors import ExitCode, InputMissingError, SettingsError
-from batchloom.core.files import describe_missing_path
+from batchloom.core.errors import ExitCode, SettingsError
 from batchloom.core.settings import is_positive_number, raise_problems
-from batchloom.core.synthetic_data import parse_synthetic_spec
 
 if TYPE_CHECKING:
     from batchloom.analysis.compare import AnyComparison
@@ -74,10 +71,6 @@ def compare(
 
 def _compare_frameworks(locations: list[str], settings: dict[str, Any], by: str | None, out: Path) -> "AnyComparison":
     if len(locations) > 1:
-        for location in locations:
-            if not (is_url(location) or parse_synthetic_spec(location) or _is_path(location)):
-                remedy = "name a store, or with --runs the logs or the folders of runs"
-                raise InputMissingError(describe_missing_path(location, remedy))
         raise SettingsError(
             [f"store: one is compared on, and {len(locations)} are given; --runs compares finished runs"]
         )
@@ -88,11 +81,6 @@ def _compare_frameworks(locations: list[str], settings: dict[str, Any], by: str 
 
     spec = CompareSpec(store=locations[0] if locations else None, **settings)
     return compare_frameworks(spec, print_note, out)
-
-
-def _is_path(location: str) -> bool:
-    """Return whether there is a file, a folder or a Megatron prefix of this name."""
-    return Path(location).exists() or Path(f"{location}.idx").exists()
 
 
 def _compare_run_logs(locations: list[str], settings: dict[str, Any], by: str | None) -> "AnyComparison":

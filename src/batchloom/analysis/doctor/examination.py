@@ -347,7 +347,7 @@ class Examination:
         self._reasons = ReasonCounts()
         # Records of each source before the part that is read next, if everything is read.
         self._records_before: dict[str, int] = {}
-        # Bytes of the parts before it, and characters of its documents so far.
+        # Bytes of the parts that were read, and characters of the documents of the current one.
         self._bytes_before = self._characters = 0
         self._last_report_time = time.perf_counter()
 
