@@ -261,9 +261,11 @@ def doctor(
     names = [input_name(argument) for argument in raw_inputs]
     # A command need not repeat what the inputs state themselves.
     default = default_tokenizer(ReadRecipe(media=parse_media(given.get("media"))))
-    stated = {"tokenizer": recipe.tokenizer} if "tokenizer" in given or recipe.tokenizer == default else {}
-    stated |= {"overlong": overlong} if overlong != "drop" else {}
-    commands = _make_prepare_commands({**stated, **given}, recipe, names, examination)
+    stated: dict[str, Any] = (
+        {"tokenizer": recipe.tokenizer} if "tokenizer" in given or recipe.tokenizer == default else {}
+    )
+    stated |= given | ({"overlong": overlong} if overlong != "drop" else {})
+    commands = _make_prepare_commands(stated, recipe, names, examination)
     return replace(
         diagnosis,
         prepared=prepared,
