@@ -3,9 +3,10 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, final
@@ -17,9 +18,7 @@ from batchloom.analysis.doctor.findings import (
     BadFacts,
     Diagnosis,
     DuplicateFacts,
-    LengthFacts,
-    SideCount,
-    SourceFacts,
+    SourceGroup,
     TokenizerFacts,
 )
 from batchloom.analysis.doctor.sampling import (
@@ -27,10 +26,11 @@ from batchloom.analysis.doctor.sampling import (
     InputSample,
     MemorySink,
     SampleContext,
+    SampledPart,
     SampleReader,
     SampleSizes,
     encode_nothing,
-    make_part_tokenizer,
+    make_unit_tokenizer,
     preview_documents,
 )
 from batchloom.core.addresses import format_input_label, is_url, is_url_or_stdin, redact_url
@@ -44,7 +44,6 @@ from batchloom.core.errors import (
     TokenizerError,
 )
 from batchloom.core.loss_weights import TokenFlags
-from batchloom.core.medium import MediumKind
 from batchloom.core.wording import format_count, format_list
 from batchloom.preparation import Progress, ReadRecipe, Recipe
 from batchloom.preparation.dedup import DuplicateCounter
@@ -66,11 +65,11 @@ from batchloom.preparation.documents import (
     make_duplicate_keys,
     make_media_encoder,
 )
+from batchloom.preparation.phases import UnitTokenizer
 from batchloom.preparation.report import Listener
 from batchloom.preparation.request import list_inputs, resolve_inputs
 from batchloom.preparation.settings import count_allowed_bad, make_cleaner
 from batchloom.preparation.units import (
-    PartCounts,
     ReasonCounts,
     UnitProgress,
     count_reason,
@@ -88,9 +87,8 @@ from batchloom.sources import (
 )
 from batchloom.sources.files import Source, Spool, open_source
 from batchloom.store import BAD
-from batchloom.store.format import SIDE_NAMES, TOKEN_DTYPES, get_facts_kind
+from batchloom.store.format import TOKEN_DTYPES
 from batchloom.store.maintain import VerificationResult
-from batchloom.store.read import MediaCount
 from batchloom.tokens import parse_train_spec
 
 MAX_LISTED = 10
@@ -101,12 +99,10 @@ _MAX_SAMPLED_HEADS, _MAX_HEAD_CHARACTERS = 8, 4 << 20
 # Characters of the first document that a verdict shows.
 _BEGINNING_CHARACTERS = 200
 _REPORT_SECONDS = 0.2
+# Most parts that are encoded together, and most bad records that wait to be sorted.
+_MAX_RUN_PARTS, _MAX_COLLECTED = 4096, 1024
 # Characters that a batch counts as at least, so that batches without documents also end a sample.
 _MIN_BATCH_CHARACTERS = 64 << 10
-# Bytes of a document in a store besides its tokens: .idx, .docs and lengths.u32.
-_INDEX_BYTES_PER_DOCUMENT = 20 + 36 + 4
-# Bytes of a media item in a store: its table row and its path.
-_TABLE_BYTES_PER_MEDIUM = 96 + 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,141 +160,6 @@ def examine_inputs(
         return examination.report(duplicates, preview)
 
 
-def _zero_sides() -> NDArray[np.int64]:
-    return np.zeros(len(SIDE_NAMES), np.int64)
-
-
-@dataclass(slots=True)
-class SourceGroup:
-    """Counters of one source, or of several that are read alike.
-
-    Lengths are counted exactly: documents of n bytes in total have at most sqrt(2 n) different
-    lengths, so the counters stay small.
-    """
-
-    # None if the schema cannot be determined; then ``fault`` says why, and ``suggestion`` is the --map that would help.
-    record_parser: RecordParser | None
-    fault: str = ""
-    suggestion: str | None = None
-    sources: list[Source] = field(default_factory=list)
-    # Listed bytes the sources stand for, and how many of them were read.
-    bytes: float = 0.0
-    read_bytes: float = 0.0
-    seconds: float = 0.0
-    records: int = 0
-    documents: int = 0
-    empty: int = 0
-    bad: int = 0
-    tokens: int = 0
-    trained: int = 0
-    masked: bool = False
-    dropped: Counter[str] = field(default_factory=Counter)
-    altered: Counter[str] = field(default_factory=Counter)
-    truncated: int = 0
-    characters: Counter[int] = field(default_factory=Counter)
-    lengths: Counter[int] = field(default_factory=Counter)
-    media: dict[MediumKind, MediaCount] = field(default_factory=dict)
-    media_bytes: int = 0
-    _media_digests: set[object] = field(default_factory=set)
-    side_documents: NDArray[np.int64] = field(default_factory=_zero_sides)
-    side_tokens: NDArray[np.int64] = field(default_factory=_zero_sides)
-
-    def count_characters(self, record_kind: str, documents: Sequence[Any]) -> None:
-        """Count the lengths of documents in characters."""
-        if record_kind == "text":
-            self.characters.update(map(len, documents))
-        elif record_kind != "tokens":
-            self.characters.update([sum(map(len, iter_texts(document))) for document in documents])
-
-    def count_tokens(
-        self, lengths: NDArray[np.uint32], sides: NDArray[np.uint8], trained: TokenFlags | None, tokens: int
-    ) -> None:
-        """Count lengths in tokens and trained tokens, in total and by side."""
-        self.lengths.update(lengths.tolist())
-        self.masked |= trained is not None
-        self.trained += tokens if trained is None else int(np.count_nonzero(trained))
-        if trained is not None:
-            self.side_documents += np.bincount(sides, minlength=len(SIDE_NAMES))
-            self.side_tokens += np.bincount(np.repeat(sides, lengths)[trained != 0], minlength=len(SIDE_NAMES))
-
-    def count_part(self, counts: PartCounts) -> None:
-        """Add the counts of a part that was read."""
-        self.records += counts.records
-        self.documents += counts.documents
-        self.tokens += counts.tokens
-        self.empty += counts.empty
-        self.bad += counts.bad
-        self.truncated += counts.truncated
-        self.dropped.update(counts.dropped)
-
-    def count_media(self, documents: Sequence[Sequence[PlacedMedium]]) -> None:
-        """Count the media of documents, and the bytes a store would hold of them."""
-        for document_media in documents:
-            tokens_by_kind: dict[MediumKind, list[int]] = {}
-            for placed_medium in document_media:
-                data, info = placed_medium.medium.data, placed_medium.medium.info
-                if info is None:
-                    continue
-                tokens_by_kind.setdefault(get_facts_kind(info.facts), []).append(placed_medium.tokens)
-                # A store holds equal media once.
-                if data is not None and info.digest not in self._media_digests:
-                    self._media_digests.add(info.digest)
-                    self.media_bytes += len(data)
-            for kind, tokens in tokens_by_kind.items():
-                media, count, total = self.media.get(kind, (0, 0, 0))
-                self.media[kind] = MediaCount(media + len(tokens), count + 1, total + sum(tokens))
-
-    @property
-    def scale(self) -> float:
-        """Factor from the counts of what was read to the complete input."""
-        return self.bytes / self.read_bytes if self.read_bytes else 1.0
-
-    def scale_count(self, count: int) -> int:
-        return round(count * self.scale)
-
-    def estimate_store_bytes(self, token_bytes: int) -> float:
-        """Estimate the bytes of its documents in a store."""
-        mask = self.tokens / 8 if self.masked else 0
-        media_table_bytes = sum(count.media for count in self.media.values()) * _TABLE_BYTES_PER_MEDIUM
-        index_bytes = self.documents * _INDEX_BYTES_PER_DOCUMENT
-        return self.scale * (self.tokens * token_bytes + mask + index_bytes + media_table_bytes + self.media_bytes)
-
-    def make_facts(
-        self, preview: tuple[DocumentPreview, ...], unused: tuple[str, ...], *, tokenized: bool
-    ) -> SourceFacts:
-        first, record_parser = self.sources[0], self.record_parser
-        return SourceFacts(
-            name=first.name,
-            path=redact_url(first.file) if is_url(first.file) else first.file,
-            files=len(self.sources),
-            format=first.kind,
-            compression=first.compression,
-            bytes=round(self.bytes),
-            way=record_parser.record_kind if record_parser else "",
-            detected=record_parser.detected if record_parser else "",
-            mapping=dict(record_parser.columns) if record_parser else {},
-            unused=unused,
-            fault=self.fault,
-            suggestion=self.suggestion,
-            records=self.scale_count(self.records),
-            documents=self.scale_count(self.documents),
-            empty=self.scale_count(self.empty),
-            bad=self.scale_count(self.bad),
-            dropped={rule: self.scale_count(count) for rule, count in self.dropped.items()},
-            total_tokens=self.scale_count(self.tokens) if tokenized else None,
-            trained_tokens=self.scale_count(self.trained) if tokenized else None,
-            characters=_compute_length_facts(self.characters),
-            tokens=_compute_length_facts(self.lengths),
-            media={kind: MediaCount(*map(self.scale_count, count)) for kind, count in self.media.items()},
-            sides={
-                name: SideCount(self.scale_count(documents), self.scale_count(tokens))
-                for name, documents, tokens in zip(SIDE_NAMES, self.side_documents, self.side_tokens, strict=True)
-                if name and documents
-            },
-            preview=preview,
-        )
-
-
 @final
 class Examination:
     """Contents of inputs, or of a sample, as ``prepare`` would read and encode them.
@@ -349,7 +210,7 @@ class Examination:
         self._records_before: dict[str, int] = {}
         # Bytes of the parts that were read, and characters of the documents of the current one.
         self._bytes_before = self._characters = 0
-        self._last_report_time = time.perf_counter()
+        self._total_bytes, self._last_report_time = listing.bytes, time.perf_counter()
 
     def _group_sources(self) -> list[SourceGroup]:
         """Group sources by how they are read, in the order of each group's first source.
@@ -422,15 +283,16 @@ class Examination:
         with DuplicateCounter() as duplicates:
             if self.sample.complete:
                 bounds = RecordBounds(self._record_parsers.rules)
-                for part, _ in prefetch_sources(sampled_parts, lambda part: part[0].source):
-                    self._read_part(part, None, bounds, duplicates)
+                for parts in self._iter_runs(sampled_parts):
+                    self._read_parts(parts, bounds, duplicates)
             else:
-                for part, max_characters in sampled_parts:
-                    self._read_part(part, max_characters, None, duplicates)
+                for sampled_part in sampled_parts:
+                    self._read_parts([sampled_part], None, duplicates)
             if not self.sample.complete and not any(group.records for group in self.groups):
                 # Records larger than a probe may be missed by all probes.
                 for source in self._usable_sources[:_MAX_SAMPLED_HEADS]:
-                    self._read_part(SourcePart(source, 0, source.size), _MAX_HEAD_CHARACTERS, None, duplicates)
+                    part = SourcePart(source, 0, source.size)
+                    self._read_parts([(part, _MAX_HEAD_CHARACTERS)], None, duplicates)
             documents, repeated = duplicates.documents, duplicates.count_repeated()
         if not self.sample.complete and len(self.faults) == faults_before:
             self.faults += filter(None, map(_describe_unclosed_json, self._usable_sources))
@@ -438,34 +300,54 @@ class Examination:
         is_left_out = self._recipe.dedup.mode != "none"
         return DuplicateFacts(documents, repeated, repeated / max(documents, 1), self.sample.complete, is_left_out)
 
-    def _read_part(
-        self, part: SourcePart, max_characters: int | None, bounds: RecordBounds | None, duplicates: DuplicateCounter
+    def _iter_runs(self, sampled_parts: Sequence[SampledPart]) -> Iterator[list[SampledPart]]:
+        """Yield runs of parts of one group: small files are encoded together."""
+        for _, parts in groupby(sampled_parts, lambda sampled_part: id(self._group_of[sampled_part[0].source.name])):
+            while run := list(islice(parts, _MAX_RUN_PARTS)):
+                yield run
+
+    def _read_parts(
+        self, sampled_parts: Sequence[SampledPart], bounds: RecordBounds | None, duplicates: DuplicateCounter
     ) -> None:
-        """Run what ``prepare`` runs, up to about ``max_characters`` of a part."""
-        began = time.perf_counter()
-        group = self._group_of[part.source.name]
-        sink = MemorySink(partial(self._count_documents, group, duplicates), partial(self._list_bad, part))
+        """Run what ``prepare`` runs over a unit, on parts of one group."""
+        began, parts = time.perf_counter(), [part for part, _ in sampled_parts]
+        group = self._group_of[parts[0].source.name]
+        bad_records: list[tuple[int, BadRecord]] = []
+        sink = MemorySink(partial(self._count_documents, group, duplicates), partial(self._collect_bad, bad_records))
         context = replace(self._context, encode_sample=partial(self._encode, group))
-        tokenizer = make_part_tokenizer(part, context, sink, self._receive)
-        self._characters = 0
-        try:
-            with PartReader(part, self._record_parsers.get_parser(part.source).rules, bounds) as part_reader:
-                reader = SampleReader(part_reader, part, self.sample)
-                for steps, _ in enumerate(tokenizer.iter_steps(0, part, reader), 1):
-                    if max_characters is not None:
-                        tokenizer.flush()
-                        if max(self._characters, steps * _MIN_BATCH_CHARACTERS) >= max_characters:
-                            break
-                group.read_bytes += reader.estimate_share()
-        except InputError as error:
-            self.faults.append(str(error))
-            group.fault = group.fault or str(error)
+        tokenizer = make_unit_tokenizer(parts, context, sink, self._receive)
+        prefetched = prefetch_sources(sampled_parts, lambda part: part[0].source) if bounds else sampled_parts
+        for number, (part, max_characters) in enumerate(prefetched):
+            try:
+                with PartReader(part, self._record_parsers.get_parser(part.source).rules, bounds) as part_reader:
+                    reader = SampleReader(part_reader, part, self.sample)
+                    try:
+                        self._read_steps(tokenizer, tokenizer.iter_steps(number, part, reader), max_characters)
+                    finally:
+                        group.read_bytes += reader.estimate_share()
+            except InputError as error:
+                self.faults.append(str(error))
+                group.fault = group.fault or str(error)
         tokenizer.flush()
-        counts = tokenizer.make_facts().parts[0]
-        group.count_part(counts)
+        records_before: list[int] = []
+        for part, counts in zip(parts, tokenizer.make_facts().parts, strict=True):
+            group.count_part(counts)
+            records_before.append(self._records_before.get(part.source.name, 0))
+            self._records_before[part.source.name] = records_before[-1] + counts.records
+        bad_records.sort(key=_get_record_position)
+        for number, bad in bad_records[: MAX_LISTED - len(self.bad)]:
+            self.bad.append(self._make_bad_facts(parts[number], records_before[number], bad))
+        self._bytes_before += sum(part.stop - part.start for part in parts)
         group.seconds += time.perf_counter() - began
-        self._records_before[part.source.name] = self._records_before.get(part.source.name, 0) + counts.records
-        self._bytes_before += part.stop - part.start
+
+    def _read_steps(self, tokenizer: UnitTokenizer, steps: Iterator[None], max_characters: int | None) -> None:
+        """Read a part, up to about ``max_characters`` of its documents."""
+        self._characters = 0
+        for count, _ in enumerate(steps, 1):
+            if max_characters is not None:
+                tokenizer.flush()
+                if max(self._characters, count * _MIN_BATCH_CHARACTERS) >= max_characters:
+                    return
 
     def _encode(
         self, group: SourceGroup, record_parser: RecordParser, documents: list[Any], weights: Sequence[float]
@@ -507,7 +389,7 @@ class Examination:
         now = time.perf_counter()
         if now - self._last_report_time >= _REPORT_SECONDS:
             self._last_report_time = now
-            groups, total = self.groups, self._listing.bytes
+            groups, total = self.groups, self._total_bytes
             self._listener(
                 Progress(
                     "tokenize",
@@ -520,16 +402,20 @@ class Examination:
                 )
             )
 
-    def _list_bad(self, part: SourcePart, bad_records: Sequence[BadRecord]) -> None:
+    def _collect_bad(
+        self, collected: list[tuple[int, BadRecord]], part_number: int, bad_records: Sequence[BadRecord]
+    ) -> None:
+        """Count the reasons of bad records, and collect the first ones by part and record."""
         for bad in bad_records:
             count_reason(self._reasons, bad.reason)
-            if len(self.bad) < MAX_LISTED:
-                self.bad.append(self._make_bad_facts(part, bad))
+        collected += [(part_number, bad) for bad in bad_records]
+        if len(collected) > _MAX_COLLECTED:
+            collected.sort(key=_get_record_position)
+            del collected[MAX_LISTED:]
 
-    def _make_bad_facts(self, part: SourcePart, bad: BadRecord) -> BadFacts:
-        source, records_before = part.source, self.sample.count_records_before(part)
-        if self.sample.complete:
-            records_before = self._records_before.get(source.name, 0)
+    def _make_bad_facts(self, part: SourcePart, before: int, bad: BadRecord) -> BadFacts:
+        source = part.source
+        records_before = before if self.sample.complete else self.sample.count_records_before(part)
         error = make_bad_record_error(source, self.sample.rules, records_before or 0, bad)
         if records_before is None:
             reason = f"at byte {bad.offset:,}: {error.reason}"
@@ -662,6 +548,10 @@ class Examination:
         return "The input gives no document: name other inputs, or leave fewer out."
 
 
+def _get_record_position(numbered: tuple[int, BadRecord]) -> tuple[int, int]:
+    return numbered[0], numbered[1].record
+
+
 def _make_document_keys(rows: NDArray[np.void]) -> NDArray[np.uint64]:
     """Return the keys of documents that duplicates share, uint64 [D, 2].
 
@@ -710,19 +600,6 @@ def _make_tokenizer_facts(recipe: Recipe, encoder: DocumentEncoder) -> Tokenizer
         lossy=tokenizer.lossy,
         dtype=encoder.dtype.name,
     )
-
-
-def _compute_length_facts(counts: Counter[int]) -> LengthFacts | None:
-    """Compute mean, median, 95th percentile and maximum of lengths; None if empty."""
-    if not counts:
-        return None
-    lengths = np.array(sorted(counts), np.int64)
-    numbers = np.array([counts[length] for length in lengths.tolist()], np.int64)
-    ends = np.cumsum(numbers)
-    total = int(ends[-1])
-    median, p95 = lengths[np.searchsorted(ends, [-(-total // 2), -(-95 * total // 100)])].tolist()
-    mean = float((lengths * numbers).sum() / total)
-    return LengthFacts(total, mean, median, p95, int(lengths[-1]))
 
 
 def _weight_lengths(groups: Sequence[SourceGroup]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -297,7 +297,7 @@ class MemorySink:
     take_documents: Callable[
         [NDArray[np.generic], NDArray[np.void], TokenFlags | None, Sequence[Sequence[PlacedMedium]]], None
     ]
-    take_bad: Callable[[Sequence[BadRecord]], None] = lambda _: None
+    take_bad: Callable[[int, Sequence[BadRecord]], None] = lambda _number, _bad_records: None
 
     def add(
         self,
@@ -315,8 +315,8 @@ class MemorySink:
     def add_fields(self, fields: Sequence[bytes]) -> None:
         """Carried columns are not counted."""
 
-    def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:  # noqa: ARG002 - there is one part
-        self.take_bad(bad_records)
+    def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
+        self.take_bad(part, bad_records)
 
     def checksums(self) -> dict[str, str]:
         return {}
@@ -337,11 +337,14 @@ class SampleContext(UnitContext):
         return self.encode_sample(record_parser, documents, weights)
 
 
-def make_part_tokenizer(
-    part: SourcePart, context: SampleContext, sink: MemorySink, receive: Callable[[Any], None] = lambda _: None
+def make_unit_tokenizer(
+    parts: Sequence[SourcePart],
+    context: SampleContext,
+    sink: MemorySink,
+    receive: Callable[[Any], None] = lambda _: None,
 ) -> UnitTokenizer:
-    """Return what ``prepare`` runs over a unit, for one part and without files."""
-    return UnitTokenizer(UnitTask(Unit(0, 0, (part,)), Path(), ""), context, sink, None, receive)
+    """Return what ``prepare`` runs over a unit, without files."""
+    return UnitTokenizer(UnitTask(Unit(0, 0, parts), Path(), ""), context, sink, None, receive)
 
 
 def preview_documents(
@@ -362,7 +365,7 @@ def preview_documents(
 
     for source in sources if count else ():
         part, record_parser = SourcePart(source, 0, source.size), context.record_parsers.get_parser(source)
-        unit_tokenizer = make_part_tokenizer(part, context, MemorySink(take_documents))
+        unit_tokenizer = make_unit_tokenizer([part], context, MemorySink(take_documents))
         with PartReader(part, record_parser.rules) as reader:
             for _ in unit_tokenizer.iter_steps(0, part, reader):
                 unit_tokenizer.flush()
