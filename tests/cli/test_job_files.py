@@ -46,12 +46,12 @@ def test_an_empty_system_prompt_removes_that_of_a_job_file(job_file, capsys):
     ("options", "repeated"),
     [
         ([], []),
-        (["--max-tokens", "512"], []),
+        (["--max-tokens", "512"], ["--max-tokens", "512"]),
         (["--max-tokens", "100"], ["--max-tokens", "100"]),
         (["--default-system", ""], ["--default-system", ""]),
     ],
 )
-def test_the_next_command_names_only_what_the_job_file_does_not(job_file, options, repeated, capsys):
+def test_the_next_command_repeats_the_options_but_not_the_job_file(job_file, options, repeated, capsys):
     assert run_command_line(["doctor", job_file, "--tokenizer", "bytes", *options, "--json"]) == 0
     (command,) = json.loads(capsys.readouterr().out)["commands"]
     words = shlex.split(command)

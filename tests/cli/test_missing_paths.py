@@ -28,7 +28,6 @@ COMMANDS = {
     "explain --checkpoint": ["explain", "dummy", "--step", "0", "--checkpoint", "PATH"],
     "when --checkpoint": ["when", "dummy", "--document", "0", "--checkpoint", "PATH"],
     "plan --mixture": ["plan", "--mixture", "PATH", *ORDER_OPTIONS],
-    "compare with a store": ["compare", "dummy", "PATH"],
     "prepare --recipe": ["prepare", "--recipe", "PATH", "--out", "made"],
     "compact": ["compact", "PATH"],
     "compare": ["compare", "PATH"],

@@ -189,7 +189,7 @@ def test_the_edits_of_a_log_are_in_the_plan(page, run, tmp_path):
         page.reload()
         assert "banned" in page.locator(".ranked").inner_text()
         page.goto(f"{address}/plan")
-        assert "ban 1 documents of data" in page.locator("section", has_text="Changes of the run").inner_text()
+        assert "ban 1 document of data" in page.locator("section", has_text="Changes of the run").inner_text()
 
 
 def test_a_run_without_a_checkpoint_refuses_the_store_of_another(run, tmp_path):

@@ -1,10 +1,12 @@
 from .explanation import (
+    DocumentQuery as DocumentQuery,
     ExplainedSequence as ExplainedSequence,
     ExplainedSpan as ExplainedSpan,
     ServedSequence as ServedSequence,
     explain as explain,
     explain_unserved as explain_unserved,
     find_serving_steps as find_serving_steps,
+    iter_quarantine as iter_quarantine,
     when as when,
 )
 from .inspection import (

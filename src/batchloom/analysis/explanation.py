@@ -1,7 +1,9 @@
 """``explain`` and ``when``: documents of a step, and the steps of a document."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +21,7 @@ from batchloom.core.addresses import redact_url as shown_address
 from batchloom.core.errors import InputError, PlanError, SettingsError
 from batchloom.core.loss_weights import count_loss_weights
 from batchloom.core.medium import MediumKind
-from batchloom.core.settings import as_int, quote_value, raise_problems, suggest
+from batchloom.core.settings import Setting, as_int, convert_int_settings, quote_value, raise_problems, suggest
 from batchloom.core.wording import format_count, format_list
 from batchloom.plan import Plan, find_document_positions, list_weighted_sources
 from batchloom.plan.packing import MAX_STEPS, Rows, reorder_rows, slice_rows
@@ -34,6 +36,7 @@ from batchloom.store.format import (
 from batchloom.store.read import find_provenance, find_source_names, has_media
 
 _MAX_TEXT_TOKENS = 1 << 20
+_MAX_NUMBER = (1 << 63) - 1
 
 Ints = NDArray[np.int64]
 _MAX_LISTED = 5
@@ -403,79 +406,75 @@ def when(
         SettingsError: neither a document nor a record is given, or both.
         PlanError: the world size does not divide the step.
     """
-    return find_serving_steps(
-        data,
-        document=document,
-        source=source,
-        record=record,
-        file=file,
-        last_step=last_step,
-        world_size=world_size,
-    )[0]
+    query = DocumentQuery(document=document, source=source, record=record, file=file, last_step=last_step)
+    return find_serving_steps(data, query, world_size)[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentQuery:
+    """Arguments of :func:`when` that name a document, or the documents of a record."""
+
+    document: Annotated[
+        int | None, Setting(help="Number of a document in its store.", minimum=0, maximum=_MAX_NUMBER)
+    ] = None
+    source: Annotated[
+        str | None, Setting(help="Source of a mixture; of a single store, an input file or data set.")
+    ] = None
+    record: Annotated[
+        int | None,
+        Setting(
+            help="Number of a record in its file, from 0: its line or row, less 1.", minimum=0, maximum=_MAX_NUMBER
+        ),
+    ] = None
+    file: Annotated[str | None, Setting(help="Input file, if the source has several.")] = None
+    last_step: Annotated[
+        int | None,
+        Setting(help="Last step to search.", minimum=0, maximum=_MAX_NUMBER, shown_default="the last step of the run"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        problems = convert_int_settings(self)
+        if (self.document is None) == (self.record is None):
+            problems.append("document: give a document (--document), or a record of a source (--source with --record)")
+        raise_problems(problems)
 
 
 def find_serving_steps(
-    data: Plan | Loader,
-    *,
-    document: int | None = None,
-    source: str | None = None,
-    record: int | None = None,
-    file: str | None = None,
-    last_step: int | None = None,
-    world_size: int | None = None,
+    data: Plan | Loader, query: DocumentQuery, world_size: int | None = None
 ) -> tuple[tuple[ServedSequence, ...], tuple[UnservedDocument, ...]]:
     """Return the result of :func:`when`, and the documents in no step with reasons."""
     plan, (_, ranks) = get_plan(data), resolve_world(data, None, world_size)
-    request_numbers = _validate_request(document, record, last_step)
-    number, documents = _select_documents(plan, request_numbers, source, file)
+    number, documents = _select_documents(plan, query)
     ensure_tables(plan)
-    last = plan.steps - 1 if request_numbers["last_step"] is None else min(request_numbers["last_step"], plan.steps - 1)
+    last = plan.steps - 1 if query.last_step is None else min(query.last_step, plan.steps - 1)
     name, served_sequences, unserved = plan.names[number], [], []
-    for document_number in documents:
-        bans = [p for p, n, numbers in plan.orders.run_layout.bans if n == name and document_number in numbers]
-        locations = find_document_positions(plan, number, document_number, last) if last >= 0 else []
+    for document in documents:
+        bans = [p for p, n, numbers in plan.orders.run_layout.bans if n == name and document in numbers]
+        locations = find_document_positions(plan, number, document, last) if last >= 0 else []
         if not locations:
-            reason = explain_unserved(plan, number, document_number, last)
-            unserved.append(UnservedDocument(name, document_number, reason))
+            unserved.append(UnservedDocument(name, document, explain_unserved(plan, number, document, last)))
         for location in locations:
             rank = int(assign_step_ranks(data, location.step, ranks)[location.row]) if ranks > 1 else 0
-            is_banned = any(location.position >= position for position in bans)
             served_sequences.append(
                 ServedSequence(
                     source=name,
-                    document=document_number,
+                    document=document,
                     step=location.step,
                     row=location.row,
                     rank=rank,
                     position=location.position,
                     epoch=location.epoch,
-                    banned=is_banned,
+                    banned=any(location.position >= position for position in bans),
                 )
             )
     served_sequences.sort(key=lambda sequence: (sequence.position, sequence.document))
     return tuple(served_sequences), tuple(unserved)
 
 
-def _validate_request(document: object, record: object, last_step: object) -> dict[str, int | None]:
-    arguments = {"document": document, "record": record, "last_step": last_step}
-    numbers = {name: as_int(value) for name, value in arguments.items()}
-    problems = [
-        f"{name}: {quote_value(value)} is not a whole number of at least 0"
-        for name, value in arguments.items()
-        if value is not None and (numbers[name] is None or int(numbers[name] or 0) < 0)
-    ]
-    if (document is None) == (record is None):
-        problems.append("document: give a document (--document), or a record of a source (--source with --record)")
-    raise_problems(problems)
-    return numbers
-
-
-def _select_documents(
-    plan: Plan, request_numbers: dict[str, int | None], source: str | None, file: str | None
-) -> tuple[int, list[int]]:
+def _select_documents(plan: Plan, query: DocumentQuery) -> tuple[int, list[int]]:
     """Return the source number in the plan and the requested documents."""
     names = [plan.names[n] for n in plan.orders.weighted_sources]
-    document, record = request_numbers["document"], request_numbers["record"]
+    document, record, source = query.document, query.record, query.source
     if document is not None:
         name = source if source in plan.names else None
         if name is None and (source is not None or len(plan.names) > 1):
@@ -489,7 +488,7 @@ def _select_documents(
         if document >= size:
             raise InputError(f"There is no document {document:,} in {name}: there are {size:,}, numbered from 0.")
         return _find_source_number(plan, name, names), [document]
-    name, input_name = _resolve_input(plan, source, file)
+    name, input_name = _resolve_input(plan, source, query.file)
     store = plan.stores[name]
     if not isinstance(store, Store) or record is None:
         raise InputError(f"Source {name!r} has only lengths; give the number of a document.")
@@ -573,18 +572,24 @@ def _explain_left_out(store: Store, file: str, record: int) -> str:
 
 
 def _explain_quarantined(store: Store, file: str, record: int) -> str:
+    for _, entry in iter_quarantine(store):
+        if entry and entry["source"] == file and record + 1 in (entry.get("line"), entry.get("row")):
+            return str(entry["reason"])
+    return ""
+
+
+def iter_quarantine(store: Store) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Yield ``file:line`` and entry of each bad record; None for a damaged line."""
     for number in range(1, (store.location.generation or 1) + 1):
         path = store.path / format_generation_file_name(QUARANTINE_NAME, number)
-        if not path.is_file():
-            continue
-        with path.open("rb") as lines:
-            for line in lines:
-                try:
-                    entry = json.loads(line)
-                except ValueError:
-                    continue
-                if not isinstance(entry, dict) or entry.get("source") != file:
-                    continue
-                if record + 1 in (entry.get("line"), entry.get("row")):
-                    return str(entry.get("reason"))
-    return ""
+        if path.is_file():
+            with path.open("rb") as lines:
+                yield from ((f"{path.name}:{count}", _parse_quarantined(line)) for count, line in enumerate(lines, 1))
+
+
+def _parse_quarantined(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) and {"source", "reason"} <= entry.keys() else None

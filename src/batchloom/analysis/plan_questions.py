@@ -23,6 +23,7 @@ from batchloom.core.errors import InputError, InputMissingError, PlanError, Sett
 from batchloom.core.files import describe_missing_path, read_json_object
 from batchloom.core.fingerprint import find_broken_link, fingerprint
 from batchloom.core.settings import Setting, as_int, from_plain, quote_value, raise_problems
+from batchloom.core.wording import format_count
 from batchloom.plan import (
     Edit,
     Mixture,
@@ -484,6 +485,30 @@ class JournalEntry:
     changes: Mapping[str, Any]
     note: str
     fingerprint: str
+
+    def __str__(self) -> str:
+        return f"after {format_count(self.step, 'step')}: {self.describe_changes()}"
+
+    def describe_changes(self) -> str:
+        """Describe the changed values, and the note in parentheses."""
+        change_texts = []
+        for name, value in self.changes.items():
+            if name == "ban":
+                change_texts += [
+                    f"ban {format_count(len(numbers), 'document')} of {source}" for source, numbers in value.items()
+                ]
+            elif name == "skip":
+                change_texts.append(f"skip {format_count(value, 'step')}")
+            else:
+                change_texts.append(f"{name} {_format_change_value(value)}")
+        return ", ".join(change_texts) + (f" ({self.note})" if self.note else "")
+
+
+def _format_change_value(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    parts = (f"{key}={_format_change_value(item)}" for key, item in value.items())
+    return "{" + ", ".join(parts) + "}"
 
 
 def make_journal_entry(edit: Mapping[str, Any]) -> JournalEntry:

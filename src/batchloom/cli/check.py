@@ -1,11 +1,12 @@
 """``batchloom check``."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import batchloom
 from batchloom.cli.options import Argument, AsJson, Generation, Option
-from batchloom.cli.terminal import print_escaped, print_json
+from batchloom.cli.terminal import Line, print_escaped, print_json, report
 from batchloom.core.errors import ExitCode, InputMissingError
 from batchloom.core.wording import format_count
 from batchloom.store.maintain import VerificationResult
@@ -57,16 +58,14 @@ def check(
         absent = VerificationResult(path, "absent", [str(error)], used="nothing")
         print_json({**{name: getattr(absent, name) for name in _JSON_KEYS}, "data": "absent"})
         return ExitCode.FAILED
-    if as_json:
-        print_json({name: getattr(verdict, name) for name in _JSON_KEYS})
-        return ExitCode.DONE if verdict.sound else ExitCode.FAILED
-    print_escaped(f"{'data:':12} {verdict.data}")
-    for name, fact in verdict.facts.items():
-        print_escaped(f"{name + ':':12} {fact}")
-    if verdict.sample:
-        print_escaped(f"{'sample:':12} {verdict.sample!r}")
-    print_escaped(f"{'used:':12} {verdict.used}")
-    for fault in verdict.faults:
-        print_escaped(f"FAULT: {fault}", style="red")
-    print_escaped(f"{verdict.path}: {'sound' if verdict.sound else format_count(len(verdict.faults), 'fault')}")
+    values = {name: getattr(verdict, name) for name in _JSON_KEYS}
+    report(values, _iter_lines(verdict), as_json=as_json)
     return ExitCode.DONE if verdict.sound else ExitCode.FAILED
+
+
+def _iter_lines(verdict: VerificationResult) -> Iterator[Line]:
+    sample = {"sample": repr(verdict.sample)} if verdict.sample else {}
+    for name, fact in {"data": verdict.data, **verdict.facts, **sample, "used": verdict.used}.items():
+        yield f"{name + ':':12} {fact}"
+    yield from ((f"FAULT: {fault}", "red") for fault in verdict.faults)
+    yield f"{verdict.path}: {'sound' if verdict.sound else format_count(len(verdict.faults), 'fault')}"

@@ -1,17 +1,14 @@
 """``batchloom compare``."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from batchloom.analysis.compare import CompareSpec, compare_runs, read_loss_curve, require_compare_packages
 from batchloom.cli.options import Argument, AsJson, Option, with_settings
-from batchloom.cli.terminal import make_table, plain_console, print_json, print_note
-from batchloom.core.addresses import is_url
-from batchloom.core.errors import ExitCode, InputMissingError, SettingsError
-from batchloom.core.files import describe_missing_path
+from batchloom.cli.terminal import Line, make_table, print_note, report
+from batchloom.core.errors import ExitCode, SettingsError
 from batchloom.core.settings import is_positive_number, raise_problems
-from batchloom.core.synthetic_data import parse_synthetic_spec
-from batchloom.core.wording import escape_unprintable
 
 if TYPE_CHECKING:
     from batchloom.analysis.compare import AnyComparison
@@ -74,10 +71,6 @@ def compare(
 
 def _compare_frameworks(locations: list[str], settings: dict[str, Any], by: str | None, out: Path) -> "AnyComparison":
     if len(locations) > 1:
-        for location in locations:
-            if not (is_url(location) or parse_synthetic_spec(location) or _is_path(location)):
-                remedy = "name a store, or with --runs the logs or the folders of runs"
-                raise InputMissingError(describe_missing_path(location, remedy))
         raise SettingsError(
             [f"store: one is compared on, and {len(locations)} are given; --runs compares finished runs"]
         )
@@ -88,11 +81,6 @@ def _compare_frameworks(locations: list[str], settings: dict[str, Any], by: str 
 
     spec = CompareSpec(store=locations[0] if locations else None, **settings)
     return compare_frameworks(spec, print_note, out)
-
-
-def _is_path(location: str) -> bool:
-    """Return whether there is a file, a folder or a Megatron prefix of this name."""
-    return Path(location).exists() or Path(f"{location}.idx").exists()
 
 
 def _compare_run_logs(locations: list[str], settings: dict[str, Any], by: str | None) -> "AnyComparison":
@@ -112,20 +100,20 @@ def _compare_run_logs(locations: list[str], settings: dict[str, Any], by: str | 
 
 
 def _print_comparison(comparison: "AnyComparison", out: Path, *, as_json: bool) -> ExitCode:
-    from batchloom.analysis.compare import compare_report as report  # noqa: PLC0415 - needs torch
+    from batchloom.analysis.compare import compare_report  # noqa: PLC0415 - needs torch
 
-    files = report.write_comparison(comparison, out)
-    if as_json:
-        print_json(report.comparison_to_plain(comparison))
-        return ExitCode.DONE if comparison.agree else ExitCode.FAILED
-    console = plain_console()
-    if comparison.synthetic:
-        console.print(report.make_banner(comparison), style="bold red")
-    columns, rows = report.list_columns(comparison), report.make_table_rows(comparison)
-    table = make_table(columns, rows, title=report.make_title(comparison), framed=True)
-    console.print(table, soft_wrap=False)
-    for sentence in report.describe_comparison(comparison):
-        console.print(escape_unprintable(sentence))
-    console.print(report.describe_verdict(comparison), style="bold" if comparison.agree else "bold red")
-    console.print(f"Written: {', '.join(str(file) for file in files)}")
+    files = compare_report.write_comparison(comparison, out)
+    report(compare_report.comparison_to_plain(comparison), _iter_lines(comparison, files), as_json=as_json)
     return ExitCode.DONE if comparison.agree else ExitCode.FAILED
+
+
+def _iter_lines(comparison: "AnyComparison", files: Sequence[Path]) -> Iterator[Line]:
+    from batchloom.analysis.compare import compare_report  # noqa: PLC0415 - needs torch
+
+    if comparison.synthetic:
+        yield compare_report.make_banner(comparison), "bold red"
+    columns, rows = compare_report.list_columns(comparison), compare_report.make_table_rows(comparison)
+    yield make_table(columns, rows, title=compare_report.make_title(comparison), framed=True)
+    yield from compare_report.describe_comparison(comparison)
+    yield compare_report.describe_verdict(comparison), "bold" if comparison.agree else "bold red"
+    yield f"Written: {', '.join(str(file) for file in files)}"

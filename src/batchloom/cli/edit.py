@@ -1,6 +1,7 @@
 """``batchloom edit``: changes to a run from a given step."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,7 +9,7 @@ from batchloom import Edit
 from batchloom.analysis import parse_weights
 from batchloom.batches import read_mixture
 from batchloom.cli.options import Argument, AsJson, DryRun, Option
-from batchloom.cli.terminal import print_escaped, print_json, print_note, show_load
+from batchloom.cli.terminal import print_escaped, print_note, report, show_load
 from batchloom.core.errors import ExitCode, SettingsError
 from batchloom.core.settings import quote_value
 from batchloom.core.wording import format_count
@@ -98,28 +99,22 @@ def edit(
         stop = f"Stopped. If the run had received the edit, {run / 'edits'} holds it and the answer."
         print_escaped(stop, stderr=True)
         return ExitCode.INTERRUPTED
-    if as_json:
-        print_json(result)
-    else:
-        _print_result(result, at_step)
+    report(result, _iter_result_lines(result, at_step), as_json=as_json)
     return None
 
 
-def _print_result(result: "EditResult", at_step: int) -> None:
-    for line in result.before:
-        if line not in result.after:
-            print_escaped(f"- {line}")
-    for line in result.after:
-        print_escaped(f"+ {line}" if line not in result.before else f"  {line}")
-    print_escaped(json.dumps(_summarize_entry(result.entry), ensure_ascii=False))
+def _iter_result_lines(result: "EditResult", at_step: int) -> Iterator[str]:
+    yield from (f"- {line}" for line in result.before if line not in result.after)
+    yield from (f"+ {line}" if line not in result.before else f"  {line}" for line in result.after)
+    yield json.dumps(_summarize_entry(result.entry), ensure_ascii=False)
     journal_location = f"{result.checkpoint} (edit {result.number} of its journal)"
     if result.checkpoint is None:
-        print_escaped(
+        yield (
             f"Accepted by the run: it applies after {format_count(at_step, 'step')} (edit {result.number} of its "
             f"journal, fingerprint {result.entry['fingerprint']}), and its next checkpoint records it."
         )
         return
-    print_escaped(f"{'Written' if result.written else 'Would be written'} to {journal_location}.")
+    yield f"{'Written' if result.written else 'Would be written'} to {journal_location}."
 
 
 def _summarize_entry(entry: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """``batchloom explain`` and ``batchloom when``."""
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import batchloom
 from batchloom.analysis import (
+    DocumentQuery,
     ExplainedSequence,
     ExplainedSpan,
     PlanRequest,
@@ -14,7 +16,7 @@ from batchloom.analysis import (
     resolve_plan,
 )
 from batchloom.cli.options import AsJson, Option, StorePath, WorldSize, with_settings
-from batchloom.cli.terminal import print_escaped, print_json, print_log
+from batchloom.cli.terminal import format_marks, print_log, report
 from batchloom.core.wording import format_count, format_list
 
 _MAX_WEIGHTS = 4
@@ -37,24 +39,19 @@ def explain(
     with print_log():
         plan, _ = resolve_plan(request)
         sequences = batchloom.explain(plan, step, rank=rank, world_size=world_size, row=row, text=text)
-    if as_json:
-        header = {"step": step, "fingerprint": plan.fingerprint, **make_data_label(plan)}
-        print_json({**header, "sequences": sequences})
-        return
-    mark = "".join(f"  {k}={v}" for k, v in make_data_label(plan).items())
-    print_escaped(f"step {step:,} of plan {plan.fingerprint}{mark}")
+    label = make_data_label(plan)
+    values = {"step": step, "fingerprint": plan.fingerprint, **label, "sequences": sequences}
+    title = f"step {step:,} of plan {plan.fingerprint}{format_marks(label)}"
+    report(values, _iter_step_lines(title, sequences, world_size), as_json=as_json)
+
+
+def _iter_step_lines(title: str, sequences: Sequence[ExplainedSequence], world_size: int | None) -> Iterator[str]:
+    yield title
     for sequence in sequences:
-        _print_sequence(sequence, world_size)
-
-
-def _print_sequence(sequence: ExplainedSequence, world_size: int | None) -> None:
-    ranks = f", rank {sequence.rank} row {sequence.rank_row}" if world_size else ""
-    contents = format_count(len(sequence.spans), "span") if sequence.spans else "empty: past the end of the run"
-    print_escaped(
-        f"row {sequence.row}{ranks}, position {sequence.position:,}: {contents}, padding {sequence.padding:,}"
-    )
-    for span in sequence.spans:
-        print_escaped("  " + _format_span(span))
+        ranks = f", rank {sequence.rank} row {sequence.rank_row}" if world_size else ""
+        contents = format_count(len(sequence.spans), "span") if sequence.spans else "empty: past the end of the run"
+        yield f"row {sequence.row}{ranks}, position {sequence.position:,}: {contents}, padding {sequence.padding:,}"
+        yield from ("  " + _format_span(span) for span in sequence.spans)
 
 
 def _format_span(span: ExplainedSpan) -> str:
@@ -82,22 +79,12 @@ def _format_span(span: ExplainedSpan) -> str:
     return ", ".join(facts) + begins
 
 
+@with_settings(DocumentQuery, parameter="query")
 @with_settings(PlanRequest)
 def when(
     store: StorePath = None,
     *,
-    document: Annotated[int | None, Option(help="Number of a document in its store.")] = None,
-    source: Annotated[
-        str | None,
-        Option(help="Source of a mixture; of a single store, an input file or data set."),
-    ] = None,
-    record: Annotated[
-        int | None, Option(help="Number of a record in its file, from 0: its line or row, less 1.")
-    ] = None,
-    file: Annotated[str | None, Option(help="Input file, if the source has several.")] = None,
-    last_step: Annotated[
-        int | None, Option(help="Last step to search.", show_default="the last step of the run")
-    ] = None,
+    query: dict[str, Any],
     world_size: WorldSize = None,
     settings: dict[str, Any],
     as_json: AsJson = False,
@@ -109,30 +96,18 @@ def when(
         steps_done = (
             plan.orders.run_layout.step_at(int(saved_position.state["position"]))[0] if saved_position else None
         )
-        if last_step is None and steps_done is not None:
-            last_step = choose_last_step(plan, steps_done)
-        served_sequences, unserved = find_serving_steps(
-            plan,
-            document=document,
-            source=source,
-            record=record,
-            file=file,
-            last_step=last_step,
-            world_size=world_size,
-        )
-    if as_json:
-        header = {"fingerprint": plan.fingerprint, "step": steps_done, **make_data_label(plan)}
-        print_json({**header, "showings": served_sequences, "unserved": unserved})
-        return
-    mark = "".join(f"  {k}={v}" for k, v in make_data_label(plan).items())
-    until = f" up to step {last_step:,}" if last_step is not None else ""
-    print_escaped(f"{format_count(len(served_sequences), 'sequence')}{until} of plan {plan.fingerprint}{mark}")
-    for sequence in served_sequences:
-        print_escaped("  " + _format_served_sequence(sequence, world_size, steps_done))
-    for unserved_document in unserved:
-        print_escaped(
-            f"  {unserved_document.source} document {unserved_document.document:,}: {unserved_document.reason}."
-        )
+        if steps_done is not None and (last_done := choose_last_step(plan, steps_done)) is not None:
+            query.setdefault("last_step", last_done)
+        served, unserved = find_serving_steps(plan, DocumentQuery(**query), world_size)
+    label = make_data_label(plan)
+    values = {"fingerprint": plan.fingerprint, "step": steps_done, **label, "showings": served, "unserved": unserved}
+    until = f" up to step {query['last_step']:,}" if "last_step" in query else ""
+    lines = [
+        f"{format_count(len(served), 'sequence')}{until} of plan {plan.fingerprint}{format_marks(label)}",
+        *("  " + _format_served_sequence(sequence, world_size, steps_done) for sequence in served),
+        *(f"  {missing.source} document {missing.document:,}: {missing.reason}." for missing in unserved),
+    ]
+    report(values, lines, as_json=as_json)
 
 
 def _format_served_sequence(sequence: ServedSequence, world_size: int | None, steps_done: int | None) -> str:

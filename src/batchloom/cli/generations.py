@@ -1,10 +1,11 @@
 """``batchloom log``, ``remove`` and ``compact``: the generations of a store."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 from batchloom.cli.options import Argument, AsJson, DryRun, Option
-from batchloom.cli.terminal import print_escaped, print_json
+from batchloom.cli.terminal import report
 from batchloom.core.wording import format_count, format_list
 from batchloom.store import compact_store, read_log, remove_documents
 from batchloom.store.maintain import GenerationLogEntry, RemovalResult
@@ -20,11 +21,7 @@ def log(
 ) -> None:
     """List the generations of a store."""
     entries = read_log(path)
-    if as_json:
-        print_json(entries)
-        return
-    for entry in entries:
-        print_escaped(_format_log_entry(entry))
+    report(entries, map(_format_log_entry, entries), as_json=as_json)
 
 
 def _format_log_entry(entry: GenerationLogEntry) -> str:
@@ -65,45 +62,42 @@ def remove(
 ) -> None:
     """Remove documents from a store, in its next generation."""
     result = remove_documents(path, sources=source or (), documents_file=documents_file, dry_run=dry_run)
-    if as_json:
-        print_json(result)
-        return
-    _print_removal(result, dry_run=dry_run)
+    report(result, _iter_removal_lines(result, dry_run=dry_run), as_json=as_json)
 
 
-def _print_removal(result: RemovalResult, *, dry_run: bool) -> None:
+def _iter_removal_lines(result: RemovalResult, *, dry_run: bool) -> Iterator[str]:
     if result.absent:
-        print_escaped(f"not in the store: {format_list(result.absent, _MAX_LISTED)}")
+        yield f"not in the store: {format_list(result.absent, _MAX_LISTED)}"
     if result.left_out:
-        print_escaped(
+        yield (
             f"read, but without a document in the store: {format_list(result.left_out, _MAX_LISTED)}. Such a record "
             "was left out when the store was made (a duplicate, dropped, empty or bad), or is compacted away. The text "
             "of a duplicate is stored under another record; to remove it there, write the hash of the text (32 hex "
             "digits of XXH3-128) instead of this line."
         )
     if result.before:
-        print_escaped(f"{format_count(result.before, 'document')} had been removed before.")
+        yield f"{format_count(result.before, 'document')} had been removed before."
     if not result.documents:
-        print_escaped("Nothing to remove; the store stays as it is.")
+        yield "Nothing to remove; the store stays as it is."
         return
     for name, documents, tokens in result.by_source:
-        print_escaped(f"{documents:>12,} {tokens:>15,} tokens  {name}")
+        yield f"{documents:>12,} {tokens:>15,} tokens  {name}"
     removed_text = f"{format_count(result.documents, 'document')} of {result.tokens:,} tokens"
     if dry_run:
         empty_note = " No document would be left." if result.emptied else ""
-        print_escaped(f"{removed_text} would be removed from {result.path}; nothing was changed.{empty_note}")
+        yield f"{removed_text} would be removed from {result.path}; nothing was changed.{empty_note}"
         return
-    print_escaped(
+    yield (
         f"{removed_text} removed from {result.path}, which is generation {result.generation} now: they read as end "
         "tokens without loss."
     )
     if result.emptied:
-        print_escaped(
+        yield (
             f"No document is left: batchloom compact refuses a store without any, so delete {result.path} to delete "
             "the text for good."
         )
         return
-    print_escaped(
+    yield (
         f"Older generations and the shards themselves still hold the text: batchloom compact {result.path} deletes it. "
         "Runs on older generations cannot continue then."
     )
@@ -119,18 +113,14 @@ def compact(
     No training may read the store meanwhile.
     """
     result = compact_store(path)
-    if as_json:
-        print_json(result)
-        return
-    if not result.made:
-        leftover_note = f"; {format_count(result.files, 'file')} left over deleted" if result.files else ""
-        print_escaped(
-            f"Nothing to compact: {result.path} is one generation, and no document of it is removed{leftover_note}."
+    if result.made:
+        ended_generations = ", ".join(map(str, result.ended))
+        text = (
+            f"{result.path} is generation {result.generation} now; {ended_generations} can no longer be opened. "
+            f"{format_count(result.documents, 'removed document')} deleted for good, "
+            f"{format_count(result.shards, 'shard')} rewritten, {format_count(result.files, 'file')} deleted."
         )
-        return
-    ended_generations = ", ".join(map(str, result.ended))
-    print_escaped(
-        f"{result.path} is generation {result.generation} now; {ended_generations} can no longer be opened. "
-        f"{format_count(result.documents, 'removed document')} deleted for good, "
-        f"{format_count(result.shards, 'shard')} rewritten, {format_count(result.files, 'file')} deleted."
-    )
+    else:
+        leftover_note = f"; {format_count(result.files, 'file')} left over deleted" if result.files else ""
+        text = f"Nothing to compact: {result.path} is one generation, and no document of it is removed{leftover_note}."
+    report(result, [text], as_json=as_json)

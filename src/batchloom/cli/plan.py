@@ -1,6 +1,7 @@
 """``batchloom plan``."""
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from batchloom.analysis import (
     write_tables,
 )
 from batchloom.cli.options import AsJson, Option, StorePath, WorldSize, with_settings
-from batchloom.cli.terminal import print_escaped, print_json, print_log
+from batchloom.cli.terminal import format_marks, print_log, report
 from batchloom.core.errors import SettingsError
 from batchloom.core.wording import format_count, format_list, format_size
 
@@ -71,54 +72,43 @@ def plan(
             tokens_per_second=tokens_per_second,
             world_size=1 if world_size is None else world_size,
         )
-    mark, edits = (
-        make_data_label(resolved_plan),
-        [make_journal_entry(edit) for edit in resolved_plan.journal],
-    )
-    if as_json:
-        print_json({**dataclasses.asdict(forecast), "edits": edits, **mark, "written": table_files})
-        return
-    _print_forecast(forecast, edits, "".join(f"  {name}={value}" for name, value in mark.items()))
-    for path in table_files:
-        print_escaped(f"written: {path}")
+    label, edits = make_data_label(resolved_plan), [make_journal_entry(edit) for edit in resolved_plan.journal]
+    values = {**dataclasses.asdict(forecast), "edits": edits, **label, "written": table_files}
+    lines = [line + format_marks(label) for line in _iter_forecast_lines(forecast, edits)]
+    report(values, [*lines, *(f"written: {path}" for path in table_files)], as_json=as_json)
 
 
-def _print_forecast(forecast: PlanForecast, edits: list[JournalEntry], mark: str) -> None:
+def _iter_forecast_lines(forecast: PlanForecast, edits: list[JournalEntry]) -> Iterator[str]:
     about, near = "" if forecast.exact else "about ", "" if forecast.exact_tokens else "about "
-
-    def say(line: str) -> None:
-        print_escaped(line + mark)
-
-    say(f"plan {forecast.fingerprint}")
-    say(
+    yield f"plan {forecast.fingerprint}"
+    yield (
         f"{about}{forecast.steps:,} steps of {forecast.global_batch_size:,} sequences of {forecast.seq_len:,} tokens: "
         f"{about}{forecast.sequences:,} sequences, {near}{forecast.tokens:,} tokens"
     )
     if forecast.empty:
-        say(f"{about}{format_count(forecast.empty, 'sequence')} without loss fill the last step")
+        yield f"{about}{format_count(forecast.empty, 'sequence')} without loss fill the last step"
     if forecast.skipped:
-        say(f"edits leave out {format_count(forecast.skipped, 'sequence')}")
-    say(
+        yield f"edits leave out {format_count(forecast.skipped, 'sequence')}"
+    yield (
         f"padding: {near}{forecast.padding:.3%} of the run's token slots; lower bound for whole documents: "
         f"{about}{forecast.least_padding:.3%}"
     )
     if forecast.cut_padding is not None:
-        say(
+        yield (
             f"padding where each step is cut to its longest row: {forecast.cut_padding:.3%} of its token "
             "slots, in the first window of --group-by-length"
         )
     by_rank = f", {format_size(forecast.rank_bytes)} by each of {forecast.world_size:,} ranks"
-    say(f"token ids read: {near}{format_size(forecast.bytes)}{by_rank if forecast.world_size > 1 else ''}")
+    yield f"token ids read: {near}{format_size(forecast.bytes)}{by_rank if forecast.world_size > 1 else ''}"
     if forecast.hours is not None:
-        say(f"{about}{forecast.hours:,.2f} hours, padding included")
-    for line in [*_format_shares(forecast), *(f"edit {_format_edit(entry)}" for entry in edits)]:
-        say(line)
+        yield f"{about}{forecast.hours:,.2f} hours, padding included"
+    yield from _format_shares(forecast)
+    yield from (f"edit {entry}" for entry in edits)
     for source in forecast.sources:
-        for line in _format_source_lines(source, forecast):
-            say(line)
+        yield from _format_source_lines(source, forecast)
     if not forecast.exact:
         remedy = "" if forecast.assumed else "; batchloom plan --write counts all of them, once"
-        say(f"about: from a sample of the pools{remedy}")
+        yield f"about: from a sample of the pools{remedy}"
 
 
 def _format_source_lines(source: SourceForecast, forecast: PlanForecast) -> list[str]:
@@ -175,35 +165,6 @@ def _format_mixing(name: str, mixing: MixingMeasure) -> str:
 
 def _print_journal(path: Path, *, as_json: bool) -> None:
     first, entries = read_journal(read_checkpoint(path))
-    if as_json:
-        print_json({"fingerprint": first, "edits": entries})
-        return
-    print_escaped(f"began as {first}; {format_count(len(entries), 'edit')}")
-    for entry in entries:
-        print_escaped(f"{_format_edit(entry)}  -> {entry.fingerprint}")
-
-
-def _format_edit(entry: JournalEntry) -> str:
-    note = f" ({entry.note})" if entry.note else ""
-    return f"after {format_count(entry.step, 'step')}: {_format_changes(entry)}{note}"
-
-
-def _format_changes(entry: JournalEntry) -> str:
-    change_texts = []
-    for name, value in entry.changes.items():
-        if name == "ban":
-            change_texts += [
-                f"ban {format_count(len(numbers), 'document')} of {source}" for source, numbers in value.items()
-            ]
-        elif name == "skip":
-            change_texts.append(f"skip {format_count(value, 'step')}")
-        else:
-            change_texts.append(f"{name} {_format_change_value(value)}")
-    return ", ".join(change_texts)
-
-
-def _format_change_value(value: Any) -> str:
-    if not isinstance(value, dict):
-        return str(value)
-    parts = (f"{k}={_format_change_value(v)}" for k, v in value.items())
-    return "{" + ", ".join(parts) + "}"
+    lines = [f"{entry}  -> {entry.fingerprint}" for entry in entries]
+    title = f"began as {first}; {format_count(len(entries), 'edit')}"
+    report({"fingerprint": first, "edits": entries}, [title, *lines], as_json=as_json)

@@ -6,10 +6,10 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Union, final
 
 import click
 import msgspec
@@ -102,6 +102,31 @@ def make_table(
     for row in rows:
         table.add_row(*map(escape_unprintable, row))
     return table
+
+
+Line = Union[str, tuple[str, str], "Table"]
+
+
+def report(value: object, lines: Iterable[Line], *, as_json: bool) -> None:
+    """Print a result as one line of JSON, or as text.
+
+    A line of text is a string, a string with its style, or a table.
+    """
+    if as_json:
+        print_json(value)
+        return
+    for line in lines:
+        if isinstance(line, str):
+            print_escaped(line)
+        elif isinstance(line, tuple):
+            print_escaped(*line)
+        else:
+            plain_console().print(line, soft_wrap=False)
+
+
+def format_marks(marks: Mapping[str, str]) -> str:
+    """Return marks such as ``source=synthetic`` for the end of a line."""
+    return "".join(f"  {name}={value}" for name, value in marks.items())
 
 
 def print_json(value: object) -> None:

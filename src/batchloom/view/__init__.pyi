@@ -1,4 +1,4 @@
-from .page_file import make_notebook_html as make_notebook_html
+from .pages import make_notebook_html as make_notebook_html
 from .server import (
     ViewSpec as ViewSpec,
     make_pages as make_pages,
@@ -6,5 +6,4 @@ from .server import (
     serve_view as serve_view,
     write_view as write_view,
 )
-from .target import PlanChoice as PlanChoice, ViewTarget as ViewTarget
-from .value_cache import ValueCache as ValueCache
+from .target import PlanChoice as PlanChoice, ValueCache as ValueCache, ViewTarget as ViewTarget

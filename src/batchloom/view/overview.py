@@ -1,17 +1,15 @@
 """Facts of the overview page: counts, lengths, preparation and bad records."""
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
+from batchloom.analysis import iter_quarantine
 from batchloom.core.wording import format_size
 from batchloom.preparation import PrepareReport, read_report
 from batchloom.store import Store
-from batchloom.store.format import OBJECTIVES, QUARANTINE_NAME, SIDE_NAMES, format_generation_file_name
+from batchloom.store.format import OBJECTIVES, SIDE_NAMES
 
 # Larger stores are sampled: 4 million lengths take 50 ms.
 _LENGTHS_PER_STEP, _MAX_LENGTH_STEPS = 1 << 16, 64
@@ -176,35 +174,14 @@ def _read_newest_report(store: Store) -> PrepareReport | None:
 
 def _read_quarantine(store: Store) -> QuarantineList:
     quarantine = QuarantineList()
-    lines = _iter_quarantine_lines(store)
-    for location, line in islice(lines, _MAX_QUARANTINE_LINES):
-        record = _parse_quarantined(line)
-        if record is None:
+    entries = iter_quarantine(store)
+    for location, entry in islice(entries, _MAX_QUARANTINE_LINES):
+        if entry is None:
             quarantine.damaged.append(location)
         elif len(quarantine.records) < _MAX_QUARANTINED:
-            quarantine.records.append(record)
+            position = f"line {entry['line']}" if "line" in entry else f"row {entry.get('row', '?')}"
+            quarantine.records.append(QuarantinedRecord(str(entry["source"]), position, str(entry["reason"])))
         else:
             quarantine.more += 1
-    quarantine.is_complete = next(lines, None) is None
+    quarantine.is_complete = next(entries, None) is None
     return quarantine
-
-
-def _iter_quarantine_lines(store: Store) -> Iterator[tuple[str, bytes]]:
-    """Yield the lines of the quarantine of each generation, with ``file:line``."""
-    for number in range(1, (store.location.generation or 1) + 1):
-        path = Path(store.path) / format_generation_file_name(QUARANTINE_NAME, number)
-        if path.is_file():
-            with path.open("rb") as lines:
-                yield from ((f"{path.name}:{count}", line) for count, line in enumerate(lines, 1))
-
-
-def _parse_quarantined(line: bytes) -> QuarantinedRecord | None:
-    """Return the record of a line; None if it holds none."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(entry, dict) or not {"source", "reason"} <= entry.keys():
-        return None
-    position = f"line {entry['line']}" if "line" in entry else f"row {entry.get('row', '?')}"
-    return QuarantinedRecord(str(entry["source"]), position, str(entry["reason"]))

@@ -1,8 +1,13 @@
-"""Pages: each reads parameters, collects values and renders a template."""
+"""Pages: each reads parameters, collects values and renders a template.
+
+First those of prepared data, then pages in one file and displays in notebooks, and the page of raw inputs.
+"""
 
 import contextlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any, final
 
 import numpy as np
@@ -12,8 +17,14 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from batchloom.analysis import list_packings, measure_packing
+from batchloom.analysis.doctor import Diagnosis, doctor
+from batchloom.batches import IGNORE_INDEX, Batch
+from batchloom.chat import TEMPLATE_NAMES, parse_mapping
+from batchloom.core.addresses import redact_url
 from batchloom.core.errors import BatchloomError, InputError
 from batchloom.core.medium import MEDIUM_KINDS
+from batchloom.plan import Plan
+from batchloom.preparation.settings import DocumentOptions
 from batchloom.store import Store, StoreMedia, decode_beginning, find_documents
 from batchloom.store.format import DocumentProvenance, mask_removed
 from batchloom.store.read import find_provenance
@@ -28,12 +39,11 @@ from batchloom.view.documents.document_search import (
 )
 from batchloom.view.documents.document_tokens import WINDOW_TOKENS, read_window
 from batchloom.view.overview import list_sides, make_overview
-from batchloom.view.packed_rows import PACKING_ROWS, describe_step
-from batchloom.view.page_requests import describe_choice, read_choice, read_number, respond
-from batchloom.view.plan_counts import RELOAD_HEADERS, is_near
+from batchloom.view.packed_rows import PACKING_ROWS, describe_step, find_runs
+from batchloom.view.page_templates import describe_choice, read_choice, read_number, render_file, respond
 from batchloom.view.plan_pages import PlanPages
 from batchloom.view.run_pages import RunPages
-from batchloom.view.target import ViewTarget
+from batchloom.view.target import RELOAD_HEADERS, PlanChoice, ViewTarget, is_near, is_small
 
 _LISTED_DOCUMENTS = 50
 _BEGINNING_TOKENS, _BEGINNING_CHARACTERS = 96, 240
@@ -320,3 +330,153 @@ def check_number(store: Store, number: int) -> int:
 
 def _list_media(store: Store) -> list[str]:
     return list(MEDIUM_KINDS) if StoreMedia(store).any else []
+
+
+_FILE_TOKENS, _FILE_ROWS, _NOTEBOOK_ROWS = 1 << 16, 64, 8
+
+
+def make_page_file(
+    target: ViewTarget, choice: PlanChoice, *, step: int | None = None, document: int | None = None
+) -> str:
+    """Return a page of a target as HTML that needs no other file.
+
+    Args:
+        target: the data of the page.
+        choice: settings of the plan of a step.
+        step: show the rows of this step.
+        document: show this document. Without it and ``step``, show the overview.
+
+    Raises:
+        InputError, PlanError: there is no such document or step.
+        StoreError: a file of the store is damaged.
+    """
+    if step is not None:
+        return _render_step(target.make_plan(choice), step, _FILE_ROWS)
+    store = target.open_store(target.source_names[0])
+    if document is None:
+        return _render_overview(store)
+    details = describe_document(store, check_number(store, document), 0, _FILE_TOKENS, embed=True)
+    return render_file("document.html.j2", {"store": store, "selection": {}, "as_tokens": False, **details})
+
+
+def make_notebook_html(value: object) -> str | None:
+    """Return the notebook display of a store, plan or batch; None for others."""
+    if isinstance(value, Store):
+        page = _render_overview(value)
+    elif isinstance(value, Plan):
+        page = _render_step(value, 0, _NOTEBOOK_ROWS)
+    elif isinstance(value, Batch):
+        page = _render_batch(value)
+    else:
+        return None
+    # A frame keeps the styles of the page away from those of the notebook, and sandboxes the data.
+    return f'<iframe sandbox srcdoc="{escape(page)}" width="100%" height="420" frameborder="0"></iframe>'
+
+
+def _render_overview(store: Store) -> str:
+    values: dict[str, Any] = {
+        "heading": store.location.name,
+        "target": None,
+        "source": "",
+        "selection": {},
+        "store": store,
+    }
+    return render_file("overview.html.j2", {**values, "overview": make_overview(store)})
+
+
+def _render_step(plan: Plan, step: int, most: int) -> str:
+    values = {"selection": {}, "plan_split": "", "choice": {}, "is_counted": is_small(plan)}
+    return render_file("packing.html.j2", {**values, **describe_step(plan, step, 0, most)})
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """A row of a batch: offset and length of its spans, and its trained token ranges."""
+
+    seq_len: int
+    spans: list[tuple[int, int]]
+    trained: list[tuple[int, int]]
+
+    @property
+    def filled(self) -> int:
+        """Number of tokens that are not padding."""
+        return sum(length for _, length in self.spans)
+
+
+def _render_batch(batch: Batch) -> str:
+    arrays = [
+        (name, ", ".join(map(str, value.shape)), str(value.dtype).removeprefix("torch."))
+        for name, value in batch.items()
+        if hasattr(value, "shape")
+    ]
+    rows = _list_batch_rows(batch)
+    values: dict[str, Any] = {"batch": batch, "arrays": arrays, "rows": rows[:_NOTEBOOK_ROWS], "all_rows": len(rows)}
+    return render_file("batch.html.j2", values)
+
+
+def _list_batch_rows(batch: Batch) -> list[BatchRow]:
+    """Return the rows of a batch; none if it is varlen or was rebuilt."""
+    layout, labels = batch.layout, batch.get("labels")
+    if layout is None or layout.sliced or labels is None or labels.ndim != 2:
+        return []
+    trained = np.asarray(labels.cpu() if hasattr(labels, "cpu") else labels) != IGNORE_INDEX
+    spans = list(zip(layout.offsets.tolist(), layout.lengths.tolist(), strict=True))
+    bounds = layout.pointers.tolist()
+    return [
+        BatchRow(len(flags), spans[bounds[row] : bounds[row + 1]], find_runs(flags))
+        for row, flags in enumerate(trained)
+    ]
+
+
+_PREVIEWED_DOCUMENTS = 10
+_SETTINGS = ("tokenizer", "template", "train_on", "map")
+
+
+@final
+class RawInputPages:
+    """The page of raw inputs.
+
+    Args:
+        inputs: inputs as ``batchloom prepare`` takes them.
+
+    Attributes:
+        first_page: path of the page.
+    """
+
+    first_page = "/"
+
+    def __init__(self, inputs: Sequence[str]) -> None:
+        self._inputs = tuple(inputs)
+        # A large sample takes seconds and all cores, so that requests wait for each other.
+        self._lock = threading.Lock()
+
+    def list_routes(self) -> list[Route]:
+        """Return the address of the page."""
+        return [Route("/", self.show_inputs)]
+
+    def show_inputs(self, request: Request) -> Response:
+        """Show schema, mapping, first documents and faults with the settings of the form."""
+        settings = {name: request.query_params.get(name, "").strip() for name in _SETTINGS}
+        values: dict[str, Any] = {
+            "inputs": [redact_url(argument) for argument in self._inputs],
+            "settings": settings,
+            "templates": TEMPLATE_NAMES,
+            "diagnosis": None,
+            "message": "",
+        }
+        try:
+            values["diagnosis"] = self._diagnose(settings)
+        except BatchloomError as error:
+            # The settings are in the form, where the reader corrects them.
+            values["message"] = str(error)
+        return respond("raw_inputs.html.j2", values)
+
+    def _diagnose(self, settings: dict[str, str]) -> Diagnosis:
+        options = DocumentOptions(
+            tokenizer=settings["tokenizer"] or None,
+            template=settings["template"] or None,
+            train_on=settings["train_on"] or None,
+            mapping=parse_mapping(settings["map"]) if settings["map"] else None,
+        )
+        with self._lock:
+            return doctor(list(self._inputs), preview=_PREVIEWED_DOCUMENTS, **options)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from batchloom.analysis import (
-    JournalEntry,
+    DocumentQuery,
     PlanForecast,
     ShareWindow,
     assign_step_ranks,
@@ -25,10 +25,8 @@ from batchloom.analysis import (
 from batchloom.core.errors import BatchloomError, InputError
 from batchloom.plan import Mixture, Plan, compute_imbalance, compute_row_costs, deal_balanced
 from batchloom.view.packed_rows import COLOURS, PACKING_ROWS, draw_rows
-from batchloom.view.page_requests import describe_choice, read_choice, read_number, respond
-from batchloom.view.plan_counts import COUNTING_NOTE, RELOAD_HEADERS, is_near
-from batchloom.view.target import ViewTarget
-from batchloom.view.value_cache import ValueCache
+from batchloom.view.page_templates import describe_choice, read_choice, read_number, respond
+from batchloom.view.target import COUNTING_NOTE, RELOAD_HEADERS, ValueCache, ViewTarget, is_near
 
 # A sample of the pools of a large store, which takes a tenth of a second.
 _SAMPLED_POOLS, _MAX_FORECASTS = 16, 8
@@ -205,7 +203,7 @@ def _list_changes(plan: Plan, forecast: PlanForecast, first: int, stop: int) -> 
     layout = plan.orders.run_layout
     edits = [make_journal_entry(edit) for edit in plan.journal]
     edited = {edit.step for edit in edits if "weights" in edit.changes}
-    changes = [(edit.step, "edit", _describe_edit(edit)) for edit in edits]
+    changes = [(edit.step, "edit", edit.describe_changes()) for edit in edits]
     for change in layout.changes[1:]:
         step = layout.steps_until(change.position)
         if step not in edited:
@@ -223,18 +221,6 @@ def _list_changes(plan: Plan, forecast: PlanForecast, first: int, stop: int) -> 
     ][:_LISTED_CHANGES]
 
 
-def _describe_edit(edit: JournalEntry) -> str:
-    parts = []
-    for name, value in edit.changes.items():
-        if name == "ban":
-            parts.append(f"ban {sum(map(len, value.values())):,} documents of {', '.join(value)}")
-        elif isinstance(value, Mapping):
-            parts.append(f"{name} {', '.join(f'{key} {weight:g}' for key, weight in value.items())}")
-        else:
-            parts.append(f"{name} {value}")
-    return "; ".join(parts) + (f" ({edit.note})" if edit.note else "")
-
-
 def _find_document(plan: Plan, request: Request, done: int | None) -> dict[str, Any]:
     """Return the steps of the document that a request names."""
     text = request.query_params.get("document", "").strip()
@@ -243,15 +229,8 @@ def _find_document(plan: Plan, request: Request, done: int | None) -> dict[str, 
         return values
     last_step = choose_last_step(plan, done)
     try:
-        document, file, record = _parse_document(text)
-        served, unserved = find_serving_steps(
-            plan,
-            document=document,
-            source=request.query_params.get("source") or None,
-            record=record,
-            file=file,
-            last_step=last_step,
-        )
+        source = request.query_params.get("source") or None
+        served, unserved = find_serving_steps(plan, _parse_document(text, source, last_step))
     except BatchloomError as error:
         # The reader corrects the form on the same page.
         return {**values, "search_fault": str(error)}
@@ -259,15 +238,15 @@ def _find_document(plan: Plan, request: Request, done: int | None) -> dict[str, 
     return {**values, "served": served[:_LISTED_STEPS], "unserved": unserved, "last_step": last_step, "more": more}
 
 
-def _parse_document(text: str) -> tuple[int | None, str | None, int | None]:
-    """Return the number of a document, or file and record of ``FILE:LINE``."""
+def _parse_document(text: str, source: str | None, last_step: int | None) -> DocumentQuery:
+    """Return the query of the number of a document, or of the record ``FILE:LINE``."""
     number = text.replace(",", "")
     if number.isdecimal():
-        return int(number), None, None
+        return DocumentQuery(document=int(number), source=source, last_step=last_step)
     file, _, line = text.rpartition(":")
     if not file or not line.isdecimal() or int(line) < 1:
         raise InputError(f"{text!r} is neither the number of a document nor FILE:LINE, such as data.jsonl:17.")
-    return None, file, int(line) - 1
+    return DocumentQuery(file=file, record=int(line) - 1, source=source, last_step=last_step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,125 @@
-"""Target of the pages: a store, a mixture of stores, or a run."""
+"""Target of the pages: a store, a mixture or a run, with its plans."""
 
+import atexit
 import threading
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
-from batchloom.analysis import PlanRequest, apply_logged_edits, find_state_file, resolve_first_plan, resolve_plan
+from batchloom.analysis import (
+    PlanRequest,
+    adopt_tables,
+    apply_logged_edits,
+    find_state_file,
+    resolve_first_plan,
+    resolve_plan,
+)
 from batchloom.analysis.compare import is_run_log
 from batchloom.analysis.doctor import detect_prepared_kind
 from batchloom.batches import Loader, read_mixture
+from batchloom.batches.loading import MAX_INLINE_POOLS, start_counting_process
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError, InputMissingError, SettingsError
 from batchloom.core.settings import suggest
 from batchloom.plan import Plan
 from batchloom.store import MANIFEST_NAME, Store, open_store
-from batchloom.view.plan_counts import PlanCounting
 from batchloom.view.step_log import StepLog
-from batchloom.view.value_cache import ValueCache
+
+if TYPE_CHECKING:
+    import subprocess
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@final
+class ValueCache(Generic[K, V]):
+    """Values by key. A request waits only for the value that it needs.
+
+    Args:
+        most: number of values that stay in memory.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._making: dict[K, threading.Lock] = {}
+        self._values: OrderedDict[K, tuple[object, V]] = OrderedDict()
+
+    def get(self, key: K, stamp: object, make: Callable[[], V]) -> V:
+        """Return the value of a key, made again if its stamp changed."""
+        with self._lock:
+            lock = self._making.setdefault(key, threading.Lock())
+        with lock:
+            with self._lock:
+                cached = self._values.get(key)
+                if cached is not None and cached[0] == stamp:
+                    self._values.move_to_end(key)
+                    return cached[1]
+            value = make()
+            with self._lock:
+                self._values[key] = stamp, value
+                self._values.move_to_end(key)
+                while len(self._values) > self._most:
+                    oldest, _ = self._values.popitem(last=False)
+                    self._making.pop(oldest, None)
+            return value
+
+
+COUNTING_NOTE = (
+    "The sequences of the data are being counted, once for this plan. This page loads again until it is done."
+)
+# Seconds until a page that waits for the counts loads again.
+RELOAD_HEADERS = {"Refresh": "2"}
+
+
+@final
+class PlanCounting:
+    """Process that counts the sequences of a plan, one at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._fingerprint = ""
+        atexit.register(self._stop)
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def has_counts(self, plan: Plan) -> bool:
+        """Return whether the counts of a plan are known; start to count them otherwise.
+
+        Raises:
+            InputError: counting failed.
+        """
+        if is_small(plan) or adopt_tables(plan):
+            return True
+        if self._process is None or self._fingerprint != plan.fingerprint:
+            self._stop()
+            self._process, self._fingerprint = start_counting_process(plan), plan.fingerprint
+            return False
+        if (code := self._process.poll()) is None:
+            return False
+        raise InputError(
+            f"Counting the sequences of the data ended with code {code}. To see why, run batchloom plan on them."
+        )
+
+
+def is_small(plan: Plan) -> bool:
+    """Return whether counting the sequences of a plan takes little time."""
+    return all(order.pools.count <= MAX_INLINE_POOLS for order in plan.orders.latest())
+
+
+def is_near(plan: Plan, step: int) -> bool:
+    """Return whether packing a few pools reaches a step, without counts."""
+    orders = plan.orders.latest()
+    tokens = sum(order.store.tokens for order in orders)
+    pools = sum(order.pools.count for order in orders)
+    return plan.positions_of(step)[1] * plan.spec_at(step).seq_len * pools <= MAX_INLINE_POOLS * tokens
+
 
 _SINGLE = "data"
 _MIXTURE_SUFFIXES = (".yaml", ".yml")

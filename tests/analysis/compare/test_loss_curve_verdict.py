@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from batchloom.analysis.compare import judge_loss_curve
-from batchloom.analysis.compare.run_comparison import (
+from batchloom.analysis.compare.loss_curves import (
     MIN_POINTS,
     MIN_RELATIVE_CHANGE,
     compute_theil_sen_slope,

@@ -15,7 +15,7 @@ from batchloom.analysis.compare.compare_report import (
     make_table_rows,
 )
 from batchloom.analysis.compare.comparison import FrameworkComparison
-from batchloom.analysis.compare.run_comparison import is_close_loss
+from batchloom.analysis.compare.loss_curves import is_close_loss
 from batchloom.cli import run_command_line
 from batchloom.core.errors import InputMissingError
 from batchloom.testing import write_store

@@ -6,7 +6,7 @@ from pathlib import Path
 from batchloom.analysis.compare import read_record
 from processes import run_ranks
 
-MODULE = "batchloom.analysis.compare.example_process"
+MODULE = "batchloom.analysis.compare.frameworks"
 
 
 def run_warm(name, job, record, processes=1):

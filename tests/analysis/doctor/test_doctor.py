@@ -14,6 +14,7 @@ from batchloom import Recipe, SettingsError, TokenizerError
 from batchloom.analysis.doctor import SampleSizes, estimate_packing, examine_inputs
 from batchloom.cli import run_command_line
 from batchloom.core.errors import InputMissingError
+from batchloom.preparation import read_report
 from preparation.stores import write_jsonl
 from sources.test_tables import pa, write_table
 from sources.web_server import serve
@@ -78,6 +79,41 @@ def test_the_preview_is_the_store(rows, settings, tmp_path):
         stops = np.cumsum([segment.tokens for segment in document.pieces])
         for segment, stop in zip(document.pieces, stops, strict=True):
             assert segment.text == store.tokenizer.decode(ids[stop - segment.tokens : stop])
+
+
+SENTENCES = "This is a sentence of some words. Here is another one, which ends. "
+TEXTS = [*(f"{SENTENCES * 3}Number {n} is last." for n in range(5)), "too short", "", "{brace}. " * 9, 7]
+TOKEN_ROWS = [{"input_ids": ids, "labels": [-100, ids[1]]} for ids in ([1, 2], [1, 2], [3, 2], [3, 400])]
+TOKEN_ROWS += [{"input_ids": [1, 2], "labels": [-100, -100]}]
+OTHER_TURNS = [[{"role": "user", "content": "Why?"}], [], "no list"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings"),
+    [
+        ([{"text": text} for text in (*TEXTS, TEXTS[0], TEXTS[1] + "\n\nshort")], {"clean": ["c4"]}),
+        ([*CHATS, CHATS[3], CHATS[4], *({"messages": turns} for turns in OTHER_TURNS)], {"max_tokens": 132}),
+        ([*PAIRS, PAIRS[0], {**PAIRS[1], "rejected": 1}], {}),
+        (TOKEN_ROWS, {}),
+    ],
+    ids=["cleaned text", "chat", "preferences", "token ids"],
+)
+def test_counts_are_those_of_prepare(rows, settings, tmp_path):
+    settings = {"tokenizer": "bytes", "max_bad": "90%", **settings}
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "no JSON\n")
+    diagnosis = diagnose(path, **settings)
+    (source,) = diagnosis.sources
+    prepared = batchloom.prepare(path, out=tmp_path / "out", val_fraction=0, **settings)
+    counts, flows = prepared.counts, read_report(prepared.path).content.flows
+    dropped = dict(counts.dropped)
+    assert dropped.pop("exact duplicate") == diagnosis.duplicates.repeated > 0
+    assert source.dropped | {"empty": source.empty} == {"empty": 0} | dropped
+    assert (source.records, source.bad, source.documents) == (counts.records, counts.quarantined, diagnosis.documents)
+    assert source.bad > 1
+    tokenized = next(flow for flow in flows if flow.step == "tokenize")
+    assert (diagnosis.documents, diagnosis.tokens) == (tokenized.documents_out, tokenized.tokens_out)
+    assert diagnosis.documents - diagnosis.duplicates.repeated == counts.documents
 
 
 def test_the_preview_of_a_long_document_leaves_out_its_middle(tmp_path):

@@ -8,9 +8,10 @@ from .frameworks import (
     run_example as run_example,
 )
 from .loss_curves import (
+    compare_runs as compare_runs,
     find_log_file as find_log_file,
     is_run_log as is_run_log,
+    judge_loss_curve as judge_loss_curve,
     read_loss_curve as read_loss_curve,
 )
-from .run_comparison import compare_runs as compare_runs, judge_loss_curve as judge_loss_curve
 from .witness import BatchWitness as BatchWitness, iter_expected_entries as iter_expected_entries

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from batchloom.analysis.compare.comparison import PARTIAL, FrameworkComparison, FrameworkResult
-from batchloom.analysis.compare.run_comparison import ComparedRun, RunComparison, get_curve_positions
+from batchloom.analysis.compare.loss_curves import ComparedRun, RunComparison, get_curve_positions
 from batchloom.analysis.compare.witness import BatchDifference
 from batchloom.analysis.explanation import ExplainedSequence
 from batchloom.core.addresses import redact_url

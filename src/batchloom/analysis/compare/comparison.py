@@ -27,7 +27,7 @@ from batchloom.analysis.compare.frameworks import (
     hash_example,
     run_example,
 )
-from batchloom.analysis.compare.run_comparison import is_close_loss
+from batchloom.analysis.compare.loss_curves import is_close_loss
 from batchloom.analysis.compare.witness import (
     LOOKAHEAD_STEPS,
     BatchDifference,

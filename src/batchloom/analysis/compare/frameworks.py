@@ -1,6 +1,7 @@
 """The frameworks that can be compared, and runs of their examples in processes."""
 
 import contextlib
+import faulthandler
 import importlib
 import importlib.util
 import json
@@ -242,7 +243,7 @@ def run_example(
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     command += [
         "-m",
-        "batchloom.analysis.compare.example_process",
+        "batchloom.analysis.compare.frameworks",
         name,
         str(record),
         json.dumps(job_settings),
@@ -330,3 +331,32 @@ def read_record(record: Path) -> WitnessRecord:
         [rank_record["steps"] for rank_record in rank_records],
         [loss for _, loss in losses],
     )
+
+
+def run_example_process(name: str, record: str, job_settings: str, seconds: str) -> None:
+    """Run an example in this process and write its record, even if it fails.
+
+    After three quarters of its time it writes the stacks of its threads, which show where it hangs.
+
+    Args:
+        name: name of the framework.
+        record: folder in which each rank writes ``rank_N.json`` when it ends.
+        job_settings: settings of ``examples.job.Job`` as a JSON object.
+        seconds: time after which the launcher kills the process.
+    """
+    from batchloom import open_store  # noqa: PLC0415 - only a process of an example needs torch
+    from batchloom.analysis.compare.witness import WitnessRecorder  # noqa: PLC0415
+    from batchloom.examples.job import Job, tiny_model  # noqa: PLC0415
+
+    faulthandler.dump_traceback_later(0.75 * float(seconds))
+    recorder, framework = WitnessRecorder(Path(record)), find_framework(name)
+    job = Job(**json.loads(job_settings), tell=recorder.record_loss, within=recorder.observe)
+    model = tiny_model(open_store(job.data), job.seed)
+    is_rank_process = framework.started_by == "torchrun"
+    with recorder.observe(model) if is_rank_process else contextlib.nullcontext():
+        import_example(framework).train(model, job)
+
+
+if __name__ == "__main__":
+    # A launcher of ranks runs ``python -m batchloom.analysis.compare.frameworks NAME RECORD JOB SECONDS``.
+    run_example_process(*sys.argv[1:])

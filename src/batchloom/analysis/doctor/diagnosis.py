@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from itertools import chain, count
 from typing import Any, Unpack
 
@@ -18,23 +18,23 @@ from batchloom.analysis.inspection import Inspection, inspect
 from batchloom.chat.templates import format_template_argument
 from batchloom.core.addresses import is_url
 from batchloom.core.errors import BatchloomError, SettingsError
-from batchloom.core.settings import as_int, quote_value
+from batchloom.core.settings import as_int, list_settings, quote_value
 from batchloom.core.wording import format_count
 from batchloom.plan import PlanSpec, choose_lane_pool_size, compute_min_sequences, count_sequences
 from batchloom.plan.order import FIRST_POOL, choose_default_lanes
 from batchloom.plan.packing import POOL_SIZE
-from batchloom.preparation import ChatRecipe, Note, Progress, ReadRecipe, Recipe
-from batchloom.preparation.documents import TEMPLATED_KINDS, get_objective
-from batchloom.preparation.request import (
-    InputArgument,
-    ResolvedInputs,
-    as_input_tuple,
-    choose_file_settings,
-    default_dedup,
-    default_tokenizer,
-    input_name,
-    resolve_inputs,
+from batchloom.preparation import (
+    ChatRecipe,
+    MediaRecipe,
+    Note,
+    Progress,
+    ReadRecipe,
+    Recipe,
+    make_request,
+    parse_clean_steps,
 )
+from batchloom.preparation.documents import TEMPLATED_KINDS, get_objective
+from batchloom.preparation.request import InputArgument, as_input_tuple, default_tokenizer, input_name
 from batchloom.preparation.settings import (
     CHAT_SHORT_FORMS,
     DocumentOptions,
@@ -42,7 +42,6 @@ from batchloom.preparation.settings import (
     check_option_names,
     describe_unused_weights,
     parse_media,
-    parse_names,
 )
 from batchloom.store import open_store
 from batchloom.store.format import OBJECTIVES, UINT16_IDS
@@ -105,90 +104,81 @@ def quote_for_shell(word: str) -> str:
 
 
 def _make_prepare_commands(
-    recipe: Recipe, names: Sequence[str], examination: ExaminationResult, file_settings: Mapping[str, Any]
+    options: Mapping[str, Any], recipe: Recipe, names: Sequence[str], examination: ExaminationResult
 ) -> list[str]:
     """Return the prepare commands: one, or one per distinct ``--map``.
 
-    Empty if an input cannot be named on a command line, or if a fault remains that no ``--map`` fixes. A wrong mapping
-    in a manifest is fixed in the manifest.
+    Empty if an input or a setting cannot be named on a command line, or if a fault remains that no ``--map`` fixes. A
+    wrong mapping in a manifest is fixed in the manifest.
 
     Args:
+        options: settings that a command must state.
         recipe: recipe of the diagnosis.
         names: inputs as the command line names them.
         examination: result of reading the inputs.
-        file_settings: settings that the inputs state themselves, which a command need not repeat.
     """
     sources = () if recipe.sources else examination.diagnosis.sources
     suggested = {source.suggestion for source in sources if source.suggestion}
     refused = [source for source in sources if source.fault and not source.suggestion]
     curable_faults = {source.fault for source in sources if source.fault and source.suggestion}
-    if not all(names) or not curable_faults >= {*examination.diagnosis.faults}:
+    # A cleaning step with settings is no word of a command line.
+    has_step_settings = any(step.settings for step in recipe.reading.clean)
+    if has_step_settings or not all(names) or not curable_faults >= {*examination.diagnosis.faults}:
         return []
     if examination.tokenizer_missing:
-        recipe = replace(recipe, tokenizer=_FALLBACK_TOKENIZER)
+        options = {**options, "tokenizer": _FALLBACK_TOKENIZER}
     if not suggested:
-        return [_make_prepare_command(recipe, names, "", file_settings)]
+        return [_make_prepare_command(options, names, "")]
     if len(suggested) == 1 and not refused and all(source.suggestion for source in sources):
-        return [_make_prepare_command(recipe, names, suggested.pop(), file_settings)]
+        return [_make_prepare_command(options, names, suggested.pop())]
     by_map: dict[str, list[str]] = {}
     for source in sources:
         if source not in refused:
             by_map.setdefault(source.suggestion or "", []).append(source.path)
     return [
-        _make_prepare_command(recipe, paths, mapping, file_settings, f"-{number}")
+        _make_prepare_command(options, paths, mapping, f"-{number}")
         for number, (mapping, paths) in enumerate(by_map.items(), 1)
     ]
 
 
-def _make_prepare_command(
-    recipe: Recipe, inputs: Iterable[str], suggestion: str, file_settings: Mapping[str, Any], suffix: str = ""
-) -> str:
-    words = ["batchloom", "prepare", *inputs, "--out", _choose_out_folder(_DEFAULT_OUT + suffix)]
-    words += ["--tokenizer", recipe.tokenizer] if recipe.tokenizer != file_settings.get("tokenizer") else []
-    mapping = suggestion or ",".join(f"{role}={column}" for role, column in recipe.reading.mapping.items())
-    if mapping:
-        words += ["--map", mapping]
-    words += ["--prompts"] if recipe.reading.prompts else []
-    for name, columns in (("--ignore", recipe.reading.ignore), ("--carry", recipe.reading.carry)):
-        words += [name, ",".join(columns)] if columns else []
-    if (media := recipe.reading.media) is not None:
-        words += ["--processor", media.processor]
-        words += ["--data-folder", media.data_folder] if media.data_folder is not None else []
-        words += ["--media", media.keep] if media.keep != "reference" else []
-    for spec, names in (
-        (recipe, ("end_token", "max_bad")),
-        (recipe.reading, ("text_field", "split_on")),
-        (
-            recipe.chat,
-            (
-                "template",
-                "template_date",
-                "tool_format",
-                "default_system",
-                "train_on",
-                "train_on_eos",
-                "max_tokens",
-                "overlong",
-            ),
-        ),
-    ):
-        defaults = {field.name: None if field.default is MISSING else field.default for field in fields(spec)}
-        for name in names:
-            value = getattr(spec, name)
-            if value != file_settings.get(name, defaults[name]):
-                # An empty default_system removes that of a file.
-                text = "" if value is None else str(value)
-                if name == "split_on":
-                    text = text.replace("\n", "\\n").replace("\t", "\\t")
-                words += [f"--{name.replace('_', '-')}", text]
-    template_args = recipe.chat.template_args
-    for name, value in template_args.items() if template_args != file_settings.get("template_args") else ():
-        words += ["--template-arg", format_template_argument(name, value)]
-    if recipe.follow_links:
-        words.append("--follow-links")
-    if not recipe.reading.normalize:
-        words.append("--no-normalize")
+def _make_prepare_command(options: Mapping[str, Any], inputs: Iterable[str], suggestion: str, suffix: str = "") -> str:
+    mapped = {**options, "mapping": suggestion} if suggestion else options
+    out = _choose_out_folder(_DEFAULT_OUT + suffix)
+    words = ["batchloom", "prepare", *inputs, "--out", out, *_list_option_words(mapped)]
     return " ".join(map(quote_for_shell, words))
+
+
+def _list_option_words(options: Mapping[str, Any]) -> list[str]:
+    """Return settings as words of a command line."""
+    classes = (Recipe, ReadRecipe, ChatRecipe, MediaRecipe)
+    option_names = {field.name: field.option_names for cls in classes for field in list_settings(cls)}
+    media = parse_media(options.get("media"))
+    values = {name: value for name, value in options.items() if name != "media"}
+    if media is not None:
+        values |= {"processor": media.processor, "keep": media.keep}
+        values |= {"data_folder": media.data_folder} if media.data_folder is not None else {}
+    words: list[str] = []
+    for name, value in values.items():
+        names = option_names[name]
+        if isinstance(value, bool):
+            # An option without a --no- form is off unless it is given.
+            words += names[not value :][:1]
+        elif name == "template_args":
+            for key, argument in CHAT_SHORT_FORMS[name](value).items():
+                words += [names[0], format_template_argument(key, argument)]
+        else:
+            words += [names[0], _format_option_value(name, value)]
+    return words
+
+
+def _format_option_value(name: str, value: Any) -> str:
+    if name == "split_on":
+        return str(value).replace("\n", "\\n").replace("\t", "\\t")
+    if name == "clean":
+        return ",".join(step.name for step in parse_clean_steps(value))
+    if isinstance(value, Mapping):
+        return ",".join(f"{role}={column}" for role, column in value.items())
+    return ",".join(value) if isinstance(value, list | tuple) else str(value)
 
 
 def _choose_out_folder(name: str) -> str:
@@ -235,11 +225,9 @@ def doctor(
     ]
     raw_inputs = [argument for argument in arguments if argument not in prepared_inputs]
     check_option_names("doctor", options, DocumentOptions)
-    reading = _make_read_recipe(options)
-    tokenizer = options.get("tokenizer")
-    resolved_inputs = resolve_inputs(raw_inputs or arguments, reading, tokenizer)
-    chosen_settings, file_notes = choose_file_settings(resolved_inputs.settings, _drop_unset(options))
-    recipe = _make_recipe(resolved_inputs, reading, overlong, {**chosen_settings, **_drop_unset(options)})
+    given = {name: value for name, value in options.items() if value is not None}
+    request = make_request(raw_inputs or arguments, {"overlong": overlong, **given}, None)
+    recipe = request.recipe
     PlanSpec(seq_len=seq_len, global_batch_size=1 if global_batch_size is None else global_batch_size)
     preview_count = as_int(preview)
     if preview_count is None or preview_count < 0:
@@ -249,7 +237,9 @@ def doctor(
     if not raw_inputs:
         return prepared_diagnosis
     listener = progress or (lambda _: None)
-    examination = examine_inputs(recipe, listener, full=full, preview=preview, tokenizer_optional=tokenizer is None)
+    examination = examine_inputs(
+        recipe, listener, full=full, preview=preview, tokenizer_optional="tokenizer" not in given
+    )
     diagnosis = examination.diagnosis
     kinds = {source.way for source in diagnosis.sources if source.way}
     media = any(source.media for source in diagnosis.sources)
@@ -269,10 +259,13 @@ def doctor(
         listed = ", ".join(facts.path for facts in prepared)
         warnings.append(f"Already prepared, so not an input of prepare: {listed}.")
     names = [input_name(argument) for argument in raw_inputs]
-    file_settings = {name: setting.value for name, setting in resolved_inputs.settings}
-    if tokenizer is None and resolved_inputs.tokenizer != default_tokenizer(reading):
-        file_settings["tokenizer"] = resolved_inputs.tokenizer
-    commands = _make_prepare_commands(replace(recipe, reading=reading), names, examination, file_settings)
+    # A command need not repeat what the inputs state themselves.
+    default = default_tokenizer(ReadRecipe(media=parse_media(given.get("media"))))
+    stated: dict[str, Any] = (
+        {"tokenizer": recipe.tokenizer} if "tokenizer" in given or recipe.tokenizer == default else {}
+    )
+    stated |= given | ({"overlong": overlong} if overlong != "drop" else {})
+    commands = _make_prepare_commands(stated, recipe, names, examination)
     return replace(
         diagnosis,
         prepared=prepared,
@@ -280,42 +273,8 @@ def doctor(
         ways=estimate_feeds(examination, packing),
         faults=diagnosis.faults + prepared_diagnosis.faults,
         warnings=tuple(warnings),
-        notes=(
-            *file_notes,
-            *resolved_inputs.notes,
-            *diagnosis.notes,
-            *filter(None, [describe_unused_weights(recipe.sources)]),
-        ),
+        notes=(*request.notes, *diagnosis.notes, *filter(None, [describe_unused_weights(recipe.sources)])),
         commands=(*commands, *prepared_diagnosis.commands),
-    )
-
-
-def _make_read_recipe(options: DocumentOptions) -> ReadRecipe:
-    given = _drop_unset(options)
-    return ReadRecipe(
-        mapping=dict(given.get("mapping", {})),
-        ignore=parse_names(given.get("ignore", ())),
-        prompts=given.get("prompts", False),
-        carry=parse_names(given.get("carry", ()), "carry"),
-        media=parse_media(given.get("media")),
-        **_select(given, ("text_field", "split_on", "normalize")),
-    )
-
-
-def _make_recipe(
-    resolved_inputs: ResolvedInputs, reading: ReadRecipe, overlong: OverlongPolicy, options: Mapping[str, Any]
-) -> Recipe:
-    given = {**options, **{name: expand(options[name]) for name, expand in CHAT_SHORT_FORMS.items() if name in options}}
-    chat_names = [field.name for field in fields(ChatRecipe) if field.name != "overlong"]
-    return Recipe(
-        inputs=resolved_inputs.inputs,
-        sources=resolved_inputs.sources,
-        tokenizer=resolved_inputs.tokenizer,
-        reading=resolved_inputs.reading,
-        follow_links=bool(given.get("follow_links")) or resolved_inputs.follow_links,
-        dedup=default_dedup(reading)[0],
-        chat=ChatRecipe(overlong=overlong, **_select(given, chat_names)),
-        **_select(given, ("end_token", "max_bad")),
     )
 
 
@@ -331,14 +290,6 @@ def _diagnose_prepared(prepared: tuple[PreparedFacts, ...], recipe: Recipe) -> D
         notes=tuple(note for facts in prepared if (note := _describe_prepared(facts))),
         commands=_list_usage_commands(prepared),
     )
-
-
-def _drop_unset(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _select(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: options[name] for name in names if name in options}
 
 
 def _describe_overlong_handling(record_kinds: set[str], *, media: bool) -> str:

@@ -3,8 +3,12 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, final
 
 import numpy as np
@@ -14,20 +18,23 @@ from batchloom.analysis.doctor.findings import (
     BadFacts,
     Diagnosis,
     DuplicateFacts,
-    LengthFacts,
-    SideCount,
-    SourceFacts,
+    SourceGroup,
     TokenizerFacts,
 )
 from batchloom.analysis.doctor.sampling import (
     DocumentPreview,
     InputSample,
-    SampleProgress,
+    MemorySink,
+    SampleContext,
+    SampledPart,
+    SampleReader,
     SampleSizes,
+    encode_nothing,
+    make_unit_tokenizer,
     preview_documents,
 )
 from batchloom.core.addresses import format_input_label, is_url, is_url_or_stdin, redact_url
-from batchloom.core.document import BadRecord, Records
+from batchloom.core.document import BadRecord
 from batchloom.core.errors import (
     InputError,
     MissingDependencyError,
@@ -36,15 +43,13 @@ from batchloom.core.errors import (
     TemplateError,
     TokenizerError,
 )
-from batchloom.core.medium import MediumKind
+from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.wording import format_count, format_list
 from batchloom.preparation import Progress, ReadRecipe, Recipe
 from batchloom.preparation.dedup import DuplicateCounter
 from batchloom.preparation.documents import (
-    UNTRAINED_RULE,
-    EncodeContext,
+    DocumentEncoder,
     EncodedBatch,
-    ParsedRecords,
     PlacedMedium,
     RecordParser,
     RecordParsers,
@@ -53,20 +58,26 @@ from batchloom.preparation.documents import (
     choose_dtype_name,
     choose_job_template,
     choose_job_tokenizer,
-    compute_document_keys,
     encode_documents,
     estimate_characters,
     find_unused_columns,
-    iter_parsed_records,
     iter_texts,
+    make_duplicate_keys,
     make_media_encoder,
-    normalize_records,
 )
+from batchloom.preparation.phases import UnitTokenizer
 from batchloom.preparation.report import Listener
 from batchloom.preparation.request import list_inputs, resolve_inputs
-from batchloom.preparation.settings import count_allowed_bad
-from batchloom.preparation.units import ReasonCounts, count_reason, describe_bad_records
+from batchloom.preparation.settings import count_allowed_bad, make_cleaner
+from batchloom.preparation.units import (
+    ReasonCounts,
+    UnitProgress,
+    count_reason,
+    describe_bad_records,
+    mark_first_of_records,
+)
 from batchloom.sources import (
+    PartReader,
     ReadLimits,
     RecordBounds,
     SourceListing,
@@ -75,9 +86,9 @@ from batchloom.sources import (
     prefetch_sources,
 )
 from batchloom.sources.files import Source, Spool, open_source
-from batchloom.store.format import SIDE_NAMES, TOKEN_DTYPES, get_facts_kind
+from batchloom.store import BAD
+from batchloom.store.format import TOKEN_DTYPES
 from batchloom.store.maintain import VerificationResult
-from batchloom.store.read import MediaCount
 from batchloom.tokens import parse_train_spec
 
 MAX_LISTED = 10
@@ -88,10 +99,10 @@ _MAX_SAMPLED_HEADS, _MAX_HEAD_CHARACTERS = 8, 4 << 20
 # Characters of the first document that a verdict shows.
 _BEGINNING_CHARACTERS = 200
 _REPORT_SECONDS = 0.2
-# Bytes of a document in a store besides its tokens: .idx, .docs and lengths.u32.
-_INDEX_BYTES_PER_DOCUMENT = 20 + 36 + 4
-# Bytes of a media item in a store: its table row and its path.
-_TABLE_BYTES_PER_MEDIUM = 96 + 32
+# Most parts that are encoded together, and most bad records that wait to be sorted.
+_MAX_RUN_PARTS, _MAX_COLLECTED = 4096, 1024
+# Characters that a batch counts as at least, so that batches without documents also end a sample.
+_MIN_BATCH_CHARACTERS = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,128 +151,13 @@ def examine_inputs(
         InputError: an input cannot be listed, or a large table cannot be opened.
         TokenizerError, MissingDependencyError: the tokenizer is not available.
     """
-    with Spool() as spool:
+    with Spool() as spool, TemporaryDirectory() as folder:
         # A sample of a Hub data set is read remotely, without downloading it.
         listing = list_inputs(recipe, spool, streaming=None if full else True)
         examination = Examination(recipe, listing, listener, sizes or SampleSizes(), full=full)
-        examination.load_context(tokenizer_optional=tokenizer_optional)
+        examination.load_components(Path(folder), tokenizer_optional=tokenizer_optional)
         duplicates = examination.read()
         return examination.report(duplicates, preview)
-
-
-def _zero_sides() -> NDArray[np.int64]:
-    return np.zeros(len(SIDE_NAMES), np.int64)
-
-
-@dataclass(slots=True)
-class SourceGroup:
-    """Counters of one source, or of several that are read alike.
-
-    Lengths are counted exactly: documents of n bytes in total have at most sqrt(2 n) different
-    lengths, so the counters stay small.
-    """
-
-    # None if the schema cannot be determined; then ``fault`` says why, and ``suggestion`` is the --map that would help.
-    record_parser: RecordParser | None
-    fault: str = ""
-    suggestion: str | None = None
-    sources: list[Source] = field(default_factory=list)
-    # Listed bytes the sources stand for, and how many of them were read.
-    bytes: float = 0.0
-    read_bytes: float = 0.0
-    seconds: float = 0.0
-    records: int = 0
-    documents: int = 0
-    empty: int = 0
-    bad: int = 0
-    tokens: int = 0
-    trained: int = 0
-    masked: bool = False
-    dropped: Counter[str] = field(default_factory=Counter)
-    altered: Counter[str] = field(default_factory=Counter)
-    truncated: int = 0
-    characters: Counter[int] = field(default_factory=Counter)
-    lengths: Counter[int] = field(default_factory=Counter)
-    media: dict[MediumKind, MediaCount] = field(default_factory=dict)
-    media_bytes: int = 0
-    _media_digests: set[object] = field(default_factory=set)
-    side_documents: NDArray[np.int64] = field(default_factory=_zero_sides)
-    side_tokens: NDArray[np.int64] = field(default_factory=_zero_sides)
-
-    def count_sides(self, encoded_batch: EncodedBatch) -> None:
-        """Count the documents and the trained tokens of each side."""
-        if encoded_batch.sides is None or encoded_batch.mask is None:
-            return
-        trained = np.repeat(encoded_batch.sides, encoded_batch.lengths)[encoded_batch.mask != 0]
-        self.side_documents += np.bincount(encoded_batch.sides, minlength=len(SIDE_NAMES))
-        self.side_tokens += np.bincount(trained, minlength=len(SIDE_NAMES))
-
-    def count_media(self, documents: Sequence[Sequence[PlacedMedium]]) -> None:
-        """Count the media of documents, and the bytes a store would hold of them."""
-        for document_media in documents:
-            tokens_by_kind: dict[MediumKind, list[int]] = {}
-            for placed_medium in document_media:
-                data, info = placed_medium.medium.data, placed_medium.medium.info
-                if info is None:
-                    continue
-                tokens_by_kind.setdefault(get_facts_kind(info.facts), []).append(placed_medium.tokens)
-                # A store holds equal media once.
-                if data is not None and info.digest not in self._media_digests:
-                    self._media_digests.add(info.digest)
-                    self.media_bytes += len(data)
-            for kind, tokens in tokens_by_kind.items():
-                media, count, total = self.media.get(kind, (0, 0, 0))
-                self.media[kind] = MediaCount(media + len(tokens), count + 1, total + sum(tokens))
-
-    @property
-    def scale(self) -> float:
-        """Factor from the counts of what was read to the complete input."""
-        return self.bytes / self.read_bytes if self.read_bytes else 1.0
-
-    def scale_count(self, count: int) -> int:
-        return round(count * self.scale)
-
-    def estimate_store_bytes(self, token_bytes: int) -> float:
-        """Estimate the bytes of its documents in a store."""
-        mask = self.tokens / 8 if self.masked else 0
-        media_table_bytes = sum(count.media for count in self.media.values()) * _TABLE_BYTES_PER_MEDIUM
-        index_bytes = self.documents * _INDEX_BYTES_PER_DOCUMENT
-        return self.scale * (self.tokens * token_bytes + mask + index_bytes + media_table_bytes + self.media_bytes)
-
-    def make_facts(
-        self, preview: tuple[DocumentPreview, ...], unused: tuple[str, ...], *, tokenized: bool
-    ) -> SourceFacts:
-        first, record_parser = self.sources[0], self.record_parser
-        return SourceFacts(
-            name=first.name,
-            path=redact_url(first.file) if is_url(first.file) else first.file,
-            files=len(self.sources),
-            format=first.kind,
-            compression=first.compression,
-            bytes=round(self.bytes),
-            way=record_parser.record_kind if record_parser else "",
-            detected=record_parser.detected if record_parser else "",
-            mapping=dict(record_parser.columns) if record_parser else {},
-            unused=unused,
-            fault=self.fault,
-            suggestion=self.suggestion,
-            records=self.scale_count(self.records),
-            documents=self.scale_count(self.documents),
-            empty=self.scale_count(self.empty),
-            bad=self.scale_count(self.bad),
-            dropped={rule: self.scale_count(count) for rule, count in self.dropped.items()},
-            total_tokens=self.scale_count(self.tokens) if tokenized else None,
-            trained_tokens=self.scale_count(self.trained) if tokenized else None,
-            characters=_compute_length_facts(self.characters),
-            tokens=_compute_length_facts(self.lengths),
-            media={kind: MediaCount(*map(self.scale_count, count)) for kind, count in self.media.items()},
-            sides={
-                name: SideCount(self.scale_count(documents), self.scale_count(tokens))
-                for name, documents, tokens in zip(SIDE_NAMES, self.side_documents, self.side_tokens, strict=True)
-                if documents
-            },
-            preview=preview,
-        )
 
 
 @final
@@ -300,14 +196,21 @@ class Examination:
         self._group_of = {source.name: group for group in self.groups for source in group.sources}
         self._usable_sources = [source for group in self.groups if not group.fault for source in group.sources]
         # None if nothing can be encoded (any more).
-        self._context: EncodeContext | None = None
+        self._encoder: DocumentEncoder | None = None
+        self._context = SampleContext(
+            record_parsers=self._record_parsers,
+            normalize=recipe.reading.normalize,
+            membership=SubsetRule(0.0, 0.0),
+        )
         self._tokenizer_missing = False
         # Seconds to load the tokenizer, which prepare spends as well.
         self._load_seconds = 0.0
         self._reasons = ReasonCounts()
-        self._part: SourcePart | None = None
-        self._progress = SampleProgress()
-        self._clock = self._last_report_time = time.perf_counter()
+        # Records of each source before the part that is read next, if everything is read.
+        self._records_before: dict[str, int] = {}
+        # Bytes of the parts that were read, and characters of the documents of the current one.
+        self._bytes_before = self._characters = 0
+        self._total_bytes, self._last_report_time = listing.bytes, time.perf_counter()
 
     def _group_sources(self) -> list[SourceGroup]:
         """Group sources by how they are read, in the order of each group's first source.
@@ -330,15 +233,20 @@ class Examination:
             group.sources.append(source)
         return list(groups.values())
 
-    def load_context(self, *, tokenizer_optional: bool) -> None:
-        """Load what encodes documents, and record why that is impossible."""
+    def load_components(self, folder: Path, *, tokenizer_optional: bool) -> None:
+        """Load what cleans and encodes documents; record why they cannot be encoded.
+
+        ``folder`` is for indexes of cleaning steps.
+        """
+        cleaner = make_cleaner(self._recipe.reading.clean, folder, lambda _: None)
+        self._context = replace(self._context, cleaner=cleaner)
         try:
             check_one_objective(self._usable_sources, self._record_parsers)
         except InputError as error:
             self.faults.append(str(error))
         began = time.perf_counter()
         try:
-            self._context = self._make_context()
+            self._encoder = self._make_encoder()
         except (TokenizerError, MissingDependencyError) as error:
             if not tokenizer_optional:
                 raise
@@ -346,7 +254,7 @@ class Examination:
             self._warnings.append(f"Token counts are missing, because there is no tokenizer: {error}")
         self._load_seconds = time.perf_counter() - began
 
-    def _make_context(self) -> EncodeContext | None:
+    def _make_encoder(self) -> DocumentEncoder | None:
         recipe, sources, record_parsers = self._encode_recipe, self._usable_sources, self._record_parsers
         if not sources:
             return None
@@ -366,33 +274,25 @@ class Examination:
         except InputError as error:
             self.faults.append(str(error))
             return None
-        return EncodeContext(
-            tokenizer=tokenizer,
-            dtype=TOKEN_DTYPES[dtype],
-            chat=encoder,
-            media=media,
-            record_parsers=record_parsers,
-            bounds=RecordBounds(record_parsers.rules),
-            normalize=recipe.reading.normalize,
-            membership=SubsetRule(0.0, 0.0),
-        )
+        return DocumentEncoder(tokenizer=tokenizer, dtype=TOKEN_DTYPES[dtype], chat=encoder, media=media)
 
     def read(self) -> DuplicateFacts:
         """Read the sample, count its records and documents, and compare documents."""
-        self._clock, faults_before = time.perf_counter(), len(self.faults)
-        names = {source.name for source in self._usable_sources}
+        faults_before, names = len(self.faults), {source.name for source in self._usable_sources}
         sampled_parts = [part for part in self.sample.parts if part[0].source.name in names]
         with DuplicateCounter() as duplicates:
             if self.sample.complete:
                 bounds = RecordBounds(self._record_parsers.rules)
-                self._read_parts(prefetch_sources(sampled_parts, lambda part: part[0].source), bounds, duplicates)
+                for parts in self._iter_runs(sampled_parts):
+                    self._read_parts(parts, bounds, duplicates)
             else:
-                self._read_parts(sampled_parts, None, duplicates)
+                for sampled_part in sampled_parts:
+                    self._read_parts([sampled_part], None, duplicates)
             if not self.sample.complete and not any(group.records for group in self.groups):
                 # Records larger than a probe may be missed by all probes.
-                heads = self._usable_sources[:_MAX_SAMPLED_HEADS]
-                head_parts = [(SourcePart(source, 0, source.size), _MAX_HEAD_CHARACTERS) for source in heads]
-                self._read_parts(head_parts, None, duplicates)
+                for source in self._usable_sources[:_MAX_SAMPLED_HEADS]:
+                    part = SourcePart(source, 0, source.size)
+                    self._read_parts([(part, _MAX_HEAD_CHARACTERS)], None, duplicates)
             documents, repeated = duplicates.documents, duplicates.count_repeated()
         if not self.sample.complete and len(self.faults) == faults_before:
             self.faults += filter(None, map(_describe_unclosed_json, self._usable_sources))
@@ -400,107 +300,122 @@ class Examination:
         is_left_out = self._recipe.dedup.mode != "none"
         return DuplicateFacts(documents, repeated, repeated / max(documents, 1), self.sample.complete, is_left_out)
 
+    def _iter_runs(self, sampled_parts: Sequence[SampledPart]) -> Iterator[list[SampledPart]]:
+        """Yield runs of parts of one group: small files are encoded together."""
+        for _, parts in groupby(sampled_parts, lambda sampled_part: id(self._group_of[sampled_part[0].source.name])):
+            while run := list(islice(parts, _MAX_RUN_PARTS)):
+                yield run
+
     def _read_parts(
-        self,
-        parts: Iterable[tuple[SourcePart, int | None]],
-        bounds: RecordBounds | None,
-        duplicates: DuplicateCounter,
+        self, sampled_parts: Sequence[SampledPart], bounds: RecordBounds | None, duplicates: DuplicateCounter
     ) -> None:
-        for parsed_records in iter_parsed_records(parts, self._record_parsers, bounds, self._refuse):
-            group, record_batch = self._group_of[parsed_records.part.source.name], parsed_records.batch
-            self._count_records(group, parsed_records)
-            if record_batch.values:
-                duplicates.add(self._count_documents(group, parsed_records))
-            previous_clock, self._clock = self._clock, time.perf_counter()
-            group.seconds += self._clock - previous_clock
-            if self.sample.complete and self._clock - self._last_report_time >= _REPORT_SECONDS:
-                self._last_report_time = self._clock
-                self._report_progress()
+        """Run what ``prepare`` runs over a unit, on parts of one group."""
+        began, parts = time.perf_counter(), [part for part, _ in sampled_parts]
+        group = self._group_of[parts[0].source.name]
+        bad_records: list[tuple[int, BadRecord]] = []
+        sink = MemorySink(partial(self._count_documents, group, duplicates), partial(self._collect_bad, bad_records))
+        context = replace(self._context, encode_sample=partial(self._encode, group))
+        tokenizer = make_unit_tokenizer(parts, context, sink, self._receive)
+        prefetched = prefetch_sources(sampled_parts, lambda part: part[0].source) if bounds else sampled_parts
+        for number, (part, max_characters) in enumerate(prefetched):
+            try:
+                with PartReader(part, self._record_parsers.get_parser(part.source).rules, bounds) as part_reader:
+                    reader = SampleReader(part_reader, part, self.sample)
+                    try:
+                        self._read_steps(tokenizer, tokenizer.iter_steps(number, part, reader), max_characters)
+                    finally:
+                        group.read_bytes += reader.estimate_share()
+            except InputError as error:
+                self.faults.append(str(error))
+                group.fault = group.fault or str(error)
+        tokenizer.flush()
+        records_before: list[int] = []
+        for part, counts in zip(parts, tokenizer.make_facts().parts, strict=True):
+            group.count_part(counts)
+            records_before.append(self._records_before.get(part.source.name, 0))
+            self._records_before[part.source.name] = records_before[-1] + counts.records
+        bad_records.sort(key=_get_record_position)
+        for number, bad in bad_records[: MAX_LISTED - len(self.bad)]:
+            self.bad.append(self._make_bad_facts(parts[number], records_before[number], bad))
+        self._bytes_before += sum(part.stop - part.start for part in parts)
+        group.seconds += time.perf_counter() - began
 
-    def _refuse(self, part: SourcePart, error: InputError) -> None:
-        """Record that a part cannot be read."""
-        self.faults.append(str(error))
-        group = self._group_of[part.source.name]
-        group.fault = group.fault or str(error)
+    def _read_steps(self, tokenizer: UnitTokenizer, steps: Iterator[None], max_characters: int | None) -> None:
+        """Read a part, up to about ``max_characters`` of its documents."""
+        self._characters = 0
+        for count, _ in enumerate(steps, 1):
+            if max_characters is not None:
+                tokenizer.flush()
+                if max(self._characters, count * _MIN_BATCH_CHARACTERS) >= max_characters:
+                    return
 
-    def _count_records(self, group: SourceGroup, parsed_records: ParsedRecords) -> None:
-        """Count the records of a batch, and normalize its documents."""
-        part, record_batch = parsed_records.part, parsed_records.batch
-        if part is not self._part:
-            self._part, self._progress = part, SampleProgress()
-        progress, records_read = self._progress, record_batch.records_read
-        if not self.sample.complete and self.sample.is_table(part):
-            _truncate_records(record_batch, progress.records_read, self.sample.sizes.probe_bytes)
-        group.records += record_batch.records_read
-        progress.advance(records_read, record_batch.records_read, parsed_records.consumed)
-        share = self.sample.estimate_share(parsed_records, progress)
-        group.read_bytes += share - progress.share
-        progress.share = share
-        self._record_bad(group, parsed_records, record_batch.bad)
-        normalize_records(
-            record_batch, parsed_records.record_parser.record_kind, normalized=self._recipe.reading.normalize
-        )
-        used_records = len(record_batch.bad) + len(record_batch.values) + record_batch.unsampled
-        group.empty += record_batch.records_read - used_records - len(record_batch.untrained)
-        group.dropped.update([UNTRAINED_RULE] * len(record_batch.untrained))
-
-    def _count_documents(self, group: SourceGroup, parsed_records: ParsedRecords) -> NDArray[np.uint64]:
-        """Encode and count the documents of a batch; return their keys, uint64 [N, 2]."""
-        documents, record_kind = parsed_records.batch.values, parsed_records.record_parser.record_kind
+    def _encode(
+        self, group: SourceGroup, record_parser: RecordParser, documents: list[Any], weights: Sequence[float]
+    ) -> EncodedBatch:
+        """Encode documents; without a tokenizer or a usable template they have no tokens."""
         if not self.beginning:
             self.beginning = "\n".join(iter_texts(documents[0]))[:_BEGINNING_CHARACTERS]
-        if record_kind == "text":
-            group.characters.update(map(len, documents))
-        elif record_kind != "tokens":
-            group.characters.update([sum(map(len, iter_texts(document))) for document in documents])
-        keys = compute_document_keys(documents)
-        encoded_batch = self._encode(parsed_records.record_parser, documents, parsed_records.batch.weights)
-        if encoded_batch is None:
-            group.documents += len(keys)
-            return keys
-        records, offsets = parsed_records.batch.records, parsed_records.batch.offsets
-        self._record_bad(
-            group,
-            parsed_records,
-            [
-                BadRecord(records[fault.number], offsets[fault.number], None, fault.reason, fault.snippet)
-                for fault in encoded_batch.faults
-            ],
-        )
-        trained = encoded_batch.mask
-        group.dropped.update(fault.rule for fault in encoded_batch.dropped)
-        group.altered.update(encoded_batch.altered)
-        group.truncated += len(encoded_batch.truncated)
-        group.documents += len(encoded_batch.lengths)
-        group.lengths.update(encoded_batch.lengths.tolist())
-        group.count_media(encoded_batch.media)
-        group.count_sides(encoded_batch)
-        group.tokens += encoded_batch.ids.size
-        group.masked |= trained is not None
-        group.trained += encoded_batch.ids.size if trained is None else int(np.count_nonzero(trained))
-        return _make_duplicate_keys(keys, encoded_batch.numbers)
+        self._characters += sum(map(estimate_characters, documents))
+        group.count_characters(record_parser.record_kind, documents)
+        if self._encoder is not None:
+            try:
+                encoded_batch = encode_documents(self._encoder, record_parser, documents, weights)
+            except TemplateError as error:
+                self.faults.append(str(error))
+                self._encoder = None
+            else:
+                group.altered.update(encoded_batch.altered)
+                return encoded_batch
+        return encode_nothing(record_parser, documents, weights)
 
-    def _encode(self, record_parser: RecordParser, documents: list[Any], weights: list[float]) -> EncodedBatch | None:
-        """Encode documents; None without a tokenizer or a usable template."""
-        if self._context is None:
-            return None
-        try:
-            return encode_documents(self._context, record_parser, documents, weights)
-        except TemplateError as error:
-            self.faults.append(str(error))
-            self._context = None
-            return None
+    def _count_documents(
+        self,
+        group: SourceGroup,
+        duplicates: DuplicateCounter,
+        tokens: NDArray[np.generic],
+        rows: NDArray[np.void],
+        trained: TokenFlags | None,
+        media: Sequence[Sequence[PlacedMedium]],
+    ) -> None:
+        duplicates.add(_make_document_keys(rows))
+        if self._encoder is not None:
+            group.count_tokens(rows["length"], rows["side"], trained, tokens.size)
+            group.count_media(media)
 
-    def _record_bad(self, group: SourceGroup, parsed_records: ParsedRecords, bad_records: Iterable[BadRecord]) -> None:
+    def _receive(self, message: object) -> None:
+        """Report progress if everything is read."""
+        if not isinstance(message, UnitProgress) or not self.sample.complete:
+            return
+        now = time.perf_counter()
+        if now - self._last_report_time >= _REPORT_SECONDS:
+            self._last_report_time = now
+            groups, total = self.groups, self._total_bytes
+            self._listener(
+                Progress(
+                    "tokenize",
+                    min(self._bytes_before + message.bytes, total),
+                    total,
+                    0,
+                    sum(group.documents for group in groups) + message.documents,
+                    sum(group.tokens for group in groups) + message.tokens,
+                    sum(group.bad for group in groups) + message.bad,
+                )
+            )
+
+    def _collect_bad(
+        self, collected: list[tuple[int, BadRecord]], part_number: int, bad_records: Sequence[BadRecord]
+    ) -> None:
+        """Count the reasons of bad records, and collect the first ones by part and record."""
         for bad in bad_records:
-            group.bad += 1
             count_reason(self._reasons, bad.reason)
-            if len(self.bad) < MAX_LISTED:
-                self.bad.append(self._make_bad_facts(parsed_records.part, parsed_records.before, bad))
+        collected += [(part_number, bad) for bad in bad_records]
+        if len(collected) > _MAX_COLLECTED:
+            collected.sort(key=_get_record_position)
+            del collected[MAX_LISTED:]
 
-    def _make_bad_facts(self, part: SourcePart, before: int | None, bad: BadRecord) -> BadFacts:
+    def _make_bad_facts(self, part: SourcePart, before: int, bad: BadRecord) -> BadFacts:
         source = part.source
-        records_before = self.sample.count_records_before(part) if before is None else before
+        records_before = before if self.sample.complete else self.sample.count_records_before(part)
         error = make_bad_record_error(source, self.sample.rules, records_before or 0, bad)
         if records_before is None:
             reason = f"at byte {bad.offset:,}: {error.reason}"
@@ -516,24 +431,9 @@ class Examination:
             sentence=str(error),
         )
 
-    def _report_progress(self) -> None:
-        groups, total = self.groups, self._listing.bytes
-        done = round(sum(group.read_bytes for group in groups))
-        self._listener(
-            Progress(
-                "tokenize",
-                min(done, total),
-                total,
-                0,
-                sum(group.documents for group in groups),
-                sum(group.tokens for group in groups),
-                sum(group.bad for group in groups),
-            )
-        )
-
     def report(self, duplicates: DuplicateFacts, preview: int) -> ExaminationResult:
         """Return the result, with ``preview`` documents of each source."""
-        groups, context = self.groups, self._context
+        groups, encoder = self.groups, self._encoder
         previews = self._make_previews(preview)
         self._judge_bad()
         self._judge_input()
@@ -541,14 +441,14 @@ class Examination:
             ()
             if group.fault
             else find_unused_columns(
-                map(self._record_parsers.get_parser, group.sources), context.chat if context else None
+                map(self._record_parsers.get_parser, group.sources), encoder.chat if encoder else None
             )
             for group in groups
         ]
-        size = sum(group.estimate_store_bytes(context.dtype.itemsize) for group in groups) if context else 0
+        size = sum(group.estimate_store_bytes(encoder.dtype.itemsize) for group in groups) if encoder else 0
         seconds = self._load_seconds + sum(group.seconds * group.scale for group in groups)
         sources = tuple(
-            group.make_facts(first, names, tokenized=context is not None)
+            group.make_facts(first, names, tokenized=encoder is not None)
             for group, first, names in zip(groups, previews, unused, strict=True)
         )
         diagnosis = Diagnosis(
@@ -558,30 +458,32 @@ class Examination:
             bytes=self._listing.bytes,
             read_bytes=round(sum(group.read_bytes for group in groups)),
             sources=sources,
-            tokenizer=_make_tokenizer_facts(self._recipe, context) if context else None,
+            tokenizer=_make_tokenizer_facts(self._recipe, encoder) if encoder else None,
             documents=sum(source.documents for source in sources),
-            tokens=sum(source.total_tokens or 0 for source in sources) if context else None,
-            trained_tokens=sum(source.trained_tokens or 0 for source in sources) if context else None,
+            tokens=sum(source.total_tokens or 0 for source in sources) if encoder else None,
+            trained_tokens=sum(source.trained_tokens or 0 for source in sources) if encoder else None,
             duplicates=duplicates,
             bad=tuple(self.bad),
             bad_seen=sum(group.bad for group in groups),
-            seconds=seconds if context else None,
-            store_bytes=round(size) if context else None,
+            seconds=seconds if encoder else None,
+            store_bytes=round(size) if encoder else None,
             faults=_shorten_list(self.faults),
             warnings=tuple(dict.fromkeys(self._warnings)),
             notes=self._listing.notes,
         )
-        lengths, weights = _weight_lengths(groups if context else ())
+        lengths, weights = _weight_lengths(groups if encoder else ())
         held_bytes = round(sum(group.media_bytes * group.scale for group in groups))
         return ExaminationResult(diagnosis, self._tokenizer_missing, lengths, weights, held_bytes)
 
     def _make_previews(self, count: int) -> list[tuple[DocumentPreview, ...]]:
         previews: list[tuple[DocumentPreview, ...]] = []
+        encoder = self._encoder
         for group in self.groups:
             first: tuple[DocumentPreview, ...] = ()
-            if self._context is not None and not group.fault and sum(map(bool, previews)) < _MAX_PREVIEWED_SOURCES:
+            if encoder is not None and not group.fault and sum(map(bool, previews)) < _MAX_PREVIEWED_SOURCES:
+                context = replace(self._context, encode_sample=partial(encode_documents, encoder))
                 try:
-                    first = preview_documents(group.sources, self._context, count)
+                    first = preview_documents(group.sources, context, encoder.tokenizer, count)
                 except InputError as error:
                     self.faults.append(str(error))
             previews.append(first)
@@ -646,35 +548,19 @@ class Examination:
         return "The input gives no document: name other inputs, or leave fewer out."
 
 
-def _make_duplicate_keys(keys: NDArray[np.uint64], numbers: NDArray[np.int64] | None) -> NDArray[np.uint64]:
-    """Return the keys of encoded documents.
+def _get_record_position(numbered: tuple[int, BadRecord]) -> tuple[int, int]:
+    return numbered[0], numbered[1].record
+
+
+def _make_document_keys(rows: NDArray[np.void]) -> NDArray[np.uint64]:
+    """Return the keys of documents that duplicates share, uint64 [D, 2].
 
     Documents made from the same record, such as the sides of a pair, get different keys.
     """
-    if numbers is None:
-        return keys
-    document_keys, indices = keys[numbers], np.arange(len(numbers))
-    first = np.concatenate([[True], numbers[1:] != numbers[:-1]])[: len(numbers)]
-    within = indices - np.maximum.accumulate(np.where(first, indices, 0))
-    document_keys[:, 0] += within.astype(np.uint64)
-    return document_keys
-
-
-def _truncate_records(record_batch: Records, first: int, max_characters: int) -> None:
-    """Cut a batch of complete rows to about ``max_characters``.
-
-    The rest counts as not read.
-    """
-    size = 0
-    for number, document in enumerate(record_batch.values):
-        size += estimate_characters(document)
-        if size > max_characters and number + 1 < len(record_batch.values):
-            end = record_batch.records[number + 1]
-            record_batch.select(range(number + 1))
-            record_batch.bad = [bad for bad in record_batch.bad if bad.record < end]
-            record_batch.untrained = [record for record in record_batch.untrained if record < end]
-            record_batch.records_read = end - first
-            return
+    keys, indices = make_duplicate_keys(rows["hash"], rows["side"] == BAD), np.arange(len(rows))
+    is_first = mark_first_of_records(rows, (-1, -1))
+    keys[:, 0] += (indices - np.maximum.accumulate(np.where(is_first, indices, 0))).astype(np.uint64)
+    return keys
 
 
 def _describe_unclosed_json(source: Source) -> str:
@@ -703,30 +589,17 @@ def _shorten_list(sentences: list[str]) -> tuple[str, ...]:
     return (*unique_sentences[:MAX_LISTED], f"... and {more:,} more faults.") if more > 0 else tuple(unique_sentences)
 
 
-def _make_tokenizer_facts(recipe: Recipe, task: EncodeContext) -> TokenizerFacts:
-    tokenizer = task.tokenizer
+def _make_tokenizer_facts(recipe: Recipe, encoder: DocumentEncoder) -> TokenizerFacts:
+    tokenizer = encoder.tokenizer
     engine = tokenizer.engine
     return TokenizerFacts(
         name=recipe.tokenizer,
         vocab_size=tokenizer.vocab_size,
         engine=f"{engine.name} {engine.version}",
-        template=task.chat.renderer.name if task.chat else None,
+        template=encoder.chat.renderer.name if encoder.chat else None,
         lossy=tokenizer.lossy,
-        dtype=task.dtype.name,
+        dtype=encoder.dtype.name,
     )
-
-
-def _compute_length_facts(counts: Counter[int]) -> LengthFacts | None:
-    """Compute mean, median, 95th percentile and maximum of lengths; None if empty."""
-    if not counts:
-        return None
-    lengths = np.array(sorted(counts), np.int64)
-    numbers = np.array([counts[length] for length in lengths.tolist()], np.int64)
-    ends = np.cumsum(numbers)
-    total = int(ends[-1])
-    median, p95 = lengths[np.searchsorted(ends, [-(-total // 2), -(-95 * total // 100)])].tolist()
-    mean = float((lengths * numbers).sum() / total)
-    return LengthFacts(total, mean, median, p95, int(lengths[-1]))
 
 
 def _weight_lengths(groups: Sequence[SourceGroup]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

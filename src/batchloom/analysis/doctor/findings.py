@@ -1,13 +1,29 @@
-"""Facts that ``doctor`` reports."""
+"""Facts that ``doctor`` reports, and the counters they are made of."""
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from batchloom.analysis.doctor.sampling import DocumentPreview
 from batchloom.analysis.inspection import Inspection
+from batchloom.core.addresses import is_url, redact_url
+from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.medium import MediumKind
 from batchloom.core.settings import to_plain
+from batchloom.preparation.documents import PlacedMedium, RecordParser, iter_texts
+from batchloom.preparation.units import PartCounts
+from batchloom.sources.files import Source
+from batchloom.store.format import SIDE_NAMES, get_facts_kind
 from batchloom.store.read import MediaCount
+
+# Bytes of a document in a store besides its tokens: .idx, .docs and lengths.u32.
+_INDEX_BYTES_PER_DOCUMENT = 20 + 36 + 4
+# Bytes of a media item in a store: its table row and its path.
+_TABLE_BYTES_PER_MEDIUM = 96 + 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,3 +301,151 @@ class Diagnosis:
     def plain(self) -> dict[str, Any]:
         """Return all fields and ``sound`` as plain JSON values."""
         return {"sound": self.sound, **to_plain(self)}
+
+
+def _zero_sides() -> NDArray[np.int64]:
+    return np.zeros(len(SIDE_NAMES), np.int64)
+
+
+@dataclass(slots=True)
+class SourceGroup:
+    """Counters of one source, or of several that are read alike.
+
+    Lengths are counted exactly: documents of n bytes in total have at most sqrt(2 n) different
+    lengths, so the counters stay small.
+    """
+
+    # None if the schema cannot be determined; then ``fault`` says why, and ``suggestion`` is the --map that would help.
+    record_parser: RecordParser | None
+    fault: str = ""
+    suggestion: str | None = None
+    sources: list[Source] = field(default_factory=list)
+    # Listed bytes the sources stand for, and how many of them were read.
+    bytes: float = 0.0
+    read_bytes: float = 0.0
+    seconds: float = 0.0
+    records: int = 0
+    documents: int = 0
+    empty: int = 0
+    bad: int = 0
+    tokens: int = 0
+    trained: int = 0
+    masked: bool = False
+    dropped: Counter[str] = field(default_factory=Counter)
+    altered: Counter[str] = field(default_factory=Counter)
+    truncated: int = 0
+    characters: Counter[int] = field(default_factory=Counter)
+    lengths: Counter[int] = field(default_factory=Counter)
+    media: dict[MediumKind, MediaCount] = field(default_factory=dict)
+    media_bytes: int = 0
+    _media_digests: set[object] = field(default_factory=set)
+    side_documents: NDArray[np.int64] = field(default_factory=_zero_sides)
+    side_tokens: NDArray[np.int64] = field(default_factory=_zero_sides)
+
+    def count_characters(self, record_kind: str, documents: Sequence[Any]) -> None:
+        """Count the lengths of documents in characters."""
+        if record_kind == "text":
+            self.characters.update(map(len, documents))
+        elif record_kind != "tokens":
+            self.characters.update([sum(map(len, iter_texts(document))) for document in documents])
+
+    def count_tokens(
+        self, lengths: NDArray[np.uint32], sides: NDArray[np.uint8], trained: TokenFlags | None, tokens: int
+    ) -> None:
+        """Count lengths in tokens and trained tokens, in total and by side."""
+        self.lengths.update(lengths.tolist())
+        self.masked |= trained is not None
+        self.trained += tokens if trained is None else int(np.count_nonzero(trained))
+        if trained is not None:
+            self.side_documents += np.bincount(sides, minlength=len(SIDE_NAMES))
+            self.side_tokens += np.bincount(np.repeat(sides, lengths)[trained != 0], minlength=len(SIDE_NAMES))
+
+    def count_part(self, counts: PartCounts) -> None:
+        """Add the counts of a part that was read."""
+        self.records += counts.records
+        self.documents += counts.documents
+        self.tokens += counts.tokens
+        self.empty += counts.empty
+        self.bad += counts.bad
+        self.truncated += counts.truncated
+        self.dropped.update(counts.dropped)
+
+    def count_media(self, documents: Sequence[Sequence[PlacedMedium]]) -> None:
+        """Count the media of documents, and the bytes a store would hold of them."""
+        for document_media in documents:
+            tokens_by_kind: dict[MediumKind, list[int]] = {}
+            for placed_medium in document_media:
+                data, info = placed_medium.medium.data, placed_medium.medium.info
+                if info is None:
+                    continue
+                tokens_by_kind.setdefault(get_facts_kind(info.facts), []).append(placed_medium.tokens)
+                # A store holds equal media once.
+                if data is not None and info.digest not in self._media_digests:
+                    self._media_digests.add(info.digest)
+                    self.media_bytes += len(data)
+            for kind, tokens in tokens_by_kind.items():
+                media, count, total = self.media.get(kind, (0, 0, 0))
+                self.media[kind] = MediaCount(media + len(tokens), count + 1, total + sum(tokens))
+
+    @property
+    def scale(self) -> float:
+        """Factor from the counts of what was read to the complete input."""
+        return self.bytes / self.read_bytes if self.read_bytes else 1.0
+
+    def scale_count(self, count: int) -> int:
+        return round(count * self.scale)
+
+    def estimate_store_bytes(self, token_bytes: int) -> float:
+        """Estimate the bytes of its documents in a store."""
+        mask = self.tokens / 8 if self.masked else 0
+        media_table_bytes = sum(count.media for count in self.media.values()) * _TABLE_BYTES_PER_MEDIUM
+        index_bytes = self.documents * _INDEX_BYTES_PER_DOCUMENT
+        return self.scale * (self.tokens * token_bytes + mask + index_bytes + media_table_bytes + self.media_bytes)
+
+    def make_facts(
+        self, preview: tuple[DocumentPreview, ...], unused: tuple[str, ...], *, tokenized: bool
+    ) -> SourceFacts:
+        first, record_parser = self.sources[0], self.record_parser
+        return SourceFacts(
+            name=first.name,
+            path=redact_url(first.file) if is_url(first.file) else first.file,
+            files=len(self.sources),
+            format=first.kind,
+            compression=first.compression,
+            bytes=round(self.bytes),
+            way=record_parser.record_kind if record_parser else "",
+            detected=record_parser.detected if record_parser else "",
+            mapping=dict(record_parser.columns) if record_parser else {},
+            unused=unused,
+            fault=self.fault,
+            suggestion=self.suggestion,
+            records=self.scale_count(self.records),
+            documents=self.scale_count(self.documents),
+            empty=self.scale_count(self.empty),
+            bad=self.scale_count(self.bad),
+            dropped={rule: self.scale_count(count) for rule, count in self.dropped.items()},
+            total_tokens=self.scale_count(self.tokens) if tokenized else None,
+            trained_tokens=self.scale_count(self.trained) if tokenized else None,
+            characters=_compute_length_facts(self.characters),
+            tokens=_compute_length_facts(self.lengths),
+            media={kind: MediaCount(*map(self.scale_count, count)) for kind, count in self.media.items()},
+            sides={
+                name: SideCount(self.scale_count(documents), self.scale_count(tokens))
+                for name, documents, tokens in zip(SIDE_NAMES, self.side_documents, self.side_tokens, strict=True)
+                if name and documents
+            },
+            preview=preview,
+        )
+
+
+def _compute_length_facts(counts: Counter[int]) -> LengthFacts | None:
+    """Compute mean, median, 95th percentile and maximum of lengths; None if empty."""
+    if not counts:
+        return None
+    lengths = np.array(sorted(counts), np.int64)
+    numbers = np.array([counts[length] for length in lengths.tolist()], np.int64)
+    ends = np.cumsum(numbers)
+    total = int(ends[-1])
+    median, p95 = lengths[np.searchsorted(ends, [-(-total // 2), -(-95 * total // 100)])].tolist()
+    mean = float((lengths * numbers).sum() / total)
+    return LengthFacts(total, mean, median, p95, int(lengths[-1]))

@@ -1,26 +1,30 @@
 """Samples of inputs: parts to examine, and previews of the first documents."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
-from typing import final
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batchloom.core.addresses import is_url
-from batchloom.core.document import BadRecord
+from batchloom.core.document import BadRecord, Records
 from batchloom.core.fingerprint import derive_key
 from batchloom.core.loss_weights import TokenFlags, decode_loss_weights
-from batchloom.preparation.documents import (
-    EncodeContext,
-    ParsedRecords,
-    encode_documents,
-    iter_parsed_records,
-    normalize_records,
+from batchloom.preparation.documents import EncodedBatch, PlacedMedium, RecordParser, UnitContext
+from batchloom.preparation.phases import UnitTokenizer
+from batchloom.preparation.units import Unit, UnitTask, plan_units
+from batchloom.sources import (
+    PartReader,
+    ReadRules,
+    SampleRange,
+    SourcePart,
+    iter_sample_ranges,
+    locate_record,
+    open_table,
 )
-from batchloom.preparation.units import plan_units
-from batchloom.sources import ReadRules, SampleRange, SourcePart, iter_sample_ranges, locate_record, open_table
 from batchloom.sources.files import Source, open_source
 from batchloom.sources.formats import COLUMNAR_KINDS, choose_read_method
 from batchloom.tokens import Tokenizer
@@ -38,11 +42,11 @@ _MAX_LINE_COUNT_BYTES = 1 << 30
 _READ_BLOCK_BYTES = 1 << 20
 
 SampledPart = tuple[SourcePart, int | None]
+EncodeFunction = Callable[[RecordParser, list[Any], Sequence[float]], EncodedBatch]
 # A longer document is previewed by its first and last tokens.
 _HEAD_TOKENS, _TAIL_TOKENS = 384, 128
-# Most records to read in search of documents to preview.
-_MAX_RECORDS = 1000
-_BATCH_RECORDS = 16
+# Most batches to read in search of documents to preview.
+_MAX_PREVIEWED_BATCHES = 256
 _REPLACEMENT_CHARACTER = "\ufffd"
 _MAX_UTF8_BYTES = 4
 
@@ -63,29 +67,6 @@ class SampleSizes:
     whole_files: int = 256
     sample_bytes: int = 8 << 20
     probe_bytes: int = 256 << 10
-
-
-@dataclass(slots=True)
-class SampleProgress:
-    """Read progress of one part."""
-
-    # Records the reader returned, and records used of those.
-    records_read: int = 0
-    records: int = 0
-    # Source bytes these records stand for.
-    share: float = 0.0
-    # Bytes consumed after the first batch and after the last one that consumed more; records returned before that one.
-    first: int = 0
-    last: int = 0
-    before_last: int = 0
-
-    def advance(self, records_read: int, records: int, consumed: int) -> None:
-        if not self.records_read:
-            self.first = self.last = consumed
-        elif consumed > self.last:
-            self.last, self.before_last = consumed, self.records_read
-        self.records_read += records_read
-        self.records += records
 
 
 @final
@@ -168,24 +149,7 @@ class InputSample:
                 self._tables[source.path] = table.starts, table.rows
         return self._tables[source.path]
 
-    def estimate_share(self, parsed_records: ParsedRecords, progress: SampleProgress) -> float:
-        """Estimate the source bytes that the sampled records of a part represent.
-
-        ``progress`` includes ``parsed_records``, the latest batch of the part.
-        """
-        part, consumed = parsed_records.part, parsed_records.consumed
-        if self.complete or not progress.records_read:
-            return consumed
-        if self.is_table(part):
-            size, rows = self._measure_table_part(part)
-            return size * min(1.0, progress.records / max(progress.records_read if rows is None else rows, 1))
-        if not parsed_records.ended and progress.before_last:
-            # Readers read ahead, so the bytes consumed between two refills measure the size of the records.
-            estimated_bytes = (progress.last - progress.first) * progress.records_read / progress.before_last
-            return min(estimated_bytes, part.stop - part.start)
-        return consumed
-
-    def _measure_table_part(self, part: SourcePart) -> tuple[int, int | None]:
+    def measure_table_part(self, part: SourcePart) -> tuple[int, int | None]:
         """Return bytes and rows of a table part: one row group, or all of them."""
         source = part.source
         starts, rows = self._table(source)
@@ -212,6 +176,69 @@ class InputSample:
                 lines += data.count(b"\n")
                 remaining_bytes -= len(data)
         return lines
+
+
+@final
+class SampleReader:
+    """Reader of a part that cuts sampled tables short and estimates its share."""
+
+    def __init__(self, reader: PartReader, part: SourcePart, sample: InputSample) -> None:
+        self._reader, self._part, self._sample = reader, part, sample
+        # A table is cut short unless everything is read.
+        self._is_cut_table, self._ended = not sample.complete and sample.is_table(part), False
+        # Records that the reader returned, and those of them that are used.
+        self._records_read = self._records = 0
+        # Bytes consumed after the first batch and after the last one that consumed more; records returned before that.
+        self._first_consumed = self._last_consumed = self._records_before_last = 0
+        self.start, self.stop = reader.start, reader.stop
+
+    @property
+    def consumed(self) -> int:
+        return self._reader.consumed
+
+    def __iter__(self) -> Iterator[Records]:
+        for batch in self._reader:
+            first, consumed = self._records_read, self._reader.consumed
+            if not first:
+                self._first_consumed = self._last_consumed = consumed
+            elif consumed > self._last_consumed:
+                self._last_consumed, self._records_before_last = consumed, first
+            self._records_read += batch.records_read
+            if self._is_cut_table:
+                _truncate_records(batch, first, self._sample.sizes.probe_bytes)
+            self._records += batch.records_read
+            yield batch
+
+    def finish(self) -> bytes:
+        self._ended = True
+        return self._reader.finish()
+
+    def estimate_share(self) -> float:
+        """Estimate the bytes of the source that the records so far represent."""
+        consumed, part_bytes = self._reader.consumed, self._part.stop - self._part.start
+        if self._is_cut_table and self._records_read:
+            size, rows = self._sample.measure_table_part(self._part)
+            return size * min(1.0, self._records / max(self._records_read if rows is None else rows, 1))
+        if self._ended:
+            return part_bytes
+        if self._records_before_last:
+            # Readers read ahead, so the bytes consumed between two refills measure the size of the records.
+            measured_bytes = self._last_consumed - self._first_consumed
+            return min(measured_bytes * self._records_read / self._records_before_last, part_bytes)
+        return consumed
+
+
+def _truncate_records(batch: Records, first: int, max_characters: int) -> None:
+    """Cut table rows to about ``max_characters``; the rest counts as not read."""
+    size = 0
+    for number, row in enumerate(batch.values[:-1], 1):
+        size += len(row) if isinstance(row, str) else len(str(row))
+        if size > max_characters:
+            end = batch.records[number]
+            batch.select(range(number))
+            batch.bad = [bad for bad in batch.bad if bad.record < end]
+            batch.records_read = end - first
+            return
 
 
 def _select_evenly(numbers: Sequence[int], count: int) -> list[int]:
@@ -263,33 +290,89 @@ class DocumentPreview:
     pieces: tuple[PreviewSegment, ...]
 
 
-def preview_documents(sources: Sequence[Source], task: EncodeContext, count: int) -> tuple[DocumentPreview, ...]:
+@dataclass(frozen=True, slots=True)
+class MemorySink:
+    """Document sink that calls functions instead of writing files."""
+
+    take_documents: Callable[
+        [NDArray[np.generic], NDArray[np.void], TokenFlags | None, Sequence[Sequence[PlacedMedium]]], None
+    ]
+    take_bad: Callable[[int, Sequence[BadRecord]], None] = lambda _number, _bad_records: None
+
+    def add(
+        self,
+        tokens: NDArray[np.generic],
+        rows: NDArray[np.void],
+        codes: NDArray[np.uint8],  # noqa: ARG002 - this and the next ones are part of the protocol
+        trained: TokenFlags | None = None,
+        *,
+        added: tuple[int, int] = (0, 0),  # noqa: ARG002
+        plain: tuple[NDArray[np.generic], NDArray[np.uint32]] | None = None,  # noqa: ARG002
+        media: Sequence[Sequence[PlacedMedium]] = (),
+    ) -> None:
+        self.take_documents(tokens, rows, trained, media)
+
+    def add_fields(self, fields: Sequence[bytes]) -> None:
+        """Carried columns are not counted."""
+
+    def add_bad(self, part: int, bad_records: Sequence[BadRecord]) -> None:
+        self.take_bad(part, bad_records)
+
+    def checksums(self) -> dict[str, str]:
+        return {}
+
+
+def encode_nothing(_parser: RecordParser, documents: list[Any], _weights: Sequence[float]) -> EncodedBatch:
+    """Return documents without tokens, where there is no tokenizer or template."""
+    return EncodedBatch(ids=np.zeros(0, np.uint32), lengths=np.zeros(len(documents), np.uint32))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleContext(UnitContext):
+    """Context of a unit whose documents are encoded by a function."""
+
+    encode_sample: EncodeFunction = encode_nothing
+
+    def encode(self, record_parser: RecordParser, documents: list[Any], weights: Sequence[float]) -> EncodedBatch:
+        return self.encode_sample(record_parser, documents, weights)
+
+
+def make_unit_tokenizer(
+    parts: Sequence[SourcePart],
+    context: SampleContext,
+    sink: MemorySink,
+    receive: Callable[[Any], None] = lambda _: None,
+) -> UnitTokenizer:
+    """Return what ``prepare`` runs over a unit, without files."""
+    return UnitTokenizer(UnitTask(Unit(0, 0, parts), Path(), ""), context, sink, None, receive)
+
+
+def preview_documents(
+    sources: Sequence[Source], context: SampleContext, tokenizer: Tokenizer, count: int
+) -> tuple[DocumentPreview, ...]:
     """Return the first ``count`` documents of sources, as the store would hold them."""
-    return tuple(islice(_iter_previews(sources, task), count))
+    previews: list[DocumentPreview] = []
+    batches = 0
 
+    def take_documents(ids: NDArray[np.generic], rows: NDArray[np.void], trained: TokenFlags | None, _: object) -> None:
+        starts = np.cumsum(rows["length"], dtype=np.int64) - rows["length"]
+        for row, start in zip(rows[: count - len(previews)], starts.tolist(), strict=False):
+            span = slice(start, start + int(row["length"]))
+            flags = np.ones(span.stop - start, bool) if trained is None else trained[span]
+            record = BadRecord(int(row["record"]), int(row["offset"]), None, "", "")
+            position = locate_record(source, record_parser.rules, 0, record)
+            previews.append(make_preview(tokenizer, source.name, position, ids[span].astype(np.int64), flags))
 
-def _iter_previews(sources: Sequence[Source], task: EncodeContext) -> Iterator[DocumentPreview]:
-    records_read = 0
-    parts = [(SourcePart(source, 0, source.size), None) for source in sources]
-    # The examination reports parts that cannot be read.
-    for parsed_records in iter_parsed_records(parts, task.record_parsers, None, lambda _part, _error: None):
-        source, batch, record_parser = parsed_records.part.source, parsed_records.batch, parsed_records.record_parser
-        normalize_records(batch, record_parser.record_kind, normalized=task.normalize)
-        for first in range(0, len(batch.values), _BATCH_RECORDS):
-            records = batch.records[first : first + _BATCH_RECORDS]
-            chunk = slice(first, first + _BATCH_RECORDS)
-            encoded_batch = encode_documents(task, record_parser, batch.values[chunk], batch.weights[chunk])
-            numbers = range(len(records)) if encoded_batch.numbers is None else encoded_batch.numbers.tolist()
-            trained, start = encoded_batch.mask, 0
-            for number, length in zip(numbers, encoded_batch.lengths.tolist(), strict=True):
-                ids = encoded_batch.ids[start : start + length].astype(np.int64)
-                flags = np.ones(length, bool) if trained is None else trained[start : start + length]
-                position = locate_record(source, task.rules, 0, BadRecord(records[number], 0, None, "", ""))
-                yield make_preview(task.tokenizer, source.name, position, ids, flags)
-                start += length
-        records_read += batch.records_read
-        if records_read >= _MAX_RECORDS:
-            return
+    for source in sources if count else ():
+        part, record_parser = SourcePart(source, 0, source.size), context.record_parsers.get_parser(source)
+        unit_tokenizer = make_unit_tokenizer([part], context, MemorySink(take_documents))
+        with PartReader(part, record_parser.rules) as reader:
+            for _ in unit_tokenizer.iter_steps(0, part, reader):
+                unit_tokenizer.flush()
+                batches += 1
+                if len(previews) == count or batches == _MAX_PREVIEWED_BATCHES:
+                    return tuple(previews)
+    return tuple(previews)
 
 
 def make_preview(

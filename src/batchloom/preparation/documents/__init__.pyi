@@ -1,20 +1,19 @@
 from .chat_encoding import PlacedMedium as PlacedMedium
-from .conversation_encoder import UNTRAINED_RULE as UNTRAINED_RULE, EncodedBatch as EncodedBatch
+from .conversation_encoder import EncodedBatch as EncodedBatch
 from .document_encoder import (
     DirectEncoder as DirectEncoder,
+    DocumentEncoder as DocumentEncoder,
     EncodeContext as EncodeContext,
     EncodedDocuments as EncodedDocuments,
+    UnitContext as UnitContext,
     encode_documents as encode_documents,
-    normalize_records as normalize_records,
 )
 from .record_parsers import (
     TEMPLATED_KINDS as TEMPLATED_KINDS,
-    ParsedRecords as ParsedRecords,
     RecordParser as RecordParser,
     RecordParsers as RecordParsers,
     check_one_objective as check_one_objective,
     get_objective as get_objective,
-    iter_parsed_records as iter_parsed_records,
     iter_texts as iter_texts,
     make_record_parser as make_record_parser,
     read_sample_rows as read_sample_rows,
@@ -25,8 +24,8 @@ from .subsets import (
     hash_to_unit_interval as hash_to_unit_interval,
 )
 from .token_encoder import (
-    compute_document_keys as compute_document_keys,
     estimate_characters as estimate_characters,
+    make_duplicate_keys as make_duplicate_keys,
 )
 from .tokenizer_choice import (
     choose_dtype_name as choose_dtype_name,

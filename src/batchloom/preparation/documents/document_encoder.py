@@ -1,5 +1,6 @@
 """Normalization of records, and encoding of documents, for a store or without one."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -64,35 +65,57 @@ class DocumentEncoder:
     media: ControlEncoder | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodeContext(DocumentEncoder):
-    """Encode settings and components shared by all units of a job.
+@dataclass(frozen=True, kw_only=True)
+class UnitContext(ABC):
+    """Settings and components that turn the records of a unit into documents.
+
+    It has no slots, so that a class can inherit from it and from :class:`DocumentEncoder`.
 
     Attributes:
         record_parsers: record parser of each source.
-        bounds: finds the boundaries of parts.
         normalize: normalize the text.
         membership: subset rule of the shares, without overrides.
-        overlap: encode a batch on a thread while the next one is read.
         cleaner: cleaning steps; None for none.
+        chat: tokenizer and template; None if no source has conversations.
+        dedup: deduplication settings.
     """
 
     record_parsers: RecordParsers
-    bounds: RecordBounds
     normalize: bool
     membership: SubsetRule
-    overlap: bool = False
     cleaner: TextCleaner | None = None
-
-    @property
-    def rules(self) -> ReadRules:
-        """Rules for splitting sources and reading text files."""
-        return self.record_parsers.rules
+    chat: ChatEncoder | None = None
+    dedup: DedupRecipe = field(default_factory=lambda: DedupRecipe(mode="none"))
 
     @property
     def repeat_unit(self) -> RepeatUnit | None:
         """Unit of repeated text to remove; None to remove complete documents only."""
         return self.dedup.repeat_unit
+
+    @abstractmethod
+    def encode(self, record_parser: RecordParser, documents: list[Any], weights: Sequence[float]) -> EncodedBatch:
+        """Tokenize documents of one record parser, as :func:`encode_documents` does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeContext(DocumentEncoder, UnitContext):
+    """Encode settings and components shared by all units of a job.
+
+    Attributes:
+        bounds: finds the boundaries of parts.
+        overlap: encode a batch on a thread while the next one is read.
+    """
+
+    bounds: RecordBounds
+    overlap: bool = False
+
+    def encode(self, record_parser: RecordParser, documents: list[Any], weights: Sequence[float]) -> EncodedBatch:
+        return encode_documents(self, record_parser, documents, weights)
+
+    @property
+    def rules(self) -> ReadRules:
+        """Rules for splitting sources and reading text files."""
+        return self.record_parsers.rules
 
 
 def normalize_records(batch: Records, record_kind: RecordKind, *, normalized: bool) -> None:

@@ -324,12 +324,6 @@ def hash_documents(documents: Sequence[Any]) -> NDArray[np.uint64]:
     return split_digests(hash_and_measure(documents)[0])
 
 
-def compute_document_keys(documents: Sequence[Any]) -> NDArray[np.uint64]:
-    """Return the keys that duplicates share: hash and label, uint64 [D, 2]."""
-    bad = [isinstance(document, LabelledConversation) and not document.label for document in documents]
-    return make_duplicate_keys(hash_documents(documents), np.array(bad, bool))
-
-
 def hash_and_measure(documents: Sequence[Any]) -> tuple[list[bytes], NDArray[np.int64]]:
     """Return the hash of each document as 16 bytes, and its size in bytes, int64 [D]."""
     content = str.encode if documents and isinstance(documents[0], str) else _document_bytes

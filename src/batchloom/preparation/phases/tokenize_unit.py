@@ -26,7 +26,7 @@ from batchloom.preparation.documents.conversation_encoder import (
 )
 from batchloom.preparation.documents.document_encoder import (
     EncodeContext,
-    encode_documents,
+    UnitContext,
     normalize_records,
 )
 from batchloom.preparation.documents.record_parsers import RecordParser
@@ -326,7 +326,7 @@ class UnitTokenizer:
     def __init__(
         self,
         unit_task: UnitTask,
-        context: EncodeContext,
+        context: UnitContext,
         files: DocumentSink,
         encoder: Executor | None,
         send_message: MessageCallback,
@@ -495,7 +495,7 @@ class UnitTokenizer:
     ) -> EncodedBatch:
         try:
             with self._stopwatch.time("encode", documents=len(documents)):
-                return encode_documents(self._context, record_parser, documents, weights)
+                return self._context.encode(record_parser, documents, weights)
         except OverlongError as error:
             row = rows[error.number]
             bad_record = _make_bad_record(row, error.reason)

@@ -2,6 +2,7 @@ from .clean_recipe import (
     build_overlap_index as build_overlap_index,
     build_step_indexes as build_step_indexes,
     clean_steps_to_settings as clean_steps_to_settings,
+    make_cleaner as make_cleaner,
 )
 from .media_recipe import (
     get_processor_state as get_processor_state,

@@ -29,6 +29,7 @@ from batchloom.text import (
     CleanStep,
     DecontaminationSettings,
     OverlapIndex,
+    TextCleaner,
     build_index,
     fill_step_defaults,
     parse_step_settings,
@@ -175,6 +176,11 @@ def build_step_indexes(
             step = CleanStep(step.name, to_plain(settings))  # noqa: PLW2901 - the step is replaced
         ready.append(step)
     return tuple(ready)
+
+
+def make_cleaner(steps: Sequence[CleanStep], folder: Path, notify: Callable[[str], None]) -> TextCleaner | None:
+    """Return the cleaner of steps, with indexes in ``folder``; None without steps."""
+    return TextCleaner(build_step_indexes(steps, folder, notify)) if steps else None
 
 
 def clean_steps_to_plain(steps: Sequence[CleanStep]) -> tuple[CleanStep, ...]:

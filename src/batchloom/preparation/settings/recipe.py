@@ -742,6 +742,7 @@ class DocumentOptions(TypedDict, total=False):
     carry: str | Sequence[str] | None
     split_on: str | None
     normalize: bool | None
+    clean: Sequence[CleanStep | str | Mapping[str, Any]] | None
     media: MediaRecipe | Mapping[str, Any] | None
     max_bad: int | str | None
     template: str | None
@@ -758,7 +759,6 @@ class DocumentOptions(TypedDict, total=False):
 class StreamedOptions(DocumentOptions, total=False):
     """Settings of documents that are tokenized during training; None is unset."""
 
-    clean: Sequence[CleanStep | str | Mapping[str, Any]] | None
     dtype: Dtype | None
     val_fraction: float | None
     test_fraction: float | None

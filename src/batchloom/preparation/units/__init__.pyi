@@ -1,4 +1,5 @@
 from .stream_units import StreamBatchWriter as StreamBatchWriter, read_stream_batches as read_stream_batches
+from .unit_files import mark_first_of_records as mark_first_of_records
 from .unit_report import (
     ReasonCounts as ReasonCounts,
     count_reason as count_reason,
@@ -12,4 +13,4 @@ from .units import (
     compute_unit_identity as compute_unit_identity,
     plan_units as plan_units,
 )
-from .work_folder import UnitFacts as UnitFacts
+from .work_folder import PartCounts as PartCounts, UnitFacts as UnitFacts
