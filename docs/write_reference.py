@@ -31,6 +31,7 @@ from batchloom.core.settings import SettingField, list_settings
 from batchloom.media import FrameSampling, MediaLimits
 from batchloom.preparation import (
     ChatRecipe,
+    DatasetConfig,
     DedupRecipe,
     ExecutionSettings,
     FimRecipe,
@@ -39,6 +40,7 @@ from batchloom.preparation import (
     Recipe,
     RunSettings,
 )
+from batchloom.preparation.settings import DatasetEntry, ProcessorConfig
 from batchloom.text import KNOWN_STEPS
 from batchloom.train import StreamOptions, TrainSettings
 
@@ -87,12 +89,17 @@ _KEY_PREFIXES: dict[type, str] = {
     MediaLimits: "media.",
     FrameSampling: "media.video_",
     FimRecipe: "fim.",
+    ProcessorConfig: "processor_config.",
+    DatasetEntry: "datasets[].",
 }
+# Classes whose fields are no options of a command.
+_WITHOUT_OPTIONS = (FimRecipe, DatasetConfig, ProcessorConfig, DatasetEntry)
 _GROUPS: dict[str, tuple[type, ...]] = {
     "Preparing data: `prepare`, `stream`, `doctor`, recipe files": (
         *(Recipe, ReadRecipe, ChatRecipe, DedupRecipe, MediaRecipe),
     ),
     "Running `prepare`": (RunSettings, ExecutionSettings),
+    "Manifests of data sets: YAML files and `DatasetConfig`": (DatasetConfig, ProcessorConfig, DatasetEntry),
     "Fill-in-the-middle: Python and recipe files": (FimRecipe,),
     "Images, audio and video: Python and recipe files": (MediaLimits, FrameSampling),
     "Data order: `Loader`, `plan`, `explain`, `when`": (PlanSpec,),
@@ -116,7 +123,7 @@ def _list_fields(cls: type) -> list[SettingField]:
 
 
 def _describe_setting(cls: type, field: SettingField) -> tuple[str, ...]:
-    option = format_names(field.option_names) if cls is not FimRecipe else ""
+    option = "" if cls in _WITHOUT_OPTIONS else format_names(field.option_names)
     key = _KEY_PREFIXES.get(cls, "") + field.name
     return f"`{key}`", option, _format_type(field), _format_default(field), mark_options(field.setting.help)
 

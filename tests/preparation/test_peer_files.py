@@ -95,7 +95,7 @@ def list_entries(*inputs):
     """Return the input and the settings that are not default of each data set."""
     recipe = read_request(*inputs).recipe
     sources = recipe.sources or (SourceRecipe(),) * len(recipe.inputs)
-    defaults = {"text_field": None, "mapping": {}, "ignore": (), "form": None, "name": None, "weight": None}
+    defaults = {"text_field": None, "mapping": {}, "ignore": (), "data_type": None, "name": None, "weight": None}
     defaults |= {"max_samples": None, "num_samples": None}
     return [
         (path, {key: getattr(source, key) for key, value in defaults.items() if getattr(source, key) != value})
@@ -142,7 +142,7 @@ def test_entries_of_a_dataset_info_become_data_sets(folder):
             },
         ),
         ("data/texts.jsonl", {"name": "texts", "mapping": {"text": "text"}}),
-        ("llamafactory/alpaca_en:small/train", {"name": "alpaca_en", "form": "hf_dataset", "mapping": {
+        ("llamafactory/alpaca_en:small/train", {"name": "alpaca_en", "data_type": "hf_dataset", "mapping": {
             "prompt": "instruction", "response": "output"}}),
         (
             "data/alpaca.jsonl",
@@ -344,7 +344,7 @@ def test_a_dataset_info_of_version_1_is_read(folder):
         ),
         (
             "org/name/test",
-            {"name": "remote", "form": "hf_dataset", "mapping": {"prompt": "instruction", "response": "output"}},
+            {"name": "remote", "data_type": "hf_dataset", "mapping": {"prompt": "instruction", "response": "output"}},
         ),
     ]
     assert any("with repeats" in note for note in read_request(path).notes)

@@ -511,7 +511,7 @@ COLUMNS = st.one_of(
 )
 SOURCES = st.builds(
     lambda columns, ignore, form, name, weight: SourceRecipe(
-        **columns, ignore=ignore, form=form, name=name, weight=weight
+        **columns, ignore=ignore, data_type=form, name=name, weight=weight
     ),
     COLUMNS,
     st.lists(WORD, max_size=2).map(tuple),
@@ -561,7 +561,7 @@ RECIPES = st.builds(
 @given(recipe=RECIPES, sources=st.lists(SOURCES, min_size=4, max_size=4))
 def test_what_is_printed_is_read_as_the_same(folder, recipe, sources):
     # The name of a Hub data set defines its type.
-    sources[3] = replace(sources[3], form=None)
+    sources[3] = replace(sources[3], data_type=None)
     # The last source has no settings, so that common settings are not written for each source.
     all_sources = (*sources, SourceRecipe())
     if len({source.name for source in sources if source.name}) == sum(source.name is not None for source in sources):

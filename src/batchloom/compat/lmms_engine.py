@@ -1,6 +1,7 @@
 """lmms-engine's configuration of data sets, as its own code reads it."""
 
 import os
+from dataclasses import replace
 
 from batchloom.core.addresses import is_url
 from batchloom.preparation import DatasetConfig
@@ -27,19 +28,18 @@ def load_lmms_engine_config(path: str | os.PathLike[str]) -> DatasetConfig:
     if config.dataset_path is None and config.datasets is None:
         return config
     if config.datasets is None and config.dataset_format != "yaml":
-        return config.model_copy(update={"dataset_path": _resolve_from_current_folder(str(config.dataset_path))})
+        return replace(config, dataset_path=_resolve_from_current_folder(str(config.dataset_path)))
     listed = config.datasets or DatasetConfig.load(str(config.dataset_path)).datasets or ()
     entries = tuple(
-        entry.model_copy(
-            update={
-                "path": _resolve_from_current_folder(entry.path),
-                "data_folder": None,
-                "media_folder": _resolve_from_current_folder(entry.data_folder) if entry.data_folder else None,
-            }
+        replace(
+            entry,
+            path=_resolve_from_current_folder(entry.path),
+            data_folder=None,
+            media_folder=_resolve_from_current_folder(entry.data_folder) if entry.data_folder else None,
         )
         for entry in listed
     )
-    return config.model_copy(update={"datasets": entries, "dataset_path": None, "dataset_format": None})
+    return replace(config, datasets=entries, dataset_path=None, dataset_format=None)
 
 
 def _resolve_from_current_folder(path: str) -> str:

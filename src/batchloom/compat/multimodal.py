@@ -18,7 +18,7 @@ from batchloom.compat.script_arguments import check_output
 from batchloom.core.errors import InputError, OutputError, SettingsError
 from batchloom.core.files import describe_os_error, find_cache_folder
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.settings import check_index
+from batchloom.core.settings import check_index, to_plain
 from batchloom.preparation import DatasetConfig, prepare
 from batchloom.store import Store, open_store
 
@@ -136,7 +136,8 @@ class MultiModalDataset:
 
 
 def _get_default_folder(config: DatasetConfig) -> Path:
-    plain_config = config.model_dump(mode="json")
+    plain_config = to_plain(config)
+    del plain_config["location"]
     # Relative paths depend on the config's folder, so it is part of the name.
     base_path = str(Path(config.location.file or "").absolute())
     return find_cache_folder() / "datasets" / fingerprint({"config": plain_config, "begin": base_path})

@@ -118,15 +118,19 @@ def strip_none(hint: Any) -> Any:
 
 def _find_type_problem(value: object, field: SettingField) -> str:
     if typing.get_origin(field.hint) is typing.Literal:
-        choices = typing.get_args(field.hint)
-        if value in choices:
-            return ""
-        return f"is none of {', '.join(choices)}{suggest(value, choices) if isinstance(value, str) else ''}"
+        return find_choice_problem(value, typing.get_args(field.hint))
     if field.hint is bool:
         return "" if is_bool(value) else "is neither True nor False"
     if field.hint is str:
         return "" if is_text(value) else "is not a text of one or more Unicode characters"
     return _find_number_problem(value, field.setting, whole=field.hint is int)
+
+
+def find_choice_problem(value: object, choices: Collection[str]) -> str:
+    """Return the problem of a value that is none of these texts, or an empty string."""
+    if isinstance(value, str) and value in choices:
+        return ""
+    return f"is none of {', '.join(choices)}{suggest(value, choices) if isinstance(value, str) else ''}"
 
 
 def _find_number_problem(value: object, setting: Setting, *, whole: bool) -> str:

@@ -173,7 +173,7 @@ def previous_detections(report: PrepareReport | None, recipe: Recipe) -> dict[st
     """
     if report is None or report.recipe_fingerprint != compute_recipe_fingerprint(recipe):
         return {}
-    if any(source.form for source in recipe.sources):
+    if any(source.data_type for source in recipe.sources):
         # A declared format decides how files are detected.
         return {}
     return {

@@ -27,9 +27,10 @@ from batchloom.core.settings import find_unknown_settings, from_plain, quote_val
 from batchloom.core.synthetic_data import SYNTHETIC, SyntheticSpec
 from batchloom.core.wording import format_list
 from batchloom.core.yaml_reader import EXPONENT_PATTERN, FLOAT_TAG, read_yaml
+from batchloom.preparation.request.inputs import locate_inputs
 from batchloom.preparation.settings.clean_recipe import clean_steps_to_settings
-from batchloom.preparation.settings.config_location import ConfigLocation
-from batchloom.preparation.settings.dataset_file import MANIFEST_KEYS
+from batchloom.preparation.settings.dataset_config import DatasetConfig
+from batchloom.preparation.settings.dataset_file import MANIFEST_KEYS, ConfigLocation
 from batchloom.preparation.settings.media_recipe import compute_processor_fingerprint, media_to_settings
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe, fim_to_plain
 from batchloom.preparation.settings.recipe import (
@@ -176,13 +177,9 @@ def _read_recipe_inputs(value: object, config_location: ConfigLocation) -> list[
     )
     if not value:
         return []
-    # pydantic takes its time to import.
-    from batchloom.preparation.request.dataset_inputs import locate_inputs  # noqa: PLC0415
-    from batchloom.preparation.settings.dataset_config import DatasetConfig  # noqa: PLC0415
-
     listed = [entry if isinstance(entry, dict) else {"path": entry} for entry in value]
     try:
-        config = DatasetConfig(datasets=listed)  # type: ignore[arg-type]  # it makes them
+        config = DatasetConfig(datasets=listed)  # type: ignore[arg-type]  # its mappings become entries
     except SettingsError as error:
         raise SettingsError(
             [f"{config_location.file}: {problem.replace('datasets', 'inputs', 1)}" for problem in error.problems]
@@ -259,7 +256,7 @@ def format_recipe(recipe: Recipe, note: str = "") -> str:
 def _input_to_plain(input_path: str, source: SourceRecipe) -> Any:
     """Return an input as in a manifest of data sets; only the path without settings."""
     values = {
-        "data_type": source.form,
+        "data_type": source.data_type,
         "name": source.name,
         "weight": source.weight,
         "media_folder": source.media_folder,
@@ -555,7 +552,7 @@ def _make_source_recipes(
     source_recipes = tuple(
         SourceRecipe(
             **{**settings, "ignore": tuple(settings.get("ignore", ()))},
-            form=form,
+            data_type=form,
             location=f"{location}, recipe.inputs[{number}]",
         )
         for number, (settings, form) in enumerate(zip(plain, forms, strict=True))

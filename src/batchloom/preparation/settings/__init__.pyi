@@ -3,6 +3,7 @@ from .clean_recipe import (
     build_step_indexes as build_step_indexes,
     clean_steps_to_settings as clean_steps_to_settings,
 )
+from .dataset_config import DatasetEntry as DatasetEntry, ProcessorConfig as ProcessorConfig
 from .media_recipe import (
     get_processor_state as get_processor_state,
     open_job_processor as open_job_processor,
