@@ -265,18 +265,6 @@ def begin_or_resume(
         work.begin(job)
 
 
-def begin_or_refuse(work: WorkFolder, job: JobIdentity) -> None:
-    """Begin a job without units; refuse a folder with the result of another job."""
-    if not work.has_results():
-        work.clear()
-        work.begin(job)
-    elif work.job() != job:
-        raise StoreConflictError(
-            f"{work.out} holds unfinished work of another job; delete {work.path} to start over, or choose another "
-            "--out."
-        )
-
-
 def make_job_identity(
     recipe: Recipe, listing: SourceListing, constants: list[int], content: list[str], base: int = 0
 ) -> JobIdentity:

@@ -1,4 +1,4 @@
-"""YAML files that name data sets: manifests, and the files of trainers and other libraries.
+"""YAML files that name data sets: manifests, and the files of other libraries.
 
 The libraries are LLaMA-Factory, axolotl and ms-swift.
 """

@@ -62,16 +62,6 @@ class MediaRecipe:
     """Settings of conversations with images, audio and video.
 
     The recipe that holds it reports its problems.
-
-    Attributes:
-        processor: folder of a transformers processor, or its repository on the Hub.
-        data_folder: folder or URL that the paths of media start from; None for the folder of each file.
-        image_settings: settings of the image processor that override those in its files, as keywords of
-            ``from_pretrained`` do (``max_pixels``, ``size``, ...).
-        keep: ``reference``: the store names media files; ``embed``: it holds their bytes. Media inside records are
-            always embedded.
-        limits: size limits of media.
-        sampling: frame sampling of videos.
     """
 
     processor: Annotated[

@@ -30,12 +30,6 @@ class FimRecipe:
     """Settings of fill-in-the-middle, which moves the middle of a text to its end.
 
     See Bavarian et al. 2022. The recipe that holds it reports its problems.
-
-    Attributes:
-        rate: share of the texts to transform, each chosen by its own hash.
-        spm_rate: share of those in which the suffix precedes the prefix.
-        seed: at most 128 bits; it changes which texts are chosen and where they are cut.
-        prefix, suffix, middle: tokens before each part; None for those of the tokenizer.
     """
 
     rate: Annotated[float, Setting(help="Share of the texts to transform.", maximum=1)] = 0.5
@@ -134,20 +128,6 @@ class ReadRecipe:
     r"""Settings of reading records and text files.
 
     The recipe that holds it reports its problems.
-
-    Attributes:
-        text_field: field of a record, or column of a table, that holds the text; None to detect it.
-        mapping: columns by role, over the detected ones (``{"prompt": "q"}``).
-        ignore: columns and message keys that are treated as absent.
-        prompts: whether only the prompts of records are read, without their answers.
-        carry: columns that the documents of prompts carry, as ``NAME`` or ``NAME=COLUMN``.
-        split_on: document of a text file: ``auto`` (a file; a plain-text file above 1 MiB is cut into documents of
-            about 64 KiB), ``file``, ``line``, ``paragraph``, or any other string, at which texts are cut and which is
-            removed.
-        normalize: whether text is normalized to Unicode NFC with ``\n`` newlines.
-        clean: cleaning steps, in order.
-        fim: settings of fill-in-the-middle; None for none.
-        media: settings of images, audio and video; None to refuse them.
     """
 
     text_field: Annotated[

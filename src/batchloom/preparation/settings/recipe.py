@@ -100,17 +100,7 @@ ProveSetting = Annotated[bool, Setting(help="Decode trained tokens and compare t
 
 @dataclass(frozen=True, slots=True)
 class ChatRules:
-    """Rules for the conversations of one source.
-
-    Attributes:
-        train_on: turns to train on: ``assistant``, ``all``, ``last``, ``completion``, ``flagged``, or roles
-            separated by commas.
-        max_tokens: maximum tokens of a conversation; None for no limit.
-        overlong: policy for longer ones: ``drop``, ``truncate``, ``truncate-left``, ``truncate-turns``, ``split`` or
-            ``error``.
-        prove: whether trained tokens are decoded and compared with the text.
-        train_on_eos: stop tokens to train on: ``turn``, ``all``, ``last`` or ``none``.
-    """
+    """Rules for the conversations of one source."""
 
     train_on: Annotated[str, TRAIN_ON] = "assistant"
     max_tokens: MaxTokensSetting = None
@@ -134,16 +124,6 @@ class DedupRecipe:
     """Settings of deduplication; the first copy in input order is kept.
 
     The recipe that holds it reports its problems.
-
-    Attributes:
-        mode: ``none``; ``exact``: documents with the same text; ``lines`` and ``paragraphs``: repeated lines
-            (paragraphs), then documents; ``near``: documents with the same text, then those that MinHash finds similar.
-        bands: groups of MinHash values; documents that agree in all values of one band are near duplicates.
-        rows: hashes of a band. A pair of similarity s is found with probability 1 - (1 - s^rows)^bands.
-        shingle: number of consecutive tokens that are hashed together.
-        similarity: similarity from which nine of ten pairs are found; it determines bands and rows. None to set them.
-        keep_signatures: whether the store keeps the MinHash signatures, 8 bytes a band and document, so that
-            appended documents are compared with all of its documents.
     """
 
     mode: Annotated[
@@ -269,25 +249,7 @@ def _find_tool_format_problem(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRecipe:
-    """Settings of conversations.
-
-    Attributes:
-        template: ``chatml``, ``llama3``, ``alpaca``, ``plain``, the name of one of the tokenizer's templates or a
-            file; ``none`` to join the texts of prompts and completions; None for the tokenizer's own, else ``plain``.
-        template_args: variables of the template by name; those of a record override them.
-        template_date: date that the template writes, as ``YYYY-MM-DD``; None for 2024-07-26.
-        tool_format: format in which tools and tool calls are written into contents; None leaves them to the template.
-        default_system: system prompt of conversations that have none; None or an empty text adds none.
-        train_on: turns to train on: ``assistant``, ``all``, ``last``, ``completion``, ``flagged``, or roles separated
-            by commas; None for the completion of prompt-completion records and the assistant's turns of others.
-        train_on_eos: stop tokens to train on: ``turn`` (those of trained turns), ``all`` (those of all turns),
-            ``last`` (that of the last trained turn) or ``none``.
-        max_tokens: maximum tokens of a conversation; None for no limit.
-        overlong: policy for longer ones: ``drop``, ``truncate`` (keep the first ``max_tokens``), ``truncate-left``
-            (keep the last ones), ``truncate-turns`` (keep complete turns), ``split`` (consecutive documents of at most
-            ``max_tokens``) or ``error``.
-        prove: whether trained tokens are decoded and compared with the text.
-    """
+    """Settings of conversations."""
 
     template: Annotated[
         str | None,
@@ -395,27 +357,7 @@ def _find_bad_budget_problem(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Settings that make a store of inputs; equal recipes and inputs give equal bytes.
-
-    Attributes:
-        inputs: files, folders and globs, in reading order.
-        sources: settings of each input; empty if no input has any.
-        tokenizer: ``bytes``, ``gpt2``, ``train:N``, ``tiktoken:NAME``, a path or a Hub id.
-        end_token: end-of-document token; ``config`` for the ``eos_token`` of tokenizer_config.json; None for the
-            token that ends texts in the vocabulary.
-        reading: settings of reading records and text files.
-        tokens_per_shard: maximum tokens of a shard, except for a single longer document.
-        dtype: token dtype on disk; ``auto``: uint16 below a vocabulary of 65,500, else int32.
-        follow_links: follow symbolic links that lead out of an input folder; else they are skipped.
-        val_fraction: share of the ``val`` subset; documents are chosen by hash.
-        test_fraction: share of the ``test`` subset; documents are chosen by hash.
-        balance_subsets: move single documents if a subset misses its share of the tokens by more than
-            20 % of it; else only hashes decide.
-        dedup: settings of deduplication.
-        max_bad: allowed bad records: a number, or a share (``"0.1%"``) that allows at
-            least 10. With more, the job fails.
-        chat: settings of conversations.
-    """
+    """Settings that make a store of inputs; equal recipes and inputs give equal bytes."""
 
     inputs: tuple[str, ...]
     sources: tuple[SourceRecipe, ...] = ()

@@ -40,14 +40,7 @@ def _find_folder_problem(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionSettings:
-    """Settings of the executor of a job.
-
-    Attributes:
-        workers: number of units processed at the same time; ``auto`` uses as many as cores, memory and units allow.
-        engine: ``pool`` (processes of this machine) or ``ray``.
-        address: address of a Ray cluster; None starts one on this machine.
-        memory_per_worker: maximum bytes of a worker, which is restarted above it; None for no limit.
-    """
+    """Settings of the executor of a job."""
 
     workers: Annotated[
         int | Literal["auto"],
@@ -90,20 +83,7 @@ class ExecutionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Settings of a run.
-
-    Attributes:
-        execution: settings of the executor.
-        append: add the new inputs to an existing store as a new generation.
-        restart: replace the work of another recipe or of other inputs; identical units are reused.
-        hash_inputs: identify inputs by content, not by mtime.
-        dry_run: stop before shards are written, after counting what would be dropped.
-        streaming: read remote Hub datasets without downloading them; None: only large ones.
-        work: folder in which a store for a remote target is made; None for one below the user's cache.
-        for_loader: whether to refuse preferences, prompts and labelled steps, which a loader does not train.
-        limits: read limits, which affect documents.
-        unit_bytes: listed input bytes of a unit; 0 chooses them from the listing.
-    """
+    """Settings of a run."""
 
     execution: ExecutionSettings = field(default_factory=ExecutionSettings)
     append: Annotated[
