@@ -169,14 +169,15 @@ def test_an_entry_that_is_no_file_is_read_by_name_alone(folder):
     path = write(folder / "data" / "dataset_info.json", json.dumps(info))
     with pytest.raises(SettingsError) as caught:
         read_request("data/dataset_info.json")
-    readable = [name for name in INFO if name != "alpaca_en"]
-    no_file = "is no file or folder; a data set of the Hub is read only by name"
-    assert [problem.removeprefix("data/dataset_info.json: ") for problem in caught.value.problems[1:]] == [
+    no_file = (
+        "is no file or folder, and a data set of the Hub is read only by name; name the data sets to read: "
+        "data/dataset_info.json:NAME,NAME"
+    )
+    assert [problem.removeprefix("data/dataset_info.json: ") for problem in caught.value.problems[:2]] == [
         f"alpaca_en: llamafactory/alpaca_en {no_file}",
         f"lost: lost.jsonl {no_file}",
-        f"name the data sets to read, such as data/dataset_info.json:{','.join(readable)}",
     ]
-    assert "code.script_url: 'x.py' is not supported" in caught.value.problems[0]
+    assert "code.script_url: 'x.py' is not supported" in caught.value.problems[2]
     assert len(list_entries(f"{path}:identity,alpaca_en")) == 2
 
 
@@ -325,38 +326,6 @@ def test_the_folder_of_data_sets_begins_in_the_current_folder_or_that_of_the_job
     assert [path for path, _ in list_entries(job)] == [
         str(folder / "jobs" / "sets" / f"{name}.jsonl") for name in ("alpaca", "openai")
     ]
-
-
-V1 = """
-mine: {path: data/openai.jsonl, source: local}
-others: {path: data/sharegpt.jsonl, source: local, converter: sharegpt, size: 5, weight: 0.5}
-remote: {path: org/name, source: hf_hub, converter: alpaca, split: test}
-"""
-
-
-def test_a_dataset_info_of_version_1_is_read(folder):
-    path = write(folder / "v1.yaml", V1)
-    assert list_entries(path) == [
-        (str(folder / "data" / "openai.jsonl"), {"name": "mine"}),
-        (
-            str(folder / "data" / "sharegpt.jsonl"),
-            {"name": "others", "mapping": {"messages": "conversations"}, "num_samples": 5, "weight": 0.5},
-        ),
-        (
-            "org/name/test",
-            {"name": "remote", "data_type": "hf_dataset", "mapping": {"prompt": "instruction", "response": "output"}},
-        ),
-    ]
-    assert any("with repeats" in note for note in read_request(path).notes)
-    bad = V1.replace("size: 5", "siz: 5").replace("source: hf_hub", "source: ms_hub").replace("0.5", "-1")
-    with pytest.raises(SettingsError) as caught:
-        read_request(write(folder / "bad.yaml", bad))
-    assert [problem.partition("bad.yaml: ")[2][:30] for problem in caught.value.problems] == [
-        "others.siz: unknown setting; d",
-        "remote.source: 'ms_hub' is not",
-    ]
-    with pytest.raises(SettingsError, match=r"weight: -1\.0 is not a finite number above 0"):
-        read_request(write(folder / "bad.yaml", V1.replace("0.5", "-1.0")))
 
 
 BAD_ENTRIES = [

@@ -24,10 +24,10 @@ from .report.progress import Note as Note, Progress as Progress
 from .report.report import PrepareReport as PrepareReport, ReportContent as ReportContent, read_report as read_report
 from .request.recipe_choice import make_request as make_request, read_recipe as read_recipe
 from .rerun import (
+    RequestedJob as RequestedJob,
     begin_or_resume as begin_or_resume,
     check_output_folder as check_output_folder,
     check_separate as check_separate,
-    find_finished_store as find_finished_store,
     make_job_identity as make_job_identity,
 )
 from .row_conversion import ConversionResult as ConversionResult, coerce_row as coerce_row, convert as convert

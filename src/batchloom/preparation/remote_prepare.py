@@ -26,9 +26,8 @@ from batchloom.preparation.report.report import parse_report, read_report, write
 from batchloom.preparation.request.inputs import list_inputs
 from batchloom.preparation.request.recipe_choice import PrepareRequest
 from batchloom.preparation.rerun import (
-    check_same_finished_job,
+    RequestedJob,
     describe_job_differences,
-    find_finished_store,
     fingerprint_tokenizer_file,
     hash_sources,
     make_job_identity,
@@ -109,8 +108,8 @@ class _RemoteJob:
     def __init__(
         self, remote_folder: RemoteFolder, request: PrepareRequest, listing: SourceListing, settings: RunSettings
     ) -> None:
-        self._remote_folder, self._request, self._listing = remote_folder, request, listing
-        self._hashed = settings.hash_inputs
+        self._remote_folder = remote_folder
+        self._job = RequestedJob(request.recipe, listing, request.tokenizer_state, settings.hash_inputs)
         identity = make_job_identity(request.recipe, listing, [], list(listing.content.values()))
         self._owner = StoreOwner(identity, fingerprint_tokenizer_file(request.recipe))
         self._encoded_owner = msgspec.json.encode(self._owner, enc_hook=list)
@@ -122,15 +121,8 @@ class _RemoteJob:
         On stores with conditional writes (S3, Google), only one of two concurrent jobs gets it.
         """
         if manifest is not None:
-            check_same_finished_job(
-                self._remote_folder.redacted_url,
-                manifest,
-                parse_report(self._remote_folder.read(REPORT_NAME) or b""),
-                self._request.recipe,
-                self._listing,
-                self._request.tokenizer_state,
-                hashed=self._hashed,
-            )
+            report = parse_report(self._remote_folder.read(REPORT_NAME) or b"")
+            self._job.check_same_finished_job(self._remote_folder.redacted_url, manifest, report)
             return
         data = self._remote_folder.read(OWNER_NAME) if OWNER_NAME in files else None
         if data is None:
@@ -162,14 +154,7 @@ class _RemoteJob:
     def delete_previous_work(self, store: Path) -> None:
         """Delete another job's local store that was not sent; its equal units stay."""
         try:
-            find_finished_store(
-                store,
-                self._request.recipe,
-                self._listing,
-                read_report(store),
-                self._request.tokenizer_state,
-                hashed=self._hashed,
-            )
+            self._job.find_finished_store(store, read_report(store))
         except StoreError:
             with wrap_write_errors(store):
                 # The work folder also holds the inputs that can be read only once.
@@ -191,7 +176,7 @@ class _RemoteJob:
         job = self._owner.job
         try:
             claimed = msgspec.json.decode(data, type=StoreOwner)
-            differences = describe_job_differences(claimed.job, job, self._request.recipe, claimed.tokenizer)
+            differences = describe_job_differences(claimed.job, job, self._job.recipe, claimed.tokenizer)
         except JSON_DECODE_ERRORS:
             return "it was started by another version of batchloom"
         is_same_recipe = claimed.job.recipe == msgspec.to_builtins(job.recipe)

@@ -219,52 +219,29 @@ def read_dataset_info(path: Path, names: list[str]) -> PeerFile:
     else:
         info = _check_dataset_info(path, content)
         known_names, translate = list(info), partial(llamafactory_datasets.translate_dataset_info, info)
-    if names:
-        problems: list[str] = []
-        parts = [_limit_samples(name, translate, problems) for name in names]
-    else:
-        parts = [translate([name]) for name in known_names]
-        problems = _find_unreadable_datasets(path, dict(zip(known_names, parts, strict=True)))
-    peer = PeerDatasets(
-        datasets=[dataset for part in parts for dataset in part.datasets],
-        notes=[note for part in parts for note in part.notes],
-        problems=[*(problem for part in parts for problem in part.problems), *problems],
-        column_keys=parts[0].column_keys if parts else "",
-    )
+    peer = PeerDatasets()
+    for known_name in names or known_names:
+        name, mark, count = known_name.partition("#") if names else (known_name, "", "")
+        part = translate([name])
+        if mark and (not count.isdecimal() or int(count) < 1 or len(part.datasets) > 1):
+            peer.problems.append(f"{name}#{count}: {count!r} is not a number of records of at least 1, of one data set")
+        elif mark:
+            part.datasets = [{**dataset, "num_samples": int(count)} for dataset in part.datasets]
+        if not names and not part.problems:
+            peer.problems += [
+                f"{name}: {dataset['path']} is no file or folder, and a data set of the Hub is read only by name; name "
+                f"the data sets to read: {path}:NAME,NAME"
+                for dataset in part.datasets
+                if not _is_file(str(dataset["path"]), path.parent)
+            ]
+        peer.datasets += part.datasets
+        peer.notes += part.notes
+        peer.problems += part.problems
+        peer.column_keys = part.column_keys
     return _make_values(path, peer, path)
 
 
-def _limit_samples(name: str, translate: Callable[[Sequence[str]], PeerDatasets], problems: list[str]) -> PeerDatasets:
-    """Translate ``NAME`` or ``NAME#N``, N random records of a data set."""
-    name, mark, count = name.partition("#")
-    part = translate([name])
-    if not mark:
-        return part
-    if not count.isdecimal() or int(count) < 1 or len(part.datasets) > 1:
-        problems.append(f"{name}#{count}: {count!r} is not a number of records of at least 1, of one data set")
-    else:
-        part.datasets = [{**dataset, "num_samples": int(count)} for dataset in part.datasets]
-    return part
-
-
-def _find_unreadable_datasets(path: Path, parts: Mapping[str, PeerDatasets]) -> list[str]:
-    """List the data sets that are no files, and the input that leaves them out."""
-    problems, readable = [], []
-    for name, part in parts.items():
-        if part.problems:
-            continue
-        missing = [str(dataset["path"]) for dataset in part.datasets if not _is_file(dataset, path.parent)]
-        if missing:
-            problems.append(f"{name}: {missing[0]} is no file or folder; a data set of the Hub is read only by name")
-        else:
-            readable.append(name)
-    if len(readable) == len(parts) or not (problems or readable):
-        return []
-    return [*problems, f"name the data sets to read, such as {path}:{','.join(readable) or 'NAME,NAME'}"]
-
-
-def _is_file(dataset: Mapping[str, Any], folder: Path) -> bool:
-    name = str(dataset["path"])
+def _is_file(name: str, folder: Path) -> bool:
     return is_url(name) or (folder / _resolve_from_current_folder(name, folder)).exists()
 
 
@@ -290,8 +267,6 @@ def read_peer_file(path: Path, content: dict[str, Any]) -> PeerFile | None:
     named = content.get("dataset")
     if axolotl_datasets.is_axolotl_config(content):
         return _make_values(path, axolotl_datasets.translate_config(content), path)
-    if llamafactory_datasets.is_v1_dataset_info(content):
-        return _make_values(path, llamafactory_datasets.translate_v1_dataset_info(content), path)
     if not isinstance(named, (str, list)):
         return None
     if any(key in content for key in llamafactory_datasets.JOB_MARKERS):
