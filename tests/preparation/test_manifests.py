@@ -292,19 +292,6 @@ trainer_args: {output_dir: ./out, learning_rate: 1.0e-5}
     assert DatasetConfig.load(write(folder / "jobs.yaml", jobs)).packing_length == 8192
 
 
-@pytest.mark.parametrize("name", ["data/sums.jsonl", "data/as_lines.json"])
-def test_a_trainers_file(folder, name):
-    (folder / "data/as_lines.json").write_text((folder / "data/sums.jsonl").read_text())
-    text = f"modules:\n  trainer:\n    framework: x\n    overrides: {{stage: sft, sft_dataset_name: {name}}}\n"
-    path = write(folder / "sft.yaml", text)
-    result = prepare(path, folder / "out", mapping={"prompt": "q", "response": "a"})
-    assert result.counts.documents == 40
-    assert result.notes[0] == (
-        f"{path}: modules.trainer.overrides.sft_dataset_name ({name}) is read, and the rest is the trainer's."
-    )
-    assert DatasetConfig.load(path).plan_settings() == {}
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -315,11 +302,6 @@ def test_a_trainers_file(folder, name):
         ("{}", "it holds nothing"),
         ("dataset: 5", "dataset holds a number, not settings"),
         ("dataset: {dataset_path: x}\ndatasets: [{path: x}]", "one of them is read"),
-        ("modules: {trainer: {overrides: {sft_dataset_name: [x]}}}", "names no data set"),
-        (
-            "modules: {a: {overrides: {sft_dataset_name: x}}, b: {overrides: {sft_dataset_name: y}}}",
-            "modules.a.overrides.sft_dataset_name is 'x' and modules.b.overrides.sft_dataset_name 'y'",
-        ),
         ("datasets: 5", "datasets: 5 is not a list"),
     ],
 )

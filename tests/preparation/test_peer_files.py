@@ -441,8 +441,6 @@ def test_a_configuration_of_axolotl_is_read_as_it_is(folder):
 
 AXOLOTL_TYPES = [
     ({"type": "chat_template"}, {"messages": "messages"}),
-    ({"type": "chat_template", "message_field_role": "from", "message_field_content": "value"},
-     {"messages": "messages", "role": "from", "content": "value"}),
     ({"type": "chat_template", "field_tools": "t", "field_thinking": "thoughts", "message_field_training": "learn"},
      {"messages": "messages", "tools": "t", "reasoning_content": "thoughts", "train": "learn"}),
     ({"type": "chat_template", "message_field_training": "train", "message_field_training_detail": "train_detail"},
@@ -462,7 +460,6 @@ AXOLOTL_TYPES = [
     ({"type": "alpaca"}, {"prompt": "instruction", "response": "output"}),
     ({"type": "alpaca_chat.load_qa"}, {"prompt": "question", "response": "answer"}),
     ({"type": "chatml.intel"}, {"prompt": "question", "chosen": "chosen", "rejected": "rejected"}),
-    ({"type": {"field_instruction": "q", "field_output": "a"}}, {"prompt": "q", "response": "a"}),
 ]  # fmt: skip
 
 
@@ -651,11 +648,11 @@ def test_flags_of_axolotl_under_other_names_select_what_is_trained(folder):
         ({"roles": {"user": 5}}, "datasets[0].roles.user: 5 is not a list of texts"),
         ({"roles": {"usr": ["a"]}}, "datasets[0].roles.usr: unknown setting; did you mean 'user'?"),
         ({"message_property_mappings": {"name": "n"}}, "message_property_mappings.name: only role, content,"),
+        ({"message_field_role": "b"}, "message_field_role: 'b' is not supported; write message_property_mappings"),
         (
-            {"message_property_mappings": {"role": "a"}, "message_field_role": "b"},
-            "message_field_role: 'b' contradicts",
+            {"type": {"format": "[INST] {instruction}"}},
+            'datasets[0].type: {"format": "[INST] {instruction}"} is not read',
         ),
-        ({"type": {"format": "[INST] {instruction}"}}, "datasets[0].type.format: '[INST] {instruction}' is not supp"),
         ({"path": None}, "datasets[0].path: missing"),
     ],
 )

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from batchloom.cli.options import Argument, AsJson, Option, with_settings
-from batchloom.cli.prepare import ProgressDisplay, parse_shard_tokens, print_result
+from batchloom.cli.prepare import ProgressDisplay, print_result
 from batchloom.cli.terminal import plain_console, print_json
 from batchloom.core.errors import SettingsError
 from batchloom.preparation import ImportSpec, LinkMode, run_import
@@ -37,8 +37,6 @@ def import_(
     if copy and symlink:
         raise SettingsError(["how: --copy and --symlink exclude each other"])
     link_mode: LinkMode = "copy" if copy else "symlink" if symlink else "link"
-    if "tokens_per_shard" in settings:
-        settings["tokens_per_shard"] = parse_shard_tokens(settings["tokens_per_shard"])
     spec = ImportSpec(inputs=tuple(inputs), val=tuple(val or ()), how=link_mode, **settings)
     with ProgressDisplay() as display:
         result = run_import(spec, out, display.show)

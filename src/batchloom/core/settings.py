@@ -262,7 +262,7 @@ def to_plain(spec: object) -> dict[str, Any]:
     """Return a settings dataclass as a dict of JSON values (tuples become lists)."""
     if not dataclasses.is_dataclass(spec) or isinstance(spec, type):
         raise TypeError(f"to_plain takes a settings value, not {type(spec).__name__}")
-    return {field.name: _value_to_plain(getattr(spec, field.name)) for field in dataclasses.fields(spec)}
+    return {field.name: value_to_plain(getattr(spec, field.name)) for field in dataclasses.fields(spec)}
 
 
 def from_plain(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
@@ -289,13 +289,14 @@ def from_plain(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
     return cls(**ready)
 
 
-def _value_to_plain(value: Any) -> Any:
+def value_to_plain(value: Any) -> Any:
+    """Return a settings value as JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return to_plain(value)
     if isinstance(value, Mapping):
-        return {str(key): _value_to_plain(item) for key, item in value.items()}
+        return {str(key): value_to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_value_to_plain(item) for item in value]
+        return [value_to_plain(item) for item in value]
     return value
 
 

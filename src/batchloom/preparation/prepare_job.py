@@ -96,13 +96,17 @@ def prepare(
         WorkerError: workers cannot be started, or die repeatedly.
     """
     check_option_names("prepare", options, PrepareOptions)
-    settings = make_run_settings(options)
-    recipe_options = {name: value for name, value in options.items() if name not in RunOptions.__annotations__}
+    settings, recipe_options = make_run_settings(options), _drop_run_options(options)
     build_request = partial(make_append_request, out=out) if settings.append else make_request
     request = build_request(inputs, recipe_options, recipe)
     if not is_valid_path(folder := os.fspath(out) if isinstance(out, os.PathLike) else out):
         raise SettingsError([f"out: {quote_value(out)} is no path; name the folder of the store"])
     return run_request(request, folder, progress or log_note, settings)
+
+
+def _drop_run_options(options: PrepareOptions) -> dict[str, object]:
+    """Return the options of the recipe."""
+    return {name: value for name, value in options.items() if name not in RunOptions.__annotations__}
 
 
 @relax_gc()
@@ -216,10 +220,8 @@ def prepare_mixture(
         InputError: as of ``prepare``; also preferences, prompts or labelled steps, which mixtures do not train.
     """
     check_option_names("prepare_mixture", options, PrepareOptions)
-    settings = make_run_settings(options)
-    recipe_options = {name: value for name, value in options.items() if name not in RunOptions.__annotations__}
-    request = make_request(inputs, recipe_options, recipe)
-    return run_separately(request, os.fspath(out), progress or log_note, settings)
+    request = make_request(inputs, _drop_run_options(options), recipe)
+    return run_separately(request, os.fspath(out), progress or log_note, make_run_settings(options))
 
 
 def run_separately(request: PrepareRequest, out: str, listener: Listener, settings: RunSettings) -> MixtureResult:

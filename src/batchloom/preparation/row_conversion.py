@@ -624,40 +624,32 @@ class _RowConversion:
         schema, notes = self._infer_schema() if target.form == "parquet" else (None, ())
         for note in notes:
             self._hear(Note(note, is_warning=True))
+        size, quarantine = 0, None
         if target.path is None or target.quarantine is None:
             self._write(JsonRowFile(sys.stdout.buffer), None)
-            counters = self._counters
-            return ConversionResult(
-                path=None,
-                form=target.form,
-                rows=counters.documents,
-                bytes=0,
-                quarantined=counters.quarantined,
-                quarantine=None,
-                notes=(),
-            )
-        with AtomicFile(target.path) as out, AtomicFile(target.quarantine) as bad:
-            file: RowFile = (
-                JsonRowFile(out, array=target.form == "json", compression=target.compression)
-                if schema is None
-                else ParquetRowFile(out, schema)
-            )
-            self._write(file, bad)
-            counters = self._counters
-            if counters.quarantined:
-                bad.finish()
-            elif target.quarantine.exists():
-                bad.remove_previous()
-            size, quarantine = out.finish(), target.quarantine if counters.quarantined else None
-            return ConversionResult(
-                path=target.path,
-                form=target.form,
-                rows=counters.documents,
-                bytes=size,
-                quarantined=counters.quarantined,
-                quarantine=quarantine,
-                notes=notes,
-            )
+        else:
+            with AtomicFile(target.path) as out, AtomicFile(target.quarantine) as bad:
+                file: RowFile = (
+                    JsonRowFile(out, array=target.form == "json", compression=target.compression)
+                    if schema is None
+                    else ParquetRowFile(out, schema)
+                )
+                self._write(file, bad)
+                if self._counters.quarantined:
+                    quarantine = target.quarantine
+                    bad.finish()
+                elif target.quarantine.exists():
+                    bad.remove_previous()
+                size = out.finish()
+        return ConversionResult(
+            path=target.path,
+            form=target.form,
+            rows=self._counters.documents,
+            bytes=size,
+            quarantined=self._counters.quarantined,
+            quarantine=quarantine,
+            notes=notes,
+        )
 
     def _write(self, file: RowFile, quarantine: AtomicFile | None) -> None:
         """Write all rows; write bad records to ``quarantine``, or report the first ones."""

@@ -18,13 +18,13 @@ from batchloom.core.errors import InputError, OutputError, StoreConflictError, T
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.loss_weights import TokenFlags
 from batchloom.core.settings import Setting, find_choice_problem, find_problems, raise_problems, to_plain
-from batchloom.preparation.documents.subsets import SmallestHashes, SubsetRule, describe_missed_shares
+from batchloom.preparation.documents.subsets import SubsetRule, describe_missed_shares
 from batchloom.preparation.phases.finish import finish_plain_store, make_subset_entry, move_store
 from batchloom.preparation.phases.unit_shards import SubsetWriter
 from batchloom.preparation.report.progress import Listener, Note, Phase, PrepareResult, Progress, log_note, make_result
 from batchloom.preparation.report.report import ReportedSource, read_report
 from batchloom.preparation.rerun import check_output_folder, remove_leftover_work
-from batchloom.preparation.settings.recipe import as_recipe_inputs, check_option_names
+from batchloom.preparation.settings.recipe import as_recipe_inputs, check_option_names, coerce_token_count
 from batchloom.preparation.token_files import (
     FLAT_DTYPES,
     DocumentBoundaries,
@@ -197,21 +197,6 @@ def copy_shards(
             writer.abandon()
 
 
-def choose_subset_rule(files: Sequence[ImportedFile], val_fraction: float, read: ReadBatches) -> SubsetRule:
-    """Return the rule that assigns documents to ``val`` by hash.
-
-    Given two distinct documents, ``val`` gets at least one.
-    """
-    natural, smallest = SubsetRule(val_fraction, 0.0), SmallestHashes()
-    if not val_fraction:
-        return natural
-    for imported_file in files:
-        for batch in read(imported_file):
-            hashes = hash_ids(batch)
-            smallest.add(hashes, natural.codes(hashes))
-    return SubsetRule(val_fraction, 0.0, smallest.overrides(natural.list_required()))
-
-
 def _make_import_rows(file: TokenFile, batch: TokenBatch, part: int) -> NDArray[np.void]:
     rows = np.zeros(len(batch.lengths), ROW)
     rows["hash"] = hash_ids(batch)
@@ -301,6 +286,7 @@ class ImportSpec:
     ] = "link"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens_per_shard", coerce_token_count(self.tokens_per_shard))
         problems = [] if self.inputs else ["inputs: no inputs; name at least one prefix or file"]
         if any(not isinstance(path, str) or not path for path in (*self.inputs, *self.val)):
             problems.append(f"inputs: {(*self.inputs, *self.val)!r} contains a value that is not a path")
@@ -528,9 +514,9 @@ class _ImportRun:
             files.append(ImportedFile(file, "val" if number >= self._first_val else "train"))
         self._total = sum(imported_file.file.tokens.nbytes for imported_file in files)
         make_shards = self._copy if spec.how == "copy" else self._link
-        dtype, overrides, shards = make_shards(files, work.store)
+        dtype, shards = make_shards(files, work.store)
         tokenizer = declared_tokenizer or UnknownTokenizer(self._vocab_size, self._end_id(files))
-        manifest = self._make_manifest(files, collect_subsets(work.store, shards), dtype, tokenizer, overrides)
+        manifest = self._make_manifest(files, collect_subsets(work.store, shards), dtype, tokenizer)
         report = {
             "sources": msgspec.to_builtins(_make_reported_sources(self._token_inputs)),
             "out": os.path.abspath(work.out),  # noqa: PTH100
@@ -538,7 +524,7 @@ class _ImportRun:
         }
         return finish_plain_store(work.store, manifest, tokenizer.state(), report)
 
-    def _link(self, files: list[ImportedFile], store: Path) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
+    def _link(self, files: list[ImportedFile], store: Path) -> tuple[str, dict[str, list[ShardEntry]]]:
         dtypes = {
             choose_linked_dtype(imported_file.file): imported_file.file.token_input.path for imported_file in files
         }
@@ -555,16 +541,22 @@ class _ImportRun:
             make_folder(folder)
             stem = folder / format_shard_name(len(shards[imported_file.subset]))
             shards[imported_file.subset].append(link_shard(imported_file, stem, part, self._spec.how, read))
-        return next(iter(dtypes)), {}, shards
+        return next(iter(dtypes)), shards
 
-    def _copy(self, files: list[ImportedFile], store: Path) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
+    def _copy(self, files: list[ImportedFile], store: Path) -> tuple[str, dict[str, list[ShardEntry]]]:
         dtype = choose_token_dtype("auto", self._vocab_size)
-        membership = choose_subset_rule(files, self._spec.val_fraction, self._make_reader("read"))
+        membership = SubsetRule(self._spec.val_fraction, 0.0)
         writers = {
             name: SubsetWriter(store / name, TOKEN_DTYPES[dtype], self._spec.tokens_per_shard) for name in SUBSETS
         }
         shards = copy_shards(writers, files, membership, self._make_reader("write"))
-        return dtype, {f"{value:032x}": name for value, name in membership.overrides}, shards
+        if self._spec.val_fraction and not shards["val"]:
+            self._note(
+                "There is no val subset: the hashes of all documents choose train. Raise --val-fraction, or name files "
+                "for it with --val.",
+                is_warning=True,
+            )
+        return dtype, shards
 
     def _make_reader(self, phase: Phase) -> ReadBatches:
         size = documents = tokens = 0
@@ -607,13 +599,12 @@ class _ImportRun:
         subsets: dict[str, SubsetEntry],
         dtype: str,
         tokenizer: Tokenizer,
-        overrides: dict[str, str],
     ) -> Manifest:
         documents = sum(entry.documents for entry in subsets.values())
         tokens = sum(entry.tokens for entry in subsets.values())
         by_subset = {name: entry.tokens for name, entry in subsets.items()}
         shares = {"val": self._spec.val_fraction}
-        notes = describe_missed_shares(shares, by_subset, documents, balance=False, texts=False, splits=False)
+        notes = describe_missed_shares(shares, by_subset, documents, balance=False)
         for text in notes:
             self._note(text, is_warning=True)
         plain = import_spec_to_plain(self._spec)
@@ -629,7 +620,7 @@ class _ImportRun:
             ),
             counts=StoreCounts(documents, documents, tokens, 0, {}),
             subsets=subsets,
-            subset_overrides=overrides,
+            subset_overrides={},
             sources=tuple(self._source(imported_file, tokenizer) for imported_file in files),
         )
 

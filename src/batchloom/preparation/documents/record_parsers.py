@@ -194,14 +194,14 @@ class RecordParsers:
             return self._parsers_by_shape[key]
         try:
             ignore = (*self._recipe.reading.ignore, *self._recipe.source(source.input).ignore)
-            schema = _detect_schema(source, rows, mapping, ignore, inspector, self._recipe.reading.carried_columns)
+            carry = self._recipe.reading.carried_columns
+            schema = detect_schema(rows, mapping, media=inspector is not None, ignore=ignore, carry=carry)
             record_parser = make_record_parser(source, rows, self.rules, schema, self._recipe.chat, inspector)
         except SchemaError as error:
-            settings = self._recipe.source(source.input)
-            if not settings.location:
-                raise
-            # In a file of data sets, its own keys replace the command-line options.
-            message = f"{settings.location}: {error} (use {settings.column_keys} in that file)"
+            settings, message = self._recipe.source(source.input), f"{source.name}: {error}"
+            if settings.location:
+                # In a file of data sets, its own keys replace the command-line options.
+                message = f"{settings.location}: {message} (use {settings.column_keys} in that file)"
             raise SchemaError(message, error.columns, error.suggestion) from None
         record_parser = replace(
             record_parser,
@@ -325,20 +325,6 @@ def check_loader_reads(sources: Sequence[Source], record_parsers: RecordParsers)
     for source in sources:
         if objective := record_parsers.get_objective(source):
             raise InputError(OBJECTIVES[objective].describe_refusal(source.name))
-
-
-def _detect_schema(
-    source: Source,
-    rows: Sequence[Mapping[str, Any]],
-    mapping: Mapping[str, str],
-    ignore: Sequence[str],
-    inspector: MediaInspector | None,
-    carry: Mapping[str, str] | None,
-) -> Schema:
-    try:
-        return detect_schema(rows, mapping, media=inspector is not None, ignore=ignore, carry=carry)
-    except SchemaError as error:
-        raise SchemaError(f"{source.name}: {error}", error.columns, error.suggestion) from None
 
 
 def make_record_parser(

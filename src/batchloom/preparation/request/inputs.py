@@ -29,7 +29,12 @@ from batchloom.preparation.settings.dataset_config import (
     DatasetEntry,
     DatasetType,
 )
-from batchloom.preparation.settings.dataset_file import ConfigLocation, FileSetting, describe_dataset_info
+from batchloom.preparation.settings.dataset_file import (
+    ConfigLocation,
+    FileSetting,
+    describe_dataset_info,
+    split_dataset_info,
+)
 from batchloom.preparation.settings.media_recipe import MediaRecipe
 from batchloom.preparation.settings.read_recipe import MAX_SAMPLES, ReadRecipe, SourceRecipe
 from batchloom.preparation.settings.recipe import ChatRecipe, Recipe, as_recipe_inputs
@@ -206,36 +211,30 @@ def _add_media(reading: ReadRecipe, multimodal: Sequence[tuple[str, DatasetConfi
 
 def _merge_sampling(multimodal: Sequence[tuple[str, DatasetConfig]]) -> FrameSampling:
     """Return the common frame sampling of all data sets."""
-    video_configs = [(location, config) for location, config in multimodal if config.videos]
-    if not video_configs:
-        return FrameSampling()
-    location, first = video_configs[0]
-    for other_location, config in video_configs[1:]:
-        if config.sampling != first.sampling:
-            raise InputError(
-                f"{location} and {other_location} sample video frames differently, but a store has one frame "
-                "sampling: use equal settings, or prepare two stores."
-            )
-    return first.sampling
+    samplings = [(location, config.sampling) for location, config in multimodal if config.videos]
+    _check_equal(samplings, "sample video frames differently, but a store has one frame sampling")
+    return samplings[0][1] if samplings else FrameSampling()
 
 
 def _merge_image_settings(multimodal: Sequence[tuple[str, DatasetConfig]]) -> dict[str, Any]:
     """Return the common settings of the image processor of all data sets."""
-    named_settings = []
+    image_settings = []
     for location, config in multimodal:
         try:
             settings = config.processor_config.read_image_settings() if config.processor_config else {}
         except SettingsError as error:
             raise SettingsError([f"{location}: {problem}" for problem in error.problems]) from None
         if settings:
-            named_settings.append((location, settings))
-    for location, settings in named_settings[1:]:
-        if settings != named_settings[0][1]:
-            raise InputError(
-                f"{named_settings[0][0]} and {location} set the image processor differently, but a store has one "
-                "processor: use equal settings, or prepare two stores."
-            )
-    return named_settings[0][1] if named_settings else {}
+            image_settings.append((location, settings))
+    _check_equal(image_settings, "set the image processor differently, but a store has one processor")
+    return image_settings[0][1] if image_settings else {}
+
+
+def _check_equal(values: Sequence[tuple[str, Any]], conflict: str) -> None:
+    """Refuse values of several locations that differ from the first."""
+    for location, value in values[1:]:
+        if value != values[0][1]:
+            raise InputError(f"{values[0][0]} and {location} {conflict}: use equal settings, or prepare two stores.")
 
 
 def locate_inputs(entries: Sequence[DatasetEntry], config_location: ConfigLocation) -> list[tuple[str, SourceRecipe]]:
@@ -292,9 +291,8 @@ def _iter_entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, Co
     elif config.dataset_format == "yaml" or is_manifest_path(config.dataset_path):
         yield from _iter_file_entries(config)
     else:
-        name = "dataset_path" if config.location.has_block else "sft_dataset_name"
         entry = DatasetEntry(path=str(config.dataset_path), data_type=form)
-        yield name, entry, config.location
+        yield "dataset_path", entry, config.location
 
 
 def _iter_file_entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, ConfigLocation]]:
@@ -646,8 +644,6 @@ def hoist_common_settings(
 
 # ms-swift's number of random records after the name of a data set.
 _SAMPLE_PATTERN = re.compile(r"(.+)#([^#/]*)", re.DOTALL)
-# The file with the data sets of LLaMA-Factory or ms-swift, and names of some of them.
-_DATASET_INFO_PATTERN = re.compile(r"(.*/)?dataset_info\.json(:.*)?", re.DOTALL)
 _MANIFEST_SUFFIXES = (".yaml", ".yml")
 
 
@@ -656,13 +652,12 @@ def is_manifest_path(value: object) -> bool:
 
     Such files inside folders are not.
     """
-    if isinstance(value, str) and _DATASET_INFO_PATTERN.fullmatch(value) and not is_url_or_stdin(value):
+    if not isinstance(value, str) or is_url_or_stdin(value):
+        return False
+    if split_dataset_info(value) is not None:
         return True
-    if not isinstance(value, str) or not value.lower().endswith(_MANIFEST_SUFFIXES) or is_url_or_stdin(value):
-        return False
-    if glob.has_magic(value) and not os.path.lexists(value):
-        return False
-    return not os.path.isdir(value)  # noqa: PTH112 - a string stays a string
+    is_glob = glob.has_magic(value) and not os.path.lexists(value)
+    return value.lower().endswith(_MANIFEST_SUFFIXES) and not is_glob and not os.path.isdir(value)  # noqa: PTH112
 
 
 def split_sample_count(value: object) -> tuple[Any, int | None]:
@@ -685,7 +680,7 @@ def split_sample_count(value: object) -> tuple[Any, int | None]:
     if is_manifest_path(match[1]):
         problem = (
             f"a number belongs to one data set; write {match[1]}:NAME#{count}"
-            if _DATASET_INFO_PATTERN.fullmatch(match[1])
+            if split_dataset_info(match[1])
             else f"a number belongs to one data set; write num_samples: {count} or its library's key into the file"
         )
         raise SettingsError([f"inputs: {match[0]!r}: {problem}"])

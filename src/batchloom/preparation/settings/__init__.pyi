@@ -17,7 +17,6 @@ from .read_recipe import (
 )
 from .recipe import (
     CHAT_SHORT_FORMS as CHAT_SHORT_FORMS,
-    SIZE_HINT as SIZE_HINT,
     DocumentOptions as DocumentOptions,
     OverlongPolicy as OverlongPolicy,
     PrepareOptions as PrepareOptions,

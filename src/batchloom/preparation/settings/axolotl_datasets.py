@@ -19,8 +19,8 @@ from batchloom.preparation.settings.peer_keys import (
 # Keys of one data set (axolotl/utils/schemas/datasets.py).
 ENTRY_KEYS = declare_keys(
     read="path type name split data_files ds_type revision field text_column field_messages field_tools "
-    "field_thinking field_chosen field_rejected message_property_mappings roles message_field_role "
-    "message_field_content message_field_training message_field_training_detail chat_template chat_template_jinja "
+    "field_thinking field_chosen field_rejected message_property_mappings roles "
+    "message_field_training message_field_training_detail chat_template chat_template_jinja "
     "roles_to_train train_on_eos train_on_eot",
     unused={"only memory": "preprocess_shards"},
     refused={
@@ -29,12 +29,18 @@ ENTRY_KEYS = declare_keys(
         "remove the system turns from the records": "drop_system_message",
         "give the number of records to read with split: train[:N]": "shards shards_idx",
         "code of data sets never runs; write its output to a file": "trust_remote_code",
+        "write message_property_mappings instead": "message_field_role message_field_content",
         "convert the records first": "conversation input_format input_transform field_human field_model temperature "
         "logprobs_field skip",
         "a line end follows each step": "step_separator",
         "each step is trained, in full": "max_completion_length train_on_last_step_only",
     },
-    neutral={"template_thinking_key": ("reasoning_content",), "step_separator": ("\n",)},
+    neutral={
+        "template_thinking_key": ("reasoning_content",),
+        "step_separator": ("\n",),
+        "message_field_role": ("role",),
+        "message_field_content": ("content",),
+    },
 )
 # Keys that no data set of a manifest has.
 MARKER_KEYS = ENTRY_KEYS.keys() - {"path", "type", "name", "split", "revision"}
@@ -102,24 +108,6 @@ _SEGMENTS_TYPE = "input_output"
 _STEPS_TYPE = "stepwise_supervised"
 _TYPES = (*_CHAT_TYPES, *_TEXT_TYPES, _SEGMENTS_TYPE, _STEPS_TYPE, *_PROMPT_TYPES)
 _REFUSED_TYPES = {"_synthetic": "synthetic data is the input dummy"}
-_CUSTOM_ROLES = {
-    "field_system": "system",
-    "field_instruction": "prompt",
-    "field_prompt": "prompt",
-    "field_input": "context",
-    "field_output": "response",
-    "field_chosen": "chosen",
-    "field_rejected": "rejected",
-    "field_completion": "completion",
-    "field_label": "label",
-}
-_CUSTOM_TYPE_KEYS = declare_keys(
-    " ".join(_CUSTOM_ROLES),
-    refused={
-        "write a template file (--template) that writes the prompt": "format no_input_format system_format "
-        "system_prompt prompt_format chosen_format rejected_format completion_format"
-    },
-)
 _DATA_TYPES = {"json": None, "jsonl": None, "text": None, "csv": "csv", "parquet": "parquet", "arrow": "arrow"}
 _TEMPLATES = {"chatml": "chatml", "llama3": "llama3", "alpaca": "alpaca"}
 _EOS_RULES = ("turn", "all", "last", "none")
@@ -218,10 +206,6 @@ def _translate_entry(
 def _translate_type(reader: PeerKeyReader) -> tuple[dict[str, str] | None, str]:
     """Return the mapping and layout of a type of prompt; None if it is not read."""
     kind = reader.values.get("type")
-    if isinstance(kind, dict):
-        custom = PeerKeyReader(kind, f"{reader.path}type.", reader.problems)
-        custom.check(_CUSTOM_TYPE_KEYS)
-        return {role: column for key, role in _CUSTOM_ROLES.items() if (column := custom.text(key))}, "its own prompt"
     if kind is None:
         # Tokenized data sets have no type.
         return {}, ""
@@ -260,12 +244,6 @@ def _translate_chat(reader: PeerKeyReader, *, is_pair: bool) -> dict[str, str]:
         mapping["tools"] = tools
     properties = reader.mapping("message_property_mappings")
     names = {} if properties is None else {key: properties.text(key) for key in properties.values}
-    for key, old_key in (("role", "message_field_role"), ("content", "message_field_content")):
-        old_name = reader.text(old_key)
-        if old_name and names.setdefault(key, old_name) != old_name:
-            reader.problems.append(
-                f"{reader.path}{old_key}: {old_name!r} contradicts message_property_mappings.{key}; leave it out"
-            )
     if thinking := reader.text("field_thinking"):
         names.setdefault("reasoning_content", thinking)
     for key, name in names.items():

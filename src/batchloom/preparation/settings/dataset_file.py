@@ -91,9 +91,8 @@ class ConfigLocation:
 # Keys that hold a block, and keys of a file that is one.
 _BLOCK_KEYS = ("dataset", "dataset_config")
 _DATASET_KEYS = ("datasets", "dataset_path")
-# A file with one of these keys is called a manifest in messages; "modules" is a trainer's.
-MANIFEST_KEYS = (*_BLOCK_KEYS, *_DATASET_KEYS, "modules")
-_TRAINER_KEY = "sft_dataset_name"
+# A file with one of these keys is called a manifest in messages.
+MANIFEST_KEYS = (*_BLOCK_KEYS, *_DATASET_KEYS)
 _MAX_LISTED = 8
 _REMEDY = "write datasets: and a list of data sets ({path: ..., data_type: ...}), or dataset: and its settings"
 
@@ -122,8 +121,6 @@ def read_dataset_file(path: Path) -> tuple[dict[str, Any], ConfigLocation]:
         return _read_block(path, content, blocks[0], key_prefix)
     if dataset_keys:
         return content, ConfigLocation(path, has_block=set(content) != {"datasets"})
-    if trainer_datasets := _find_trainer_datasets(content):
-        return _read_trainer_dataset(path, trainer_datasets)
     if "inputs" in content:
         raise InputError(
             f"{path} is a recipe (it has inputs), not a manifest of data sets; give it with --recipe {path}."
@@ -150,31 +147,6 @@ def _read_block(
     if len(content) > 1 or key_prefix:
         location = location.with_note(f"{key_prefix}{name} is read, and the rest is not")
     return values, location
-
-
-def _find_trainer_datasets(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the data sets in a trainer's file, by their path in it."""
-    trainer_datasets = {}
-    modules = content.get("modules")
-    for module, settings in modules.items() if isinstance(modules, dict) else ():
-        overrides = settings.get("overrides") if isinstance(settings, dict) else None
-        if isinstance(overrides, dict) and _TRAINER_KEY in overrides:
-            trainer_datasets[f"modules.{module}.overrides.{_TRAINER_KEY}"] = overrides[_TRAINER_KEY]
-    return trainer_datasets
-
-
-def _read_trainer_dataset(path: Path, trainer_datasets: dict[str, Any]) -> tuple[dict[str, Any], ConfigLocation]:
-    (key_path, name), *other_datasets = trainer_datasets.items()
-    for other_path, other_name in other_datasets:
-        if other_name != name:
-            raise InputError(
-                f"{path}: {key_path} is {quote_value(name)} and {other_path} {quote_value(other_name)}, and one "
-                "data set is read; leave the other out, or write datasets: and a list of both."
-            )
-    if not isinstance(name, str) or not name:
-        raise InputError(f"{path}: {key_path} is {quote_value(name)}, and names no data set; write a path or a Hub id.")
-    location = ConfigLocation(path, key_path.removesuffix(_TRAINER_KEY), has_block=False)
-    return {"dataset_path": name}, location.with_note(f"{key_path} ({name}) is read, and the rest is the trainer's")
 
 
 def _describe_keys(content: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
@@ -34,7 +34,7 @@ from batchloom.media import (
 from batchloom.tokens import HUB_ID_PATTERN, RepositoryFiles, fetch_hub_folder, read_sidecar_hints
 
 MediaStorage = Literal["reference", "embed"]
-MEDIA_PANEL = "Images, audio and video"
+MediaSetting = partial(Setting, panel="Images, audio and video")
 _LIMIT_FIELDS = tuple(field.name for field in fields(MediaLimits))
 _SAMPLING_FIELDS = {f"video_{field.name}": field.name for field in fields(FrameSampling)}
 
@@ -66,27 +66,24 @@ class MediaRecipe:
 
     processor: Annotated[
         str,
-        Setting(
+        MediaSetting(
             help="Folder or Hub id of a transformers processor: conversations may then hold images, audio or video.",
             check=_find_path_problem,
-            panel=MEDIA_PANEL,
         ),
     ]
     data_folder: Annotated[
         str | None,
-        Setting(
+        MediaSetting(
             help="Folder or URL that the paths of media start from.",
             check=_find_path_problem,
             shown_default="the folder of each file",
-            panel=MEDIA_PANEL,
         ),
     ] = None
     keep: Annotated[
         MediaStorage,
-        Setting(
+        MediaSetting(
             help="Storage of media: reference (the store names the files) or embed (it holds their bytes).",
             option="--media",
-            panel=MEDIA_PANEL,
         ),
     ] = "reference"
     image_settings: Annotated[

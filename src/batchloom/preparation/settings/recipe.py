@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
@@ -59,43 +60,39 @@ OVERLONG_POLICIES: tuple[str, ...] = get_args(OverlongPolicy)
 # Policies that cut tokens off one end of a conversation.
 TRUNCATIONS = ("truncate", "truncate-left")
 
-CHAT_PANEL = "Conversations"
+ChatSetting = partial(Setting, panel="Conversations")
 _DATE_CHARACTERS = len("YYYY-MM-DD")
 
-TRAIN_ON = Setting(
+TRAIN_ON = ChatSetting(
     help="Turns to train on: assistant, all, last, completion, flagged, or roles such as assistant,tool.",
     check=find_train_on_problem,
     shown_default="assistant; completion for prompt-completion records",
-    panel=CHAT_PANEL,
 )
 TrainOnEosSetting = Annotated[
     TrainOnEos,
-    Setting(
+    ChatSetting(
         help="Stop tokens to train on: turn (those of trained turns), all (those of all turns), last (that of the last "
         "trained turn) or none.",
-        panel=CHAT_PANEL,
     ),
 ]
 # Token counts are stored in 64 bits.
 MaxTokensSetting = Annotated[
     int | None,
-    Setting(
+    ChatSetting(
         help="Maximum tokens of a conversation.",
         minimum=1,
         maximum=10**12,
         shown_default="no limit",
-        panel=CHAT_PANEL,
     ),
 ]
 OverlongSetting = Annotated[
     OverlongPolicy,
-    Setting(
+    ChatSetting(
         help="Policy for longer conversations: drop, truncate (keep the first tokens), truncate-left (keep the last "
         "ones), truncate-turns (keep complete turns), split or error.",
-        panel=CHAT_PANEL,
     ),
 ]
-ProveSetting = Annotated[bool, Setting(help="Decode trained tokens and compare them with the text.", panel=CHAT_PANEL)]
+ProveSetting = Annotated[bool, ChatSetting(help="Decode trained tokens and compare them with the text.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +227,6 @@ _NON_IDENTITY_SETTINGS = ("inputs", "max_bad", "follow_links")
 _NESTED_SETTINGS = ("reading", "chat")
 _SIZE_CHARACTERS = 40
 _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
-SIZE_HINT = f"a size of at most {_SIZE_CHARACTERS} characters such as 100M, 1G or 100_000"
 
 
 def _parse_date(value: object) -> dt.date | None:
@@ -253,53 +249,48 @@ class ChatRecipe:
 
     template: Annotated[
         str | None,
-        Setting(
+        ChatSetting(
             help="Chat template: chatml, llama3, alpaca, plain, the name of a template of the tokenizer, or a file. "
             "none joins the texts of prompts and completions, for base models.",
             check=lambda value: "" if is_text(value) else "is no name; give one or a path",
             shown_default="the tokenizer's, else plain",
-            panel=CHAT_PANEL,
         ),
     ] = None
     template_args: Annotated[
         Mapping[str, Any],
-        Setting(
+        ChatSetting(
             help="Variable of the chat template (enable_thinking=false); the value is JSON, else text. Repeatable.",
             check=lambda _: "",
             option="--template-arg",
             option_type=list,
             metavar="NAME=VALUE",
-            panel=CHAT_PANEL,
         ),
     ] = field(default_factory=dict)
     template_date: Annotated[
         str | None,
-        Setting(
+        ChatSetting(
             help="Date that the chat template writes, if it writes one: YYYY-MM-DD.",
             check=lambda value: "" if _parse_date(value) else "is no date; write YYYY-MM-DD",
             metavar="DATE",
             shown_default=DEFAULT_DATE.isoformat(),
-            panel=CHAT_PANEL,
         ),
     ] = None
     tool_format: Annotated[
         str | None,
-        Setting(
+        ChatSetting(
             help="Format in which tools and tool calls are written, for templates that write none: "
             f"{', '.join(TOOL_FORMATS)}.",
             check=_find_tool_format_problem,
             shown_default="the template's",
-            panel=CHAT_PANEL,
         ),
     ] = None
     default_system: Annotated[
         str | None,
-        Setting(
+        ChatSetting(
             help="System prompt of conversations without one. An empty text removes that of a recipe or job file.",
             check=lambda value: "" if value == "" or is_text(value) else "is not a text of Unicode characters",
             metavar="TEXT",
             shown_default="the template's",
-            panel=CHAT_PANEL,
         ),
     ] = None
     train_on: Annotated[str | None, TRAIN_ON] = None
@@ -626,7 +617,8 @@ def coerce_token_count(value: object) -> object:
         return value
     size = parse_token_count(value)
     if size is None:
-        raise SettingsError([f"tokens_per_shard: {quote_value(value)} is not {SIZE_HINT}"])
+        hint = f"a size of at most {_SIZE_CHARACTERS} characters such as 100M, 1G or 100_000"
+        raise SettingsError([f"tokens_per_shard: {quote_value(value)} is not {hint}"])
     return size
 
 
