@@ -37,7 +37,6 @@ from .settings.media_recipe import MediaRecipe as MediaRecipe
 from .settings.read_recipe import FimRecipe as FimRecipe, ReadRecipe as ReadRecipe
 from .settings.recipe import (
     ChatRecipe as ChatRecipe,
-    ChatRules as ChatRules,
     DedupRecipe as DedupRecipe,
     Recipe as Recipe,
     compute_recipe_fingerprint as compute_recipe_fingerprint,

@@ -212,7 +212,7 @@ def read_remote_manifest(remote_folder: RemoteFolder, files: dict[str, RemoteFil
 
 
 def _send_file(remote_folder: RemoteFolder, remote_file: RemoteFile | None, local: Path, name: str) -> bool:
-    """Upload a file unless the remote folder holds an equal one; return whether it was sent."""
+    """Upload a file unless the folder holds an equal one; return whether it was sent."""
     if remote_file is not None and remote_folder.holds(local, name, remote_file):
         return False
     remote_folder.upload(local, name)
@@ -227,7 +227,7 @@ def _publish_store(
     result: PrepareResult,
     listener: Listener,
 ) -> None:
-    """Send a finished store, its manifest last; ``files`` are those of the remote folder."""
+    """Send a finished store, its manifest last; ``files`` are in the folder already."""
     with wrap_write_errors(store):
         paths = [path for path in store.rglob("*") if path.is_file()]
         names = sort_for_upload(path.relative_to(store).as_posix() for path in paths)

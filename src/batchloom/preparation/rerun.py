@@ -48,7 +48,7 @@ class RequestedJob:
     hashed: bool = False
 
     def find_finished_store(self, out: Path, report: PrepareReport | None) -> Manifest | None:
-        """Return the manifest of the store at ``out``, if this job made it; None without a store.
+        """Return the manifest of the store that this job made; None without a store.
 
         Args:
             out: folder of the store.
@@ -78,7 +78,7 @@ class RequestedJob:
             )
 
     def _list_differences(self, manifest: Manifest, report: PrepareReport | None) -> list[str]:
-        """List the differences between this job and that of a manifest, in a few words each."""
+        """List the differences between this job and that of a manifest."""
         sources = self.listing.sources
         differences = list_recipe_differences(manifest.recipe, _make_comparable_recipe(manifest.recipe, self.recipe))
         differences += _list_tokenizer_differences(self.recipe, manifest.tokenizer.fingerprint, self.tokenizer_state)

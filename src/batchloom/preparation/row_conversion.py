@@ -27,7 +27,7 @@ from batchloom.core.errors import (
 )
 from batchloom.core.files import PARTIAL_SUFFIX, refuse_url
 from batchloom.core.settings import is_bool, quote_value, raise_problems, suggest
-from batchloom.core.wording import describe_json_type, format_list
+from batchloom.core.wording import format_list
 from batchloom.preparation.documents.record_parsers import read_sample_rows
 from batchloom.preparation.report.progress import JobCounters, Listener, Note, Phase
 from batchloom.preparation.request.inputs import check_no_manifests, list_inputs, split_sample_count
@@ -239,25 +239,10 @@ def _describe_unencodable(row: Row) -> str:
     remedy = "leave the column out with --columns, or write .parquet"
     for name, value in row.items():
         try:
-            json.dumps(value, allow_nan=False).encode()
-        except TypeError:
-            type_name = next(_iter_unencodable_types(value), "a value")
-            return f"column {name!r} holds {type_name}, which JSON cannot hold; {remedy}"
-        except ValueError:
-            return f"column {name!r} holds NaN or infinity, which JSON cannot hold; {remedy}"
-        except RecursionError:
-            return f"column {name!r} is nested too deeply; {remedy}"
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            return f"column {name!r} holds what JSON cannot hold ({error}); {remedy}"
     return f"the row cannot be written as JSON; {remedy}"
-
-
-def _iter_unencodable_types(value: object) -> Any:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _iter_unencodable_types(item)
-    elif not isinstance(value, str | int | float | None):
-        yield "bytes" if isinstance(value, bytes) else describe_json_type(value)
 
 
 @final

@@ -47,7 +47,7 @@ from batchloom.core.wording import describe_json_type
 from batchloom.media import MediaInspector, MediaLimits, MediaResolver
 from batchloom.preparation.documents.token_encoder import estimate_characters
 from batchloom.preparation.settings.media_recipe import MediaRecipe, open_job_processor
-from batchloom.preparation.settings.recipe import ChatRecipe, ChatRules, Recipe
+from batchloom.preparation.settings.recipe import ChatRecipe, Recipe
 from batchloom.sources import PartReader, ReadLimits, ReadRules, RecordBounds, SourcePart
 from batchloom.sources.files import Source, get_suffix
 from batchloom.sources.formats import SNIPPET_BYTES
@@ -98,7 +98,7 @@ class RecordParser:
     rules: ReadRules
     record_kind: RecordKind = "text"
     record_reader: RecordReader | None = None
-    chat: ChatRules | None = None
+    chat: ChatRecipe | None = None
     detected: str = ""
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
     own_folder: bool = False
@@ -354,13 +354,13 @@ def make_record_parser(
         record_reader = make_record_reader(
             schema, media=inspector is not None, has_text_numbers=is_csv, default_system=chat.default_system
         )
-        chat_rules = chat.rules(completion=schema.form == "prompt-completion")
+        chat_rules = chat.for_records(completion=schema.form == "prompt-completion")
         record_parser = RecordParser(
             rules, "conversation", record_reader, chat_rules, detected=schema.description, columns=columns
         )
     elif schema.kind == "segments":
         record_reader = make_record_reader(schema)
-        chat_rules = chat.rules(completion=False)
+        chat_rules = chat.for_records(completion=False)
         record_parser = RecordParser(rules, "segments", record_reader, chat_rules, schema.description, columns)
     else:
         record_kind: RecordKind = schema.kind if schema.kind in ("text", "interleaved") else "tokens"
@@ -495,7 +495,7 @@ def _make_objective_parser(
             f"{source.name} holds {objective.contents} ({schema.description}), and {objective.trained}: leave "
             f"--train-on {chat.train_on} out"
         )
-    chat_rules = chat.rules(completion=True)
+    chat_rules = chat.for_records(completion=True)
     return RecordParser(
         rules, record_kind, record_reader, chat_rules, schema.description, _find_filled_columns(schema, rows)
     )

@@ -367,8 +367,8 @@ def describe_missed_shares(
     return [
         f"The {name} subset has {_format_percent(tokens[name] / total)} of the tokens instead of "
         f"{_format_percent(share)} (--{name}-fraction): {reason}, and there are "
-        f"{format_count(documents, 'document')}. Add data, cut text files into smaller documents (--split-on paragraph), "
-        f"or prepare {name} as a separate store."
+        f"{format_count(documents, 'document')}. Add data, cut text files into smaller documents (--split-on "
+        f"paragraph), or prepare {name} as a separate store."
         for name, share in shares.items()
         if tokens.get(name) and misses_share(share, tokens[name], total)
     ]

@@ -63,51 +63,6 @@ TRUNCATIONS = ("truncate", "truncate-left")
 ChatSetting = partial(Setting, panel="Conversations")
 _DATE_CHARACTERS = len("YYYY-MM-DD")
 
-TRAIN_ON = ChatSetting(
-    help="Turns to train on: assistant, all, last, completion, flagged, or roles such as assistant,tool.",
-    check=find_train_on_problem,
-    shown_default="assistant; completion for prompt-completion records",
-)
-TrainOnEosSetting = Annotated[
-    TrainOnEos,
-    ChatSetting(
-        help="Stop tokens to train on: turn (those of trained turns), all (those of all turns), last (that of the last "
-        "trained turn) or none.",
-    ),
-]
-# Token counts are stored in 64 bits.
-MaxTokensSetting = Annotated[
-    int | None,
-    ChatSetting(
-        help="Maximum tokens of a conversation.",
-        minimum=1,
-        maximum=10**12,
-        shown_default="no limit",
-    ),
-]
-OverlongSetting = Annotated[
-    OverlongPolicy,
-    ChatSetting(
-        help="Policy for longer conversations: drop, truncate (keep the first tokens), truncate-left (keep the last "
-        "ones), truncate-turns (keep complete turns), split or error.",
-    ),
-]
-ProveSetting = Annotated[bool, ChatSetting(help="Decode trained tokens and compare them with the text.")]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRules:
-    """Rules for the conversations of one source."""
-
-    train_on: Annotated[str, TRAIN_ON] = "assistant"
-    max_tokens: MaxTokensSetting = None
-    overlong: OverlongSetting = "drop"
-    prove: ProveSetting = False
-    train_on_eos: TrainOnEosSetting = "turn"
-
-    def __post_init__(self) -> None:
-        raise_problems(find_problems(self))
-
 
 DedupMode = Literal["none", "exact", "lines", "paragraphs", "near"]
 
@@ -293,11 +248,38 @@ class ChatRecipe:
             shown_default="the template's",
         ),
     ] = None
-    train_on: Annotated[str | None, TRAIN_ON] = None
-    train_on_eos: TrainOnEosSetting = "turn"
-    max_tokens: MaxTokensSetting = None
-    overlong: OverlongSetting = "drop"
-    prove: ProveSetting = False
+    train_on: Annotated[
+        str | None,
+        ChatSetting(
+            help="Turns to train on: assistant, all, last, completion, flagged, or roles such as assistant,tool.",
+            check=find_train_on_problem,
+            shown_default="assistant; completion for prompt-completion records",
+        ),
+    ] = None
+    train_on_eos: Annotated[
+        TrainOnEos,
+        ChatSetting(
+            help="Stop tokens to train on: turn (those of trained turns), all (those of all turns), last (that of the "
+            "last trained turn) or none."
+        ),
+    ] = "turn"
+    max_tokens: Annotated[
+        int | None,
+        ChatSetting(
+            help="Maximum tokens of a conversation.",
+            minimum=1,
+            maximum=10**12,
+            shown_default="no limit",
+        ),
+    ] = None
+    overlong: Annotated[
+        OverlongPolicy,
+        ChatSetting(
+            help="Policy for longer conversations: drop, truncate (keep the first tokens), truncate-left (keep the "
+            "last ones), truncate-turns (keep complete turns), split or error."
+        ),
+    ] = "drop"
+    prove: Annotated[bool, ChatSetting(help="Decode trained tokens and compare them with the text.")] = False
 
     def __post_init__(self) -> None:
         problems = find_problems(self)
@@ -322,10 +304,9 @@ class ChatRecipe:
         """Date that the template writes."""
         return _parse_date(self.template_date) or DEFAULT_DATE
 
-    def rules(self, *, completion: bool) -> ChatRules:
-        """Return the rules for one source, whose records have a completion or not."""
-        train_on = self.train_on or ("completion" if completion else "assistant")
-        return ChatRules(train_on, self.max_tokens, self.overlong, self.prove, self.train_on_eos)
+    def for_records(self, *, completion: bool) -> "ChatRecipe":
+        """Return the settings for one source, whose records have a completion or not."""
+        return replace(self, train_on=self.train_on or ("completion" if completion else "assistant"))
 
 
 def _find_tokenizer_problem(value: object) -> str:
