@@ -281,10 +281,12 @@ def test_every_wanted_subset_gets_a_document_where_there_are_enough(positions_an
     assert "train" in filled
 
 
-def test_a_missed_share_is_noted_and_printed_by_inspect(capsys):
+def test_a_note_proposes_to_cut_texts_only_where_files_are_texts(capsys):
     write_jsonl("in.jsonl", make_records([20_000, 300, 30_000]))
     note = find_share_note(prepare_store("in.jsonl", "s", val_fraction=0.05))
-    assert "Add data, cut text files into smaller documents" in note
+    assert "Add data" in note
+    assert "--split-on" not in note
     assert run_command_line(["inspect", "s"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "instead of 5 % (--val-fraction)" in printed
+    assert "--split-on" not in printed

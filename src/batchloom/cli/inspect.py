@@ -100,6 +100,8 @@ def _print_shares(path: str, generation: int | None) -> None:
         {name: subset.remaining_counts[1] for name, subset in manifest.subsets.items()},
         sum(subset.remaining_counts[0] for subset in subsets),
         balance=bool(recipe.get("balance_subsets")),
+        texts="reading" in recipe,
+        splits=any(source.kind in ("text", "code") for source in manifest.sources),
     )
     for note in notes:
         print_escaped(note)

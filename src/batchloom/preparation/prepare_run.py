@@ -528,11 +528,14 @@ class PrepareRun:
         dedup_counts: Sequence[UnitDedupCounts],
     ) -> list[str]:
         """Describe subsets that stay empty, and those that miss their share of the tokens."""
+        sources = self._listing.sources
         missed_shares = describe_missed_shares(
             membership.shares,
             decision.tokens,
             base.documents + sum(counts.documents for counts in dedup_counts),
             balance=self._recipe.balance_subsets,
+            texts=all(self._record_parsers.get_parser(source).record_kind == "text" for source in sources),
+            splits=any(source.kind in ("text", "code") for source in sources),
         )
         return [*membership.empty_notes(decision.shards, base.nonempty_subsets), *missed_shares]
 

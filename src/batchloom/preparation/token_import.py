@@ -604,7 +604,7 @@ class _ImportRun:
         tokens = sum(entry.tokens for entry in subsets.values())
         by_subset = {name: entry.tokens for name, entry in subsets.items()}
         shares = {"val": self._spec.val_fraction}
-        notes = describe_missed_shares(shares, by_subset, documents, balance=False)
+        notes = describe_missed_shares(shares, by_subset, documents, balance=False, texts=False, splits=False)
         for text in notes:
             self._note(text, is_warning=True)
         plain = import_spec_to_plain(self._spec)

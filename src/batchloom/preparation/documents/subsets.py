@@ -352,7 +352,13 @@ def _find_spare_document(
 
 
 def describe_missed_shares(
-    shares: Mapping[str, float], tokens: Mapping[str, int], documents: int, *, balance: bool = True
+    shares: Mapping[str, float],
+    tokens: Mapping[str, int],
+    documents: int,
+    *,
+    balance: bool = True,
+    texts: bool = True,
+    splits: bool = True,
 ) -> list[str]:
     """Return a note for each subset that misses its share of the tokens.
 
@@ -361,14 +367,22 @@ def describe_missed_shares(
         tokens: tokens of each subset.
         documents: number of documents of all subsets.
         balance: single documents may move; else hashes alone decide.
+        texts: all documents are texts.
+        splits: the inputs have plain-text files, which can be split into more documents.
     """
     total = sum(tokens.values())
     reason = "documents stay whole" if balance else "hashes alone decide, and document lengths are ignored"
+    remedies = [
+        "Add data",
+        *(["leave --no-balance-subsets out"] if texts and not balance else []),
+        *(["cut texts into smaller documents (--split-on paragraph)"] if splits else []),
+    ]
     return [
         f"The {name} subset has {_format_percent(tokens[name] / total)} of the tokens instead of "
-        f"{_format_percent(share)} (--{name}-fraction): {reason}, and there are "
-        f"{format_count(documents, 'document')}. Add data, cut text files into smaller documents (--split-on "
-        f"paragraph), or prepare {name} as a separate store."
+        f"{_format_percent(share)} "
+        f"(--{name}-fraction): {reason}, and there are {format_count(documents, 'document')}. "
+        f"{', '.join(remedies)}, or "
+        f"prepare {name} as a separate store."
         for name, share in shares.items()
         if tokens.get(name) and misses_share(share, tokens[name], total)
     ]

@@ -16,7 +16,6 @@ from batchloom.core.addresses import (
     is_url,
     is_url_or_stdin,
     redact_url,
-    redact_url as shown_address,
     strip_file_scheme,
 )
 from batchloom.core.errors import InputError, InputMissingError, SettingsError, StoreError
@@ -230,7 +229,7 @@ def recipe_settings_for_report(recipe: Recipe) -> dict[str, Any]:
 
 def _make_printable(value: Any) -> Any:
     if isinstance(value, str):
-        return decode_file_name(shown_address(value) if is_url(value) else value)
+        return decode_file_name(redact_url(value) if is_url(value) else value)
     if isinstance(value, dict):
         return {decode_file_name(str(name)): _make_printable(item) for name, item in value.items()}
     return [_make_printable(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -16,6 +16,7 @@ from batchloom.core.settings import (
     find_choice_problem,
     find_problems,
     find_unknown_settings,
+    is_positive_number,
     is_text,
     quote_value,
     raise_problems,
@@ -217,6 +218,8 @@ class DatasetEntry(SourceRecipe):
             # An empty folder counts as None.
             object.__setattr__(self, name, _path_to_text(getattr(self, name)) or None)
         object.__setattr__(self, "type", _replace_alias(self.type))
+        if self.weight is not None and is_positive_number(self.weight):
+            object.__setattr__(self, "weight", float(self.weight))
         ignore: object = self.ignore
         object.__setattr__(self, "ignore", tuple(ignore) if isinstance(ignore, list) else ignore)
         raise_problems([problem.replace("map.", "mapping.", 1) for problem in self.problems()])

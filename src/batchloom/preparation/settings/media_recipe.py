@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 
-from batchloom.core.addresses import redact_url as address
+from batchloom.core.addresses import redact_url
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.settings import (
     Setting,
@@ -192,7 +192,7 @@ def media_folder_to_plain(folder: str | None, setting: str) -> dict[str, str]:
         return {}
     if PurePath(folder).is_absolute():
         return {f"{setting}_name": Path(folder).name}
-    return {setting: address(folder)}
+    return {setting: redact_url(folder)}
 
 
 _FOLDER_HINT = "give the folder that a processor's save_pretrained wrote"

@@ -239,6 +239,18 @@ class SourceRecipe:
     ``location`` and ``column_keys`` name the setting, and the keys of its file that name columns, in messages.
     """
 
+    data_type: Annotated[InputFormat | None, Setting(help="Format of the files.", shown_default="detected")] = None
+    name: Annotated[str | None, Setting(help="Label of the documents; recorded in the store.")] = None
+    weight: Annotated[
+        float | None,
+        Setting(
+            help="Share among the inputs, above 0; recorded in the store.",
+            check=lambda value: "" if is_positive_number(value) else "is not a finite number above 0",
+        ),
+    ] = None
+    media_folder: Annotated[
+        str | None, Setting(help="Folder or URL that the paths of media start from; None for the recipe's.")
+    ] = None
     text_field: Annotated[
         str | None, Setting(help="Field of a record that holds the text; without it and a mapping, the recipe's.")
     ] = None
@@ -249,23 +261,11 @@ class SourceRecipe:
         tuple[str, ...],
         Setting(help="Columns and message keys to treat as absent, besides the recipe's.", check=_find_ignore_problem),
     ] = ()
-    data_type: Annotated[InputFormat | None, Setting(help="Format of the files.", shown_default="detected")] = None
-    name: Annotated[str | None, Setting(help="Label of the documents; recorded in the store.")] = None
-    weight: Annotated[
-        float | None,
-        Setting(
-            help="Share among the inputs, above 0; recorded in the store.",
-            check=lambda value: "" if is_positive_number(value) else "is not a finite number above 0",
-        ),
-    ] = None
     max_samples: Annotated[
         int | None, Setting(help="Number of first records to read.", minimum=1, maximum=MAX_SAMPLES)
     ] = None
     num_samples: Annotated[
         int | None, Setting(help="Number of random records to read.", minimum=1, maximum=MAX_SAMPLES)
-    ] = None
-    media_folder: Annotated[
-        str | None, Setting(help="Folder or URL that the paths of media start from; None for the recipe's.")
     ] = None
     location: str = field(default="", compare=False)
     column_keys: str = field(default="mapping:", compare=False)

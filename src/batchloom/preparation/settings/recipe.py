@@ -28,6 +28,7 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.core.settings import (
     Setting,
     as_int,
+    find_choice_problem,
     find_problems,
     find_unknown_settings,
     is_text,
@@ -191,13 +192,6 @@ def _parse_date(value: object) -> dt.date | None:
         return None
 
 
-def _find_tool_format_problem(value: object) -> str:
-    if isinstance(value, str) and value in TOOL_FORMATS:
-        return ""
-    hint = suggest(value, TOOL_FORMATS) if isinstance(value, str) else ""
-    return f"is none of {', '.join(TOOL_FORMATS)}{hint}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRecipe:
     """Settings of conversations."""
@@ -235,7 +229,7 @@ class ChatRecipe:
         ChatSetting(
             help="Format in which tools and tool calls are written, for templates that write none: "
             f"{', '.join(TOOL_FORMATS)}.",
-            check=_find_tool_format_problem,
+            check=lambda value: find_choice_problem(value, TOOL_FORMATS),
             shown_default="the template's",
         ),
     ] = None
