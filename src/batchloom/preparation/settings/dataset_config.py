@@ -215,8 +215,9 @@ class DatasetEntry(SourceRecipe):
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", _path_to_text(self.path))
         for name in ("data_folder", "media_folder"):
+            folder = _path_to_text(getattr(self, name))
             # An empty folder counts as None.
-            object.__setattr__(self, name, _path_to_text(getattr(self, name)) or None)
+            object.__setattr__(self, name, None if folder == "" else folder)
         object.__setattr__(self, "type", _replace_alias(self.type))
         if self.weight is not None and is_positive_number(self.weight):
             object.__setattr__(self, "weight", float(self.weight))
