@@ -19,7 +19,7 @@ from pathlib import Path
 from batchloom.chat.templates.chat_template import read_built_in
 from batchloom.core.document import Conversation
 from batchloom.preparation import ChatEncoder, encode_conversations
-from batchloom.preparation.documents.conversation_encoder import ChatRules
+from batchloom.preparation.documents.conversation_encoder import ChatRecipe
 from batchloom.tokens import resolve_tokenizer
 
 BATCH = 1024
@@ -48,13 +48,13 @@ def compare(encoder: ChatEncoder, text: str, conversations: list[Conversation]) 
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     bare = _compile_jinja_template(text)
-    encode_conversations(conversations[:BATCH], encoder, ChatRules())
+    encode_conversations(conversations[:BATCH], encoder, ChatRecipe())
     ours = theirs = 0.0
     for _ in range(3):
         for start in range(0, len(conversations), BATCH):
             part = conversations[start : start + BATCH]
             begin = time.process_time()
-            made = encode_conversations(part, encoder, ChatRules())
+            made = encode_conversations(part, encoder, ChatRecipe())
             middle = time.process_time()
             for conversation in part:
                 bare.render(messages=conversation.messages, tools=None, add_generation_prompt=False)
@@ -91,10 +91,10 @@ def batchloom_speed(folder: Path, rows: list[dict[str, str]]) -> float:
     """Measure conversations/s of the preparation with ChatML."""
     conversations = make_conversations(rows)
     encoder = ChatEncoder(resolve_tokenizer(str(folder)), "chatml")
-    encode_conversations(conversations[:8], encoder, ChatRules())
+    encode_conversations(conversations[:8], encoder, ChatRecipe())
     begin = time.process_time()
     for start in range(0, len(conversations), BATCH):
-        encode_conversations(conversations[start : start + BATCH], encoder, ChatRules())
+        encode_conversations(conversations[start : start + BATCH], encoder, ChatRecipe())
     return len(conversations) / (time.process_time() - begin)
 
 

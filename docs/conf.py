@@ -15,8 +15,6 @@ myst_heading_anchors = 4
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 autodoc_member_order = "bysource"
-# Members of pydantic's models.
-autodoc_default_options = {"exclude-members": "model_config, model_post_init"}
 # Frameworks that a build may lack.
 autodoc_mock_imports = [name for name in ("lightning", "megatron", "torchtitan") if find_spec(name) is None]
 

@@ -33,6 +33,7 @@ from batchloom.core.settings import SettingField, list_settings
 from batchloom.media import FrameSampling, MediaLimits
 from batchloom.preparation import (
     ChatRecipe,
+    DatasetConfig,
     DedupRecipe,
     ExecutionSettings,
     FimRecipe,
@@ -41,6 +42,7 @@ from batchloom.preparation import (
     Recipe,
     RunSettings,
 )
+from batchloom.preparation.settings import DatasetEntry, ProcessorConfig
 from batchloom.text import KNOWN_STEPS
 from batchloom.train import StreamOptions, TrainSettings
 
@@ -83,14 +85,19 @@ _KEY_PREFIXES: dict[type, str] = {
     MediaLimits: "media.",
     FrameSampling: "media.video_",
     FimRecipe: "fim.",
+    ProcessorConfig: "processor_config.",
+    DatasetEntry: "datasets[].",
 }
 SETTINGS_CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         *(Recipe, ReadRecipe, ChatRecipe, DedupRecipe, MediaRecipe, MediaLimits, FrameSampling, FimRecipe),
-        *(RunSettings, ExecutionSettings, PlanSpec, TrainSettings, StreamOptions),
+        *(RunSettings, ExecutionSettings, DatasetConfig, ProcessorConfig, DatasetEntry),
+        *(PlanSpec, TrainSettings, StreamOptions),
     )
 }
+# Classes whose fields are no options of a command.
+_WITHOUT_OPTIONS = (FimRecipe, DatasetConfig, ProcessorConfig, DatasetEntry)
 
 
 def format_settings(class_names: str) -> str:
@@ -106,7 +113,7 @@ def _list_fields(cls: type) -> list[SettingField]:
 
 
 def _describe_setting(cls: type, field: SettingField) -> tuple[str, ...]:
-    option = format_names(field.option_names) if cls is not FimRecipe else ""
+    option = "" if cls in _WITHOUT_OPTIONS else format_names(field.option_names)
     key = _KEY_PREFIXES.get(cls, "") + field.name
     return f"`{key}`", option, _format_type(field), _format_default(field), mark_options(field.setting.help)
 

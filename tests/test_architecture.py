@@ -324,10 +324,8 @@ ENTRY_POINTS = {
     "compat/hub.py": {"create_huggingface_dataset"},
     "compat/multimodal_stream.py": {"__init__"},
     "analysis/doctor/diagnosis.py": {"doctor"},
-    "preparation/conversion/row_conversion.py": {"convert"},
-    "preparation/imports/token_import.py": {"import_tokens"},
-    "preparation/prepare_job.py": {"prepare"},
-    "preparation/separate_stores.py": {"prepare_mixture"},
+    "preparation/row_conversion.py": {"convert"},
+    "preparation/prepare_job.py": {"prepare", "prepare_mixture"},
     "streaming/raw_stream.py": {"stream"},
 }
 

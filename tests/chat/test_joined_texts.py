@@ -13,7 +13,7 @@ import pytest
 
 import batchloom
 from batchloom import InputError, SettingsError
-from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
+from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 from batchloom.store import LabelledAnswers, PreferencePairs
 from chat.conversations import make_conversation
 from preparation.stores import write_jsonl
@@ -148,7 +148,7 @@ def test_contents_that_spell_control_tokens_are_text(tokenizers):
         make_conversation("a", f"b{END}{END}", completion=1),
         make_conversation("a", f"b{END} ", completion=1),
     ]
-    encoded = encode_conversations(conversations, encoder, ChatRules(train_on="completion", prove=True))
+    encoded = encode_conversations(conversations, encoder, ChatRecipe(train_on="completion", prove=True))
     assert not encoded.faults
     tokenizer = tokenizers["bytes"]
     assert tokenizer.decode(encoded.ids) == (f"<|im_start|>ab<|im_end|>{END}a{END}{END}b{END}ab{END}{END}ab{END} {END}")
@@ -165,7 +165,7 @@ def test_contents_that_spell_control_tokens_are_text(tokenizers):
     ],
 )
 def test_long_texts(tokenizers, overlong, documents, dropped):
-    rules = ChatRules("completion", 4, overlong)
+    rules = ChatRecipe(train_on="completion", max_tokens=4, overlong=overlong)
     encoder = ChatEncoder(tokenizers["metaspace"], "none")
     encoded = encode_conversations([make_conversation("a b c", " d 1", completion=1)], encoder, rules)
     assert ([fault.rule for fault in encoded.dropped], len(encoded.lengths)) == (dropped, documents)

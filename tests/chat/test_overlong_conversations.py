@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from batchloom import InputError
-from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
+from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 from batchloom.preparation.documents.conversation_encoder import count_fitting_tokens
 from chat.conversations import make_conversation
 
@@ -15,7 +15,7 @@ LONG = make_conversation("q1", "a1", "q2", "a2", "q3", "a3", system="s")
 
 
 def encode_and_decode(encoder, conversation, **rules):
-    encoded = encode_conversations([conversation], encoder, ChatRules(prove=True, **rules))
+    encoded = encode_conversations([conversation], encoder, ChatRecipe(prove=True, **rules))
     bounds = [0, *encoded.lengths.cumsum().tolist()]
     ranges = list(itertools.pairwise(bounds))
     assert all(encoded.mask[a:b].any() for a, b in ranges)
@@ -31,7 +31,7 @@ def encoder(tokenizers):
 
 
 def count_tokens(encoder, conversation):
-    return int(encode_conversations([conversation], encoder, ChatRules()).lengths[0])
+    return int(encode_conversations([conversation], encoder, ChatRecipe()).lengths[0])
 
 
 def test_drop_is_counted(encoder):
@@ -49,12 +49,12 @@ def test_truncate_keeps_whole_turns_from_the_beginning(encoder):
 
 @pytest.mark.parametrize("limit", [1, 2, 7, 16, 30])
 def test_a_split_gives_every_part_with_trained_tokens(encoder, limit):
-    (length,) = encode_conversations([LONG], encoder, ChatRules()).lengths
-    encoded = encode_conversations([LONG], encoder, ChatRules())
+    (length,) = encode_conversations([LONG], encoder, ChatRecipe()).lengths
+    encoded = encode_conversations([LONG], encoder, ChatRecipe())
     cuts = range(limit, int(length), limit)
     parts = list(zip(np.split(encoded.ids, cuts), np.split(encoded.mask, cuts), strict=True))
     expected = [(ids.tolist(), mask.tolist()) for ids, mask in parts if mask[1:].any()]
-    split = encode_conversations([LONG], encoder, ChatRules(max_tokens=limit, overlong="split"))
+    split = encode_conversations([LONG], encoder, ChatRecipe(max_tokens=limit, overlong="split"))
     cuts = np.cumsum(split.lengths)[:-1]
     split_parts = list(zip(np.split(split.ids, cuts), np.split(split.mask, cuts), strict=True))
     assert [(a.tolist(), b.tolist()) for a, b in split_parts if a.size] == expected
@@ -65,9 +65,9 @@ def test_a_split_gives_every_part_with_trained_tokens(encoder, limit):
 @pytest.mark.parametrize("limit", [1, 2, 7, 16, 30, 45])
 @pytest.mark.parametrize("overlong", ["truncate", "truncate-left"])
 def test_truncation_keeps_one_end(encoder, overlong, limit):
-    uncut = encode_conversations([LONG], encoder, ChatRules())
+    uncut = encode_conversations([LONG], encoder, ChatRecipe())
     kept = slice(limit) if overlong == "truncate" else slice(-limit, None)
-    encoded = encode_conversations([LONG], encoder, ChatRules(max_tokens=limit, overlong=overlong))
+    encoded = encode_conversations([LONG], encoder, ChatRecipe(max_tokens=limit, overlong=overlong))
     trains = uncut.mask[kept][1:].any()
     assert encoded.ids.tolist() == (uncut.ids[kept].tolist() if trains else [])
     assert encoded.mask.tolist() == (uncut.mask[kept].tolist() if trains else [])
@@ -78,8 +78,8 @@ def test_truncation_keeps_one_end(encoder, overlong, limit):
 @pytest.mark.parametrize("overlong", ["truncate", "truncate-left", "truncate-turns", "split"])
 def test_conversations_that_fit_stay(encoder, overlong):
     length = count_tokens(encoder, LONG)
-    encoded = encode_conversations([LONG], encoder, ChatRules(max_tokens=length, overlong=overlong))
-    assert encoded.ids.tolist() == encode_conversations([LONG], encoder, ChatRules()).ids.tolist()
+    encoded = encode_conversations([LONG], encoder, ChatRecipe(max_tokens=length, overlong=overlong))
+    assert encoded.ids.tolist() == encode_conversations([LONG], encoder, ChatRecipe()).ids.tolist()
     assert (list(encoded.truncated), encoded.dropped) == ([], [])
 
 
@@ -94,7 +94,7 @@ def test_a_conversation_without_fitting_turns_is_dropped(encoder):
 
 def test_error_names_the_conversation(encoder):
     with pytest.raises(InputError, match="conversation 1 has .* where 20 are allowed"):
-        rules = ChatRules(max_tokens=20, overlong="error")
+        rules = ChatRecipe(max_tokens=20, overlong="error")
         encode_conversations([make_conversation("a", "b"), LONG], encoder, rules)
 
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, event, given, settings, strategies as st
 from batchloom.core.document import Conversation, LabelledConversation, PreferencePair
 from batchloom.preparation import (
     ChatEncoder,
-    ChatRules,
+    ChatRecipe,
     OverlongError,
     encode_labelled_answers,
     encode_preference_pairs,
@@ -20,7 +20,7 @@ from batchloom.tokens import resolve_tokenizer
 from chat.conversations import CHATML, CONTENTS, GENTLE, LLAMA3, THINKING, messages
 from tiers import examples
 
-ANSWER_RULES = ChatRules(train_on="completion", prove=True)
+ANSWER_RULES = ChatRecipe(train_on="completion", prove=True)
 IDS = np.dtype("<i4")
 TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "thinking": THINKING}
 MANY = settings(
@@ -174,7 +174,7 @@ def test_a_template_that_writes_the_prompt_by_the_answer(tokenizers, tmp_path):
 
 @pytest.mark.parametrize("overlong", ["drop", "truncate-turns", "split"])
 def test_a_side_that_is_too_long_takes_the_other_with_it(encoders, overlong):
-    rules = ChatRules("completion", 60, overlong)
+    rules = ChatRecipe(train_on="completion", max_tokens=60, overlong=overlong)
     long = "the fox " * 60
     turns = [assistant("a"), user("b"), assistant(long), user("c"), assistant("d")]
     pairs = [
@@ -191,7 +191,12 @@ def test_a_side_that_is_too_long_takes_the_other_with_it(encoders, overlong):
     assert encoded.numbers.tolist() == [1, 1, *([2, 2] if is_truncated else [])]
     assert max(encoded.lengths) <= 60
     with pytest.raises(OverlongError, match="on its rejected side has .* tokens") as caught:
-        encode_preference_pairs(pairs[1:], encoders["bytes", "chatml"], ChatRules("completion", 60, "error"), IDS)
+        encode_preference_pairs(
+            pairs[1:],
+            encoders["bytes", "chatml"],
+            ChatRecipe(train_on="completion", max_tokens=60, overlong="error"),
+            IDS,
+        )
     assert caught.value.number == 1
 
 
@@ -212,7 +217,7 @@ def test_both_sides_of_a_cut_pair_keep_one_prompt(name):
     prompt, chosen, rejected, policy, limit, expected = CUT_PAIRS[name]
     tokenizer = resolve_tokenizer("bytes")
     pair = PreferencePair(prompt + chosen, prompt + rejected)
-    encoded = encode_text_pairs([pair], tokenizer, ChatRules(max_tokens=limit, overlong=policy), IDS)
+    encoded = encode_text_pairs([pair], tokenizer, ChatRecipe(max_tokens=limit, overlong=policy), IDS)
     assert not encoded.faults
     if isinstance(expected, str):
         assert expected in encoded.dropped[0].reason
@@ -241,7 +246,7 @@ def test_two_texts_share_their_first_tokens(tokenizers, name):
         ("The fox", "The fox jumps"),
         ("same", "same"),
     ]
-    encoded = encode_text_pairs([PreferencePair(*pair) for pair in texts], tokenizer, ChatRules(), IDS)
+    encoded = encode_text_pairs([PreferencePair(*pair) for pair in texts], tokenizer, ChatRecipe(), IDS)
     assert [(fault.number, fault.reason[:35]) for fault in encoded.faults] == [
         (2, "its chosen and rejected answers are")
     ]
@@ -259,10 +264,10 @@ def test_two_texts_share_their_first_tokens(tokenizers, name):
 def test_texts_that_are_too_long():
     pairs = [PreferencePair("ab", "ac"), PreferencePair("ab", "a" * 99)]
     tokenizer = resolve_tokenizer("bytes")
-    encoded = encode_text_pairs(pairs, tokenizer, ChatRules(max_tokens=50), IDS)
+    encoded = encode_text_pairs(pairs, tokenizer, ChatRecipe(max_tokens=50), IDS)
     assert [fault[:2] for fault in encoded.dropped] == [(1, "overlong: 100 tokens where 50 are allowed")]
     with pytest.raises(OverlongError, match="has 100 tokens where 50 are allowed"):
-        encode_text_pairs(pairs, tokenizer, ChatRules(max_tokens=50, overlong="error"), IDS)
+        encode_text_pairs(pairs, tokenizer, ChatRecipe(max_tokens=50, overlong="error"), IDS)
 
 
 def test_nothing_gives_nothing(encoders):

@@ -10,7 +10,7 @@ import pytest
 from batchloom.chat import detect_schema, make_record_reader
 from batchloom.core.document import SteppedAnswer
 from batchloom.core.errors import SchemaError, UnusableRecordError
-from batchloom.preparation import ChatEncoder, ChatRules, OverlongError
+from batchloom.preparation import ChatEncoder, ChatRecipe, OverlongError
 from batchloom.preparation.documents.conversation_encoder import encode_prompts
 from batchloom.store import PROMPT
 from chat.conversations import CHATML, LLAMA3, THINKING
@@ -142,7 +142,7 @@ def test_the_ids_are_those_of_apply_chat_template(tokenizers, hf_tokenizers, tmp
     conversations += [[SYSTEM, user("p"), assistant("x"), user(text)] for text in contents]
     prompts = [read_prompt({"prompt": messages}) for messages in conversations]
     encoder = ChatEncoder(tokenizers[name], str(tmp_path / "x.jinja"))
-    encoded = encode_prompts(prompts, encoder, ChatRules(), np.dtype(np.int32))
+    encoded = encode_prompts(prompts, encoder, ChatRecipe(), np.dtype(np.int32))
     spelled = [n for n, messages in enumerate(conversations) if "typed" in messages[-1]["content"]]
     documents = np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
     assert encoded.sides.tolist() == [PROMPT] * len(documents)
@@ -166,12 +166,12 @@ def test_prompts_that_are_too_long(tokenizers, tmp_path):
     encoder = ChatEncoder(tokenizers["bytes"], str(tmp_path / "x.jinja"))
     prompts = [read_prompt({"prompt": text}) for text in ("q", "word " * 50, "r")]
     for overlong in ("drop", "split", "truncate-turns"):
-        rules = ChatRules(max_tokens=30, overlong=overlong)
+        rules = ChatRecipe(max_tokens=30, overlong=overlong)
         encoded = encode_prompts(prompts, encoder, rules, np.dtype(np.int32))
         assert encoded.numbers.tolist() == [0, 2]
         assert [(fault.number, fault.rule) for fault in encoded.dropped] == [(1, "overlong")]
     with pytest.raises(OverlongError, match="tokens where 30 are allowed"):
-        encode_prompts(prompts, encoder, ChatRules(max_tokens=30, overlong="error"), np.dtype(np.int32))
+        encode_prompts(prompts, encoder, ChatRecipe(max_tokens=30, overlong="error"), np.dtype(np.int32))
 
 
 STEPS = {"prompt": "1 + 1?", "completions": ["It is 2.", "So 3."], "labels": [True, False]}

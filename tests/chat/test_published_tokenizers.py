@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from batchloom.core.document import Conversation
-from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
+from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 from batchloom.tokens import resolve_tokenizer
 from chat.conversations import make_conversation
 
@@ -53,7 +53,7 @@ def encoder_and_hf_tokenizer(request):
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 def test_ids_are_those_of_the_own_template(encoder_and_hf_tokenizer, conversation):
     encoder, hf_tokenizer = encoder_and_hf_tokenizer
-    encoded = encode_conversations([conversation], encoder, ChatRules(train_on="all", prove=True))
+    encoded = encode_conversations([conversation], encoder, ChatRecipe(train_on="all", prove=True))
     if encoded.faults and "rejects it" in encoded.faults[0].reason:
         with pytest.raises(Exception):  # noqa: B017 - whatever the template raises
             hf_tokenizer.apply_chat_template(conversation.messages)
@@ -71,7 +71,7 @@ def test_gsm8k(encoder_and_hf_tokenizer, real_data):
     lines = (real_data / "gsm8k_train.jsonl").read_text().splitlines()[:500]
     rows = [json.loads(line) for line in lines]
     conversations = [make_conversation(row["question"], row["answer"]) for row in rows]
-    encoded = encode_conversations(conversations, encoder, ChatRules(prove=True))
+    encoded = encode_conversations(conversations, encoder, ChatRecipe(prove=True))
     assert not encoded.faults
     assert not encoded.dropped
     expected = hf_tokenizer.apply_chat_template([c.messages for c in conversations])["input_ids"]
@@ -101,7 +101,7 @@ def test_chatml_writes_the_tools_that_qwen_writes(encoder_and_hf_tokenizer):
         {"role": "user", "content": "thanks"},
     ]
     messages[2] = messages[2] | {"content": ""}
-    encoded = encode_conversations([Conversation(messages, [tool])], chatml, ChatRules(train_on="all", prove=True))
+    encoded = encode_conversations([Conversation(messages, [tool])], chatml, ChatRecipe(train_on="all", prove=True))
     assert not encoded.faults
     expected = hf_tokenizer.apply_chat_template(messages, tools=[tool])["input_ids"]
     assert encoded.ids.tolist() == expected

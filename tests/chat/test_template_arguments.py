@@ -12,7 +12,7 @@ from batchloom import SettingsError
 from batchloom.chat import detect_schema, make_record_reader
 from batchloom.cli.commands import execute, name_options
 from batchloom.core.errors import StoreConflictError, UnusableRecordError
-from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
+from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 from chat.conversations import SWITCHED, make_conversation
 from preparation.stores import write_jsonl
 
@@ -35,7 +35,7 @@ def template(tmp_path):
 
 
 def encode(encoder, *conversations, train_on="all"):
-    encoded = encode_conversations(conversations, encoder, ChatRules(train_on=train_on, prove=True))
+    encoded = encode_conversations(conversations, encoder, ChatRecipe(train_on=train_on, prove=True))
     assert not encoded.faults
     return encoded
 
@@ -95,7 +95,7 @@ def test_only_what_an_argument_adds_to_the_generation_prompt_is_not_trained(toke
 def test_records_cannot_spell_control_tokens_in_arguments(tokenizers, template):
     encoder = ChatEncoder(tokenizers["bytes"], template(TURNS), arguments={"style": "<|im_end|>"})
     hostile = make_conversation("hi", "yes", template_args={"documents": [{"title": "x<|im_start|>"}]})
-    encoded = encode_conversations([make_conversation("hi", "yes"), hostile], encoder, ChatRules())
+    encoded = encode_conversations([make_conversation("hi", "yes"), hostile], encoder, ChatRecipe())
     assert encoded.numbers.tolist() == [0]
     assert encoded.faults[0].reason.startswith("it spells a control token in a template argument")
 

@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, assume, given, settings
 
 from batchloom.chat import BUILT_IN_TEMPLATES, RenderError, choose_template
 from batchloom.core.document import Conversation
-from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
+from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 from chat.conversations import CONTENTS, GENTLE, messages, rich_messages, tool_lists
 from tiers import examples
 
-PROVED = ChatRules(prove=True)
+PROVED = ChatRecipe(prove=True)
 MANY = settings(
     max_examples=examples(60),
     deadline=None,
@@ -175,7 +175,7 @@ def test_every_form_of_a_call_is_trained_whole(encoders, template, turns, tools)
 @given(turns=rich_messages(GENTLE), tools=tool_lists(GENTLE))
 def test_ids_are_those_of_apply_chat_template(encoders, hf_tokenizers, name, template, turns, tools):
     encoder = encoders[name, template]
-    rules = ChatRules(prove=True, train_on="all")
+    rules = ChatRecipe(prove=True, train_on="all")
     encoded = encode_conversations([Conversation(turns, tools)], encoder, rules)
     assert not encoded.faults
     template_text = choose_template(template, {}, dict.fromkeys(BUILT_IN_TEMPLATES[template], 0), "t").text
@@ -322,7 +322,7 @@ STRICT = (
 def test_a_template_that_drops_calls_is_refused(tokenizers, tmp_path, train_on):
     (tmp_path / "silent.jinja").write_text(SILENT)
     encoder = ChatEncoder(tokenizers["bytes"], str(tmp_path / "silent.jinja"))
-    rules = ChatRules(prove=True, train_on=train_on)
+    rules = ChatRecipe(prove=True, train_on=train_on)
     encoded = encode_conversations([Conversation(TURNS)], encoder, rules)
     (fault,) = encoded.faults
     assert fault.reason == (

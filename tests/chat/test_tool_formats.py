@@ -12,7 +12,7 @@ from batchloom import SettingsError
 from batchloom.chat.templates import TOOL_FORMATS
 from batchloom.core.document import Conversation
 from batchloom.core.errors import TemplateError
-from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
+from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 from batchloom.tokens import resolve_tokenizer
 from preparation.stores import write_jsonl
 
@@ -32,7 +32,7 @@ TURNS = [
 
 
 def encode(encoder, *conversations, train_on="assistant"):
-    encoded = encode_conversations(conversations, encoder, ChatRules(train_on, prove=True))
+    encoded = encode_conversations(conversations, encoder, ChatRecipe(train_on=train_on, prove=True))
     assert not encoded.faults
     return encoded
 
@@ -126,7 +126,7 @@ def test_flags_and_the_completion_keep_their_turns(tokenizers):
 def test_what_a_format_cannot_write(tokenizers, name, message, tools, reason):
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", **message}]
     encoder = ChatEncoder(tokenizers["bytes"], "plain", tool_format=name)
-    encoded = encode_conversations([Conversation(turns, tools)], encoder, ChatRules())
+    encoded = encode_conversations([Conversation(turns, tools)], encoder, ChatRecipe())
     assert encoded.faults[0].reason.startswith(reason)
 
 

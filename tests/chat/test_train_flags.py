@@ -14,7 +14,7 @@ from batchloom.chat import detect_schema, make_record_reader, parse_mapping
 from batchloom.core.document import ContentRange, Conversation, SegmentedText, TurnWeight, WeightedText
 from batchloom.core.errors import BatchloomError, InputError, SchemaError, SettingsError, UnusableRecordError
 from batchloom.core.loss_weights import LOSS_WEIGHTS, decode_loss_weights, encode_loss_weights
-from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
+from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 
 NAN = math.nan
 CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
@@ -349,7 +349,7 @@ def encode(request, tokenizers, tmp_path):
         path.write_text(template)
         encoder = ChatEncoder(tokenizers[request.param], str(path))
         conversation = replace(read({"messages": messages}), weight=weight)
-        made = encode_conversations([conversation], encoder, ChatRules(prove=True, **rules))
+        made = encode_conversations([conversation], encoder, ChatRecipe(prove=True, **rules))
         assert not made.faults, made.faults
         if not made.lengths.size:
             return made.dropped[0].reason
@@ -458,7 +458,7 @@ def test_a_token_across_the_end_of_a_range_needs_two_characters_of_it(tokenizers
             content = f"{word}\n{word}"
             shift = len(word) + 1
             message = assistant(content, train_detail=[detail(begin + shift, end + shift, train=True)])
-            made = encode_conversations([read({"messages": [QUESTION, message]})], encoder, ChatRules())
+            made = encode_conversations([read({"messages": [QUESTION, message]})], encoder, ChatRecipe())
             assert tokenizer.decode(made.ids[made.mask]).removesuffix(STOP) == (word if size > 1 else "")
 
 
@@ -467,14 +467,14 @@ def test_contents_that_a_template_changes_have_no_ranges(tokenizers, tmp_path):
     path.write_text(CHATML.replace("m.content", "m.content | upper"))
     encoder = ChatEncoder(tokenizers["bytes"], str(path))
     message = assistant("lazy dog", train_detail=[detail(0, 3, train=True)])
-    made = encode_conversations([read({"messages": [QUESTION, message]})], encoder, ChatRules())
+    made = encode_conversations([read({"messages": [QUESTION, message]})], encoder, ChatRecipe())
     assert "trained ranges cannot be located" in made.faults[0].reason
 
 
 def test_weights_that_multiply_beyond_the_limit(tokenizers, tmp_path):
     encoder = ChatEncoder(tokenizers["bytes"], "plain")
     conversation = replace(read({"messages": [QUESTION, assistant("a", loss_scale=8)]}), weight=7)
-    made = encode_conversations([conversation], encoder, ChatRules())
+    made = encode_conversations([conversation], encoder, ChatRecipe())
     assert "its loss weights multiply to 56; the largest is 55" in made.faults[0].reason
 
 
@@ -490,7 +490,7 @@ def test_weights_that_multiply_beyond_the_limit(tokenizers, tmp_path):
 )
 def test_settings_of_trained_turns(settings, problem):
     with pytest.raises(SettingsError, match=problem):
-        ChatRules(**settings)
+        ChatRecipe(**settings)
 
 
 def write_rows(path, rows):

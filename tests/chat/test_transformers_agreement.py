@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 
 from batchloom.core.document import Conversation
-from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
+from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 from chat.conversations import (
     CHATML,
     CONTENTS,
@@ -39,7 +39,7 @@ def encoders(tokenizers, tmp_path_factory):
 
 
 def encode(encoder, turns, **rules):
-    encoded = encode_conversations([Conversation(turns)], encoder, ChatRules(prove=True, **rules))
+    encoded = encode_conversations([Conversation(turns)], encoder, ChatRecipe(prove=True, **rules))
     return encoded, encoded.ids.tolist(), encoded.mask.astype(int).tolist()
 
 
@@ -108,7 +108,7 @@ def rich_encoders(tokenizers, tmp_path_factory):
 @given(turns=rich_messages(GENTLE), tools=tool_lists(GENTLE))
 def test_messages_with_every_field(rich_encoders, hf_tokenizers, name, turns, tools):
     conversation = Conversation(turns, tools)
-    encoded = encode_conversations([conversation], rich_encoders[name], ChatRules(prove=True))
+    encoded = encode_conversations([conversation], rich_encoders[name], ChatRecipe(prove=True))
     expected = hf_tokenizers[name].apply_chat_template(
         turns, tools=tools, chat_template=RICH, return_dict=True, return_assistant_tokens_mask=True
     )
@@ -131,7 +131,7 @@ def test_messages_with_every_field(rich_encoders, hf_tokenizers, name, turns, to
 @given(turns=rich_messages(CONTENTS), tools=tool_lists(CONTENTS))
 def test_control_tokens_anywhere_are_text_or_a_fault(rich_encoders, hf_tokenizers, tokenizers, name, turns, tools):
     conversation = Conversation(turns, tools)
-    encoded = encode_conversations([conversation], rich_encoders[name], ChatRules(prove=True, train_on="all"))
+    encoded = encode_conversations([conversation], rich_encoders[name], ChatRecipe(prove=True, train_on="all"))
     if encoded.faults:
         return
     control = tokenizers[name].control
@@ -160,6 +160,6 @@ def test_spelled_control_tokens_are_no_fault_in_most_fields(rich_encoders):
     ]
     function = {"name": "f", "description": spelled, "parameters": {"type": "object"}}
     tools = [{"type": "function", "function": function}]
-    encoded = encode_conversations([Conversation(turns, tools)], rich_encoders["bytes"], ChatRules(prove=True))
+    encoded = encode_conversations([Conversation(turns, tools)], rich_encoders["bytes"], ChatRecipe(prove=True))
     assert not encoded.faults
     assert encoded.lengths.size == 1

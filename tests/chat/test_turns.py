@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from batchloom import SettingsError
 from batchloom.chat import BUILT_IN_TEMPLATES, RenderError, choose_template
 from batchloom.core.document import Conversation
-from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
+from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 from chat.conversations import CHATML, CONTENTS, LLAMA3, THINKING, make_conversation, messages
 from tiers import examples
 
-PROVED = ChatRules(prove=True)
+PROVED = ChatRecipe(prove=True)
 MARKS = ("{% generation %}", "{% endgeneration %}")
 CALL = {"function": {"name": "find", "arguments": {"city": "Paris"}}}
 
@@ -76,20 +76,20 @@ THREE = make_conversation("a", "b", "c", "d", "e", "f", system="s")
 @pytest.mark.parametrize("template", [remove_marks(CHATML), "chatml"])
 def test_train_on_and_flags(make_encoder, template, rules, flags, expected):
     conversation = Conversation(THREE.messages, trained=flags)
-    result = decode_trained(make_encoder(template), conversation, ChatRules(prove=True, **rules))
+    result = decode_trained(make_encoder(template), conversation, ChatRecipe(prove=True, **rules))
     assert result == expected or (isinstance(expected, str) and result.startswith(expected))
 
 
 def test_flags_overrule_generation_marks(make_encoder):
     flagged = Conversation(THREE.messages, trained=[None, None, False])
     assert decode_trained(make_encoder(CHATML), flagged) == ["d<|im_end|>", "f<|im_end|>"]
-    last = ChatRules(train_on="last")
+    last = ChatRecipe(train_on="last")
     assert decode_trained(make_encoder(CHATML), THREE, last) == ["f<|im_end|>"]
 
 
 def test_all_trains_everything_except_flagged_turns(make_encoder):
     encoder = make_encoder("chatml")
-    everything = ChatRules(train_on="all", prove=True)
+    everything = ChatRecipe(train_on="all", prove=True)
     rendered = encoder.renderer.render(make_conversation("a", "b")).text
     assert decode_trained(encoder, make_conversation("a", "b"), everything) == [rendered]
     without = make_conversation("a", "b", trained=[False, None])
@@ -97,7 +97,7 @@ def test_all_trains_everything_except_flagged_turns(make_encoder):
 
 
 def test_a_completion_is_trained_to_the_end_of_the_text(make_encoder):
-    rules = ChatRules(train_on="completion", prove=True)
+    rules = ChatRecipe(train_on="completion", prove=True)
     conversation = Conversation(THREE.messages, completion=4)
     assert decode_trained(make_encoder("chatml"), conversation, rules) == [
         "d<|im_end|>\n<|im_start|>user\ne<|im_end|>\n<|im_start|>assistant\nf<|im_end|>\n"
@@ -125,8 +125,8 @@ def test_turns_are_found_without_marks_or_reported(make_encoder, template, token
         make_encoder(template, tokenizer),
         make_encoder(remove_marks(template), tokenizer),
     )
-    encoded = encode_conversations([conversation], unmarked_encoder, ChatRules())
-    expected = encode_conversations([conversation], marked_encoder, ChatRules())
+    encoded = encode_conversations([conversation], unmarked_encoder, ChatRecipe())
+    expected = encode_conversations([conversation], marked_encoder, ChatRecipe())
     if encoded.faults:
         assert any(
             reason in encoded.faults[0].reason
@@ -149,7 +149,7 @@ def test_turns_are_found_without_marks_or_reported(make_encoder, template, token
 @settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=messages(CONTENTS))
 def test_only_assistant_turns_are_trained(make_encoder, tokenizer, turns):
-    result = decode_trained(make_encoder("chatml", tokenizer), Conversation(turns), ChatRules())
+    result = decode_trained(make_encoder("chatml", tokenizer), Conversation(turns), ChatRecipe())
     expected = [turn["content"] + "<|im_end|>" for turn in turns if turn["role"] == "assistant"]
     if isinstance(result, list):
         assert len(result) == len(expected)
@@ -272,7 +272,7 @@ def test_a_template_that_leaves_out_a_turn_is_reported(make_encoder):
     encoded = encode_conversations([make_conversation("a", "b", system="s")], make_encoder(template), PROVED)
     assert encoded.altered == {"leaves out messages": 1}
     assert not encoded.faults
-    rules = ChatRules()
+    rules = ChatRecipe()
     conversation = make_conversation("a", "b", system="s", trained=[True])
     assert "turn 1 cannot be found" in decode_trained(make_encoder(template), conversation, rules)
 
@@ -299,14 +299,14 @@ def test_more_messages_than_marks(make_encoder, monkeypatch):
         {"role": "assistant", "content": "a1", "tool_calls": [CALL]},
         {"role": "user", "content": "q2"},
     ]
-    result = decode_trained(make_encoder(THINKING), Conversation(turns), ChatRules(train_on="last", prove=True))
+    result = decode_trained(make_encoder(THINKING), Conversation(turns), ChatRecipe(train_on="last", prove=True))
     assert "it holds more than 3 messages or other strings" in result
     assert result.endswith("split it into several records")
 
 
 def test_rules_report_all_problems():
     with pytest.raises(SettingsError, match="train_on: 'asistant'.*did you mean.*max_tokens.*overlong"):
-        ChatRules(train_on="asistant", overlong="cut", max_tokens=0)
+        ChatRecipe(train_on="asistant", overlong="cut", max_tokens=0)
 
 
 def test_the_turns_of_a_long_conversation_are_found_in_linear_time(make_encoder):

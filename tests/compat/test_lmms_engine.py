@@ -99,7 +99,7 @@ def test_media_folders_are_checked(home):
     with pytest.raises(SettingsError, match=r"media_folder: no media are read; write type: vision"):
         batchloom.prepare(manifest, out=home / "s", **options)
     manifest.write_text("datasets:\n  - {path: cats.json, type: vision, media_folder: 5}\n")
-    with pytest.raises(SettingsError, match=r"datasets\[0\].media_folder: 5 is not text"):
+    with pytest.raises(SettingsError, match=r"datasets\[0\].media_folder: 5 is not a text"):
         batchloom.prepare(manifest, out=home / "s", media=media, **options)
 
 

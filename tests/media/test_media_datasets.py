@@ -123,21 +123,23 @@ def test_blocks_of_one_job_select_the_same_frames(tmp_path):
     assert batchloom.inspect(tmp_path / "out").media["video"].media == 4
 
 
-def test_invalid_video_settings_are_refused():
+def test_invalid_video_settings_are_refused(tmp_path):
     block = {"dataset_type": "vision", "dataset_path": "x"}
     with pytest.raises(SettingsError) as error:
-        DatasetConfig(**block, frame_num=0, video_max_pixels="many")
+        DatasetConfig(**block, videos={"frame_num": 0, "video_max_pixels": "many"})
     assert error.value.problems == (
         "frame_num: 0 is not a whole number from 1 to 1,000,000,000",
         "video_max_pixels: 'many' is not a whole number from 1 to 1,000,000,000",
     )
     with pytest.raises(SettingsError, match="video_sampling_strategy: 'uniform' is none of fps"):
-        DatasetConfig(**block, video_sampling_strategy="uniform")
+        DatasetConfig(**block, videos={"video_sampling_strategy": "uniform"})
     with pytest.raises(SettingsError, match="videos.rate: unknown setting"):
         DatasetConfig(**block, videos={"rate": 1})
-    assert DatasetConfig(**block, videos={"fps": 1}) == DatasetConfig(**block, fps=1)
+    manifest = tmp_path / "flat.yaml"
+    manifest.write_text("dataset: {dataset_type: vision, dataset_path: x, fps: 1}")
+    assert DatasetConfig(**block, videos={"fps": 1}) == DatasetConfig.load(manifest)
     with pytest.raises(SettingsError, match="frame_num: there is none, and video_sampling"):
-        DatasetConfig(**block, video_sampling_strategy="frame_num")
+        DatasetConfig(**block, videos={"video_sampling_strategy": "frame_num"})
 
 
 def test_media_are_never_cut(tmp_path):

@@ -1,6 +1,7 @@
 """``MultiModalDataset`` and ``MultiModalIterableDataset`` give a loader's rows."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -188,7 +189,7 @@ def test_one_document_a_row_and_no_folder(tmp_path, monkeypatch):
     (folder,) = [path for path in (tmp_path / "cache/batchloom/datasets").iterdir() if path.is_dir()]
     store = batchloom.open_store(folder)
     assert len(dataset) == len(store) == 6 + 1 + 24
-    reopened = MultiModalDataset(config.model_copy())
+    reopened = MultiModalDataset(replace(config))
     reopened.build()
     assert reopened.modality_length == dataset.modality_length
 

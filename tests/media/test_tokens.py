@@ -7,7 +7,7 @@ from batchloom import TokenizerError
 from batchloom.core.document import Conversation
 from batchloom.core.medium import AudioFacts, ImageFacts, Medium, MediumInfo
 from batchloom.media import open_processor
-from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
+from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 from batchloom.tokens import resolve_tokenizer
 from media.processors import PROCESSORS, save_processor
 
@@ -101,7 +101,7 @@ def test_ids_are_the_processors(family, form, tmp_path):
     (tmp_path / "t.jinja").write_text(template)
     encoder = ChatEncoder(resolve_tokenizer(str(folder)), str(tmp_path / "t.jinja"), families=processor.families)
     conversation = make_conversation(kind)
-    result = encode_conversations([conversation], encoder, ChatRules(prove=True))
+    result = encode_conversations([conversation], encoder, ChatRecipe(prove=True))
     assert result.faults == []
     text = render(hf_processor, template, conversation, lists=form is LIST_TEMPLATE)
     expected = compute_expected_ids(hf_processor, text, conversation, kind)
@@ -131,7 +131,7 @@ def test_placeholders_are_in_the_text_if_a_template_has_no_media(family, tmp_pat
     fallback_text = processor.families[kind].fallback_text
     assert any(f"has no {kind} placeholder" in note for note in encoder.renderer.notes)
     conversation = make_conversation(kind)
-    result = encode_conversations([conversation], encoder, ChatRules(prove=True))
+    result = encode_conversations([conversation], encoder, ChatRecipe(prove=True))
     assert result.faults == []
     messages = [
         {
@@ -164,7 +164,7 @@ def test_a_turn_of_an_image_alone_is_a_turn(qwen):
         {"role": "assistant", "content": "A cat."},
     ]
     conversation = Conversation(messages, media=[make_medium("image", 0)])
-    result = encode_conversations([conversation], encoder, ChatRules(prove=True))
+    result = encode_conversations([conversation], encoder, ChatRecipe(prove=True))
     assert result.faults == []
     assert not result.altered
     assert hf_processor.tokenizer.decode(result.ids[result.mask]) == "A cat.<|im_end|>"
@@ -180,7 +180,7 @@ def test_text_that_spells_a_placeholder_is_text(qwen):
         {"role": "assistant", "content": "A <|vision_start|> cat."},
     ]
     conversation = Conversation(messages, media=[make_medium("image", 0)])
-    result = encode_conversations([conversation], encoder, ChatRules(prove=True))
+    result = encode_conversations([conversation], encoder, ChatRecipe(prove=True))
     assert result.faults == []
     pad = hf_processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
     (medium,) = result.media[0]
@@ -189,7 +189,7 @@ def test_text_that_spells_a_placeholder_is_text(qwen):
 
 def test_train_on_all_trains_no_medium(qwen):
     hf_processor, encoder = qwen
-    result = encode_conversations([make_conversation("image")], encoder, ChatRules("all", prove=True))
+    result = encode_conversations([make_conversation("image")], encoder, ChatRecipe(train_on="all", prove=True))
     assert result.faults == []
     pad = hf_processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
     assert (result.mask == (result.ids != pad)).all()
@@ -202,7 +202,7 @@ def test_an_image_of_an_assistant_is_not_trained(qwen):
         {"role": "assistant", "content": [{"type": "text", "text": "Here:"}, {"type": "image"}]},
     ]
     conversation = Conversation(messages, media=[make_medium("image", 0)])
-    result = encode_conversations([conversation], encoder, ChatRules(prove=True))
+    result = encode_conversations([conversation], encoder, ChatRecipe(prove=True))
     assert result.faults == []
     trained_text = "Here:<|vision_start|><|vision_end|><|im_end|>"
     assert hf_processor.tokenizer.decode(result.ids[result.mask]) == trained_text
@@ -212,10 +212,10 @@ def test_an_image_of_an_assistant_is_not_trained(qwen):
 def test_an_overlong_conversation_is_never_cut_through_a_medium(qwen, overlong, count):
     _, encoder = qwen
     conversation = make_conversation("image")
-    uncut = encode_conversations([conversation], encoder, ChatRules())
+    uncut = encode_conversations([conversation], encoder, ChatRecipe())
     first_medium, second_medium = uncut.media[0]
     limit = second_medium.start + 3
-    rules = ChatRules(max_tokens=limit, overlong=overlong)
+    rules = ChatRecipe(max_tokens=limit, overlong=overlong)
     result = encode_conversations([conversation], encoder, rules)
     assert len(result.lengths) == count
     if count:
@@ -229,10 +229,10 @@ def test_an_overlong_conversation_is_never_cut_through_a_medium(qwen, overlong, 
 def test_truncation_keeps_whole_media_or_drops_the_conversation(qwen, overlong):
     _, encoder = qwen
     conversation = make_conversation("image")
-    uncut = encode_conversations([conversation], encoder, ChatRules(train_on="all"))
+    uncut = encode_conversations([conversation], encoder, ChatRecipe(train_on="all"))
     size = int(uncut.lengths[0])
     for limit in range(1, size):
-        rules = ChatRules(train_on="all", max_tokens=limit, overlong=overlong)
+        rules = ChatRecipe(train_on="all", max_tokens=limit, overlong=overlong)
         result = encode_conversations([conversation], encoder, rules)
         start, stop = (0, limit) if overlong == "truncate" else (size - limit, size)
         spans = [(medium.start, medium.start + medium.tokens) for medium in uncut.media[0]]
@@ -251,7 +251,7 @@ def test_a_medium_that_the_processor_refuses_is_a_fault_of_its_conversation(qwen
     _, encoder = qwen
     conversation = make_conversation("image")
     conversation.media[1] = Medium("image", "thin.png", None, MediumInfo(ImageFacts(4000, 3), bytes(16), 1))
-    result = encode_conversations([conversation, make_conversation("image")], encoder, ChatRules())
+    result = encode_conversations([conversation, make_conversation("image")], encoder, ChatRecipe())
     (fault,) = result.faults
     assert fault.number == 0
     assert "image 2 (thin.png) has 4,000 x 3 pixels" in fault.reason
@@ -269,5 +269,5 @@ def test_a_template_that_drops_media_is_a_fault(qwen, tmp_path):
     first_turn_only = "{% if message == messages[0] %}" + PLACEHOLDERS["qwen2_vl"] + "{% endif %}"
     (tmp_path / "t.jinja").write_text(TEMPLATE.replace("KIND", "image").replace("PLACE", first_turn_only))
     lossy_encoder = ChatEncoder(encoder.tokenizer, str(tmp_path / "t.jinja"), families=encoder.families)
-    result = encode_conversations([make_conversation("image")], lossy_encoder, ChatRules())
+    result = encode_conversations([make_conversation("image")], lossy_encoder, ChatRecipe())
     assert "the template writes 0 placeholders for its 2 media" in result.faults[0].reason

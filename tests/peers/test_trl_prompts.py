@@ -12,7 +12,7 @@ import pytest
 
 from batchloom.chat import detect_schema, make_record_reader
 from batchloom.core.document import Conversation
-from batchloom.preparation import ChatEncoder, ChatRules, encode_conversations
+from batchloom.preparation import ChatEncoder, ChatRecipe, encode_conversations
 from batchloom.tokens import resolve_tokenizer
 from chat.conversations import CHATML, LLAMA3, SWITCHED, THINKING
 
@@ -85,7 +85,7 @@ def test_prompt_and_completion(tokenizers, hf_tokenizers, tmp_path, name, templa
     unmarked_template = template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
     (tmp_path / "y.jinja").write_text(unmarked_template)
     encoder = ChatEncoder(tokenizers[name], str(tmp_path / "y.jinja"))
-    rules = ChatRules(train_on="completion", prove=True)
+    rules = ChatRecipe(train_on="completion", prove=True)
     encoded = encode_conversations(conversations, encoder, rules)
     assert_equal(encoded, expected)
 
@@ -119,7 +119,7 @@ def test_template_arguments_of_rows(tokenizers, hf_tokenizers, tmp_path, name):
     expected = prepare_with_trl(tokenizer, rows, tmp_path / "out")
     read = make_record_reader(detect_schema(rows))
     encoder = ChatEncoder(tokenizers[name], str(tmp_path / "x.jinja"))
-    encoded = encode_conversations(list(map(read, rows)), encoder, ChatRules(train_on="completion", prove=True))
+    encoded = encode_conversations(list(map(read, rows)), encoder, ChatRecipe(train_on="completion", prove=True))
     assert_equal(encoded, expected)
     # Without thinking, the empty thought is a part of the prompt.
     assert [int(mask) for mask in encoded.mask[: encoded.lengths[0]]] != [
@@ -139,5 +139,5 @@ def test_template_arguments_of_qwen3(tmp_path):
     expected = prepare_with_trl(AutoTokenizer.from_pretrained(folders[0]), rows, tmp_path / "out")
     encoder = ChatEncoder(resolve_tokenizer(str(folders[0])))
     read = make_record_reader(detect_schema(rows))
-    encoded = encode_conversations(list(map(read, rows)), encoder, ChatRules(train_on="completion", prove=True))
+    encoded = encode_conversations(list(map(read, rows)), encoder, ChatRecipe(train_on="completion", prove=True))
     assert_equal(encoded, expected)

@@ -9,7 +9,7 @@ import pytest
 from batchloom.core.document import Conversation, LabelledConversation, PreferencePair
 from batchloom.preparation import (
     ChatEncoder,
-    ChatRules,
+    ChatRecipe,
     encode_conversations,
     encode_labelled_answers,
     encode_preference_pairs,
@@ -79,11 +79,11 @@ def test_the_remaining_tokens_and_labels_are_those_of_the_sft_trainer(
     if form == "messages":
         examples = [{"messages": messages} for messages in CONVERSATIONS]
         conversations = [Conversation(messages) for messages in CONVERSATIONS]
-        rules = ChatRules("assistant", limit, overlong)
+        rules = ChatRecipe(train_on="assistant", max_tokens=limit, overlong=overlong)
     else:
         examples = [{"prompt": [user(q)], "completion": [assistant(a)]} for q, a in ROWS]
         conversations = [Conversation([user(q), assistant(a)], completion=1) for q, a in ROWS]
-        rules = ChatRules("completion", limit, overlong)
+        rules = ChatRecipe(train_on="completion", max_tokens=limit, overlong=overlong)
     loss = {"assistant_only_loss": True} if form == "messages" else {"completion_only_loss": True}
     rows = prepare_with_trl(tokenizer, examples, tmp_path, max_length=limit, truncation_mode=MODES[overlong], **loss)
     # TRL keeps rows of which only the first token has a label, which no loss uses.
@@ -115,8 +115,10 @@ def test_pairs_are_those_of_the_dpo_collator(tokenizers, tmp_path, overlong, lim
         PreferencePair(*(Conversation([user(q), assistant(text)], completion=1) for text in (a, "no: " + a[:9])))
         for q, a in ROWS
     ]
-    whole = encode_preference_pairs(pairs, encoder, ChatRules("completion"), IDS)
-    encoded = encode_preference_pairs(pairs, encoder, ChatRules("completion", limit, overlong), IDS)
+    whole = encode_preference_pairs(pairs, encoder, ChatRecipe(train_on="completion"), IDS)
+    encoded = encode_preference_pairs(
+        pairs, encoder, ChatRecipe(train_on="completion", max_tokens=limit, overlong=overlong), IDS
+    )
     assert not encoded.faults
     whole_documents, documents = split_documents(whole), dict(enumerate(split_documents(encoded)))
     for place, number in enumerate(encoded.numbers[::2].tolist()):
@@ -147,8 +149,10 @@ def test_labelled_answers_are_those_of_the_kto_collator(tokenizers, tmp_path, li
 
     encoder = make_encoder(tokenizers["bytes"], tmp_path)
     labelled = [LabelledConversation(Conversation([user(q), assistant(a)], completion=1), label=True) for q, a in ROWS]
-    whole = split_documents(encode_labelled_answers(labelled, encoder, ChatRules("completion"), IDS))
-    encoded = encode_labelled_answers(labelled, encoder, ChatRules("completion", limit, "truncate"), IDS)
+    whole = split_documents(encode_labelled_answers(labelled, encoder, ChatRecipe(train_on="completion"), IDS))
+    encoded = encode_labelled_answers(
+        labelled, encoder, ChatRecipe(train_on="completion", max_tokens=limit, overlong="truncate"), IDS
+    )
     expected = []
     for ids, labels in whole:
         start = sum(label == -100 for label in labels)

@@ -511,7 +511,8 @@ def test_the_first_command_still_recognizes_a_store_that_has_grown():
     prepare_store("a.jsonl", "s")
     append("b.jsonl", dedup="none")
     assert prepare_store("a.jsonl", "s").already_done
-    assert prepare_store("b.jsonl", "s", dedup="none").already_done
+    with pytest.raises(StoreConflictError, match="to add new inputs to it, give --append"):
+        prepare_store("b.jsonl", "s", dedup="none")
     with pytest.raises(StoreConflictError, match="tokens_per_shard.*to add new inputs to it, give --append"):
         prepare_store("a.jsonl", "s", tokens_per_shard=7)
 

@@ -95,7 +95,7 @@ def list_entries(*inputs):
     """Return the input and the settings that are not default of each data set."""
     recipe = read_request(*inputs).recipe
     sources = recipe.sources or (SourceRecipe(),) * len(recipe.inputs)
-    defaults = {"text_field": None, "mapping": {}, "ignore": (), "form": None, "name": None, "weight": None}
+    defaults = {"text_field": None, "mapping": {}, "ignore": (), "data_type": None, "name": None, "weight": None}
     defaults |= {"max_samples": None, "num_samples": None}
     return [
         (path, {key: getattr(source, key) for key, value in defaults.items() if getattr(source, key) != value})
@@ -142,7 +142,7 @@ def test_entries_of_a_dataset_info_become_data_sets(folder):
             },
         ),
         ("data/texts.jsonl", {"name": "texts", "mapping": {"text": "text"}}),
-        ("llamafactory/alpaca_en:small/train", {"name": "alpaca_en", "form": "hf_dataset", "mapping": {
+        ("llamafactory/alpaca_en:small/train", {"name": "alpaca_en", "data_type": "hf_dataset", "mapping": {
             "prompt": "instruction", "response": "output"}}),
         (
             "data/alpaca.jsonl",
@@ -169,14 +169,15 @@ def test_an_entry_that_is_no_file_is_read_by_name_alone(folder):
     path = write(folder / "data" / "dataset_info.json", json.dumps(info))
     with pytest.raises(SettingsError) as caught:
         read_request("data/dataset_info.json")
-    readable = [name for name in INFO if name != "alpaca_en"]
-    no_file = "is no file or folder; a data set of the Hub is read only by name"
-    assert [problem.removeprefix("data/dataset_info.json: ") for problem in caught.value.problems[1:]] == [
+    no_file = (
+        "is no file or folder, and a data set of the Hub is read only by name; name the data sets to read: "
+        "data/dataset_info.json:NAME,NAME"
+    )
+    assert [problem.removeprefix("data/dataset_info.json: ") for problem in caught.value.problems[:2]] == [
         f"alpaca_en: llamafactory/alpaca_en {no_file}",
         f"lost: lost.jsonl {no_file}",
-        f"name the data sets to read, such as data/dataset_info.json:{','.join(readable)}",
     ]
-    assert "code.script_url: 'x.py' is not supported" in caught.value.problems[0]
+    assert "code.script_url: 'x.py' is not supported" in caught.value.problems[2]
     assert len(list_entries(f"{path}:identity,alpaca_en")) == 2
 
 
@@ -327,38 +328,6 @@ def test_the_folder_of_data_sets_begins_in_the_current_folder_or_that_of_the_job
     ]
 
 
-V1 = """
-mine: {path: data/openai.jsonl, source: local}
-others: {path: data/sharegpt.jsonl, source: local, converter: sharegpt, size: 5, weight: 0.5}
-remote: {path: org/name, source: hf_hub, converter: alpaca, split: test}
-"""
-
-
-def test_a_dataset_info_of_version_1_is_read(folder):
-    path = write(folder / "v1.yaml", V1)
-    assert list_entries(path) == [
-        (str(folder / "data" / "openai.jsonl"), {"name": "mine"}),
-        (
-            str(folder / "data" / "sharegpt.jsonl"),
-            {"name": "others", "mapping": {"messages": "conversations"}, "num_samples": 5, "weight": 0.5},
-        ),
-        (
-            "org/name/test",
-            {"name": "remote", "form": "hf_dataset", "mapping": {"prompt": "instruction", "response": "output"}},
-        ),
-    ]
-    assert any("with repeats" in note for note in read_request(path).notes)
-    bad = V1.replace("size: 5", "siz: 5").replace("source: hf_hub", "source: ms_hub").replace("0.5", "-1")
-    with pytest.raises(SettingsError) as caught:
-        read_request(write(folder / "bad.yaml", bad))
-    assert [problem.partition("bad.yaml: ")[2][:30] for problem in caught.value.problems] == [
-        "others.siz: unknown setting; d",
-        "remote.source: 'ms_hub' is not",
-    ]
-    with pytest.raises(SettingsError, match=r"weight: -1\.0 is not a finite number above 0"):
-        read_request(write(folder / "bad.yaml", V1.replace("0.5", "-1.0")))
-
-
 BAD_ENTRIES = [
     ({"script_url": "x.py"}, "bad.script_url: 'x.py' is not supported; it names code to run"),
     ({"ms_hub_url": "x/y"}, "bad.ms_hub_url: 'x/y' is not supported; only the Hugging Face Hub is read"),
@@ -472,8 +441,6 @@ def test_a_configuration_of_axolotl_is_read_as_it_is(folder):
 
 AXOLOTL_TYPES = [
     ({"type": "chat_template"}, {"messages": "messages"}),
-    ({"type": "chat_template", "message_field_role": "from", "message_field_content": "value"},
-     {"messages": "messages", "role": "from", "content": "value"}),
     ({"type": "chat_template", "field_tools": "t", "field_thinking": "thoughts", "message_field_training": "learn"},
      {"messages": "messages", "tools": "t", "reasoning_content": "thoughts", "train": "learn"}),
     ({"type": "chat_template", "message_field_training": "train", "message_field_training_detail": "train_detail"},
@@ -493,7 +460,6 @@ AXOLOTL_TYPES = [
     ({"type": "alpaca"}, {"prompt": "instruction", "response": "output"}),
     ({"type": "alpaca_chat.load_qa"}, {"prompt": "question", "response": "answer"}),
     ({"type": "chatml.intel"}, {"prompt": "question", "chosen": "chosen", "rejected": "rejected"}),
-    ({"type": {"field_instruction": "q", "field_output": "a"}}, {"prompt": "q", "response": "a"}),
 ]  # fmt: skip
 
 
@@ -682,11 +648,11 @@ def test_flags_of_axolotl_under_other_names_select_what_is_trained(folder):
         ({"roles": {"user": 5}}, "datasets[0].roles.user: 5 is not a list of texts"),
         ({"roles": {"usr": ["a"]}}, "datasets[0].roles.usr: unknown setting; did you mean 'user'?"),
         ({"message_property_mappings": {"name": "n"}}, "message_property_mappings.name: only role, content,"),
+        ({"message_field_role": "b"}, "message_field_role: 'b' is not supported; write message_property_mappings"),
         (
-            {"message_property_mappings": {"role": "a"}, "message_field_role": "b"},
-            "message_field_role: 'b' contradicts",
+            {"type": {"format": "[INST] {instruction}"}},
+            'datasets[0].type: {"format": "[INST] {instruction}"} is not read',
         ),
-        ({"type": {"format": "[INST] {instruction}"}}, "datasets[0].type.format: '[INST] {instruction}' is not supp"),
         ({"path": None}, "datasets[0].path: missing"),
     ],
 )

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 import batchloom
 from batchloom.cli import run_command_line
 from batchloom.cli.commands import load_command
-from batchloom.cli.prepare import parse_shard_tokens
 from batchloom.preparation import Note, Progress
+from batchloom.preparation.settings import parse_token_count
 from preparation.stores import hash_store_files, write_jsonl
 
 RUNNER = CliRunner()
@@ -166,7 +166,7 @@ def test_a_marker_can_hold_a_newline(tmp_path):
     ],
 )
 def test_sizes(size_text, size):
-    assert parse_shard_tokens(size_text) == size
+    assert parse_token_count(size_text) == size
 
 
 def test_plain_lines_report_progress(capsys, monkeypatch):

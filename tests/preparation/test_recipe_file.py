@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import time
 from dataclasses import fields, replace
 from typing import get_args
@@ -53,6 +54,7 @@ def folder(tmp_path, monkeypatch):
     write_jsonl("data/words.jsonl", [{"text": text} for text in TEXTS])
     write_jsonl("data/asked.jsonl", QUESTIONS)
     write_jsonl("data/lines.txt", [{"text": f"line {n}"} for n in range(10)])
+    shutil.copy("data/lines.txt", "data/lines.jsonl")
     (tmp_path / "data/notes.csv").write_text("id,body\n" + "".join(f"{n},note {n}\n" for n in range(30)))
     (tmp_path / "data/prose.txt").write_text("Some prose.\n\n" * 50)
     return tmp_path
@@ -74,7 +76,7 @@ MANIFEST = """
 datasets:
   - {path: data/asked.jsonl, data_type: jsonl, name: asked, weight: 0.7, mapping: {prompt: question, response: answer}}
   - {path: data/notes.csv, data_type: csv, text_field: body, weight: 2}
-  - {path: data/lines.txt, data_type: jsonl}
+  - {path: data/lines.jsonl, data_type: jsonl}
 """
 
 JOBS = {
@@ -133,6 +135,13 @@ def test_a_store_is_made_again_from_its_manifest_and_from_its_printed_recipe(pre
     batchloom.prepare(recipe="recipe.yaml", out="three")
     assert hash_store_files("three") == hash_store_files("one")
     assert first.counts.documents == read_manifest(first.path / "../three").counts.documents
+
+
+def test_a_declared_format_is_not_in_the_store(folder):
+    manifest = write("m.yaml", "datasets: [{path: data/lines.txt, data_type: jsonl}]")
+    batchloom.prepare(manifest, out="one", tokenizer="bytes")
+    with pytest.raises(InputError, match="data/lines.txt was read as jsonl, which its name does not say"):
+        batchloom.prepare(recipe="one", out="two")
 
 
 def test_a_dry_run_of_a_store_made_again_ends_well(folder):
@@ -511,7 +520,7 @@ COLUMNS = st.one_of(
 )
 SOURCES = st.builds(
     lambda columns, ignore, form, name, weight: SourceRecipe(
-        **columns, ignore=ignore, form=form, name=name, weight=weight
+        **columns, ignore=ignore, data_type=form, name=name, weight=weight
     ),
     COLUMNS,
     st.lists(WORD, max_size=2).map(tuple),
@@ -561,7 +570,7 @@ RECIPES = st.builds(
 @given(recipe=RECIPES, sources=st.lists(SOURCES, min_size=4, max_size=4))
 def test_what_is_printed_is_read_as_the_same(folder, recipe, sources):
     # The name of a Hub data set defines its type.
-    sources[3] = replace(sources[3], form=None)
+    sources[3] = replace(sources[3], data_type=None)
     # The last source has no settings, so that common settings are not written for each source.
     all_sources = (*sources, SourceRecipe())
     if len({source.name for source in sources if source.name}) == sum(source.name is not None for source in sources):

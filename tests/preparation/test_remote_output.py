@@ -17,7 +17,6 @@ from batchloom.core.errors import StoreConflictError
 from batchloom.preparation import prepare_run, remote_prepare, rerun
 from batchloom.preparation.remote_prepare import (
     OWNER_NAME,
-    StoreUploader,
     check_remote_separate,
     default_work_folder,
     sort_for_upload,
@@ -672,26 +671,3 @@ def test_waits_are_bounded_and_each_names_own():
     assert 30 < sum(waits) < 70
     assert waits != [compute_jittered_backoff(tries, "s3://b/y") for tries in range(1, MAX_REQUEST_ATTEMPTS)]
     assert waits == [compute_jittered_backoff(tries, "s3://b/x") for tries in range(1, MAX_REQUEST_ATTEMPTS)]
-
-
-def test_a_truncated_upload_record_is_ignored(tmp_path):
-    import fsspec
-
-    record, local = tmp_path / "w" / "uploads.jsonl", tmp_path / "a"
-    local.write_bytes(b"abc")
-    with RemoteFolder("memory://bucket/u") as folder:
-        uploads = StoreUploader(folder, folder.list_files(), record)
-        assert (uploads.is_uploaded("a"), uploads.send(local, "a"), uploads.is_uploaded("a")) == (
-            False,
-            True,
-            True,
-        )
-        assert StoreUploader(folder, folder.list_files(), record).is_uploaded("a")
-        record.write_bytes(record.read_bytes()[:-9])
-        reloaded = StoreUploader(folder, folder.list_files(), record)
-        assert (reloaded.is_uploaded("a"), reloaded.send(local, "a"), reloaded.is_uploaded("a")) == (
-            False,
-            False,
-            True,
-        )
-    fsspec.filesystem("memory").rm("/bucket", recursive=True)

@@ -105,22 +105,13 @@ def test_unpacked_unshuffled_and_cut(home):
     assert settings["seq_len"] == 48
 
 
-def test_a_list_and_a_trainers_file_leave_the_order_to_the_configuration(home, capsys):
+def test_a_list_leaves_the_order_to_the_configuration(home, capsys):
     (home / "list.yaml").write_text("datasets: [{path: train.jsonl, weight: 0.5, name: sums}]")
-    (home / "trainer.yaml").write_text("modules: {trainer: {overrides: {sft_dataset_name: train.jsonl}}}")
-    for name in ("list", "trainer"):
-        args = [
-            "--dataset-config",
-            home / f"{name}.yaml",
-            "--tokenizer",
-            "bytes",
-            "--max-iters",
-            1,
-        ]
-        assert train(home, *args, "--seq-len", 128, "--out", home / name) == 0
-        out = capsys.readouterr().out
-        assert f"{name}.yaml sets none of these" in out
-        assert ("the weights recorded in the store (sums 0.5) are not applied" in out) is (name == "list")
+    args = ["--dataset-config", home / "list.yaml", "--tokenizer", "bytes", "--max-iters", 1]
+    assert train(home, *args, "--seq-len", 128, "--out", home / "list") == 0
+    out = capsys.readouterr().out
+    assert "list.yaml sets none of these" in out
+    assert "the weights recorded in the store (sums 0.5) are not applied" in out
     settings = json.loads((home / "list/run.json").read_text())
     assert settings["order"] == {
         **UNSET,

@@ -8,8 +8,7 @@ from batchloom.cli.prepare import ProgressDisplay, unescape_marker
 from batchloom.cli.terminal import print_escaped, print_json, print_note
 from batchloom.core.errors import SettingsError
 from batchloom.core.wording import format_count
-from batchloom.preparation import convert as convert_rows
-from batchloom.preparation.conversion import ConversionResult
+from batchloom.preparation import ConversionResult, convert as convert_rows
 
 
 def convert(

@@ -11,7 +11,6 @@ import batchloom
 from batchloom.chat import parse_mapping
 from batchloom.cli.options import Argument, AsJson, Option, with_settings
 from batchloom.cli.terminal import can_redraw_stderr, is_quiet, make_table, plain_console, print_json, print_note
-from batchloom.core.settings import quote_value
 from batchloom.core.wording import escape_unprintable, format_count, format_duration, format_size
 from batchloom.core.yaml_reader import parse_yaml
 from batchloom.preparation import (
@@ -26,7 +25,7 @@ from batchloom.preparation import (
 )
 from batchloom.preparation.report import PrepareResult, read_last_report
 from batchloom.preparation.request import PrepareRequest, format_recipe, make_append_request
-from batchloom.preparation.settings import SIZE_HINT, make_run_settings, parse_token_count
+from batchloom.preparation.settings import make_run_settings
 from batchloom.store.format import QUARANTINE_NAME, format_generation_file_name
 
 if TYPE_CHECKING:
@@ -44,14 +43,6 @@ _PHASE_LABELS = {
     "upload": "sending",
 }
 _ROW_PHASES = ("look", "convert")
-
-
-def parse_shard_tokens(text: str) -> int:
-    """Parse ``100M``, ``1G`` or ``100_000`` as a number of tokens."""
-    tokens = parse_token_count(text)
-    if tokens is None:
-        raise click.BadParameter(f"{quote_value(text)} is not {SIZE_HINT}", param_hint="--tokens-per-shard")
-    return tokens
 
 
 def unescape_marker(text: str) -> str:

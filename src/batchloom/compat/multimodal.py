@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, final
@@ -19,7 +20,7 @@ from batchloom.core.addresses import is_url
 from batchloom.core.errors import InputError, OutputError, SettingsError
 from batchloom.core.files import describe_os_error, find_cache_folder
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.settings import check_index
+from batchloom.core.settings import check_index, to_plain
 from batchloom.preparation import DatasetConfig, prepare
 from batchloom.store import Store, open_store
 
@@ -137,7 +138,8 @@ class MultiModalDataset:
 
 
 def _get_default_folder(config: DatasetConfig) -> Path:
-    plain_config = config.model_dump(mode="json")
+    plain_config = to_plain(config)
+    del plain_config["location"]
     # Relative paths depend on the config's folder, so it is part of the name.
     base_path = str(Path(config.location.file or "").absolute())
     return find_cache_folder() / "datasets" / fingerprint({"config": plain_config, "begin": base_path})
@@ -181,19 +183,18 @@ def load_lmms_engine_config(path: str | os.PathLike[str]) -> DatasetConfig:
     if config.dataset_path is None and config.datasets is None:
         return config
     if config.datasets is None and config.dataset_format != "yaml":
-        return config.model_copy(update={"dataset_path": _resolve_from_current_folder(str(config.dataset_path))})
+        return replace(config, dataset_path=_resolve_from_current_folder(str(config.dataset_path)))
     listed = config.datasets or DatasetConfig.load(str(config.dataset_path)).datasets or ()
     entries = tuple(
-        entry.model_copy(
-            update={
-                "path": _resolve_from_current_folder(entry.path),
-                "data_folder": None,
-                "media_folder": _resolve_from_current_folder(entry.data_folder) if entry.data_folder else None,
-            }
+        replace(
+            entry,
+            path=_resolve_from_current_folder(entry.path),
+            data_folder=None,
+            media_folder=_resolve_from_current_folder(entry.data_folder) if entry.data_folder else None,
         )
         for entry in listed
     )
-    return config.model_copy(update={"datasets": entries, "dataset_path": None, "dataset_format": None})
+    return replace(config, datasets=entries, dataset_path=None, dataset_format=None)
 
 
 def _resolve_from_current_folder(path: str) -> str:

@@ -21,8 +21,7 @@ from batchloom.core.loss_weights import decode_loss_weights
 from batchloom.core.settings import as_int, quote_value
 from batchloom.core.wording import describe_json_type
 from batchloom.plan import Permutation
-from batchloom.preparation import ChatRecipe
-from batchloom.preparation.conversion import coerce_row
+from batchloom.preparation import ChatRecipe, coerce_row
 from batchloom.preparation.documents import (
     DirectEncoder,
     EncodedDocuments,

@@ -118,15 +118,19 @@ def strip_none(hint: Any) -> Any:
 
 def _find_type_problem(value: object, field: SettingField) -> str:
     if typing.get_origin(field.hint) is typing.Literal:
-        choices = typing.get_args(field.hint)
-        if value in choices:
-            return ""
-        return f"is none of {', '.join(choices)}{suggest(value, choices) if isinstance(value, str) else ''}"
+        return find_choice_problem(value, typing.get_args(field.hint))
     if field.hint is bool:
         return "" if is_bool(value) else "is neither True nor False"
     if field.hint is str:
         return "" if is_text(value) else "is not a text of one or more Unicode characters"
     return _find_number_problem(value, field.setting, whole=field.hint is int)
+
+
+def find_choice_problem(value: object, choices: Collection[str]) -> str:
+    """Return the problem of a value that is none of these texts, or an empty string."""
+    if isinstance(value, str) and value in choices:
+        return ""
+    return f"is none of {', '.join(choices)}{suggest(value, choices) if isinstance(value, str) else ''}"
 
 
 def _find_number_problem(value: object, setting: Setting, *, whole: bool) -> str:
@@ -258,7 +262,7 @@ def to_plain(spec: object) -> dict[str, Any]:
     """Return a settings dataclass as a dict of JSON values (tuples become lists)."""
     if not dataclasses.is_dataclass(spec) or isinstance(spec, type):
         raise TypeError(f"to_plain takes a settings value, not {type(spec).__name__}")
-    return {field.name: _value_to_plain(getattr(spec, field.name)) for field in dataclasses.fields(spec)}
+    return {field.name: value_to_plain(getattr(spec, field.name)) for field in dataclasses.fields(spec)}
 
 
 def from_plain(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
@@ -285,13 +289,14 @@ def from_plain(cls: type[T], values: Mapping[str, Any], path: str = "") -> T:
     return cls(**ready)
 
 
-def _value_to_plain(value: Any) -> Any:
+def value_to_plain(value: Any) -> Any:
+    """Return a settings value as JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return to_plain(value)
     if isinstance(value, Mapping):
-        return {str(key): _value_to_plain(item) for key, item in value.items()}
+        return {str(key): value_to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_value_to_plain(item) for item in value]
+        return [value_to_plain(item) for item in value]
     return value
 
 

@@ -1,4 +1,3 @@
-from .conversion.row_conversion import convert as convert
 from .documents.chat_encoding import ChatEncoder as ChatEncoder
 from .documents.conversation_encoder import (
     OverlongError as OverlongError,
@@ -13,8 +12,14 @@ from .documents.subsets import (
     describe_missed_shares as describe_missed_shares,
 )
 from .documents.tokenizer_choice import sample_texts as sample_texts
-from .imports.token_import import import_tokens as import_tokens
-from .prepare_job import prepare as prepare, run_recipe as run_recipe, run_request as run_request
+from .prepare_job import (
+    MixtureResult as MixtureResult,
+    prepare as prepare,
+    prepare_mixture as prepare_mixture,
+    run_recipe as run_recipe,
+    run_request as run_request,
+    run_separately as run_separately,
+)
 from .report.progress import Note as Note, Progress as Progress
 from .report.report import (
     PrepareReport as PrepareReport,
@@ -25,24 +30,19 @@ from .report.report import (
 from .report.source_texts import read_source_texts as read_source_texts
 from .request.recipe_choice import make_request as make_request, read_recipe as read_recipe
 from .rerun import (
+    RequestedJob as RequestedJob,
     begin_or_resume as begin_or_resume,
     check_output_folder as check_output_folder,
     check_separate as check_separate,
-    find_finished_store as find_finished_store,
     make_job_identity as make_job_identity,
 )
-from .separate_stores import (
-    MixtureResult as MixtureResult,
-    prepare_mixture as prepare_mixture,
-    run_separately as run_separately,
-)
+from .row_conversion import ConversionResult as ConversionResult, coerce_row as coerce_row, convert as convert
 from .settings.clean_recipe import parse_clean_steps as parse_clean_steps
 from .settings.dataset_config import DatasetConfig as DatasetConfig
 from .settings.media_recipe import MediaRecipe as MediaRecipe
 from .settings.read_recipe import FimRecipe as FimRecipe, ReadRecipe as ReadRecipe
 from .settings.recipe import (
     ChatRecipe as ChatRecipe,
-    ChatRules as ChatRules,
     DedupRecipe as DedupRecipe,
     Recipe as Recipe,
     compute_recipe_fingerprint as compute_recipe_fingerprint,
@@ -55,6 +55,12 @@ from .settings.run_settings import (
     RunSettings as RunSettings,
 )
 from .synthetic_run import parse_synthetic_input as parse_synthetic_input
+from .token_import import (
+    ImportSpec as ImportSpec,
+    LinkMode as LinkMode,
+    import_tokens as import_tokens,
+    run_import as run_import,
+)
 from .units.stream_units import STREAM_BATCHES_FOLDER as STREAM_BATCHES_FOLDER
 from .units.unit_report import StageTime as StageTime
 from .units.work_folder import WorkFolder as WorkFolder

@@ -81,9 +81,9 @@ from batchloom.preparation.report.report import (
 from batchloom.preparation.request.recipe_choice import PrepareRequest
 from batchloom.preparation.request.recipe_file import describe_input_locations, recipe_settings_for_report
 from batchloom.preparation.rerun import (
+    RequestedJob,
     begin_or_resume,
     clear_leftover_work,
-    find_finished_store,
     hash_sources,
     make_job_identity,
     make_report_sources,
@@ -208,9 +208,8 @@ def _find_finished_job(
     """Return the result of a finished job; None if there is work to do."""
     recipe = request.recipe
     with pause_gc():
-        manifest = find_finished_store(
-            out, recipe, listing, report, request.tokenizer_state, hashed=settings.hash_inputs
-        )
+        job = RequestedJob(recipe, listing, request.tokenizer_state, settings.hash_inputs)
+        manifest = job.find_finished_store(out, report)
     if manifest is None:
         return None
     bad, records = manifest.counts.quarantined, manifest.counts.records

@@ -7,12 +7,11 @@ its job. Other jobs refuse the folder, and the same job can resume from any mach
 import contextlib
 import re
 import shutil
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import final
 
 import msgspec
 import xxhash
@@ -26,9 +25,8 @@ from batchloom.preparation.report.report import parse_report, read_report, write
 from batchloom.preparation.request.inputs import list_inputs
 from batchloom.preparation.request.recipe_choice import PrepareRequest
 from batchloom.preparation.rerun import (
-    check_same_finished_job,
+    RequestedJob,
     describe_job_differences,
-    find_finished_store,
     fingerprint_tokenizer_file,
     hash_sources,
     make_job_identity,
@@ -89,15 +87,6 @@ class StoreOwner(msgspec.Struct, frozen=True):
     tokenizer: str | None = None
 
 
-class UploadRecord(NamedTuple):
-    """Log entry of an uploaded file: remote name, bytes, listing mark, local mtime."""
-
-    name: str
-    size: int
-    mark: str
-    mtime_ns: int
-
-
 def sort_for_upload(names: Iterable[str]) -> list[str]:
     """Return the files of a store in upload order: subsets first, manifest last."""
     ranks = {name: rank for rank, name in enumerate(SUBSETS)}
@@ -118,8 +107,8 @@ class _RemoteJob:
     def __init__(
         self, remote_folder: RemoteFolder, request: PrepareRequest, listing: SourceListing, settings: RunSettings
     ) -> None:
-        self._remote_folder, self._request, self._listing = remote_folder, request, listing
-        self._hashed = settings.hash_inputs
+        self._remote_folder = remote_folder
+        self._job = RequestedJob(request.recipe, listing, request.tokenizer_state, settings.hash_inputs)
         identity = make_job_identity(request.recipe, listing, [], list(listing.content.values()))
         self._owner = StoreOwner(identity, fingerprint_tokenizer_file(request.recipe))
         self._encoded_owner = msgspec.json.encode(self._owner, enc_hook=list)
@@ -131,15 +120,8 @@ class _RemoteJob:
         On stores with conditional writes (S3, Google), only one of two concurrent jobs gets it.
         """
         if manifest is not None:
-            check_same_finished_job(
-                self._remote_folder.redacted_url,
-                manifest,
-                parse_report(self._remote_folder.read(REPORT_NAME) or b""),
-                self._request.recipe,
-                self._listing,
-                self._request.tokenizer_state,
-                hashed=self._hashed,
-            )
+            report = parse_report(self._remote_folder.read(REPORT_NAME) or b"")
+            self._job.check_same_finished_job(self._remote_folder.redacted_url, manifest, report)
             return
         data = self._remote_folder.read(OWNER_NAME) if OWNER_NAME in files else None
         if data is None:
@@ -171,14 +153,7 @@ class _RemoteJob:
     def delete_previous_work(self, store: Path) -> None:
         """Delete another job's local store that was not sent; its equal units stay."""
         try:
-            find_finished_store(
-                store,
-                self._request.recipe,
-                self._listing,
-                read_report(store),
-                self._request.tokenizer_state,
-                hashed=self._hashed,
-            )
+            self._job.find_finished_store(store, read_report(store))
         except StoreError:
             with wrap_write_errors(store):
                 # The work folder also holds the inputs that can be read only once.
@@ -200,7 +175,7 @@ class _RemoteJob:
         job = self._owner.job
         try:
             claimed = msgspec.json.decode(data, type=StoreOwner)
-            differences = describe_job_differences(claimed.job, job, self._request.recipe, claimed.tokenizer)
+            differences = describe_job_differences(claimed.job, job, self._job.recipe, claimed.tokenizer)
         except JSON_DECODE_ERRORS:
             return "it was started by another version of batchloom"
         is_same_recipe = claimed.job.recipe == msgspec.to_builtins(job.recipe)
@@ -245,61 +220,23 @@ def read_remote_manifest(remote_folder: RemoteFolder, files: dict[str, RemoteFil
         raise
 
 
-@final
-class StoreUploader:
-    """Thread-safe uploader of a job's files; skips those that are already remote."""
-
-    def __init__(self, remote_folder: RemoteFolder, files: dict[str, RemoteFile], log_path: Path) -> None:
-        self._remote_folder, self._files, self._log_path = remote_folder, dict(files), log_path
-        self._lock = threading.Lock()
-        self._upload_records = _read_upload_log(log_path)
-        make_folder(log_path.parent)
-
-    def is_uploaded(self, name: str) -> bool:
-        """Return whether a file was sent and is unchanged in the remote folder."""
-        upload_record, remote_file = self._upload_records.get(name), self._files.get(name)
-        return upload_record is not None and remote_file == RemoteFile(upload_record.size, upload_record.mark)
-
-    def stop(self) -> None:
-        self._remote_folder.stop()
-
-    def send(self, local: Path, name: str) -> bool:
-        """Upload a file if it is missing or differs; return whether it was sent now."""
-        with wrap_write_errors(local):
-            status = local.stat()
-        if self.is_uploaded(name) and self._upload_records[name][1::2] == (status.st_size, status.st_mtime_ns):
-            return False
-        remote_file = self._files.get(name)
-        if is_present := remote_file is not None and self._remote_folder.holds(local, name, remote_file):
-            uploaded_file = remote_file
-        else:
-            uploaded_file = self._remote_folder.upload(local, name)
-        with self._lock:
-            self._files[name] = uploaded_file
-            self._upload_records[name] = UploadRecord(name, uploaded_file.size, uploaded_file.mark, status.st_mtime_ns)
-            with wrap_write_errors(self._log_path), self._log_path.open("ab") as file:
-                file.write(msgspec.json.encode(self._upload_records[name]) + b"\n")
-        return not is_present
-
-
-def _read_upload_log(log_path: Path) -> dict[str, UploadRecord]:
-    """Read the upload log of an earlier run, skipping lines cut off by a kill."""
-    upload_records = {}
-    with wrap_write_errors(log_path):
-        lines = log_path.read_bytes().splitlines() if log_path.exists() else []
-    for line in lines:
-        try:
-            upload_record = msgspec.json.decode(line, type=UploadRecord)
-        except JSON_DECODE_ERRORS:
-            continue
-        upload_records[upload_record.name] = upload_record
-    return upload_records
+def _send_file(remote_folder: RemoteFolder, remote_file: RemoteFile | None, local: Path, name: str) -> bool:
+    """Upload a file unless the folder holds an equal one; return whether it was sent."""
+    if remote_file is not None and remote_folder.holds(local, name, remote_file):
+        return False
+    remote_folder.upload(local, name)
+    return True
 
 
 def _publish_store(
-    store: Path, uploader: StoreUploader, job: _RemoteJob, result: PrepareResult, listener: Listener
+    store: Path,
+    remote_folder: RemoteFolder,
+    files: dict[str, RemoteFile],
+    job: _RemoteJob,
+    result: PrepareResult,
+    listener: Listener,
 ) -> None:
-    """Send a finished store, its manifest last."""
+    """Send a finished store, its manifest last; ``files`` are in the folder already."""
     with wrap_write_errors(store):
         paths = [path for path in store.rglob("*") if path.is_file()]
         names = sort_for_upload(path.relative_to(store).as_posix() for path in paths)
@@ -316,7 +253,7 @@ def _publish_store(
     report()
     *first, last = names
     with ThreadPoolExecutor(_REMOTE_THREADS, "uploads") as pool:
-        pending = {pool.submit(uploader.send, store / name, name): name for name in first}
+        pending = {pool.submit(_send_file, remote_folder, files.get(name), store / name, name): name for name in first}
         try:
             while pending:
                 ready, _ = wait(pending, return_when=FIRST_EXCEPTION, timeout=_WAIT_SECONDS)
@@ -328,14 +265,15 @@ def _publish_store(
         except BaseException:
             for future in pending:
                 future.cancel()
-            uploader.stop()
+            remote_folder.stop()
             raise
     job.check_ownership()
-    uploader.send(store / last, last)
+    _send_file(remote_folder, files.get(last), store / last, last)
     finished_bytes = total
     report()
 
 
+# The log of uploads is of older versions.
 _UPLOADS_NAME, _STORE_NAME, _LOCK_NAME = "uploads.jsonl", "store", "lock"
 _WORK_FILES = (_UPLOADS_NAME, _STORE_NAME, _LOCK_NAME)
 
@@ -395,8 +333,7 @@ def run_remote(request: PrepareRequest, url: str, listener: Listener, settings: 
         manifest = read_remote_manifest(remote_folder, files)
         job.begin(files, manifest)
         if manifest is None:
-            uploader = StoreUploader(remote_folder, files, folder / _UPLOADS_NAME)
-            _publish_store(store, uploader, job, result, listener)
+            _publish_store(store, remote_folder, files, job, result, listener)
         _delete_leftovers(remote_folder, {**files, OWNER_NAME: RemoteFile(0, "")}, folder)
     return replace(result, seconds=log.elapsed, already_done=False)
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
@@ -11,7 +12,7 @@ import xxhash
 from batchloom.core.addresses import is_url, is_url_or_stdin, redact_url
 from batchloom.core.errors import StoreConflictError
 from batchloom.core.files import decode_file_name, make_absolute, refuse_url
-from batchloom.preparation.report.report import PrepareReport, ReportedSource, read_report
+from batchloom.preparation.report.report import PrepareReport, ReportedSource
 from batchloom.preparation.settings.recipe import (
     Recipe,
     compute_recipe_fingerprint,
@@ -23,137 +24,84 @@ from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, W
 from batchloom.sources import DetectedFile, PartStream, SourceListing, strip_wildcard_part
 from batchloom.sources.files import CompactSequence, Source
 from batchloom.store import MANIFEST_NAME, WORK_NAME, Manifest, read_manifest, wrap_write_errors
-from batchloom.store.format import GenerationEntry, SourceEntry
+from batchloom.store.format import SourceEntry
 from batchloom.tokens import parse_train_spec, resolve_tokenizer
 
 _MAX_LISTED = 3
 
 
-def find_finished_store(
-    out: Path,
-    recipe: Recipe,
-    listing: SourceListing,
-    report: PrepareReport | None,
-    tokenizer_state: Mapping[str, Any] | None = None,
-    *,
-    hashed: bool = False,
-) -> Manifest | None:
-    """Return the manifest of the finished store at ``out``, if it is of this job.
+@final
+@dataclass(frozen=True, slots=True)
+class RequestedJob:
+    """A job to compare with the one that made a finished store.
 
-    Returns None if there is no finished store.
-
-    Args:
-        out: folder of the store.
-        recipe: recipe of this job.
-        listing: inputs of this job.
-        report: report of the store, if it has one.
+    Attributes:
+        recipe: its recipe.
+        listing: its inputs.
         tokenizer_state: state of its tokenizer, if the recipe alone does not determine it.
         hashed: whether inputs are compared by content alone.
-
-    Raises:
-        StoreConflictError: the store has another recipe or other inputs.
-        StoreError: the store is damaged.
     """
-    with wrap_write_errors(out):
-        if not (out / MANIFEST_NAME).exists():
-            return None
-    manifest = read_manifest(out)
-    steps = [entry for entry in manifest.all_history if entry.has_inputs] or [*manifest.all_history[:1]]
-    # The first recipe may be given again after the store has grown, and each later one, too.
-    for entry in steps[1:]:
-        step_report = read_report(out, entry.number)
-        step_manifest = _select_generation(manifest, entry)
-        if not _list_job_differences(step_manifest, step_report, recipe, listing, tokenizer_state, hashed=hashed):
-            return manifest
-    step_manifest = _select_generation(manifest, steps[0])
-    if (
-        len(steps) > 1
-        and not hashed
-        and _covers_all_inputs(out, step_manifest, steps, recipe, listing, tokenizer_state)
-    ):
+
+    recipe: Recipe
+    listing: SourceListing
+    tokenizer_state: Mapping[str, Any] | None = None
+    hashed: bool = False
+
+    def find_finished_store(self, out: Path, report: PrepareReport | None) -> Manifest | None:
+        """Return the manifest of the store that this job made; None without a store.
+
+        Args:
+            out: folder of the store.
+            report: report of the store, if it has one.
+
+        Raises:
+            StoreConflictError: the store has another recipe or other inputs.
+            StoreError: the store is damaged.
+        """
+        with wrap_write_errors(out):
+            if not (out / MANIFEST_NAME).exists():
+                return None
+        manifest = read_manifest(out)
+        # The first command may be given again after the store has grown.
+        first = next((entry for entry in manifest.all_history if entry.has_inputs), manifest.all_history[0])
+        first_sources = manifest.list_sources_of(first)
+        first_manifest = msgspec.structs.replace(manifest, recipe=first.recipe, sources=first_sources)
+        self.check_same_finished_job(f"{out}", first_manifest, report)
         return manifest
-    check_same_finished_job(f"{out}", step_manifest, report, recipe, listing, tokenizer_state, hashed=hashed)
-    return manifest
 
+    def check_same_finished_job(self, location: str, manifest: Manifest, report: PrepareReport | None) -> None:
+        """Refuse a finished store that another job has written."""
+        if differences := self._list_differences(manifest, report):
+            raise StoreConflictError(
+                f"{location} holds a finished store of another job ({_format_differences(differences)}); choose "
+                "another --out, or delete that folder; to add new inputs to it, give --append."
+            )
 
-def _covers_all_inputs(
-    out: Path,
-    manifest: Manifest,
-    steps: Sequence[GenerationEntry],
-    recipe: Recipe,
-    listing: SourceListing,
-    tokenizer_state: Mapping[str, Any] | None,
-) -> bool:
-    """Return whether a job differs from a store only by inputs appended since."""
-    if list_recipe_differences(manifest.recipe, _make_comparable_recipe(manifest.recipe, recipe)):
-        return False
-    if _list_tokenizer_differences(recipe, manifest.tokenizer.fingerprint, tokenizer_state):
-        return False
-    reports = [step_report for entry in steps if (step_report := read_report(out, entry.number))]
-    known_files = {file for step_report in reports for file in _identify_files(step_report.sources)}
-    listed_files = set(_identify_files(make_report_sources(listing.sources)))
-    # All first names must still be listed: with a file less it is another job.
-    first_names = {source_entry.name for source_entry in manifest.sources}
-    return listed_files <= known_files and first_names <= {source.name for source in listing.sources}
+    def _list_differences(self, manifest: Manifest, report: PrepareReport | None) -> list[str]:
+        """List the differences between this job and that of a manifest."""
+        sources = self.listing.sources
+        differences = list_recipe_differences(manifest.recipe, _make_comparable_recipe(manifest.recipe, self.recipe))
+        differences += _list_tokenizer_differences(self.recipe, manifest.tokenizer.fingerprint, self.tokenizer_state)
+        # Names may differ.
+        has_same_files = report is not None and _identify_files(report.sources) == _identify_files(
+            make_report_sources(sources)
+        )
+        if not has_same_files:
+            differences += _describe_list_changes(
+                [(source.name, source.bytes) for source in manifest.sources],
+                [(source.name, source.size) for source in sources],
+            )
+        if not differences and (self.hashed or not has_same_files):
+            differences = _list_content_differences(manifest, report, sources, hashed=self.hashed)
+        return differences or _list_kind_differences(
+            [source_entry.kind for source_entry in manifest.sources],
+            [source.kind for source in sources],
+            [source.name for source in sources],
+        )
 
 
 def _identify_files(sources: Sequence[ReportedSource]) -> list[tuple[str, int, int]]:
     return [(source.path, source.bytes, source.mtime_ns) for source in sources]
-
-
-def _select_generation(manifest: Manifest, entry: GenerationEntry) -> Manifest:
-    """Return a manifest with the recipe and sources of one generation."""
-    return msgspec.structs.replace(manifest, recipe=entry.recipe, sources=manifest.list_sources_of(entry))
-
-
-def check_same_finished_job(
-    location: str,
-    manifest: Manifest,
-    report: PrepareReport | None,
-    recipe: Recipe,
-    listing: SourceListing,
-    tokenizer_state: Mapping[str, Any] | None = None,
-    *,
-    hashed: bool = False,
-) -> None:
-    """Refuse a finished store that another job has written."""
-    if differences := _list_job_differences(manifest, report, recipe, listing, tokenizer_state, hashed=hashed):
-        raise StoreConflictError(
-            f"{location} holds a finished store of another job ({_format_differences(differences)}); choose another "
-            "--out, or delete that folder; to add new inputs to it, give --append."
-        )
-
-
-def _list_job_differences(
-    manifest: Manifest,
-    report: PrepareReport | None,
-    recipe: Recipe,
-    listing: SourceListing,
-    tokenizer_state: Mapping[str, Any] | None,
-    *,
-    hashed: bool,
-) -> list[str]:
-    """List the differences between a job and that of a manifest, in a few words each."""
-    differences = list_recipe_differences(manifest.recipe, _make_comparable_recipe(manifest.recipe, recipe))
-    differences += _list_tokenizer_differences(recipe, manifest.tokenizer.fingerprint, tokenizer_state)
-    # Names may differ.
-    has_same_files = report is not None and _identify_files(report.sources) == _identify_files(
-        make_report_sources(listing.sources)
-    )
-    if not has_same_files:
-        differences += _describe_list_changes(
-            [(source.name, source.bytes) for source in manifest.sources],
-            [(source.name, source.size) for source in listing.sources],
-        )
-    if not differences and (hashed or not has_same_files):
-        differences = _list_content_differences(manifest, report, listing.sources, hashed=hashed)
-    if not differences:
-        differences = _list_kind_differences(
-            [source_entry.kind for source_entry in manifest.sources],
-            [source.kind for source in listing.sources],
-            [source.name for source in listing.sources],
-        )
-    return differences
 
 
 def _make_comparable_recipe(previous: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
@@ -173,7 +121,7 @@ def previous_detections(report: PrepareReport | None, recipe: Recipe) -> dict[st
     """
     if report is None or report.recipe_fingerprint != compute_recipe_fingerprint(recipe):
         return {}
-    if any(source.form for source in recipe.sources):
+    if any(source.data_type for source in recipe.sources):
         # A declared format decides how files are detected.
         return {}
     return {
@@ -263,18 +211,6 @@ def begin_or_resume(
     if differences:
         work.clear(keep_units=True)
         work.begin(job)
-
-
-def begin_or_refuse(work: WorkFolder, job: JobIdentity) -> None:
-    """Begin a job without units; refuse a folder with the result of another job."""
-    if not work.has_results():
-        work.clear()
-        work.begin(job)
-    elif work.job() != job:
-        raise StoreConflictError(
-            f"{work.out} holds unfinished work of another job; delete {work.path} to start over, or choose another "
-            "--out."
-        )
 
 
 def make_job_identity(

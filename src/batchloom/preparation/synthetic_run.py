@@ -1,27 +1,26 @@
 """``prepare dummy``: a store of synthetic documents, marked so in its manifest."""
 
 import os
-import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
-from batchloom.core.errors import SettingsError, StoreConflictError
+from batchloom.core.errors import SettingsError
 from batchloom.core.settings import quote_value, raise_problems, to_plain
 from batchloom.core.synthetic_data import SYNTHETIC, SyntheticDocuments, SyntheticSpec, parse_synthetic_spec
 from batchloom.preparation.documents.subsets import SubsetRule
-from batchloom.preparation.imports.token_files import TokenBatch, hash_ids
-from batchloom.preparation.phases.finish import finish_plain_store, make_subset_entry, move_store
+from batchloom.preparation.phases.finish import finish_plain_store
 from batchloom.preparation.phases.unit_shards import SubsetWriter
-from batchloom.preparation.report.progress import Listener, Note, PrepareResult, Progress, make_result
-from batchloom.preparation.rerun import begin_or_refuse, check_output_folder, remove_leftover_work
+from batchloom.preparation.report.progress import Listener, Note, PrepareResult, Progress
 from batchloom.preparation.settings.recipe import Recipe, flatten_settings
+from batchloom.preparation.token_files import TokenBatch, hash_ids
+from batchloom.preparation.token_import import collect_subsets, list_plain_differences, make_plain_store
 from batchloom.preparation.units.unit_files import ROW
 from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder
-from batchloom.store import MANIFEST_NAME, Manifest, ShardEntry, read_manifest
+from batchloom.store import Manifest, ShardEntry
 from batchloom.store.format import SUBSETS, TOKEN_DTYPES, UINT16_IDS, choose_token_dtype
 from batchloom.store.read import make_synthetic_manifest, make_synthetic_tokenizer
 from batchloom.store.write import make_folder
@@ -48,24 +47,29 @@ def parse_synthetic_input(inputs: Sequence[str]) -> SyntheticSpec | None:
 
 def write_synthetic(spec: SyntheticSpec, recipe: Recipe, out: Path, listener: Listener) -> PrepareResult:
     """Write all documents of a spec as a store; an interrupted job starts over."""
-    began = time.perf_counter()
     _check_settings_apply(spec, recipe)
-    plain = {**spec.identity, **{name: getattr(recipe, name) for name in _SYNTHETIC_SETTINGS}}
-    manifest = _find_finished_synthetic(out, plain)
-    if manifest is not None:
-        remove_leftover_work(out)
-        return make_result(out, manifest, seconds=time.perf_counter() - began, already_done=True)
-    check_output_folder(out)
-    notes = [f"source={SYNTHETIC}: {spec.spec_string} is synthetic data; its store records that."]
-    listener(Note(notes[0]))
-    with WorkFolder(out) as work:
-        begin_or_refuse(work, JobIdentity(WORK_VERSION, msgspec.to_builtins(plain), [], []))
-        manifest = read_manifest(work.store) if work.complete else None
-        if manifest is None:
-            subsets = _write_synthetic_shards(spec, recipe, work, listener)
-            manifest = _finish_synthetic(spec, plain, subsets, work, notes)
-        move_store(work, manifest)
-    return make_result(out, manifest, seconds=time.perf_counter() - began, notes=tuple(notes))
+    plain = msgspec.to_builtins({**spec.identity, **{name: getattr(recipe, name) for name in _SYNTHETIC_SETTINGS}})
+    notes = (f"source={SYNTHETIC}: {spec.spec_string} is synthetic data; its store records that.",)
+
+    def make(work: WorkFolder) -> Manifest:
+        listener(Note(notes[0]))
+        shards = _write_synthetic_shards(spec, recipe, work, listener)
+        make_folder(work.store)
+        subsets = collect_subsets(work.store, shards)
+        manifest = make_synthetic_manifest(
+            spec,
+            dtype=choose_token_dtype(recipe.dtype, spec.vocab),
+            recipe=plain,
+            tokens=sum(entry.tokens for entry in subsets.values()),
+            subsets=subsets,
+        )
+        report = {"sources": [], "out": str(work.out.absolute()), "notes": notes}
+        state = make_synthetic_tokenizer(SyntheticDocuments(spec)).state()
+        return finish_plain_store(work.store, manifest, state, report)
+
+    job = JobIdentity(WORK_VERSION, plain, [], [])
+    result = make_plain_store(out, job, lambda manifest: list_plain_differences(manifest, plain), make)
+    return result if result.already_done else replace(result, notes=notes)
 
 
 def _check_settings_apply(spec: SyntheticSpec, recipe: Recipe) -> None:
@@ -80,24 +84,6 @@ def _check_settings_apply(spec: SyntheticSpec, recipe: Recipe) -> None:
     if recipe.dtype == "uint16" and spec.vocab > UINT16_IDS:
         problems.append(f"dtype: uint16 cannot hold the {spec.vocab:,} ids of {spec.spec_string}")
     raise_problems(problems)
-
-
-def _find_finished_synthetic(out: Path, plain: dict[str, Any]) -> Manifest | None:
-    """Return the manifest of the finished store at ``out`` if it has the same data."""
-    if not (out / MANIFEST_NAME).exists():
-        return None
-    manifest = read_manifest(out)
-    previous_recipe, current_recipe = manifest.recipe, msgspec.to_builtins(plain)
-    names = sorted(previous_recipe.keys() | current_recipe.keys())
-    differing_names = [name for name in names if previous_recipe.get(name) != current_recipe.get(name)]
-    if differing_names:
-        differences = "; ".join(
-            f"{n}: {previous_recipe.get(n)!r} -> {current_recipe.get(n)!r}" for n in differing_names[:3]
-        )
-        raise StoreConflictError(
-            f"{out} holds a finished store of another job ({differences}); choose another --out, or delete that folder."
-        )
-    return manifest
 
 
 def _write_synthetic_shards(
@@ -137,25 +123,3 @@ def _iter_synthetic_batches(data: SyntheticDocuments) -> Iterator[TokenBatch]:
         ids = data.ids(numbers, np.zeros(len(numbers), np.int64), lengths)
         yield TokenBatch(first, lengths, np.cumsum(lengths) - lengths, ids)
         first += len(lengths)
-
-
-def _finish_synthetic(
-    spec: SyntheticSpec, plain: dict[str, Any], shards: dict[str, list[ShardEntry]], work: WorkFolder, notes: list[str]
-) -> Manifest:
-    """Write all files except the shards, the manifest last."""
-    make_folder(work.store)
-    subsets = {
-        name: make_subset_entry(work.store / name, shard_entries)
-        for name, shard_entries in shards.items()
-        if shard_entries
-    }
-    manifest = make_synthetic_manifest(
-        spec,
-        dtype=choose_token_dtype(plain["dtype"], spec.vocab),
-        recipe=msgspec.to_builtins(plain),
-        tokens=sum(entry.tokens for entry in subsets.values()),
-        subsets=subsets,
-    )
-    report = {"sources": [], "out": str(work.out.absolute()), "notes": notes}
-    state = make_synthetic_tokenizer(SyntheticDocuments(spec)).state()
-    return finish_plain_store(work.store, manifest, state, report)

@@ -16,12 +16,12 @@ from batchloom.preparation import (
     STREAM_BATCHES_FOLDER,
     ExecutionSettings,
     Recipe,
+    RequestedJob,
     RunSettings,
     WorkFolder,
     begin_or_resume,
     check_output_folder,
     check_separate,
-    find_finished_store,
     make_job_identity,
     read_report,
     run_recipe,
@@ -99,7 +99,7 @@ class StreamStoreWriter:
         tokenizer: Tokenizer,
     ) -> None:
         with explain_keep_in_errors():
-            find_finished_store(out, recipe, listing, read_report(out))
+            RequestedJob(recipe, listing).find_finished_store(out, read_report(out))
         self.out, self._recipe, self._listing, self._settings = out, recipe, listing, settings
         self._units, self._tokenizer = units, tokenizer
         self._batches_folder = out / WORK_NAME / STREAM_BATCHES_FOLDER

@@ -35,7 +35,7 @@ from batchloom.preparation.documents.chat_encoding import (
     weight_texts,
     write_expansions,
 )
-from batchloom.preparation.settings.recipe import TRUNCATIONS, ChatRules, OverlongPolicy
+from batchloom.preparation.settings.recipe import TRUNCATIONS, ChatRecipe, OverlongPolicy
 from batchloom.store import BAD, CHOSEN, GOOD, PROMPT, REJECTED, STEPS
 from batchloom.tokens import Tokenizer
 
@@ -214,7 +214,7 @@ _STEP_SEPARATOR = "\n"
 def encode_conversations(
     conversations: Sequence[Conversation],
     encoder: ChatEncoder,
-    rules: ChatRules,
+    rules: ChatRecipe,
     dtype: np.dtype[np.generic] = _UINT32,
 ) -> EncodedBatch:
     """Encode conversations, each rendered once and verified.
@@ -223,7 +223,7 @@ def encode_conversations(
     control tokens are where the template wrote them, and its trained tokens begin and end exactly at its trained
     turns. Otherwise the conversation is a fault. Batches of some thousands are fastest.
     """
-    out = EncodedBatchBuilder()
+    out, train_on = EncodedBatchBuilder(), rules.train_on or "assistant"
     rendered_conversations: list[_RenderedConversation] = []
     texts: list[RenderedText] = []
     for number, record in enumerate(conversations):
@@ -233,7 +233,7 @@ def encode_conversations(
             if conversation.media:
                 media = write_expansions(conversation.media, rendered, encoder)
                 rendered = media.rendered
-            trained_spans = compute_trained_spans(conversation, rendered, rules.train_on, rules.train_on_eos)
+            trained_spans = compute_trained_spans(conversation, rendered, train_on, rules.train_on_eos)
             weighted_spans = compute_weighted_spans(conversation, rendered)
             check_surrogates(rendered.text)
         except RenderError as error:
@@ -339,7 +339,7 @@ def _apply_overlong(
     rendered_conversation: _RenderedConversation,
     masked_tokens: MaskedTokens,
     placed: Sequence[PlacedMedium],
-    rules: ChatRules,
+    rules: ChatRecipe,
 ) -> None:
     number, rendered, limit = (rendered_conversation.number, rendered_conversation.rendered, rules.max_tokens or 0)
     excess = f"{masked_tokens.ids.size:,} tokens where {limit:,} are allowed"
@@ -541,7 +541,7 @@ def _add_answers(
     number: int,
     answers: tuple[_AnswerTokens, ...],
     sides: Sequence[int],
-    rules: ChatRules,
+    rules: ChatRecipe,
 ) -> str:
     """Add the answers to one prompt, cut if necessary; return why they cannot be."""
     if rules.max_tokens is not None and max(answer.ids.size for answer in answers) > rules.max_tokens:
@@ -555,11 +555,9 @@ def _add_answers(
     return ""
 
 
-def _encode_without_cuts(conversations: Sequence[Conversation], encoder: ChatEncoder, rules: ChatRules) -> EncodedBatch:
-    """Encode the sides of preferences, whose prompt and answer are cut together later."""
-    return encode_conversations(
-        conversations, encoder, replace(rules, max_tokens=None) if rules.overlong in TRUNCATIONS else rules
-    )
+def _without_cuts(rules: ChatRecipe) -> ChatRecipe:
+    """Return the rules of preferences, whose prompt and answer are cut later."""
+    return replace(rules, max_tokens=None, overlong="drop") if rules.overlong in TRUNCATIONS else rules
 
 
 def _add_answer(out: EncodedBatchBuilder, number: int, answer: _AnswerTokens, side: int) -> None:
@@ -567,7 +565,7 @@ def _add_answer(out: EncodedBatchBuilder, number: int, answer: _AnswerTokens, si
 
 
 def encode_preference_pairs(
-    pairs: Sequence[PreferencePair], encoder: ChatEncoder, rules: ChatRules, dtype: np.dtype[np.generic]
+    pairs: Sequence[PreferencePair], encoder: ChatEncoder, rules: ChatRecipe, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Render, tokenize and mask both sides of pairs of conversations.
 
@@ -578,7 +576,7 @@ def encode_preference_pairs(
     if not all(isinstance(side, Conversation) for side in sides):
         raise AssertionError("encode texts with encode_text_pairs")
     try:
-        encoded = _encode_without_cuts(cast("list[Conversation]", sides), encoder, rules)
+        encoded = encode_conversations(cast("list[Conversation]", sides), encoder, _without_cuts(rules))
     except OverlongError as error:
         number, side = divmod(error.number, 2)
         raise OverlongError(number, f"on its {_PAIR_SIDES[side]} side {error.reason}") from None
@@ -610,11 +608,11 @@ def encode_preference_pairs(
 
 
 def encode_labelled_answers(
-    labelled: Sequence[LabelledConversation], encoder: ChatEncoder, rules: ChatRules, dtype: np.dtype[np.generic]
+    labelled: Sequence[LabelledConversation], encoder: ChatEncoder, rules: ChatRecipe, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Render, tokenize and mask conversations with labelled answers."""
     conversations = [example.conversation for example in labelled]
-    encoded = _encode_without_cuts(conversations, encoder, rules)
+    encoded = encode_conversations(conversations, encoder, _without_cuts(rules))
     faults, dropped = ({fault.number: fault.reason for fault in some} for some in (encoded.faults, encoded.dropped))
     out = EncodedBatchBuilder(altered=encoded.altered)
     for number, answers in _split_answers(encoded).items():
@@ -630,7 +628,7 @@ def encode_labelled_answers(
 
 
 def encode_prompts(
-    prompts: Sequence[CarryingPrompt], encoder: ChatEncoder, rules: ChatRules, dtype: np.dtype[np.generic]
+    prompts: Sequence[CarryingPrompt], encoder: ChatEncoder, rules: ChatRecipe, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Render and tokenize prompts up to the beginning of the answer.
 
@@ -666,7 +664,7 @@ def encode_prompts(
 
 
 def encode_stepped_answers(
-    answers: Sequence[SteppedAnswer], tokenizer: Tokenizer, rules: ChatRules, dtype: np.dtype[np.generic]
+    answers: Sequence[SteppedAnswer], tokenizer: Tokenizer, rules: ChatRecipe, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Tokenize prompts and steps of answers, each step followed by a line end.
 
@@ -694,7 +692,7 @@ def encode_stepped_answers(
     return replace(out.build(dtype), sides=np.array(out.sides, np.uint8))
 
 
-def describe_excess(tokens: int, number: int, rules: ChatRules) -> str:
+def describe_excess(tokens: int, number: int, rules: ChatRecipe) -> str:
     """Describe by how much a document is too long, else ""; raise if that is an error."""
     if rules.max_tokens is None or tokens <= rules.max_tokens:
         return ""
@@ -705,7 +703,7 @@ def describe_excess(tokens: int, number: int, rules: ChatRules) -> str:
 
 
 def encode_text_pairs(
-    pairs: Sequence[PreferencePair], tokenizer: Tokenizer, rules: ChatRules, dtype: np.dtype[np.generic]
+    pairs: Sequence[PreferencePair], tokenizer: Tokenizer, rules: ChatRecipe, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Tokenize pairs of plain texts, each with its end token.
 

@@ -35,7 +35,7 @@ from batchloom.preparation.documents.token_encoder import (
     make_snippet,
     weigh_documents,
 )
-from batchloom.preparation.settings.recipe import ChatRules, DedupRecipe
+from batchloom.preparation.settings.recipe import ChatRecipe, DedupRecipe
 from batchloom.sources import PartReader, ReadRules, RecordBounds, SourcePart
 from batchloom.sources.files import Source
 from batchloom.store import StoreLengths
@@ -143,7 +143,7 @@ def normalize_records(batch: Records, record_kind: RecordKind, *, normalized: bo
 
 
 # Encoders of documents that a template renders.
-_RENDERED_ENCODERS: dict[str, Callable[[Any, ChatEncoder, ChatRules, np.dtype[np.generic]], EncodedBatch]] = {
+_RENDERED_ENCODERS: dict[str, Callable[[Any, ChatEncoder, ChatRecipe, np.dtype[np.generic]], EncodedBatch]] = {
     "pairs": encode_preference_pairs,
     "prompts": encode_prompts,
     "labels": encode_labelled_answers,

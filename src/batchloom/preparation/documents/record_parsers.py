@@ -46,7 +46,7 @@ from batchloom.core.medium import MEDIUM_KINDS, Medium, MediumKind, detect_mediu
 from batchloom.core.wording import describe_json_type
 from batchloom.media import MediaInspector, MediaLimits, MediaResolver
 from batchloom.preparation.settings.media_recipe import MediaRecipe, open_job_processor
-from batchloom.preparation.settings.recipe import ChatRecipe, ChatRules, Recipe
+from batchloom.preparation.settings.recipe import ChatRecipe, Recipe
 from batchloom.sources import PartReader, ReadLimits, ReadRules, SourcePart
 from batchloom.sources.files import Source, get_suffix
 from batchloom.sources.formats import SNIPPET_BYTES
@@ -97,7 +97,7 @@ class RecordParser:
     rules: ReadRules
     record_kind: RecordKind = "text"
     record_reader: RecordReader | None = None
-    chat: ChatRules | None = None
+    chat: ChatRecipe | None = None
     detected: str = ""
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
     own_folder: bool = False
@@ -193,14 +193,14 @@ class RecordParsers:
             return self._parsers_by_shape[key]
         try:
             ignore = (*self._recipe.reading.ignore, *self._recipe.source(source.input).ignore)
-            schema = _detect_schema(source, rows, mapping, ignore, inspector, self._recipe.reading.carried_columns)
+            carry = self._recipe.reading.carried_columns
+            schema = detect_schema(rows, mapping, media=inspector is not None, ignore=ignore, carry=carry)
             record_parser = make_record_parser(source, rows, self.rules, schema, self._recipe.chat, inspector)
         except SchemaError as error:
-            settings = self._recipe.source(source.input)
-            if not settings.location:
-                raise
-            # In a file of data sets, its own keys replace the command-line options.
-            message = f"{settings.location}: {error} (use {settings.column_keys} in that file)"
+            settings, message = self._recipe.source(source.input), f"{source.name}: {error}"
+            if settings.location:
+                # In a file of data sets, its own keys replace the command-line options.
+                message = f"{settings.location}: {message} (use {settings.column_keys} in that file)"
             raise SchemaError(message, error.columns, error.suggestion) from None
         record_parser = replace(
             record_parser,
@@ -326,20 +326,6 @@ def check_loader_reads(sources: Sequence[Source], record_parsers: RecordParsers)
             raise InputError(OBJECTIVES[objective].describe_refusal(source.name))
 
 
-def _detect_schema(
-    source: Source,
-    rows: Sequence[Mapping[str, Any]],
-    mapping: Mapping[str, str],
-    ignore: Sequence[str],
-    inspector: MediaInspector | None,
-    carry: Mapping[str, str] | None,
-) -> Schema:
-    try:
-        return detect_schema(rows, mapping, media=inspector is not None, ignore=ignore, carry=carry)
-    except SchemaError as error:
-        raise SchemaError(f"{source.name}: {error}", error.columns, error.suggestion) from None
-
-
 def make_record_parser(
     source: Source,
     rows: Sequence[Mapping[str, Any]],
@@ -367,13 +353,13 @@ def make_record_parser(
         record_reader = make_record_reader(
             schema, media=inspector is not None, has_text_numbers=is_csv, default_system=chat.default_system
         )
-        chat_rules = chat.rules(completion=schema.form == "prompt-completion")
+        chat_rules = chat.for_records(completion=schema.form == "prompt-completion")
         record_parser = RecordParser(
             rules, "conversation", record_reader, chat_rules, detected=schema.description, columns=columns
         )
     elif schema.kind == "segments":
         record_reader = make_record_reader(schema)
-        chat_rules = chat.rules(completion=False)
+        chat_rules = chat.for_records(completion=False)
         record_parser = RecordParser(rules, "segments", record_reader, chat_rules, schema.description, columns)
     else:
         record_kind: RecordKind = schema.kind if schema.kind in ("text", "interleaved") else "tokens"
@@ -508,7 +494,7 @@ def _make_objective_parser(
             f"{source.name} holds {objective.contents} ({schema.description}), and {objective.trained}: leave "
             f"--train-on {chat.train_on} out"
         )
-    chat_rules = chat.rules(completion=True)
+    chat_rules = chat.for_records(completion=True)
     return RecordParser(
         rules, record_kind, record_reader, chat_rules, schema.description, _find_filled_columns(schema, rows)
     )

@@ -54,7 +54,7 @@ from batchloom.preparation.documents.conversation_encoder import (
     write_with_control,
 )
 from batchloom.preparation.settings.read_recipe import FimRecipe
-from batchloom.preparation.settings.recipe import ChatRules
+from batchloom.preparation.settings.recipe import ChatRecipe
 from batchloom.sources.formats import excerpt_record
 from batchloom.tokens import Tokenizer, verify_control_tokens
 
@@ -257,7 +257,7 @@ def encode_token_rows(rows: Sequence[TokenRow], vocab_size: int, dtype: np.dtype
 
 
 def encode_segments(
-    documents: Sequence[SegmentedText], tokenizer: Tokenizer, rules: ChatRules | None, dtype: np.dtype[np.generic]
+    documents: Sequence[SegmentedText], tokenizer: Tokenizer, rules: ChatRecipe | None, dtype: np.dtype[np.generic]
 ) -> EncodedBatch:
     """Encode each segment alone, without adding tokens, as axolotl does.
 

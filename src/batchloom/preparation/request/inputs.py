@@ -1,43 +1,65 @@
 """Inputs of a job: paths, and YAML manifests and DatasetConfigs to expand."""
 
+import glob
 import json
 import os
 import re
 import shlex
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import Any, TypeAlias, final
 
-from batchloom.core.addresses import make_input_labels, redact_url
-from batchloom.core.errors import InputError, SettingsError
-from batchloom.core.settings import list_settings
-from batchloom.core.wording import format_count, shorten
-from batchloom.preparation.settings.config_location import FileSetting
-from batchloom.preparation.settings.peer_files import describe_dataset_info
+from batchloom.core.addresses import (
+    STANDARD_INPUT,
+    is_url,
+    is_url_or_stdin,
+    make_input_labels,
+    redact_url,
+    strip_file_scheme,
+)
+from batchloom.core.errors import InputError, InputMissingError, SettingsError
+from batchloom.core.settings import list_settings, quote_value, raise_problems
+from batchloom.core.synthetic_data import SYNTHETIC_NAMES
+from batchloom.core.wording import format_count, format_list, shorten
+from batchloom.media import FrameSampling
+from batchloom.preparation.settings.dataset_config import (
+    MULTIMODAL_TYPES,
+    DatasetConfig,
+    DatasetEntry,
+    DatasetType,
+)
+from batchloom.preparation.settings.dataset_file import (
+    ConfigLocation,
+    FileSetting,
+    describe_dataset_info,
+    split_dataset_info,
+)
+from batchloom.preparation.settings.media_recipe import MediaRecipe
 from batchloom.preparation.settings.read_recipe import MAX_SAMPLES, ReadRecipe, SourceRecipe
 from batchloom.preparation.settings.recipe import ChatRecipe, Recipe, as_recipe_inputs
 from batchloom.sources import (
     DetectedFile,
+    LinkBounds,
     PartReader,
     ReadLimits,
     ReadRules,
     SourceListing,
     SourcePart,
+    describe_missing_input,
+    find_hub_name,
+    find_preset,
+    is_inside,
     list_sources,
+    parse_hub_name,
+    strip_wildcard_part,
 )
 from batchloom.sources.files import RecordSample, Source, Spool, choose_random_records
 
-if TYPE_CHECKING:
-    from batchloom.preparation.settings.dataset_config import DatasetConfig
-import glob
+InputArgument: TypeAlias = str | os.PathLike[str] | DatasetConfig
 
-from batchloom.core.addresses import is_url_or_stdin
-
-# DatasetConfig is quoted, because its module is only loaded when needed.
-InputArgument: TypeAlias = Union[str, os.PathLike[str], "DatasetConfig"]
-
+_PRESET = "fineweb-edu"
+_MAX_LISTED = 5
 _DEFAULT_TOKENIZER = "gpt2"
 _MAX_OPTION_LENGTH = 80
 
@@ -83,15 +105,12 @@ def resolve_inputs(
     """
     input_arguments = as_input_tuple(inputs)
     if not any(
-        is_dataset_config(argument) or is_manifest_path(argument) or split_sample_count(argument)[1] is not None
+        isinstance(argument, DatasetConfig) or is_manifest_path(argument) or split_sample_count(argument)[1] is not None
         for argument in input_arguments
     ):
         tokenizer = default_tokenizer(reading) if tokenizer is None else tokenizer
         return ResolvedInputs(input_arguments, (), reading, tokenizer)  # type: ignore[arg-type]
-    # Importing pydantic is slow.
-    from batchloom.preparation.request.dataset_inputs import expand_inputs  # noqa: PLC0415
-
-    return expand_inputs(input_arguments, reading, tokenizer)
+    return _expand_inputs(input_arguments, reading, tokenizer)
 
 
 def default_tokenizer(reading: ReadRecipe) -> str:
@@ -99,17 +118,368 @@ def default_tokenizer(reading: ReadRecipe) -> str:
     return _DEFAULT_TOKENIZER if reading.media is None else reading.media.processor
 
 
-def as_input_tuple(inputs: InputArgument | Sequence[InputArgument]) -> "tuple[str | DatasetConfig, ...]":
+def as_input_tuple(inputs: InputArgument | Sequence[InputArgument]) -> tuple[str | DatasetConfig, ...]:
     """Return one input or several as a tuple, paths as strings."""
-    return (inputs,) if is_dataset_config(inputs) else as_recipe_inputs(inputs)  # type: ignore[arg-type,return-value]
+    return (inputs,) if isinstance(inputs, DatasetConfig) else as_recipe_inputs(inputs)  # type: ignore[arg-type]
 
 
-def input_name(argument: "str | DatasetConfig") -> str:
+def input_name(argument: str | DatasetConfig) -> str:
     """Return an input's name for messages, URLs without credentials.
 
     Empty for a config without a file.
     """
     return redact_url(argument) if isinstance(argument, str) else argument.location.name
+
+
+def _expand_inputs(
+    input_arguments: Sequence[str | DatasetConfig], reading: ReadRecipe, tokenizer: str | None
+) -> ResolvedInputs:
+    """Replace each manifest and DatasetConfig by the data sets it names, in order."""
+    inputs: list[str] = []
+    sources: list[SourceRecipe] = []
+    tokenizer_files: dict[str, str] = {}
+    notes: list[str] = []
+    multimodal: list[tuple[str, DatasetConfig]] = []
+    follow_links = False
+    settings: list[tuple[str, FileSetting]] = []
+    for argument in input_arguments:
+        if isinstance(argument, str) and not is_manifest_path(argument):
+            path, sample_count = split_sample_count(argument)
+            inputs.append(path)
+            sources.append(SourceRecipe(num_samples=sample_count))
+            continue
+        config = DatasetConfig.load(strip_file_scheme(argument)) if isinstance(argument, str) else argument
+        notes += config.location.notes
+        follow_links |= config.follow_links
+        settings += config.location.settings.items()
+        if config.tokenizer is not None:
+            tokenizer_files.setdefault(config.tokenizer, config.location.name or "a DatasetConfig")
+        located = _locate_entries(_iter_entries(config), _DatasetLocator(config.location), config.dataset_type)
+        for input_path, source, kind in located:
+            inputs.append(input_path)
+            sources.append(source)
+            if kind in MULTIMODAL_TYPES:
+                multimodal.append((f"{source.location}: {kind!r}", config))
+        if config.videos and not any(kind in MULTIMODAL_TYPES for *_, kind in located):
+            config_name = config.location.name or "A DatasetConfig"
+            notes.append(f"{config_name}: not used for texts: {', '.join(config.videos)}.")
+    if tokenizer is None and len(tokenizer_files) > 1:
+        (first, first_file), (second, second_file) = list(tokenizer_files.items())[:2]
+        raise InputError(
+            f"{first_file} names the tokenizer {first} and {second_file} names {second}, but a store has one; choose "
+            "it with --tokenizer."
+        )
+    reading = _add_media(reading, multimodal)
+    if reading.media is None:
+        raise_problems(
+            [
+                f"{source.location}.media_folder: no media are read; write type: vision, or give --processor"
+                for source in sources
+                if source.media_folder
+            ]
+        )
+    tokenizer = tokenizer if tokenizer is not None else next(iter(tokenizer_files), default_tokenizer(reading))
+    hoisted_sources, reading = hoist_common_settings(tuple(sources), reading)
+    return ResolvedInputs(
+        tuple(inputs),
+        hoisted_sources,
+        reading,
+        tokenizer,
+        tuple(notes),
+        follow_links,
+        tuple(settings),
+    )
+
+
+def _add_media(reading: ReadRecipe, multimodal: Sequence[tuple[str, DatasetConfig]]) -> ReadRecipe:
+    """Add the processor and the frame sampling that data sets with media declare."""
+    sampling, image_settings = _merge_sampling(multimodal), _merge_image_settings(multimodal)
+    if multimodal and reading.media is None:
+        processor = next((name for _, config in multimodal if (name := config.tokenizer) is not None), None)
+        if processor is None:
+            raise InputError(
+                f"{multimodal[0][0]} needs a processor, but none is given: write "
+                "processor_config: {processor_name: FOLDER}, or give --processor."
+            )
+        reading = replace(reading, media=MediaRecipe(processor=processor))
+    if reading.media is not None and reading.media.sampling == FrameSampling():
+        reading = replace(reading, media=replace(reading.media, sampling=sampling))
+    if reading.media is not None and not reading.media.image_settings:
+        reading = replace(reading, media=replace(reading.media, image_settings=image_settings))
+    return reading
+
+
+def _merge_sampling(multimodal: Sequence[tuple[str, DatasetConfig]]) -> FrameSampling:
+    """Return the common frame sampling of all data sets."""
+    samplings = [(location, config.sampling) for location, config in multimodal if config.videos]
+    _check_equal(samplings, "sample video frames differently, but a store has one frame sampling")
+    return samplings[0][1] if samplings else FrameSampling()
+
+
+def _merge_image_settings(multimodal: Sequence[tuple[str, DatasetConfig]]) -> dict[str, Any]:
+    """Return the common settings of the image processor of all data sets."""
+    image_settings = []
+    for location, config in multimodal:
+        try:
+            settings = config.processor_config.read_image_settings() if config.processor_config else {}
+        except SettingsError as error:
+            raise SettingsError([f"{location}: {problem}" for problem in error.problems]) from None
+        if settings:
+            image_settings.append((location, settings))
+    _check_equal(image_settings, "set the image processor differently, but a store has one processor")
+    return image_settings[0][1] if image_settings else {}
+
+
+def _check_equal(values: Sequence[tuple[str, Any]], conflict: str) -> None:
+    """Refuse values of several locations that differ from the first."""
+    for location, value in values[1:]:
+        if value != values[0][1]:
+            raise InputError(f"{values[0][0]} and {location} {conflict}: use equal settings, or prepare two stores.")
+
+
+def locate_inputs(entries: Sequence[DatasetEntry], config_location: ConfigLocation) -> list[tuple[str, SourceRecipe]]:
+    """Return the location and the settings of each input of a recipe file."""
+    raise_problems(
+        [
+            f"{config_location.describe('')}inputs[{number}].type: {entry.type!r} is not supported in a recipe; "
+            "leave it out, and write media: {processor: FOLDER}"
+            for number, entry in enumerate(entries)
+            if entry.type in MULTIMODAL_TYPES
+        ]
+    )
+    named_entries = ((f"inputs[{number}]", entry, config_location) for number, entry in enumerate(entries))
+    return [
+        (input_path, source)
+        for input_path, source, _ in _locate_entries(named_entries, _DatasetLocator(config_location), "text")
+    ]
+
+
+def _locate_entries(
+    entries: Iterable[tuple[str, DatasetEntry, ConfigLocation]], locator: "_DatasetLocator", default_type: DatasetType
+) -> list[tuple[str, SourceRecipe, DatasetType]]:
+    """Return the location, settings and type of each data set."""
+    located = []
+    for name, entry, config_location in entries:
+        if config_location != locator.config_location:
+            locator.raise_missing()
+            locator = _DatasetLocator(config_location)
+        kind = entry.type or default_type
+        plain = kind == "fineweb_edu" and not entry.mapping and entry.text_field is None
+        settings = {field.name: getattr(entry, field.name) for field in fields(SourceRecipe)}
+        source = replace(
+            SourceRecipe(**settings),
+            text_field="text" if plain else entry.text_field,
+            media_folder=locator.resolve_media_folder(entry, name),
+            location=f"{config_location.file}, {config_location.block}{name}" if config_location.file else name,
+            column_keys=config_location.column_keys,
+        )
+        located.append((locator.find(entry, source.location), source, kind))
+    locator.raise_missing()
+    return located
+
+
+def _iter_entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, ConfigLocation]]:
+    """Yield each data set with its name in the file and the file's location."""
+    form = None if config.dataset_format == "yaml" else config.dataset_format
+    if config.dataset_path is None and config.datasets is None:
+        yield "dataset_type", DatasetEntry(path=_PRESET), config.location
+    elif config.datasets is not None:
+        for number, entry in enumerate(config.datasets):
+            typed_entry = entry if entry.data_type or not form else replace(entry, data_type=form)
+            names = config.location.entry_names
+            yield names[number] if names else f"datasets[{number}]", typed_entry, config.location
+    elif config.dataset_format == "yaml" or is_manifest_path(config.dataset_path):
+        yield from _iter_file_entries(config)
+    else:
+        entry = DatasetEntry(path=str(config.dataset_path), data_type=form)
+        yield "dataset_path", entry, config.location
+
+
+def _iter_file_entries(config: DatasetConfig) -> Iterator[tuple[str, DatasetEntry, ConfigLocation]]:
+    """Yield the data sets of the file that a block names."""
+    config_location = config.location
+    locator = _DatasetLocator(config_location, lists=True)
+    location = (
+        f"{config_location.file}, {config_location.block}dataset_path" if config_location.file else "dataset_path"
+    )
+    path = locator.find(DatasetEntry(path=str(config.dataset_path)), location)
+    locator.raise_missing()
+    inner = DatasetConfig.load(path)
+    if inner.datasets is None or inner.location.has_block:
+        raise InputError(
+            f"{location}: {path} holds more than a list of data sets; it may contain only datasets: with the list."
+        )
+    for number, entry in enumerate(inner.datasets):
+        yield f"datasets[{number}]", entry, inner.location
+
+
+@final
+@dataclass
+class _DatasetLocator:
+    """Resolver of data set paths relative to their file."""
+
+    config_location: ConfigLocation
+    lists: bool = False
+    missing: list[tuple[str, str]] = field(default_factory=list)
+    has_hub_name: bool = False
+    _links: LinkBounds = field(default_factory=LinkBounds)
+
+    def find(self, entry: DatasetEntry, location: str) -> str:
+        """Return the input of a data set; missing ones are recorded for ``raise_missing``."""
+        if entry.path == STANDARD_INPUT and self.config_location.recipe:
+            return entry.path
+        if entry.path == STANDARD_INPUT:
+            raise InputError(
+                f"{location}: '-' is standard input, which a manifest cannot list; give it next to the manifest."
+            )
+        if is_url(entry.path) or is_url(entry.data_folder or ""):
+            return _check_hub_settings(entry, self._resolve_url(entry, location), location)
+        path = self._resolve_path(entry, location)
+        if os.path.lexists(path):
+            if is_manifest_path(path) and entry.data_type is None and not self.lists:
+                raise InputError(
+                    f"{location}: {path} is named like a manifest, but manifests cannot be nested; list its data sets "
+                    "here."
+                )
+            return _split_path(entry, path, location)
+        if self._may_be_remote(entry):
+            return _format_hub_name(entry, location)
+        if self.config_location.recipe and entry.path.partition(":")[0] in SYNTHETIC_NAMES:
+            return entry.path
+        if not (glob.has_magic(path) and os.path.isdir(strip_wildcard_part(path))):  # noqa: PTH112
+            self.missing.append((location, path))
+            self.has_hub_name = self.has_hub_name or (not entry.data_folder and parse_hub_name(entry.path) is not None)
+        return path
+
+    def raise_missing(self) -> None:
+        """Raise one error for all missing inputs."""
+        if not self.missing:
+            return
+        (location, path), *other_missing = self.missing
+        others = [f"{other_path} ({other_location})" for other_location, other_path in other_missing]
+        listing = f"; also missing: {format_list(others, _MAX_LISTED)}" if others else ""
+        sentence = f"{describe_missing_input(path).rstrip('.')}{listing}"
+        end = "" if sentence.endswith("?") else "."
+        raise InputMissingError(f"{location}: {sentence}{end}{self._hint()}")
+
+    def _hint(self) -> str:
+        """Return a hint about the location of missing inputs, with a leading space."""
+        if self._exists_from_current_folder():
+            return " Relative paths start from the folder of the file that contains them."
+        return " A data set of the Hub needs data_type: hf_dataset, or no data_type." if self.has_hub_name else ""
+
+    def _exists_from_current_folder(self) -> bool:
+        """Return whether missing inputs exist relative to the current folder."""
+        folder = str(self.config_location.file.parent) if self.config_location.file else "."
+        return folder != "." and any(os.path.lexists(os.path.relpath(path, folder)) for _, path in self.missing)
+
+    def _may_be_remote(self, entry: DatasetEntry) -> bool:
+        if entry.data_folder or entry.data_type not in (None, "hf_dataset"):
+            return False
+        if entry.data_type or entry.config or entry.split or entry.revision:
+            return parse_hub_name(entry.path) is not None
+        folder = "" if self.config_location.file is None else str(self.config_location.file.parent)
+        return find_hub_name(entry.path, folder) is not None
+
+    def _resolve_url(self, entry: DatasetEntry, location: str) -> str:
+        folder = (entry.data_folder or "").rstrip("/")
+        if not folder:
+            return entry.path
+        inside = entry.path.removeprefix(f"{folder}/")
+        if is_url(inside) or os.path.isabs(inside) or ".." in inside.split("/"):  # noqa: PTH117
+            raise _make_outside_folder_error(location, redact_url(entry.path), f"its data_folder {redact_url(folder)}")
+        if not is_url(folder):
+            raise _make_outside_folder_error(location, redact_url(entry.path), f"its data_folder {entry.data_folder}")
+        return f"{folder}/{inside}"
+
+    @property
+    def _is_confined(self) -> bool:
+        """True if relative paths must stay below the folder of the file."""
+        return self.config_location.file is not None and not self.config_location.recipe
+
+    def resolve_media_folder(self, entry: DatasetEntry, name: str) -> str | None:
+        """Return the base folder of a data set's media paths; None for the default."""
+        if not entry.media_folder or is_url(entry.media_folder):
+            return entry.media_folder or None
+        folder = replace(entry, path=entry.media_folder, data_folder=None)
+        return self._resolve_path(folder, f"{self.config_location.describe('')}{name}.media_folder")
+
+    def _resolve_path(self, entry: DatasetEntry, location: str) -> str:
+        """Return the local path of a data set."""
+        config_folder = "" if self.config_location.file is None else str(self.config_location.file.parent)
+        # Absolute paths are free; relative ones must stay below their base folder.
+        folder = os.path.expanduser(strip_file_scheme(entry.data_folder or ""))  # noqa: PTH111
+        if folder and not os.path.isabs(folder):  # noqa: PTH117
+            full = os.path.join(config_folder, folder)  # noqa: PTH118
+            if self._is_confined:
+                self._check_inside(full, config_folder, location, entry.data_folder or "", "the folder of the manifest")
+            folder = full
+        path = os.path.expanduser(strip_file_scheme(entry.path))  # noqa: PTH111
+        root = folder or config_folder
+        full = os.path.normpath(os.path.join(root, path))  # noqa: PTH118
+        if folder:
+            self._check_inside(full, root, location, entry.path, f"its data_folder {entry.data_folder}")
+        elif not os.path.isabs(path) and self._is_confined:  # noqa: PTH117
+            self._check_inside(full, root, location, entry.path, "the folder of the manifest")
+        return full
+
+    def _check_inside(self, full: str, root: str, location: str, path_setting: str, folder_description: str) -> None:
+        """Refuse a path outside a folder, by its parts or through a link."""
+        plain, begin = os.path.abspath(full), os.path.abspath(root or ".")  # noqa: PTH100
+        if not is_inside(plain, begin):
+            raise _make_outside_folder_error(location, path_setting, folder_description)
+        top, real = self._links.resolve(begin), self._links.resolve(strip_wildcard_part(plain))
+        if not is_inside(real, top):
+            raise _make_outside_folder_error(
+                location, path_setting, f"{folder_description}, through a symbolic link to {real}"
+            )
+
+
+def _make_outside_folder_error(location: str, path_setting: str, folder_description: str) -> InputError:
+    return InputError(
+        f"{location}: {quote_value(path_setting)} lies outside of {folder_description}; move the data there, or "
+        "give an absolute path without data_folder."
+    )
+
+
+def _format_hub_name(entry: DatasetEntry, location: str) -> str:
+    """Return the name of a Hub data set, with its config, split and revision."""
+    name = parse_hub_name(entry.path)
+    if name is None:
+        raise AssertionError("only names of the Hub are formatted here")
+    for word in ("config", "split", "revision"):
+        path_value, entry_value = getattr(name, word), getattr(entry, word)
+        if path_value and entry_value and path_value != entry_value and find_preset(entry.path) is None:
+            raise SettingsError(
+                [f"{location}.{word}: {entry_value!r} and path {entry.path!r} contradict each other; set only one"]
+            )
+        name = replace(name, **{word: entry_value or path_value})
+    if not (entry.config or entry.split or entry.revision):
+        # A local folder of the same name is not the data set that the manifest names.
+        plain = find_hub_name(entry.path) is None and not (name.config or name.split)
+        revision = f"@{name.revision}" if name.revision else ""
+        return f"hf://datasets/{name.repo}{revision}" if plain else entry.path
+    config = f":{name.config}" if name.config else ""
+    split = f"/{name.split}" if name.split else ""
+    revision = f"@{name.revision}" if name.revision else ""
+    return f"{name.repo}{config}{split}{revision}"
+
+
+def _check_hub_settings(entry: DatasetEntry, path: str, location: str) -> str:
+    for word in ("split", "config", "revision"):
+        if getattr(entry, word):
+            raise SettingsError(
+                [f"{location}.{word}: applies only to Hub data sets, but path is {redact_url(path)!r}; leave it out"]
+            )
+    return path
+
+
+def _split_path(entry: DatasetEntry, path: str, location: str) -> str:
+    """Return the path of a split of a saved data set; other files have none."""
+    inside = f"{path}/{entry.split}"
+    if entry.split and "/" not in entry.split and os.path.isdir(inside):  # noqa: PTH112
+        return _check_hub_settings(replace(entry, split=None), inside, location)
+    return _check_hub_settings(entry, path, location)
 
 
 def choose_file_settings(
@@ -258,12 +628,6 @@ def _count_records(source: Source, rules: ReadRules, most: int | None) -> int:
     return count
 
 
-def is_dataset_config(value: object) -> bool:
-    """Return whether a value is a DatasetConfig, without importing its module."""
-    module = sys.modules.get("batchloom.preparation.settings.dataset_config")
-    return module is not None and isinstance(value, module.DatasetConfig)
-
-
 def hoist_common_settings(
     sources: tuple[SourceRecipe, ...], reading: ReadRecipe
 ) -> tuple[tuple[SourceRecipe, ...], ReadRecipe]:
@@ -280,8 +644,6 @@ def hoist_common_settings(
 
 # ms-swift's number of random records after the name of a data set.
 _SAMPLE_PATTERN = re.compile(r"(.+)#([^#/]*)", re.DOTALL)
-# The file with the data sets of LLaMA-Factory or ms-swift, and names of some of them.
-_DATASET_INFO_PATTERN = re.compile(r"(.*/)?dataset_info\.json(:.*)?", re.DOTALL)
 _MANIFEST_SUFFIXES = (".yaml", ".yml")
 
 
@@ -290,13 +652,12 @@ def is_manifest_path(value: object) -> bool:
 
     Such files inside folders are not.
     """
-    if isinstance(value, str) and _DATASET_INFO_PATTERN.fullmatch(value) and not is_url_or_stdin(value):
+    if not isinstance(value, str) or is_url_or_stdin(value):
+        return False
+    if split_dataset_info(value) is not None:
         return True
-    if not isinstance(value, str) or not value.lower().endswith(_MANIFEST_SUFFIXES) or is_url_or_stdin(value):
-        return False
-    if glob.has_magic(value) and not os.path.lexists(value):
-        return False
-    return not os.path.isdir(value)  # noqa: PTH112 - a string stays a string
+    is_glob = glob.has_magic(value) and not os.path.lexists(value)
+    return value.lower().endswith(_MANIFEST_SUFFIXES) and not is_glob and not os.path.isdir(value)  # noqa: PTH112
 
 
 def split_sample_count(value: object) -> tuple[Any, int | None]:
@@ -319,7 +680,7 @@ def split_sample_count(value: object) -> tuple[Any, int | None]:
     if is_manifest_path(match[1]):
         problem = (
             f"a number belongs to one data set; write {match[1]}:NAME#{count}"
-            if _DATASET_INFO_PATTERN.fullmatch(match[1])
+            if split_dataset_info(match[1])
             else f"a number belongs to one data set; write num_samples: {count} or its library's key into the file"
         )
         raise SettingsError([f"inputs: {match[0]!r}: {problem}"])

@@ -121,7 +121,11 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
 
 
 def make_request(
-    inputs: InputArgument | Sequence[InputArgument] | None, options: Mapping[str, Any], recipe: RecipeReference | None
+    inputs: InputArgument | Sequence[InputArgument] | None,
+    options: Mapping[str, Any],
+    recipe: RecipeReference | None,
+    *,
+    by_label: bool = False,
 ) -> PrepareRequest:
     """Return the job of a recipe, with inputs and options that override it.
 
@@ -130,59 +134,12 @@ def make_request(
             input, the number must be equal.
         options: settings by their names in ``prepare``; None values are ignored.
         recipe: a Recipe, a recipe file or a store; None for the defaults.
+        by_label: apply the recipe's settings of single inputs only to inputs that are given again.
 
     Raises:
         SettingsError: all invalid settings; those of a file with its name.
         InputMissingError, InputError, RecordError, StoreError: see :func:`read_recipe`.
     """
-    return _make_request(inputs, options, recipe, by_label=False)
-
-
-def make_append_request(
-    inputs: InputArgument | Sequence[InputArgument] | None,
-    options: Mapping[str, Any],
-    recipe: RecipeReference | None,
-    out: object,
-) -> PrepareRequest:
-    """Return the job that appends to a store, by default with its newest recipe.
-
-    The settings that this recipe has for single inputs apply only to inputs that are given again.
-
-    Args:
-        inputs: replacement of the recipe's inputs; None searches those for new files.
-        options: as in :func:`make_request`.
-        recipe: as in :func:`make_request`; None for the store's.
-        out: folder of the store; if there is no store, the job is an ordinary one.
-
-    Raises:
-        SettingsError, InputMissingError, InputError, RecordError, StoreError: see :func:`make_request`.
-        StoreConflictError: nothing can be appended to this store.
-    """
-    out_path = os.fspath(out) if isinstance(out, os.PathLike) else out
-    # An invalid path is reported with the other problems.
-    store = Path(out_path) if isinstance(out_path, str) and is_valid_path(out_path) else None
-    if recipe is not None or store is None or not (store / MANIFEST_NAME).exists():
-        return _make_request(inputs, options, recipe, by_label=False)
-    check_base_has_recipe(read_manifest(store), store)
-    request = _make_request(inputs, options, store, by_label=True)
-    raise_problems(
-        [
-            f"inputs: {input_path!r} is read in part (max_samples or num_samples), and a sample of other files would "
-            "not extend the one in the store; prepare a new store, or append inputs that are read completely"
-            for input_path, source in zip(request.recipe.inputs, request.recipe.sources, strict=False)
-            if source.max_samples or source.num_samples
-        ]
-    )
-    return request
-
-
-def _make_request(
-    inputs: InputArgument | Sequence[InputArgument] | None,
-    options: Mapping[str, Any],
-    recipe: RecipeReference | None,
-    *,
-    by_label: bool,
-) -> PrepareRequest:
     overrides = {name: value for name, value in options.items() if value is not None}
     input_arguments = () if inputs is None else as_input_tuple(inputs)
     overridden_names = {*overrides, *(["inputs"] if input_arguments else [])}
@@ -223,6 +180,44 @@ def _make_request(
         store=None if overridden_names else raw_recipe.store,
         partial="" if input_arguments else raw_recipe.partial,
     )
+
+
+def make_append_request(
+    inputs: InputArgument | Sequence[InputArgument] | None,
+    options: Mapping[str, Any],
+    recipe: RecipeReference | None,
+    out: object,
+) -> PrepareRequest:
+    """Return the job that appends to a store, by default with its newest recipe.
+
+    The settings that this recipe has for single inputs apply only to inputs that are given again.
+
+    Args:
+        inputs: replacement of the recipe's inputs; None searches those for new files.
+        options: as in :func:`make_request`.
+        recipe: as in :func:`make_request`; None for the store's.
+        out: folder of the store; if there is no store, the job is an ordinary one.
+
+    Raises:
+        SettingsError, InputMissingError, InputError, RecordError, StoreError: see :func:`make_request`.
+        StoreConflictError: nothing can be appended to this store.
+    """
+    out_path = os.fspath(out) if isinstance(out, os.PathLike) else out
+    # An invalid path is reported with the other problems.
+    store = Path(out_path) if isinstance(out_path, str) and is_valid_path(out_path) else None
+    if recipe is not None or store is None or not (store / MANIFEST_NAME).exists():
+        return make_request(inputs, options, recipe)
+    check_base_has_recipe(read_manifest(store), store)
+    request = make_request(inputs, options, store, by_label=True)
+    raise_problems(
+        [
+            f"inputs: {input_path!r} is read in part (max_samples or num_samples), and a sample of other files would "
+            "not extend the one in the store; prepare a new store, or append inputs that are read completely"
+            for input_path, source in zip(request.recipe.inputs, request.recipe.sources, strict=False)
+            if source.max_samples or source.num_samples
+        ]
+    )
+    return request
 
 
 def default_dedup(reading: ReadRecipe) -> tuple[DedupRecipe, str]:

@@ -1,10 +1,8 @@
 """Recipes in files: YAML, read and written, and the manifest of a store."""
 
-import glob
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, final
 
@@ -18,18 +16,26 @@ from batchloom.core.addresses import (
     is_url,
     is_url_or_stdin,
     redact_url,
-    redact_url as shown_address,
     strip_file_scheme,
 )
 from batchloom.core.errors import InputError, InputMissingError, SettingsError, StoreError
 from batchloom.core.files import JSON_DECODE_ERRORS, decode_file_name, describe_os_error, read_regular_file, refuse_url
-from batchloom.core.settings import find_unknown_settings, from_plain, quote_value, raise_problems, suggest
+from batchloom.core.settings import (
+    find_unknown_settings,
+    from_plain,
+    list_settings,
+    quote_value,
+    raise_problems,
+    suggest,
+    value_to_plain,
+)
 from batchloom.core.synthetic_data import SYNTHETIC, SyntheticSpec
 from batchloom.core.wording import format_list
 from batchloom.core.yaml_reader import EXPONENT_PATTERN, FLOAT_TAG, read_yaml
+from batchloom.preparation.request.inputs import locate_inputs
 from batchloom.preparation.settings.clean_recipe import clean_steps_to_settings
-from batchloom.preparation.settings.config_location import ConfigLocation
-from batchloom.preparation.settings.dataset_file import MANIFEST_KEYS
+from batchloom.preparation.settings.dataset_config import DatasetConfig
+from batchloom.preparation.settings.dataset_file import MANIFEST_KEYS, ConfigLocation
 from batchloom.preparation.settings.media_recipe import compute_processor_fingerprint, media_to_settings
 from batchloom.preparation.settings.read_recipe import ReadRecipe, SourceRecipe, fim_to_plain
 from batchloom.preparation.settings.recipe import (
@@ -40,7 +46,6 @@ from batchloom.preparation.settings.recipe import (
     format_token_count,
 )
 from batchloom.sources import detect_kind_by_name, parse_hub_name, strip_wildcard_part
-from batchloom.sources.formats import FORMATS, InputFormat
 from batchloom.store import MANIFEST_NAME, REPORT_NAME, Manifest, read_manifest
 from batchloom.store.format import (
     GENERATIONS_NAME,
@@ -176,13 +181,9 @@ def _read_recipe_inputs(value: object, config_location: ConfigLocation) -> list[
     )
     if not value:
         return []
-    # pydantic takes its time to import.
-    from batchloom.preparation.request.dataset_inputs import locate_inputs  # noqa: PLC0415
-    from batchloom.preparation.settings.dataset_config import DatasetConfig  # noqa: PLC0415
-
     listed = [entry if isinstance(entry, dict) else {"path": entry} for entry in value]
     try:
-        config = DatasetConfig(datasets=listed)  # type: ignore[arg-type]  # it makes them
+        config = DatasetConfig(datasets=listed)  # type: ignore[arg-type]  # its mappings become entries
     except SettingsError as error:
         raise SettingsError(
             [f"{config_location.file}: {problem.replace('datasets', 'inputs', 1)}" for problem in error.problems]
@@ -228,7 +229,7 @@ def recipe_settings_for_report(recipe: Recipe) -> dict[str, Any]:
 
 def _make_printable(value: Any) -> Any:
     if isinstance(value, str):
-        return decode_file_name(shown_address(value) if is_url(value) else value)
+        return decode_file_name(redact_url(value) if is_url(value) else value)
     if isinstance(value, dict):
         return {decode_file_name(str(name)): _make_printable(item) for name, item in value.items()}
     return [_make_printable(item) for item in value] if isinstance(value, (list, tuple)) else value
@@ -258,18 +259,8 @@ def format_recipe(recipe: Recipe, note: str = "") -> str:
 
 def _input_to_plain(input_path: str, source: SourceRecipe) -> Any:
     """Return an input as in a manifest of data sets; only the path without settings."""
-    values = {
-        "data_type": source.form,
-        "name": source.name,
-        "weight": source.weight,
-        "media_folder": source.media_folder,
-        "text_field": source.text_field,
-        "mapping": dict(source.mapping) or None,
-        "ignore": list(source.ignore) or None,
-        "max_samples": source.max_samples,
-        "num_samples": source.num_samples,
-    }
-    settings = {name: value for name, value in values.items() if value is not None}
+    values = {field.name: value_to_plain(getattr(source, field.name)) for field in list_settings(SourceRecipe)}
+    settings = {name: value for name, value in values.items() if value not in (None, {}, [])}
     return {"path": input_path, **settings} if settings else input_path
 
 
@@ -292,10 +283,6 @@ _RecipeDumper.add_implicit_resolver(FLOAT_TAG, EXPONENT_PATTERN, list("-+0123456
 
 
 _TEXT_KINDS = ("text", "code")
-# The format that declares the files of each kind.
-_FORM_BY_KIND = {
-    kind: source_format.data_types[0] for kind, source_format in FORMATS.items() if source_format.data_types
-}
 _MAX_LISTED = 5
 # Manifest keys that are no settings.
 _NON_SETTING_KEYS = ("inputs", "sources", "reading", "chat")
@@ -531,11 +518,9 @@ def _make_source_recipes(
     if has_inputs:
         # The store has only the last name of an absolute folder; the new inputs say where theirs is.
         plain = [{k: value for k, value in settings.items() if k != "media_folder_name"} for settings in plain]
-    forms = _infer_forms(sources, labels)
-    known_names = (
-        *("text_field", "mapping", "ignore", "name", "weight", "max_samples", "num_samples"),
-        *("media_folder", "media_folder_name"),
-    )
+    else:
+        _check_no_declared_formats(sources, location)
+    known_names = [*(field.name for field in list_settings(SourceRecipe)), "media_folder_name"]
     raise_problems(
         [
             problem
@@ -555,52 +540,22 @@ def _make_source_recipes(
     source_recipes = tuple(
         SourceRecipe(
             **{**settings, "ignore": tuple(settings.get("ignore", ()))},
-            form=form,
             location=f"{location}, recipe.inputs[{number}]",
         )
-        for number, (settings, form) in enumerate(zip(plain, forms, strict=True))
+        for number, settings in enumerate(plain)
     )
     return source_recipes if any(source_recipe != SourceRecipe() for source_recipe in source_recipes) else ()
 
 
-def _infer_forms(sources: Sequence[SourceEntry], labels: Sequence[str]) -> list[InputFormat | None]:
-    """Return the declared format of each input, or None.
+def _check_no_declared_formats(sources: Sequence[SourceEntry], location: str) -> None:
+    """Refuse a store of files that were declared to hold records, unlike their names.
 
-    Files with names of text formats hold records only if the user declared it.
+    The store does not record the declaration, and without it the files would be read as texts.
     """
-    if not any(_was_declared(source.name, source.kind) for source in sources):
-        return [None] * len(labels)
-    numbers = {label.rstrip("/"): number for number, label in enumerate(labels)}
-    globs = [label for label in labels if glob.has_magic(label)]
-    kinds: list[set[str]] = [set() for _ in labels]
-    declared_numbers: set[int] = set()
     for source in sources:
-        number = _find_input_number(source.name, numbers, globs)
-        if number is not None:
-            kinds[number].add(source.kind)
-            if _was_declared(source.name, source.kind):
-                declared_numbers.add(number)
-    return [_common_form(kinds[number]) if number in declared_numbers else None for number in range(len(labels))]
-
-
-def _common_form(kinds: set[str]) -> InputFormat | None:
-    """Return the format that files of these kinds share, or None."""
-    forms = {_FORM_BY_KIND.get(kind) for kind in kinds}
-    if forms == {"json", "jsonl"}:
-        return "json"
-    return forms.pop() if len(forms) == 1 else None
-
-
-def _was_declared(name: str, kind: str) -> bool:
-    verdict = detect_kind_by_name(name)
-    return verdict is not None and verdict.kind in _TEXT_KINDS and kind in _FORM_BY_KIND
-
-
-def _find_input_number(name: str, numbers: Mapping[str, int], globs: Sequence[str]) -> int | None:
-    """Return the input of a file: itself, a parent folder or archive, or a glob."""
-    prefix = name
-    while prefix not in numbers and "/" in prefix:
-        prefix = prefix.rpartition("/")[0]
-    if prefix not in numbers:
-        prefix = next((pattern for pattern in globs if fnmatchcase(name, pattern)), "")
-    return numbers.get(prefix.rstrip("/"))
+        verdict = detect_kind_by_name(source.name)
+        if verdict is not None and verdict.kind in _TEXT_KINDS and source.kind not in _TEXT_KINDS:
+            raise InputError(
+                f"{location}: {source.name} was read as {source.kind}, which its name does not say (data_type); give "
+                "the manifest or recipe file that the store was made with."
+            )

@@ -4,6 +4,7 @@ from .clean_recipe import (
     clean_steps_to_settings as clean_steps_to_settings,
     make_cleaner as make_cleaner,
 )
+from .dataset_config import DatasetEntry as DatasetEntry, ProcessorConfig as ProcessorConfig
 from .media_recipe import (
     get_processor_state as get_processor_state,
     open_job_processor as open_job_processor,
@@ -17,7 +18,6 @@ from .read_recipe import (
 )
 from .recipe import (
     CHAT_SHORT_FORMS as CHAT_SHORT_FORMS,
-    SIZE_HINT as SIZE_HINT,
     DocumentOptions as DocumentOptions,
     OverlongPolicy as OverlongPolicy,
     PrepareOptions as PrepareOptions,

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 from batchloom.core.settings import suggest
 from batchloom.preparation.settings.peer_keys import (
-    READ,
     PeerDatasets,
-    PeerKey,
     PeerKeyReader,
+    declare_keys,
     describe_own_template,
     merge_values,
     quote_yaml,
@@ -17,47 +16,52 @@ from batchloom.preparation.settings.peer_keys import (
     read_validation_share,
 )
 
-_SHARDS = PeerKey("refused", "give the number of records to read with split: train[:N]")
-_STEPWISE = PeerKey("refused", "each step is trained, in full")
-_UNKNOWN_EFFECT = PeerKey("refused", "convert the records first")
 # Keys of one data set (axolotl/utils/schemas/datasets.py).
-ENTRY_KEYS = {
-    **dict.fromkeys(("path", "type", "name", "split", "data_files", "ds_type", "revision"), READ),
-    **dict.fromkeys(("field", "text_column", "field_messages", "field_tools", "field_thinking"), READ),
-    **dict.fromkeys(("field_chosen", "field_rejected", "message_property_mappings", "roles"), READ),
-    **dict.fromkeys(("message_field_role", "message_field_content", "message_field_training"), READ),
-    **dict.fromkeys(("message_field_training_detail", "chat_template", "chat_template_jinja"), READ),
-    **dict.fromkeys(("roles_to_train", "train_on_eos", "train_on_eot"), READ),
-    "template_thinking_key": PeerKey("refused", "templates get reasoning_content", ("reasoning_content",)),
-    "split_thinking": PeerKey("refused", "write the reasoning into reasoning_content"),
-    "drop_system_message": PeerKey("refused", "remove the system turns from the records"),
-    **dict.fromkeys(("shards", "shards_idx"), _SHARDS),
-    "preprocess_shards": PeerKey("unused", "only memory"),
-    "trust_remote_code": PeerKey("refused", "code of data sets never runs; write its output to a file"),
-    **dict.fromkeys(("conversation", "input_format", "input_transform"), _UNKNOWN_EFFECT),
-    **dict.fromkeys(("field_human", "field_model", "temperature", "logprobs_field", "skip"), _UNKNOWN_EFFECT),
-    "step_separator": PeerKey("refused", "a line end follows each step", ("\n",)),
-    **dict.fromkeys(("max_completion_length", "train_on_last_step_only"), _STEPWISE),
-}
+ENTRY_KEYS = declare_keys(
+    read="path type name split data_files ds_type revision field text_column field_messages field_tools "
+    "field_thinking field_chosen field_rejected message_property_mappings roles "
+    "message_field_training message_field_training_detail chat_template chat_template_jinja "
+    "roles_to_train train_on_eos train_on_eot",
+    unused={"only memory": "preprocess_shards"},
+    refused={
+        "templates get reasoning_content": "template_thinking_key",
+        "write the reasoning into reasoning_content": "split_thinking",
+        "remove the system turns from the records": "drop_system_message",
+        "give the number of records to read with split: train[:N]": "shards shards_idx",
+        "code of data sets never runs; write its output to a file": "trust_remote_code",
+        "write message_property_mappings instead": "message_field_role message_field_content",
+        "convert the records first": "conversation input_format input_transform field_human field_model temperature "
+        "logprobs_field skip",
+        "a line end follows each step": "step_separator",
+        "each step is trained, in full": "max_completion_length train_on_last_step_only",
+    },
+    neutral={
+        "template_thinking_key": ("reasoning_content",),
+        "step_separator": ("\n",),
+        "message_field_role": ("role",),
+        "message_field_content": ("content",),
+    },
+)
 # Keys that no data set of a manifest has.
 MARKER_KEYS = ENTRY_KEYS.keys() - {"path", "type", "name", "split", "revision"}
 # Data settings of a configuration; its other settings are the trainer's.
-JOB_KEYS = {
-    **dict.fromkeys(("datasets", "pretraining_dataset", "base_model", "tokenizer_config", "rl"), READ),
-    **dict.fromkeys(("chat_template", "chat_template_jinja", "train_on_inputs", "val_set_size"), READ),
-    **dict.fromkeys(("chat_template_kwargs", "sequence_len", "excess_length_strategy"), READ),
-    **dict.fromkeys(("sample_packing", "eval_sample_packing"), PeerKey("unused", "a setting of the loader")),
-    **dict.fromkeys(
-        ("dataset_prepared_path", "dataset_num_proc", "dataset_processes"), PeerKey("unused", "only speed")
-    ),
-    **dict.fromkeys(("test_datasets", "streaming"), PeerKey("unused", "another store, or a setting of the loader")),
-    "shuffle_merged_datasets": PeerKey("unused", "documents are shuffled by the loader", (True,)),
-    "dataset_exact_deduplication": PeerKey("unused", "--dedup decides", (True,)),
-    "default_system_message": PeerKey(
-        "refused",
-        "it replaces a text of the template; --default-system adds a system turn to conversations without one",
-    ),
-}
+JOB_KEYS = declare_keys(
+    read="datasets pretraining_dataset base_model tokenizer_config rl chat_template chat_template_jinja "
+    "train_on_inputs val_set_size chat_template_kwargs sequence_len excess_length_strategy",
+    unused={
+        "a setting of the loader": "sample_packing eval_sample_packing",
+        "only speed": "dataset_prepared_path dataset_num_proc dataset_processes",
+        "another store, or a setting of the loader": "test_datasets streaming",
+        "documents are shuffled by the loader": "shuffle_merged_datasets",
+        "--dedup decides": "dataset_exact_deduplication",
+    },
+    refused={
+        "it replaces a text of the template; --default-system adds a system turn to conversations without one": (
+            "default_system_message"
+        ),
+    },
+    neutral={"shuffle_merged_datasets": (True,), "dataset_exact_deduplication": (True,)},
+)
 _OVERLONG_POLICIES = {"drop": "drop", "truncate": "truncate", "raise": "error"}
 _ALL_ROLES = "system,developer,user,assistant,tool"
 # Settings of a data set that a store has once: the key that states each, and its default.
@@ -75,8 +79,6 @@ class _PromptType(NamedTuple):
 
     mapping: Mapping[str, str]
     layout: str = ""
-    # Roles whose column may be missing.
-    optional: tuple[str, ...] = ()
 
 
 _ALPACA = _PromptType({"prompt": "instruction", "response": "output"}, "the Alpaca prompt")
@@ -106,29 +108,6 @@ _SEGMENTS_TYPE = "input_output"
 _STEPS_TYPE = "stepwise_supervised"
 _TYPES = (*_CHAT_TYPES, *_TEXT_TYPES, _SEGMENTS_TYPE, _STEPS_TYPE, *_PROMPT_TYPES)
 _REFUSED_TYPES = {"_synthetic": "synthetic data is the input dummy"}
-_CUSTOM_TYPE_KEYS = {
-    **dict.fromkeys(("field_system", "field_instruction", "field_input", "field_output"), READ),
-    **dict.fromkeys(("field_prompt", "field_chosen", "field_rejected", "field_completion", "field_label"), READ),
-    **dict.fromkeys(
-        ("format", "no_input_format", "system_format", "system_prompt", "prompt_format"),
-        PeerKey("refused", "write a template file (--template) that writes the prompt"),
-    ),
-    **dict.fromkeys(
-        ("chosen_format", "rejected_format", "completion_format"),
-        PeerKey("refused", "write a template file (--template) that writes the prompt"),
-    ),
-}
-_CUSTOM_ROLES = {
-    "field_system": "system",
-    "field_instruction": "prompt",
-    "field_prompt": "prompt",
-    "field_input": "context",
-    "field_output": "response",
-    "field_chosen": "chosen",
-    "field_rejected": "rejected",
-    "field_completion": "completion",
-    "field_label": "label",
-}
 _DATA_TYPES = {"json": None, "jsonl": None, "text": None, "csv": "csv", "parquet": "parquet", "arrow": "arrow"}
 _TEMPLATES = {"chatml": "chatml", "llama3": "llama3", "alpaca": "alpaca"}
 _EOS_RULES = ("turn", "all", "last", "none")
@@ -227,10 +206,6 @@ def _translate_entry(
 def _translate_type(reader: PeerKeyReader) -> tuple[dict[str, str] | None, str]:
     """Return the mapping and layout of a type of prompt; None if it is not read."""
     kind = reader.values.get("type")
-    if isinstance(kind, dict):
-        custom = PeerKeyReader(kind, f"{reader.path}type.", reader.problems)
-        custom.check(_CUSTOM_TYPE_KEYS)
-        return {role: column for key, role in _CUSTOM_ROLES.items() if (column := custom.text(key))}, "its own prompt"
     if kind is None:
         # Tokenized data sets have no type.
         return {}, ""
@@ -269,12 +244,6 @@ def _translate_chat(reader: PeerKeyReader, *, is_pair: bool) -> dict[str, str]:
         mapping["tools"] = tools
     properties = reader.mapping("message_property_mappings")
     names = {} if properties is None else {key: properties.text(key) for key in properties.values}
-    for key, old_key in (("role", "message_field_role"), ("content", "message_field_content")):
-        old_name = reader.text(old_key)
-        if old_name and names.setdefault(key, old_name) != old_name:
-            reader.problems.append(
-                f"{reader.path}{old_key}: {old_name!r} contradicts message_property_mappings.{key}; leave it out"
-            )
     if thinking := reader.text("field_thinking"):
         names.setdefault("reasoning_content", thinking)
     for key, name in names.items():
@@ -296,7 +265,7 @@ def _translate_roles(reader: PeerKeyReader) -> dict[str, str]:
     roles = reader.mapping("roles")
     if roles is None:
         return {}
-    roles.check(dict.fromkeys(_ROLE_NAMES, READ))
+    roles.check(declare_keys(" ".join(_ROLE_NAMES)))
     return {name: merge_values(values) for role, name in _ROLE_NAMES.items() if (values := roles.texts(role))}
 
 

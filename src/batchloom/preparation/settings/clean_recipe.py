@@ -1,8 +1,6 @@
 """Settings of cleaning steps, and the index of the evaluation sets they name."""
 
-import math
-import os
-import time
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -12,7 +10,7 @@ from typing import Any
 from batchloom.core.addresses import is_url, redact_url
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.fingerprint import fingerprint
-from batchloom.core.settings import is_text, quote_value, raise_problems, to_plain
+from batchloom.core.settings import is_text, quote_value, raise_problems, to_plain, value_to_plain
 from batchloom.sources import (
     DeclaredInput,
     PartReader,
@@ -40,14 +38,10 @@ DECONTAMINATE = "decontaminate"
 BAD_WORDS = "bad_words"
 # Command-line value for no step.
 _NO_STEPS = "none"
-_MAX_INT = 1 << 63
-_MAX_JSON_DEPTH = 16
 _STEP_HINT = "write its name, or its name and settings: {name: {setting: value}}"
 _MAX_DEPTH = 32
 # A skipped record of a set would be trained on unseen.
 _FOLLOW_LINKS = DeclaredInput(follow_links=True)
-# A file that is rewritten this soon may have the same times.
-_MIN_AGE_NS = 2_000_000_000
 
 # For each file of a set, in order: its format, and the XXH3-128 of its decompressed bytes.
 _SetContents = list[tuple[str, str]]
@@ -89,7 +83,7 @@ def parse_clean_steps(value: object) -> tuple[CleanStep, ...]:
 
 def clean_steps_to_settings(steps: Sequence[CleanStep]) -> list[Any]:
     """Return the steps as plain values: a name, or a name and its settings."""
-    return [{step.name: _to_json_value(step.settings)} if step.settings else step.name for step in steps]
+    return [{step.name: value_to_plain(step.settings)} if step.settings else step.name for step in steps]
 
 
 def _parse_step(value: object, key_path: str) -> CleanStep:
@@ -117,27 +111,13 @@ def _parse_step(value: object, key_path: str) -> CleanStep:
     return CleanStep(name, dict(settings))
 
 
-def _is_json_value(value: object, depth: int = 0) -> bool:
+def _is_json_value(value: object) -> bool:
     """Return whether a value survives a round trip through JSON."""
-    if isinstance(value, (list, tuple)):
-        return depth < _MAX_JSON_DEPTH and all(_is_json_value(item, depth + 1) for item in value)
-    if isinstance(value, Mapping):
-        return depth < _MAX_JSON_DEPTH and all(
-            is_text(key) and _is_json_value(item, depth + 1) for key, item in value.items()
-        )
-    if isinstance(value, bool) or value is None:
-        return True
-    if isinstance(value, str):
-        return value == "" or is_text(value)
-    if isinstance(value, int):
-        return -_MAX_INT <= value < _MAX_INT
-    return isinstance(value, float) and math.isfinite(value)
-
-
-def _to_json_value(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _to_json_value(item) for key, item in value.items()}
-    return [_to_json_value(item) for item in value] if isinstance(value, (list, tuple)) else value
+    plain = value_to_plain(value)
+    try:
+        return bool(json.loads(json.dumps(plain, allow_nan=False, ensure_ascii=False).encode()) == plain)
+    except (TypeError, ValueError, RecursionError):
+        return False
 
 
 def build_overlap_index(
@@ -263,26 +243,16 @@ def _hash_contents(set_path: str) -> _SetContents:
 
 
 def _hash_file(source: Source) -> str:
-    """Return the XXH3-128 of a file's bytes, cached while the file is unchanged."""
-    if is_url(source.path):
-        return _cached_file_hash(source, (0, 0, 0))
-    try:
-        status = os.stat(source.file)  # noqa: PTH116 - as it was listed
-    except OSError:
-        # Opening the file reports the error.
-        return _compute_file_hash(source)
-    # Programs cannot set the change time, so it detects a rewrite with equal size and mtime.
-    if time.time_ns() - status.st_ctime_ns < _MIN_AGE_NS:
-        return _compute_file_hash(source)
-    return _cached_file_hash(source, (status.st_dev, status.st_ino, status.st_ctime_ns))
+    """Return the XXH3-128 of a file's bytes; a URL is read once."""
+    return _hash_url(source) if is_url(source.path) else _compute_hash(source)
 
 
 @lru_cache(maxsize=4096)
-def _cached_file_hash(source: Source, file_identity: tuple[int, int, int]) -> str:  # noqa: ARG001 - it changes with the file
-    return _compute_file_hash(source)
+def _hash_url(source: Source) -> str:
+    return _compute_hash(source)
 
 
-def _compute_file_hash(source: Source) -> str:
+def _compute_hash(source: Source) -> str:
     with PartStream(source) as stream:
         return stream.finish().hex()
 

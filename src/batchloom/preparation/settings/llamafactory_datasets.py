@@ -7,45 +7,30 @@ from batchloom.chat.templates import TOOL_FORMATS
 from batchloom.core.settings import suggest
 from batchloom.core.wording import format_list
 from batchloom.preparation.settings.peer_keys import (
-    READ,
     PeerDatasets,
     PeerKey,
     PeerKeyReader,
+    declare_keys,
     is_neutral,
     quote_yaml,
     read_template,
     read_validation_share,
 )
 
-_OTHER_HUB = PeerKey("refused", "only the Hugging Face Hub is read; download the data and write file_name")
 # Keys of one data set (llamafactory/data/parser.py).
-ENTRY_KEYS = {
-    **dict.fromkeys(("file_name", "cloud_file_name", "hf_hub_url", "formatting", "ranking"), READ),
-    **dict.fromkeys(("subset", "split", "num_samples", "columns", "tags"), READ),
-    "script_url": PeerKey("refused", "it names code to run; write its output to a file and name that with file_name"),
-    "ms_hub_url": _OTHER_HUB,
-    "om_hub_url": _OTHER_HUB,
-    "folder": PeerKey("refused", "give the folder of the repository as an input: hf://datasets/ORG/NAME/FOLDER"),
-    "file_sha1": PeerKey("unused", "files are not compared with it"),
-}
+ENTRY_KEYS = declare_keys(
+    read="file_name cloud_file_name hf_hub_url formatting ranking subset split num_samples columns tags",
+    unused={"files are not compared with it": "file_sha1"},
+    refused={
+        "it names code to run; write its output to a file and name that with file_name": "script_url",
+        "only the Hugging Face Hub is read; download the data and write file_name": "ms_hub_url om_hub_url",
+        "give the folder of the repository as an input: hf://datasets/ORG/NAME/FOLDER": "folder",
+    },
+)
 # Columns, and the roles that they have here.
-_COLUMN_ROLES = {
-    "prompt": "prompt",
-    "query": "context",
-    "response": "response",
-    "history": "history",
-    "messages": "messages",
-    "system": "system",
-    "tools": "tools",
-    "images": "images",
-    "videos": "videos",
-    "audios": "audios",
-    "chosen": "chosen",
-    "rejected": "rejected",
-    "kto_tag": "label",
-}
+_COLUMN_NAMES = "prompt query response history messages system tools images videos audios chosen rejected kto_tag"
+_COLUMN_ROLES = {name: name for name in _COLUMN_NAMES.split()} | {"query": "context", "kto_tag": "label"}
 _COLUMN_SETTINGS = "columns: and tags:"
-_COLUMN_KEYS = dict.fromkeys(_COLUMN_ROLES, READ)
 _ALPACA_COLUMNS = {"prompt": "instruction", "response": "output"}
 # Roles that are read only if a column is named.
 _OPTIONAL_ROLES = ("context", "history", "system", "tools", "label")
@@ -60,28 +45,26 @@ _TAG_ROLES = {
     "function_tag": "function_call",
     "system_tag": "system_role",
 }
-_TAG_KEYS = dict.fromkeys(_TAG_ROLES, READ)
 _FORMATS = ("alpaca", "sharegpt", "openai")
-_PLAN = PeerKey("unused", "a setting of the loader")
-_SPEED = PeerKey("unused", "only speed")
 # Data settings of a job (llamafactory/hparams/data_args.py); its other settings are the trainer's.
-JOB_KEYS = {
-    **dict.fromkeys(("dataset", "dataset_dir", "max_samples", "train_on_prompt", "mask_history", "val_size"), READ),
-    **dict.fromkeys(("stage", "model_name_or_path", "enable_thinking", "tool_format", "template"), READ),
-    "default_system": READ,
-    **dict.fromkeys(("packing", "neat_packing", "streaming", "buffer_size"), _PLAN),
-    "cutoff_len": PeerKey(
-        "unused", "it cuts the question and the answer of each turn; --max-tokens with --overlong truncate cuts the end"
-    ),
-    "preserve_thinking": PeerKey("unused", "the chat template decides"),
-    **dict.fromkeys(("overwrite_cache", "preprocessing_batch_size", "preprocessing_num_workers"), _SPEED),
-    **dict.fromkeys(("data_shared_file_system", "tokenized_path"), _SPEED),
-    **dict.fromkeys(("eval_dataset", "eval_on_each_dataset", "eval_num_beams"), PeerKey("unused", "another store")),
-    "mix_strategy": PeerKey("unused", "mix stores with train --mixture", ("concat",)),
-    "interleave_probs": PeerKey("unused", "mix stores with train --mixture"),
-    "media_dir": PeerKey("unused", "media lie next to the data, or in --data-folder"),
-    "ignore_pad_token_for_loss": PeerKey("unused", "there are no padding tokens", (True,)),
-}
+JOB_KEYS = declare_keys(
+    read="dataset dataset_dir max_samples train_on_prompt mask_history val_size stage model_name_or_path "
+    "enable_thinking tool_format template default_system",
+    unused={
+        "a setting of the loader": "packing neat_packing streaming buffer_size",
+        "it cuts the question and the answer of each turn; --max-tokens with --overlong truncate cuts the end": (
+            "cutoff_len"
+        ),
+        "the chat template decides": "preserve_thinking",
+        "only speed": "overwrite_cache preprocessing_batch_size preprocessing_num_workers data_shared_file_system "
+        "tokenized_path",
+        "another store": "eval_dataset eval_on_each_dataset eval_num_beams",
+        "mix stores with train --mixture": "mix_strategy interleave_probs",
+        "media lie next to the data, or in --data-folder": "media_dir",
+        "there are no padding tokens": "ignore_pad_token_for_loss",
+    },
+    neutral={"mix_strategy": ("concat",), "ignore_pad_token_for_loss": (True,)},
+)
 # Keys by which a job is one of LLaMA-Factory.
 JOB_MARKERS = ("dataset_dir", "stage", "finetuning_type", "cutoff_len")
 # ms-swift's name for a format is not one of LLaMA-Factory.
@@ -148,7 +131,7 @@ def _translate_columns(reader: PeerKeyReader, stage: str) -> dict[str, str]:
     ranking = reader.flag("ranking")
     named = reader.mapping("columns")
     if named is not None:
-        named.check(_COLUMN_KEYS)
+        named.check(declare_keys(_COLUMN_NAMES))
         columns = {key: column for key in _COLUMN_ROLES if (column := named.text(key))}
     else:
         columns = dict(_ALPACA_COLUMNS) if formatting == "alpaca" else {"messages": "conversations"}
@@ -183,7 +166,7 @@ def _translate_tags(reader: PeerKeyReader) -> dict[str, str]:
     tags = reader.mapping("tags")
     if tags is None:
         return {}
-    tags.check(_TAG_KEYS)
+    tags.check(declare_keys(" ".join(_TAG_ROLES)))
     names = {role: value for key, role in _TAG_ROLES.items() if (value := tags.text(key))}
     if names.get("function_call") == names.get("assistant"):
         # The roles of calls and answers are equal where tool_calls tell them apart.
@@ -245,51 +228,6 @@ def _translate_chat_settings(reader: PeerKeyReader, stage: str, result: PeerData
         result.not_taken.append("tool_format (the template of its models writes the tools)")
     elif tool_format is not None:
         result.take("tool_format", reader.choice("tool_format", _TOOL_FORMATS, ""), "tool_format")
-
-
-# Keys of one data set of version 1 (llamafactory/v1/utils/types.py).
-V1_ENTRY_KEYS = {
-    **dict.fromkeys(("path", "source", "split", "converter", "size", "weight"), READ),
-    "streaming": _PLAN,
-}
-_V1_MAPPINGS = {
-    "alpaca": {"prompt": "instruction", "response": "output"},
-    "sharegpt": {"messages": "conversations"},
-    "pair": {"chosen": "chosen", "rejected": "rejected"},
-}
-
-
-def is_v1_dataset_info(content: Mapping[str, Any]) -> bool:
-    """Return whether a file is a ``dataset_info.yaml`` of version 1."""
-    return bool(content) and all(
-        isinstance(entry, dict) and "path" in entry and ("source" in entry or "converter" in entry)
-        for entry in content.values()
-    )
-
-
-def translate_v1_dataset_info(content: Mapping[str, Any]) -> PeerDatasets:
-    """Translate a ``dataset_info.yaml`` of version 1."""
-    result = PeerDatasets(column_keys="another converter:")
-    for name, entry in content.items():
-        reader = PeerKeyReader(entry, f"{name}.", result.problems)
-        result.notes += [f"{name}: not taken: {text}" for text in reader.check(V1_ENTRY_KEYS)]
-        source = reader.choice("source", ("hf_hub", "ms_hub", "local"), "hf_hub")
-        if source == "ms_hub":
-            result.problems.append(f"{name}.source: 'ms_hub' is not supported; {_OTHER_HUB.reason}")
-        converter = reader.choice("converter", tuple(_V1_MAPPINGS), "")
-        dataset = {
-            "name": str(name),
-            "path": reader.text("path"),
-            "mapping": dict(_V1_MAPPINGS.get(converter, {})),
-            "split": reader.text("split", "train"),
-            "data_type": "hf_dataset" if source == "hf_hub" else None,
-            "num_samples": reader.number("size"),
-            "weight": entry.get("weight"),
-        }
-        if dataset["num_samples"] is not None:
-            result.notes.append(f"{name}.size: LLaMA-Factory draws random records with repeats, batchloom without")
-        result.datasets.append({key: value for key, value in dataset.items() if value not in (None, {})})
-    return result
 
 
 def list_names(reader: PeerKeyReader) -> list[str]:

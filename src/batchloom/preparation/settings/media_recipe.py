@@ -3,13 +3,13 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
 import orjson
 
-from batchloom.core.addresses import redact_url as address
+from batchloom.core.addresses import redact_url
 from batchloom.core.errors import InputError, SettingsError
 from batchloom.core.settings import (
     Setting,
@@ -34,7 +34,7 @@ from batchloom.media import (
 from batchloom.tokens import HUB_ID_PATTERN, RepositoryFiles, fetch_hub_folder, map_file_with_header_hints
 
 MediaStorage = Literal["reference", "embed"]
-MEDIA_PANEL = "Images, audio and video"
+MediaSetting = partial(Setting, panel="Images, audio and video")
 _LIMIT_FIELDS = tuple(field.name for field in fields(MediaLimits))
 _SAMPLING_FIELDS = {f"video_{field.name}": field.name for field in fields(FrameSampling)}
 
@@ -62,41 +62,28 @@ class MediaRecipe:
     """Settings of conversations with images, audio and video.
 
     The recipe that holds it reports its problems.
-
-    Attributes:
-        processor: folder of a transformers processor, or its repository on the Hub.
-        data_folder: folder or URL that the paths of media start from; None for the folder of each file.
-        image_settings: settings of the image processor that override those in its files, as keywords of
-            ``from_pretrained`` do (``max_pixels``, ``size``, ...).
-        keep: ``reference``: the store names media files; ``embed``: it holds their bytes. Media inside records are
-            always embedded.
-        limits: size limits of media.
-        sampling: frame sampling of videos.
     """
 
     processor: Annotated[
         str,
-        Setting(
+        MediaSetting(
             help="Folder or Hub id of a transformers processor: conversations may then hold images, audio or video.",
             check=_find_path_problem,
-            panel=MEDIA_PANEL,
         ),
     ]
     data_folder: Annotated[
         str | None,
-        Setting(
+        MediaSetting(
             help="Folder or URL that the paths of media start from.",
             check=_find_path_problem,
             shown_default="the folder of each file",
-            panel=MEDIA_PANEL,
         ),
     ] = None
     keep: Annotated[
         MediaStorage,
-        Setting(
+        MediaSetting(
             help="Storage of media: reference (the store names the files) or embed (it holds their bytes).",
             option="--media",
-            panel=MEDIA_PANEL,
         ),
     ] = "reference"
     image_settings: Annotated[
@@ -205,7 +192,7 @@ def media_folder_to_plain(folder: str | None, setting: str) -> dict[str, str]:
         return {}
     if PurePath(folder).is_absolute():
         return {f"{setting}_name": Path(folder).name}
-    return {setting: address(folder)}
+    return {setting: redact_url(folder)}
 
 
 _FOLDER_HINT = "give the folder that a processor's save_pretrained wrote"

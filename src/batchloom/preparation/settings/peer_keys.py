@@ -3,9 +3,11 @@
 One table per library and kind of file gives the treatment of each key.
 """
 
+import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from batchloom.core.settings import is_positive_number, quote_value, suggest
@@ -34,7 +36,20 @@ class PeerKey(NamedTuple):
     neutral: tuple[Any, ...] = ()
 
 
-READ = PeerKey("read")
+def declare_keys(
+    read: str,
+    unused: Mapping[str, str] = MappingProxyType({}),
+    refused: Mapping[str, str] = MappingProxyType({}),
+    neutral: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
+) -> dict[str, PeerKey]:
+    """Return the treatment of each key of a file.
+
+    ``unused`` and ``refused`` hold the keys of each reason. Several keys are separated by spaces.
+    """
+    keys = {key: PeerKey("read") for key in read.split()}
+    keys |= {key: PeerKey("unused", reason) for reason, names in unused.items() for key in names.split()}
+    keys |= {key: PeerKey("refused", reason) for reason, names in refused.items() for key in names.split()}
+    return keys | {key: keys[key]._replace(neutral=values) for key, values in neutral.items()}
 
 
 @dataclass(slots=True)
@@ -59,10 +74,11 @@ class PeerDatasets:
 
     def check_job(self, job: Mapping[str, Any], table: Mapping[str, PeerKey]) -> "PeerKeyReader":
         """Check the data settings of a job, and return their reader."""
+        # Other keys are the trainer's, unless one is almost that of a data setting.
         self.problems += [
-            f"{key}: unknown setting{hint}"
+            f"{key}: unknown setting; did you mean {close[0]!r}?"
             for key in job
-            if key not in table and (hint := _suggest_close(str(key), table))
+            if key not in table and (close := difflib.get_close_matches(str(key), table, n=1, cutoff=0.9))
         ]
         data_settings = {key: value for key, value in job.items() if key in table}
         self.not_taken += PeerKeyReader(data_settings, "", self.problems).check(table)
@@ -229,19 +245,3 @@ def is_neutral(value: object) -> bool:
 def merge_values(values: list[str]) -> str:
     """Return several values of a role in the form of a column mapping."""
     return "|".join(dict.fromkeys(values))
-
-
-def _suggest_close(key: str, known_keys: Mapping[str, PeerKey]) -> str:
-    """Return the hint for a key with one wrong letter; else an empty text."""
-    hint = suggest(key, known_keys)
-    return hint if any(_differ_by_a_letter(key, known) for known in known_keys) else ""
-
-
-def _differ_by_a_letter(first: str, second: str) -> bool:
-    if abs(len(first) - len(second)) > 1 or min(len(first), len(second)) < 5:
-        return False
-    start = next(
-        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
-    tails = first[start:], second[start:]
-    return tails[0][1:] == tails[1] or tails[0] == tails[1][1:] or tails[0][1:] == tails[1][1:]

@@ -30,12 +30,6 @@ class FimRecipe:
     """Settings of fill-in-the-middle, which moves the middle of a text to its end.
 
     See Bavarian et al. 2022. The recipe that holds it reports its problems.
-
-    Attributes:
-        rate: share of the texts to transform, each chosen by its own hash.
-        spm_rate: share of those in which the suffix precedes the prefix.
-        seed: at most 128 bits; it changes which texts are chosen and where they are cut.
-        prefix, suffix, middle: tokens before each part; None for those of the tokenizer.
     """
 
     rate: Annotated[float, Setting(help="Share of the texts to transform.", maximum=1)] = 0.5
@@ -134,20 +128,6 @@ class ReadRecipe:
     r"""Settings of reading records and text files.
 
     The recipe that holds it reports its problems.
-
-    Attributes:
-        text_field: field of a record, or column of a table, that holds the text; None to detect it.
-        mapping: columns by role, over the detected ones (``{"prompt": "q"}``).
-        ignore: columns and message keys that are treated as absent.
-        prompts: whether only the prompts of records are read, without their answers.
-        carry: columns that the documents of prompts carry, as ``NAME`` or ``NAME=COLUMN``.
-        split_on: document of a text file: ``auto`` (a file; a plain-text file above 1 MiB is cut into documents of
-            about 64 KiB), ``file``, ``line``, ``paragraph``, or any other string, at which texts are cut and which is
-            removed.
-        normalize: whether text is normalized to Unicode NFC with ``\n`` newlines.
-        clean: cleaning steps, in order.
-        fim: settings of fill-in-the-middle; None for none.
-        media: settings of images, audio and video; None to refuse them.
     """
 
     text_field: Annotated[
@@ -256,50 +236,44 @@ MAX_SAMPLES = 10**15
 class SourceRecipe:
     """Settings of one input; the recipe that holds it reports its problems.
 
-    Attributes:
-        text_field: as in :class:`ReadRecipe`; if neither this nor ``mapping`` is given, the
-            recipe's apply.
-        mapping: as in :class:`ReadRecipe`.
-        ignore: as in :class:`ReadRecipe`, in addition to the recipe's.
-        form: format of its files: ``json``, ``jsonl``, ``csv``, ``parquet``, ``arrow`` or
-            ``hf_dataset``; None to detect it.
-        name: label of its documents; recorded in the store.
-        weight: its share among the inputs, above 0; recorded in the store.
-        max_samples: number of its first records that are read; None for all.
-        num_samples: number of its records that are read, chosen at random; None for all.
-        media_folder: folder or URL that the paths of its media start from; None for the recipe's.
-        location: location of the setting, for messages.
-        column_keys: keys of its file that name columns, for messages.
+    ``location`` and ``column_keys`` name the setting, and the keys of its file that name columns, in messages.
     """
 
-    text_field: Annotated[str | None, Setting(help="Field of a record that holds the text.")] = None
-    mapping: Mapping[str, str] = field(default_factory=dict)
-    ignore: Annotated[
-        tuple[str, ...], Setting(help="Columns and message keys to treat as absent.", check=_find_ignore_problem)
-    ] = ()
-    form: Annotated[InputFormat | None, Setting(help="Format of the files.")] = None
-    name: Annotated[str | None, Setting(help="Label of the documents.")] = None
+    data_type: Annotated[InputFormat | None, Setting(help="Format of the files.", shown_default="detected")] = None
+    name: Annotated[str | None, Setting(help="Label of the documents; recorded in the store.")] = None
     weight: Annotated[
         float | None,
         Setting(
-            help="Share among the inputs.",
+            help="Share among the inputs, above 0; recorded in the store.",
             check=lambda value: "" if is_positive_number(value) else "is not a finite number above 0",
         ),
     ] = None
+    media_folder: Annotated[
+        str | None, Setting(help="Folder or URL that the paths of media start from; None for the recipe's.")
+    ] = None
+    text_field: Annotated[
+        str | None, Setting(help="Field of a record that holds the text; without it and a mapping, the recipe's.")
+    ] = None
+    mapping: Annotated[Mapping[str, str], Setting(help="Columns by role; as text_field.", check=lambda _: "")] = field(
+        default_factory=dict
+    )
+    ignore: Annotated[
+        tuple[str, ...],
+        Setting(help="Columns and message keys to treat as absent, besides the recipe's.", check=_find_ignore_problem),
+    ] = ()
     max_samples: Annotated[
         int | None, Setting(help="Number of first records to read.", minimum=1, maximum=MAX_SAMPLES)
     ] = None
     num_samples: Annotated[
         int | None, Setting(help="Number of random records to read.", minimum=1, maximum=MAX_SAMPLES)
     ] = None
-    media_folder: Annotated[str | None, Setting(help="Folder or URL that the paths of media start from.")] = None
     location: str = field(default="", compare=False)
     column_keys: str = field(default="mapping:", compare=False)
 
     @property
     def declared_input(self) -> DeclaredInput:
         """The declaration that the listing needs."""
-        return DeclaredInput(self.form, self.location)
+        return DeclaredInput(self.data_type, self.location)
 
     def problems(self) -> list[str]:
         """List the problems of the values, by name."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
@@ -27,6 +28,7 @@ from batchloom.core.fingerprint import fingerprint
 from batchloom.core.settings import (
     Setting,
     as_int,
+    find_choice_problem,
     find_problems,
     find_unknown_settings,
     is_text,
@@ -59,67 +61,8 @@ OVERLONG_POLICIES: tuple[str, ...] = get_args(OverlongPolicy)
 # Policies that cut tokens off one end of a conversation.
 TRUNCATIONS = ("truncate", "truncate-left")
 
-CHAT_PANEL = "Conversations"
+ChatSetting = partial(Setting, panel="Conversations")
 _DATE_CHARACTERS = len("YYYY-MM-DD")
-
-TRAIN_ON = Setting(
-    help="Turns to train on: assistant, all, last, completion, flagged, or roles such as assistant,tool.",
-    check=find_train_on_problem,
-    shown_default="assistant; completion for prompt-completion records",
-    panel=CHAT_PANEL,
-)
-TrainOnEosSetting = Annotated[
-    TrainOnEos,
-    Setting(
-        help="Stop tokens to train on: turn (those of trained turns), all (those of all turns), last (that of the last "
-        "trained turn) or none.",
-        panel=CHAT_PANEL,
-    ),
-]
-# Token counts are stored in 64 bits.
-MaxTokensSetting = Annotated[
-    int | None,
-    Setting(
-        help="Maximum tokens of a conversation.",
-        minimum=1,
-        maximum=10**12,
-        shown_default="no limit",
-        panel=CHAT_PANEL,
-    ),
-]
-OverlongSetting = Annotated[
-    OverlongPolicy,
-    Setting(
-        help="Policy for longer conversations: drop, truncate (keep the first tokens), truncate-left (keep the last "
-        "ones), truncate-turns (keep complete turns), split or error.",
-        panel=CHAT_PANEL,
-    ),
-]
-ProveSetting = Annotated[bool, Setting(help="Decode trained tokens and compare them with the text.", panel=CHAT_PANEL)]
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRules:
-    """Rules for the conversations of one source.
-
-    Attributes:
-        train_on: turns to train on: ``assistant``, ``all``, ``last``, ``completion``, ``flagged``, or roles
-            separated by commas.
-        max_tokens: maximum tokens of a conversation; None for no limit.
-        overlong: policy for longer ones: ``drop``, ``truncate``, ``truncate-left``, ``truncate-turns``, ``split`` or
-            ``error``.
-        prove: whether trained tokens are decoded and compared with the text.
-        train_on_eos: stop tokens to train on: ``turn``, ``all``, ``last`` or ``none``.
-    """
-
-    train_on: Annotated[str, TRAIN_ON] = "assistant"
-    max_tokens: MaxTokensSetting = None
-    overlong: OverlongSetting = "drop"
-    prove: ProveSetting = False
-    train_on_eos: TrainOnEosSetting = "turn"
-
-    def __post_init__(self) -> None:
-        raise_problems(find_problems(self))
 
 
 DedupMode = Literal["none", "exact", "lines", "paragraphs", "near"]
@@ -134,16 +77,6 @@ class DedupRecipe:
     """Settings of deduplication; the first copy in input order is kept.
 
     The recipe that holds it reports its problems.
-
-    Attributes:
-        mode: ``none``; ``exact``: documents with the same text; ``lines`` and ``paragraphs``: repeated lines
-            (paragraphs), then documents; ``near``: documents with the same text, then those that MinHash finds similar.
-        bands: groups of MinHash values; documents that agree in all values of one band are near duplicates.
-        rows: hashes of a band. A pair of similarity s is found with probability 1 - (1 - s^rows)^bands.
-        shingle: number of consecutive tokens that are hashed together.
-        similarity: similarity from which nine of ten pairs are found; it determines bands and rows. None to set them.
-        keep_signatures: whether the store keeps the MinHash signatures, 8 bytes a band and document, so that
-            appended documents are compared with all of its documents.
     """
 
     mode: Annotated[
@@ -250,7 +183,6 @@ _NON_IDENTITY_SETTINGS = ("inputs", "max_bad", "follow_links")
 _NESTED_SETTINGS = ("reading", "chat")
 _SIZE_CHARACTERS = 40
 _SIZE_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
-SIZE_HINT = f"a size of at most {_SIZE_CHARACTERS} characters such as 100M, 1G or 100_000"
 
 
 def _parse_date(value: object) -> dt.date | None:
@@ -260,91 +192,88 @@ def _parse_date(value: object) -> dt.date | None:
         return None
 
 
-def _find_tool_format_problem(value: object) -> str:
-    if isinstance(value, str) and value in TOOL_FORMATS:
-        return ""
-    hint = suggest(value, TOOL_FORMATS) if isinstance(value, str) else ""
-    return f"is none of {', '.join(TOOL_FORMATS)}{hint}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRecipe:
-    """Settings of conversations.
-
-    Attributes:
-        template: ``chatml``, ``llama3``, ``alpaca``, ``plain``, the name of one of the tokenizer's templates or a
-            file; ``none`` to join the texts of prompts and completions; None for the tokenizer's own, else ``plain``.
-        template_args: variables of the template by name; those of a record override them.
-        template_date: date that the template writes, as ``YYYY-MM-DD``; None for 2024-07-26.
-        tool_format: format in which tools and tool calls are written into contents; None leaves them to the template.
-        default_system: system prompt of conversations that have none; None or an empty text adds none.
-        train_on: turns to train on: ``assistant``, ``all``, ``last``, ``completion``, ``flagged``, or roles separated
-            by commas; None for the completion of prompt-completion records and the assistant's turns of others.
-        train_on_eos: stop tokens to train on: ``turn`` (those of trained turns), ``all`` (those of all turns),
-            ``last`` (that of the last trained turn) or ``none``.
-        max_tokens: maximum tokens of a conversation; None for no limit.
-        overlong: policy for longer ones: ``drop``, ``truncate`` (keep the first ``max_tokens``), ``truncate-left``
-            (keep the last ones), ``truncate-turns`` (keep complete turns), ``split`` (consecutive documents of at most
-            ``max_tokens``) or ``error``.
-        prove: whether trained tokens are decoded and compared with the text.
-    """
+    """Settings of conversations."""
 
     template: Annotated[
         str | None,
-        Setting(
+        ChatSetting(
             help="Chat template: chatml, llama3, alpaca, plain, the name of a template of the tokenizer, or a file. "
             "none joins the texts of prompts and completions, for base models.",
             check=lambda value: "" if is_text(value) else "is no name; give one or a path",
             shown_default="the tokenizer's, else plain",
-            panel=CHAT_PANEL,
         ),
     ] = None
     template_args: Annotated[
         Mapping[str, Any],
-        Setting(
+        ChatSetting(
             help="Variable of the chat template (enable_thinking=false); the value is JSON, else text. Repeatable.",
             check=lambda _: "",
             option="--template-arg",
             option_type=list,
             metavar="NAME=VALUE",
-            panel=CHAT_PANEL,
         ),
     ] = field(default_factory=dict)
     template_date: Annotated[
         str | None,
-        Setting(
+        ChatSetting(
             help="Date that the chat template writes, if it writes one: YYYY-MM-DD.",
             check=lambda value: "" if _parse_date(value) else "is no date; write YYYY-MM-DD",
             metavar="DATE",
             shown_default=DEFAULT_DATE.isoformat(),
-            panel=CHAT_PANEL,
         ),
     ] = None
     tool_format: Annotated[
         str | None,
-        Setting(
+        ChatSetting(
             help="Format in which tools and tool calls are written, for templates that write none: "
             f"{', '.join(TOOL_FORMATS)}.",
-            check=_find_tool_format_problem,
+            check=lambda value: find_choice_problem(value, TOOL_FORMATS),
             shown_default="the template's",
-            panel=CHAT_PANEL,
         ),
     ] = None
     default_system: Annotated[
         str | None,
-        Setting(
+        ChatSetting(
             help="System prompt of conversations without one. An empty text removes that of a recipe or job file.",
             check=lambda value: "" if value == "" or is_text(value) else "is not a text of Unicode characters",
             metavar="TEXT",
             shown_default="the template's",
-            panel=CHAT_PANEL,
         ),
     ] = None
-    train_on: Annotated[str | None, TRAIN_ON] = None
-    train_on_eos: TrainOnEosSetting = "turn"
-    max_tokens: MaxTokensSetting = None
-    overlong: OverlongSetting = "drop"
-    prove: ProveSetting = False
+    train_on: Annotated[
+        str | None,
+        ChatSetting(
+            help="Turns to train on: assistant, all, last, completion, flagged, or roles such as assistant,tool.",
+            check=find_train_on_problem,
+            shown_default="assistant; completion for prompt-completion records",
+        ),
+    ] = None
+    train_on_eos: Annotated[
+        TrainOnEos,
+        ChatSetting(
+            help="Stop tokens to train on: turn (those of trained turns), all (those of all turns), last (that of the "
+            "last trained turn) or none."
+        ),
+    ] = "turn"
+    max_tokens: Annotated[
+        int | None,
+        ChatSetting(
+            help="Maximum tokens of a conversation.",
+            minimum=1,
+            maximum=10**12,
+            shown_default="no limit",
+        ),
+    ] = None
+    overlong: Annotated[
+        OverlongPolicy,
+        ChatSetting(
+            help="Policy for longer conversations: drop, truncate (keep the first tokens), truncate-left (keep the "
+            "last ones), truncate-turns (keep complete turns), split or error."
+        ),
+    ] = "drop"
+    prove: Annotated[bool, ChatSetting(help="Decode trained tokens and compare them with the text.")] = False
 
     def __post_init__(self) -> None:
         problems = find_problems(self)
@@ -369,10 +298,9 @@ class ChatRecipe:
         """Date that the template writes."""
         return _parse_date(self.template_date) or DEFAULT_DATE
 
-    def rules(self, *, completion: bool) -> ChatRules:
-        """Return the rules for one source, whose records have a completion or not."""
-        train_on = self.train_on or ("completion" if completion else "assistant")
-        return ChatRules(train_on, self.max_tokens, self.overlong, self.prove, self.train_on_eos)
+    def for_records(self, *, completion: bool) -> "ChatRecipe":
+        """Return the settings for one source, whose records have a completion or not."""
+        return replace(self, train_on=self.train_on or ("completion" if completion else "assistant"))
 
 
 def _find_tokenizer_problem(value: object) -> str:
@@ -395,27 +323,7 @@ def _find_bad_budget_problem(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Settings that make a store of inputs; equal recipes and inputs give equal bytes.
-
-    Attributes:
-        inputs: files, folders and globs, in reading order.
-        sources: settings of each input; empty if no input has any.
-        tokenizer: ``bytes``, ``gpt2``, ``train:N``, ``tiktoken:NAME``, a path or a Hub id.
-        end_token: end-of-document token; ``config`` for the ``eos_token`` of tokenizer_config.json; None for the
-            token that ends texts in the vocabulary.
-        reading: settings of reading records and text files.
-        tokens_per_shard: maximum tokens of a shard, except for a single longer document.
-        dtype: token dtype on disk; ``auto``: uint16 below a vocabulary of 65,500, else int32.
-        follow_links: follow symbolic links that lead out of an input folder; else they are skipped.
-        val_fraction: share of the ``val`` subset; documents are chosen by hash.
-        test_fraction: share of the ``test`` subset; documents are chosen by hash.
-        balance_subsets: move single documents if a subset misses its share of the tokens by more than
-            20 % of it; else only hashes decide.
-        dedup: settings of deduplication.
-        max_bad: allowed bad records: a number, or a share (``"0.1%"``) that allows at
-            least 10. With more, the job fails.
-        chat: settings of conversations.
-    """
+    """Settings that make a store of inputs; equal recipes and inputs give equal bytes."""
 
     inputs: tuple[str, ...]
     sources: tuple[SourceRecipe, ...] = ()
@@ -684,7 +592,8 @@ def coerce_token_count(value: object) -> object:
         return value
     size = parse_token_count(value)
     if size is None:
-        raise SettingsError([f"tokens_per_shard: {quote_value(value)} is not {SIZE_HINT}"])
+        hint = f"a size of at most {_SIZE_CHARACTERS} characters such as 100M, 1G or 100_000"
+        raise SettingsError([f"tokens_per_shard: {quote_value(value)} is not {hint}"])
     return size
 
 

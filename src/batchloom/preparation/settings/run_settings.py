@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -17,7 +18,7 @@ UNIT_BYTES = 256 << 20
 _MAX_WORKERS = 100_000
 # A worker takes more without any input.
 _MIN_WORKER_MEMORY = 64 << 20
-_PANEL = "Execution"
+RunSetting = partial(Setting, panel="Execution")
 
 
 def _find_worker_problem(value: object) -> str:
@@ -40,44 +41,32 @@ def _find_folder_problem(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionSettings:
-    """Settings of the executor of a job.
-
-    Attributes:
-        workers: number of units processed at the same time; ``auto`` uses as many as cores, memory and units allow.
-        engine: ``pool`` (processes of this machine) or ``ray``.
-        address: address of a Ray cluster; None starts one on this machine.
-        memory_per_worker: maximum bytes of a worker, which is restarted above it; None for no limit.
-    """
+    """Settings of the executor of a job."""
 
     workers: Annotated[
         int | Literal["auto"],
-        Setting(
+        RunSetting(
             help="Number of units processed in parallel, or auto.",
             check=_find_worker_problem,
             option_type=str,
-            panel=_PANEL,
         ),
     ] = "auto"
-    engine: Annotated[
-        ExecutorName, Setting(help="Executor: pool (processes of this machine) or ray.", panel=_PANEL)
-    ] = "pool"
+    engine: Annotated[ExecutorName, RunSetting(help="Executor: pool (processes of this machine) or ray.")] = "pool"
     address: Annotated[
         str | None,
-        Setting(
+        RunSetting(
             help="Address of the cluster for --engine ray: host:port, or auto for the one of this machine.",
             shown_default="a new one on this machine",
-            panel=_PANEL,
         ),
     ] = None
     memory_per_worker: Annotated[
         int | None,
-        Setting(
+        RunSetting(
             help="Maximum memory of a worker (2G, 700M). A worker that needs more is restarted.",
             check=_find_memory_problem,
             option_type=str,
             metavar="SIZE",
             shown_default="no limit",
-            panel=_PANEL,
         ),
     ] = None
 
@@ -90,77 +79,57 @@ class ExecutionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Settings of a run.
-
-    Attributes:
-        execution: settings of the executor.
-        append: add the new inputs to an existing store as a new generation.
-        restart: replace the work of another recipe or of other inputs; identical units are reused.
-        hash_inputs: identify inputs by content, not by mtime.
-        dry_run: stop before shards are written, after counting what would be dropped.
-        streaming: read remote Hub datasets without downloading them; None: only large ones.
-        work: folder in which a store for a remote target is made; None for one below the user's cache.
-        for_loader: whether to refuse preferences, prompts and labelled steps, which a loader does not train.
-        limits: read limits, which affect documents.
-        unit_bytes: listed input bytes of a unit; 0 chooses them from the listing.
-    """
+    """Settings of a run."""
 
     execution: ExecutionSettings = field(default_factory=ExecutionSettings)
     append: Annotated[
         bool,
-        Setting(
+        RunSetting(
             help="Append new inputs to the store at --out as its next generation, by its own recipe.",
             option="--append",
-            panel=_PANEL,
         ),
     ] = False
     restart: Annotated[
         bool,
-        Setting(
+        RunSetting(
             help="Replace unfinished work of another recipe or of other inputs; equal units are reused.",
             option="--restart",
-            panel=_PANEL,
         ),
     ] = False
     hash_inputs: Annotated[
         bool,
-        Setting(
+        RunSetting(
             help="Compare inputs by content instead of modification time; reads them once more.",
             option="--hash-inputs",
-            panel=_PANEL,
         ),
     ] = False
     dry_run: Annotated[
         bool,
-        Setting(
+        RunSetting(
             help="Stop before the store is written, and report what would be removed.",
             option="--dry-run",
-            panel=_PANEL,
         ),
     ] = False
     streaming: Annotated[
         bool | None,
-        Setting(
+        RunSetting(
             help="Read Hub datasets remotely, or download them first.",
             shown_default="large ones remotely",
-            panel=_PANEL,
         ),
     ] = None
     work: Annotated[
         Path | None,
-        Setting(
+        RunSetting(
             help="Local folder in which a store for a remote --out is made.",
             check=_find_folder_problem,
             shown_default="a folder of the user's cache",
-            panel=_PANEL,
         ),
     ] = None
     for_loader: Annotated[
         bool,
-        Setting(
+        RunSetting(
             help="Refuse preferences, prompts and labelled steps, which a loader does not train.",
             has_option=False,
-            panel=_PANEL,
         ),
     ] = False
     limits: ReadLimits = field(default_factory=ReadLimits)

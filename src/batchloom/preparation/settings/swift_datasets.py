@@ -6,69 +6,58 @@ from typing import Any
 from batchloom.core.settings import suggest
 from batchloom.core.wording import format_list
 from batchloom.preparation.settings.peer_keys import (
-    READ,
     PeerDatasets,
-    PeerKey,
     PeerKeyReader,
+    declare_keys,
     quote_yaml,
     read_length_limit,
     read_template,
     read_validation_share,
 )
 
-_SPEED = PeerKey("unused", "only speed")
-_LOADER = PeerKey("unused", "a setting of the loader")
-_MIXTURE = PeerKey("unused", "mix stores with train --mixture")
-_COLUMN_ROLES = {
-    "query": "prompt",
-    "response": "response",
-    "history": "history",
-    "system": "system",
-    "messages": "messages",
-    "tools": "tools",
-    "images": "images",
-    "videos": "videos",
-    "audios": "audios",
-    "label": "label",
-}
+_COLUMN_NAMES = "query response history system messages tools images videos audios label"
+_COLUMN_ROLES = {name: name for name in _COLUMN_NAMES.split()} | {"query": "prompt"}
 # Agent templates that no model's chat template writes.
 _PROMPTED_AGENT_TEMPLATES = (
     *("react_en", "react_zh", "react_grpo", "toolbench"),
     *("qwen_en", "qwen_zh", "qwen_en_parallel", "qwen_zh_parallel"),
 )
 # Data settings of a job (swift/arguments/base_args/data_args.py); its other settings are the trainer's.
-JOB_KEYS = {
-    **dict.fromkeys(("dataset", "columns", "model", "dataset_shuffle", "split_dataset_ratio", "use_hf"), READ),
-    **dict.fromkeys(("val_dataset", "val_dataset_shuffle", "cached_val_dataset"), PeerKey("unused", "another store")),
-    **dict.fromkeys(("dataset_num_proc", "load_from_cache_file", "download_mode", "cached_dataset"), _SPEED),
-    **dict.fromkeys(("streaming", "shuffle_buffer_size", "packing", "packing_length"), _LOADER),
-    **dict.fromkeys(("interleave_prob", "stopping_strategy"), _MIXTURE),
-    "data_seed": PeerKey("refused", "random records are chosen with the seed 42", (42,)),
-    "strict": PeerKey("unused", "--max-bad decides"),
-    "remove_unused_columns": PeerKey("unused", "columns without a role are reported", (True,)),
-    **dict.fromkeys(("template", "system", "loss_scale", "max_length", "truncation_strategy"), READ),
-    "agent_template": PeerKey(
-        "unused",
-        "the model's own chat template writes the tools",
-        ("hermes", *_PROMPTED_AGENT_TEMPLATES),
-    ),
-    "enable_thinking": PeerKey("unused", "set the variable of the chat template with --template-arg"),
-    "disable_auto_column_mapping": PeerKey("refused", "name the columns of each role in a manifest"),
-    "custom_dataset_info": PeerKey("refused", "give the file as an input of its own"),
-    **dict.fromkeys(("model_name", "model_author"), PeerKey("refused", "write the names into the records")),
-}
+JOB_KEYS = declare_keys(
+    read="dataset columns model dataset_shuffle split_dataset_ratio use_hf template system loss_scale max_length "
+    "truncation_strategy",
+    unused={
+        "another store": "val_dataset val_dataset_shuffle cached_val_dataset",
+        "only speed": "dataset_num_proc load_from_cache_file download_mode cached_dataset",
+        "a setting of the loader": "streaming shuffle_buffer_size packing packing_length",
+        "mix stores with train --mixture": "interleave_prob stopping_strategy",
+        "--max-bad decides": "strict",
+        "columns without a role are reported": "remove_unused_columns",
+        "the model's own chat template writes the tools": "agent_template",
+        "set the variable of the chat template with --template-arg": "enable_thinking",
+    },
+    refused={
+        "random records are chosen with the seed 42": "data_seed",
+        "name the columns of each role in a manifest": "disable_auto_column_mapping",
+        "give the file as an input of its own": "custom_dataset_info",
+        "write the names into the records": "model_name model_author",
+    },
+    neutral={
+        "data_seed": (42,),
+        "remove_unused_columns": (True,),
+        "agent_template": ("hermes", *_PROMPTED_AGENT_TEMPLATES),
+    },
+)
 # What is trained by ``loss_scale``; its other values weight parts of an answer by patterns.
 _LOSS_SCALES = {"default": None, "last_round": "last", "all": "all"}
 # Values of ``rlhf_type`` that train rated answers.
 _ANSWER_METHODS = ("dpo", "orpo", "simpo", "kto", "cpo", "rm")
 _OVERLONG_POLICIES = {"delete": "drop", "right": "truncate", "left": "truncate-left", "split": "split"}
 # Keys of one data set of its dataset_info.json (swift/dataset/register.py).
-ENTRY_KEYS = {
-    **dict.fromkeys(("dataset_path", "hf_dataset_id", "dataset_name", "columns", "messages", "hf_revision"), READ),
-    **dict.fromkeys(("subsets", "split"), READ),
-    **dict.fromkeys(("tags", "help", "huge_dataset"), PeerKey("unused", "a description")),
-    **dict.fromkeys(("ms_dataset_id", "ms_revision"), PeerKey("unused", "the Hugging Face Hub is read")),
-}
+ENTRY_KEYS = declare_keys(
+    read="dataset_path hf_dataset_id dataset_name columns messages hf_revision subsets split",
+    unused={"a description": "tags help huge_dataset", "the Hugging Face Hub is read": "ms_dataset_id ms_revision"},
+)
 _IDENTIFIER_KEYS = ("dataset_name", "hf_dataset_id", "dataset_path")
 _MESSAGE_KEYS = {
     "role_key": "role",
@@ -199,7 +188,7 @@ def translate_dataset_info(entries: Sequence[Any], names: Sequence[str]) -> Peer
             continue
         mapping = _translate_columns(reader)
         if (messages := reader.mapping("messages")) is not None:
-            messages.check(dict.fromkeys(_MESSAGE_KEYS, READ))
+            messages.check(declare_keys(" ".join(_MESSAGE_KEYS)))
             mapping |= {role: name for key, role in _MESSAGE_KEYS.items() if (name := messages.text(key))}
         dataset = {"path": path, "name": reader.text("dataset_name"), "revision": reader.text("hf_revision")}
         splits: list[Any] = reader.texts("split") or [None]

@@ -9,9 +9,10 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, final
+from typing import Any, Self, final
 
 from batchloom.core.errors import InputError, MissingDependencyError, OutputError, WorkerError
 from batchloom.core.files import describe_os_error
@@ -96,14 +97,10 @@ class MessageMailbox:
         return messages
 
 
-class _MessageSender(Protocol):
-    def __call__(self, message: RayMessage) -> None: ...
-
-
 # Task function of the current executor; a Ray process runs tasks of one job only.
 _task_functions: dict[str, TaskFunction] = {}
 # Sender of the running task, for the memory watch thread.
-_running_tasks: dict[str, tuple[int, _MessageSender]] = {}
+_running_tasks: dict[str, tuple[int, Callable[[RayMessage], None]]] = {}
 
 
 def run_ray_task(job: RayJob, setup: bytes, serial: int, pickled_task: bytes, mailbox: Any) -> bytes:

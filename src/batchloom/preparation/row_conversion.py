@@ -1,6 +1,5 @@
 """``convert``: write any input as JSON Lines, JSON or Parquet, in bounded memory."""
 
-import importlib
 import io
 import json
 import os
@@ -28,7 +27,7 @@ from batchloom.core.errors import (
 )
 from batchloom.core.files import PARTIAL_SUFFIX, refuse_url
 from batchloom.core.settings import is_bool, quote_value, raise_problems, suggest
-from batchloom.core.wording import describe_json_type, format_list
+from batchloom.core.wording import format_list
 from batchloom.preparation.documents.record_parsers import read_sample_rows
 from batchloom.preparation.report.progress import JobCounters, Listener, Note, Phase
 from batchloom.preparation.request.inputs import check_no_manifests, list_inputs, split_sample_count
@@ -51,6 +50,7 @@ from batchloom.store import AtomicFile
 
 # More columns than this, including nested fields, mean that objects are used as dictionaries.
 MAX_COLUMNS = 10_000
+_GROUP_BYTES = 32 << 20
 # Integers up to this are exact as float64.
 _MAX_EXACT_INT = 1 << 53
 _MAX_DEPTH = 64
@@ -239,25 +239,10 @@ def _describe_unencodable(row: Row) -> str:
     remedy = "leave the column out with --columns, or write .parquet"
     for name, value in row.items():
         try:
-            json.dumps(value, allow_nan=False).encode()
-        except TypeError:
-            type_name = next(_iter_unencodable_types(value), "a value")
-            return f"column {name!r} holds {type_name}, which JSON cannot hold; {remedy}"
-        except ValueError:
-            return f"column {name!r} holds NaN or infinity, which JSON cannot hold; {remedy}"
-        except RecursionError:
-            return f"column {name!r} is nested too deeply; {remedy}"
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            return f"column {name!r} holds what JSON cannot hold ({error}); {remedy}"
     return f"the row cannot be written as JSON; {remedy}"
-
-
-def _iter_unencodable_types(value: object) -> Any:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for item in value:
-            yield from _iter_unencodable_types(item)
-    elif not isinstance(value, str | int | float | None):
-        yield "bytes" if isinstance(value, bytes) else describe_json_type(value)
 
 
 @final
@@ -289,6 +274,68 @@ class JsonRowFile:
             self._out.write(b"\n]\n")
         if self._packed:
             self._out.close()
+
+
+def build_arrow_schema(shape: ColumnType) -> Any:
+    """Return the Arrow schema of rows of this type."""
+    import pyarrow as pa  # noqa: PLC0415 - slow import that other outputs do not need
+
+    if not shape.fields:
+        raise UntabularError((), "the rows have no columns")
+    scalar_types = {bool: pa.bool_(), str: pa.string(), bytes: pa.binary()}
+
+    def choose_type(column_type: ColumnType, path: tuple[str, ...]) -> Any:
+        kinds = set(column_type.kinds)
+        if not kinds:
+            return pa.null()
+        if float in kinds:
+            return pa.float64()
+        if int in kinds:
+            return pa.int64() if column_type.most < 1 << 63 else pa.uint64()
+        if list in kinds:
+            return pa.list_(choose_type(column_type.items or ColumnType(), (*path, "[]")))
+        if dict in kinds:
+            if not column_type.fields:
+                raise UntabularError(path, "holds objects without fields")
+            return pa.struct([(name, choose_type(inner, (*path, name))) for name, inner in column_type.fields.items()])
+        return scalar_types[column_type.kinds[0]]
+
+    return pa.schema([(name, choose_type(inner, (name,))) for name, inner in shape.fields.items()])
+
+
+@final
+class ParquetRowFile:
+    """A Parquet file with a known schema and row groups of about 32 MiB."""
+
+    def __init__(self, file: IO[bytes] | io.RawIOBase, schema: Any) -> None:
+        import pyarrow.parquet as pq  # noqa: PLC0415 - as above
+
+        self._schema = schema
+        self._writer: Any = pq.ParquetWriter(file, schema, compression="zstd")
+        self._ready: list[Any] = []
+        self._size = 0
+
+    def write(self, batch: Records, *, nan: bool) -> None:  # noqa: ARG002 - Parquet holds NaN
+        import pyarrow as pa  # noqa: PLC0415 - as above
+
+        if batch.values:
+            columns = [pa.array([row.get(field.name) for row in batch.values], field.type) for field in self._schema]
+            self._ready.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+            self._size += self._ready[-1].nbytes
+        if self._size >= _GROUP_BYTES:
+            self._flush()
+
+    def finish(self) -> None:
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        import pyarrow as pa  # noqa: PLC0415 - as above
+
+        if self._ready:
+            table = pa.Table.from_batches(self._ready)
+            self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        self._ready, self._size = [], 0
 
 
 RowMapper = Callable[[Row], Row]
@@ -562,40 +609,32 @@ class _RowConversion:
         schema, notes = self._infer_schema() if target.form == "parquet" else (None, ())
         for note in notes:
             self._hear(Note(note, is_warning=True))
+        size, quarantine = 0, None
         if target.path is None or target.quarantine is None:
             self._write(JsonRowFile(sys.stdout.buffer), None)
-            counters = self._counters
-            return ConversionResult(
-                path=None,
-                form=target.form,
-                rows=counters.documents,
-                bytes=0,
-                quarantined=counters.quarantined,
-                quarantine=None,
-                notes=(),
-            )
-        with AtomicFile(target.path) as out, AtomicFile(target.quarantine) as bad:
-            file: RowFile = (
-                JsonRowFile(out, array=target.form == "json", compression=target.compression)
-                if schema is None
-                else _import_row_tables().ParquetRowFile(out, schema)
-            )
-            self._write(file, bad)
-            counters = self._counters
-            if counters.quarantined:
-                bad.finish()
-            elif target.quarantine.exists():
-                bad.remove_previous()
-            size, quarantine = out.finish(), target.quarantine if counters.quarantined else None
-            return ConversionResult(
-                path=target.path,
-                form=target.form,
-                rows=counters.documents,
-                bytes=size,
-                quarantined=counters.quarantined,
-                quarantine=quarantine,
-                notes=notes,
-            )
+        else:
+            with AtomicFile(target.path) as out, AtomicFile(target.quarantine) as bad:
+                file: RowFile = (
+                    JsonRowFile(out, array=target.form == "json", compression=target.compression)
+                    if schema is None
+                    else ParquetRowFile(out, schema)
+                )
+                self._write(file, bad)
+                if self._counters.quarantined:
+                    quarantine = target.quarantine
+                    bad.finish()
+                elif target.quarantine.exists():
+                    bad.remove_previous()
+                size = out.finish()
+        return ConversionResult(
+            path=target.path,
+            form=target.form,
+            rows=self._counters.documents,
+            bytes=size,
+            quarantined=self._counters.quarantined,
+            quarantine=quarantine,
+            notes=notes,
+        )
 
     def _write(self, file: RowFile, quarantine: AtomicFile | None) -> None:
         """Write all rows; write bad records to ``quarantine``, or report the first ones."""
@@ -619,7 +658,7 @@ class _RowConversion:
             except UntabularError as error:
                 raise self._untabular_input_error(source, batch, shape, error) from None
         try:
-            return _import_row_tables().build_arrow_schema(shape), tuple(describe_type_changes(shape))
+            return build_arrow_schema(shape), tuple(describe_type_changes(shape))
         except UntabularError as error:
             raise InputError(_describe_untabular(error)) from None
 
@@ -665,8 +704,3 @@ def _describe_untabular(error: UntabularError) -> str:
         f"{column}, which a Parquet column cannot hold; use .jsonl, which keeps every row as it is, or leave the "
         "column out with --columns"
     )
-
-
-def _import_row_tables() -> Any:
-    """Import the Parquet writer; pyarrow loads only when needed."""
-    return importlib.import_module("batchloom.preparation.conversion.row_tables")

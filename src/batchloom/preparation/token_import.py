@@ -4,9 +4,9 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, final
+from typing import Annotated, Any, Literal, TypedDict, Unpack, final
 
 import msgspec
 import numpy as np
@@ -17,9 +17,15 @@ from batchloom.core.addresses import make_input_labels
 from batchloom.core.errors import InputError, OutputError, StoreConflictError, TokenizerError
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.loss_weights import TokenFlags
-from batchloom.core.settings import Setting, find_problems, raise_problems, suggest, to_plain
-from batchloom.preparation.documents.subsets import SmallestHashes, SubsetRule, describe_missed_shares
-from batchloom.preparation.imports.token_files import (
+from batchloom.core.settings import Setting, find_choice_problem, find_problems, raise_problems, to_plain
+from batchloom.preparation.documents.subsets import SubsetRule, describe_missed_shares
+from batchloom.preparation.phases.finish import finish_plain_store, make_subset_entry, move_store
+from batchloom.preparation.phases.unit_shards import SubsetWriter
+from batchloom.preparation.report.progress import Listener, Note, Phase, PrepareResult, Progress, log_note, make_result
+from batchloom.preparation.report.report import ReportedSource, read_report
+from batchloom.preparation.rerun import check_output_folder, remove_leftover_work
+from batchloom.preparation.settings.recipe import as_recipe_inputs, check_option_names, coerce_token_count
+from batchloom.preparation.token_files import (
     FLAT_DTYPES,
     DocumentBoundaries,
     EdgeTokens,
@@ -32,12 +38,6 @@ from batchloom.preparation.imports.token_files import (
     iter_token_batches,
     open_token_file,
 )
-from batchloom.preparation.phases.finish import finish_plain_store, make_subset_entry, move_store
-from batchloom.preparation.phases.unit_shards import SubsetWriter
-from batchloom.preparation.report.progress import Listener, Note, Phase, PrepareResult, Progress, log_note, make_result
-from batchloom.preparation.report.report import ReportedSource, read_report
-from batchloom.preparation.rerun import begin_or_refuse, check_output_folder, remove_leftover_work
-from batchloom.preparation.settings.recipe import as_recipe_inputs
 from batchloom.preparation.units.unit_files import ROW
 from batchloom.preparation.units.units import combine_part_hashes
 from batchloom.preparation.units.work_folder import WORK_VERSION, JobIdentity, WorkFolder
@@ -57,6 +57,7 @@ from batchloom.store.format import (
     BlockChecksums,
     SourceEntry,
     StoreCounts,
+    SubsetEntry,
     choose_token_dtype,
     format_shard_name,
     iter_index_chunks,
@@ -196,21 +197,6 @@ def copy_shards(
             writer.abandon()
 
 
-def choose_subset_rule(files: Sequence[ImportedFile], val_fraction: float, read: ReadBatches) -> SubsetRule:
-    """Return the rule that assigns documents to ``val`` by hash.
-
-    Given two distinct documents, ``val`` gets at least one.
-    """
-    natural, smallest = SubsetRule(val_fraction, 0.0), SmallestHashes()
-    if not val_fraction:
-        return natural
-    for imported_file in files:
-        for batch in read(imported_file):
-            hashes = hash_ids(batch)
-            smallest.add(hashes, natural.codes(hashes))
-    return SubsetRule(val_fraction, 0.0, smallest.overrides(natural.list_required()))
-
-
 def _make_import_rows(file: TokenFile, batch: TokenBatch, part: int) -> NDArray[np.void]:
     rows = np.zeros(len(batch.lengths), ROW)
     rows["hash"] = hash_ids(batch)
@@ -234,43 +220,73 @@ LinkMode = Literal["link", "symlink", "copy"]
 _MAX_COUNT = 2**31 - 1
 
 
-def _find_dtype_problem(value: object) -> str:
-    return "" if value in FLAT_DTYPES else f"is none of {', '.join(FLAT_DTYPES)}{suggest(str(value), FLAT_DTYPES)}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportSpec:
-    """Settings for turning token id files into a store.
-
-    Attributes:
-        inputs: Megatron prefixes, flat files of ids, ``.npy`` files, and folders of prefixes.
-        val: inputs of the subset ``val``.
-        tokenizer: tokenizer of the ids, in the syntax of ``prepare`` (without ``train:N``), or None.
-        end_token: end-of-document token, if the tokenizer does not name one.
-        vocab_size: vocabulary size without a tokenizer; every id is below it.
-        dtype: dtype of the ids in flat files.
-        eod: id that ends each document of a flat file; without a tokenizer also recorded as the end
-            token.
-        document_tokens: number of tokens per document of a flat file, if no id ends documents.
-        val_fraction: share of documents, chosen by hash, for the subset ``val``; only with ``copy``.
-        tokens_per_shard: maximum number of tokens per copied shard; a single longer document may exceed it.
-        how: ``link`` (hard links), ``symlink`` (the store then depends on the original files) or
-            ``copy``.
-    """
+    """Settings for turning token id files into a store."""
 
     inputs: tuple[str, ...]
     val: tuple[str, ...] = ()
-    tokenizer: str | None = None
-    end_token: str | None = None
-    vocab_size: Annotated[int | None, Setting(help="Vocabulary size.", minimum=1, maximum=_MAX_COUNT)] = None
-    dtype: Annotated[str | None, Setting(help="Dtype of flat files.", check=_find_dtype_problem)] = None
-    eod: Annotated[int | None, Setting(help="Id that ends documents.", maximum=_MAX_COUNT)] = None
-    document_tokens: Annotated[int | None, Setting(help="Tokens per document.", minimum=1, maximum=_MAX_COUNT)] = None
-    val_fraction: Annotated[float, Setting(help="Share of val.", below=1)] = 0.0
-    tokens_per_shard: Annotated[int, Setting(help="Tokens per shard.", minimum=1, maximum=_MAX_COUNT)] = 100_000_000
-    how: Annotated[LinkMode, Setting(help="Link or copy.")] = "link"
+    tokenizer: Annotated[
+        str | None, Setting(help="Tokenizer that made the ids, in the form prepare takes; not train:N.")
+    ] = None
+    end_token: Annotated[
+        str | None,
+        Setting(
+            help="End-of-document token; config for the eos_token of tokenizer_config.json.",
+            shown_default="the tokenizer's",
+        ),
+    ] = None
+    vocab_size: Annotated[
+        int | None,
+        Setting(help="Exclusive upper bound of the ids, if no tokenizer is given.", minimum=1, maximum=_MAX_COUNT),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        Setting(
+            help="Type of the ids of a flat file: uint16, uint32, int32, ... A .npy file has its own.",
+            check=lambda value: find_choice_problem(value, FLAT_DTYPES),
+        ),
+    ] = None
+    eod: Annotated[
+        int | None,
+        Setting(
+            help="Id that ends each document of a flat file; without a tokenizer also recorded as the end token.",
+            maximum=_MAX_COUNT,
+            shown_default="the tokenizer's end token",
+        ),
+    ] = None
+    document_tokens: Annotated[
+        int | None,
+        Setting(
+            help="Number of tokens after which a flat file is cut into documents, instead of --eod.",
+            minimum=1,
+            maximum=_MAX_COUNT,
+        ),
+    ] = None
+    val_fraction: Annotated[
+        float, Setting(help="With --copy, share of the documents for the subset val, chosen by hash.", below=1)
+    ] = 0.0
+    tokens_per_shard: Annotated[
+        int,
+        Setting(
+            help="With --copy, maximum tokens of a shard (100M, 1G); a single longer document gets a shard of its own.",
+            minimum=1,
+            maximum=_MAX_COUNT,
+            option_type=str,
+            metavar="SIZE",
+            shown_default="100M",
+        ),
+    ] = 100_000_000
+    how: Annotated[
+        LinkMode,
+        Setting(
+            help="link (hard links), symlink (the store then depends on the files) or copy (new shards).",
+            has_option=False,
+        ),
+    ] = "link"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens_per_shard", coerce_token_count(self.tokens_per_shard))
         problems = [] if self.inputs else ["inputs: no inputs; name at least one prefix or file"]
         if any(not isinstance(path, str) or not path for path in (*self.inputs, *self.val)):
             problems.append(f"inputs: {(*self.inputs, *self.val)!r} contains a value that is not a path")
@@ -314,21 +330,27 @@ def _check_combinations(spec: ImportSpec) -> list[str]:
 ImportInputs = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
+class ImportOptions(TypedDict, total=False):
+    """Fields of :class:`ImportSpec`; None is unset."""
+
+    tokenizer: str | None
+    end_token: str | None
+    vocab_size: int | None
+    dtype: str | None
+    eod: int | None
+    document_tokens: int | None
+    val_fraction: float
+    tokens_per_shard: int
+    how: LinkMode
+
+
 def import_tokens(
     inputs: ImportInputs,
     *,
     out: str | os.PathLike[str],
     val: ImportInputs = (),
-    tokenizer: str | None = None,
-    end_token: str | None = None,
-    vocab_size: int | None = None,
-    dtype: str | None = None,
-    eod: int | None = None,
-    document_tokens: int | None = None,
-    val_fraction: float = 0.0,
-    tokens_per_shard: int = 100_000_000,
-    how: LinkMode = "link",
     progress: Listener | None = None,
+    **options: Unpack[ImportOptions],
 ) -> PrepareResult:
     """Build a store from files of token ids; linked files stay where they are.
 
@@ -338,20 +360,12 @@ def import_tokens(
     Args:
         inputs: Megatron prefixes, flat files of ids, ``.npy`` files, and folders of prefixes.
         out: the store's folder.
-        val: inputs of ``val``; :class:`~batchloom.preparation.imports.ImportSpec` describes all settings.
-        tokenizer: tokenizer of the ids.
-        end_token: end-of-document token.
-        vocab_size: vocabulary size without a tokenizer.
-        dtype: dtype of the ids in flat files.
-        eod: id that ends each document of a flat file.
-        document_tokens: number of tokens per document of a flat file.
-        val_fraction: share of documents for ``val``.
-        tokens_per_shard: maximum number of tokens per copied shard.
-        how: ``link``, ``symlink`` or ``copy``.
+        val: inputs of the subset ``val``.
         progress: called with each Note or Progress; without it, notes go to the log ``batchloom``.
+        **options: settings, which :class:`ImportSpec` documents.
 
     Raises:
-        SettingsError: settings are unknown or contradict each other.
+        SettingsError: settings contradict each other.
         InputMissingError: an input does not exist or is empty.
         InputError: ids outside the vocabulary, a dtype that disagrees, or a file that must be copied.
         StoreError: a prefix is damaged.
@@ -359,37 +373,86 @@ def import_tokens(
         StoreConflictError: ``out`` holds the output of another job.
         OutputError: ``out`` cannot be written, or a file cannot be linked into it.
     """
-    spec = ImportSpec(
-        inputs=as_recipe_inputs(inputs),
-        val=as_recipe_inputs(val),
-        tokenizer=tokenizer,
-        end_token=end_token,
-        vocab_size=vocab_size,
-        dtype=dtype,
-        eod=eod,
-        document_tokens=document_tokens,
-        val_fraction=val_fraction,
-        tokens_per_shard=tokens_per_shard,
-        how=how,
-    )
+    check_option_names("import_tokens", options, ImportOptions)
+    spec = ImportSpec(inputs=as_recipe_inputs(inputs), val=as_recipe_inputs(val), **options)
     return run_import(spec, Path(out), progress or log_note)
 
 
-def run_import(spec: ImportSpec, out: Path, listener: Listener) -> PrepareResult:
-    """Run an import into ``out``; see :func:`import_tokens`."""
+def make_plain_store(
+    out: Path,
+    job: JobIdentity,
+    find_differences: Callable[[Manifest], list[str]],
+    make: Callable[[WorkFolder], Manifest],
+) -> PrepareResult:
+    """Make a store without units, or return the finished one.
+
+    A stopped job starts over.
+
+    Args:
+        out: folder of the store.
+        job: identity of the job.
+        find_differences: lists how the job of a finished store differs from this one.
+        make: writes all files into the work folder, and returns the manifest.
+    """
     began = time.perf_counter()
-    token_inputs = find_token_inputs([*spec.inputs, *spec.val])
-    first_val = len(find_token_inputs(spec.inputs))
-    _check_no_repeats(token_inputs)
-    tokenizer = _resolve_import_tokenizer(spec)
-    manifest = _find_finished_import(out, spec, token_inputs, tokenizer)
-    if manifest is not None:
+    if (out / MANIFEST_NAME).exists():
+        manifest = read_manifest(out)
+        if differences := find_differences(manifest):
+            raise StoreConflictError(
+                f"{out} holds a finished store of another job ({'; '.join(differences[:3])}); choose another --out, or "
+                "delete that folder."
+            )
         remove_leftover_work(out)
         return make_result(out, manifest, seconds=time.perf_counter() - began, already_done=True)
     check_output_folder(out)
     with WorkFolder(out) as work:
-        job = _ImportRun(work, spec, token_inputs, first_val, tokenizer, listener)
-        return job.run(began)
+        if not work.has_results():
+            work.clear()
+            work.begin(job)
+        elif work.job() != job:
+            raise StoreConflictError(
+                f"{out} holds unfinished work of another job; delete {work.path} to start over, or choose another "
+                "--out."
+            )
+        # Only the move into the folder was left of a job that was stopped then.
+        manifest = read_manifest(work.store) if work.complete else make(work)
+        move_store(work, manifest)
+    return make_result(out, manifest, seconds=time.perf_counter() - began)
+
+
+def collect_subsets(store: Path, shards: Mapping[str, list[ShardEntry]]) -> dict[str, SubsetEntry]:
+    """Make the entries of the subsets that have shards, and write their lengths files."""
+    return {name: make_subset_entry(store / name, entries) for name, entries in shards.items() if entries}
+
+
+def list_plain_differences(manifest: Manifest, plain: Mapping[str, Any]) -> list[str]:
+    """List the settings in which a plain recipe differs from that of a manifest."""
+    return [
+        f"{name}: {manifest.recipe.get(name)!r} -> {plain.get(name)!r}"
+        for name in sorted(manifest.recipe.keys() | plain.keys())
+        if manifest.recipe.get(name) != plain.get(name)
+    ]
+
+
+def run_import(spec: ImportSpec, out: Path, listener: Listener) -> PrepareResult:
+    """Run an import into ``out``; see :func:`import_tokens`."""
+    token_inputs = find_token_inputs([*spec.inputs, *spec.val])
+    first_val = len(find_token_inputs(spec.inputs))
+    _check_no_repeats(token_inputs)
+    tokenizer = _resolve_import_tokenizer(spec)
+    plain, run = import_spec_to_plain(spec), _ImportRun(spec, token_inputs, first_val, tokenizer, listener)
+    sources = [(token_input.name, token_input.size, token_input.mtime_ns) for token_input in token_inputs]
+
+    def find_differences(manifest: Manifest) -> list[str]:
+        differences, report = list_plain_differences(manifest, plain), read_report(out)
+        if report is None or report.sources != _make_reported_sources(token_inputs):
+            differences.append("inputs: other files, or files that were written again")
+        if tokenizer is not None and tokenizer.fingerprint != manifest.tokenizer.fingerprint:
+            differences.append(f"tokenizer: {spec.tokenizer} has changed")
+        return differences
+
+    result = make_plain_store(out, JobIdentity(WORK_VERSION, plain, [], sources), find_differences, run.make)
+    return replace(result, notes=tuple(run.notes))
 
 
 def _resolve_import_tokenizer(spec: ImportSpec) -> Tokenizer | None:
@@ -421,79 +484,47 @@ def _make_reported_sources(token_inputs: Sequence[TokenInput]) -> list[ReportedS
     ]
 
 
-def _find_finished_import(
-    out: Path, spec: ImportSpec, token_inputs: Sequence[TokenInput], tokenizer: Tokenizer | None
-) -> Manifest | None:
-    if not (out / MANIFEST_NAME).exists():
-        return None
-    manifest, report = read_manifest(out), read_report(out)
-    differences = [
-        f"{name}: {manifest.recipe.get(name)!r} -> {value!r}"
-        for name, value in import_spec_to_plain(spec).items()
-        if manifest.recipe.get(name) != value
-    ]
-    if report is None or report.sources != _make_reported_sources(token_inputs):
-        differences.append("inputs: other files, or files that were written again")
-    if tokenizer is not None and tokenizer.fingerprint != manifest.tokenizer.fingerprint:
-        differences.append(f"tokenizer: {spec.tokenizer} has changed")
-    if differences:
-        raise StoreConflictError(
-            f"{out} holds a finished store of another job ({'; '.join(differences[:3])}); choose another --out, or "
-            "delete that folder."
-        )
-    return manifest
-
-
 @final
 class _ImportRun:
     def __init__(
         self,
-        work: WorkFolder,
         spec: ImportSpec,
         token_inputs: Sequence[TokenInput],
         first_val: int,
         tokenizer: Tokenizer | None,
         listener: Listener,
     ) -> None:
-        self._work, self._spec, self._token_inputs, self._first_val = (work, spec, token_inputs, first_val)
+        self._spec, self._token_inputs, self._first_val = spec, token_inputs, first_val
         self._tokenizer, self._listener = tokenizer, listener
         self._vocab_size = tokenizer.vocab_size if tokenizer else spec.vocab_size or 0
         whose = f"tokenizer {tokenizer.name!r}" if tokenizer else "a vocabulary of that size"
         self._check = VocabularyCheck(self._vocab_size, whose)
-        self._notes: list[str] = []
+        self.notes: list[str] = []
         self._total = 0
 
-    def run(self, began: float) -> PrepareResult:
-        """Run the import; a stopped import starts over, unless only the move was left."""
-        job = JobIdentity(
-            work_version=WORK_VERSION,
-            recipe=import_spec_to_plain(self._spec),
-            constants=[],
-            sources=[(token_input.name, token_input.size, token_input.mtime_ns) for token_input in self._token_inputs],
-        )
-        begin_or_refuse(self._work, job)
-        manifest = read_manifest(self._work.store) if self._work.complete else self._make()
-        move_store(self._work, manifest)
-        return make_result(self._work.out, manifest, seconds=time.perf_counter() - began, notes=tuple(self._notes))
-
-    def _make(self) -> Manifest:
+    def make(self, work: WorkFolder) -> Manifest:
+        """Write the store into the work folder."""
         spec, declared_tokenizer = self._spec, self._tokenizer
         end_id = declared_tokenizer.end_id if declared_tokenizer else None
         cutting = DocumentBoundaries(spec.dtype, spec.eod, spec.document_tokens, end_id)
         files = []
         for number, token_input in enumerate(self._token_inputs):
-            file = open_token_file(token_input, cutting, self._work.path / f"lengths.{number}")
+            file = open_token_file(token_input, cutting, work.path / f"lengths.{number}")
             self._check.check_dtype(file)
             files.append(ImportedFile(file, "val" if number >= self._first_val else "train"))
         self._total = sum(imported_file.file.tokens.nbytes for imported_file in files)
-        if spec.how == "copy":
-            dtype, overrides, shards = self._copy(files)
-        else:
-            dtype, overrides, shards = self._link(files)
+        make_shards = self._copy if spec.how == "copy" else self._link
+        dtype, shards = make_shards(files, work.store)
         tokenizer = declared_tokenizer or UnknownTokenizer(self._vocab_size, self._end_id(files))
-        return self._finish(files, shards, dtype, tokenizer, overrides)
+        manifest = self._make_manifest(files, collect_subsets(work.store, shards), dtype, tokenizer)
+        report = {
+            "sources": msgspec.to_builtins(_make_reported_sources(self._token_inputs)),
+            "out": os.path.abspath(work.out),  # noqa: PTH100
+            "notes": self.notes,
+        }
+        return finish_plain_store(work.store, manifest, tokenizer.state(), report)
 
-    def _link(self, files: list[ImportedFile]) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
+    def _link(self, files: list[ImportedFile], store: Path) -> tuple[str, dict[str, list[ShardEntry]]]:
         dtypes = {
             choose_linked_dtype(imported_file.file): imported_file.file.token_input.path for imported_file in files
         }
@@ -506,21 +537,26 @@ class _ImportRun:
         shards: dict[str, list[ShardEntry]] = {"train": [], "val": []}
         read = self._make_reader("read")
         for part, imported_file in enumerate(files):
-            folder = self._work.store / imported_file.subset
+            folder = store / imported_file.subset
             make_folder(folder)
             stem = folder / format_shard_name(len(shards[imported_file.subset]))
             shards[imported_file.subset].append(link_shard(imported_file, stem, part, self._spec.how, read))
-        return next(iter(dtypes)), {}, shards
+        return next(iter(dtypes)), shards
 
-    def _copy(self, files: list[ImportedFile]) -> tuple[str, dict[str, str], dict[str, list[ShardEntry]]]:
+    def _copy(self, files: list[ImportedFile], store: Path) -> tuple[str, dict[str, list[ShardEntry]]]:
         dtype = choose_token_dtype("auto", self._vocab_size)
-        membership = choose_subset_rule(files, self._spec.val_fraction, self._make_reader("read"))
+        membership = SubsetRule(self._spec.val_fraction, 0.0)
         writers = {
-            name: SubsetWriter(self._work.store / name, TOKEN_DTYPES[dtype], self._spec.tokens_per_shard)
-            for name in SUBSETS
+            name: SubsetWriter(store / name, TOKEN_DTYPES[dtype], self._spec.tokens_per_shard) for name in SUBSETS
         }
         shards = copy_shards(writers, files, membership, self._make_reader("write"))
-        return dtype, {f"{value:032x}": name for value, name in membership.overrides}, shards
+        if self._spec.val_fraction and not shards["val"]:
+            self._note(
+                "There is no val subset: the hashes of all documents choose train. Raise --val-fraction, or name files "
+                "for it with --val.",
+                is_warning=True,
+            )
+        return dtype, shards
 
     def _make_reader(self, phase: Phase) -> ReadBatches:
         size = documents = tokens = 0
@@ -557,20 +593,13 @@ class _ImportRun:
         )
         return 0
 
-    def _finish(
+    def _make_manifest(
         self,
         files: list[ImportedFile],
-        shards: dict[str, list[ShardEntry]],
+        subsets: dict[str, SubsetEntry],
         dtype: str,
         tokenizer: Tokenizer,
-        overrides: dict[str, str],
     ) -> Manifest:
-        store = self._work.store
-        subsets = {
-            name: make_subset_entry(store / name, shard_entries)
-            for name, shard_entries in shards.items()
-            if shard_entries
-        }
         documents = sum(entry.documents for entry in subsets.values())
         tokens = sum(entry.tokens for entry in subsets.values())
         by_subset = {name: entry.tokens for name, entry in subsets.items()}
@@ -579,7 +608,7 @@ class _ImportRun:
         for text in notes:
             self._note(text, is_warning=True)
         plain = import_spec_to_plain(self._spec)
-        manifest = Manifest(
+        return Manifest(
             format_version=FORMAT_VERSION,
             generation=1,
             dtype=dtype,
@@ -591,15 +620,9 @@ class _ImportRun:
             ),
             counts=StoreCounts(documents, documents, tokens, 0, {}),
             subsets=subsets,
-            subset_overrides=overrides,
+            subset_overrides={},
             sources=tuple(self._source(imported_file, tokenizer) for imported_file in files),
         )
-        report = {
-            "sources": msgspec.to_builtins(_make_reported_sources(self._token_inputs)),
-            "out": os.path.abspath(self._work.out),  # noqa: PTH100
-            "notes": self._notes,
-        }
-        return finish_plain_store(store, manifest, tokenizer.state(), report)
 
     def _source(self, imported_file: ImportedFile, tokenizer: Tokenizer) -> SourceEntry:
         token_input, edges = imported_file.file.token_input, imported_file.edges
@@ -624,5 +647,5 @@ class _ImportRun:
         )
 
     def _note(self, text: str, *, is_warning: bool = False) -> None:
-        self._notes.append(text)
+        self.notes.append(text)
         self._listener(Note(text, is_warning))

@@ -1,8 +1,0 @@
-"""Conversion of any input to rows of one JSON Lines, JSON or Parquet file.
-
-Read `row_conversion.py` first.
-"""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

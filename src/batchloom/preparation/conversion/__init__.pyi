@@ -1,1 +1,0 @@
-from .row_conversion import ConversionResult as ConversionResult, coerce_row as coerce_row
