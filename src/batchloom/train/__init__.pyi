@@ -26,7 +26,6 @@ from .train_settings import (
     PretrainedSettings as PretrainedSettings,
     TrainSettings as TrainSettings,
     apply_finetuning_defaults as apply_finetuning_defaults,
-    compute_accumulation_steps as compute_accumulation_steps,
     list_model_names as list_model_names,
     load_named_config as load_named_config,
     make_settings as make_settings,

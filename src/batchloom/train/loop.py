@@ -233,7 +233,7 @@ def sum_val_losses(run: TrainRun, val: Loader, max_batches: int | None) -> tuple
         batch = val[number]
         check_batch_ids(run, batch)
         trained += float((batch["labels"] != IGNORE_INDEX).sum())
-        for part in iter_passes(run.model, batch, run.passes):
+        for part in iter_passes(run.model, batch, val.share_at(number).passes):
             with make_autocast(run.ranks.device):
                 total += float(plain(**part))
     total, trained = run.ranks.total(total, trained)

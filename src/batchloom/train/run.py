@@ -36,8 +36,6 @@ from batchloom.train.train_settings import (
     MAX_STEPS,
     PretrainedSettings,
     TrainSettings,
-    compute_accumulation_steps,
-    compute_rank_rows,
 )
 
 # Settings that a resumed run cannot change: the model, the data and their order.
@@ -71,7 +69,6 @@ class TrainRun:
     Attributes:
         settings: settings of the run.
         ranks: rank group of this process.
-        passes: forward passes of this rank per step.
         store: train subset; for a mixture the store that has the tokenizer; or the stream.
         loader: this rank's batches of the train subset.
         val: this rank's batches of the val subset, by source name for a mixture; empty without one.
@@ -86,7 +83,6 @@ class TrainRun:
 
     settings: TrainSettings
     ranks: RankGroup
-    passes: int
     store: Store | Stream
     loader: Loader
     val: dict[str, Loader]
@@ -123,11 +119,10 @@ def set_up_run(
 
     Raises:
         StoreError: there is no store, it is damaged, or has no such generation.
-        SettingsError: sizes do not divide, or the vocabulary size is unknown.
-        PlanError: a store gives no sequence.
+        SettingsError: the vocabulary size is unknown.
+        PlanError: a store gives no sequence, or sizes do not divide.
         TrainError: no step has a target, or the memory cannot suffice.
     """
-    passes = compute_accumulation_steps(settings, ranks.world_size)
     source: Store | Mixture | Stream
     prepare_command = ""
     if isinstance(data, DataRequest):
@@ -156,7 +151,6 @@ def set_up_run(
     return TrainRun(
         settings=settings,
         ranks=ranks,
-        passes=passes,
         store=store,
         loader=loader,
         val={} if isinstance(source, Stream) else _make_val_loaders(source, settings, ranks, log, media),
@@ -253,8 +247,13 @@ def make_loader(
         has_vocabulary = _find_tokenizer_store(data).vocab_size is not None
         vocab_size = None if has_vocabulary else getattr(settings.model, "vocab_size", None)
         augment = {"noise_prob": settings.order.noise_prob, "vocab_size": vocab_size}
+    batch = BatchOptions(
+        uneven=settings.order.uneven, micro_batch_size=settings.batch_size, balance=settings.order.balance
+    )
     if isinstance(data, Stream):
-        return Loader(data, rank=ranks.rank, world_size=ranks.world_size, augment=augment, device=ranks.device)
+        return Loader(
+            data, rank=ranks.rank, world_size=ranks.world_size, augment=augment, batch=batch, device=ranks.device
+        )
     return Loader(
         data,
         seq_len=settings.seq_len,
@@ -267,9 +266,7 @@ def make_loader(
         rank=ranks.rank,
         world_size=ranks.world_size,
         augment=augment,
-        batch=BatchOptions(
-            uneven=settings.order.uneven, micro_batch_size=settings.batch_size, balance=settings.order.balance
-        ),
+        batch=batch,
         device=ranks.device,
         media=media,
     )
@@ -312,9 +309,7 @@ def _open_run_folder(run: TrainRun, *, resume: bool) -> int:
     else:
         folder.check_new()
     # The exchange also ensures that every rank has checked the folder before the first rank writes.
-    if run.ranks.world_size > 1:
-        with run.ranks.collective_errors():
-            require_agreement(run.loader)
+    check_ranks_agree(run)
     if run.ranks.first:
         if resume:
             truncate_log(folder.log, done)
@@ -351,14 +346,18 @@ def _describe_store_location(store: Store | Stream) -> dict[str, Any]:
     return location
 
 
+def check_ranks_agree(run: TrainRun) -> None:
+    """Check that all ranks read the same plan, each its own share."""
+    if run.ranks.world_size > 1:
+        with run.ranks.collective_errors():
+            require_agreement(run.loader)
+
+
 def check_edited_plan(run: TrainRun, plan: Plan) -> None:
-    """Refuse edits of a plan whose batch sizes or lengths this run cannot compute."""
-    for step_range in plan.orders.run_layout.step_ranges[1:]:
-        edited = replace(run.settings, global_batch_size=step_range.size, seq_len=max(step_range.seq_len, 2))
-        compute_accumulation_steps(edited, run.ranks.world_size)
-        if step_range.seq_len > run.settings.seq_len:
-            parameters = outline_model(edited, run.store, media=run.loader.holds_media).parameters
-            check_memory(edited, parameters, run.ranks)
+    """Refuse edits to a length that the model or the memory does not allow."""
+    seq_len = max(step_range.seq_len for step_range in plan.orders.run_layout.step_ranges)
+    if seq_len > run.settings.seq_len:
+        outline_model(replace(run.settings, seq_len=seq_len), run.store, media=run.loader.holds_media)
 
 
 def _list_allowed_changes(previous_description: dict[str, Any], run_description: dict[str, Any]) -> list[str]:
@@ -381,8 +380,7 @@ def _list_allowed_changes(previous_description: dict[str, Any], run_description:
 
 def _announce_run(run: TrainRun, done: int) -> None:
     settings, ranks, print_line = run.settings, run.ranks, run.log.print_line
-    rows = settings.batch_size or compute_rank_rows(settings, ranks.world_size)
-    plan = run.loader.plan
+    plan, share = run.loader.plan, run.loader.share_at(0)
     is_single_store = not run.loader.streamed and not isinstance(plan.orders.data, Mixture)
     # A plan of many pools is counted in the background, so its counts are not used here.
     is_counted = is_single_store and (plan.orders.is_counted or plan.orders.pools.count == 1)
@@ -397,10 +395,16 @@ def _announce_run(run: TrainRun, done: int) -> None:
     else:
         _announce_store(run, run.store)
     print_line(f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, {run.parameters:,} parameters")
+    parts = " x ".join(
+        [
+            format_count(ranks.world_size, "rank"),
+            format_count(share.passes, "pass"),
+            format_count(share.micro_batch_size, "row"),
+        ]
+    )
     print_line(
-        f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens "
-        f"({format_count(ranks.world_size, 'rank')} x {format_count(run.passes, 'pass')} x "
-        f"{format_count(rows, 'row')}) on {ranks.device.type}; {format_count(settings.steps, 'step')}{epochs}"
+        f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens ({parts}) on "
+        f"{ranks.device.type}; {format_count(settings.steps, 'step')}{epochs}"
     )
     if done:
         print_line(f"resume from the checkpoint of step {done}")

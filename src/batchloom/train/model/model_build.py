@@ -33,7 +33,7 @@ from batchloom.train.model.pretrained import (
 )
 from batchloom.train.run_data import get_data_name
 from batchloom.train.run_folder import RunLog
-from batchloom.train.train_settings import ModelSettings, PretrainedSettings, TrainSettings, compute_rank_rows
+from batchloom.train.train_settings import ModelSettings, PretrainedSettings, TrainSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,9 +42,6 @@ TrainableModel = GPT | PretrainedModel
 
 # A float32 parameter takes its weight, its gradient and AdamW's two moments.
 _TRAINING_BYTES_PER_PARAMETER = 16
-_BYTES_PER_WEIGHT = 4
-# A token of a batch has int64 input_ids, labels and position_ids.
-_BYTES_PER_TOKEN = 24
 # torch's CPU allocator has no exception class of its own, so its messages are matched.
 _ALLOCATION_MESSAGES = ("can't allocate memory", "Storage size calculation overflowed")
 _TEXT_KEYS = ("input_ids", "labels", "position_ids", "loss_weights")
@@ -113,7 +110,7 @@ def _build_pretrained(
     if settings.compile:
         model.compile_body()
     packed = settings.order.packing != "none"
-    rows = settings.batch_size or compute_rank_rows(settings, ranks.world_size)
+    rows = loader.share_at(0).micro_batch_size
     if packed or examples is not None:
         distances = _measure_isolation(model, loader, documents, rows, data_name, packed=packed)
     if examples is not None and not examples.with_media(settings.seq_len):
@@ -202,32 +199,22 @@ def _measure_isolation(
 
 
 def check_memory(settings: TrainSettings, parameters: int, ranks: RankGroup) -> None:
-    """Refuse a run whose model or batch alone exceeds the total memory."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    needed = _TRAINING_BYTES_PER_PARAMETER * parameters
-    demands = [(needed, machine, "this machine")]
+    """Refuse a run whose model alone exceeds the total memory of its device."""
+    device_name, available = "this machine", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if ranks.device.type == "cuda":
-        gpu_memory = torch.cuda.get_device_properties(ranks.device).total_memory
-        demands = [(needed, gpu_memory, "the GPU"), (_BYTES_PER_WEIGHT * parameters, machine, "this machine")]
-    shape = settings.model
-    if isinstance(shape, PretrainedSettings):
-        kind, remedy = shape.init, "give --init a smaller model"
-    else:
-        kind = f"{shape.layers:,} layers of width {shape.width:,}"
-        remedy = "lower the configuration's model.layers, model.width, model.hidden or model.vocab_size"
-    for demand, available, device_name in demands:
-        if demand > available:
-            raise TrainError(
-                f"A model of {parameters:,} parameters ({kind}) needs {format_size(demand)} to train, and "
-                f"{device_name} has {format_size(available)}: {remedy}."
-            )
-    rows = compute_rank_rows(settings, ranks.world_size)
-    if (batch := _BYTES_PER_TOKEN * rows * settings.seq_len) > machine:
+        device_name, available = "the GPU", torch.cuda.get_device_properties(ranks.device).total_memory
+    needed = _TRAINING_BYTES_PER_PARAMETER * parameters
+    if needed > available:
         raise TrainError(
-            f"A rank's share of a step, {rows:,} sequences of {settings.seq_len:,} tokens, takes "
-            f"{format_size(batch)}, and this machine has {format_size(machine)}: lower --global-batch-size or "
-            "--seq-len, or start more ranks on more machines."
+            f"A model of {parameters:,} parameters needs {format_size(needed)} to train, and {device_name} has "
+            f"{format_size(available)}: {_describe_smaller_model(settings)}."
         )
+
+
+def _describe_smaller_model(settings: TrainSettings) -> str:
+    if isinstance(settings.model, PretrainedSettings):
+        return "give --init a smaller model"
+    return "lower the configuration's model.layers, model.width, model.hidden or model.vocab_size"
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -244,14 +231,9 @@ def explain_memory_errors(settings: TrainSettings, parameters: int) -> Iterator[
         if not is_out_of_memory(error):
             raise
         rows = settings.batch_size or "all"
-        smaller = (
-            "give --init a smaller model"
-            if isinstance(settings.model, PretrainedSettings)
-            else "the configuration's model.layers and model.width"
-        )
         raise TrainError(
             f"Out of memory with {parameters:,} parameters "
             f"({format_size(_TRAINING_BYTES_PER_PARAMETER * parameters)} to train) and passes of {rows} rows of "
-            f"{settings.seq_len} tokens: lower --batch-size (more passes make the same step), --seq-len, or {smaller} "
-            "(another run)."
+            f"{settings.seq_len} tokens: lower --batch-size (more passes make the same step) or --seq-len; or "
+            f"{_describe_smaller_model(settings)} (another run)."
         ) from error
