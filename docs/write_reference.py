@@ -40,7 +40,7 @@ from batchloom.preparation import (
     RunSettings,
 )
 from batchloom.text import KNOWN_STEPS
-from batchloom.train import StreamOptions, TrainSettings
+from batchloom.train import DataRequest, MediaPaths, StoreOptions, StreamOptions, TrainSettings
 
 REFERENCE = Path(__file__).parent / "reference"
 # An option in a sentence. As code it keeps its two hyphens, which a page may replace by a dash.
@@ -97,7 +97,7 @@ _GROUPS: dict[str, tuple[type, ...]] = {
     "Images, audio and video: Python and recipe files": (MediaLimits, FrameSampling),
     "Data order: `Loader`, `plan`, `explain`, `when`": (PlanSpec,),
     "Training: `train` and its configuration files": (TrainSettings,),
-    "Training from a stream: options of `train`": (StreamOptions,),
+    "Data of a run: options of `train`": (DataRequest, StreamOptions, MediaPaths, StoreOptions),
 }
 
 

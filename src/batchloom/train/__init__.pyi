@@ -7,6 +7,8 @@ from .request import (
     EDIT_TIMEOUT_S as EDIT_TIMEOUT_S,
     DataRequest as DataRequest,
     LeaveEvent as LeaveEvent,
+    MediaPaths as MediaPaths,
+    StoreOptions as StoreOptions,
     StreamOptions as StreamOptions,
     TrainRequest as TrainRequest,
     WorkerConfig as WorkerConfig,

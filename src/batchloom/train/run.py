@@ -1,6 +1,5 @@
 """Setup of a run: its data, model and folder, checked before the first step."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -29,8 +28,7 @@ from batchloom.train.model.model_build import (
     outline_model,
 )
 from batchloom.train.model.pretrained import compute_folder_fingerprint
-from batchloom.train.request import DataRequest
-from batchloom.train.run_data import format_prepare_command, get_data_name, get_stores, open_stream
+from batchloom.train.run_data import get_data_name, get_stores
 from batchloom.train.run_folder import MAX_LISTED, RunFolder, RunLog, load_checkpoint, read_checkpoint_state
 from batchloom.train.train_settings import (
     MAX_STEPS,
@@ -55,7 +53,6 @@ _FIXED_SETTINGS = (
 )
 # Locations may change, because fingerprints identify the data and the model.
 _LOCATION_SETTINGS = ("data.name", "data.generation", "data.places", "model.init")
-_LOG = logging.getLogger("batchloom")
 # Steps that are searched for a target; usually the first has one.
 _MAX_CHECKED_STEPS = 256
 # Exhaustion depends on the sequence counts. For up to this many documents they take about a second.
@@ -78,7 +75,6 @@ class TrainRun:
         optimizer: AdamW over the weights.
         folder: folder of the run.
         log: log of the run.
-        prepare_command: command that prepares the inputs of a stream; empty for a store.
     """
 
     settings: TrainSettings
@@ -92,29 +88,26 @@ class TrainRun:
     optimizer: torch.optim.Optimizer
     folder: RunFolder
     log: RunLog
-    prepare_command: str
 
 
 def set_up_run(
-    data: Path | str | Store | Mixture | DataRequest,
+    data: Path | str | Store | Mixture | Stream,
     settings: TrainSettings,
     folder: RunFolder,
     ranks: RankGroup,
     log: RunLog,
     *,
-    given_path: Path | None = None,
     media: MediaOptions = DEFAULT_MEDIA_SPEC,
 ) -> TrainRun:
     """Open the data and build the model, without writing anything.
 
     Args:
-        data: open store, its folder or URL, a bare Megatron prefix, a name of synthetic data, a mixture, or raw
-            inputs to stream.
+        data: open store, its folder or URL, a bare Megatron prefix, a name of synthetic data, a mixture, or a
+            stream.
         settings: settings of the run.
         folder: folder of the run.
         ranks: rank group of this process.
         log: log of the run.
-        given_path: path of an open store as the user wrote it, for the log.
         media: options of reading images and audio.
 
     Raises:
@@ -123,13 +116,10 @@ def set_up_run(
         PlanError: a store gives no sequence, or sizes do not divide.
         TrainError: no step has a target, or the memory cannot suffice.
     """
-    source: Store | Mixture | Stream
-    prepare_command = ""
-    if isinstance(data, DataRequest):
-        source, prepare_command = open_stream(data, settings), format_prepare_command(data)
-    else:
-        source = open_store(data) if isinstance(data, (Path, str)) else data
-        _announce_source(source, data if isinstance(data, Path) else given_path, log)
+    source = open_store(data) if isinstance(data, (Path, str)) else data
+    if not isinstance(source, Stream) and any(store.contents.synthetic for store in get_stores(source).values()):
+        # Every line is marked, so that no result on synthetic data passes for another.
+        log.mark = "  source=synthetic"
     store = _find_tokenizer_store(source)
     outline = outline_model(settings, store, media=_holds_media(source))
     check_memory(settings, outline.parameters, ranks)
@@ -160,7 +150,6 @@ def set_up_run(
         optimizer=optimizer,
         folder=folder,
         log=log,
-        prepare_command=prepare_command,
     )
 
 
@@ -177,20 +166,6 @@ def _find_tokenizer_store(data: Store | Mixture | Stream) -> Store | Stream:
         return data
     stores = [*get_stores(data).values()]
     return next((store for store in stores if store.vocab_size is not None), stores[0])
-
-
-def _announce_source(source: Store | Mixture, path: Path | None, log: RunLog) -> None:
-    """Log the opened data, and mark every later line if it is synthetic."""
-    stores = [*get_stores(source).values()]
-    if any(store.contents.synthetic for store in stores):
-        log.mark = "  source=synthetic"
-    elif log.is_enabled:
-        for store in stores[:MAX_LISTED]:
-            location = store.location.name if path is None or store.location.is_remote else path
-            _LOG.info("Loaded real indexed dataset from %s", location)
-            _LOG.info("Dataset contains %d sequences", len(store))
-        if len(stores) > MAX_LISTED:
-            _LOG.info("Loaded %d more real indexed datasets", len(stores) - MAX_LISTED)
 
 
 def has_targets(loader: Loader, steps: int) -> bool:
@@ -393,7 +368,7 @@ def _announce_run(run: TrainRun, done: int) -> None:
         if run.store.keeping is not None:
             print_line(f"keep   the inputs are written to the store {run.store.keeping.out}")
     else:
-        _announce_store(run, run.store)
+        _announce_store(run)
     print_line(f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, {run.parameters:,} parameters")
     parts = " x ".join(
         [
@@ -415,7 +390,7 @@ def _count_trained_tokens(loader: Loader) -> int:
     return store.contents.trained_tokens if isinstance(store, Store) else store.trained_tokens
 
 
-def _announce_store(run: TrainRun, store: Store) -> None:
+def _announce_store(run: TrainRun) -> None:
     print_line, plan, data = run.log.print_line, run.loader.plan, run.loader.store
     share_trained = _count_trained_tokens(run.loader) / max(data.tokens, 1)
     trained = f", {share_trained:.1%} of them trained" if data.masked else ""
@@ -426,12 +401,6 @@ def _announce_store(run: TrainRun, store: Store) -> None:
         print_line(
             f"data   {run.settings.order.noise_prob:.1%} of the trained input tokens are replaced by random tokens "
             "(noise_prob); labels are unchanged"
-        )
-    if store.contents.weights and not isinstance(plan.orders.data, Mixture):
-        weights = format_list([f"{name} {weight:g}" for name, weight in store.contents.weights], MAX_LISTED)
-        print_line(
-            f"data   the weights recorded in the store ({weights}) are not applied: documents of one store are "
-            "drawn in proportion to their tokens (prepare --separate makes a mixture that applies them)"
         )
 
 

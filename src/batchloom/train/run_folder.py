@@ -12,6 +12,7 @@ of all this. There is no state of random generators: the data order is the plan'
 the initial weights are random.
 """
 
+import hashlib
 import json
 import logging
 import os
@@ -48,7 +49,6 @@ from batchloom.core.wording import format_list
 _ADAM_STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 _STATE_FILE = "state.json"
 _MODEL_FILE, _OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
-_BLOCK_BYTES = 1 << 24
 RETAINED_CHECKPOINTS = 2
 _LOG = logging.getLogger("batchloom")
 _CHECKPOINT_NAME = re.compile(r"step_\d{8,}")
@@ -66,7 +66,6 @@ class RunFolder:
 
     Args:
         path: the folder.
-        prepares: whether the run prepares its data in the folder, which may then hold data before the run.
 
     Methods that write raise OutputError if they cannot.
 
@@ -79,12 +78,11 @@ class RunFolder:
         model: finetuned model of the newest checkpoint.
     """
 
-    def __init__(self, path: Path, *, prepares: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.data = path / "data"
         self.edits = path / "edits"
         self._lock = path / "run.lock"
-        self._own_names = {self._lock.name, *([self.data.name] if prepares else [])}
         self.log = path / "log.jsonl"
         self.curve = path / "loss.png"
         self.model = path / "model"
@@ -113,7 +111,8 @@ class RunFolder:
             )
         with wrap_os_errors("write", self.path):
             is_occupied = self.path.exists() and (
-                not self.path.is_dir() or any(path.name not in self._own_names for path in self.path.iterdir())
+                # A run that prepares its data does so before it begins.
+                not self.path.is_dir() or any(path not in (self._lock, self.data) for path in self.path.iterdir())
             )
         if is_occupied:
             raise TrainError(f"{self.path} is not an empty folder and holds no run. Give --out a new folder.")
@@ -361,11 +360,8 @@ def _describe_tensor(tensor: Tensor | None) -> str:
 
 
 def _compute_checksum(file: Path) -> str:
-    digest = xxhash.xxh3_128()
     with file.open("rb") as opened:
-        while block := opened.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(opened, xxhash.xxh3_128).hexdigest()
 
 
 def _collect_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -185,6 +185,10 @@ class GPT(nn.Module):
         """Number of rows of the embedding."""
         return self.embedding.num_embeddings
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Return the embedding, under the name of transformers."""
+        return self.embedding
+
     @property
     def description(self) -> str:
         """Short description of the model."""

@@ -72,7 +72,7 @@ def outline_model(settings: TrainSettings, data: Store | Stream, *, media: bool)
     if max_positions is not None and settings.seq_len > max_positions:
         problem = f"{settings.seq_len} is more than the {max_positions} positions of {settings.model.init}"
         raise SettingsError([f"seq_len: {problem}; --seq-len {max_positions} is the most"])
-    check_size(settings.model, blueprint, data, media=media)
+    check_size(settings.model, blueprint, data)
     return ModelOutline(sum(weight.numel() for weight in blueprint.parameters()), blueprint=blueprint)
 
 
