@@ -228,9 +228,9 @@ class DataRequest:
                 "stores, --input-file with a file to prepare first, --stream with inputs to read during the "
                 "run, or --dataset-config with a YAML file"
             )
-        groups: tuple[Any, ...] = (self, self.options, self.media, self.store)
-        for group in groups:
-            for option in list_settings(type(group)):
+        for group in (self, self.options, self.media, self.store):
+            group_class: Any = type(group)
+            for option in list_settings(group_class):
                 allowed, value = _APPLICABLE_SOURCES.get(option.name, _SOURCES), getattr(group, option.name)
                 if value != option.default and not sources & {*allowed}:
                     alternatives = " or ".join(map(_format_option, allowed))
