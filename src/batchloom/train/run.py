@@ -22,10 +22,11 @@ from batchloom.core.wording import format_count, format_list
 from batchloom.streaming import Stream
 from batchloom.train.model.model_build import (
     TrainableModel,
+    build_blueprint,
     build_model,
     check_memory,
+    count_parameters,
     explain_memory_errors,
-    outline_model,
 )
 from batchloom.train.model.pretrained import compute_folder_fingerprint
 from batchloom.train.run_data import get_data_name, get_stores
@@ -121,8 +122,9 @@ def set_up_run(
         # Every line is marked, so that no result on synthetic data passes for another.
         log.mark = "  source=synthetic"
     store = _find_tokenizer_store(source)
-    outline = outline_model(settings, store, media=_holds_media(source))
-    check_memory(settings, outline.parameters, ranks)
+    blueprint = build_blueprint(settings, store, media=_holds_media(source))
+    parameters = count_parameters(blueprint)
+    check_memory(settings, parameters, ranks)
     loader = make_loader(source, settings, ranks, settings.steps, media)
     if loader.streamed and settings.log_row_loss:
         problem = "the rows of a stream have no numbers by which explain could list their documents"
@@ -134,7 +136,7 @@ def set_up_run(
             f"to predict: no sequence of {settings.seq_len} tokens ({settings.order.packing}) holds {trained} of one "
             "document. Prepare longer documents, or raise --seq-len."
         )
-    model, learner = build_model(outline, settings, store, loader, ranks, log)
+    model, learner = build_model(blueprint, settings, store, loader, ranks, log)
     optim = settings.optim
     groups = make_parameter_groups(model, optim.weight_decay)
     optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), fused=True)
@@ -145,7 +147,7 @@ def set_up_run(
         loader=loader,
         val={} if isinstance(source, Stream) else _make_val_loaders(source, settings, ranks, log, media),
         model=model,
-        parameters=outline.parameters,
+        parameters=parameters,
         learner=learner,
         optimizer=optimizer,
         folder=folder,
@@ -332,7 +334,7 @@ def check_edited_plan(run: TrainRun, plan: Plan) -> None:
     """Refuse edits to a length that the model or the memory does not allow."""
     seq_len = max(step_range.seq_len for step_range in plan.orders.run_layout.step_ranges)
     if seq_len > run.settings.seq_len:
-        outline_model(replace(run.settings, seq_len=seq_len), run.store, media=run.loader.holds_media)
+        build_blueprint(replace(run.settings, seq_len=seq_len), run.store, media=run.loader.holds_media)
 
 
 def _list_allowed_changes(previous_description: dict[str, Any], run_description: dict[str, Any]) -> list[str]:

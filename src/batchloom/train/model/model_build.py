@@ -6,7 +6,6 @@ A pretrained model is then tested on documents of the store.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from batchloom.batches import Batch, DocumentRows, add_model_masks, select_probe
 from batchloom.core.errors import InputError, SettingsError, TrainError
 from batchloom.core.wording import format_size
 from batchloom.streaming import Stream
-from batchloom.train.model.gpt_model import GPT, estimate_parameter_count, pad_vocabulary
+from batchloom.train.model.gpt_model import GPT, pad_vocabulary
 from batchloom.train.model.pretrained import (
     PretrainedModel,
     build_meta_model,
@@ -49,42 +48,40 @@ _TEXT_KEYS = ("input_ids", "labels", "position_ids", "loss_weights")
 _UNSUITABLE_MODEL_ERRORS = (ValueError, TypeError, IndexError, AttributeError, RuntimeError)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelOutline:
-    """Size of a model before it takes memory."""
-
-    parameters: int
-    vocab_size: int = 0
-    blueprint: "PreTrainedModel | None" = None
-
-
-def outline_model(settings: TrainSettings, data: Store | Stream, *, media: bool) -> ModelOutline:
+def build_blueprint(settings: TrainSettings, data: Store | Stream, *, media: bool) -> "GPT | PreTrainedModel":
+    """Build the model on the meta device, where its weights take no memory."""
     if isinstance(settings.model, ModelSettings):
         if media:
             raise InputError(
                 "The data holds images or audio, and the trainer's own GPT accepts only text: finetune a multimodal "
                 "model, made for the processor that the data was prepared with (batchloom train --init FOLDER)."
             )
-        vocab_size = _choose_vocabulary_size(data, settings.model)
-        return ModelOutline(estimate_parameter_count(settings.model, vocab_size), vocab_size)
+        with torch.device("meta"):
+            return GPT(settings.model, _choose_vocabulary_size(data, settings.model))
     blueprint = build_meta_model(settings.model, media=media)
     max_positions = get_max_positions(blueprint.config)
     if max_positions is not None and settings.seq_len > max_positions:
         problem = f"{settings.seq_len} is more than the {max_positions} positions of {settings.model.init}"
         raise SettingsError([f"seq_len: {problem}; --seq-len {max_positions} is the most"])
     check_size(settings.model, blueprint, data)
-    return ModelOutline(sum(weight.numel() for weight in blueprint.parameters()), blueprint=blueprint)
+    return blueprint
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of parameters of a model; shared ones count once."""
+    return sum(weight.numel() for weight in model.parameters())
 
 
 def build_model(
-    outline: ModelOutline, settings: TrainSettings, data: Store | Stream, loader: Loader, ranks: RankGroup, log: RunLog
+    blueprint: nn.Module, settings: TrainSettings, data: Store | Stream, loader: Loader, ranks: RankGroup, log: RunLog
 ) -> tuple[TrainableModel, nn.Module]:
-    with explain_memory_errors(settings, outline.parameters):
-        if isinstance(settings.model, ModelSettings):
-            model: TrainableModel = GPT(settings.model, outline.vocab_size, settings.seed).to(ranks.device)
-            learner: nn.Module = torch.compile(model) if settings.compile else model  # type: ignore[assignment]
+    with explain_memory_errors(settings, count_parameters(blueprint)):
+        if isinstance(settings.model, PretrainedSettings):
+            model: TrainableModel = _build_pretrained(blueprint, settings, settings.model, data, loader, ranks, log)
+            learner: nn.Module = model
         else:
-            model = learner = _build_pretrained(outline, settings, data, loader, ranks, log)
+            model = GPT(settings.model, _choose_vocabulary_size(data, settings.model), settings.seed).to(ranks.device)
+            learner = torch.compile(model) if settings.compile else model  # type: ignore[assignment]
         if ranks.world_size > 1:
             with ranks.collective_errors():
                 # Ranks and passes without images or audio do not use the weights for them.
@@ -93,18 +90,21 @@ def build_model(
 
 
 def _build_pretrained(
-    outline: ModelOutline, settings: TrainSettings, data: Store | Stream, loader: Loader, ranks: RankGroup, log: RunLog
+    blueprint: Any,
+    settings: TrainSettings,
+    model_settings: PretrainedSettings,
+    data: Store | Stream,
+    loader: Loader,
+    ranks: RankGroup,
+    log: RunLog,
 ) -> PretrainedModel:
     """Load a pretrained model and verify that it keeps packed documents apart."""
-    model_settings = settings.model
-    if not isinstance(model_settings, PretrainedSettings) or outline.blueprint is None:
-        raise AssertionError("this is only for pretrained models")
     if note := describe_tokenizer_difference(Path(model_settings.init), data):
         log.print_line(f"note   {note}")
     examples = DocumentRows(loader) if loader.holds_media else None
-    if examples is not None and (misfit := examples.describe_media_mismatch(outline.blueprint, settings.seq_len)):
+    if examples is not None and (misfit := examples.describe_media_mismatch(blueprint, settings.seq_len)):
         raise InputError(f"--init: {model_settings.init} holds a {misfit}")
-    model = load_pretrained(model_settings, outline.blueprint).to(ranks.device)
+    model = load_pretrained(model_settings, blueprint).to(ranks.device)
     data_name, documents = get_data_name(data), _select_probe_documents(data, loader)
     model.detect_linear_head(documents[0], data_name)
     if settings.compile:
