@@ -17,7 +17,6 @@ from batchloom.adapters.agreement import find_disagreement
 from batchloom.adapters.rank_group import RankGroup, join_ranks
 from batchloom.batches.loading import is_replicated
 from batchloom.core.errors import TrainError
-from batchloom.core.settings import as_int
 from batchloom.core.wording import format_count
 from batchloom.train.loop import is_due, iter_training, save_run_checkpoint
 from batchloom.train.request import MODEL_SIZES, LeaveEvent, WorkerConfig, require_train_packages
@@ -94,9 +93,7 @@ def run_worker(
         size = config.batch_size * ranks.world_size
         if has_run:
             # The settings of a run have its initial step size; changes are edits of its plan.
-            size = as_int(folder.read().get("global_batch_size")) or 0
-            if not size:
-                raise folder.make_damaged_error("has no global_batch_size")
+            size = folder.read_settings().global_batch_size
         settings = _make_train_settings(config, size)
         source = open_source(data, folder, ranks, resume=has_run)
         run = set_up_run(source, settings, folder, ranks, log)

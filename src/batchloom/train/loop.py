@@ -30,6 +30,7 @@ from batchloom.adapters.optimizer_step import (
 from batchloom.adapters.rank_group import join_ranks
 from batchloom.batches import IGNORE_INDEX, Batch, Meter, select_rank_rows
 from batchloom.core.errors import SettingsError
+from batchloom.core.settings import to_plain
 from batchloom.streaming import Stream
 from batchloom.train.model.model_build import TrainableModel, make_model_inputs
 from batchloom.train.model.pretrained import (
@@ -107,12 +108,7 @@ def _make_run_settings(request: TrainRequest, folder: RunFolder, dataset: Datase
     model_changes = {name: value for name, value in model_options.items() if value is not None}
     changes = {**request.changes, **({"model": model_changes} if model_changes else {})}
     if request.is_continuation:
-        previous = folder.read_settings()
-        try:
-            make_settings(previous, {})
-        except SettingsError as error:
-            raise folder.make_damaged_error(f"does not hold the settings of a run ({error})") from error
-        return make_settings(previous, changes)
+        return make_settings(to_plain(folder.read_settings()), changes)
     config_file = request.config_file
     path = "" if config_file is None else str(config_file)
     if config_file is not None:

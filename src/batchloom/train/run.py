@@ -71,7 +71,6 @@ class TrainRun:
         loader: this rank's batches of the train subset.
         val: this rank's batches of the val subset, by source name for a mixture; empty without one.
         model: model with the weights.
-        parameters: number of its parameters; shared ones count once.
         learner: callable model: compiled, and wrapped for several ranks.
         optimizer: AdamW over the weights.
         folder: folder of the run.
@@ -84,7 +83,6 @@ class TrainRun:
     loader: Loader
     val: dict[str, Loader]
     model: TrainableModel
-    parameters: int
     learner: nn.Module
     optimizer: torch.optim.Optimizer
     folder: RunFolder
@@ -123,8 +121,7 @@ def set_up_run(
         log.mark = "  source=synthetic"
     store = _find_tokenizer_store(source)
     blueprint = build_blueprint(settings, store, media=_holds_media(source))
-    parameters = count_parameters(blueprint)
-    check_memory(settings, parameters, ranks)
+    check_memory(settings, count_parameters(blueprint), ranks)
     loader = make_loader(source, settings, ranks, settings.steps, media)
     if loader.streamed and settings.log_row_loss:
         problem = "the rows of a stream have no numbers by which explain could list their documents"
@@ -147,7 +144,6 @@ def set_up_run(
         loader=loader,
         val={} if isinstance(source, Stream) else _make_val_loaders(source, settings, ranks, log, media),
         model=model,
-        parameters=parameters,
         learner=learner,
         optimizer=optimizer,
         folder=folder,
@@ -255,7 +251,10 @@ def hold_run_folder(run: TrainRun, *, resume: bool) -> Iterator[int]:
 
     A new run that fails before its first step leaves nothing behind.
     """
-    with run.folder.lock() if run.ranks.first else nullcontext(), explain_memory_errors(run.settings, run.parameters):
+    with (
+        run.folder.lock() if run.ranks.first else nullcontext(),
+        explain_memory_errors(run.settings, count_parameters(run.model)),
+    ):
         start_step = _open_run_folder(run, resume=resume)
         try:
             yield start_step
@@ -371,7 +370,10 @@ def _announce_run(run: TrainRun, done: int) -> None:
             print_line(f"keep   the inputs are written to the store {run.store.keeping.out}")
     else:
         _announce_store(run)
-    print_line(f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, {run.parameters:,} parameters")
+    print_line(
+        f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, "
+        f"{count_parameters(run.model):,} parameters"
+    )
     parts = " x ".join(
         [
             format_count(ranks.world_size, "rank"),

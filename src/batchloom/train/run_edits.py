@@ -39,7 +39,6 @@ from batchloom.train.run_folder import (
     write_json,
     write_state,
 )
-from batchloom.train.train_settings import make_settings
 
 _REQUEST_NAME = re.compile(r"(\d{6,})-\w{8}\.json")
 # Keys of a journal entry in addition to the fields of the edit.
@@ -204,7 +203,7 @@ def _edit_checkpoint(
             "--save-interval steps, or restart it with other settings."
         )
     step, state, checksums = read_checkpoint_state(checkpoint)
-    settings = make_settings(folder.read_settings(), {})
+    settings = folder.read_settings()
     if edit.step < step:
         raise PlanError(
             f"Step {edit.step} was done already: {checkpoint.name} was saved after {step} steps. Steps count from 0, "

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from batchloom.adapters.checkpoints import replace_folder
 from batchloom.adapters.logging import read_log
-from batchloom.core.errors import OutputError, StateError, StoreConflictError, TrainError
+from batchloom.core.errors import OutputError, SettingsError, StateError, StoreConflictError, TrainError
 from batchloom.core.files import (
     PARTIAL_SUFFIX,
     lock_exclusively,
@@ -45,6 +45,7 @@ from batchloom.core.files import (
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.report_output import escape_plot_text, save_figure
 from batchloom.core.wording import format_list
+from batchloom.train.train_settings import TrainSettings, make_settings
 
 _ADAM_STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 _STATE_FILE = "state.json"
@@ -132,14 +133,17 @@ class RunFolder:
         try:
             return read_json_object(self._run, None)
         except ValueError as error:
-            raise self.make_damaged_error(str(error)) from error
+            raise self._make_damaged_error(str(error)) from error
 
-    def read_settings(self) -> dict[str, Any]:
-        """Return the plain settings of the run, without the identity of data and model."""
-        return {name: value for name, value in self.read().items() if name not in ("data", "init")}
+    def read_settings(self) -> TrainSettings:
+        """Return the settings of the run; raises as :meth:`read` does."""
+        plain = {name: value for name, value in self.read().items() if name not in ("data", "init")}
+        try:
+            return make_settings(plain, {})
+        except SettingsError as error:
+            raise self._make_damaged_error(f"does not hold the settings of a run ({error})") from error
 
-    def make_damaged_error(self, fault: str) -> StateError:
-        """Return the error for a ``run.json`` that does not describe a run."""
+    def _make_damaged_error(self, fault: str) -> StateError:
         return StateError(
             f"{self._run} {fault}. Copy the value of run from the last line of kind start in {self.log.name} into "
             "it, or start another run: --out with another folder."

@@ -112,7 +112,7 @@ def _build_pretrained(
     packed = settings.order.packing != "none"
     rows = loader.share_at(0).micro_batch_size
     if packed or examples is not None:
-        distances = _measure_isolation(model, loader, documents, rows, data_name, packed=packed)
+        distances = _measure_isolation(model, loader, documents, rows, data_name)
     if examples is not None and not examples.with_media(settings.seq_len):
         log.print_line("note   the first steps hold no images or audio: the model was tested on texts only")
     if packed:
@@ -164,12 +164,9 @@ def make_model_inputs(part: Batch, window: int | None) -> dict[str, Any]:
 
 @torch.no_grad()
 def _measure_isolation(
-    model: PretrainedModel, loader: Loader, documents: list[torch.Tensor], rows: int, data_name: str, *, packed: bool
+    model: PretrainedModel, loader: Loader, documents: list[torch.Tensor], rows: int, data_name: str
 ) -> tuple[float, float]:
-    """Return the loss differences of packed and mixed documents from single ones.
-
-    Unless they are packed, only one document is tried, and both are 0.
-    """
+    """Return the loss differences of packed and mixed documents from single ones."""
     device = next(model.parameters()).device
 
     def compute_logits(batch: Batch) -> torch.Tensor:
@@ -182,10 +179,6 @@ def _measure_isolation(
 
     try:
         with model.make_probe_autocast(device):
-            if not packed:
-                document_rows = DocumentRows(loader)
-                compute_scores(document_rows.batch([document_rows.few(loader.plan.spec.seq_len)[:1]]))
-                return 0.0, 0.0
             return measure_isolation(compute_logits, loader, rows, documents=documents, compute_scores=compute_scores)
     except _UNSUITABLE_MODEL_ERRORS as error:
         if not loader.holds_media or is_out_of_memory(error):
