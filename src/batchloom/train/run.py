@@ -330,7 +330,7 @@ def check_ranks_agree(run: TrainRun) -> None:
 
 
 def check_edited_plan(run: TrainRun, plan: Plan) -> None:
-    """Refuse edits to a length that the model or the memory does not allow."""
+    """Refuse edits to sequences that are longer than the model takes."""
     seq_len = max(step_range.seq_len for step_range in plan.orders.run_layout.step_ranges)
     if seq_len > run.settings.seq_len:
         build_blueprint(replace(run.settings, seq_len=seq_len), run.store, media=run.loader.holds_media)
