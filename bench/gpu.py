@@ -34,7 +34,7 @@ import batchloom
 from batchloom.adapters.optimizer_step import make_parameter_groups
 from batchloom.train import GPT, ModelSettings
 from batchloom.train.loop import make_autocast
-from batchloom.train.model import estimate_parameter_count, pad_vocabulary
+from batchloom.train.model import pad_vocabulary
 from corpus import VOCABULARY, make_store
 
 DEVICE = torch.device("cuda")
@@ -52,8 +52,8 @@ class Trainee:
 
     def __init__(self, settings: ModelSettings, compiled: bool) -> None:
         vocabulary = pad_vocabulary(VOCABULARY)
-        self.parameters = estimate_parameter_count(settings, vocabulary)
         self.model = GPT(settings, vocabulary).to(DEVICE)
+        self.parameters = sum(weight.numel() for weight in self.model.parameters())
         self.learner = torch.compile(self.model) if compiled else self.model
         groups = make_parameter_groups(self.model, 0.1)
         self.optimizer = torch.optim.AdamW(groups, 1e-4, (0.9, 0.95), fused=True)

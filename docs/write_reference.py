@@ -44,7 +44,7 @@ from batchloom.preparation import (
 )
 from batchloom.preparation.settings import DatasetEntry, ProcessorConfig
 from batchloom.text import KNOWN_STEPS
-from batchloom.train import StreamOptions, TrainSettings
+from batchloom.train import DataRequest, MediaPaths, StoreOptions, StreamOptions, TrainSettings
 
 REFERENCE = Path(__file__).parent / "reference"
 _PART_PATTERN = re.compile(r"(<!-- begin (\S+)(.*?)-->\n).*?<!-- end -->", re.DOTALL)
@@ -93,7 +93,7 @@ SETTINGS_CLASSES: dict[str, type] = {
     for cls in (
         *(Recipe, ReadRecipe, ChatRecipe, DedupRecipe, MediaRecipe, MediaLimits, FrameSampling, FimRecipe),
         *(RunSettings, ExecutionSettings, DatasetConfig, ProcessorConfig, DatasetEntry),
-        *(PlanSpec, TrainSettings, StreamOptions),
+        *(PlanSpec, TrainSettings, DataRequest, StreamOptions, MediaPaths, StoreOptions),
     )
 }
 # Classes whose fields are no options of a command.

@@ -104,13 +104,6 @@ def load_narrow_ids():
     GPTDataLoader({"block_size": 2, "batch_size": 1}, "bytes", ".")
 
 
-def share_batch_unevenly():
-    from batchloom.train import ModelSettings, TrainSettings, compute_accumulation_steps
-
-    model = ModelSettings(layers=1, heads=1, width=8)
-    compute_accumulation_steps(TrainSettings(model=model, global_batch_size=9), 2)
-
-
 def make_small_loader(**settings):
     sizes = {"seq_len": 8, "global_batch_size": 10, "labels": "shifted", "rank": 0}
     return make_loader(write_store("s", [[1, 2, 3]] * 9), **{**sizes, **settings})
@@ -193,7 +186,6 @@ CASES = {
         write_store("s", [[1]]).path, "val"),
     "was compacted away when generation ... was made": lambda _: open_compacted_generation(),
     "The state was made on generation ... is open": lambda _: load_state_of_another_generation(),
-    "global_batch_size: ... cannot be shared by": lambda _: share_batch_unevenly(),
     "cannot be divided evenly among ... ranks": lambda _: make_small_loader(world_size=4),
     "rows of a step ... cannot be cut into micro-batches of ...": lambda _: make_small_loader(
         world_size=2, micro_batch_size=3),

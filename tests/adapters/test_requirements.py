@@ -40,7 +40,6 @@ def test_what_is_installed_in_a_version_that_works_is_taken(needed):
             Requirement("numpy", "99.0", "none"),
             f"numpy {get_installed_version('numpy')} is installed and >=99.0 is needed",
         ),
-        (Requirement("numpy", "1.0", "none", below="1.2"), "is installed and >=1.0,<1.2 is needed"),
     ],
 )
 def test_what_cannot_be_used_is_named_with_the_version_that_can(needed, message):
@@ -50,8 +49,8 @@ def test_what_cannot_be_used_is_named_with_the_version_that_can(needed, message)
 
 
 def test_a_framework_is_installed_by_itself():
-    with pytest.raises(MissingDependencyError, match=r"pip install 'no-such-framework>=2.0,<3'\."):
-        require_installed(Requirement("no-such-framework", "2.0", below="3"))
+    with pytest.raises(MissingDependencyError, match=r"pip install 'no-such-framework>=2.0'\."):
+        require_installed(Requirement("no-such-framework", "2.0"))
 
 
 def test_all_problems_are_reported_at_once():

@@ -15,8 +15,10 @@ from batchloom.testing import write_store
 from batchloom.train import (
     RunFolder,
     RunLog,
+    TrainRequest,
     make_settings,
     set_up_run,
+    start_training,
     train,
 )
 
@@ -82,6 +84,14 @@ def run_training(store, out, changes=None, *, resume=False, stop_at=None):
             RunLog(folder.log, lines.append),
         )
         return train(run, resume=resume, stop_at=stop_at), lines
+
+
+def start_run(data, out, settings, *, resume=False, stop_at=None):
+    """Run the train command in this process; return the outcome and the printed lines."""
+    config, lines = out.with_name(f"{out.name}.json"), []
+    config.write_text(json.dumps(settings))
+    request = TrainRequest(data=data, config_file=config, device="cpu", out=out, resume=resume, stop_at=stop_at)
+    return start_training(request, lines.append), lines
 
 
 def read_steps(out):

@@ -43,7 +43,7 @@ def test_from_a_file_to_a_trained_model(home, capsys):
     args = ["--dataset-config", home / "sft.yaml", "--out", home / "run"]
     assert train(home, *args, "--stop-at", 2) == 0
     out = capsys.readouterr().out
-    assert "order  packing first_fit of 256 tokens, longer documents are left out, shuffled, as " in out
+    assert "order  packing first_fit of 256 tokens, longer documents are left out, shuffled\n" in out
     assert "of them trained" in out
     settings = json.loads((home / "run/run.json").read_text())
     assert settings["seq_len"] == 256
@@ -60,7 +60,7 @@ def test_from_a_file_to_a_trained_model(home, capsys):
     assert len(read_steps(home / "run")) == 3
 
 
-def test_resuming_reports_a_changed_manifest(home, capsys):
+def test_resuming_keeps_the_order_of_the_run(home, capsys):
     args = ["--dataset-config", home / "sft.yaml", "--out", home / "run"]
     assert train(home, *args, "--stop-at", 1) == 0
     capsys.readouterr()
@@ -69,14 +69,14 @@ def test_resuming_reports_a_changed_manifest(home, capsys):
     assert run_command_line(["train", "--device", "cpu", *map(str, args), "--resume"]) == 0
     (line,) = read_lines(capsys, "order")
     assert "packing first_fit of 256 tokens" in line
-    assert line.endswith(f"as the run was started; {home / 'sft.yaml'} now says packing wrap")
+    assert line.endswith("as the run was started")
 
 
 def test_options_override_the_manifest_and_are_reported(home, capsys):
     args = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
     assert train(home, *args, "--seq-len", 64, "--packing", "wrap", "--tokenizer", "train:300") == 0
     (line,) = read_lines(capsys, "order")
-    assert line.endswith("; --seq-len 64 overrides packing_length 256; --packing wrap overrides packing first_fit")
+    assert "packing wrap of 64 tokens" in line
     settings = json.loads((home / "run/run.json").read_text())
     assert (settings["seq_len"], settings["order"]["packing"]) == (64, "wrap")
     assert open_store(home / "run/data").tokenizer.name == "train:300"
@@ -86,7 +86,7 @@ def test_overlong_can_be_set_on_the_command_line(home, capsys):
     args = ["--dataset-config", home / "sft.yaml", "--out", home / "run", "--max-iters", 1]
     assert train(home, *args, "--overlong", "split") == 0
     (line,) = read_lines(capsys, "order")
-    assert line.endswith("--overlong split overrides filter_overlong, which says drop")
+    assert "longer documents are cut" in line
     assert json.loads((home / "run/run.json").read_text())["order"]["overlong"] == "split"
 
 
@@ -109,9 +109,7 @@ def test_a_list_leaves_the_order_to_the_configuration(home, capsys):
     (home / "list.yaml").write_text("datasets: [{path: train.jsonl, weight: 0.5, name: sums}]")
     args = ["--dataset-config", home / "list.yaml", "--tokenizer", "bytes", "--max-iters", 1]
     assert train(home, *args, "--seq-len", 128, "--out", home / "list") == 0
-    out = capsys.readouterr().out
-    assert "list.yaml sets none of these" in out
-    assert "the weights recorded in the store (sums 0.5) are not applied" in out
+    assert "(sums 0.5) are not applied" in capsys.readouterr().err
     settings = json.loads((home / "list/run.json").read_text())
     assert settings["order"] == {
         **UNSET,
@@ -175,7 +173,7 @@ def test_an_unfinished_preparation_is_continued(home, capsys):
         ),
         (
             ["--data", "s", "--tokenizer", "t"],
-            "requires --input-file, --stream or --dataset-config",
+            "requires --input-file or --stream or --dataset-config",
         ),
     ],
 )

@@ -38,7 +38,7 @@ def test_models_for_other_data_are_refused(families, tmp_path):
     image_family, audio_family, llava = (families[name] for name in ("qwen2_vl", "qwen2_audio", "llava"))
     write_model(tmp_path / "text", vocab_size=512)
     for family, model_folder, message in (
-        (image_family, tmp_path / "text", "LlamaForCausalLM, which accepts only text, and the store"),
+        (image_family, tmp_path / "text", "LlamaForCausalLM, which is not a multimodal language model, and the store"),
         (
             audio_family,
             image_family.folder,

@@ -256,7 +256,7 @@ def change_json(folder, name, **entries):
         (lambda f: delete_file(f, "model.safetensors"), "has no model.safetensors"),
         (
             lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
-            "A pickle can run code .*save_pretrained",
+            "that is a pickle, which can run code .*save_pretrained",
         ),
         (
             lambda f: change_json(f, "config.json", auto_map={"AutoModelForCausalLM": "x.Y"}),
@@ -291,11 +291,9 @@ def test_folders_that_cannot_be_finetuned(store, llama, tmp_path, change, messag
 
 def test_weights_in_several_files(store, llama, tmp_path):
     load_model(llama).save_pretrained(tmp_path / "m", max_shard_size="20KB")
-    index = tmp_path / "m" / "model.safetensors.index.json"
     finetune(store, tmp_path / "m", tmp_path / "run", {"steps": 1})
-    names = json.loads(index.read_text())["weight_map"]
-    index.write_text(json.dumps({"weight_map": {**names, "lm_head.weight": "../x.safetensors"}}))
-    with pytest.raises(InputError, match=r"names '../x.safetensors', which is not a file in this folder"):
+    max((tmp_path / "m").glob("model-*.safetensors")).unlink()
+    with pytest.raises(InputError, match="cannot load"):
         finetune(store, tmp_path / "m", tmp_path / "other", {"steps": 1})
 
 
@@ -412,7 +410,7 @@ def test_transformers_is_asked_for_by_its_extra(store, llama, tmp_path, monkeypa
 def test_running_out_of_memory_names_a_smaller_model(llama):
     settings = make_settings({"model": {"init": str(llama)}, "seq_len": 64}, {})
     with (
-        pytest.raises(TrainError, match="lower --batch-size .*, or give --init a smaller model"),
+        pytest.raises(TrainError, match="lower --batch-size .*; or give --init a smaller model"),
         explain_memory_errors(settings, 10**9),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory.")

@@ -9,12 +9,11 @@ import torch
 import batchloom
 from batchloom import SettingsError
 from batchloom.adapters.logging import read_log
-from batchloom.adapters.rank_group import join_ranks
 from batchloom.adapters.weighted_loss import shift_left
 from batchloom.batches import IGNORE_INDEX
-from batchloom.train import DataRequest, RunFolder, RunLog, make_settings, set_up_run
+from batchloom.train import DataRequest, RunFolder
 from processes import run_two_ranks
-from train.runs import BASE_SETTINGS, WORKER, read_steps, run_training, small_store
+from train.runs import BASE_SETTINGS, WORKER, read_steps, run_training, small_store, start_run
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +89,5 @@ def test_ranks_log_the_rows_of_a_balanced_odd_batch_in_order(store, tmp_path):
 def test_a_stream_has_no_rows_to_name(tmp_path):
     (tmp_path / "words.txt").write_text("one two three four five six seven " * 50)
     request = DataRequest(stream=(str(tmp_path / "words.txt"),), tokenizer="bytes")
-    settings = make_settings(BASE_SETTINGS, {"log_row_loss": 1})
-    folder = RunFolder(tmp_path / "run")
-    with join_ranks("cpu") as ranks, pytest.raises(SettingsError, match="log_row_loss"):
-        set_up_run(request, settings, folder, ranks, RunLog(folder.log, print))
+    with pytest.raises(SettingsError, match="log_row_loss"):
+        start_run(request, tmp_path / "run", {**BASE_SETTINGS, "log_row_loss": 1})

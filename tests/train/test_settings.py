@@ -8,7 +8,6 @@ import pytest
 from batchloom import SettingsError
 from batchloom.core.settings import to_plain
 from batchloom.train import (
-    compute_accumulation_steps,
     list_model_names,
     load_named_config,
     make_settings,
@@ -22,7 +21,6 @@ def test_shipped_configurations_load():
     for name in list_model_names():
         settings = make_settings(load_named_config(name), {})
         assert make_settings(to_plain(settings), {}) == settings
-        assert compute_accumulation_steps(settings, 1) * (settings.batch_size or settings.global_batch_size)
 
 
 def test_every_problem_is_reported_with_its_path():
@@ -100,23 +98,6 @@ def test_options_override_the_configuration():
     settings = make_settings(BASE_SETTINGS, {"optim": {"lr": 0.5}, "steps": 7})
     assert (settings.optim.lr, settings.steps, settings.seed) == (0.5, 7, 0)
     assert settings.optim.warmup_steps == 5
-
-
-def test_passes_per_step():
-    settings = make_settings(BASE_SETTINGS, {"global_batch_size": 24, "batch_size": 3})
-    assert [compute_accumulation_steps(settings, n) for n in (1, 2, 4, 8)] == [8, 4, 2, 1]
-    without_passes = make_settings(BASE_SETTINGS, {"global_batch_size": 24})
-    assert compute_accumulation_steps(without_passes, 3) == 1
-
-
-def test_sizes_that_do_not_divide_name_those_that_do():
-    settings = make_settings(BASE_SETTINGS, {"global_batch_size": 24, "batch_size": 5})
-    with pytest.raises(SettingsError, match="--batch-size 1, 2, 3, 4, 6, 12 can"):
-        compute_accumulation_steps(settings, 2)
-    with pytest.raises(SettingsError, match="7 ranks; 21 or 28 can .* --uneven pad"):
-        compute_accumulation_steps(settings, 7)
-    padded = make_settings(BASE_SETTINGS, {"global_batch_size": 24, "batch_size": 5, "order": {"uneven": "pad"}})
-    assert [compute_accumulation_steps(padded, n) for n in (1, 2, 7, 48)] == [5, 3, 1, 1]
 
 
 def test_a_configuration_that_is_no_json_object(tmp_path):

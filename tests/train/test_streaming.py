@@ -8,21 +8,12 @@ import pytest
 
 import batchloom
 from batchloom import SettingsError, StateError
-from batchloom.adapters.rank_group import join_ranks
 from batchloom.cli import run_command_line
 from batchloom.core.errors import TooManyBadRecordsError
-from batchloom.train import (
-    DataRequest,
-    RunFolder,
-    RunLog,
-    StreamOptions,
-    make_settings,
-    set_up_run,
-    train,
-)
+from batchloom.train import DataRequest, MediaPaths, StreamOptions
 from processes import run_two_ranks
 from train.model_folders import write_model
-from train.runs import BASE_SETTINGS, read_steps
+from train.runs import BASE_SETTINGS, read_steps, start_run
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +25,17 @@ def input_file(tmp_path_factory):
 
 
 def run_stream(input_file, out, changes=None, *, resume=False, stop_at=None, **request):
-    printed = []
     options = StreamOptions(**{"workers": 0, **request.pop("options", {})})
-    stream_request = DataRequest(stream=(str(input_file),), options=options, **{"tokenizer": "bytes", **request})
-    folder = RunFolder(out)
-    with join_ranks("cpu") as ranks:
-        settings = make_settings(BASE_SETTINGS, {"steps": 20, **(changes or {})})
-        run = set_up_run(stream_request, settings, folder, ranks, RunLog(folder.log, printed.append))
-        return train(run, resume=resume, stop_at=stop_at), printed
+    data = DataRequest(stream=(str(input_file),), options=options, **{"tokenizer": "bytes", **request})
+    return start_run(data, out, {**BASE_SETTINGS, "steps": 20, **(changes or {})}, resume=resume, stop_at=stop_at)
+
+
+def test_passes_do_not_change_the_losses(tmp_path, input_file):
+    run_stream(input_file, tmp_path / "one", {"steps": 4})
+    _, printed = run_stream(input_file, tmp_path / "two", {"steps": 4, "batch_size": 2})
+    assert any("1 rank x 2 passes x 2 rows" in line for line in printed)
+    losses, expected = ([loss for _, loss, *_ in read_steps(tmp_path / name)] for name in ("two", "one"))
+    assert losses == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_run_on_a_stream_learns_and_resumes_exactly(tmp_path, input_file):
@@ -102,19 +96,10 @@ def test_a_checkpoint_of_another_stream_is_refused(tmp_path, input_file):
 
 def test_a_model_is_finetuned_on_a_stream(tmp_path, input_file):
     write_model(tmp_path / "model")
-    changes = {"model": {"init": str(tmp_path / "model")}, "steps": 2}
-    settings = {key: value for key, value in BASE_SETTINGS.items() if key != "model"}
-    stream_request = DataRequest(stream=(str(input_file),), tokenizer="bytes")
-    folder, printed = RunFolder(tmp_path / "run"), []
-    with join_ranks("cpu") as ranks:
-        run = set_up_run(
-            stream_request,
-            make_settings({**settings, **changes}, {}),
-            folder,
-            ranks,
-            RunLog(folder.log, printed.append),
-        )
-        assert train(run).step == 2
+    settings = {**BASE_SETTINGS, "model": {"init": str(tmp_path / "model")}, "steps": 2}
+    data = DataRequest(stream=(str(input_file),), tokenizer="bytes")
+    outcome, printed = start_run(data, tmp_path / "run", settings)
+    assert outcome.step == 2
     assert any("do not see each other" in line for line in printed)
 
 
@@ -131,8 +116,8 @@ def test_a_model_is_finetuned_on_a_stream(tmp_path, input_file):
             "--keep: c requires --stream",
         ),
         ({"stream": ("a",), "if_missing": "synthetic"}, "--if-missing"),
-        ({"data": Path("b"), "media": {"processor": "c"}}, "--processor: c requires --input-file or --stream"),
-        ({"stream": ("b",), "missing_media_lists": ("c",)}, "--missing-media: requires --data or --mixture"),
+        ({"data": Path("b"), "media": MediaPaths(processor="c")}, "--processor: c requires --input-file or --stream"),
+        ({"stream": ("b",), "missing_media_lists": ("c",)}, "--missing-media: ('c',) requires --data or --mixture"),
     ],
 )
 def test_contradicting_options_are_refused(options, problem):

@@ -12,13 +12,12 @@ import pytest
 
 import batchloom
 from batchloom.adapters.logging import read_log
-from batchloom.adapters.rank_group import join_ranks
 from batchloom.analysis import PlanRequest, resolve_plan
 from batchloom.core.fingerprint import fingerprint
 from batchloom.plan import Edit
-from batchloom.train import DataRequest, RunFolder, RunLog, StreamOptions, make_settings, set_up_run, train
+from batchloom.train import DataRequest, StreamOptions
 from batchloom.view import ViewSpec, make_pages
-from train.runs import BASE_SETTINGS, run_training, small_store
+from train.runs import BASE_SETTINGS, run_training, small_store, start_run
 from view.axe import check_accessibility
 from view.conftest import TOKEN, serving
 
@@ -257,11 +256,8 @@ def test_a_run_on_a_stream_shows_its_curve_and_why_it_has_no_documents(page, tmp
     request = DataRequest(
         stream=(str(tmp_path / "words.txt"),), tokenizer="bytes", options=StreamOptions(workers=0, lanes=1)
     )
-    folder = RunFolder(tmp_path / "run")
-    with join_ranks("cpu") as ranks:
-        settings = make_settings(BASE_SETTINGS, {"steps": 3})
-        train(set_up_run(request, settings, folder, ranks, RunLog(folder.log, print)))
-    with serving(folder.path) as address:
+    start_run(request, tmp_path / "run", {**BASE_SETTINGS, "steps": 3})
+    with serving(tmp_path / "run") as address:
         page.goto(f"{address}/run?step=2&token={TOKEN}")
         assert page.locator("[data-chart] a").count() == 3
         assert "was on a stream" in page.locator("#step .error").inner_text()

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from batchloom.adapters.rank_group import RankGroup
+from batchloom.batches import Batch, find_unknown_id
+from batchloom.core.errors import TrainError
 
 
 def update_weights(
@@ -21,25 +23,26 @@ def update_weights(
     losses: Iterable[Tensor],
     ranks: RankGroup,
     *,
-    lr: float,
+    step: int,
     max_norm: float,
     divisor: float = 1.0,
 ) -> tuple[float, float]:
     """Run the backward passes of a step, and update the weights.
-
-    The weights stay unchanged if the loss or the gradient norm is not finite.
 
     Args:
         model: model whose gradients are clipped.
         optimizer: optimizer of its weights.
         losses: summed loss of each pass, computed when it is requested.
         ranks: rank group of this process.
-        lr: learning rate.
+        step: number of the step, from 0.
         max_norm: norm to which gradients are clipped.
         divisor: trained tokens of the step over all ranks; 1 for losses that are already divided.
 
     Returns:
         the mean loss over all ranks, and the gradient norm before clipping.
+
+    Raises:
+        TrainError: the loss or the gradient norm is not finite; the weights are unchanged.
     """
     total = torch.zeros((), device=ranks.device)
     for loss in losses:
@@ -50,16 +53,35 @@ def update_weights(
     mean = ranks.total(total.item())[0] / divisor
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     norm_value = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    if math.isfinite(mean) and math.isfinite(norm_value):
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        optimizer.step()
+    if not (math.isfinite(mean) and math.isfinite(norm_value)):
+        raise make_divergence_error(f"The loss of step {step + 1} is {mean} (gradient norm {norm_value})", optimizer)
+    optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return mean, norm_value
 
 
-def has_only_finite(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: RankGroup) -> bool:
-    """Return whether all weights and moments are finite; every rank calls it.
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of all weights."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def check_batch_ids(model: nn.Module, batch: Batch) -> None:
+    """Reject ids outside the embedding of a model.
+
+    The lookup would otherwise end in a traceback, or in an unusable GPU.
+    """
+    if (unknown_id := find_unknown_id(model, batch["input_ids"])) is not None:
+        number, rows = unknown_id
+        raise TrainError(
+            f"Step {batch.step + 1} of {batch.origin} holds id {number} and the model has {rows} embeddings, from id "
+            "0: give the model the data was made for, or enlarge it (resize_token_embeddings; for the GPT of "
+            "batchloom train model.vocab_size in its --config-file)."
+        )
+
+
+def check_weights(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: RankGroup, steps_done: int) -> None:
+    """Reject weights and moments that are not finite; every rank calls it.
 
     The loss is computed before the update and does not show its effect.
     """
@@ -69,7 +91,16 @@ def has_only_finite(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: R
         # On a GPU this waits only once, for the sum.
         local_tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         nonfinite_count += (~local_tensor.detach().isfinite()).any().to(ranks.device)
-    return not ranks.total(nonfinite_count.item())[0]
+    if ranks.total(nonfinite_count.item())[0]:
+        raise make_divergence_error(f"Weights or moments are not finite after step {steps_done}", optimizer)
+
+
+def make_divergence_error(fact: str, optimizer: torch.optim.Optimizer) -> TrainError:
+    """Return the error of a run whose numbers are not finite."""
+    return TrainError(
+        f"{fact} at a learning rate of {optimizer.param_groups[0]['lr']:.3g}: the run diverged. To resume from the "
+        "newest checkpoint or to start again, lower --lr (learning_rate)."
+    )
 
 
 def make_parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -17,13 +17,11 @@ class Requirement:
         package: name on the package index.
         least: oldest version that the adapter works with.
         extra: extra of batchloom that installs it; empty for a framework, which users install themselves.
-        below: first version that is known not to work; empty for none.
     """
 
     package: str
     least: str
     extra: str = ""
-    below: str = ""
 
 
 TORCH = Requirement("torch", "2.6", "train")
@@ -55,15 +53,13 @@ def require_installed(*requirements: Requirement) -> None:
 
 def find_requirement_problem(requirement: Requirement) -> str | None:
     """Describe the problem of a package and its remedy; None if it can be used."""
-    bound = f">={requirement.least}" + (f",<{requirement.below}" if requirement.below else "")
+    bound = f">={requirement.least}"
     target = f"batchloom[{requirement.extra}]" if requirement.extra else f"{requirement.package}{bound}"
     remedy = f"pip install '{target}'."
     installed_version = get_installed_version(requirement.package)
     if installed_version is None:
         return f"{requirement.package} is needed and not installed: {remedy}"
-    if _release_key(installed_version) < _release_key(requirement.least) or (
-        requirement.below and _release_key(installed_version) >= _release_key(requirement.below)
-    ):
+    if _release_key(installed_version) < _release_key(requirement.least):
         return f"{requirement.package} {installed_version} is installed and {bound} is needed: {remedy}"
     return None
 

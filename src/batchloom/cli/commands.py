@@ -167,6 +167,7 @@ _OPTIONS = {
     "step": "--at-step",
     "optim.lr": "--lr",
     "model.init": "--init",
+    "tokenizer_name": "--tokenizer",
 }
 # Shells that complete command lines.
 SHELLS = ("bash", "zsh", "fish")

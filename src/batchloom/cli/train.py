@@ -2,14 +2,12 @@
 
 import logging
 import os
-import re
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, final
@@ -20,14 +18,9 @@ from batchloom.batches import read_mixture
 from batchloom.cli.options import AsJson, Option, with_settings
 from batchloom.cli.terminal import is_quiet, parse_bytes, print_escaped, print_json, print_log, show_load
 from batchloom.core.addresses import is_url
-from batchloom.core.errors import ExitCode, SettingsError
+from batchloom.core.errors import ExitCode
 from batchloom.core.settings import from_plain
 from batchloom.train import LeaveEvent, TrainRequest, WorkerConfig, require_train_packages
-
-_NOT_STARTED_MESSAGE = "Stopped before the run began; nothing was left behind."
-# Settings of a worker with another option name; one-word settings are left out, as errors use such words.
-_OPTION_NAMES = {"tokenizer_name": "--tokenizer"}
-_SETTING_PATTERN = re.compile("|".join(rf"\b{field.name}\b" for field in fields(WorkerConfig) if "_" in field.name))
 
 
 @with_settings(TrainRequest)
@@ -61,8 +54,7 @@ def worker(*, settings: dict[str, Any], as_json: AsJson = False) -> ExitCode | N
     """
     require_train_packages()
     defaults = {"worker_id": f"{socket.gethostname()}-{os.getpid()}", "dataset_type": ""}
-    with _rename_settings_to_options():
-        config = WorkerConfig(**{**defaults, **settings})
+    config = WorkerConfig(**{**defaults, **settings})
     with show_load("torch"):
         from batchloom.train import run_worker  # noqa: PLC0415 - importing torch takes seconds
 
@@ -111,12 +103,9 @@ def _parse_options(settings: dict[str, Any]) -> dict[str, Any]:
         data["data"] = Path(data["data"])
     if "mixture" in data:
         data["mixture"] = read_mixture(data["mixture"])
-    open_options = data.get("open_options", {})
-    if "cache_limit" in open_options:
-        data["open_options"] = {
-            **open_options,
-            "cache_limit": parse_bytes(open_options["cache_limit"], "--cache-limit"),
-        }
+    store = data.get("store", {})
+    if "cache_limit" in store:
+        data["store"] = {**store, "cache_limit": parse_bytes(store["cache_limit"], "--cache-limit")}
     return {**settings, "data": data}
 
 
@@ -135,7 +124,10 @@ def _run_in_terminal(printer: "_LinePrinter") -> Iterator[None]:
     except KeyboardInterrupt as stop:
         # Ctrl-C reaches all ranks; only one prints.
         if _is_first_rank():
-            _echo(f"\n{stop.args[0] if stop.args else _NOT_STARTED_MESSAGE}", err=True)
+            # Without a message it came while torch was loading.
+            _echo(
+                f"\n{stop.args[0] if stop.args else 'Stopped before the run began; nothing was left behind.'}", err=True
+            )
         raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
 
 
@@ -184,19 +176,6 @@ def _handle_first_interrupt() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGINT) is interrupt:
             signal.signal(signal.SIGINT, previous_handler)
-
-
-@contextmanager
-def _rename_settings_to_options() -> Iterator[None]:
-    """Rename settings in errors to options of the command line."""
-
-    def option(match: re.Match[str]) -> str:
-        return _OPTION_NAMES.get(match[0], f"--{match[0].replace('_', '-')}")
-
-    try:
-        yield
-    except SettingsError as error:
-        raise SettingsError([_SETTING_PATTERN.sub(option, problem) for problem in error.problems]) from None
 
 
 @contextmanager

@@ -121,8 +121,8 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_json_object(path: Path, most: int = _MAX_SETTINGS_BYTES) -> dict[str, Any]:
-    """Return the JSON object in a file of at most ``most`` bytes.
+def read_json_object(path: Path, most: int | None = _MAX_SETTINGS_BYTES) -> dict[str, Any]:
+    """Return the JSON object in a file of at most ``most`` bytes; None for any size.
 
     Raises:
         ValueError: there is none; the message continues a sentence that begins with the file's name.

@@ -1,6 +1,7 @@
 """Reference trainer: a small GPT or a pretrained model on the batches of a loader.
 
-Read `iter_training` in `loop.py`. `run_data.py` opens the data of a run, `model/` builds its model.
+Read `loop.py`: `start_training` is the command train, `iter_training` its loop. `run_data.py` opens the data of a run,
+`run.py` sets it up, `model/` builds its model, `run_folder.py` holds its files.
 """
 
 import lazy_loader

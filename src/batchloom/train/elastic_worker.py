@@ -17,10 +17,9 @@ from batchloom.adapters.agreement import find_disagreement
 from batchloom.adapters.rank_group import RankGroup, join_ranks
 from batchloom.batches.loading import is_replicated
 from batchloom.core.errors import TrainError
-from batchloom.core.settings import as_int
 from batchloom.core.wording import format_count
 from batchloom.train.loop import is_due, iter_training, save_run_checkpoint
-from batchloom.train.request import HUGGINGFACE_TYPE, MODEL_SIZES, LeaveEvent, WorkerConfig, require_train_packages
+from batchloom.train.request import MODEL_SIZES, LeaveEvent, WorkerConfig, require_train_packages
 from batchloom.train.run import TrainRun, set_up_run
 from batchloom.train.run_data import open_source
 from batchloom.train.run_folder import PrintLine, RunFolder, RunLog
@@ -75,7 +74,7 @@ def run_worker(
         BatchloomError: any error of prepare, the loader or the loop.
     """
     require_train_packages()
-    folder = RunFolder(config.out, prepares=config.dataset_type == HUGGINGFACE_TYPE)
+    folder = RunFolder(config.out)
     with join_ranks(config.device, alone=alone, print_line=print_line) as ranks:
         # Workers with different settings would wait for each other.
         shared_settings = {name: value for name, value in asdict(config).items() if name not in _WORKER_SETTINGS}
@@ -94,13 +93,10 @@ def run_worker(
         size = config.batch_size * ranks.world_size
         if has_run:
             # The settings of a run have its initial step size; changes are edits of its plan.
-            size = as_int(folder.read().get("global_batch_size")) or 0
-            if not size:
-                raise folder.make_damaged_error("has no global_batch_size")
+            size = folder.read_settings().global_batch_size
         settings = _make_train_settings(config, size)
         source = open_source(data, folder, ranks, resume=has_run)
-        given_path = data if isinstance(data, Path) else None
-        run = set_up_run(source, settings, folder, ranks, log, given_path=given_path)
+        run = set_up_run(source, settings, folder, ranks, log)
         leave = leave or LeaveEvent()
         tokens, seconds = 0, 0.0
         with closing(iter_training(run, resume=has_run)) as steps:
@@ -173,7 +169,7 @@ def _prepare_run_data(
     config: WorkerConfig, folder: RunFolder, ranks: RankGroup, log: RunLog, *, has_run: bool
 ) -> Path | str:
     """Return the store of a run; a data set of the Hub is prepared in its folder once."""
-    if config.dataset_type != HUGGINGFACE_TYPE:
+    if config.dataset_type != "huggingface":
         return config.data_source
     # A resumed run must not need network access.
     if not has_run:

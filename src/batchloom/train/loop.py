@@ -1,4 +1,6 @@
-"""Training loop: read :func:`train` from top to bottom.
+"""The command train and its loop.
+
+Read :func:`start_training`, then :func:`iter_training`.
 
 The loss of a step is a sum over the trained tokens of its global batch, divided by their number. So splitting the
 batch into passes and over ranks does not change the gradient. All that a step computes follows from the settings,
@@ -6,7 +8,7 @@ the store and the step number, which makes resuming exact.
 """
 
 import math
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from functools import partial
 from itertools import islice
@@ -17,11 +19,18 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from batchloom import DatasetConfig, Loader, Mixture, Store
-from batchloom.adapters.optimizer_step import has_only_finite, update_weights
+from batchloom import DatasetConfig, Loader
+from batchloom.adapters.optimizer_step import (
+    check_batch_ids,
+    check_weights,
+    make_divergence_error,
+    set_learning_rate,
+    update_weights,
+)
 from batchloom.adapters.rank_group import join_ranks
 from batchloom.batches import IGNORE_INDEX, Batch, Meter, select_rank_rows
-from batchloom.core.errors import SettingsError, TrainError
+from batchloom.core.errors import SettingsError
+from batchloom.core.settings import to_plain
 from batchloom.streaming import Stream
 from batchloom.train.model.model_build import TrainableModel, make_model_inputs
 from batchloom.train.model.pretrained import (
@@ -31,9 +40,9 @@ from batchloom.train.model.pretrained import (
     get_model_vocabulary,
     read_model_config,
 )
-from batchloom.train.request import DEFAULT_MODEL, DataRequest, TrainRequest
+from batchloom.train.request import DEFAULT_MODEL, TrainRequest
 from batchloom.train.run import TrainRun, hold_run_folder, set_up_run
-from batchloom.train.run_data import describe_order, finish_stream_store, get_data_name, open_run_data, open_source
+from batchloom.train.run_data import describe_order, finish_stream_store, open_run_data
 from batchloom.train.run_edits import EditInbox, apply_pending_edits
 from batchloom.train.run_folder import PrintLine, RunFolder, RunLog, draw_loss_curve, read_checkpoint_step
 from batchloom.train.train_settings import (
@@ -65,6 +74,79 @@ class TrainResult(NamedTuple):
     model: TrainableModel
 
 
+def start_training(request: TrainRequest, print_line: PrintLine) -> TrainResult:
+    """Run the train command.
+
+    After the run began, KeyboardInterrupt describes the remaining files and how to resume.
+    """
+    folder = RunFolder(request.run_path)
+    dataset = DatasetConfig.load(request.data.dataset_config) if request.data.dataset_config else None
+    settings = _make_run_settings(request, folder, dataset)
+    if not request.resume:
+        # The loop checks this again. Here it fails before an input is prepared for hours.
+        folder.check_new()
+    model_vocabulary = get_model_vocabulary(settings.model) if request.data.if_missing == "synthetic" else None
+    try:
+        with join_ranks(request.device) as ranks:
+            log = RunLog(folder.log if ranks.first else None, print_line)
+            with open_run_data(request, dataset, settings, model_vocabulary, folder, ranks, log) as source:
+                if dataset is not None:
+                    log.print_line(describe_order(settings, is_continuation=request.is_continuation))
+                run = set_up_run(source, settings, folder, ranks, log, media=request.data.read_media)
+                result = train(run, resume=request.resume, stop_at=request.stop_at)
+                if isinstance(source, Stream) and result.step >= settings.steps:
+                    finish = partial(finish_stream_store, source, request.data, log.print_line)
+                    ranks.run_exclusively(finish if ranks.first else None)
+                return result
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(_describe_interrupted_run(folder)) from error
+
+
+def _make_run_settings(request: TrainRequest, folder: RunFolder, dataset: DatasetConfig | None) -> TrainSettings:
+    """Combine the configuration, the data sets and the command line; the last wins."""
+    model_options = {"init": request.model_folder, "attn_implementation": request.attn_implementation}
+    model_changes = {name: value for name, value in model_options.items() if value is not None}
+    changes = {**request.changes, **({"model": model_changes} if model_changes else {})}
+    if request.is_continuation:
+        return make_settings(to_plain(folder.read_settings()), changes)
+    config_file = request.config_file
+    path = "" if config_file is None else str(config_file)
+    if config_file is not None:
+        plain = read_config(config_file)
+    elif request.init is not None:
+        plain = {"model": {}}
+    else:
+        plain = load_named_config(request.model_name or DEFAULT_MODEL)
+    model_values = plain.get("model")
+    if request.init is not None and isinstance(model_values, dict) and not model_values.keys() <= PRETRAINED_KEYS:
+        problem = f"model: the shape in {path} and --init exclude each other: give one"
+        raise SettingsError([problem])
+    init_folder = request.model_folder or (model_values.get("init") if isinstance(model_values, dict) else None)
+    if init_folder is None and request.attn_implementation is not None:
+        raise SettingsError(["--attn-implementation: requires --init; the GPT has its own"])
+    longest = None
+    if isinstance(init_folder, str):
+        longest = get_max_positions(read_model_config(PretrainedSettings(init_folder)))
+        plain = apply_finetuning_defaults(plain, longest)
+    if dataset is not None and (order := dataset.plan_settings(longest)):
+        plain = merge_settings(plain, {"seq_len": order.pop("seq_len"), "order": order})
+    return make_settings(plain, changes, path)
+
+
+def _describe_interrupted_run(folder: RunFolder) -> str:
+    """Describe the remains of an interrupted run and how to resume."""
+    if not folder.has_run:
+        if folder.data.exists():
+            return f"Stopped before the run began. Its data in {folder.data} stays; continue with the same command."
+        return "Stopped before the run began; nothing was left behind."
+    newest = folder.find_newest_checkpoint()
+    if newest is None:
+        progress = "it has no checkpoint yet, so its steps are lost (--save-interval sets how often one is made). Start"
+        return f"Stopped the run in {folder.path}; {progress} it again with --resume."
+    progress = f"its newest checkpoint is of step {read_checkpoint_step(newest)}. Continue with the same command and"
+    return f"Stopped the run in {folder.path}; {progress} --resume."
+
+
 def train(run: TrainRun, *, resume: bool = False, stop_at: int | None = None) -> TrainResult:
     """Train the steps of a run.
 
@@ -79,13 +161,13 @@ def train(run: TrainRun, *, resume: bool = False, stop_at: int | None = None) ->
         StoreConflictError: another process trains in the folder.
         OutputError: the folder cannot be written.
     """
-    training = iter_training(run, resume=resume, stop_at=stop_at)
-    while True:
-        try:
-            next(training)
-        except StopIteration as end:
-            result: TrainResult = end.value
-            return result
+    steps = iter_training(run, resume=resume, stop_at=stop_at)
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        result: TrainResult = end.value
+        return result
 
 
 def iter_training(
@@ -109,12 +191,9 @@ def iter_training(
         for batch in islice(meter.over(), max(0, last - start_step)):
             step = batch.step + 1
             lr = compute_learning_rate(step, settings.steps, settings.optim)
-            check_batch_ids(run, batch)
+            check_batch_ids(run.model, batch)
             row_losses = compute_row_losses(run, batch) if is_due(step, settings.log_row_loss) else None
             loss, norm, trained = run_optimizer_step(run, batch, lr)
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                fact = f"The loss of step {step} is {loss} (gradient norm {norm})"
-                raise TrainError(describe_divergence(run, step, fact))
             meter.step(batch.step, trained=trained)
             log_step(run, batch, {"loss": loss, "lr": lr, "norm": norm, "trained": trained}, meter, row_losses)
             apply_pending_edits(run, inbox, step)
@@ -126,31 +205,8 @@ def iter_training(
             if is_end or is_due(step, settings.save_interval):
                 save_run_checkpoint(run, step)
             yield step
-        finish_run(run, is_complete=settings.steps == max(start_step, last))
+        finish_run(run)
         return TrainResult(step, val_loss, run.model)
-
-
-def check_batch_ids(run: TrainRun, batch: Batch) -> None:
-    """Raise TrainError for ids outside the embedding, with a remedy.
-
-    The lookup would otherwise end in a traceback, or in an unusable GPU.
-    """
-    rows = run.model.vocab_size
-    # Both are read at once, because each read synchronizes the GPU.
-    lowest, highest = torch.stack(batch["input_ids"].aminmax()).tolist()
-    if lowest >= 0 and highest < rows:
-        return
-    invalid_id = lowest if lowest < 0 else highest
-    if run.store.vocab_size is not None or lowest < 0:
-        remedy = "the data is damaged: batchloom check shows where"
-    elif isinstance(run.settings.model, PretrainedSettings):
-        remedy = "the data was made for another model"
-    else:
-        remedy = f"set model.vocab_size in the --config-file to more than {highest}"
-    raise TrainError(
-        f"Step {batch.step + 1} of {get_data_name(run.store)} holds id {invalid_id}, and the model has {rows} ids: "
-        f"{remedy}."
-    )
 
 
 def compute_learning_rate(step: int, steps: int, optim: OptimSettings) -> float:
@@ -163,17 +219,15 @@ def compute_learning_rate(step: int, steps: int, optim: OptimSettings) -> float:
 
 
 def run_optimizer_step(run: TrainRun, batch: Batch, lr: float) -> StepResult:
-    """Run one optimizer step.
-
-    The weights stay unchanged if the loss or the gradient norm is not finite.
-    """
+    """Run one optimizer step; TrainError is raised if the loss is not finite."""
     trained_count = run.ranks.total(float((batch["labels"] != IGNORE_INDEX).sum()))[0]
+    set_learning_rate(run.optimizer, lr)
     loss, norm = update_weights(
         run.model,
         run.optimizer,
         _iter_losses(run, batch),
         run.ranks,
-        lr=lr,
+        step=batch.step,
         max_norm=run.settings.optim.clip,
         divisor=max(1.0, trained_count),
     )
@@ -217,7 +271,7 @@ def evaluate_val_loss(run: TrainRun, step: int) -> float | None:
     all_trained = sum(trained for _, trained in loss_sums.values())
     mean_loss = sum(total for total, _ in loss_sums.values()) / max(1.0, all_trained)
     if not math.isfinite(mean_loss):
-        raise TrainError(describe_divergence(run, step, f"The val loss of step {step} is {mean_loss}"))
+        raise make_divergence_error(f"The val loss of step {step} is {mean_loss}", run.optimizer)
     is_mixture = "" not in run.val
     origin = run.loader.origin if is_mixture else run.val[""].origin
     run.log.val(step, run.settings.steps, mean_loss, origin, losses if is_mixture else {})
@@ -231,9 +285,9 @@ def sum_val_losses(run: TrainRun, val: Loader, max_batches: int | None) -> tuple
     total = trained = 0.0
     for number in range(min(len(val), max_batches or len(val))):
         batch = val[number]
-        check_batch_ids(run, batch)
+        check_batch_ids(run.model, batch)
         trained += float((batch["labels"] != IGNORE_INDEX).sum())
-        for part in iter_passes(run.model, batch, run.passes):
+        for part in iter_passes(run.model, batch, val.share_at(number).passes):
             with make_autocast(run.ranks.device):
                 total += float(plain(**part))
     total, trained = run.ranks.total(total, trained)
@@ -296,8 +350,7 @@ def log_step(
 
 
 def save_run_checkpoint(run: TrainRun, step: int) -> None:
-    if not has_only_finite(run.model, run.optimizer, run.ranks):
-        raise TrainError(describe_divergence(run, step, f"Weights are not finite after step {step}"))
+    check_weights(run.model, run.optimizer, run.ranks, step)
     state = run.loader.state_dict()
     if isinstance(run.store, Stream):
         state = run.store.merged(run.ranks.all_gather(state))
@@ -307,16 +360,13 @@ def save_run_checkpoint(run: TrainRun, step: int) -> None:
     run.ranks.wait()
 
 
-def finish_run(run: TrainRun, *, is_complete: bool) -> None:
+def finish_run(run: TrainRun) -> None:
     if run.ranks.first:
         if not run.folder.model.is_dir():
             # A kill after the checkpoint, or a user, may have left the folder without a model.
             export_pretrained(run)
         draw_loss_curve(run.folder.log, run.folder.curve, run.loader.origin)
     run.log.print_line(f"Loss curve: {run.folder.curve}")
-    if is_complete and isinstance(run.store, Stream):
-        finish = partial(finish_stream_store, run.store, run.prepare_command, run.log.print_line)
-        run.ranks.run_exclusively(finish if run.ranks.first else None)
 
 
 def export_pretrained(run: TrainRun) -> None:
@@ -342,105 +392,3 @@ def is_last_step(run: TrainRun, step: int, last: int) -> bool:
 def is_due(step: int, interval: int) -> bool:
     """Return whether a periodic action is due; an interval of 0 means never."""
     return interval > 0 and step % interval == 0
-
-
-def describe_divergence(run: TrainRun, step: int, fact: str) -> str:
-    newest = run.folder.find_newest_checkpoint()
-    checkpoint_note = f"is of step {read_checkpoint_step(newest)}" if newest else "was not yet made"
-    lr = compute_learning_rate(step, run.settings.steps, run.settings.optim)
-    return (
-        f"{fact} at a learning rate of {lr:.3g}: the run diverged. The newest checkpoint {checkpoint_note}. "
-        "Start again with a lower --lr."
-    )
-
-
-def start_training(request: TrainRequest, print_line: PrintLine) -> TrainResult:
-    """Run the train command.
-
-    After the run began, KeyboardInterrupt describes the remaining files and how to resume.
-    """
-    folder = RunFolder(request.run_path, prepares=request.data.dataset_config is not None)
-    dataset = DatasetConfig.load(request.data.dataset_config) if request.data.dataset_config else None
-    dataset_settings: dict[str, Any] = {}
-    if dataset is not None and not request.is_continuation:
-        init = request.model_folder
-        longest = get_max_positions(read_model_config(PretrainedSettings(init))) if init else None
-        dataset_settings = dataset.plan_settings(longest)
-    settings = _make_run_settings(request, folder, dataset_settings)
-    if not request.resume:
-        # The loop checks this again. Here it fails before an input is prepared for hours.
-        folder.check_new()
-    model_vocabulary = get_model_vocabulary(settings.model) if request.data.if_missing == "synthetic" else None
-    try:
-        with (
-            join_ranks(request.device) as ranks,
-            open_run_data(request, dataset, model_vocabulary, folder, ranks, print_line) as data,
-        ):
-            log = RunLog(folder.log if ranks.first else None, print_line)
-            if dataset is not None:
-                log.print_line(
-                    describe_order(dataset, dataset_settings, settings, is_continuation=request.is_continuation)
-                )
-            source: Store | Mixture | DataRequest = request.data
-            if request.data.stream is None:
-                source = open_source(
-                    data,
-                    folder,
-                    ranks,
-                    resume=request.resume,
-                    generation=request.data.generation,
-                    open_options=request.data.open_options,
-                )
-            given_path, media = data if isinstance(data, Path) else None, request.data.read_media
-            run = set_up_run(source, settings, folder, ranks, log, given_path=given_path, media=media)
-            return train(run, resume=request.resume, stop_at=request.stop_at)
-    except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(*_describe_interrupted_run(folder, prepares=dataset is not None)) from error
-
-
-def _make_run_settings(request: TrainRequest, folder: RunFolder, dataset_settings: Mapping[str, Any]) -> TrainSettings:
-    model_options = {"init": request.model_folder, "attn_implementation": request.attn_implementation}
-    model_changes = {name: value for name, value in model_options.items() if value is not None}
-    changes = {**request.changes, **({"model": model_changes} if model_changes else {})}
-    if request.is_continuation:
-        previous = folder.read_settings()
-        try:
-            make_settings(previous, {})
-        except SettingsError as error:
-            raise folder.make_damaged_error(f"does not hold the settings of a run ({error})") from error
-        return make_settings(previous, changes)
-    config_file = request.config_file
-    path = "" if config_file is None else str(config_file)
-    if config_file is not None:
-        plain = read_config(config_file)
-    elif request.init is not None:
-        plain = {"model": {}}
-    else:
-        plain = load_named_config(request.model_name or DEFAULT_MODEL)
-    model_values = plain.get("model")
-    if request.init is not None and isinstance(model_values, dict) and not model_values.keys() <= PRETRAINED_KEYS:
-        problem = f"model: the shape in {path} and --init exclude each other: give one"
-        raise SettingsError([problem])
-    init_folder = request.model_folder or (model_values.get("init") if isinstance(model_values, dict) else None)
-    if init_folder is None and request.attn_implementation is not None:
-        raise SettingsError(["--attn-implementation: requires --init; the GPT has its own"])
-    if isinstance(init_folder, str):
-        plain = apply_finetuning_defaults(plain, get_max_positions(read_model_config(PretrainedSettings(init_folder))))
-    if dataset_settings:
-        order = {name: value for name, value in dataset_settings.items() if name != "seq_len"}
-        plain = merge_settings(plain, {"seq_len": dataset_settings["seq_len"], "order": order})
-    return make_settings(plain, changes, path)
-
-
-def _describe_interrupted_run(folder: RunFolder, *, prepares: bool) -> tuple[str, ...]:
-    """Describe the remains of an interrupted run and how to resume; empty without any."""
-    if not folder.has_run:
-        if not prepares or not folder.data.exists():
-            return ()
-        return (f"Stopped before the run began. Its data in {folder.data} stays; continue with the same command.",)
-    newest = folder.find_newest_checkpoint()
-    if newest is None:
-        progress = "it has no checkpoint yet, so its steps are lost (--save-interval sets how often one is made). Start"
-        return (f"Stopped the run in {folder.path}; {progress} it again with --resume.",)
-    progress = f"its newest checkpoint is of step {read_checkpoint_step(newest)}. Continue with the same command and"
-    return (f"Stopped the run in {folder.path}; {progress} --resume.",)

@@ -1,17 +1,24 @@
 """Options of the commands train and worker, checked without loading torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any, final, get_args
+from typing import Annotated, Any, Literal, final
 
 from batchloom import Mixture
 from batchloom.batches import MediaOptions
 from batchloom.core.errors import MissingDependencyError
-from batchloom.core.settings import Setting, convert_int_settings, quote_value, raise_problems, suggest
+from batchloom.core.settings import (
+    Setting,
+    convert_int_settings,
+    find_problems,
+    list_settings,
+    quote_value,
+    raise_problems,
+)
 from batchloom.core.synthetic_data import SYNTHETIC_NAMES as SYNTHETIC, parse_synthetic_spec
 from batchloom.train.train_settings import (
     MAX_ROWS,
@@ -27,16 +34,28 @@ from batchloom.train.train_settings import (
 # Default number of seconds to wait for a running job to answer an edit; it answers between two steps.
 EDIT_TIMEOUT_S = 300.0
 DEFAULT_MODEL = "tiny"
-_MISSING_DATA_POLICIES = ("error", "synthetic")
 _SOURCES = ("data", "mixture", "input_file", "stream", "dataset_config")
-HUGGINGFACE_TYPE, STORE_TYPE = "huggingface", "store"
-DATASET_TYPES = (*SYNTHETIC, HUGGINGFACE_TYPE, STORE_TYPE)
+DatasetType = Literal["dummy", "distributed_dummy", "huggingface", "store"]
+# Sources of data that an option applies to, if not to all.
+_APPLICABLE_SOURCES = {
+    "tokenizer": ("input_file", "stream", "dataset_config"),
+    "if_missing": ("data", "input_file"),
+    "generation": ("data",),
+    "lanes": ("stream",),
+    "workers": ("stream",),
+    "keep": ("stream",),
+    "follow_links": ("input_file", "stream"),
+    "processor": ("input_file", "stream"),
+    "missing_media_lists": ("data", "mixture"),
+    "cache": ("data",),
+    "cache_limit": ("data",),
+    "verify": ("data",),
+}
 # Names of the trainer's configurations by model size.
 MODEL_SIZES = {"tiny": "tiny", "medium": "150M_1024"}
-_OVERLONG_POLICIES = get_args(Overlong)
 _DATASET_NAME_HELP = {
-    HUGGINGFACE_TYPE: "a data set of the Hub, as org/name[:config][/split][@revision]",
-    STORE_TYPE: "the folder or the URL of a store (batchloom prepare makes one)",
+    "huggingface": "a data set of the Hub, as org/name[:config][/split][@revision]",
+    "store": "the folder or the URL of a store (batchloom prepare makes one)",
 }
 
 
@@ -129,8 +148,7 @@ class StoreOptions:
 class DataRequest:
     """Data options of a run; :meth:`problems` lists their errors.
 
-    One of ``data``, ``mixture``, ``input_file``, ``dataset_config`` and ``stream`` names the data. ``media`` are the
-    processor and the folder of media of prepared or streamed data; of stores only the folder.
+    One of ``data``, ``mixture``, ``input_file``, ``dataset_config`` and ``stream`` names the data.
     """
 
     data: Annotated[
@@ -170,7 +188,7 @@ class DataRequest:
         ),
     ] = None
     if_missing: Annotated[
-        str,
+        Literal["error", "synthetic"],
         DataSetting(
             help="Policy if --data or --input-file does not exist: error, or synthetic to train on synthetic data."
         ),
@@ -182,7 +200,7 @@ class DataRequest:
         ),
     ] = None
     options: StreamOptions = field(default_factory=StreamOptions)
-    media: Annotated[Mapping[str, str], MediaPaths] = field(default_factory=dict)
+    media: MediaPaths = field(default_factory=MediaPaths)
     missing_media_lists: Annotated[
         tuple[str, ...],
         DataSetting(
@@ -192,12 +210,12 @@ class DataRequest:
             option_type=list,
         ),
     ] = ()
-    open_options: Annotated[Mapping[str, Any], StoreOptions] = field(default_factory=dict)
+    store: StoreOptions = field(default_factory=StoreOptions)
 
     @property
     def read_media(self) -> MediaOptions:
         """Options of reading images and audio of stores."""
-        folder = self.media.get("data_folder") if self.stream is None else None
+        folder = self.media.data_folder if self.stream is None else None
         return MediaOptions(folder=folder, replace=self.missing_media_lists)
 
     def problems(self) -> list[str]:
@@ -207,35 +225,16 @@ class DataRequest:
         if not sources:
             problems.append(
                 "--data: missing; give the folder of a store (batchloom prepare makes one), --mixture with several "
-                "stores, --input-file with a file to prepare in memory, --stream with inputs to read during the "
+                "stores, --input-file with a file to prepare first, --stream with inputs to read during the "
                 "run, or --dataset-config with a YAML file"
             )
-        stream, raw, stores = {"stream"}, {"input_file", "stream"}, {"data", "mixture"}
-        own = "; a store has its own"
-        # Option as the message shows it, whether it was given, the sources that it applies to, end of the message.
-        requirements: list[tuple[str, bool, set[str], str]] = [
-            (f"--tokenizer: {self.tokenizer}", self.tokenizer is not None, raw | {"dataset_config"}, own),
-            (f"--processor: {self.media.get('processor')}", "processor" in self.media, raw, own),
-            ("--follow-links:", self.options.follow_links, raw, ""),
-            ("--missing-media:", bool(self.missing_media_lists), stores, ""),
-            (f"--lanes: {self.options.lanes}", self.options.lanes is not None, stream, ""),
-            (f"--stream-workers: {self.options.workers}", self.options.workers is not None, stream, ""),
-            (f"--keep: {self.options.keep}", self.options.keep is not None, stream, ""),
-            (f"--generation: {self.generation}", self.generation is not None, {"data"}, ""),
-            ("--cache, --cache-limit, --verify:", bool(self.open_options), {"data"}, ""),
-        ]
-        for option, is_given, allowed, note in requirements:
-            if is_given and not sources & allowed:
-                *others, last = (_format_option(name) for name in _SOURCES if name in allowed)
-                alternatives = f"{', '.join(others)} or {last}" if others else last
-                problems.append(f"{option} requires {alternatives}{note}")
-        if self.if_missing not in _MISSING_DATA_POLICIES:
-            hint = suggest(str(self.if_missing), _MISSING_DATA_POLICIES)
-            problems.append(
-                f"--if-missing: {quote_value(self.if_missing)} is none of {', '.join(_MISSING_DATA_POLICIES)}{hint}"
-            )
-        elif self.if_missing != "error" and not sources & {"data", "input_file"}:
-            problems.append("--if-missing: requires --data or --input-file; leave it out")
+        for group in (self, self.options, self.media, self.store):
+            group_class: Any = type(group)
+            for option in list_settings(group_class):
+                allowed, value = _APPLICABLE_SOURCES.get(option.name, _SOURCES), getattr(group, option.name)
+                if value != option.default and not sources & {*allowed}:
+                    alternatives = " or ".join(map(_format_option, allowed))
+                    problems.append(f"{option.option_names[0]}: {value} requires {alternatives}")
         return problems
 
 
@@ -303,6 +302,11 @@ class TrainRequest:
         return self.resume and self.config_file is None and self.model_name is None
 
 
+def list_given(options: MediaPaths | StoreOptions) -> dict[str, Any]:
+    """Return the options that are given, by name."""
+    return {name: value for name, value in asdict(options).items() if value is not None}
+
+
 def _format_option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
@@ -332,7 +336,7 @@ class WorkerConfig:
     """Settings of a worker; all workers of a run share them except ``worker_id``."""
 
     worker_id: Annotated[str, Setting(help="Name of the worker in its output.", shown_default="machine and process")]
-    dataset_type: Annotated[str, Setting(help=f"Type of the data: {', '.join(DATASET_TYPES)}. Required.")]
+    dataset_type: Annotated[DatasetType, Setting(help="Type of the data. Required.")]
     dataset_name: Annotated[
         str | None,
         Setting(
@@ -351,10 +355,14 @@ class WorkerConfig:
     num_steps: Annotated[
         int, Setting(help="Number of steps of the complete run, over all restarts.", minimum=1, maximum=MAX_STEPS)
     ] = 100
-    model_size: Annotated[str, Setting(help=f"Size of the model: {', '.join(MODEL_SIZES)}.")] = "tiny"
-    out: Annotated[Path, Setting(help="Folder of the run, shared by all workers; an existing run is resumed.")] = Path(
-        "runs/worker"
-    )
+    model_size: Annotated[Literal["tiny", "medium"], Setting(help="Size of the model.")] = "tiny"
+    out: Annotated[
+        Path,
+        Setting(
+            help="Folder of the run, shared by all workers; an existing run is resumed.",
+            check=lambda value: "" if isinstance(value, Path) else "is not a path",
+        ),
+    ] = Path("runs/worker")
     save_interval: Annotated[
         int,
         Setting(
@@ -374,36 +382,21 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "out", Path(self.out))
-        problems = convert_int_settings(self)
-        for name, options in (("dataset_type", DATASET_TYPES), ("model_size", MODEL_SIZES)):
-            value = getattr(self, name)
-            if value not in options:
-                fault = "missing" if not value else f"{quote_value(value)} is not a {name.split('_')[1]}"
-                problems.append(f"{name}: {fault}; give one of {', '.join(options)}{suggest(str(value), options)}")
-        if self.overlong not in (None, *_OVERLONG_POLICIES):
-            problems.append(
-                f"overlong: {quote_value(self.overlong)} is none of {', '.join(_OVERLONG_POLICIES)}"
-                f"{suggest(str(self.overlong), _OVERLONG_POLICIES)}"
-            )
-        raise_problems(problems + self._data_problems())
-
-    def _data_problems(self) -> list[str]:
-        kind, name = self.dataset_type, self.dataset_name
-        problems = []
+        # Integers of numpy become plain ones, which the ranks exchange as JSON.
+        convert_int_settings(self)
+        kind, name, problems = self.dataset_type, self.dataset_name, find_problems(self)
         if kind in _DATASET_NAME_HELP and not name:
             problems.append(f"dataset_name: missing; {kind} is read from {_DATASET_NAME_HELP[kind]}")
-        if kind in DATASET_TYPES and kind != HUGGINGFACE_TYPE and self.tokenizer_name is not None:
-            why = "a store has its own" if kind == STORE_TYPE else "synthetic data has no text"
-            problems.append(f"tokenizer_name: {quote_value(self.tokenizer_name)} requires {HUGGINGFACE_TYPE}; {why}")
+        if kind != "huggingface" and self.tokenizer_name is not None:
+            problems.append(f"tokenizer_name: {quote_value(self.tokenizer_name)} requires huggingface")
         if kind in SYNTHETIC and name:
             try:
                 parse_synthetic_spec(self.data_source)
             except ValueError as error:
                 problems.append(
-                    f"dataset_name: {error}; or leave it out. For real data give dataset_type {HUGGINGFACE_TYPE} or "
-                    f"{STORE_TYPE}"
+                    f"dataset_name: {error}; or leave it out. For real data give dataset_type huggingface or store"
                 )
-        return problems
+        raise_problems(problems)
 
     @property
     def data_source(self) -> str:

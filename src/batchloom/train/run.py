@@ -1,6 +1,5 @@
 """Setup of a run: its data, model and folder, checked before the first step."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,21 +22,19 @@ from batchloom.core.wording import format_count, format_list
 from batchloom.streaming import Stream
 from batchloom.train.model.model_build import (
     TrainableModel,
+    build_blueprint,
     build_model,
     check_memory,
+    count_parameters,
     explain_memory_errors,
-    outline_model,
 )
 from batchloom.train.model.pretrained import compute_folder_fingerprint
-from batchloom.train.request import DataRequest
-from batchloom.train.run_data import format_prepare_command, get_data_name, get_stores, open_stream
+from batchloom.train.run_data import get_data_name, get_stores
 from batchloom.train.run_folder import MAX_LISTED, RunFolder, RunLog, load_checkpoint, read_checkpoint_state
 from batchloom.train.train_settings import (
     MAX_STEPS,
     PretrainedSettings,
     TrainSettings,
-    compute_accumulation_steps,
-    compute_rank_rows,
 )
 
 # Settings that a resumed run cannot change: the model, the data and their order.
@@ -57,7 +54,6 @@ _FIXED_SETTINGS = (
 )
 # Locations may change, because fingerprints identify the data and the model.
 _LOCATION_SETTINGS = ("data.name", "data.generation", "data.places", "model.init")
-_LOG = logging.getLogger("batchloom")
 # Steps that are searched for a target; usually the first has one.
 _MAX_CHECKED_STEPS = 256
 # Exhaustion depends on the sequence counts. For up to this many documents they take about a second.
@@ -71,73 +67,61 @@ class TrainRun:
     Attributes:
         settings: settings of the run.
         ranks: rank group of this process.
-        passes: forward passes of this rank per step.
         store: train subset; for a mixture the store that has the tokenizer; or the stream.
         loader: this rank's batches of the train subset.
         val: this rank's batches of the val subset, by source name for a mixture; empty without one.
         model: model with the weights.
-        parameters: number of its parameters; shared ones count once.
         learner: callable model: compiled, and wrapped for several ranks.
         optimizer: AdamW over the weights.
         folder: folder of the run.
         log: log of the run.
-        prepare_command: command that prepares the inputs of a stream; empty for a store.
     """
 
     settings: TrainSettings
     ranks: RankGroup
-    passes: int
     store: Store | Stream
     loader: Loader
     val: dict[str, Loader]
     model: TrainableModel
-    parameters: int
     learner: nn.Module
     optimizer: torch.optim.Optimizer
     folder: RunFolder
     log: RunLog
-    prepare_command: str
 
 
 def set_up_run(
-    data: Path | str | Store | Mixture | DataRequest,
+    data: Path | str | Store | Mixture | Stream,
     settings: TrainSettings,
     folder: RunFolder,
     ranks: RankGroup,
     log: RunLog,
     *,
-    given_path: Path | None = None,
     media: MediaOptions = DEFAULT_MEDIA_SPEC,
 ) -> TrainRun:
     """Open the data and build the model, without writing anything.
 
     Args:
-        data: open store, its folder or URL, a bare Megatron prefix, a name of synthetic data, a mixture, or raw
-            inputs to stream.
+        data: open store, its folder or URL, a bare Megatron prefix, a name of synthetic data, a mixture, or a
+            stream.
         settings: settings of the run.
         folder: folder of the run.
         ranks: rank group of this process.
         log: log of the run.
-        given_path: path of an open store as the user wrote it, for the log.
         media: options of reading images and audio.
 
     Raises:
         StoreError: there is no store, it is damaged, or has no such generation.
-        SettingsError: sizes do not divide, or the vocabulary size is unknown.
-        PlanError: a store gives no sequence.
+        SettingsError: the vocabulary size is unknown.
+        PlanError: a store gives no sequence, or sizes do not divide.
         TrainError: no step has a target, or the memory cannot suffice.
     """
-    passes = compute_accumulation_steps(settings, ranks.world_size)
-    source: Store | Mixture | Stream
-    prepare_command = ""
-    if isinstance(data, DataRequest):
-        source, prepare_command = open_stream(data, settings), format_prepare_command(data)
-    else:
-        source = open_store(data) if isinstance(data, (Path, str)) else data
-        _announce_source(source, data if isinstance(data, Path) else given_path, log)
+    source = open_store(data) if isinstance(data, (Path, str)) else data
+    if not isinstance(source, Stream) and any(store.contents.synthetic for store in get_stores(source).values()):
+        # Every line is marked, so that no result on synthetic data passes for another.
+        log.mark = "  source=synthetic"
     store = _find_tokenizer_store(source)
-    outline = outline_model(settings, store, media=_holds_media(source))
-    check_memory(settings, outline.parameters, ranks)
+    blueprint = build_blueprint(settings, store, media=_holds_media(source))
+    check_memory(settings, count_parameters(blueprint), ranks)
     loader = make_loader(source, settings, ranks, settings.steps, media)
     if loader.streamed and settings.log_row_loss:
         problem = "the rows of a stream have no numbers by which explain could list their documents"
@@ -149,24 +133,21 @@ def set_up_run(
             f"to predict: no sequence of {settings.seq_len} tokens ({settings.order.packing}) holds {trained} of one "
             "document. Prepare longer documents, or raise --seq-len."
         )
-    model, learner = build_model(outline, settings, store, loader, ranks, log)
+    model, learner = build_model(blueprint, settings, store, loader, ranks, log)
     optim = settings.optim
     groups = make_parameter_groups(model, optim.weight_decay)
     optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), fused=True)
     return TrainRun(
         settings=settings,
         ranks=ranks,
-        passes=passes,
         store=store,
         loader=loader,
         val={} if isinstance(source, Stream) else _make_val_loaders(source, settings, ranks, log, media),
         model=model,
-        parameters=outline.parameters,
         learner=learner,
         optimizer=optimizer,
         folder=folder,
         log=log,
-        prepare_command=prepare_command,
     )
 
 
@@ -183,20 +164,6 @@ def _find_tokenizer_store(data: Store | Mixture | Stream) -> Store | Stream:
         return data
     stores = [*get_stores(data).values()]
     return next((store for store in stores if store.vocab_size is not None), stores[0])
-
-
-def _announce_source(source: Store | Mixture, path: Path | None, log: RunLog) -> None:
-    """Log the opened data, and mark every later line if it is synthetic."""
-    stores = [*get_stores(source).values()]
-    if any(store.contents.synthetic for store in stores):
-        log.mark = "  source=synthetic"
-    elif log.is_enabled:
-        for store in stores[:MAX_LISTED]:
-            location = store.location.name if path is None or store.location.is_remote else path
-            _LOG.info("Loaded real indexed dataset from %s", location)
-            _LOG.info("Dataset contains %d sequences", len(store))
-        if len(stores) > MAX_LISTED:
-            _LOG.info("Loaded %d more real indexed datasets", len(stores) - MAX_LISTED)
 
 
 def has_targets(loader: Loader, steps: int) -> bool:
@@ -253,8 +220,13 @@ def make_loader(
         has_vocabulary = _find_tokenizer_store(data).vocab_size is not None
         vocab_size = None if has_vocabulary else getattr(settings.model, "vocab_size", None)
         augment = {"noise_prob": settings.order.noise_prob, "vocab_size": vocab_size}
+    batch = BatchOptions(
+        uneven=settings.order.uneven, micro_batch_size=settings.batch_size, balance=settings.order.balance
+    )
     if isinstance(data, Stream):
-        return Loader(data, rank=ranks.rank, world_size=ranks.world_size, augment=augment, device=ranks.device)
+        return Loader(
+            data, rank=ranks.rank, world_size=ranks.world_size, augment=augment, batch=batch, device=ranks.device
+        )
     return Loader(
         data,
         seq_len=settings.seq_len,
@@ -267,9 +239,7 @@ def make_loader(
         rank=ranks.rank,
         world_size=ranks.world_size,
         augment=augment,
-        batch=BatchOptions(
-            uneven=settings.order.uneven, micro_batch_size=settings.batch_size, balance=settings.order.balance
-        ),
+        batch=batch,
         device=ranks.device,
         media=media,
     )
@@ -281,7 +251,10 @@ def hold_run_folder(run: TrainRun, *, resume: bool) -> Iterator[int]:
 
     A new run that fails before its first step leaves nothing behind.
     """
-    with run.folder.lock() if run.ranks.first else nullcontext(), explain_memory_errors(run.settings, run.parameters):
+    with (
+        run.folder.lock() if run.ranks.first else nullcontext(),
+        explain_memory_errors(run.settings, count_parameters(run.model)),
+    ):
         start_step = _open_run_folder(run, resume=resume)
         try:
             yield start_step
@@ -312,9 +285,7 @@ def _open_run_folder(run: TrainRun, *, resume: bool) -> int:
     else:
         folder.check_new()
     # The exchange also ensures that every rank has checked the folder before the first rank writes.
-    if run.ranks.world_size > 1:
-        with run.ranks.collective_errors():
-            require_agreement(run.loader)
+    check_ranks_agree(run)
     if run.ranks.first:
         if resume:
             truncate_log(folder.log, done)
@@ -351,14 +322,18 @@ def _describe_store_location(store: Store | Stream) -> dict[str, Any]:
     return location
 
 
+def check_ranks_agree(run: TrainRun) -> None:
+    """Check that all ranks read the same plan, each its own share."""
+    if run.ranks.world_size > 1:
+        with run.ranks.collective_errors():
+            require_agreement(run.loader)
+
+
 def check_edited_plan(run: TrainRun, plan: Plan) -> None:
-    """Refuse edits of a plan whose batch sizes or lengths this run cannot compute."""
-    for step_range in plan.orders.run_layout.step_ranges[1:]:
-        edited = replace(run.settings, global_batch_size=step_range.size, seq_len=max(step_range.seq_len, 2))
-        compute_accumulation_steps(edited, run.ranks.world_size)
-        if step_range.seq_len > run.settings.seq_len:
-            parameters = outline_model(edited, run.store, media=run.loader.holds_media).parameters
-            check_memory(edited, parameters, run.ranks)
+    """Refuse edits to sequences that are longer than the model takes."""
+    seq_len = max(step_range.seq_len for step_range in plan.orders.run_layout.step_ranges)
+    if seq_len > run.settings.seq_len:
+        build_blueprint(replace(run.settings, seq_len=seq_len), run.store, media=run.loader.holds_media)
 
 
 def _list_allowed_changes(previous_description: dict[str, Any], run_description: dict[str, Any]) -> list[str]:
@@ -381,8 +356,7 @@ def _list_allowed_changes(previous_description: dict[str, Any], run_description:
 
 def _announce_run(run: TrainRun, done: int) -> None:
     settings, ranks, print_line = run.settings, run.ranks, run.log.print_line
-    rows = settings.batch_size or compute_rank_rows(settings, ranks.world_size)
-    plan = run.loader.plan
+    plan, share = run.loader.plan, run.loader.share_at(0)
     is_single_store = not run.loader.streamed and not isinstance(plan.orders.data, Mixture)
     # A plan of many pools is counted in the background, so its counts are not used here.
     is_counted = is_single_store and (plan.orders.is_counted or plan.orders.pools.count == 1)
@@ -395,12 +369,21 @@ def _announce_run(run: TrainRun, done: int) -> None:
         if run.store.keeping is not None:
             print_line(f"keep   the inputs are written to the store {run.store.keeping.out}")
     else:
-        _announce_store(run, run.store)
-    print_line(f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, {run.parameters:,} parameters")
+        _announce_store(run)
     print_line(
-        f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens "
-        f"({format_count(ranks.world_size, 'rank')} x {format_count(run.passes, 'pass')} x "
-        f"{format_count(rows, 'row')}) on {ranks.device.type}; {format_count(settings.steps, 'step')}{epochs}"
+        f"model  {run.model.description}, vocabulary {run.model.vocab_size:,}, "
+        f"{count_parameters(run.model):,} parameters"
+    )
+    parts = " x ".join(
+        [
+            format_count(ranks.world_size, "rank"),
+            format_count(share.passes, "pass"),
+            format_count(share.micro_batch_size, "row"),
+        ]
+    )
+    print_line(
+        f"step   {settings.global_batch_size} sequences of {settings.seq_len} tokens ({parts}) on "
+        f"{ranks.device.type}; {format_count(settings.steps, 'step')}{epochs}"
     )
     if done:
         print_line(f"resume from the checkpoint of step {done}")
@@ -411,7 +394,7 @@ def _count_trained_tokens(loader: Loader) -> int:
     return store.contents.trained_tokens if isinstance(store, Store) else store.trained_tokens
 
 
-def _announce_store(run: TrainRun, store: Store) -> None:
+def _announce_store(run: TrainRun) -> None:
     print_line, plan, data = run.log.print_line, run.loader.plan, run.loader.store
     share_trained = _count_trained_tokens(run.loader) / max(data.tokens, 1)
     trained = f", {share_trained:.1%} of them trained" if data.masked else ""
@@ -422,12 +405,6 @@ def _announce_store(run: TrainRun, store: Store) -> None:
         print_line(
             f"data   {run.settings.order.noise_prob:.1%} of the trained input tokens are replaced by random tokens "
             "(noise_prob); labels are unchanged"
-        )
-    if store.contents.weights and not isinstance(plan.orders.data, Mixture):
-        weights = format_list([f"{name} {weight:g}" for name, weight in store.contents.weights], MAX_LISTED)
-        print_line(
-            f"data   the weights recorded in the store ({weights}) are not applied: documents of one store are "
-            "drawn in proportion to their tokens (prepare --separate makes a mixture that applies them)"
         )
 
 

@@ -4,7 +4,6 @@ A resumed run reads the generation of each store that it was started on.
 """
 
 import logging
-import shutil
 import signal
 import sys
 import tempfile
@@ -24,20 +23,12 @@ from batchloom.core.errors import InputError, InputMissingError, StoreMissingErr
 from batchloom.core.files import describe_missing_path, refuse_url
 from batchloom.core.synthetic_data import DISTRIBUTED_DUMMY, SyntheticSpec
 from batchloom.streaming import Stream
-from batchloom.train.request import DataRequest, TrainRequest
-from batchloom.train.run_folder import PrintLine, RunFolder
+from batchloom.train.request import DataRequest, TrainRequest, list_given
+from batchloom.train.run_folder import MAX_LISTED, PrintLine, RunFolder, RunLog
 from batchloom.train.train_settings import TrainSettings
 
 _LOG = logging.getLogger("batchloom")
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of random name and mode 0700 is made in it
-# Bytes of temporary and final token files per byte of text in the worst case (one id per byte).
-_STORE_SIZE_FACTOR = 6
-_COMPRESSION_FACTOR = 8
-_COMPRESSED_SUFFIXES = (".gz", ".zst")
 _MANIFEST_SUFFIXES = (".yaml", ".yml")
-# Names under which users know each setting, on the command line and in the file of data sets.
-_COMMAND_OPTIONS = {"seq_len": "--seq-len", "packing": "--packing", "overlong": "--overlong"}
-_CONFIG_KEYS = {"seq_len": "packing_length", "packing": "packing", "overlong": "filter_overlong, which says"}
 _OVERLONG_RESULTS = {"drop": "left out", "split": "cut", "truncate": "cut short"}
 
 
@@ -45,12 +36,38 @@ _OVERLONG_RESULTS = {"drop": "left out", "split": "cut", "truncate": "cut short"
 def open_run_data(
     request: TrainRequest,
     dataset: DatasetConfig | None,
+    settings: TrainSettings,
     model_vocabulary: int | None,
     folder: RunFolder,
     ranks: RankGroup,
-    print_line: PrintLine,
+    log: RunLog,
+) -> Iterator[Store | Mixture | Stream]:
+    """Yield the data that a request names, prepared if needed."""
+    data = request.data
+    if data.stream is not None:
+        yield open_stream(data, settings)
+        return
+    with _prepare_data(request, dataset, model_vocabulary, folder, ranks, log) as location:
+        yield open_source(
+            location,
+            folder,
+            ranks,
+            resume=request.resume,
+            generation=data.generation,
+            open_options=list_given(data.store),
+        )
+
+
+@contextmanager
+def _prepare_data(
+    request: TrainRequest,
+    dataset: DatasetConfig | None,
+    model_vocabulary: int | None,
+    folder: RunFolder,
+    ranks: RankGroup,
+    log: RunLog,
 ) -> Iterator[Path | str | Mixture]:
-    """Yield the data that a request names, prepared if needed; unused for a stream."""
+    """Yield the location of the data that a request names, prepared if needed."""
     data = request.data
     if data.mixture is not None:
         yield data.mixture
@@ -62,7 +79,7 @@ def open_run_data(
         def prepare() -> None:
             result = batchloom.prepare(dataset, out=folder.data, tokenizer=tokenizer, for_loader=True)
             state = "is prepared already" if result.already_done else "was prepared"
-            print_line(f"input  {dataset.location.name} {state} in {folder.data}, by tokenizer {result.tokenizer}")
+            log.print_line(f"input  {dataset.location.name} {state} in {folder.data}, by tokenizer {result.tokenizer}")
 
         ranks.run_exclusively(prepare if ranks.first else None)
         yield folder.data
@@ -70,47 +87,26 @@ def open_run_data(
         vocabulary = model_vocabulary or SyntheticSpec().vocab
         yield Path(SyntheticSpec(name=DISTRIBUTED_DUMMY, vocab=vocabulary).spec_string)
     elif data.input_file is not None:
-        with _prepare_temporary_store(data.input_file, data, ranks, print_line) as store:
+        with _prepare_temporary_store(data.input_file, data, ranks, log) as store:
             yield store
     else:
         yield data.data or Path()
 
 
-def describe_order(
-    config: DatasetConfig, dataset_settings: dict[str, Any], settings: TrainSettings, *, is_continuation: bool
-) -> str:
-    """Describe how documents become sequences, and the origin of each setting."""
+def describe_order(settings: TrainSettings, *, is_continuation: bool) -> str:
+    """Describe how documents become sequences."""
     order = settings.order
     packed = "one document per sequence" if order.packing == "none" else f"packing {order.packing}"
     facts = [f"{packed} of {settings.seq_len:,} tokens"]
     if order.overlong in _OVERLONG_RESULTS:
         facts.append(f"longer documents are {_OVERLONG_RESULTS[order.overlong]}")
     facts.append("shuffled" if order.shuffle else "in store order")
-    description = f"order  {', '.join(facts)}"
-    run_order = {"seq_len": settings.seq_len, "packing": order.packing, "overlong": order.overlong}
-    if is_continuation:
-        differences = [
-            f"{_CONFIG_KEYS[name]} {value}"
-            for name, value in config.plan_settings(settings.seq_len).items()
-            if name in run_order and value != run_order[name]
-        ]
-        differs = f"; {config.location.name} now says {', '.join(differences)}" if differences else ""
-        return f"{description}, as the run was started{differs}"
-    if not dataset_settings:
-        return f"{description}; {config.location.name} sets none of these"
-    overrides = [
-        f"{_COMMAND_OPTIONS[name]} {value} overrides {_CONFIG_KEYS[name]} {dataset_settings[name]}"
-        for name, value in run_order.items()
-        if value != dataset_settings[name]
-    ]
-    return "; ".join([f"{description}, as {config.location.name} says", *overrides])
+    return f"order  {', '.join(facts)}{', as the run was started' if is_continuation else ''}"
 
 
 def _is_data_missing(data: DataRequest, ranks: RankGroup) -> bool:
     """Return whether the data is missing and synthetic data replaces it."""
-    reason = _describe_absent_store(Path(data.data)) if data.data is not None and not is_url(str(data.data)) else ""
-    if data.input_file is not None and _is_absent(data.input_file):
-        reason = _describe_missing_input(data.input_file)
+    reason = _describe_missing_data(data)
     absent = int(ranks.total(float(bool(reason)))[0])
     if not absent:
         return False
@@ -125,14 +121,16 @@ def _is_data_missing(data: DataRequest, ranks: RankGroup) -> bool:
     return True
 
 
-def _describe_absent_store(data: Path) -> str:
-    """Return the error text of a store that does not exist; empty if it exists."""
-    stem = data.with_suffix("") if data.suffix in (".bin", ".idx") else data
-    halves = (stem.with_name(stem.name + ending) for ending in (".bin", ".idx") if stem.name)
-    if not all(_is_absent(path) for path in (data, *halves)):
+def _describe_missing_data(data: DataRequest) -> str:
+    """Return the error of data that does not exist; empty if anything is there."""
+    path = data.input_file or Path(data.data or "")
+    stem = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+    if is_url(str(data.data)) or not all(map(_is_absent, (path, Path(f"{stem}.bin"), Path(f"{stem}.idx")))):
         return ""
+    if data.input_file is not None:
+        return _describe_missing_input(data.input_file)
     try:
-        open_store(data)
+        open_store(path)
     except StoreMissingError as error:
         return str(error)
     return ""
@@ -156,9 +154,7 @@ def _describe_missing_input(inputs: Path) -> str:
 
 
 @contextmanager
-def _prepare_temporary_store(
-    inputs: Path, data: DataRequest, ranks: RankGroup, print_line: PrintLine
-) -> Iterator[Path]:
+def _prepare_temporary_store(inputs: Path, data: DataRequest, ranks: RankGroup, log: RunLog) -> Iterator[Path]:
     """Prepare an input into a temporary store, once on each machine."""
     if not inputs.exists():
         refuse_url(inputs, "--input-file")
@@ -169,35 +165,21 @@ def _prepare_temporary_store(
         ranks.run_exclusively(None)
         yield Path(ranks.broadcast_local_path(""))
         return
-    parent_folder = _SHARED_MEMORY if _fits_in_memory(inputs) else None
-    with _exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="batchloom-", dir=parent_folder) as folder:
+    with _exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="batchloom-") as folder:
         # The log and the plots show the name of this folder as the name of the data.
         store = Path(folder) / (inputs.name.split(".")[0] or "input")
-        if ranks.first:
-            print_line(f"input  {inputs} is prepared in {store}, which is removed at the end")
+        log.print_line(f"input  {inputs} is prepared in {store}, which is removed at the end")
         ranks.run_exclusively(
             lambda: batchloom.prepare(
                 inputs,
                 out=store,
                 tokenizer=data.tokenizer,
-                media=data.media or None,
+                media=list_given(data.media) or None,
                 follow_links=data.options.follow_links,
                 for_loader=True,
             )
         )
         yield Path(ranks.broadcast_local_path(str(store)))
-
-
-def _fits_in_memory(inputs: Path) -> bool:
-    """Return whether memory has room for twice the store and its temporary files."""
-    if not _SHARED_MEMORY.is_dir():
-        return False
-    files = [f for f in inputs.rglob("*") if f.is_file()] if inputs.is_dir() else [inputs]
-    needed = sum(
-        file.stat().st_size * _STORE_SIZE_FACTOR * (_COMPRESSION_FACTOR if file.suffix in _COMPRESSED_SUFFIXES else 1)
-        for file in files
-    )
-    return 2 * needed < shutil.disk_usage(_SHARED_MEMORY).free
 
 
 @contextmanager
@@ -229,22 +211,39 @@ def open_source(
     """
     source = data if isinstance(data, Mixture) else open_store(data, generation=generation, **open_options)
     recorded = folder.read().get("data") if resume else None
-    if not isinstance(recorded, dict):
-        return source
-    if isinstance(source, Store):
-        if generation is not None:
-            return source
-        name = source.location.name if source.location.is_remote else data
-        return _open_generation(source, recorded.get("fingerprint"), recorded.get("generation"), name, ranks)
-    sources, places = recorded.get("sources", {}), recorded.get("places", {})
-    stores = {
-        name: _open_generation(
-            store, sources[name].get("store"), places.get(name, {}).get("generation"), store.location.name, ranks
-        )
-        for name, store in get_stores(source).items()
-        if name in sources
-    }
-    return replace(source, stores={**source.stores, **stores})
+    if isinstance(recorded, dict):
+        if isinstance(source, Mixture):
+            sources, places = recorded.get("sources", {}), recorded.get("places", {})
+            stores = {
+                name: _open_generation(
+                    store,
+                    sources[name].get("store"),
+                    places.get(name, {}).get("generation"),
+                    store.location.name,
+                    ranks,
+                )
+                for name, store in get_stores(source).items()
+                if name in sources
+            }
+            source = replace(source, stores={**source.stores, **stores})
+        elif generation is None:
+            name = source.location.name if source.location.is_remote else data
+            source = _open_generation(source, recorded.get("fingerprint"), recorded.get("generation"), name, ranks)
+    if ranks.first:
+        _log_stores([*get_stores(source).values()], data)
+    return source
+
+
+def _log_stores(stores: list[Store], data: Path | str | Mixture) -> None:
+    """Log the opened stores of real data, under the path that the user gave."""
+    if any(store.contents.synthetic for store in stores):
+        return
+    for store in stores[:MAX_LISTED]:
+        is_named = isinstance(data, Path) and not store.location.is_remote
+        _LOG.info("Loaded real indexed dataset from %s", data if is_named else store.location.name)
+        _LOG.info("Dataset contains %d sequences", len(store))
+    if len(stores) > MAX_LISTED:
+        _LOG.info("Loaded %d more real indexed datasets", len(stores) - MAX_LISTED)
 
 
 def _open_generation(store: Store, fingerprint: object, number: Any, name: object, ranks: RankGroup) -> Store:
@@ -271,7 +270,7 @@ def open_stream(request: DataRequest, settings: TrainSettings) -> Stream:
     return stream(
         list(request.stream or ()),
         tokenizer=request.tokenizer,
-        media=request.media or None,
+        media=list_given(request.media) or None,
         follow_links=options.follow_links,
         seq_len=settings.seq_len,
         global_batch_size=settings.global_batch_size,
@@ -302,8 +301,9 @@ def has_tokenizer(data: Store | Stream) -> bool:
     return isinstance(data, Stream) or data.manifest is not None
 
 
-def finish_stream_store(data: Stream, prepare_command: str, print_line: PrintLine) -> None:
+def finish_stream_store(data: Stream, request: DataRequest, print_line: PrintLine) -> None:
     """Finish the store if all inputs were written to it; else print how to."""
+    prepare_command = _format_prepare_command(request)
     if data.abandoned is not None:
         print_line(
             f"keep   {data.abandoned} is unfinished, and nothing was written to it since --resume; finish it with: "
@@ -323,10 +323,10 @@ def finish_stream_store(data: Stream, prepare_command: str, print_line: PrintLin
     print_line(f"keep   {out} is the store of the inputs")
 
 
-def format_prepare_command(request: DataRequest) -> str:
+def _format_prepare_command(request: DataRequest) -> str:
     """Return the command that prepares the inputs of a stream, without ``--out``."""
     words = ["batchloom", "prepare", *(request.stream or ())]
-    for name, value in {"tokenizer": request.tokenizer, **request.media}.items():
+    for name, value in {"tokenizer": request.tokenizer, **list_given(request.media)}.items():
         words += [f"--{name.replace('_', '-')}", value] if value is not None else []
     words += ["--follow-links"] if request.options.follow_links else []
     return join([*words, "--dedup", "none", "--no-balance-subsets"])

@@ -7,11 +7,10 @@ its checkpoint lacks again, in the same order. Deleting the file before the answ
 """
 
 import re
-import tempfile
 import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -26,24 +25,20 @@ from batchloom.core.errors import (
     StoreConflictError,
     TrainError,
 )
-from batchloom.core.files import describe_missing_path, read_json_object, sync_path
-from batchloom.core.settings import as_int, to_plain
+from batchloom.core.files import describe_missing_path, read_json_object, wrap_os_errors
+from batchloom.core.settings import to_plain
 from batchloom.core.wording import format_count
 from batchloom.train.request import EDIT_TIMEOUT_S
-from batchloom.train.run import TrainRun, check_edited_plan, describe_mixture, make_loader
+from batchloom.train.run import TrainRun, check_edited_plan, check_ranks_agree, describe_mixture, make_loader
 from batchloom.train.run_data import open_source
 from batchloom.train.run_folder import (
-    MAX_RUN_FILE_BYTES,
     PrintLine,
     RunFolder,
-    check_journal,
     is_checkpoint,
     read_checkpoint_state,
-    wrap_write_errors,
     write_json,
     write_state,
 )
-from batchloom.train.train_settings import compute_accumulation_steps, make_settings
 
 _REQUEST_NAME = re.compile(r"(\d{6,})-\w{8}\.json")
 # Keys of a journal entry in addition to the fields of the edit.
@@ -52,7 +47,7 @@ _POLL_SECONDS = 0.1
 
 
 class EditRequest(NamedTuple):
-    """Request file and its content: the edit, its answer, or the fault of the file."""
+    """Request file and its content: the edit or its answer."""
 
     path: Path
     content: dict[str, Any]
@@ -60,14 +55,13 @@ class EditRequest(NamedTuple):
     @property
     def edit(self) -> dict[str, Any]:
         """Fields of the edit; an applied request has them in the form of the journal."""
-        if "edit" in self.content:
-            return dict(self.content["edit"])
-        return {name: value for name, value in self.content["taken"].items() if name not in _JOURNAL_KEYS}
+        edit = self.content.get("taken") or self.content["edit"]
+        return {name: value for name, value in edit.items() if name not in _JOURNAL_KEYS}
 
     @property
     def applied_fingerprint(self) -> str:
         """Fingerprint of the plan after the edit was applied, else ""."""
-        return str(self.content["taken"].get("fingerprint")) if "taken" in self.content else ""
+        return str(self.content.get("taken", {}).get("fingerprint", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +153,16 @@ def edit_run(
                 return False
             return True
 
-        if dry_run and folder.is_locked():
+        if acquire_lock():
+            _check_no_pending_edits(folder)
+        elif dry_run:
             print_line(f"{folder.path} is in use: changes since its newest checkpoint are not included.")
-            return _edit_checkpoint(run_path, folder, data, edit, generation, print_line, write=False)
-        if not dry_run and not acquire_lock():
-            if is_checkpoint(run_path):
-                raise TrainError(
-                    f"{folder.path} is in use by {folder.read_holder()}, which writes and deletes checkpoints. Give "
-                    "the folder of the run: the edit is sent to it."
-                )
+        elif is_checkpoint(run_path):
+            raise TrainError(
+                f"{folder.path} is in use by {folder.read_holder()}, which writes and deletes checkpoints. Give the "
+                "folder of the run: the edit is sent to it."
+            )
+        else:
             print_line(f"{folder.path} is in use by {folder.read_holder()}: the edit is sent to it.")
             answer = submit_edit(folder.edits, edit, patience, acquire_lock)
             if answer is not None:
@@ -175,8 +170,20 @@ def edit_run(
                     None, answer["number"], answer["taken"], answer["before"], answer["after"], written=True
                 )
             print_line("The run ended in the meantime.")
-        _check_no_pending_edits(folder, run_path)
+            _check_no_pending_edits(folder)
         return _edit_checkpoint(run_path, folder, data, edit, generation, print_line, write=not dry_run)
+
+
+def _check_no_pending_edits(folder: RunFolder) -> None:
+    """Refuse an edit while requests are pending that no checkpoint has."""
+    states = [read_checkpoint_state(checkpoint)[1] for checkpoint in folder.list_checkpoints()]
+    journal = {entry["fingerprint"] for state in states for entry in state.get("edits", ())}
+    if pending_requests := list_pending_requests(folder.edits, journal):
+        raise StateError(
+            f"The run received the edit in {pending_requests[0].path} while it trained, and ended before a checkpoint "
+            "stored it. That edit must be applied first: continue with batchloom train --resume and edit the run "
+            "then, or delete that file."
+        )
 
 
 def _edit_checkpoint(
@@ -196,7 +203,7 @@ def _edit_checkpoint(
             "--save-interval steps, or restart it with other settings."
         )
     step, state, checksums = read_checkpoint_state(checkpoint)
-    settings = make_settings(folder.read_settings(), {})
+    settings = folder.read_settings()
     if edit.step < step:
         raise PlanError(
             f"Step {edit.step} was done already: {checkpoint.name} was saved after {step} steps. Steps count from 0, "
@@ -213,13 +220,9 @@ def _edit_checkpoint(
             "it, and no earlier edit is possible after it."
         )
     before, after = _edit_loader(loader, edit, settings.steps)
-    if edit.global_batch_size is not None:
-        compute_accumulation_steps(replace(settings, global_batch_size=edit.global_batch_size), 1)
-    journal = loader.plan.journal
-    check_journal(journal)
     if write:
-        with wrap_write_errors(checkpoint, "Nothing was changed. Make room, or fix the folder."):
-            write_state(checkpoint, step, loader.state_dict(), checksums)
+        write_state(checkpoint, step, loader.state_dict(), checksums)
+    journal = loader.plan.journal
     return EditResult(checkpoint, len(journal), journal[-1], before, after, written=write)
 
 
@@ -229,27 +232,6 @@ def _edit_loader(loader: Loader, edit: Edit, steps: int) -> tuple[list[str], lis
     before = describe_mixture(loader.plan, steps)
     loader.edit(edit)
     return before, describe_mixture(loader.plan, steps)
-
-
-def _check_no_pending_edits(folder: RunFolder, run_path: Path) -> None:
-    """Refuse an edit while requests are pending that no checkpoint has."""
-    if not list_pending_requests(folder.edits, ()):
-        return
-    # Edits that only a newer checkpoint has do not count as pending: editing an older checkpoint discards them on
-    # purpose.
-    states = [
-        read_checkpoint_state(checkpoint_path)[1]
-        for checkpoint_path in (folder.find_newest_checkpoint(), run_path)
-        if checkpoint_path and is_checkpoint(checkpoint_path)
-    ]
-    journal = {entry["fingerprint"] for state in states for entry in state.get("edits", ())}
-    pending_requests = list_pending_requests(folder.edits, journal)
-    if pending_requests:
-        raise StateError(
-            f"The run received the edit in {pending_requests[0].path} while it trained, and ended before a checkpoint "
-            "stored it. That edit must be applied first: continue with batchloom train --resume and edit the run "
-            "then, or delete that file."
-        )
 
 
 def submit_edit(folder: Path, edit: Edit, patience: float, ended: Callable[[], bool]) -> dict[str, Any] | None:
@@ -266,7 +248,7 @@ def submit_edit(folder: Path, edit: Edit, patience: float, ended: Callable[[], b
             request is withdrawn, and the caller can edit the checkpoint.
 
     Raises:
-        PlanError: the run refused the edit, with the reason; or no checkpoint could store it.
+        PlanError: the run refused the edit, with the reason.
         StateError: the same edit is pending already, was withdrawn, or its answer cannot be read.
         TrainError: the time is up; the request stays.
         OutputError: the folder cannot be written.
@@ -275,18 +257,13 @@ def submit_edit(folder: Path, edit: Edit, patience: float, ended: Callable[[], b
     deadline = time.monotonic() + patience
     while True:
         is_ended = ended()
-        request = _read_request(path)
-        if "taken" in request:
-            return request
-        if "gone" in request:
+        answer = _read_request(path)
+        if answer is None:
             raise StateError(f"{path} was deleted before the run answered: the edit is withdrawn.")
-        if "fault" in request:
-            raise StateError(
-                f"{request['fault']}, so the answer cannot be read. The output of the run and its log.jsonl show "
-                "whether it applied the edit."
-            )
-        if "refused" in request:
-            raise PlanError(f"The run refused the edit and continues without it. {request['refused']}")
+        if "taken" in answer:
+            return answer
+        if "refused" in answer:
+            raise PlanError(f"The run refused the edit and continues without it. {answer['refused']}")
         if is_ended:
             path.unlink()
             return None
@@ -301,22 +278,18 @@ def submit_edit(folder: Path, edit: Edit, patience: float, ended: Callable[[], b
 
 def _write_request(folder: Path, edit: Edit) -> Path:
     plain = to_plain(edit)
-    check_journal([plain])
-    for path, content in list_pending_requests(folder, ()):
-        if content.get("edit") == plain and "taken" not in content:
+    for request in list_pending_requests(folder, ()):
+        if request.content.get("edit") == plain:
             raise StateError(
-                f"The same edit is already pending in {path}. Wait for the answer there, or delete the file."
+                f"The same edit is already pending in {request.path}. Wait for the answer there, or delete the file."
             )
-    names = _list_request_names(folder)
-    number = 1 + (int(names[-1].split("-")[0]) if names else 0)
-    with wrap_write_errors(folder, "The run did not receive the edit. Make room, or fix the folder."):
+    paths = _list_request_files(folder)
+    number = 1 + (int(paths[-1].name.split("-")[0]) if paths else 0)
+    # Two processes that submit at once may take the same number, so the name has the time, too.
+    path = folder / f"{number:06d}-{time.time_ns() % (1 << 32):08x}.json"
+    with wrap_os_errors("write", folder):
         folder.mkdir(exist_ok=True)
-        # The temporary file reserves a unique name, even if two processes submit at once or one request is
-        # deleted.
-        with tempfile.NamedTemporaryFile(prefix=f"{number:06d}-", dir=folder) as name:
-            path = Path(f"{name.name}.json")
-            write_json(path, {"edit": plain})
-        sync_path(folder)
+    write_json(path, {"edit": plain})
     return path
 
 
@@ -325,30 +298,28 @@ class EditInbox:
     """Edit requests of a run, read by its first rank."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._read_names = folder, set[str]()
+        self._folder, self._read_paths = folder, set[Path]()
         self._has_started = False
 
     def take(self, run: TrainRun) -> list[EditRequest]:
         """Return the requests that arrived since the last call.
 
-        At the first call an invalid file raises StateError, because it may have held an applied edit.
+        At the first call an invalid file raises StateError, because it may have held an applied edit. Later ones are
+        ignored, so that they do not stop a training run.
         """
-        first, self._has_started = not self._has_started, True
-        new_names = [name for name in _list_request_names(self._folder) if name not in self._read_names]
-        if not new_names:
+        has_started, self._has_started = self._has_started, True
+        new_paths = set(_list_request_files(self._folder)) - self._read_paths
+        if not new_paths:
             return []
-        plan = run.loader.plan
-        journal = set() if run.loader.streamed else {entry["fingerprint"] for entry in plan.journal}
-        requests = list_pending_requests(self._folder, journal, self._read_names)
-        self._read_names.update(new_names)
-        for fault in (request.content["fault"] for request in requests if "fault" in request.content):
-            if first:
-                raise StateError(
-                    f"{fault}, and it may be the only record of an edit that this run applied. Fix the file, or "
-                    "delete it to continue without the edit."
-                )
-            run.log.print_line(f"edit   {fault}: not applied")
-        return [request for request in requests if "fault" not in request.content]
+        read_paths, self._read_paths = self._read_paths, self._read_paths | new_paths
+        journal = set() if run.loader.streamed else {entry["fingerprint"] for entry in run.loader.plan.journal}
+        try:
+            return list_pending_requests(self._folder, journal, read_paths)
+        except StateError as error:
+            if not has_started:
+                raise
+            run.log.print_line(f"edit   {error}")
+            return []
 
 
 def apply_pending_edits(run: TrainRun, inbox: EditInbox, step: int) -> bool:
@@ -364,45 +335,31 @@ def apply_pending_edits(run: TrainRun, inbox: EditInbox, step: int) -> bool:
     messages = [(str(request.path), request.edit, request.applied_fingerprint) for request in requests]
     for name, plain, applied_fingerprint in run.ranks.all_gather(messages)[0]:
         path = Path(name)
-        refusal = _find_refusal(run, plain, path.name)
-        if applied_fingerprint and refusal is not None:
+        refusal = _find_refusal(run, plain)
+        if refusal is None:
+            _apply_edit(run, path, plain, step)
+            is_applied = True
+        elif applied_fingerprint:
             raise TrainError(
                 f"The run applied the edit in {path} before it was stopped, and cannot apply it again: {refusal} "
                 "Resume with the data and settings it was stopped with, or delete that file to continue without the "
                 "edit."
             )
-        if not run.ranks.total(float(run.ranks.first and path.exists()))[0]:
-            run.log.print_line(f"edit   {path.name} was deleted, so the edit is withdrawn")
-        elif refusal is None:
-            _apply_edit(run, path, plain, step)
-            is_applied = True
         else:
             if run.ranks.first:
-                _answer_request(path, {"edit": plain, "refused": refusal})
+                write_json(path, {"edit": plain, "refused": refusal})
             run.log.print_line(f"edit   {path.name} is refused: {refusal}")
     return is_applied
 
 
-def _find_refusal(run: TrainRun, plain: dict[str, Any], name: str) -> str | None:
+def _find_refusal(run: TrainRun, plain: dict[str, Any]) -> str | None:
     """Return the reason why an edit cannot be applied on some rank; None if it can."""
+    refusal = None
     try:
-        plan = run.loader.edited(_parse_edit(plain))
-        check_edited_plan(run, plan)
-        check_journal(plan.journal)
-        own_verdict = {"fingerprint": plan.fingerprint}
+        check_edited_plan(run, run.loader.edited(_parse_edit(plain)))
     except BatchloomError as error:
-        own_verdict = {"refused": str(error)}
-    verdicts = run.ranks.all_gather(own_verdict)
-    for rank, verdict in enumerate(verdicts):
-        if "refused" in verdict:
-            is_unanimous = all(other_verdict == verdict for other_verdict in verdicts)
-            return str(verdict["refused"]) if is_unanimous else f"Rank {rank}: {verdict['refused']}"
-    if len({verdict["fingerprint"] for verdict in verdicts}) > 1:
-        raise TrainError(
-            f"With the edit in {name} the ranks would have different orders. It was not applied. Give every rank the "
-            "same stores, and continue with --resume."
-        )
-    return None
+        refusal = str(error)
+    return next((reason for reason in run.ranks.all_gather(refusal) if reason is not None), None)
 
 
 def _parse_edit(plain: dict[str, Any]) -> Edit:
@@ -415,14 +372,12 @@ def _parse_edit(plain: dict[str, Any]) -> Edit:
 def _apply_edit(run: TrainRun, path: Path, plain: dict[str, Any], step: int) -> None:
     """Apply an edit that all ranks accept, answer its request, and log it."""
     loader, edit = run.loader, _parse_edit(plain)
-    if not run.ranks.first:
-        loader.edit(edit)
-        return
     before, after = _edit_loader(loader, edit, run.settings.steps)
+    check_ranks_agree(run)
     journal = loader.plan.journal
-    # No step has used the edit yet, so a run that dies before the answer is complete has not applied it.
-    answer = {"taken": journal[-1], "number": len(journal), "before": before, "after": after}
-    _answer_request(path, answer)
+    if run.ranks.first:
+        # No step has used the edit yet, so a run that dies before the answer is complete has not applied it.
+        write_json(path, {"taken": journal[-1], "number": len(journal), "before": before, "after": after})
     run.log.write({"kind": "edit", "step": step, "edit": journal[-1]})
     run.log.print_line(f"edit   {path.name} is accepted, and applies after {format_count(edit.step, 'step')}")
     for line in after:
@@ -430,52 +385,53 @@ def _apply_edit(run: TrainRun, path: Path, plain: dict[str, Any], step: int) -> 
             run.log.print_line(line)
 
 
-def _answer_request(path: Path, answer: dict[str, Any]) -> None:
-    """Replace a request by its answer, on disk before the next step."""
-    with wrap_write_errors(path, "Make room, then continue with --resume, which applies the edit."):
-        write_json(path, answer)
-        sync_path(path.parent)
+def _list_request_files(folder: Path) -> list[Path]:
+    """Return the request files in a folder, in the order of their creation."""
+    return sorted(path for path in folder.glob("*.json") if _REQUEST_NAME.fullmatch(path.name))
 
 
-def _list_request_names(folder: Path) -> list[str]:
-    """Return the names of the requests in a folder, in the order of their creation."""
+def _read_request(path: Path) -> dict[str, Any] | None:
+    """Return the content of a request file; None if it was deleted.
+
+    Raises:
+        StateError: it holds no edit.
+    """
     try:
-        return sorted(path.name for path in folder.iterdir() if _REQUEST_NAME.fullmatch(path.name))
-    except FileNotFoundError:
-        return []
-
-
-def _read_request(path: Path) -> dict[str, Any]:
-    """Return a request file's content; ``fault`` if invalid, ``gone`` if missing."""
-    try:
-        request = read_json_object(path, MAX_RUN_FILE_BYTES)
+        content = read_json_object(path, None)
     except ValueError as error:
-        return {"gone" if isinstance(error.__cause__, FileNotFoundError) else "fault": f"{path} {error}"}
-    applied_edit = request.get("taken", {})
-    edit = request.get("edit", applied_edit or None)
-    is_valid = isinstance(edit, dict) and isinstance(applied_edit, dict)
-    if not is_valid or as_int(request.get("number", 0)) is None:
-        return {"fault": f"{path} holds no edit"}
-    return request
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        fault = str(error)
+    else:
+        if isinstance(content.get("taken", content.get("edit")), dict):
+            return content
+        fault = "holds no edit"
+    raise StateError(
+        f"{path} {fault}, and it may be the only record of an edit that the run applied. Fix the file, or delete it to "
+        "continue without the edit."
+    )
 
 
 def list_pending_requests(
-    folder: Path, journal: Collection[str], read_names: Collection[str] = ()
+    folder: Path, journal: Collection[str], read_paths: Collection[Path] = ()
 ) -> list[EditRequest]:
     """Return the requests that a run must answer or apply again, in that order.
 
-    ``journal`` holds the fingerprints of the run's edits: requests with these are done. Names in ``read_names``
-    are skipped.
+    ``journal`` holds the fingerprints of the run's edits: requests with these are done. Files in ``read_paths`` are
+    skipped.
+
+    Raises:
+        StateError: a file holds no edit.
     """
     requests = [
-        EditRequest(folder / name, _read_request(folder / name))
-        for name in _list_request_names(folder)
-        if name not in read_names
+        EditRequest(path, content)
+        for path in _list_request_files(folder)
+        if path not in read_paths and (content := _read_request(path)) is not None
     ]
     pending_requests = [
         request
         for request in requests
-        if not request.content.keys() & {"refused", "gone"} and request.applied_fingerprint not in journal
+        if "refused" not in request.content and request.applied_fingerprint not in journal
     ]
     # Requests that were applied before come first, in their original order.
     return sorted(

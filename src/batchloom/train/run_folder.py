@@ -12,7 +12,7 @@ of all this. There is no state of random generators: the data order is the plan'
 the initial weights are random.
 """
 
-import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -20,7 +20,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -33,19 +33,24 @@ from torch import Tensor, nn
 
 from batchloom.adapters.checkpoints import replace_folder
 from batchloom.adapters.logging import read_log
-from batchloom.core.errors import BatchloomError, OutputError, PlanError, StateError, StoreConflictError, TrainError
-from batchloom.core.files import PARTIAL_SUFFIX, lock_exclusively, read_json_object, sync_path
+from batchloom.core.errors import OutputError, SettingsError, StateError, StoreConflictError, TrainError
+from batchloom.core.files import (
+    PARTIAL_SUFFIX,
+    lock_exclusively,
+    read_json_object,
+    replace_file,
+    sync_path,
+    wrap_os_errors,
+)
 from batchloom.core.fingerprint import fingerprint
 from batchloom.core.report_output import escape_plot_text, save_figure
 from batchloom.core.wording import format_list
+from batchloom.train.train_settings import TrainSettings, make_settings
 
 _ADAM_STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")
 _STATE_FILE = "state.json"
 _MODEL_FILE, _OPTIMIZER_FILE = "model.safetensors", "optimizer.safetensors"
-_BLOCK_BYTES = 1 << 24
 RETAINED_CHECKPOINTS = 2
-# Files that a run writes list the stores of a mixture, and the documents that edits ban.
-MAX_RUN_FILE_BYTES = 1 << 28
 _LOG = logging.getLogger("batchloom")
 _CHECKPOINT_NAME = re.compile(r"step_\d{8,}")
 PrintLine = Callable[[str], None]
@@ -62,7 +67,6 @@ class RunFolder:
 
     Args:
         path: the folder.
-        prepares: whether the run prepares its data in the folder, which may then hold data before the run.
 
     Methods that write raise OutputError if they cannot.
 
@@ -75,12 +79,11 @@ class RunFolder:
         model: finetuned model of the newest checkpoint.
     """
 
-    def __init__(self, path: Path, *, prepares: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.data = path / "data"
         self.edits = path / "edits"
         self._lock = path / "run.lock"
-        self._own_names = {self._lock.name, *([self.data.name] if prepares else [])}
         self.log = path / "log.jsonl"
         self.curve = path / "loss.png"
         self.model = path / "model"
@@ -90,7 +93,7 @@ class RunFolder:
     @property
     def has_run(self) -> bool:
         """True if the folder holds a run."""
-        with self._wrap_errors():
+        with wrap_os_errors("read", self.path):
             return self._run.is_file()
 
     def check_new(self) -> None:
@@ -107,9 +110,10 @@ class RunFolder:
                 f"{self.path} holds a run already ({progress_note}). Continue it with --resume, or start another "
                 "run: --out with another folder."
             )
-        with self._wrap_errors():
+        with wrap_os_errors("write", self.path):
             is_occupied = self.path.exists() and (
-                not self.path.is_dir() or any(path.name not in self._own_names for path in self.path.iterdir())
+                # A run that prepares its data does so before it begins.
+                not self.path.is_dir() or any(path not in (self._lock, self.data) for path in self.path.iterdir())
             )
         if is_occupied:
             raise TrainError(f"{self.path} is not an empty folder and holds no run. Give --out a new folder.")
@@ -127,16 +131,19 @@ class RunFolder:
                 "one there."
             )
         try:
-            return read_json_object(self._run, MAX_RUN_FILE_BYTES)
+            return read_json_object(self._run, None)
         except ValueError as error:
-            raise self.make_damaged_error(str(error)) from error
+            raise self._make_damaged_error(str(error)) from error
 
-    def read_settings(self) -> dict[str, Any]:
-        """Return the plain settings of the run, without the identity of data and model."""
-        return {name: value for name, value in self.read().items() if name not in ("data", "init")}
+    def read_settings(self) -> TrainSettings:
+        """Return the settings of the run; raises as :meth:`read` does."""
+        plain = {name: value for name, value in self.read().items() if name not in ("data", "init")}
+        try:
+            return make_settings(plain, {})
+        except SettingsError as error:
+            raise self._make_damaged_error(f"does not hold the settings of a run ({error})") from error
 
-    def make_damaged_error(self, fault: str) -> StateError:
-        """Return the error for a ``run.json`` that does not describe a run."""
+    def _make_damaged_error(self, fault: str) -> StateError:
         return StateError(
             f"{self._run} {fault}. Copy the value of run from the last line of kind start in {self.log.name} into "
             "it, or start another run: --out with another folder."
@@ -144,9 +151,9 @@ class RunFolder:
 
     def begin(self, run: dict[str, Any]) -> None:
         """Write the description of the run, and create its folder if needed."""
-        with self._wrap_errors():
+        with wrap_os_errors("write", self.path):
             self._checkpoints.mkdir(parents=True, exist_ok=True)
-            write_json(self._run, run)
+        write_json(self._run, run)
 
     def withdraw(self) -> None:
         """Remove what :meth:`begin` and the log wrote, unless a step was trained.
@@ -172,7 +179,7 @@ class RunFolder:
         """
         if not self.has_run:
             self.check_new()
-        with self._wrap_errors():
+        with wrap_os_errors("write", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -196,33 +203,14 @@ class RunFolder:
             raise
         except OSError as error:
             _LOG.warning(
-                "%s cannot be locked (%s), so batchloom cannot detect another process that trains this run. Two "
-                "such processes overwrite each other's checkpoints. An edit of a training run goes into a "
-                "checkpoint that the run never reads again, and is lost with its next one: stop a run before you "
-                "edit it.",
+                "%s cannot be locked (%s), so batchloom cannot detect another process that trains this run: stop the "
+                "run before you resume or edit it.",
                 self.path,
                 error.strerror,
             )
-        with self._wrap_errors():
+        with wrap_os_errors("write", self.path):
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
-
-    def is_locked(self) -> bool:
-        """Return whether another process trains or edits the run, without writing.
-
-        The result relies on file locks, which some file systems lack.
-        """
-        try:
-            descriptor = os.open(self._lock, os.O_RDONLY)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            return isinstance(error, BlockingIOError)
-        finally:
-            os.close(descriptor)
-        return False
 
     def read_holder(self) -> str:
         """Return the name of the process that holds the folder, or held it last."""
@@ -233,26 +221,23 @@ class RunFolder:
 
     def find_newest_checkpoint(self) -> Path | None:
         """Return the checkpoint of the highest step; None without any."""
-        checkpoints = self._list_finished_checkpoints()
+        checkpoints = self.list_checkpoints()
         return checkpoints[-1] if checkpoints else None
 
-    def _list_finished_checkpoints(self) -> list[Path]:
+    def list_checkpoints(self) -> list[Path]:
+        """Return the complete checkpoints, oldest first."""
         checkpoints = (p for p in self._checkpoints.glob("step_*") if _CHECKPOINT_NAME.fullmatch(p.name))
         return sorted(checkpoints, key=read_checkpoint_step)
-
-    def _wrap_errors(self) -> AbstractContextManager[None]:
-        return wrap_write_errors(self.path, "Give --out a writable folder, on a disk with free space.")
 
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, loader: dict[str, Any]) -> Path:
         """Write the checkpoint after ``step``, then delete all but the newest two."""
         path = self._checkpoints / f"step_{step:08d}"
-        remedy = "Make room or fix the folder, then continue from the checkpoint before it with --resume."
         self._clear_partial()
         try:
-            with wrap_write_errors(path, remedy):
+            with wrap_tensor_errors(path):
                 with replace_folder(path) as partial_folder:
                     write_checkpoint(partial_folder, step, model, optimizer, loader)
-                for old in self._list_finished_checkpoints()[:-RETAINED_CHECKPOINTS]:
+                for old in self.list_checkpoints()[:-RETAINED_CHECKPOINTS]:
                     # Rename before deleting, so that a folder with its final name is complete at every moment.
                     shutil.rmtree(old.rename(old.with_suffix(PARTIAL_SUFFIX)), ignore_errors=True)
         finally:
@@ -270,13 +255,11 @@ class RunFolder:
         if newest is None:
             return
         step, _, checksums = read_checkpoint_state(newest)
-        with self._wrap_errors():
-            write_state(newest, step, loader, checksums)
+        write_state(newest, step, loader, checksums)
 
     def write_model(self, write: Callable[[Path], None]) -> None:
         """Replace ``model/`` by the files that ``write`` creates in an empty folder."""
-        remedy = "Make room or fix the folder; --resume writes it again."
-        with wrap_write_errors(self.model, remedy), replace_folder(self.model) as partial_folder:
+        with wrap_tensor_errors(self.model), replace_folder(self.model) as partial_folder:
             write(partial_folder)
 
 
@@ -295,17 +278,6 @@ def write_state(folder: Path, step: int, loader: dict[str, Any], checksums: dict
     """Replace ``state.json`` of a checkpoint."""
     state = {"step": step, "loader": loader, "checksums": checksums}
     write_json(folder / _STATE_FILE, {**state, "check": fingerprint(state)})
-
-
-def check_journal(journal: list[dict[str, Any]]) -> None:
-    """Raise PlanError for a journal that is too large to be read back."""
-    size, most = len(encode_json({"loader": {"edits": journal}})), MAX_RUN_FILE_BYTES // 2
-    if size > most:
-        raise PlanError(
-            f"The journal of edits would have {size:,} bytes, and a checkpoint can hold {most:,}; a banned document "
-            "takes about 20. Ban fewer documents; or remove them from the store (batchloom remove) and start a run "
-            "on the result."
-        )
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, dict[str, Any]]:
@@ -351,7 +323,7 @@ def read_checkpoint_state(path: Path) -> tuple[int, dict[str, Any], dict[str, An
     """
     file = path / _STATE_FILE
     try:
-        state = read_json_object(file, MAX_RUN_FILE_BYTES)
+        state = read_json_object(file, None)
         is_intact = state.pop("check", None) == fingerprint(state)
     except ValueError as error:
         raise_damaged_file(file, error)
@@ -392,11 +364,8 @@ def _describe_tensor(tensor: Tensor | None) -> str:
 
 
 def _compute_checksum(file: Path) -> str:
-    digest = xxhash.xxh3_128()
     with file.open("rb") as opened:
-        while block := opened.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(opened, xxhash.xxh3_128).hexdigest()
 
 
 def _collect_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -425,32 +394,22 @@ def _collect_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    partial_path, text = path.with_name(path.name + PARTIAL_SUFFIX), encode_json(value)
-    if len(text) > MAX_RUN_FILE_BYTES:
-        raise OutputError(
-            f"{path} was not written: it would have {len(text):,} bytes, more than the limit of "
-            f"{MAX_RUN_FILE_BYTES:,}. Give fewer stores or edits."
-        )
-    partial_path.write_text(text, "utf-8")
-    sync_path(partial_path)
-    partial_path.rename(path)
+    """Replace a file by a JSON object that is on disk when this returns."""
+    with replace_file(path) as partial_path:
+        partial_path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+        sync_path(partial_path)
+    sync_path(path.parent)
 
 
 @contextmanager
-def wrap_write_errors(path: Path, remedy: str) -> Iterator[None]:
-    """Convert errors of writing a file or folder to an OutputError with a remedy."""
-    try:
-        yield
-    except BatchloomError:
-        # Some of them are OSErrors with a complete message.
-        raise
-    except (OSError, SafetensorError) as error:
-        fault = error.strerror if isinstance(error, OSError) else error
-        raise OutputError(f"{path} cannot be written: {fault}. {remedy}") from error
-
-
-def encode_json(value: dict[str, Any]) -> str:
-    return json.dumps(value, indent=2) + "\n"
+def wrap_tensor_errors(path: Path) -> Iterator[None]:
+    """Turn errors of writing a checkpoint or a model into an OutputError."""
+    with wrap_os_errors("write", path):
+        try:
+            yield
+        except SafetensorError as error:
+            # safetensors reports a full disk in this way.
+            raise OutputError(f"Cannot write {path}: {error}. Free some space, then continue with --resume.") from error
 
 
 @final
@@ -485,10 +444,7 @@ class RunLog:
         """Append one object to the log."""
         if self._path is None:
             return
-        with (
-            wrap_write_errors(self._path, "Make room, then continue with --resume."),
-            self._path.open("a", encoding="utf-8") as file,
-        ):
+        with wrap_os_errors("write", self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
     def step(self, entry: dict[str, Any], steps: int) -> None:

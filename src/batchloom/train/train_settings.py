@@ -21,7 +21,6 @@ from batchloom.core.settings import (
     raise_problems,
     suggest,
 )
-from batchloom.core.wording import format_count
 
 # Limits of a plan; a run's other counts of steps and rows follow them.
 _PLAN_SETTINGS = {field.name: field.setting for field in list_settings(PlanSpec)}
@@ -340,36 +339,3 @@ def merge_settings(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
             # A group that is not an object stays unchanged, so that its problem is reported with the others.
             merged[group] = {**values, **group_changes} if isinstance(values, dict) else values
     return merged
-
-
-def compute_rank_rows(settings: TrainSettings, world_size: int) -> int:
-    """Return the sequences per step of a rank."""
-    return -(-settings.global_batch_size // world_size)
-
-
-def compute_accumulation_steps(settings: TrainSettings, world_size: int) -> int:
-    """Return the forward passes of one rank per step.
-
-    Raises:
-        SettingsError: the sizes do not divide; names sizes that do.
-    """
-    total, share = settings.global_batch_size, compute_rank_rows(settings, world_size)
-    rows = settings.batch_size or share
-    if settings.order.uneven == "pad":
-        return -(-share // rows)
-    if total % world_size:
-        multiples = (total // world_size * world_size, share * world_size)
-        fitting = " or ".join(str(n) for n in multiples if n)
-        problem = (
-            f"{total} sequences cannot be shared by {world_size} ranks; {fitting} can (--global-batch-size), and "
-            "any number can with --uneven pad"
-        )
-        raise SettingsError([f"global_batch_size: {problem}"])
-    if share % rows:
-        fitting = ", ".join(str(n) for n in range(1, share + 1) if share % n == 0)
-        problem = (
-            f"a rank's {share} sequences a step ({total} over {format_count(world_size, 'rank')}) cannot be cut "
-            f"into passes of {rows}; --batch-size {fitting} can, and any number can with --uneven pad"
-        )
-        raise SettingsError([f"batch_size: {problem}"])
-    return share // rows

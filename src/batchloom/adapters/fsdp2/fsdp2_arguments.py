@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Annotated, Any, Literal
 
 from batchloom.core.errors import InputError
-from batchloom.core.settings import Setting, as_int, find_problems, is_positive_number, quote_value, raise_problems
+from batchloom.core.settings import Setting, find_problems, is_positive_number, quote_value, raise_problems
 
 LRSchedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 
@@ -18,10 +18,6 @@ def _check_folder(value: object) -> str:
 
 def _check_not_negative(value: object) -> str:
     return "" if is_positive_number(value, zero=True) else "is not a finite number of at least 0"
-
-
-def _check_whole(value: object) -> str:
-    return "is not a whole number" if as_int(value) is None else ""
 
 
 def _check_resume(value: object) -> str:
@@ -47,8 +43,7 @@ class FSDP2Arguments:
     max_steps: Annotated[
         int,
         Setting(
-            help="Total number of steps, which overrides the epochs; with -1, num_train_epochs applies.",
-            check=_check_whole,
+            help="Total number of steps, which overrides the epochs; with -1, num_train_epochs applies.", minimum=-1
         ),
     ] = -1
     learning_rate: Annotated[float, Setting(help="Peak learning rate.", check=_check_not_negative)] = 5e-5
@@ -78,7 +73,7 @@ class FSDP2Arguments:
     save_total_limit: Annotated[
         int | None, Setting(help="Number of newest checkpoints to keep; None for all.", minimum=1)
     ] = None
-    seed: Annotated[int | None, Setting(help="Seed of the data order and of dropout.", check=_check_whole)] = None
+    seed: Annotated[int | None, Setting(help="Seed of the data order and of dropout.", minimum=0)] = None
     use_cpu: Annotated[bool, Setting(help="Train on the CPU even if there is a GPU.")] = False
     resume_from_checkpoint: Annotated[
         bool | str | None, Setting(help="As the argument of ``train``.", check=_check_resume)

@@ -37,7 +37,13 @@ from batchloom.adapters.fsdp2 import fsdp2_state as fsdp2
 from batchloom.adapters.fsdp2.fsdp2_arguments import FSDP2Arguments, collect_plan_settings, convert_arguments
 from batchloom.adapters.isolation_check import check_no_leak
 from batchloom.adapters.logging import send_to_jsonl, truncate_log
-from batchloom.adapters.optimizer_step import has_only_finite, make_parameter_groups, update_weights
+from batchloom.adapters.optimizer_step import (
+    check_batch_ids,
+    check_weights,
+    make_parameter_groups,
+    set_learning_rate,
+    update_weights,
+)
 from batchloom.adapters.rank_group import RankGroup, choose_device
 from batchloom.adapters.weighted_loss import sum_next_token_losses
 from batchloom.batches import (
@@ -50,12 +56,11 @@ from batchloom.batches import (
     Meter,
     accepts_argument,
     add_model_masks,
-    find_unknown_id,
 )
 from batchloom.core.errors import InputError, PlanError, SettingsError, StateError, TrainError
 from batchloom.core.settings import quote_value, raise_problems
 from batchloom.plan import Mixture, Plan
-from batchloom.plan.order import count_rank_rows, list_divisors
+from batchloom.plan.order import list_divisors
 from batchloom.store import Store, open_store, write_file
 from batchloom.store.format import MaskBuilder, encode_index
 from batchloom.store.write import write_mask
@@ -68,6 +73,7 @@ _DATA_HELP = (
 )
 _ID_DTYPE = np.dtype("<i4")
 _MAX_ID = int(np.iinfo(_ID_DTYPE).max)
+_NO_IDS = np.empty(0, _ID_DTYPE)
 # Columns that other trainers read in addition to ids and labels, to mask the loss or to separate documents.
 _UNSUPPORTED_COLUMNS = (
     "assistant_masks",
@@ -261,7 +267,7 @@ class FSDP2SFTTrainer:
     def _train_step(self, batch: Batch) -> tuple[float, float, int]:
         """Do an optimizer step; return loss, gradient norm and trained tokens (all ranks)."""
         rank, seed = self.loader.spec.rank, self.loader.plan.spec.seed
-        _check_vocabulary(self.model, batch)
+        check_batch_ids(self.model, batch)
         # Seed each step, so that dropout does not depend on interruptions.
         torch.manual_seed(xxhash.xxh3_64_intdigest(f"{seed} {batch.step} {rank}".encode()))
         split = batch.split(self.args.per_device_train_batch_size)
@@ -269,20 +275,17 @@ class FSDP2SFTTrainer:
             split = self.media.add_extra_rows(split, self.ranks.device)
         parts = [self._make_model_inputs(part) for part in split]
         count = self._count_trained_tokens(batch.step, parts)
+        lr = self.args.learning_rate * compute_lr_factor(self.args, batch.step, self.steps)
+        set_learning_rate(self.optimizer, lr)
         loss, norm = update_weights(
             self.model,
             self.optimizer,
             (self._compute_loss(part, max(1, count)) for part in parts),
             self.ranks,
-            lr=self.args.learning_rate * compute_lr_factor(self.args, batch.step, self.steps),
+            step=batch.step,
             # With an infinite maximum it only computes the norm.
             max_norm=self.args.max_grad_norm or math.inf,
         )
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise TrainError(
-                f"The loss of step {batch.step} is {loss} and the norm of its gradient {norm}: lower "
-                f"learning_rate ({self.args.learning_rate}) or max_grad_norm, and resume from the newest checkpoint."
-            )
         return loss, norm, count
 
     def _compute_loss(self, part: dict[str, Any], count: int) -> Any:
@@ -299,7 +302,7 @@ class FSDP2SFTTrainer:
         """Reject a model in which packed documents attend to each other."""
         if self.data_collator is not None:
             return
-        _check_vocabulary(self.model, batch)
+        check_batch_ids(self.model, batch)
 
         def collate(parts: list[Batch]) -> dict[str, Any]:
             return {**self._make_model_inputs(parts[0]), "use_cache": False}
@@ -358,26 +361,13 @@ class FSDP2SFTTrainer:
     def _save_if_due(self, step: int) -> None:
         is_last = step == self.steps
         is_due = self.args.save_strategy == "steps" and (step % self.args.save_steps == 0 or is_last)
-        if (is_due or is_last) and not has_only_finite(self.model, self.optimizer, self.ranks):
-            raise TrainError(
-                f"After step {step - 1} weights or the optimizer's moments are not finite, and no checkpoint is "
-                f"written: lower learning_rate ({self.args.learning_rate}) or max_grad_norm, and resume from the "
-                "newest checkpoint."
-            )
+        if is_due or is_last:
+            check_weights(self.model, self.optimizer, self.ranks, step)
         if is_due:
             folder = Path(self.args.output_dir)
             fsdp2.save_fsdp2(folder, step, self.model, self.optimizer, self.loader)
             if self.args.save_total_limit:
                 remove_old_checkpoints(folder, self.args.save_total_limit)
-
-
-def _check_vocabulary(model: nn.Module, batch: Batch) -> None:
-    if (unknown_id := find_unknown_id(model, batch["input_ids"])) is not None:
-        number, rows = unknown_id
-        raise TrainError(
-            f"Step {batch.step} of {batch.origin} holds id {number} and the model has {rows} embeddings, from id 0: "
-            "give the model the data was made for, or enlarge it (resize_token_embeddings)."
-        )
 
 
 def _check_model(model: nn.Module) -> None:
@@ -516,8 +506,7 @@ def make_fsdp2_loader(data: Any, args: FSDP2Arguments, plan_settings: Mapping[st
     if isinstance(data, Loader):
         _check_loader(data)
         _check_plan(data.plan, args, plan_settings, size)
-        rows = count_rank_rows(size, world_size, micro)
-        if data.spec.micro_batch_size not in (None, micro) or rows % micro:
+        if data.spec.micro_batch_size not in (None, micro):
             raise PlanError(
                 f"The Loader was made with micro_batch_size={data.spec.micro_batch_size} and "
                 f"per_device_train_batch_size is {micro}: make them equal."
@@ -623,49 +612,39 @@ def _parse_document(record: Any, number: int) -> tuple[NDArray[np.int32], NDArra
     """Return the ids of a record, and the mask of its trained tokens."""
     if not isinstance(record, Mapping) or "input_ids" not in record:
         raise InputError(f"Record {number} of train_dataset is {quote_value(record)}. {_DATA_HELP}.")
+    _check_columns(record, number)
     ids = _to_integer_array(record["input_ids"])
-    if ids is None or not ids.size or ids.min() < 0 or ids.max() > _MAX_ID:
-        raise InputError(
-            f"input_ids of record {number} of train_dataset are {quote_value(record['input_ids'])}, not a list of "
-            f"token ids from 0 to {_MAX_ID}."
-        )
-    _check_columns(record, number, ids.shape)
     labels = ids if record.get("labels") is None else _to_integer_array(record["labels"])
-    if labels is None:
+    if not ids.size or labels.shape != ids.shape or ids.min() < 0 or ids.max() > _MAX_ID:
         raise InputError(
-            f"labels of record {number} of train_dataset are {quote_value(record['labels'])}, not a list of token "
-            "ids or -100."
-        )
-    if labels.shape != ids.shape:
-        raise InputError(
-            f"Record {number} of train_dataset has {ids.size} input_ids and {labels.size} labels: give one label per "
-            "token, -100 where there is no loss."
+            f"Record {number} of train_dataset has input_ids {quote_value(record['input_ids'])} and labels "
+            f"{quote_value(record.get('labels'))}. Give lists of one length: token ids from 0 to {_MAX_ID}, and labels "
+            "that are the ids, or -100 where there is no loss."
         )
     trained_mask = labels != IGNORE_INDEX
-    if bool((labels[trained_mask] != ids[trained_mask]).any()):
-        position = int(np.flatnonzero(trained_mask & (labels != ids))[0])
+    if (labels[trained_mask] != ids[trained_mask]).any():
         raise InputError(
-            f"Label {position} of record {number} of train_dataset is {int(labels[position])} and the token is "
-            f"{int(ids[position])}: labels must be the tokens themselves (models shift them), or -100."
+            f"Record {number} of train_dataset has labels that are neither its input_ids nor -100: do not shift them, "
+            "models shift labels themselves."
         )
     return ids.astype(_ID_DTYPE), trained_mask
 
 
-def _to_integer_array(values: Any) -> NDArray[Any] | None:
-    """Convert values to a one-dimensional integer array; None if they are no integers."""
+def _to_integer_array(values: Any) -> NDArray[Any]:
+    """Convert values to a 1-D integer array; an empty one if they are none."""
     try:
         array = np.asarray(values)
     except ValueError:
         # The rows have different lengths.
-        return None
-    return array if array.ndim == 1 and array.dtype.kind in "iu" else None
+        return _NO_IDS
+    return array if array.ndim == 1 and array.dtype.kind in "iu" else _NO_IDS
 
 
-def _check_columns(record: Mapping[str, Any], number: int, shape: tuple[int, ...]) -> None:
+def _check_columns(record: Mapping[str, Any], number: int) -> None:
     """Reject columns that change the loss in other trainers and have no effect here."""
     columns = [name for name in _UNSUPPORTED_COLUMNS if record.get(name) is not None]
     mask = record.get("attention_mask")
-    if mask is not None and not np.array_equal(mask, np.ones(shape)):
+    if mask is not None and not np.all(mask):
         columns.append("attention_mask (with values other than 1)")
     if columns:
         raise InputError(

@@ -1,5 +1,2 @@
-from .gpt_model import (
-    estimate_parameter_count as estimate_parameter_count,
-    pad_vocabulary as pad_vocabulary,
-)
+from .gpt_model import pad_vocabulary as pad_vocabulary
 from .pretrained import build_meta_model as build_meta_model, load_pretrained as load_pretrained

@@ -185,6 +185,10 @@ class GPT(nn.Module):
         """Number of rows of the embedding."""
         return self.embedding.num_embeddings
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Return the embedding, under the name of transformers."""
+        return self.embedding
+
     @property
     def description(self) -> str:
         """Short description of the model."""
@@ -192,6 +196,9 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def _start(self, generator: torch.Generator) -> None:
+        if self.embedding.weight.is_meta:
+            # The weights have no values.
+            return
         for name, weight in self.named_parameters():
             if name.endswith("out.weight"):
                 # Zero output projections make each layer an identity at the start.
@@ -227,11 +234,3 @@ class GPT(nn.Module):
         tokens without loss. ``loss_weights`` [rows, seq_len] weight the loss of each label.
         """
         return sum_next_token_losses(self.logits(input_ids, position_ids), labels, loss_weights)
-
-
-def estimate_parameter_count(settings: ModelSettings, vocab_size: int) -> int:
-    """Return the number of parameters; the tied embedding counts once."""
-    width = settings.width
-    attention = 4 * width * width + 2 * (width // settings.heads)
-    layer = attention + 3 * width * compute_hidden_width(settings) + 2 * width
-    return vocab_size * width + settings.layers * layer + width

@@ -6,7 +6,6 @@ A pretrained model is then tested on documents of the store.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from batchloom.batches import Batch, DocumentRows, add_model_masks, select_probe
 from batchloom.core.errors import InputError, SettingsError, TrainError
 from batchloom.core.wording import format_size
 from batchloom.streaming import Stream
-from batchloom.train.model.gpt_model import GPT, estimate_parameter_count, pad_vocabulary
+from batchloom.train.model.gpt_model import GPT, pad_vocabulary
 from batchloom.train.model.pretrained import (
     PretrainedModel,
     build_meta_model,
@@ -33,7 +32,7 @@ from batchloom.train.model.pretrained import (
 )
 from batchloom.train.run_data import get_data_name
 from batchloom.train.run_folder import RunLog
-from batchloom.train.train_settings import ModelSettings, PretrainedSettings, TrainSettings, compute_rank_rows
+from batchloom.train.train_settings import ModelSettings, PretrainedSettings, TrainSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,9 +41,6 @@ TrainableModel = GPT | PretrainedModel
 
 # A float32 parameter takes its weight, its gradient and AdamW's two moments.
 _TRAINING_BYTES_PER_PARAMETER = 16
-_BYTES_PER_WEIGHT = 4
-# A token of a batch has int64 input_ids, labels and position_ids.
-_BYTES_PER_TOKEN = 24
 # torch's CPU allocator has no exception class of its own, so its messages are matched.
 _ALLOCATION_MESSAGES = ("can't allocate memory", "Storage size calculation overflowed")
 _TEXT_KEYS = ("input_ids", "labels", "position_ids", "loss_weights")
@@ -52,42 +48,40 @@ _TEXT_KEYS = ("input_ids", "labels", "position_ids", "loss_weights")
 _UNSUITABLE_MODEL_ERRORS = (ValueError, TypeError, IndexError, AttributeError, RuntimeError)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelOutline:
-    """Size of a model before it takes memory."""
-
-    parameters: int
-    vocab_size: int = 0
-    blueprint: "PreTrainedModel | None" = None
-
-
-def outline_model(settings: TrainSettings, data: Store | Stream, *, media: bool) -> ModelOutline:
+def build_blueprint(settings: TrainSettings, data: Store | Stream, *, media: bool) -> "GPT | PreTrainedModel":
+    """Build the model on the meta device, where its weights take no memory."""
     if isinstance(settings.model, ModelSettings):
         if media:
             raise InputError(
                 "The data holds images or audio, and the trainer's own GPT accepts only text: finetune a multimodal "
                 "model, made for the processor that the data was prepared with (batchloom train --init FOLDER)."
             )
-        vocab_size = _choose_vocabulary_size(data, settings.model)
-        return ModelOutline(estimate_parameter_count(settings.model, vocab_size), vocab_size)
+        with torch.device("meta"):
+            return GPT(settings.model, _choose_vocabulary_size(data, settings.model))
     blueprint = build_meta_model(settings.model, media=media)
     max_positions = get_max_positions(blueprint.config)
     if max_positions is not None and settings.seq_len > max_positions:
         problem = f"{settings.seq_len} is more than the {max_positions} positions of {settings.model.init}"
         raise SettingsError([f"seq_len: {problem}; --seq-len {max_positions} is the most"])
-    check_size(settings.model, blueprint, data, media=media)
-    return ModelOutline(sum(weight.numel() for weight in blueprint.parameters()), blueprint=blueprint)
+    check_size(settings.model, blueprint, data)
+    return blueprint
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of parameters of a model; shared ones count once."""
+    return sum(weight.numel() for weight in model.parameters())
 
 
 def build_model(
-    outline: ModelOutline, settings: TrainSettings, data: Store | Stream, loader: Loader, ranks: RankGroup, log: RunLog
+    blueprint: nn.Module, settings: TrainSettings, data: Store | Stream, loader: Loader, ranks: RankGroup, log: RunLog
 ) -> tuple[TrainableModel, nn.Module]:
-    with explain_memory_errors(settings, outline.parameters):
-        if isinstance(settings.model, ModelSettings):
-            model: TrainableModel = GPT(settings.model, outline.vocab_size, settings.seed).to(ranks.device)
-            learner: nn.Module = torch.compile(model) if settings.compile else model  # type: ignore[assignment]
+    with explain_memory_errors(settings, count_parameters(blueprint)):
+        if isinstance(settings.model, PretrainedSettings):
+            model: TrainableModel = _build_pretrained(blueprint, settings, settings.model, data, loader, ranks, log)
+            learner: nn.Module = model
         else:
-            model = learner = _build_pretrained(outline, settings, data, loader, ranks, log)
+            model = GPT(settings.model, _choose_vocabulary_size(data, settings.model), settings.seed).to(ranks.device)
+            learner = torch.compile(model) if settings.compile else model  # type: ignore[assignment]
         if ranks.world_size > 1:
             with ranks.collective_errors():
                 # Ranks and passes without images or audio do not use the weights for them.
@@ -96,26 +90,29 @@ def build_model(
 
 
 def _build_pretrained(
-    outline: ModelOutline, settings: TrainSettings, data: Store | Stream, loader: Loader, ranks: RankGroup, log: RunLog
+    blueprint: Any,
+    settings: TrainSettings,
+    model_settings: PretrainedSettings,
+    data: Store | Stream,
+    loader: Loader,
+    ranks: RankGroup,
+    log: RunLog,
 ) -> PretrainedModel:
     """Load a pretrained model and verify that it keeps packed documents apart."""
-    model_settings = settings.model
-    if not isinstance(model_settings, PretrainedSettings) or outline.blueprint is None:
-        raise AssertionError("this is only for pretrained models")
     if note := describe_tokenizer_difference(Path(model_settings.init), data):
         log.print_line(f"note   {note}")
     examples = DocumentRows(loader) if loader.holds_media else None
-    if examples is not None and (misfit := examples.describe_media_mismatch(outline.blueprint, settings.seq_len)):
+    if examples is not None and (misfit := examples.describe_media_mismatch(blueprint, settings.seq_len)):
         raise InputError(f"--init: {model_settings.init} holds a {misfit}")
-    model = load_pretrained(model_settings, outline.blueprint).to(ranks.device)
+    model = load_pretrained(model_settings, blueprint).to(ranks.device)
     data_name, documents = get_data_name(data), _select_probe_documents(data, loader)
     model.detect_linear_head(documents[0], data_name)
     if settings.compile:
         model.compile_body()
     packed = settings.order.packing != "none"
-    rows = settings.batch_size or compute_rank_rows(settings, ranks.world_size)
+    rows = loader.share_at(0).micro_batch_size
     if packed or examples is not None:
-        distances = _measure_isolation(model, loader, documents, rows, data_name, packed=packed)
+        distances = _measure_isolation(model, loader, documents, rows, data_name)
     if examples is not None and not examples.with_media(settings.seq_len):
         log.print_line("note   the first steps hold no images or audio: the model was tested on texts only")
     if packed:
@@ -167,12 +164,9 @@ def make_model_inputs(part: Batch, window: int | None) -> dict[str, Any]:
 
 @torch.no_grad()
 def _measure_isolation(
-    model: PretrainedModel, loader: Loader, documents: list[torch.Tensor], rows: int, data_name: str, *, packed: bool
+    model: PretrainedModel, loader: Loader, documents: list[torch.Tensor], rows: int, data_name: str
 ) -> tuple[float, float]:
-    """Return the loss differences of packed and mixed documents from single ones.
-
-    Unless they are packed, only one document is tried, and both are 0.
-    """
+    """Return the loss differences of packed and mixed documents from single ones."""
     device = next(model.parameters()).device
 
     def compute_logits(batch: Batch) -> torch.Tensor:
@@ -185,10 +179,6 @@ def _measure_isolation(
 
     try:
         with model.make_probe_autocast(device):
-            if not packed:
-                document_rows = DocumentRows(loader)
-                compute_scores(document_rows.batch([document_rows.few(loader.plan.spec.seq_len)[:1]]))
-                return 0.0, 0.0
             return measure_isolation(compute_logits, loader, rows, documents=documents, compute_scores=compute_scores)
     except _UNSUITABLE_MODEL_ERRORS as error:
         if not loader.holds_media or is_out_of_memory(error):
@@ -202,32 +192,22 @@ def _measure_isolation(
 
 
 def check_memory(settings: TrainSettings, parameters: int, ranks: RankGroup) -> None:
-    """Refuse a run whose model or batch alone exceeds the total memory."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    needed = _TRAINING_BYTES_PER_PARAMETER * parameters
-    demands = [(needed, machine, "this machine")]
+    """Refuse a run whose model alone exceeds the total memory of its device."""
+    device_name, available = "this machine", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if ranks.device.type == "cuda":
-        gpu_memory = torch.cuda.get_device_properties(ranks.device).total_memory
-        demands = [(needed, gpu_memory, "the GPU"), (_BYTES_PER_WEIGHT * parameters, machine, "this machine")]
-    shape = settings.model
-    if isinstance(shape, PretrainedSettings):
-        kind, remedy = shape.init, "give --init a smaller model"
-    else:
-        kind = f"{shape.layers:,} layers of width {shape.width:,}"
-        remedy = "lower the configuration's model.layers, model.width, model.hidden or model.vocab_size"
-    for demand, available, device_name in demands:
-        if demand > available:
-            raise TrainError(
-                f"A model of {parameters:,} parameters ({kind}) needs {format_size(demand)} to train, and "
-                f"{device_name} has {format_size(available)}: {remedy}."
-            )
-    rows = compute_rank_rows(settings, ranks.world_size)
-    if (batch := _BYTES_PER_TOKEN * rows * settings.seq_len) > machine:
+        device_name, available = "the GPU", torch.cuda.get_device_properties(ranks.device).total_memory
+    needed = _TRAINING_BYTES_PER_PARAMETER * parameters
+    if needed > available:
         raise TrainError(
-            f"A rank's share of a step, {rows:,} sequences of {settings.seq_len:,} tokens, takes "
-            f"{format_size(batch)}, and this machine has {format_size(machine)}: lower --global-batch-size or "
-            "--seq-len, or start more ranks on more machines."
+            f"A model of {parameters:,} parameters needs {format_size(needed)} to train, and {device_name} has "
+            f"{format_size(available)}: {_describe_smaller_model(settings)}."
         )
+
+
+def _describe_smaller_model(settings: TrainSettings) -> str:
+    if isinstance(settings.model, PretrainedSettings):
+        return "give --init a smaller model"
+    return "lower the configuration's model.layers, model.width, model.hidden or model.vocab_size"
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -244,14 +224,9 @@ def explain_memory_errors(settings: TrainSettings, parameters: int) -> Iterator[
         if not is_out_of_memory(error):
             raise
         rows = settings.batch_size or "all"
-        smaller = (
-            "give --init a smaller model"
-            if isinstance(settings.model, PretrainedSettings)
-            else "the configuration's model.layers and model.width"
-        )
         raise TrainError(
             f"Out of memory with {parameters:,} parameters "
             f"({format_size(_TRAINING_BYTES_PER_PARAMETER * parameters)} to train) and passes of {rows} rows of "
-            f"{settings.seq_len} tokens: lower --batch-size (more passes make the same step), --seq-len, or {smaller} "
-            "(another run)."
+            f"{settings.seq_len} tokens: lower --batch-size (more passes make the same step) or --seq-len; or "
+            f"{_describe_smaller_model(settings)} (another run)."
         ) from error

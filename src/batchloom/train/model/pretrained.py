@@ -41,8 +41,6 @@ ModelInputs = Mapping[str, Any]
 _MAX_SCORES = 1 << 25
 
 _CONFIG_FILE = "config.json"
-_WEIGHTS_FILE, _WEIGHTS_INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-_PICKLE_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth")
 _TOKENIZER_FILE = "tokenizer.json"
 # Files that transformers' AutoTokenizer reads next to tokenizer.json; none of them is code.
 _TOKENIZER_FILES = (
@@ -76,6 +74,11 @@ class PretrainedModel(nn.Module):
         body = model.base_model
         self._takes_positions = "position_ids" in inspect.signature(body.forward).parameters
         self._head_is_plain = False
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the embedding of the model."""
+        embedding: nn.Module = self.model.get_input_embeddings()
+        return embedding
 
     @property
     def description(self) -> str:
@@ -246,17 +249,18 @@ def _check_model_kind(folder: Path, config: "PretrainedConfig", *, media: bool) 
     # transformers before version 5 has no mapping for multimodal models.
     if not class_names or {*getattr(auto_module, mapping, {}).values()} & {*class_names}:
         return
-    joined_names = ", ".join(map(str, class_names))
-    if media:
-        raise InputError(
-            f"--init: {folder} holds {joined_names}, which accepts only text, and the store holds images or audio: "
-            "give the folder of a multimodal model, as AutoModelForMultimodalLM saves it, or prepare without "
-            "--processor"
-        )
-    raise InputError(
-        f"--init: {folder} holds {joined_names}, which is not a causal language model, and the store holds only "
-        "text: give the folder of one, as AutoModelForCausalLM saves it, or a store prepared with --processor"
+    kind, contents, prepared = (
+        ("multimodal", "images or audio", "without") if media else ("causal", "only text", "with")
     )
+    raise InputError(
+        f"--init: {folder} holds {', '.join(map(str, class_names))}, which is not a {kind} language model, and the "
+        f"store holds {contents}: give the folder of one, as {_get_auto_class(media=media)} saves it, or a store "
+        f"prepared {prepared} --processor"
+    )
+
+
+def _get_auto_class(*, media: bool) -> str:
+    return "AutoModelForMultimodalLM" if media else "AutoModelForCausalLM"
 
 
 def get_max_positions(config: "PretrainedConfig") -> int | None:
@@ -277,7 +281,7 @@ def build_meta_model(settings: PretrainedSettings, *, media: bool = False) -> "P
     """Build the model of a folder on the meta device, without memory for its weights."""
     config = read_model_config(settings)
     _check_model_kind(Path(settings.init), config, media=media)
-    auto = "AutoModelForMultimodalLM" if media else "AutoModelForCausalLM"
+    auto = _get_auto_class(media=media)
     faults: tuple[type[Exception], ...] = (*_list_load_errors(), RuntimeError)
     try:
         with torch.device("meta"):
@@ -292,27 +296,15 @@ def build_meta_model(settings: PretrainedSettings, *, media: bool = False) -> "P
     return model
 
 
-def check_size(settings: PretrainedSettings, model: "PreTrainedModel", data: Store | Stream, *, media: bool) -> None:
+def check_size(settings: PretrainedSettings, model: "PreTrainedModel", data: Store | Stream) -> None:
     """Refuse a model whose embedding is too small for the ids of a store."""
     rows, needed = _count_embedding_rows(model), data.vocab_size or 0
-    if rows >= needed:
-        return
-    if isinstance(data, Store) and not data.location.on_disk:
-        remedy = f"set vocab={rows}."
-    elif media:
-        remedy = (
-            "the images or audio were prepared with another model's processor. Prepare the data with this model's "
-            f"own (--processor {settings.init}, if it has one)."
+    if rows < needed:
+        raise TrainError(
+            f"{get_data_name(data)} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} ids: "
+            f"prepare the data with --tokenizer {settings.init} (images and audio with --processor), give synthetic "
+            f"data vocab={rows}, or resize the model's embedding with transformers' resize_token_embeddings."
         )
-    else:
-        remedy = (
-            f"prepare the data with --tokenizer {settings.init}, or resize the model's embedding with transformers' "
-            "resize_token_embeddings."
-        )
-    raise TrainError(
-        f"{get_data_name(data)} has ids up to {needed - 1:,} and the model in {settings.init} has {rows:,} ids: "
-        f"{remedy}"
-    )
 
 
 def load_pretrained(settings: PretrainedSettings, blueprint: "PreTrainedModel") -> PretrainedModel:
@@ -400,27 +392,15 @@ def read_safe_config(folder: Path) -> dict[str, Any]:
 
 def _list_weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a model; refuse pickles."""
-    if (folder / _WEIGHTS_FILE).is_file():
-        return [folder / _WEIGHTS_FILE]
-    if not (folder / _WEIGHTS_INDEX_FILE).is_file():
-        pickles = [name for name in _PICKLE_FILES if (folder / name).is_file()]
-        if not pickles:
-            raise InputMissingError(f"--init: {folder} has no {_WEIGHTS_FILE}: it holds no model")
-        raise InputError(
-            f"--init: {folder} has its weights only in {pickles[0]}, a pickle. A pickle can run code when it is "
-            "opened, so it is never loaded. If you trust it, convert it to safetensors: "
+    file = folder / "model.safetensors"
+    files = [file] if file.is_file() else sorted(folder.glob("model-*-of-*.safetensors"))
+    if not files:
+        raise InputMissingError(
+            f"--init: {folder} has no model.safetensors. If its weights are in pytorch_model.bin: that is a pickle, "
+            "which can run code when it is opened, so it is never loaded. If you trust it, convert it: "
             "transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
         )
-    try:
-        parts = read_json_object(folder / _WEIGHTS_INDEX_FILE).get("weight_map")
-    except ValueError as error:
-        raise InputError(f"--init: {folder / _WEIGHTS_INDEX_FILE} {error}") from error
-    names = sorted(set(map(str, parts.values()))) if isinstance(parts, dict) else []
-    missing_names = [name for name in names if Path(name).name != name or not (folder / name).is_file()]
-    if missing_names or not names:
-        fault = f"names {missing_names[0]!r}, which is not a file in this folder" if missing_names else "names no file"
-        raise InputMissingError(f"--init: {folder / _WEIGHTS_INDEX_FILE} {fault}: download the model again")
-    return [folder / name for name in names]
+    return files
 
 
 def compute_folder_fingerprint(folder: Path) -> str:
@@ -440,15 +420,12 @@ def compute_folder_fingerprint(folder: Path) -> str:
 
 def describe_tokenizer_difference(folder: Path, data: Store | Stream) -> str | None:
     """Describe how a store's tokenizer differs from a model's; None if it does not."""
-    if not has_tokenizer(data):
-        return f"{get_data_name(data)} names no tokenizer, so its ids cannot be compared with the model's"
-    file, definition = folder / _TOKENIZER_FILE, data.tokenizer.state().get("tokenizer")
-    if not file.is_file():
-        return f"{folder} has no {_TOKENIZER_FILE} that can be compared with the store's tokenizer"
-    if definition is None:
+    file = folder / _TOKENIZER_FILE
+    definition = data.tokenizer.state().get("tokenizer") if has_tokenizer(data) else None
+    if definition is None or not file.is_file():
         return (
-            f"the store was prepared with {data.tokenizer.name!r}, and {folder} has a {_TOKENIZER_FILE}: their ids "
-            "differ, unless the model was trained with the store's tokenizer"
+            f"{folder} or {get_data_name(data)} has no {_TOKENIZER_FILE} that can be compared: the ids are only right "
+            "if the data was prepared with the model's tokenizer"
         )
     store_vocabulary, model_vocabulary = (
         _parse_vocabulary(text) for text in (json.dumps(definition), file.read_text("utf-8"))
