@@ -278,7 +278,7 @@ def _copy_shards(unit_shards: UnitShards, folder: Path, subsets: Sequence[str]) 
 
 
 @final
-class _TokenReader:
+class _UnitTokenReader:
     """Reader of a subset's tokens and flags from front to back; a context manager."""
 
     def __init__(self, folder: Path, subset: str, dtype: np.dtype[np.generic]) -> None:
@@ -306,7 +306,7 @@ class _TokenReader:
         return tokens, flags
 
     def check(self, checksum: str) -> None:
-        """Raise if the tokens read are not those written, which no later check could detect."""
+        """Raise if other tokens were read than written; no later check could tell."""
         if self._hash.hexdigest() != checksum:
             raise self._make_changed_error()
 
@@ -345,7 +345,7 @@ def _iter_shard_batches(unit_shards: UnitShards) -> Iterator[_ShardBatch]:
     """Yield the documents of a unit, and at the end check the tokens read."""
     folder, settings, first = unit_shards.folder, unit_shards.settings, 0
     with contextlib.ExitStack() as stack:
-        readers = [stack.enter_context(_TokenReader(folder, name, settings.dtype)) for name in SUBSETS]
+        readers = [stack.enter_context(_UnitTokenReader(folder, name, settings.dtype)) for name in SUBSETS]
         for rows, reason_codes in iter_rows_with_reasons(folder, unit_shards.resolution_folder):
             remaining_mask = np.ones(len(rows), bool) if reason_codes is None else reason_codes == 0
             codes, lengths = settings.membership.codes(rows["hash"]), stored_lengths(rows)
