@@ -318,9 +318,10 @@ class _UnitTokenReader:
 
 
 class _ShardBatch(NamedTuple):
-    """Documents of a unit from number ``first`` on, with the tokens and flags of each subset.
+    """Documents of a unit, with the tokens and flags of each subset.
 
-    ``codes`` are the subsets by the shares; ``starts`` is the offset of each document in the tokens of its subset.
+    ``first`` is the number of the first document, ``codes`` are the subsets by the shares, ``starts`` is the
+    offset of each document in the tokens of its subset.
     """
 
     rows: NDArray[np.void]

@@ -76,7 +76,7 @@ def mark_first_of_records(rows: NDArray[np.void], before: tuple[int, int]) -> ND
 
 
 def concatenate_ranges(tokens: NDArray[_T], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[_T]:
-    """Return the ranges [starts, stops) of ``tokens`` in sequence; a view if they are adjacent."""
+    """Return the ranges [starts, stops) in sequence; a view if they are adjacent."""
     apart = starts[1:] != stops[:-1]
     begins = starts[np.concatenate([[True], apart])]
     ends = stops[np.concatenate([apart, [True]])]
